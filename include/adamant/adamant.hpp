@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole library but its opt-in parts. Includes only.
+#pragma once
+
+#include <adamant/core/abi.hpp>
+#include <adamant/core/dtype.hpp>
+#include <adamant/core/error.hpp>
+#include <adamant/exec/executor.hpp>
+#include <adamant/exec/slices.hpp>
+#include <adamant/isa/isa.hpp>
+#include <adamant/kernel/dispatch.hpp>
+#include <adamant/numerics/coefficients.hpp>
+#include <adamant/numerics/convert.hpp>
+#include <adamant/numerics/float_mode.hpp>
+#include <adamant/numerics/hyperparameters.hpp>
+#include <adamant/numerics/oracle.hpp>
+#include <adamant/shard/shard.hpp>
+#include <adamant/step/grad_norm.hpp>
+#include <adamant/step/step.hpp>

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The exceptions this library throws. Each text says what was asked, what was found and what to do.
+#pragma once
+
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+#include <adamant/core/abi.hpp>
+
+// Outside the ABI namespace: an exception may be caught in a translation unit compiled with other flags.
+namespace adamant {
+
+// Base of all of them; catch this one to catch everything the library throws itself.
+class error : public std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// An argument or option that can never be right: a negative eps, arrays that overlap, an unknown name.
+class invalid_argument : public error {
+    using error::error;
+};
+
+// A request that is well formed but that this machine or build cannot serve: an instruction set the CPU lacks.
+class unavailable : public error {
+    using error::error;
+};
+
+} // namespace adamant
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// A number as a person would write it: 1e-40, not 0.000000.
+inline std::string text(double value)
+{
+    char buffer[40];
+    std::snprintf(buffer, sizeof buffer, "%.9g", value);
+    return buffer;
+}
+
+} // namespace detail
+
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The AVX2 + FMA facade; see kernel/targets.hpp for where and how it is included, and isa/generic.hpp for what
+// each function means.
+
+struct simd {
+    static constexpr std::size_t lanes = 8;
+    static constexpr std::size_t vectors = 4;
+    static constexpr bool can_stream = true;
+    using f32 = __m256;
+    using u32 = __m256i;
+
+    ADAMANT_SIMD static f32 set(float x) { return _mm256_set1_ps(x); }
+    ADAMANT_SIMD static u32 set(std::uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
+    ADAMANT_SIMD static f32 mul(f32 a, f32 b) { return _mm256_mul_ps(a, b); }
+    ADAMANT_SIMD static f32 fma(f32 a, f32 b, f32 c) { return _mm256_fmadd_ps(a, b, c); }
+    ADAMANT_SIMD static f32 div(f32 a, f32 b) { return _mm256_div_ps(a, b); }
+    ADAMANT_SIMD static f32 sqrt(f32 a) { return _mm256_sqrt_ps(a); }
+    ADAMANT_SIMD static u32 bits(f32 x) { return _mm256_castps_si256(x); }
+    ADAMANT_SIMD static u32 abs_bits(f32 x) { return _mm256_and_si256(bits(x), set(float_abs_mask)); }
+    ADAMANT_SIMD static u32 sub(u32 a, u32 b) { return _mm256_sub_epi32(a, b); }
+    ADAMANT_SIMD static u32 min(u32 a, u32 b) { return _mm256_min_epu32(a, b); }
+    ADAMANT_SIMD static u32 max(u32 a, u32 b) { return _mm256_max_epu32(a, b); }
+    ADAMANT_SIMD static bool any_above(u32 x, u32 bound)
+    {
+        return _mm256_movemask_epi8(_mm256_cmpeq_epi32(max(x, bound), bound)) != -1;
+    }
+    ADAMANT_SIMD static bool any_at_most(u32 x, u32 bound)
+    {
+        return _mm256_movemask_epi8(_mm256_cmpeq_epi32(min(x, bound), x)) != 0;
+    }
+
+    ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)
+    {
+        // abs_bits are never negative as integers, so the signed comparison serves.
+        u32 const large = _mm256_cmpgt_epi32(abs_bits(x), set(up_to));
+        return _mm256_castsi256_ps(_mm256_and_si256(bits(x), _mm256_or_si256(large, set(float_sign_bit))));
+    }
+    ADAMANT_SIMD static f32 canonical(f32 x)
+    {
+        __m256 const nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+        return _mm256_blendv_ps(x, _mm256_castsi256_ps(set(canonical_nan_bits)), nan);
+    }
+    ADAMANT_SIMD static unsigned count_nonfinite(f32 x)
+    {
+        u32 const bad = _mm256_cmpgt_epi32(abs_bits(x), set(float_infinity_bits - 1));
+        return static_cast<unsigned>(__builtin_popcount(static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(bad)))));
+    }
+
+    template <class T>
+    ADAMANT_SIMD static f32 load(std::byte const* address)
+    {
+        if constexpr (std::is_same_v<T, float>) {
+            return _mm256_castsi256_ps(_mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address)));
+        } else {
+            __m128i const half = _mm_loadu_si128(reinterpret_cast<__m128i_u const*>(address));
+            if constexpr (std::is_same_v<T, bfloat16>)
+                return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+            else
+                return widen_float16(half);
+        }
+    }
+    // float16 by integer arithmetic, as in isa/quad.hpp. F16C's instructions keep float16's subnormals whatever DAZ and
+    // FTZ say, but the common emulators of them do not; this is right on both, and still hidden behind memory.
+    ADAMANT_SIMD static f32 widen_float16(__m128i half)
+    {
+        u32 const wide = _mm256_cvtepu16_epi32(half);
+        u32 const abs = _mm256_and_si256(wide, set(0x7fffu));
+        u32 const shifted = _mm256_slli_epi32(abs, 13);
+        u32 const special = _mm256_and_si256(_mm256_cmpgt_epi32(abs, set(0x7bffu)), set(112u << 23));
+        u32 const normal = _mm256_add_epi32(_mm256_add_epi32(shifted, set(112u << 23)), special);
+        f32 const offset = _mm256_castsi256_ps(_mm256_add_epi32(shifted, set(113u << 23)));
+        u32 const subnormal = bits(_mm256_sub_ps(offset, _mm256_castsi256_ps(set(113u << 23))));
+        u32 const value = _mm256_blendv_epi8(subnormal, normal, _mm256_cmpgt_epi32(abs, set(0x03ffu)));
+        return _mm256_castsi256_ps(_mm256_or_si256(value, _mm256_slli_epi32(_mm256_and_si256(wide, set(0x8000u)), 16)));
+    }
+    template <class T>
+    ADAMANT_SIMD static __m128i narrow(f32 x)
+    {
+        u32 const lsb_shift = _mm256_srli_epi32(bits(x), std::is_same_v<T, float16> ? 13 : 16);
+        u32 const lsb = _mm256_and_si256(lsb_shift, set(1u));
+        u32 half;
+        if constexpr (std::is_same_v<T, float16>) {
+            u32 const abs = abs_bits(x);
+            u32 const rebased = _mm256_sub_epi32(abs, set((112u << 23) - 0x0fffu));
+            u32 const normal = _mm256_srli_epi32(_mm256_add_epi32(rebased, lsb), 13);
+            f32 const one_half = set(0.5f);
+            u32 const subnormal = _mm256_sub_epi32(bits(_mm256_add_ps(_mm256_castsi256_ps(abs), one_half)), bits(one_half));
+            half = _mm256_blendv_epi8(subnormal, normal, _mm256_cmpgt_epi32(abs, set(0x387fffffu)));
+            half = _mm256_blendv_epi8(half, set(0x7c00u), _mm256_cmpgt_epi32(abs, set(0x477fffffu)));
+            half = _mm256_blendv_epi8(half, set(0x7e00u), _mm256_cmpgt_epi32(abs, set(float_infinity_bits)));
+            half = _mm256_or_si256(half, _mm256_srli_epi32(_mm256_and_si256(bits(x), set(float_sign_bit)), 16));
+        } else {
+            half = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits(x), set(0x7fffu)), lsb), 16);
+        }
+        return _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    }
+    template <class T>
+    ADAMANT_SIMD static void store(std::byte* address, f32 x)
+    {
+        if constexpr (std::is_same_v<T, float>)
+            _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), bits(x));
+        else
+            _mm_storeu_si128(reinterpret_cast<__m128i_u*>(address), narrow<T>(x));
+    }
+    template <class T>
+    ADAMANT_SIMD static void stream(std::byte* address, f32 x)
+    {
+        _mm_stream_si128(reinterpret_cast<__m128i*>(address), narrow<T>(x));
+    }
+    ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
+
+    struct partial_sums {
+        __m256d sum[4];
+    };
+    ADAMANT_SIMD static void clear(partial_sums& sums)
+    {
+        for (int k = 0; k < 4; ++k)
+            sums.sum[k] = _mm256_setzero_pd();
+    }
+    template <std::size_t Part>
+    ADAMANT_SIMD static void add_squares(partial_sums& sums, f32 x)
+    {
+        __m256d const low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+        __m256d const high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+        sums.sum[2 * Part] = _mm256_fmadd_pd(low, low, sums.sum[2 * Part]);
+        sums.sum[2 * Part + 1] = _mm256_fmadd_pd(high, high, sums.sum[2 * Part + 1]);
+    }
+    ADAMANT_SIMD static void read(partial_sums const& sums, double* out)
+    {
+        for (int k = 0; k < 4; ++k)
+            _mm256_storeu_pd(out + 4 * k, sums.sum[k]);
+    }
+};

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The AVX-512 facade; see kernel/targets.hpp for where and how it is included, and isa/generic.hpp for what each
+// function means. With ADAMANT_AVX512_BF16 the bfloat16 store uses the processor's own conversion, which rounds to
+// nearest even whatever the mode, and flushes subnormals, of which a step has none left when it stores.
+
+struct simd {
+    static constexpr std::size_t lanes = 16;
+    static constexpr std::size_t vectors = 4;
+    static constexpr bool can_stream = true;
+    using f32 = __m512;
+    using u32 = __m512i;
+
+    ADAMANT_SIMD static f32 set(float x) { return _mm512_set1_ps(x); }
+    ADAMANT_SIMD static u32 set(std::uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+    ADAMANT_SIMD static f32 mul(f32 a, f32 b) { return _mm512_mul_ps(a, b); }
+    ADAMANT_SIMD static f32 fma(f32 a, f32 b, f32 c) { return _mm512_fmadd_ps(a, b, c); }
+    ADAMANT_SIMD static f32 div(f32 a, f32 b) { return _mm512_div_ps(a, b); }
+    ADAMANT_SIMD static f32 sqrt(f32 a) { return _mm512_sqrt_ps(a); }
+    ADAMANT_SIMD static u32 bits(f32 x) { return _mm512_castps_si512(x); }
+    ADAMANT_SIMD static u32 abs_bits(f32 x) { return _mm512_and_epi32(bits(x), set(float_abs_mask)); }
+    ADAMANT_SIMD static u32 sub(u32 a, u32 b) { return _mm512_sub_epi32(a, b); }
+    ADAMANT_SIMD static u32 min(u32 a, u32 b) { return _mm512_min_epu32(a, b); }
+    ADAMANT_SIMD static u32 max(u32 a, u32 b) { return _mm512_max_epu32(a, b); }
+    ADAMANT_SIMD static bool any_above(u32 x, u32 bound) { return _mm512_cmpgt_epu32_mask(x, bound) != 0; }
+    ADAMANT_SIMD static bool any_at_most(u32 x, u32 bound) { return _mm512_cmple_epu32_mask(x, bound) != 0; }
+
+    ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)
+    {
+        __mmask16 const small = _mm512_cmple_epu32_mask(abs_bits(x), set(up_to));
+        return _mm512_castsi512_ps(_mm512_mask_and_epi32(bits(x), small, bits(x), set(float_sign_bit)));
+    }
+    ADAMANT_SIMD static f32 canonical(f32 x)
+    {
+        __mmask16 const nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+        return _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits(x), nan, set(canonical_nan_bits)));
+    }
+    ADAMANT_SIMD static unsigned count_nonfinite(f32 x)
+    {
+        __mmask16 const bad = _mm512_cmpge_epu32_mask(abs_bits(x), set(float_infinity_bits));
+        return static_cast<unsigned>(__builtin_popcount(bad));
+    }
+
+    template <class T>
+    ADAMANT_SIMD static f32 load(std::byte const* address)
+    {
+        if constexpr (std::is_same_v<T, float>) {
+            return _mm512_loadu_ps(address);
+        } else {
+            __m256i const half = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address));
+            if constexpr (std::is_same_v<T, bfloat16>)
+                return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+            else
+                return _mm512_cvtph_ps(half);
+        }
+    }
+    template <class T>
+    ADAMANT_SIMD static __m256i narrow(f32 x)
+    {
+        if constexpr (std::is_same_v<T, float16>) {
+            return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        } else {
+#if defined(ADAMANT_AVX512_BF16)
+            return (__m256i)_mm512_cvtneps_pbh(x);
+#else
+            u32 const lsb = _mm512_and_epi32(_mm512_srli_epi32(bits(x), 16), set(1u));
+            u32 const rounded = _mm512_add_epi32(_mm512_add_epi32(bits(x), set(0x7fffu)), lsb);
+            return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+#endif
+        }
+    }
+    template <class T>
+    ADAMANT_SIMD static void store(std::byte* address, f32 x)
+    {
+        if constexpr (std::is_same_v<T, float>)
+            _mm512_storeu_ps(address, x);
+        else
+            _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), narrow<T>(x));
+    }
+    // A 16-bit store that goes past the caches; the address is a multiple of what it writes.
+    template <class T>
+    ADAMANT_SIMD static void stream(std::byte* address, f32 x)
+    {
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(address), narrow<T>(x));
+    }
+    ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
+
+    struct partial_sums {
+        __m512d low, high;
+    };
+    ADAMANT_SIMD static void clear(partial_sums& sums) { sums.low = sums.high = _mm512_setzero_pd(); }
+    template <std::size_t Part>
+    ADAMANT_SIMD static void add_squares(partial_sums& sums, f32 x)
+    {
+        __m512d const low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+        __m512d const high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+        sums.low = _mm512_fmadd_pd(low, low, sums.low);
+        sums.high = _mm512_fmadd_pd(high, high, sums.high);
+    }
+    ADAMANT_SIMD static void read(partial_sums const& sums, double* out)
+    {
+        _mm512_storeu_pd(out, sums.low);
+        _mm512_storeu_pd(out + 8, sums.high);
+    }
+};

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// The facade that every kernel is written against, in its generic form: xsimd's batches for whatever the including
+// program is compiled for, hence NEON on Arm. The AVX2 and AVX-512 facades offer the same names.
+//
+// Rounding is to nearest even and small values are flushed by the hardware: the caller has set
+// float_mode_scope(subnormals::flushed). Nothing needs alignment but stream().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include <xsimd/xsimd.hpp>
+
+#include <adamant/isa/quad.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace generic {
+
+template <class Arch>
+inline constexpr bool is_fma3 = false;
+template <class Base>
+inline constexpr bool is_fma3<xsimd::fma3<Base>> = true;
+
+// Whether xsimd::fma is one instruction with one rounding: elsewhere xsimd multiplies and then adds.
+template <class Arch>
+inline constexpr bool has_fma =
+#if defined(__x86_64__)
+    is_fma3<Arch> || std::is_base_of_v<xsimd::avx512f, Arch>;
+#else
+    true;
+#endif
+
+struct simd {
+    using f32 = xsimd::batch<float>;
+    using u32 = xsimd::batch<std::uint32_t>;
+    static constexpr std::size_t lanes = f32::size; // floats in a vector
+    static constexpr std::size_t vectors = 4;       // vectors that the fast path takes at a time
+    static constexpr bool can_stream = false;       // whether stream() exists
+
+    ADAMANT_SIMD static f32 set(float x) { return f32(x); }
+    ADAMANT_SIMD static u32 set(std::uint32_t x) { return u32(x); }
+    ADAMANT_SIMD static f32 mul(f32 a, f32 b) { return a * b; }
+    ADAMANT_SIMD static f32 div(f32 a, f32 b)
+    {
+        if constexpr (lanes == 4)
+            return quad::div(a, b);
+        else
+            return a / b;
+    }
+    ADAMANT_SIMD static f32 sqrt(f32 a)
+    {
+        if constexpr (lanes == 4)
+            return quad::sqrt(a);
+        else
+            return xsimd::sqrt(a);
+    }
+    // a * b + c, rounded once.
+    ADAMANT_SIMD static f32 fma(f32 a, f32 b, f32 c)
+    {
+        if constexpr (has_fma<f32::arch_type>)
+            return xsimd::fma(a, b, c);
+        else
+            return fma_by_quads(a, b, c);
+    }
+
+    ADAMANT_SIMD static u32 bits(f32 x)
+    {
+#if XSIMD_VERSION_MAJOR < 9
+        return xsimd::bitwise_cast<u32>(x);
+#else
+        return xsimd::bitwise_cast<std::uint32_t>(x);
+#endif
+    }
+    ADAMANT_SIMD static f32 from_bits(u32 x)
+    {
+#if XSIMD_VERSION_MAJOR < 9
+        return xsimd::bitwise_cast<f32>(x);
+#else
+        return xsimd::bitwise_cast<float>(x);
+#endif
+    }
+    ADAMANT_SIMD static u32 abs_bits(f32 x) { return bits(x) & set(float_abs_mask); }
+    ADAMANT_SIMD static u32 sub(u32 a, u32 b) { return a - b; }
+    ADAMANT_SIMD static u32 min(u32 a, u32 b) { return xsimd::min(a, b); }
+    ADAMANT_SIMD static u32 max(u32 a, u32 b) { return xsimd::max(a, b); }
+    ADAMANT_SIMD static bool any_above(u32 x, u32 bound) { return xsimd::any(x > bound); }
+    ADAMANT_SIMD static bool any_at_most(u32 x, u32 bound) { return xsimd::any(x <= bound); }
+
+    // Zero of x's sign where the bits of |x| are at most up_to, else x.
+    ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)
+    {
+        return from_bits(xsimd::select(abs_bits(x) > set(up_to), bits(x), bits(x) & set(float_sign_bit)));
+    }
+    // x with every NaN replaced by the one with canonical_nan_bits.
+    ADAMANT_SIMD static f32 canonical(f32 x)
+    {
+        return from_bits(xsimd::select(abs_bits(x) > set(float_infinity_bits), set(canonical_nan_bits), bits(x)));
+    }
+    // How many lanes are infinite or NaN.
+    ADAMANT_SIMD static unsigned count_nonfinite(f32 x)
+    {
+        std::uint32_t abs[lanes];
+        abs_bits(x).store_unaligned(abs);
+        unsigned count = 0;
+        for (std::uint32_t const lane : abs)
+            count += lane >= float_infinity_bits;
+        return count;
+    }
+
+    // One vector of elements of type T from memory, widened exactly; a 16-bit type's subnormals are kept.
+    template <class T>
+    ADAMANT_SIMD static f32 load(std::byte const* address)
+    {
+        if constexpr (std::is_same_v<T, float>) {
+            return f32::load_unaligned(reinterpret_cast<float const*>(address));
+        } else if constexpr (lanes == 4) {
+            return quad::load(address, T{});
+        } else {
+            float wide[lanes];
+            for (std::size_t i = 0; i < lanes; i += 4)
+                put(wide + i, quad::load(address + i * sizeof(T), T{}));
+            return f32::load_unaligned(wide);
+        }
+    }
+    // One vector to memory, rounded to nearest even. A NaN must be canonical.
+    template <class T>
+    ADAMANT_SIMD static void store(std::byte* address, f32 x)
+    {
+        if constexpr (std::is_same_v<T, float>) {
+            x.store_unaligned(reinterpret_cast<float*>(address));
+        } else if constexpr (lanes == 4) {
+            quad::store(address, x, T{});
+        } else {
+            float wide[lanes];
+            x.store_unaligned(wide);
+            for (std::size_t i = 0; i < lanes; i += 4)
+                quad::store(address + i * sizeof(T), get(wide + i), T{});
+        }
+    }
+    // Like store, past the caches; the address is a multiple of the bytes written. stream_fence() orders it.
+    template <class T>
+    ADAMANT_SIMD static void stream(std::byte* address, f32 x)
+    {
+        store<T>(address, x);
+    }
+    ADAMANT_SIMD static void stream_fence() {}
+
+    // Sixteen partial sums in double; part says which lanes-wide stretch of the sixteen x is.
+    struct partial_sums {
+        quad::f64 pair[8];
+    };
+    ADAMANT_SIMD static void clear(partial_sums& sums)
+    {
+        for (quad::f64& pair : sums.pair)
+            pair = quad::f64{0.0, 0.0};
+    }
+    template <std::size_t Part>
+    ADAMANT_SIMD static void add_squares(partial_sums& sums, f32 x)
+    {
+        if constexpr (lanes == 4) {
+            add_quad(sums.pair + 2 * Part, x);
+        } else {
+            float wide[lanes];
+            x.store_unaligned(wide);
+            for (std::size_t i = 0; i < lanes; i += 4)
+                add_quad(sums.pair + (Part * lanes + i) / 2, get(wide + i));
+        }
+    }
+    ADAMANT_SIMD static void read(partial_sums const& sums, double* out) { std::memcpy(out, sums.pair, sizeof sums.pair); }
+
+private:
+    ADAMANT_SIMD static void put(float* to, quad::f32 x) { std::memcpy(to, &x, sizeof x); }
+    ADAMANT_SIMD static quad::f32 get(float const* from)
+    {
+        quad::f32 x;
+        std::memcpy(&x, from, sizeof x);
+        return x;
+    }
+    ADAMANT_SIMD static void add_quad(quad::f64* sums, quad::f32 x)
+    {
+        quad::f64 const low = quad::widen_low(x);
+        quad::f64 const high = quad::widen_high(x);
+        sums[0] += low * low; // exact squares, so fused or not is the same
+        sums[1] += high * high;
+    }
+    template <class Batch>
+    ADAMANT_SIMD static Batch fma_by_quads(Batch a, Batch b, Batch c)
+    {
+        if constexpr (lanes == 4) {
+            return quad::fma(a, b, c);
+        } else {
+            float wide[3][lanes];
+            a.store_unaligned(wide[0]);
+            b.store_unaligned(wide[1]);
+            c.store_unaligned(wide[2]);
+            for (std::size_t i = 0; i < lanes; i += 4)
+                put(wide[0] + i, quad::fma(get(wide[0] + i), get(wide[1] + i), get(wide[2] + i)));
+            return Batch::load_unaligned(wide[0]);
+        }
+    }
+};
+
+} // namespace generic
+
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Four floats in a register of the architecture's baseline (SSE2 on x86-64, NEON on AArch64): the few operations that
+// xsimd does not have there, or has in forms that change with its version. The generic facade is built from xsimd and
+// these; a wider batch is served four lanes at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#else
+#include <arm_neon.h>
+#endif
+
+#include <adamant/isa/simd_macros.hpp>
+#include <adamant/numerics/convert.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace quad {
+
+#if defined(__x86_64__)
+
+using f32 = __m128;
+using f64 = __m128d;
+
+ADAMANT_SIMD __m128i select(__m128i mask, __m128i if_set, __m128i if_not) noexcept
+{
+    return _mm_or_si128(_mm_and_si128(mask, if_set), _mm_andnot_si128(mask, if_not));
+}
+ADAMANT_SIMD __m128i set(std::uint32_t x) noexcept
+{
+    return _mm_set1_epi32(static_cast<int>(x));
+}
+ADAMANT_SIMD __m128i load_u16(std::byte const* address) noexcept
+{
+    return _mm_unpacklo_epi16(_mm_loadl_epi64(reinterpret_cast<__m128i_u const*>(address)), _mm_setzero_si128());
+}
+// Stores the lower half of each lane. SSE2 packs with signed saturation only, so the halves are sign-extended first.
+ADAMANT_SIMD void store_u16(std::byte* address, __m128i x) noexcept
+{
+    __m128i const extended = _mm_srai_epi32(_mm_slli_epi32(x, 16), 16);
+    _mm_storel_epi64(reinterpret_cast<__m128i_u*>(address), _mm_packs_epi32(extended, extended));
+}
+
+ADAMANT_SIMD f32 load(std::byte const* address, bfloat16) noexcept
+{
+    return _mm_castsi128_ps(_mm_slli_epi32(load_u16(address), 16));
+}
+ADAMANT_SIMD f32 load(std::byte const* address, float16) noexcept
+{
+    __m128i const half = load_u16(address);
+    __m128i const abs = _mm_and_si128(half, set(0x7fffu));
+    __m128i const rebias = set(112u << 23); // exponent bias 127 instead of 15
+    __m128i const shifted = _mm_slli_epi32(abs, 13);
+    __m128i const special = _mm_and_si128(_mm_cmpgt_epi32(abs, set(0x7bffu)), rebias); // infinity, NaN: all ones
+    __m128i const normal = _mm_add_epi32(_mm_add_epi32(shifted, rebias), special);
+    // A subnormal is abs * 2^-24: put abs into the mantissa of 2^-14 and take 2^-14 away again, which is exact.
+    __m128i const smallest_normal = set(113u << 23);
+    __m128i const offset = _mm_add_epi32(shifted, smallest_normal);
+    __m128i const subnormal =
+        _mm_castps_si128(_mm_sub_ps(_mm_castsi128_ps(offset), _mm_castsi128_ps(smallest_normal)));
+    __m128i const value = select(_mm_cmplt_epi32(abs, set(0x0400u)), subnormal, normal);
+    return _mm_castsi128_ps(_mm_or_si128(value, _mm_slli_epi32(_mm_and_si128(half, set(0x8000u)), 16)));
+}
+ADAMANT_SIMD void store(std::byte* address, f32 x, bfloat16) noexcept
+{
+    __m128i const bits = _mm_castps_si128(x);
+    __m128i const lsb = _mm_and_si128(_mm_srli_epi32(bits, 16), set(1u));
+    store_u16(address, _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(bits, set(0x7fffu)), lsb), 16));
+}
+ADAMANT_SIMD void store(std::byte* address, f32 x, float16) noexcept
+{
+    __m128i const bits = _mm_castps_si128(x);
+    __m128i const abs = _mm_and_si128(bits, set(float_abs_mask));
+    __m128i const sign = _mm_srli_epi32(_mm_and_si128(bits, set(float_sign_bit)), 16);
+    __m128i const lsb = _mm_and_si128(_mm_srli_epi32(abs, 13), set(1u));
+    __m128i const rebased = _mm_sub_epi32(abs, set(112u << 23));
+    __m128i const normal = _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(rebased, set(0x0fffu)), lsb), 13);
+    // Below 2^-14 the result counts in units of 2^-24, which is the last place of 0.5: adding 0.5 rounds to it.
+    __m128i const half = set(0x3f000000u);
+    __m128i const subnormal =
+        _mm_sub_epi32(_mm_castps_si128(_mm_add_ps(_mm_castsi128_ps(abs), _mm_castsi128_ps(half))), half);
+    __m128i result = select(_mm_cmplt_epi32(abs, set(0x38800000u)), subnormal, normal);
+    result = select(_mm_cmpgt_epi32(abs, set(0x477fffffu)), set(0x7c00u), result);
+    result = select(_mm_cmpgt_epi32(abs, set(float_infinity_bits)), set(0x7e00u), result);
+    store_u16(address, _mm_or_si128(result, sign));
+}
+ADAMANT_SIMD f64 widen_low(f32 x) noexcept
+{
+    return _mm_cvtps_pd(x);
+}
+ADAMANT_SIMD f64 widen_high(f32 x) noexcept
+{
+    return _mm_cvtps_pd(_mm_movehl_ps(x, x));
+}
+
+// a * b + c in double, rounded to odd: the product of two floats is exact in double, the sum's rounding error is found
+// by Knuth's two-sum, and an inexact even result moves one unit towards the error. What is then rounded to float is
+// rounded as the exact value would be (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+ADAMANT_SIMD f64 fma_to_odd(f64 a, f64 b, f64 c) noexcept
+{
+    f64 const product = _mm_mul_pd(a, b);
+    f64 const sum = _mm_add_pd(product, c);
+    f64 const c_part = _mm_sub_pd(sum, product);
+    f64 const error = _mm_add_pd(_mm_sub_pd(product, _mm_sub_pd(sum, c_part)), _mm_sub_pd(c, c_part));
+    // NaN errors come from infinities and NaNs, whose sum is right already.
+    __m128i const inexact =
+        _mm_castpd_si128(_mm_and_pd(_mm_cmpord_pd(error, error), _mm_cmpneq_pd(error, _mm_setzero_pd())));
+    __m128i const one = _mm_set_epi32(0, 1, 0, 1);
+    __m128i const bits = _mm_castpd_si128(sum);
+    __m128i const odd = _mm_and_si128(bits, one);
+    __m128i const is_even = _mm_sub_epi64(odd, one); // all ones where the last bit is 0
+    __m128i const signs = _mm_srai_epi32(_mm_castpd_si128(_mm_xor_pd(error, sum)), 31);
+    __m128i const unit = _mm_or_si128(_mm_shuffle_epi32(signs, _MM_SHUFFLE(3, 3, 1, 1)), one); // -1 or 1
+    return _mm_castsi128_pd(_mm_add_epi64(bits, _mm_and_si128(unit, _mm_and_si128(is_even, inexact))));
+}
+ADAMANT_SIMD f32 fma(f32 a, f32 b, f32 c) noexcept
+{
+    __m128 const low = _mm_cvtpd_ps(fma_to_odd(widen_low(a), widen_low(b), widen_low(c)));
+    __m128 const high = _mm_cvtpd_ps(fma_to_odd(widen_high(a), widen_high(b), widen_high(c)));
+    return _mm_movelh_ps(low, high);
+}
+// Correctly rounded. On NEON some versions of xsimd refine an estimate instead, which is not.
+ADAMANT_SIMD f32 div(f32 a, f32 b) noexcept
+{
+    return _mm_div_ps(a, b);
+}
+ADAMANT_SIMD f32 sqrt(f32 a) noexcept
+{
+    return _mm_sqrt_ps(a);
+}
+
+#else
+
+using f32 = float32x4_t;
+using f64 = float64x2_t;
+
+ADAMANT_SIMD uint16x4_t load_u16(std::byte const* address) noexcept
+{
+    std::uint64_t four;
+    std::memcpy(&four, address, sizeof four);
+    return vcreate_u16(four);
+}
+ADAMANT_SIMD void store_u16(std::byte* address, uint16x4_t x) noexcept
+{
+    std::uint64_t const four = vget_lane_u64(vreinterpret_u64_u16(x), 0);
+    std::memcpy(address, &four, sizeof four);
+}
+
+ADAMANT_SIMD f32 load(std::byte const* address, bfloat16) noexcept
+{
+    return vreinterpretq_f32_u32(vshll_n_u16(load_u16(address), 16));
+}
+ADAMANT_SIMD f32 load(std::byte const* address, float16) noexcept
+{
+    return vcvt_f32_f16(vreinterpret_f16_u16(load_u16(address)));
+}
+ADAMANT_SIMD void store(std::byte* address, f32 x, bfloat16) noexcept
+{
+    uint32x4_t const bits = vreinterpretq_u32_f32(x);
+    uint32x4_t const lsb = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    store_u16(address, vshrn_n_u32(vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), lsb), 16));
+}
+ADAMANT_SIMD void store(std::byte* address, f32 x, float16) noexcept
+{
+    store_u16(address, vreinterpret_u16_f16(vcvt_f16_f32(x)));
+}
+ADAMANT_SIMD f64 widen_low(f32 x) noexcept
+{
+    return vcvt_f64_f32(vget_low_f32(x));
+}
+ADAMANT_SIMD f64 widen_high(f32 x) noexcept
+{
+    return vcvt_high_f64_f32(x);
+}
+ADAMANT_SIMD f32 fma(f32 a, f32 b, f32 c) noexcept
+{
+    return vfmaq_f32(c, a, b);
+}
+ADAMANT_SIMD f32 div(f32 a, f32 b) noexcept
+{
+    return vdivq_f32(a, b);
+}
+ADAMANT_SIMD f32 sqrt(f32 a) noexcept
+{
+    return vsqrtq_f32(a);
+}
+
+#endif
+
+} // namespace quad
+
+ADAMANT_END_NAMESPACE

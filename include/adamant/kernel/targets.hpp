@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of every instruction set, in one translation unit compiled without any -m flag: fused_step.inl once for
+// the generic facade, and once inside a target region for each x86 tier.
+//
+// Rules inside a region: every header has been included before it opens; no standard algorithm, container or lambda;
+// only pointers, sizes and plain structs cross its edge. What breaks them would be compiled for AVX-512 and could be
+// linked into the rest of the program.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <adamant/isa/generic.hpp>
+#include <adamant/kernel/guard.hpp>
+#include <adamant/kernel/step_pointers.hpp>
+#include <adamant/numerics/float_mode.hpp>
+
+// How far ahead the step asks for memory. Tuned by benchmarks/step.cpp; of no influence on bits.
+#if !defined(ADAMANT_PREFETCH_BYTES)
+#define ADAMANT_PREFETCH_BYTES 2048
+#endif
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace kernel {
+
+namespace generic {
+using adamant::generic::simd;
+#include <adamant/kernel/fused_step.inl>
+} // namespace generic
+
+#if defined(__x86_64__)
+
+#if !defined(__clang__)
+// GCC's own AVX-512 intrinsics start from a deliberately undefined register, and GCC 12 then warns of it.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+namespace avx2 {
+#include <adamant/isa/avx2.inl>
+//
+#include <adamant/kernel/fused_step.inl>
+} // namespace avx2
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))),              \
+                             apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
+#endif
+namespace avx512 {
+#include <adamant/isa/avx512.inl>
+//
+#include <adamant/kernel/fused_step.inl>
+} // namespace avx512
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"))),   \
+                             apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+#endif
+#define ADAMANT_AVX512_BF16
+namespace avx512_bf16 {
+#include <adamant/isa/avx512.inl>
+//
+#include <adamant/kernel/fused_step.inl>
+} // namespace avx512_bf16
+#undef ADAMANT_AVX512_BF16
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#pragma GCC diagnostic pop
+#endif
+
+#endif // __x86_64__
+
+} // namespace kernel
+
+ADAMANT_END_NAMESPACE
