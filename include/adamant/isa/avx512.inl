@@ -21,6 +21,12 @@ struct simd {
     ADAMANT_SIMD static u32 sub(u32 a, u32 b) { return _mm512_sub_epi32(a, b); }
     ADAMANT_SIMD static u32 min(u32 a, u32 b) { return _mm512_min_epu32(a, b); }
     ADAMANT_SIMD static u32 max(u32 a, u32 b) { return _mm512_max_epu32(a, b); }
+    ADAMANT_SIMD static u32 min_abs(u32 low, f32 x)
+    {
+        return bits(_mm512_range_ps(_mm512_castsi512_ps(low), x, 0x0a)); // the smaller magnitude, without a sign
+    }
+    ADAMANT_SIMD static f32 add_poison(f32 poison, f32 x) { return fma(x, set(0.0f), poison); }
+    ADAMANT_SIMD static bool any_nan(f32 x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
     ADAMANT_SIMD static bool any_above(u32 x, u32 bound) { return _mm512_cmpgt_epu32_mask(x, bound) != 0; }
     ADAMANT_SIMD static bool any_at_most(u32 x, u32 bound) { return _mm512_cmple_epu32_mask(x, bound) != 0; }
 
@@ -40,6 +46,12 @@ struct simd {
         return static_cast<unsigned>(__builtin_popcount(bad));
     }
 
+    // Word 2k + 1 of the result is word k of the source: widens bfloat16 in one operation instead of two.
+    ADAMANT_SIMD static u32 upper_words()
+    {
+        return _mm512_set_epi32(15 << 16, 14 << 16, 13 << 16, 12 << 16, 11 << 16, 10 << 16, 9 << 16, 8 << 16, 7 << 16,
+                                6 << 16, 5 << 16, 4 << 16, 3 << 16, 2 << 16, 1 << 16, 0);
+    }
     template <class T>
     ADAMANT_SIMD static f32 load(std::byte const* address)
     {
@@ -48,7 +60,7 @@ struct simd {
         } else {
             __m256i const half = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address));
             if constexpr (std::is_same_v<T, bfloat16>)
-                return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+                return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, upper_words(), _mm512_castsi256_si512(half)));
             else
                 return _mm512_cvtph_ps(half);
         }

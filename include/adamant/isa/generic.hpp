@@ -85,6 +85,11 @@ struct simd {
     ADAMANT_SIMD static u32 sub(u32 a, u32 b) { return a - b; }
     ADAMANT_SIMD static u32 min(u32 a, u32 b) { return xsimd::min(a, b); }
     ADAMANT_SIMD static u32 max(u32 a, u32 b) { return xsimd::max(a, b); }
+    // The lanewise minimum of `low` and the bits of |x|. A NaN in x may or may not count.
+    ADAMANT_SIMD static u32 min_abs(u32 low, f32 x) { return min(low, abs_bits(x)); }
+    // poison, or NaN where x is infinite or NaN; poison is 0 or NaN.
+    ADAMANT_SIMD static f32 add_poison(f32 poison, f32 x) { return poison + (x - x); }
+    ADAMANT_SIMD static bool any_nan(f32 x) { return xsimd::any(x != x); }
     ADAMANT_SIMD static bool any_above(u32 x, u32 bound) { return xsimd::any(x > bound); }
     ADAMANT_SIMD static bool any_at_most(u32 x, u32 bound) { return xsimd::any(x <= bound); }
 

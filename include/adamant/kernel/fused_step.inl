@@ -27,45 +27,66 @@ ADAMANT_SIMD coefficient_vectors broadcast(coefficients const& c)
             c.l2 != 0};
 }
 
-// The bounds of kernel/guard.hpp, gathered over a group. Subtracting the bits of 2^-126 makes zeros and subnormals the
-// largest unsigned values, so that one minimum finds what is too small but not flushed by hardware.
-struct guard {
-    simd::u32 low, low_square, high;
+// How a group of elements is computed.
+enum class path {
+    ordinary, // what training data looks like: no zeros, no L2 decay. Small values are left to the hardware.
+    lenient,  // the same with zeros (a new or an idle parameter's moments) and with L2 decay
+    careful,  // anything: flushed by hand after each operation, NaNs made canonical
 };
 
+// What the first two paths look at, gathered over a group; see kernel/guard.hpp for the bounds and why they suffice.
+struct guard {
+    simd::u32 low, low_square, high;
+    simd::f32 poison; // 0, or NaN once something was not finite
+};
+
+ADAMANT_SIMD guard clear_guard()
+{
+    return {simd::set(~0u), simd::set(~0u), simd::set(0u), simd::set(0.0f)};
+}
+// Subtracting the bits of 2^-126 makes zeros and subnormals the largest unsigned values, so that one minimum finds what
+// is too small but not flushed by hardware. Without zeros to allow for, the minimum of |x| itself does.
+template <path Path>
 ADAMANT_SIMD void look_at_small(guard& seen, simd::f32 x)
 {
-    seen.low = simd::min(seen.low, simd::sub(simd::abs_bits(x), simd::set(float_min_normal_bits)));
+    if constexpr (Path == path::ordinary)
+        seen.low = simd::min_abs(seen.low, x);
+    else if constexpr (Path == path::lenient)
+        seen.low = simd::min(seen.low, simd::sub(simd::abs_bits(x), simd::set(float_min_normal_bits)));
 }
-ADAMANT_SIMD void look_at(guard& seen, simd::f32 x)
-{
-    look_at_small(seen, x);
-    seen.high = simd::max(seen.high, simd::abs_bits(x));
-}
+template <path Path>
 ADAMANT_SIMD void look_at_square(guard& seen, simd::f32 x)
 {
-    seen.low_square = simd::min(seen.low_square, simd::sub(simd::bits(x), simd::set(float_min_normal_bits)));
-    seen.high = simd::max(seen.high, simd::bits(x)); // with its sign: a negative one is above every bound
+    if constexpr (Path != path::careful) {
+        simd::u32 const bits = simd::bits(x); // with the sign: a negative one is above every bound
+        seen.high = simd::max(seen.high, bits);
+        if constexpr (Path == path::ordinary)
+            seen.low_square = simd::min(seen.low_square, bits);
+        else
+            seen.low_square = simd::min(seen.low_square, simd::sub(bits, simd::set(float_min_normal_bits)));
+    }
 }
+template <path Path>
 ADAMANT_SIMD bool is_tame(guard const& seen)
 {
-    return !simd::any_at_most(seen.low, simd::set(tame_above_bits - float_min_normal_bits)) &&
-           !simd::any_at_most(seen.low_square, simd::set(tame_square_above_bits - float_min_normal_bits)) &&
-           !simd::any_above(seen.high, simd::set(tame_up_to_bits));
+    constexpr std::uint32_t offset = Path == path::ordinary ? 0 : float_min_normal_bits;
+    return !simd::any_at_most(seen.low, simd::set(tame_above_bits - offset)) &&
+           !simd::any_at_most(seen.low_square, simd::set(tame_square_above_bits - offset)) &&
+           !simd::any_above(seen.high, simd::set(tame_up_to_bits)) && !simd::any_nan(seen.poison);
 }
 
-template <bool Careful>
+template <path Path>
 ADAMANT_SIMD simd::f32 flushed(simd::f32 x)
 {
-    if constexpr (Careful)
+    if constexpr (Path == path::careful)
         return simd::flush(x, float_min_normal_bits);
     else
         return x; // the hardware has done it
 }
-template <bool Careful>
+template <path Path>
 ADAMANT_SIMD simd::f32 canonical(simd::f32 x)
 {
-    if constexpr (Careful)
+    if constexpr (Path == path::careful)
         return simd::canonical(x);
     else
         return x;
@@ -75,43 +96,45 @@ struct state_vectors {
     simd::f32 param, exp_avg, exp_avg_sq;
 };
 
-// The formula, as in oracle::update. `seen` gathers what the fast path has to look at.
-template <bool Careful>
+// The formula, as in oracle::update. `seen` gathers what the other paths than the careful one have to look at.
+template <path Path>
 ADAMANT_SIMD void update(state_vectors& s, simd::f32 grad, coefficient_vectors const& c, guard& seen)
 {
-    simd::f32 const p = flushed<Careful>(s.param);
-    simd::f32 const m = flushed<Careful>(s.exp_avg);
-    simd::f32 const v = flushed<Careful>(s.exp_avg_sq);
-    simd::f32 g = flushed<Careful>(simd::mul(flushed<Careful>(grad), c.grad_scale));
-    if constexpr (!Careful) {
-        look_at(seen, p);
-        look_at(seen, m);
-        look_at_square(seen, v);
-        look_at(seen, g);
+    simd::f32 const p = flushed<Path>(s.param);
+    simd::f32 const m = flushed<Path>(s.exp_avg);
+    simd::f32 const v = flushed<Path>(s.exp_avg_sq);
+    simd::f32 g = flushed<Path>(simd::mul(flushed<Path>(grad), c.grad_scale));
+    look_at_small<Path>(seen, p);
+    look_at_small<Path>(seen, m);
+    look_at_square<Path>(seen, v);
+    look_at_small<Path>(seen, g);
+    if constexpr (Path != path::ordinary) {
+        if (c.has_l2) {
+            g = flushed<Path>(simd::fma(c.l2, p, g));
+            look_at_small<Path>(seen, g);
+        }
     }
-    if (c.has_l2) {
-        g = flushed<Careful>(simd::fma(c.l2, p, g));
-        if constexpr (!Careful)
-            look_at(seen, g);
+    simd::f32 const m_new = flushed<Path>(simd::fma(c.beta1, m, flushed<Path>(simd::mul(c.one_minus_beta1, g))));
+    simd::f32 const v_new = flushed<Path>(
+        simd::fma(c.one_minus_beta2, flushed<Path>(simd::mul(g, g)), flushed<Path>(simd::mul(c.beta2, v))));
+    simd::f32 const d = flushed<Path>(simd::fma(flushed<Path>(simd::sqrt(v_new)), c.inv_sqrt_bias2, c.eps));
+    simd::f32 const q = flushed<Path>(simd::div(m_new, d));
+    simd::f32 const p_new = flushed<Path>(simd::fma(c.neg_step_size, q, flushed<Path>(simd::mul(c.decay, p))));
+    if constexpr (Path != path::careful) {
+        look_at_small<Path>(seen, q);
+        seen.high = simd::max(seen.high, simd::bits(d));
+        seen.poison = simd::add_poison(seen.poison, p_new);
     }
-    simd::f32 const m_new = flushed<Careful>(simd::fma(c.beta1, m, flushed<Careful>(simd::mul(c.one_minus_beta1, g))));
-    simd::f32 const v_new = flushed<Careful>(simd::fma(c.one_minus_beta2, flushed<Careful>(simd::mul(g, g)),
-                                                       flushed<Careful>(simd::mul(c.beta2, v))));
-    simd::f32 const d = flushed<Careful>(simd::fma(flushed<Careful>(simd::sqrt(v_new)), c.inv_sqrt_bias2, c.eps));
-    simd::f32 const q = flushed<Careful>(simd::div(m_new, d));
-    if constexpr (!Careful)
-        look_at_small(seen, q);
-    simd::f32 const p_new =
-        flushed<Careful>(simd::fma(c.neg_step_size, q, flushed<Careful>(simd::mul(c.decay, p))));
-    s.param = canonical<Careful>(p_new);
-    s.exp_avg = canonical<Careful>(m_new);
-    s.exp_avg_sq = canonical<Careful>(v_new);
+    s.param = canonical<Path>(p_new);
+    s.exp_avg = canonical<Path>(m_new);
+    s.exp_avg_sq = canonical<Path>(v_new);
 }
 
-template <bool Careful, class T>
-ADAMANT_SIMD void store(std::byte* address, simd::f32 x)
+// A result that the careful path stores: rounding to bfloat16 can reach 2^-126 from above.
+template <class T>
+ADAMANT_SIMD void store_carefully(std::byte* address, simd::f32 x)
 {
-    if constexpr (Careful && std::is_same_v<T, bfloat16>)
+    if constexpr (std::is_same_v<T, bfloat16>)
         x = simd::flush(x, bfloat16_flush_bits);
     simd::store<T>(address, x);
 }
@@ -145,12 +168,12 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
                         simd::load<ExpAvgSq>(at.exp_avg_sq)};
         guard unused;
         nonfinite += simd::count_nonfinite(grad);
-        update<true>(s, grad, c, unused);
-        store<true, Param>(at.param, s.param);
-        store<true, ExpAvg>(at.exp_avg, s.exp_avg);
-        store<true, ExpAvgSq>(at.exp_avg_sq, s.exp_avg_sq);
+        update<path::careful>(s, grad, c, unused);
+        store_carefully<Param>(at.param, s.param);
+        store_carefully<ExpAvg>(at.exp_avg, s.exp_avg);
+        store_carefully<ExpAvgSq>(at.exp_avg_sq, s.exp_avg_sq);
         if constexpr (!std::is_void_v<WeightOut>)
-            store<true, WeightOut>(at.weight_out, s.param);
+            store_carefully<WeightOut>(at.weight_out, s.param);
         if (count < simd::lanes) {
             __builtin_memcpy(in_place.param, at.param, count * sizeof(Param));
             __builtin_memcpy(in_place.exp_avg, at.exp_avg, count * sizeof(ExpAvg));
@@ -174,11 +197,11 @@ ADAMANT_SIMD void prefetch(std::byte const* address)
         __builtin_prefetch(address + prefetch_bytes + line);
 }
 
-// Whole groups from `begin` on while they are tame; returns where it stopped: at the first group that is not, or
-// where less than a group is left. Nothing of the group it stopped at has been written.
-template <bool Stream, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+// Whole groups from `begin` on while they are tame; returns where it stopped: at the first group that is not, or where
+// less than a group is left. Nothing of the group it stopped at has been written.
+template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[gnu::noinline]] std::size_t fast_step(step_pointers const& a, std::size_t begin, std::size_t end,
-                                                       coefficients const& scalars) noexcept
+                                        coefficients const& scalars, bool stream) noexcept
 {
     coefficient_vectors const c = broadcast(scalars);
     std::size_t i = begin;
@@ -188,7 +211,7 @@ template <bool Stream, class Param, class Grad, class ExpAvg, class ExpAvgSq, cl
         prefetch<ExpAvg>(a.exp_avg + i * sizeof(ExpAvg));
         prefetch<ExpAvgSq>(a.exp_avg_sq + i * sizeof(ExpAvgSq));
 
-        guard seen{simd::set(~0u), simd::set(~0u), simd::set(0u)};
+        guard seen = clear_guard();
         state_vectors s[simd::vectors];
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k) {
@@ -196,51 +219,73 @@ template <bool Stream, class Param, class Grad, class ExpAvg, class ExpAvgSq, cl
             s[k].param = simd::load<Param>(a.param + at * sizeof(Param));
             s[k].exp_avg = simd::load<ExpAvg>(a.exp_avg + at * sizeof(ExpAvg));
             s[k].exp_avg_sq = simd::load<ExpAvgSq>(a.exp_avg_sq + at * sizeof(ExpAvgSq));
-            update<false>(s[k], simd::load<Grad>(a.grad + at * sizeof(Grad)), c, seen);
+            update<Path>(s[k], simd::load<Grad>(a.grad + at * sizeof(Grad)), c, seen);
         }
-        if (!is_tame(seen)) [[unlikely]]
+        if (!is_tame<Path>(seen)) [[unlikely]]
             break;
         ADAMANT_UNROLL
-        for (std::size_t k = 0; k < simd::vectors; ++k) {
-            std::size_t const at = i + k * simd::lanes;
-            simd::store<Param>(a.param + at * sizeof(Param), s[k].param);
-            simd::store<ExpAvg>(a.exp_avg + at * sizeof(ExpAvg), s[k].exp_avg);
-            simd::store<ExpAvgSq>(a.exp_avg_sq + at * sizeof(ExpAvgSq), s[k].exp_avg_sq);
-            if constexpr (!std::is_void_v<WeightOut>) {
-                if constexpr (Stream)
-                    simd::stream<WeightOut>(a.weight_out + at * sizeof(WeightOut), s[k].param);
-                else
-                    simd::store<WeightOut>(a.weight_out + at * sizeof(WeightOut), s[k].param);
+        for (std::size_t k = 0; k < simd::vectors; ++k)
+            simd::store<Param>(a.param + (i + k * simd::lanes) * sizeof(Param), s[k].param);
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < simd::vectors; ++k)
+            simd::store<ExpAvg>(a.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg), s[k].exp_avg);
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < simd::vectors; ++k)
+            simd::store<ExpAvgSq>(a.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq), s[k].exp_avg_sq);
+        if constexpr (!std::is_void_v<WeightOut>) {
+            std::byte* const out = a.weight_out + i * sizeof(WeightOut);
+            if (stream) {
+                ADAMANT_UNROLL
+                for (std::size_t k = 0; k < simd::vectors; ++k)
+                    simd::stream<WeightOut>(out + k * simd::lanes * sizeof(WeightOut), s[k].param);
+            } else {
+                ADAMANT_UNROLL
+                for (std::size_t k = 0; k < simd::vectors; ++k)
+                    simd::store<WeightOut>(out + k * simd::lanes * sizeof(WeightOut), s[k].param);
             }
         }
     }
     return i;
 }
 
-// The fast path wherever it can go, the careful one over what stops it. Where groups fail one after the other, the
-// careful path takes ever longer stretches, so that data that is nowhere tame is not computed twice.
-template <bool Stream, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-std::uint64_t alternate(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c) noexcept
+// The fastest path wherever it can go, the next one over what stops it. Where a path fails at once, the one below it
+// takes ever longer stretches, so that data that is nowhere ordinary is not computed twice.
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+std::uint64_t alternate(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
+                        bool stream) noexcept
 {
+    constexpr std::size_t longest = 64 * group_elems;
     std::uint64_t nonfinite = 0;
-    std::size_t stretch = group_elems;
+    std::size_t lenient_stretch = group_elems;
+    std::size_t careful_stretch = group_elems;
     for (std::size_t i = begin; i < end;) {
-        std::size_t const stopped = fast_step<Stream, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i, end, c);
-        if (stopped > i)
-            stretch = group_elems;
-        else if (stretch < 64 * group_elems)
-            stretch *= 2;
-        i = end - stopped < stretch ? end : stopped + stretch;
-        if (stopped < i)
-            nonfinite += careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, stopped, i, c);
+        if (c.l2 == 0) {
+            std::size_t const start = i;
+            i = fast_step<path::ordinary, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i, end, c, stream);
+            lenient_stretch = i > start || lenient_stretch >= longest ? group_elems : 2 * lenient_stretch;
+        } else {
+            lenient_stretch = end - i;
+        }
+        std::size_t const lenient_end = end - i < lenient_stretch ? end : i + lenient_stretch;
+        std::size_t const start = i;
+        i = fast_step<path::lenient, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i, lenient_end, c, stream);
+        if (i > start)
+            careful_stretch = group_elems;
+        else if (careful_stretch < longest)
+            careful_stretch *= 2;
+        if (i < lenient_end) {
+            std::size_t const careful_end = end - i < careful_stretch ? end : i + careful_stretch;
+            nonfinite += careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i, careful_end, c);
+            i = careful_end;
+        }
     }
     return nonfinite;
 }
 
 // See step_function.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end,
-                                        coefficients const& c, bool stream) noexcept
+std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
+                         bool stream) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
     if (!ordinary(c))
@@ -251,12 +296,12 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
         if (stream && before_line % sizeof(WeightOut) == 0 && end - begin > before_line) {
             std::size_t const aligned = begin + before_line / sizeof(WeightOut);
             std::uint64_t nonfinite = careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, aligned, c);
-            nonfinite += alternate<true, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, aligned, end, c);
+            nonfinite += alternate<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, aligned, end, c, true);
             simd::stream_fence();
             return nonfinite;
         }
     }
-    return alternate<false, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c);
+    return alternate<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c, false);
 }
 
 template <class Grad, std::size_t Part = 0>

@@ -6,22 +6,24 @@
 // disagree: x86 rounds first, Arm (and qemu's x86) compares first. So the fast path leaves the flush to the hardware,
 // and is right whenever no operation's exact result lies within rounding of 2^-126, nothing overflows and nothing is
 // NaN. It looks at some operands and results, and gives its group of elements to the careful path (which flushes by
-// hand) where one is out of bounds. Call x tame where |x| < 2^-126 (zero included) or 2^-50 < |x| <= 2^40.
+// hand) where one is out of bounds. Call x tame where |x| < 2^-126 (zero included) or 2^-50 < |x|.
 //
-// Looked at: g after scaling, g after L2 decay, m, p and q = m'/d are tame (q's upper bound is not needed), and v is
-// +0, subnormal, or in (2^-124, 2^40]. Bounds on the coefficients are in ordinary(). Then, writing lsb for the place
-// of the last bit that an exact product or sum can have:
+// Looked at: g after scaling, g after L2 decay, m, p and q = m'/d are tame; v is +0, subnormal or in (2^-124, 2^40]; d is
+// at most 2^40; p' is finite. (The ordinary variant of the fast path allows no zeros and no L2, and so looks at less;
+// the other one allows both.) Bounds on the coefficients are in ordinary(). Upper ends first: d bounds v' and hence
+// g * g; were m', q or decay * p infinite or NaN, then p' would be too. Lower ends, writing lsb for the place of the last
+// bit that an exact product or sum can have:
 //   g * grad_scale       looked at; a g of exactly 2^-126 gives 0 by either rule, or at most 2^-66, which is not tame
 //   one_minus_beta1 * g  0, or above 2^-74
-//   m'                   one term 0: above 2^-74; else a multiple of lsb >= 2^-100; at most 2^41
+//   m'                   one term 0: above 2^-74; else a multiple of lsb >= 2^-100
 //   g * g                0, or above 2^-100
 //   beta2 * v            0, or above 2^-125
-//   v'                   a sum without cancellation: 0, or above 2^-125; at most 2^81; never negative
-//   sqrt(v'), d          0 or above 2^-63; between eps and 2^54, never 0
-//   q                    looked at; at most 2^101
+//   v'                   a sum without cancellation, never negative: 0, or above 2^-125
+//   sqrt(v'), d          0 or above 2^-63; at least eps, never 0
+//   q                    looked at
 //   decay * p            0, or above 2^-60
 //   p'                   one term 0: above 2^-90. Else, to fall below 2^-125 the terms would have to cancel, hence to be
-//                        equal within a factor 2, above 2^-61 both, and then lsb >= 2^-108. At most 2^122.
+//                        equal within a factor 2, above 2^-61 both, and then lsb >= 2^-108.
 // Nothing comes near 2^-126 from either side, and rounding m', v' or p' to bfloat16 does not either.
 #pragma once
 
