@@ -72,7 +72,7 @@ struct simd {
             return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         } else {
 #if defined(ADAMANT_AVX512_BF16)
-            return (__m256i)_mm512_cvtneps_pbh(x);
+            return __builtin_bit_cast(__m256i, _mm512_cvtneps_pbh(x));
 #else
             u32 const lsb = _mm512_and_epi32(_mm512_srli_epi32(bits(x), 16), set(1u));
             u32 const rounded = _mm512_add_epi32(_mm512_add_epi32(bits(x), set(0x7fffu)), lsb);

@@ -25,6 +25,22 @@ struct step_report {
 // each line before it is overwritten. A smaller one may well be read from cache next.
 inline constexpr std::size_t stream_weight_out_from_elems = std::size_t{1} << 22;
 
+namespace detail {
+
+// One step over n elements by a kernel that is already chosen.
+inline step_report run_step(executor const& cpu, kernel::step_function run, kernel::step_pointers const& arrays,
+                            std::size_t n, std::size_t bytes_per_element, coefficients const& c) noexcept
+{
+    bool const stream = n >= stream_weight_out_from_elems;
+    std::atomic<std::uint64_t> nonfinite{0};
+    unsigned const threads = cpu.for_each_slice(n, [&](slice part) {
+        nonfinite.fetch_add(run(arrays, part.begin, part.end, c, stream), std::memory_order_relaxed);
+    });
+    return {n, n * bytes_per_element, nonfinite.load(std::memory_order_relaxed), cpu.tier(), threads};
+}
+
+} // namespace detail
+
 // Adam or AdamW, once, in place, on every element of the shard: see oracle::update for the formula. Bit for bit the
 // same for every instruction set, number of threads and cut of the shard. Allocates nothing. Safe to call from several
 // threads at once for shards that do not overlap. The caller's floating-point mode neither matters nor changes.
@@ -32,14 +48,8 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 step_report step(executor const& cpu, shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& shard,
                  coefficients const& c) noexcept
 {
-    kernel::step_function const run = kernel::step_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(cpu.tier());
-    bool const stream = shard.size() >= stream_weight_out_from_elems;
-    std::atomic<std::uint64_t> nonfinite{0};
-    unsigned const threads = cpu.for_each_slice(shard.size(), [&](slice part) {
-        nonfinite.fetch_add(run(shard.pointers(), part.begin, part.end, c, stream), std::memory_order_relaxed);
-    });
-    return {shard.size(), shard.size() * shard.bytes_per_element(), nonfinite.load(std::memory_order_relaxed),
-            cpu.tier(), threads};
+    return detail::run_step(cpu, kernel::step_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(cpu.tier()),
+                            shard.pointers(), shard.size(), shard.bytes_per_element(), c);
 }
 
 // The same from hyperparameters: step number `step_number` counts from 1, and nothing is remembered between calls, so

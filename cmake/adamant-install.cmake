@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+# Headers only, so nothing depends on the architecture: everything goes under share, where any build looks.
+set(package_dir ${CMAKE_INSTALL_DATAROOTDIR}/cmake/adamant)
+
+install(TARGETS adamant EXPORT adamant-targets FILE_SET HEADERS FILE_SET bodies)
+install(EXPORT adamant-targets NAMESPACE adamant:: DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/adamant-config-version.cmake
+                                 COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
+install(FILES cmake/adamant-config.cmake cmake/adamant-dependencies.cmake
+              ${PROJECT_BINARY_DIR}/adamant-config-version.cmake
+        DESTINATION ${package_dir})
+
+configure_file(cmake/adamant.pc.in adamant.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/adamant.pc DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/pkgconfig)
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+if(ADAMANT_BUILD_EXAMPLES)
+    install(TARGETS adamant_cli)
+endif()

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+# How our own programs are compiled. Nothing here reaches a program that uses the library.
+
+set(CMAKE_CXX_EXTENSIONS OFF)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+    set(CMAKE_BUILD_TYPE Release)
+endif()
+
+set(ADAMANT_SANITIZE "" CACHE STRING "Sanitizers for our own programs: address,undefined or thread")
+
+add_library(adamant_own_flags INTERFACE)
+target_compile_options(adamant_own_flags INTERFACE
+    -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -Wold-style-cast
+    $<$<BOOL:${ADAMANT_WARNINGS_AS_ERRORS}>:-Werror>)
+if(ADAMANT_SANITIZE)
+    target_compile_options(adamant_own_flags INTERFACE
+        -fsanitize=${ADAMANT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    target_link_options(adamant_own_flags INTERFACE -fsanitize=${ADAMANT_SANITIZE})
+endif()
+
+function(adamant_own_program name)
+    add_executable(${name} ${ARGN})
+    target_link_libraries(${name} PRIVATE adamant::adamant adamant_own_flags)
+endfunction()

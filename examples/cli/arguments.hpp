@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line of the tool: options of the form --name value, --name=value or --flag.
+#pragma once
+
+#include <charconv>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cli {
+
+// What the person at the keyboard got wrong; main() prints it and exits with 2.
+class usage_error : public std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+class arguments {
+public:
+    arguments(int argc, char** argv, int first) : words_(argv + first, argv + argc) {}
+
+    // Whether --name was given; takes it off the list.
+    bool flag(std::string_view name)
+    {
+        for (auto word = words_.begin(); word != words_.end(); ++word)
+            if (*word == name) {
+                words_.erase(word);
+                return true;
+            }
+        return false;
+    }
+
+    // The value of --name, or `otherwise`; takes it off the list.
+    std::string value(std::string_view name, std::string_view otherwise)
+    {
+        for (auto word = words_.begin(); word != words_.end(); ++word) {
+            if (*word == name) {
+                if (word + 1 == words_.end())
+                    throw usage_error(std::string(name) + " needs a value");
+                std::string result = *(word + 1);
+                words_.erase(word, word + 2);
+                return result;
+            }
+            if (word->starts_with(name) && word->size() > name.size() && (*word)[name.size()] == '=') {
+                std::string result = word->substr(name.size() + 1);
+                words_.erase(word);
+                return result;
+            }
+        }
+        return std::string(otherwise);
+    }
+
+    unsigned number(std::string_view name, unsigned otherwise, unsigned least, unsigned most)
+    {
+        std::string const text = value(name, std::to_string(otherwise));
+        unsigned result = 0;
+        auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), result);
+        if (error != std::errc() || end != text.data() + text.size() || result < least || result > most)
+            throw usage_error(std::string(name) + " is '" + text + "', but must be a whole number from " +
+                              std::to_string(least) + " to " + std::to_string(most));
+        return result;
+    }
+
+    // Throws for whatever nobody took.
+    void done() const
+    {
+        if (!words_.empty())
+            throw usage_error("'" + words_.front() + "' is not understood here");
+    }
+
+private:
+    std::vector<std::string> words_;
+};
+
+} // namespace cli

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// `adamant verify`: the promise of the same bits everywhere, as a command. Every combination of element types runs the
+// same seeded trajectory on whatever instruction set and threads were asked for; digests of all its bits are compared
+// with the ones in verify_expected.inc, which the scalar oracle made.
+
+#include "verify.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cinttypes>
+#include <cstdio>
+#include <iterator>
+#include <vector>
+
+#include <adamant/adamant.hpp>
+#include <adamant/shard/combinations.hpp>
+
+#include "../combinations.hpp"
+
+namespace cli {
+
+namespace {
+
+using namespace adamant;
+
+constexpr std::uint64_t expected[combination_count + 1] = {
+#include "verify_expected.inc"
+};
+
+constexpr std::uint64_t steps = 200;
+
+// FNV-1a, 64 bits (Fowler, Noll, Vo).
+class digest {
+public:
+    void add(void const* data, std::size_t n)
+    {
+        auto const* const bytes = static_cast<unsigned char const*>(data);
+        for (std::size_t i = 0; i < n; ++i)
+            state_ = (state_ ^ bytes[i]) * 0x100000001b3u;
+    }
+    template <class T>
+    void add(T value)
+    {
+        add(&value, sizeof value);
+    }
+    [[nodiscard]] std::uint64_t value() const { return state_; }
+
+private:
+    std::uint64_t state_ = 0xcbf29ce484222325u;
+};
+
+// SplitMix64 (Steele, Lea, Flood 2014): integers only, so the same numbers everywhere.
+class random_bits {
+public:
+    explicit random_bits(std::uint64_t seed) : state_(seed) {}
+    std::uint64_t operator()()
+    {
+        std::uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+        return z ^ (z >> 31);
+    }
+
+private:
+    std::uint64_t state_;
+};
+
+// Random sign and mantissa, and an exponent from 2^low to 2^high.
+float with_exponent(std::uint64_t random, int low, int high)
+{
+    auto const span = static_cast<std::uint64_t>(high - low + 1);
+    auto const exponent = static_cast<std::uint32_t>(127 + low + static_cast<int>((random >> 32) % span));
+    return std::bit_cast<float>((static_cast<std::uint32_t>(random) & 0x807fffffu) | exponent << 23);
+}
+
+// A value for the element at this index: of every eight, four are ordinary, the others idle rows, values around the
+// smallest normal number, values of any magnitude, and any bits at all (infinities and NaNs among them).
+float value_of_kind(std::size_t index, std::uint64_t random, int low, int high)
+{
+    switch (index % 8) {
+    case 4: return random % 16 == 0 ? with_exponent(random, low, high) : 0.0f;
+    case 5: return std::bit_cast<float>(static_cast<std::uint32_t>(random) & 0x81ffffffu);
+    case 6: return with_exponent(random, -126, 127);
+    case 7: return random % 8 == 0 ? std::bit_cast<float>(static_cast<std::uint32_t>(random >> 32)) : with_exponent(random, low, high);
+    default: return with_exponent(random, low, high);
+    }
+}
+
+hyperparameters hyper_of(int mode, std::uint64_t t)
+{
+    double const lr = 1e-3 * static_cast<double>(1 + t % 7) / 7;
+    switch (mode) {
+    case 0: return {.lr = lr, .weight_decay = 0.1, .mode = decay_mode::decoupled};
+    case 1:
+        return {.lr = lr, .beta1 = 0.8, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05, .mode = decay_mode::l2};
+    default: return {.lr = lr, .eps = 1e-10, .bias_correction = false};
+    }
+}
+
+// An array that begins `offset_bytes` past an aligned address. Of dtype none it is null.
+class misaligned {
+public:
+    misaligned(dtype type, std::size_t n, std::size_t offset_bytes)
+        : type_(type), bytes_(n * size_bytes(type) + offset_bytes),
+          begin_(type == dtype::none ? nullptr : bytes_.data() + offset_bytes)
+    {
+    }
+    [[nodiscard]] std::byte* at(std::size_t i) const { return begin_ + i * size_bytes(type_); }
+    void set(std::size_t i, float x)
+    {
+        if (type_ == dtype::float32)
+            store_unaligned(at(i), x);
+        else if (type_ == dtype::bfloat16)
+            store_unaligned(at(i), narrow<bfloat16>(x));
+        else
+            store_unaligned(at(i), narrow<float16>(x));
+    }
+    void add_to(digest& sum, std::size_t n) const { sum.add(begin_, n * size_bytes(type_)); }
+
+private:
+    dtype type_;
+    std::vector<std::byte> bytes_;
+    std::byte* begin_;
+};
+
+grad_squares squares_of(executor const& cpu, dtype type, std::byte const* grad, std::size_t n)
+{
+    if (type == dtype::float32)
+        return sum_of_squares(cpu, reinterpret_cast<float const*>(grad), n);
+    if (type == dtype::bfloat16)
+        return sum_of_squares(cpu, reinterpret_cast<bfloat16 const*>(grad), n);
+    return sum_of_squares(cpu, reinterpret_cast<float16 const*>(grad), n);
+}
+
+constexpr std::size_t lengths[] = {1, 7, 64, 129, 316};
+constexpr std::size_t total_elems = 1 + 7 + 64 + 129 + 316;
+
+std::uint64_t trajectory(executor const& cpu, combination_entry const& types, unsigned& threads)
+{
+    digest sum;
+    kernel::step_function const run = types.step_for(cpu.tier());
+    for (int mode = 0; mode < 3; ++mode) {
+        misaligned param(types.dtypes[0], total_elems, 1);
+        misaligned grad(types.dtypes[1], total_elems, 3);
+        misaligned exp_avg(types.dtypes[2], total_elems, 5);
+        misaligned exp_avg_sq(types.dtypes[3], total_elems, 7);
+        misaligned weight_out(types.dtypes[4], total_elems, 9);
+        random_bits random(static_cast<std::uint64_t>(mode));
+        for (std::size_t i = 0; i < total_elems; ++i) {
+            param.set(i, value_of_kind(i, random(), -9, -4));
+            exp_avg.set(i, value_of_kind(i, random(), -20, -10));
+            float const v = value_of_kind(i, random(), -36, -20);
+            exp_avg_sq.set(i, i % 8 == 7 ? v : std::bit_cast<float>(std::bit_cast<std::uint32_t>(v) & float_abs_mask));
+        }
+        for (std::uint64_t t = 1; t <= steps; ++t) {
+            // A row that is idle after step 20 lets its moments decay.
+            for (std::size_t i = 0; i < total_elems; ++i) {
+                std::uint64_t const bits = random();
+                grad.set(i, t > 20 && i % 8 == 4 ? 0.0f : value_of_kind(i, bits, -14, -1));
+            }
+            coefficients const c = make_coefficients(hyper_of(mode, t), t, {.loss_scale = mode == 0 ? 1024.0 : 1.0});
+            std::size_t begin = 0;
+            for (std::size_t const n : lengths) {
+                step_report const report = detail::run_step(
+                    cpu, run,
+                    {param.at(begin), grad.at(begin), exp_avg.at(begin), exp_avg_sq.at(begin), weight_out.at(begin)}, n,
+                    types.bytes_per_element, c);
+                threads = std::max(threads, report.threads);
+                sum.add(report.nonfinite_grads);
+                begin += n;
+            }
+            if (t % 20 == 0) {
+                grad_squares const squares = squares_of(cpu, types.dtypes[1], grad.at(0), total_elems);
+                sum.add(std::bit_cast<std::uint64_t>(squares.sum));
+                sum.add(squares.nonfinite);
+                for (misaligned const* array : {&param, &exp_avg, &exp_avg_sq, &weight_out})
+                    array->add_to(sum, total_elems);
+            }
+        }
+    }
+    return sum.value();
+}
+
+struct result {
+    std::array<dtype, 5> dtypes;
+    std::uint64_t digest;
+};
+
+void print_json(std::vector<result> const& results, std::uint64_t overall, executor const& cpu, unsigned threads,
+                bool same)
+{
+    std::printf("{\"digest\": \"%016" PRIx64 "\", \"expected\": \"%016" PRIx64 "\", \"same\": %s, \"isa\": \"%s\", "
+                "\"threads\": %u, \"steps\": %" PRIu64 ", \"combinations\": [",
+                overall, expected[combination_count], same ? "true" : "false", name(cpu.tier()).data(), threads, steps);
+    for (std::size_t i = 0; i < results.size(); ++i) {
+        std::printf("%s\n  {", i == 0 ? "" : ",");
+        for (std::size_t a = 0; a < 5; ++a)
+            std::printf("\"%s\": \"%s\", ", array_names[a], name(results[i].dtypes[a]).data());
+        std::printf("\"digest\": \"%016" PRIx64 "\"}", results[i].digest);
+    }
+    std::printf("\n]}\n");
+}
+
+void print_table(std::vector<result> const& results, std::uint64_t overall, executor const& cpu, unsigned threads)
+{
+    for (char const* array : array_names)
+        std::printf("%-11s", array);
+    std::printf("digest\n");
+    for (std::size_t i = 0; i < results.size(); ++i) {
+        for (dtype const type : results[i].dtypes)
+            std::printf("%-11s", type == dtype::none ? "-" : name(type).data());
+        std::printf("%016" PRIx64 "%s\n", results[i].digest, results[i].digest == expected[i] ? "" : "  DIFFERS");
+    }
+    std::printf("overall digest %016" PRIx64 "  isa %s  threads %u\n", overall, name(cpu.tier()).data(), threads);
+}
+
+} // namespace
+
+int verify(arguments& options)
+{
+    // Slices as small as can be, so that every thread has work on arrays this short.
+    executor_options request{.tier = parse_isa(options.value("--isa", "automatic")),
+                             .threads = options.number("--threads", 0, 0, 4096),
+                             .min_slice_elems = 1};
+    bool const json = options.flag("--json");
+    options.done();
+    executor const cpu(request);
+
+    unsigned threads = 0;
+    std::vector<result> results;
+    digest all;
+    for (combination_entry const& types : all_combinations()) {
+        result const one{types.dtypes, trajectory(cpu, types, threads)};
+        all.add(one.digest);
+        results.push_back(one);
+    }
+
+    auto const differs =
+        std::ranges::mismatch(results, expected, {}, [](result const& one) { return one.digest; }).in1;
+    bool const same = differs == results.end() && all.value() == expected[combination_count];
+    if (json)
+        print_json(results, all.value(), cpu, threads, same);
+    else
+        print_table(results, all.value(), cpu, threads);
+    if (same)
+        return 0;
+    std::string which = "the overall digest differs from the expected one";
+    if (differs != results.end()) {
+        which = "the bits differ from every other machine's, first for";
+        for (std::size_t a = 0; a < 5; ++a)
+            which += std::string(a == 0 ? " " : ", ") + array_names[a] + " " + std::string(name(differs->dtypes[a]));
+    }
+    std::fprintf(stderr, "adamant verify: %s (isa %s, %u threads). Please report this with the CPU's name.\n",
+                 which.c_str(), name(cpu.tier()).data(), threads);
+    return 1;
+}
+
+} // namespace cli
