@@ -1,62 +1,92 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loops of limit.hpp, for one width of register.
 
-typedef std::uint64_t reg __attribute__((vector_size(ADAMANT_BENCH_VECTOR_BYTES)));
+typedef std::uint64_t reg __attribute__((vector_size(ADAMANT_BENCH_VECTOR_BYTES), may_alias));
+typedef float float_reg __attribute__((vector_size(ADAMANT_BENCH_VECTOR_BYTES), may_alias));
 
-template <std::size_t ElemBytes, bool Write>
-[[gnu::always_inline]] inline void pass(std::byte* base, std::size_t i, std::size_t prefetch_bytes)
+template <bool Stream>
+ADAMANT_SIMD void put(std::byte* address, reg value)
 {
-    std::byte* const at = base + i * ElemBytes;
+    auto* const at = reinterpret_cast<reg*>(address);
+    if constexpr (Stream)
+        ADAMANT_BENCH_STREAM(at, value);
+    else
+        *at = value;
+}
+
+ADAMANT_SIMD reg get(std::byte const* address)
+{
+    reg value = *reinterpret_cast<reg const*>(address);
+    asm volatile("" : ADAMANT_BENCH_REGISTER(value)); // read, and perhaps changed, as far as the compiler knows
+    return value;
+}
+
+template <std::size_t ElemBytes>
+ADAMANT_SIMD void prefetch(std::byte const* at, std::size_t prefetch_bytes)
+{
     if (prefetch_bytes != 0) {
-#pragma GCC unroll 8
-        for (std::size_t offset = 0; offset < 64 * ElemBytes; offset += 64)
-            __builtin_prefetch(at + offset + prefetch_bytes);
-    }
-#pragma GCC unroll 32
-    for (std::size_t offset = 0; offset < 64 * ElemBytes; offset += sizeof(reg)) {
-        reg value = *reinterpret_cast<reg const*>(at + offset);
-        asm volatile("" : ADAMANT_BENCH_CONSTRAINT(value)); // read, and perhaps changed, as far as the compiler knows
-        if constexpr (Write)
-            *reinterpret_cast<reg*>(at + offset) = value;
+        ADAMANT_UNROLL
+        for (std::size_t line = 0; line < 64 * ElemBytes; line += 64)
+            __builtin_prefetch(at + line + prefetch_bytes);
     }
 }
 
-template <std::size_t Param, std::size_t Grad, std::size_t Moment, std::size_t WeightOut>
-void move_bytes(std::byte* const* arrays, std::size_t begin, std::size_t end, std::size_t prefetch_bytes, bool stream)
+// 64 elements of one array.
+template <std::size_t ElemBytes>
+ADAMANT_SIMD void read_64(std::byte const* array, std::size_t i, std::size_t prefetch_bytes)
 {
+    std::byte const* const at = array + i * ElemBytes;
+    prefetch<ElemBytes>(at, prefetch_bytes);
+    ADAMANT_UNROLL
+    for (std::size_t offset = 0; offset < 64 * ElemBytes; offset += sizeof(reg))
+        get(at + offset);
+}
+template <std::size_t ElemBytes, bool Stream>
+ADAMANT_SIMD void rewrite_64(std::byte* array, std::size_t i, std::size_t prefetch_bytes)
+{
+    std::byte* const at = array + i * ElemBytes;
+    prefetch<ElemBytes>(at, prefetch_bytes);
+    ADAMANT_UNROLL
+    for (std::size_t offset = 0; offset < 64 * ElemBytes; offset += sizeof(reg))
+        put<Stream>(at + offset, get(at + offset));
+}
+
+template <std::size_t Param, std::size_t Grad, std::size_t Moment, std::size_t WeightOut, stores Stores>
+void move_bytes(std::byte* const* arrays, std::size_t begin, std::size_t end, std::size_t prefetch_bytes)
+{
+    constexpr bool stream = Stores == stores::all_streamed;
     for (std::size_t i = begin; i < end; i += 64) {
-        pass<Param, true>(arrays[0], i, prefetch_bytes);
-        pass<Grad, false>(arrays[1], i, prefetch_bytes);
-        pass<Moment, true>(arrays[2], i, prefetch_bytes);
-        pass<Moment, true>(arrays[3], i, prefetch_bytes);
+        rewrite_64<Param, stream>(arrays[0], i, prefetch_bytes);
+        read_64<Grad>(arrays[1], i, prefetch_bytes);
+        rewrite_64<Moment, stream>(arrays[2], i, prefetch_bytes);
+        rewrite_64<Moment, stream>(arrays[3], i, prefetch_bytes);
         if constexpr (WeightOut != 0) {
-            reg const value = {};
-#pragma GCC unroll 32
-            for (std::size_t offset = 0; offset < 64 * WeightOut; offset += sizeof(reg)) {
-                auto* const at = reinterpret_cast<reg*>(arrays[4] + i * WeightOut + offset);
-                if (stream)
-                    ADAMANT_BENCH_STREAM(at, value);
-                else
-                    *at = value;
-            }
+            ADAMANT_UNROLL
+            for (std::size_t offset = 0; offset < 64 * WeightOut; offset += sizeof(reg))
+                put<Stores != stores::cached>(arrays[4] + i * WeightOut + offset, reg{});
         }
     }
+    if constexpr (Stores != stores::cached)
+        ADAMANT_BENCH_FENCE(); // as the step does: streamed stores count when they are on their way to memory
 }
 
-// All three arrays that a step writes, stored past the caches instead.
-template <std::size_t Param, std::size_t Grad, std::size_t Moment>
-void move_bytes_streamed(std::byte* const* arrays, std::size_t begin, std::size_t end, std::size_t prefetch_bytes)
+template <std::size_t ElemBytes>
+void read_bytes(std::byte const* array, std::size_t begin, std::size_t end, std::size_t prefetch_bytes)
 {
-    std::size_t const elem_bytes[] = {Param, Grad, Moment, Moment};
     for (std::size_t i = begin; i < end; i += 64)
-        for (int array = 0; array < 4; ++array)
-            for (std::size_t offset = 0; offset < 64 * elem_bytes[array]; offset += sizeof(reg)) {
-                std::byte* const at = arrays[array] + i * elem_bytes[array] + offset;
-                if (prefetch_bytes != 0 && offset % 64 == 0)
-                    __builtin_prefetch(at + prefetch_bytes);
-                reg value = *reinterpret_cast<reg const*>(at);
-                asm volatile("" : ADAMANT_BENCH_CONSTRAINT(value));
-                if (array != 1)
-                    ADAMANT_BENCH_STREAM(reinterpret_cast<reg*>(at), value);
-            }
+        read_64<ElemBytes>(array, i, prefetch_bytes);
+}
+
+inline void divide(float const* numerator, float const* square, std::size_t begin, std::size_t end)
+{
+    constexpr std::size_t lanes = sizeof(float_reg) / sizeof(float);
+    for (std::size_t i = begin; i < end; i += 64) {
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < 64; k += lanes) {
+            float_reg root = *reinterpret_cast<float_reg const*>(square + i + k);
+            asm(ADAMANT_BENCH_SQRT : ADAMANT_BENCH_REGISTER(root)); // this instruction, and no estimate of it
+            float_reg quotient = *reinterpret_cast<float_reg const*>(numerator + i + k) / root;
+            asm volatile("" : ADAMANT_BENCH_REGISTER(quotient));
+        }
+    }
 }

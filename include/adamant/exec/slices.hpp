@@ -20,7 +20,7 @@ struct slice {
 };
 
 // Slice number `index` of n elements cut into `parts` slices in order, disjoint, together the whole, of sizes that
-// differ by at most one granule. n up to the largest size_t; index < parts.
+// differ by at most one granule, so some are empty where n is small. n up to the largest size_t; index < parts.
 [[nodiscard]] constexpr slice slice_of(std::size_t n, std::size_t parts, std::size_t index) noexcept
 {
     std::size_t const granules = n / slice_granule_elems + (n % slice_granule_elems != 0);
@@ -28,7 +28,8 @@ struct slice {
     std::size_t const longer = granules % parts; // the first so many have one granule more
     std::size_t const first = index * each + std::min(index, longer);
     std::size_t const last = first + each + (index < longer);
-    return {first * slice_granule_elems, last == granules ? n : last * slice_granule_elems};
+    auto const element = [&](std::size_t granule) { return granule == granules ? n : granule * slice_granule_elems; };
+    return {element(first), element(last)};
 }
 
 ADAMANT_END_NAMESPACE

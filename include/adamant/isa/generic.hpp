@@ -42,16 +42,19 @@ struct simd {
     ADAMANT_SIMD static f32 set(float x) { return f32(x); }
     ADAMANT_SIMD static u32 set(std::uint32_t x) { return u32(x); }
     ADAMANT_SIMD static f32 mul(f32 a, f32 b) { return a * b; }
-    ADAMANT_SIMD static f32 div(f32 a, f32 b)
+    // Templates, so that what does not fit a wider batch is not compiled for it.
+    template <class Batch>
+    ADAMANT_SIMD static Batch div(Batch a, Batch b)
     {
-        if constexpr (lanes == 4)
+        if constexpr (Batch::size == 4)
             return quad::div(a, b);
         else
             return a / b;
     }
-    ADAMANT_SIMD static f32 sqrt(f32 a)
+    template <class Batch>
+    ADAMANT_SIMD static Batch sqrt(Batch a)
     {
-        if constexpr (lanes == 4)
+        if constexpr (Batch::size == 4)
             return quad::sqrt(a);
         else
             return xsimd::sqrt(a);
@@ -161,10 +164,10 @@ struct simd {
         for (quad::f64& pair : sums.pair)
             pair = quad::f64{0.0, 0.0};
     }
-    template <std::size_t Part>
-    ADAMANT_SIMD static void add_squares(partial_sums& sums, f32 x)
+    template <std::size_t Part, class Batch>
+    ADAMANT_SIMD static void add_squares(partial_sums& sums, Batch x)
     {
-        if constexpr (lanes == 4) {
+        if constexpr (Batch::size == 4) {
             add_quad(sums.pair + 2 * Part, x);
         } else {
             float wide[lanes];

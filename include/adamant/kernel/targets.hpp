@@ -26,6 +26,13 @@
 #define ADAMANT_PREFETCH_BYTES 2048
 #endif
 
+#if !defined(__clang__)
+// GCC's own AVX-512 intrinsics start from a deliberately undefined register, and GCC 12 then warns of it.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 ADAMANT_BEGIN_NAMESPACE
 
 namespace kernel {
@@ -36,13 +43,6 @@ using adamant::generic::simd;
 } // namespace generic
 
 #if defined(__x86_64__)
-
-#if !defined(__clang__)
-// GCC's own AVX-512 intrinsics start from a deliberately undefined register, and GCC 12 then warns of it.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
@@ -89,7 +89,6 @@ namespace avx512_bf16 {
 #pragma clang attribute pop
 #else
 #pragma GCC pop_options
-#pragma GCC diagnostic pop
 #endif
 
 #endif // __x86_64__
@@ -97,3 +96,7 @@ namespace avx512_bf16 {
 } // namespace kernel
 
 ADAMANT_END_NAMESPACE
+
+#if !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif

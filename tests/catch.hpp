@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Catch2, version 2 or 3, and what the tests share.
+#pragma once
+
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <adamant/core/dtype.hpp>
+#include <adamant/isa/isa.hpp>
+#include <adamant/numerics/convert.hpp>
+
+namespace test {
+
+// SplitMix64: the same numbers on every machine.
+class random_bits {
+public:
+    explicit random_bits(std::uint64_t seed) : state_(seed) {}
+    std::uint64_t operator()()
+    {
+        std::uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+        return z ^ (z >> 31);
+    }
+    std::size_t below(std::size_t n) { return static_cast<std::size_t>((*this)() % n); }
+
+private:
+    std::uint64_t state_;
+};
+
+inline std::uint32_t bits(float x)
+{
+    return std::bit_cast<std::uint32_t>(x);
+}
+inline float from_bits(std::uint32_t x)
+{
+    return std::bit_cast<float>(x);
+}
+
+// Random sign and mantissa, exponent from 2^low to 2^high.
+inline float with_exponent(std::uint64_t random, int low, int high)
+{
+    auto const span = static_cast<std::uint64_t>(high - low + 1);
+    auto const exponent = static_cast<std::uint32_t>(127 + low + static_cast<int>((random >> 32) % span));
+    return from_bits((static_cast<std::uint32_t>(random) & 0x807fffffu) | exponent << 23);
+}
+
+// The kinds of values a kernel must get right. Which one decides what share of them is plain.
+enum class values {
+    ordinary,  // what training sees
+    extreme,   // any exponent
+    any_bits,  // any 32 bits: infinities, NaN payloads, subnormals
+    boundary,  // around 2^-126, before and after rounding, and around the bounds of the kernels' guard
+    special,   // signed zeros, infinities, NaNs, ties of the 16-bit formats, mixed with ordinary ones
+};
+inline constexpr values all_values[] = {values::ordinary, values::extreme, values::any_bits, values::boundary,
+                                        values::special};
+
+inline float value_of(values kind, random_bits& random, int low, int high)
+{
+    std::uint64_t const r = random();
+    switch (kind) {
+    case values::ordinary: break;
+    case values::extreme: return with_exponent(r, -126, 127);
+    case values::any_bits: return from_bits(static_cast<std::uint32_t>(r >> 32));
+    case values::boundary: {
+        static constexpr std::uint32_t centres[] = {
+            0x00800000u, 0x00800000u, 0x00808000u, 0x01000000u, 0x00400000u,
+            std::bit_cast<std::uint32_t>(0x1p-124f), std::bit_cast<std::uint32_t>(0x1p-63f),
+            std::bit_cast<std::uint32_t>(0x1p-62f),  std::bit_cast<std::uint32_t>(0x1p-50f),
+            std::bit_cast<std::uint32_t>(0x1p40f),   std::bit_cast<std::uint32_t>(0x1p64f), 0x7f7fffffu};
+        std::uint32_t const near = centres[r % std::size(centres)] + static_cast<std::uint32_t>((r >> 8) % 5) - 2;
+        return from_bits(near | (static_cast<std::uint32_t>(r >> 32) & 0x80000000u));
+    }
+    case values::special: {
+        static constexpr std::uint32_t some[] = {
+            0u, 0x80000000u, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffc12345u, 0x7f800001u, 1u, 0x807fffffu,
+            0x3f808000u, 0x3f818000u, 0x3f801000u, 0x3f803000u, 0x477fe000u, 0x477ff000u, 0x33000000u, 0x33000001u,
+            0x387fc000u, 0x38800000u, 0x7f7f8000u};
+        if (r % 4 == 0)
+            return from_bits(some[(r >> 8) % std::size(some)]);
+        break;
+    }
+    }
+    return with_exponent(r, low, high);
+}
+
+// An array of elements of a run-time type, beginning `offset_bytes` past a multiple of 64, with guard bytes around it.
+class array {
+public:
+    array(adamant::dtype type, std::size_t n, std::size_t offset_bytes = 0)
+        : type_(type), n_(type == adamant::dtype::none ? 0 : n),
+          bytes_(64 + offset_bytes + n_ * size_bytes(type) + 64, std::byte{0xa5})
+    {
+        auto const address = reinterpret_cast<std::uintptr_t>(bytes_.data());
+        begin_ = (64 - address % 64) % 64 + offset_bytes;
+    }
+    array(array const& other) : array(other, 0) {}
+    array& operator=(array const&) = delete;
+    // A copy that begins at another offset.
+    array(array const& other, std::size_t offset_bytes) : array(other.type_, other.n_, offset_bytes)
+    {
+        if (n_ != 0)
+            std::memcpy(data(), other.data(), n_ * size_bytes(type_));
+    }
+
+    [[nodiscard]] std::byte* data() { return type_ == adamant::dtype::none ? nullptr : bytes_.data() + begin_; }
+    [[nodiscard]] std::byte const* data() const { return const_cast<array*>(this)->data(); }
+    [[nodiscard]] std::size_t size() const { return n_; }
+
+    void set(std::size_t i, float x)
+    {
+        std::byte* const at = data() + i * size_bytes(type_);
+        if (type_ == adamant::dtype::float32)
+            adamant::store_unaligned(at, x);
+        else if (type_ == adamant::dtype::bfloat16)
+            adamant::store_unaligned(at, adamant::narrow<adamant::bfloat16>(x));
+        else
+            adamant::store_unaligned(at, adamant::narrow<adamant::float16>(x));
+    }
+    // Any bits of the element's own type.
+    void set_bits(std::size_t i, std::uint64_t random)
+    {
+        std::memcpy(data() + i * size_bytes(type_), &random, size_bytes(type_));
+    }
+    [[nodiscard]] std::uint32_t element_bits(std::size_t i) const
+    {
+        std::uint32_t result = 0;
+        std::memcpy(&result, data() + i * size_bytes(type_), size_bytes(type_));
+        return result;
+    }
+
+    // The first element whose bits differ, as text; empty where there is none. Bytes around the arrays count too.
+    [[nodiscard]] std::string difference(array const& expected) const
+    {
+        for (std::size_t i = 0; i < n_; ++i)
+            if (element_bits(i) != expected.element_bits(i)) {
+                char text[100];
+                std::snprintf(text, sizeof text, "element %zu of %zu is %08x, expected %08x", i, n_, element_bits(i),
+                              expected.element_bits(i));
+                return text;
+            }
+        for (std::size_t b = 0; b < bytes_.size(); ++b)
+            if ((b < begin_ || b >= begin_ + n_ * size_bytes(type_)) && bytes_[b] != std::byte{0xa5})
+                return "a byte outside the array was written";
+        return {};
+    }
+
+private:
+    adamant::dtype type_;
+    std::size_t n_;
+    std::vector<std::byte> bytes_;
+    std::size_t begin_ = 0;
+};
+
+// The tier this run is for: ADAMANT_ISA, or the best.
+inline adamant::isa tier()
+{
+    return adamant::resolve_isa(adamant::isa::automatic);
+}
+
+} // namespace test

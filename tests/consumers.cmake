@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+# The package as its users meet it: installed and found, as a subdirectory, fetched, through pkg-config, and by one plain
+# compiler line. Each builds and runs the README's program.
+file(REMOVE_RECURSE ${SCRATCH})
+set(prefix ${SCRATCH}/prefix)
+set(consumer ${CMAKE_CURRENT_LIST_DIR}/consumer)
+set(program ${SOURCE}/examples/hello.cpp)
+function(run)
+    execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY COMMAND_ECHO STDOUT)
+endfunction()
+
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+foreach(how find_package add_subdirectory FetchContent)
+    run(${CMAKE_COMMAND} -S ${consumer} -B ${SCRATCH}/${how} -G Ninja -DCMAKE_CXX_COMPILER=${CXX} -DHOW=${how}
+        -DPROGRAM=${program} -DADAMANT_SOURCE=${SOURCE} -DCMAKE_PREFIX_PATH=${prefix} -DVERSION=${VERSION})
+    run(${CMAKE_COMMAND} --build ${SCRATCH}/${how})
+    run(${SCRATCH}/${how}/consumer)
+endforeach()
+
+# jit_build: no CMake, no -m flag, no CUDA, no Python.
+run(${CXX} -std=c++20 -O2 -fopenmp -I${prefix}/include ${program} -o ${SCRATCH}/plain)
+run(${SCRATCH}/plain)
+
+find_program(pkg_config pkg-config)
+if(pkg_config)
+    set(ENV{PKG_CONFIG_PATH} ${prefix}/share/pkgconfig)
+    execute_process(COMMAND ${pkg_config} --cflags --libs adamant OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY
+                    OUTPUT_STRIP_TRAILING_WHITESPACE)
+    separate_arguments(flags UNIX_COMMAND "${flags}")
+    run(${CXX} -std=c++20 -O2 ${program} ${flags} -o ${SCRATCH}/by_pkg_config)
+    run(${SCRATCH}/by_pkg_config)
+endif()
+
+# Off unless top-level: nothing of ours is built or installed by a project that includes us.
+foreach(ours adamant_tests adamant_cli train_text)
+    file(GLOB_RECURSE found ${SCRATCH}/add_subdirectory/${ours}*)
+    if(found)
+        message(FATAL_ERROR "built by a consumer that did not ask for it: ${found}")
+    endif()
+endforeach()

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every combination of element types on the tier of this run, against the scalar oracle, bit for bit.
+#include <cfenv>
+#include <numeric>
+
+#include <adamant/kernel/dispatch.hpp>
+#include <adamant/kernel/guard.hpp>
+
+#include "../examples/combinations.hpp"
+#include "catch.hpp"
+
+using namespace adamant;
+
+namespace {
+
+// The arrays of one shard.
+struct arrays {
+    test::array param, grad, exp_avg, exp_avg_sq, weight_out;
+
+    arrays(combination_entry const& types, std::size_t n)
+        : param(types.dtypes[0], n), grad(types.dtypes[1], n), exp_avg(types.dtypes[2], n),
+          exp_avg_sq(types.dtypes[3], n), weight_out(types.dtypes[4], n)
+    {
+    }
+    // A copy whose arrays begin at these offsets.
+    arrays(arrays const& other, std::size_t const (&offsets)[5])
+        : param(other.param, offsets[0]), grad(other.grad, offsets[1]), exp_avg(other.exp_avg, offsets[2]),
+          exp_avg_sq(other.exp_avg_sq, offsets[3]), weight_out(other.weight_out, offsets[4])
+    {
+    }
+
+    void fill(test::values kind, test::random_bits& random)
+    {
+        for (std::size_t i = 0; i < param.size(); ++i) {
+            // Adversarial values meet ordinary ones, too.
+            auto const pick = [&] { return random.below(4) == 0 ? test::values::ordinary : kind; };
+            param.set(i, test::value_of(pick(), random, -9, -4));
+            grad.set(i, test::value_of(pick(), random, -16, -2));
+            exp_avg.set(i, test::value_of(pick(), random, -18, -4));
+            float const v = test::value_of(pick(), random, -36, -8);
+            exp_avg_sq.set(i, random.below(16) == 0 ? v : test::from_bits(test::bits(v) & float_abs_mask));
+            if (kind == test::values::any_bits && random.below(2) == 0) {
+                param.set_bits(i, random());
+                grad.set_bits(i, random());
+            }
+        }
+    }
+    std::uint64_t run(kernel::step_function step, coefficients const& c, std::size_t begin, std::size_t end,
+                      bool stream = false)
+    {
+        return step({param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), weight_out.data()}, begin, end, c,
+                    stream);
+    }
+    [[nodiscard]] std::string difference(arrays const& expected) const
+    {
+        for (auto const& [name, mine, theirs] :
+             {std::tuple{"param", &param, &expected.param}, std::tuple{"grad", &grad, &expected.grad},
+              std::tuple{"exp_avg", &exp_avg, &expected.exp_avg},
+              std::tuple{"exp_avg_sq", &exp_avg_sq, &expected.exp_avg_sq},
+              std::tuple{"weight_out", &weight_out, &expected.weight_out}})
+            if (std::string const text = mine->difference(*theirs); !text.empty())
+                return std::string(name) + ": " + text;
+        return {};
+    }
+};
+
+std::string text_of(combination_entry const& types)
+{
+    std::string text;
+    for (dtype const type : types.dtypes)
+        text += std::string(name(type)) + " ";
+    return text;
+}
+
+coefficients ordinary_coefficients(bool l2 = false)
+{
+    return make_coefficients(
+        {.lr = 1e-3, .weight_decay = 0.1, .mode = l2 ? decay_mode::l2 : decay_mode::decoupled}, 10);
+}
+
+// Compares the tier with the oracle on a copy of `start`; returns what differs.
+std::string compare(combination_entry const& types, arrays const& start, coefficients const& c, std::size_t begin,
+                    std::size_t end, bool stream = false)
+{
+    std::size_t const aligned[5] = {};
+    arrays expected(start, aligned);
+    arrays found(start, aligned);
+    std::uint64_t const expected_count = expected.run(types.step_for(isa::scalar), c, begin, end);
+    std::uint64_t const found_count = found.run(types.step_for(test::tier()), c, begin, end, stream);
+    if (found_count != expected_count)
+        return "counts " + std::to_string(found_count) + " non-finite, expected " + std::to_string(expected_count);
+    return found.difference(expected);
+}
+
+} // namespace
+
+TEST_CASE("there are as many combinations as the header says")
+{
+    CHECK(all_combinations().size() == 60);
+}
+
+TEST_CASE("bf16_avx2: every combination has the oracle's bits, for every kind of value and both decay modes")
+{
+    std::uint64_t seed = 0;
+    for (combination_entry const& types : all_combinations())
+        for (test::values const kind : test::all_values)
+            for (bool const l2 : {false, true}) {
+                test::random_bits random(++seed);
+                arrays start(types, 1200);
+                start.fill(kind, random);
+                INFO(text_of(types) << "values " << static_cast<int>(kind) << " l2 " << l2);
+                REQUIRE(compare(types, start, ordinary_coefficients(l2), 0, 1200) == "");
+            }
+}
+
+TEST_CASE("coefficients of any kind, ordinary for the fast path or not")
+{
+    std::vector<hyperparameters> const choices = {
+        {.lr = 0},
+        {.lr = 1e-30},
+        {.lr = 1e6},
+        {.beta1 = 0, .beta2 = 0},
+        {.beta1 = 1 - 0x1p-53, .beta2 = 1 - 0x1p-53},
+        {.beta1 = 0x1p-20, .beta2 = 0.25},
+        {.eps = 0},
+        {.eps = 1e-37},
+        {.eps = 1e30},
+        {.lr = 0.5, .weight_decay = 2, .mode = decay_mode::decoupled}, // decay 0
+        {.lr = 0.5, .weight_decay = 20, .mode = decay_mode::decoupled},
+        {.lr = 1e-3, .weight_decay = 1e30, .mode = decay_mode::l2},
+        {.lr = 1e-3, .weight_decay = 1e-30, .mode = decay_mode::l2},
+    };
+    std::uint64_t seed = 1000;
+    for (std::size_t const at : {0, 5, 13, 14, 28, 41, 47, 59}) {
+        combination_entry const& types = all_combinations()[at];
+        for (hyperparameters const& hyper : choices)
+            for (test::values const kind : {test::values::ordinary, test::values::boundary, test::values::special})
+                for (grad_scaling const scaling : {grad_scaling{}, grad_scaling{0x1p-70, 1}, grad_scaling{3e30, 1}, grad_scaling{1, 0}}) {
+                    test::random_bits random(++seed);
+                    arrays start(types, 200);
+                    start.fill(kind, random);
+                    INFO(text_of(types) << "lr " << hyper.lr << " beta1 " << hyper.beta1 << " eps " << hyper.eps);
+                    REQUIRE(compare(types, start, make_coefficients(hyper, 3, scaling), 0, 200) == "");
+                }
+    }
+}
+
+TEST_CASE("every length to 300, in arrays that go on")
+{
+    for (std::size_t const at : {0, 6, 14, 43, 58}) {
+        combination_entry const& types = all_combinations()[at];
+        test::random_bits random(at);
+        arrays start(types, 310);
+        start.fill(test::values::ordinary, random);
+        coefficients const c = ordinary_coefficients();
+        for (std::size_t n = 0; n <= 300; ++n) {
+            INFO(text_of(types) << "length " << n);
+            REQUIRE(compare(types, start, c, 0, n) == "");
+            REQUIRE(compare(types, start, c, 5, 5 + n) == "");
+        }
+    }
+}
+
+TEST_CASE("alignment: every byte offset to 64 of each array by itself, with and without streamed stores")
+{
+    for (std::size_t const at : {1, 6, 14, 43, 58}) {
+        combination_entry const& types = all_combinations()[at];
+        test::random_bits random(at);
+        std::size_t const n = 150;
+        arrays start(types, n);
+        start.fill(test::values::special, random);
+        coefficients const c = ordinary_coefficients();
+        std::size_t const aligned[5] = {};
+        arrays expected(start, aligned);
+        expected.run(types.step_for(isa::scalar), c, 0, n);
+        for (std::size_t array = 0; array < 5; ++array)
+            for (std::size_t offset = 0; offset <= 64; ++offset) {
+                std::size_t offsets[5] = {};
+                offsets[array] = offset;
+                arrays found(start, offsets);
+                found.run(types.step_for(test::tier()), c, 0, n, offset % 2 == 0);
+                INFO(text_of(types) << "array " << array << " offset " << offset);
+                REQUIRE(found.difference(expected) == "");
+            }
+    }
+}
+
+TEST_CASE("random shapes: any combination, cut, offset, kind of value and hyperparameters")
+{
+    test::random_bits random(42);
+    for (int round = 0; round < 1500; ++round) {
+        combination_entry const& types = all_combinations()[random.below(all_combinations().size())];
+        std::size_t const n = random.below(700);
+        arrays start(types, n);
+        start.fill(test::all_values[random.below(5)], random);
+        hyperparameters const hyper{.lr = static_cast<double>(test::with_exponent(random(), -20, 0)) < 0 ? 1e-3 : 1e-4,
+                                    .beta1 = random.below(2) == 0 ? 0.9 : 0.95,
+                                    .beta2 = random.below(2) == 0 ? 0.999 : 0.95,
+                                    .eps = random.below(2) == 0 ? 1e-8 : 1e-6,
+                                    .weight_decay = random.below(2) == 0 ? 0.0 : 0.1,
+                                    .mode = random.below(2) == 0 ? decay_mode::l2 : decay_mode::decoupled,
+                                    .bias_correction = random.below(4) != 0};
+        coefficients const c = make_coefficients(hyper, 1 + random.below(100));
+        std::size_t offsets[5];
+        for (std::size_t& offset : offsets)
+            offset = random.below(65);
+        std::size_t const aligned[5] = {};
+        arrays expected(start, aligned);
+        arrays found(start, offsets);
+        std::uint64_t const expected_count = expected.run(types.step_for(isa::scalar), c, 0, n);
+        std::size_t const cut = random.below(n + 1);
+        bool const stream = random.below(2) == 0;
+        std::uint64_t const found_count = found.run(types.step_for(test::tier()), c, 0, cut, stream) +
+                                          found.run(types.step_for(test::tier()), c, cut, n, stream);
+        INFO(text_of(types) << "round " << round << " length " << n << " cut " << cut);
+        REQUIRE(found_count == expected_count);
+        REQUIRE(found.difference(expected) == "");
+    }
+}
+
+TEST_CASE("the bounds of the guard: operands and coefficients placed on them")
+{
+    // Aimed at the proof in kernel/guard.hpp: products and quotients that land on 2^-126, cancellations in m' and p',
+    // second moments that decay through the smallest normal number.
+    combination_entry const& types = all_combinations().front();
+    test::random_bits random(99);
+    for (int round = 0; round < 400; ++round) {
+        hyperparameters const hyper{.lr = std::bit_cast<float>(0x00800000u + static_cast<std::uint32_t>(random.below(0x3f000000))) < 1e-11f ? 0x1p-39 : 1e-3,
+                                    .beta1 = random.below(2) == 0 ? 0.9 : 0.0626,
+                                    .beta2 = random.below(2) == 0 ? 0.999 : 0.5001,
+                                    .eps = random.below(2) == 0 ? 1e-8 : 0x1p-59,
+                                    .weight_decay = 0.1,
+                                    .mode = random.below(2) == 0 ? decay_mode::l2 : decay_mode::decoupled};
+        coefficients const c = make_coefficients(hyper, 1 + random.below(3));
+        std::size_t const n = 256;
+        arrays start(types, n);
+        for (std::size_t i = 0; i < n; ++i) {
+            auto const near = [&](double target, float factor) {
+                double const x = factor == 0 ? target : target / static_cast<double>(factor);
+                auto const b = test::bits(static_cast<float>(x)) + static_cast<std::uint32_t>(random.below(5)) - 2;
+                return test::from_bits(b ^ (random.below(2) == 0 ? 0 : float_sign_bit));
+            };
+            bool const tame = random.below(3) != 0; // or everything would be careful
+            float const g = tame ? test::with_exponent(random(), -49, -20) : near(0x1p-126, c.one_minus_beta1);
+            float const m = random.below(3) == 0   ? near(-static_cast<double>(c.one_minus_beta1) * static_cast<double>(g), c.beta1)
+                            : tame                 ? test::with_exponent(random(), -49, -20)
+                                                   : near(0x1p-126, c.beta1);
+            float const v = tame ? test::with_exponent(random() & ~0x80000000u, -123, -40) : near(0x1p-126, c.beta2);
+            oracle::element const moments = oracle::update({0, m, v}, g, c); // p' is now nss * q
+            float const p = random.below(3) == 0 ? near(-static_cast<double>(moments.param), c.decay)
+                            : tame               ? test::with_exponent(random(), -49, 2)
+                                                 : near(0x1p-126, c.decay);
+            start.grad.set(i, g);
+            start.exp_avg.set(i, m);
+            start.exp_avg_sq.set(i, v);
+            start.param.set(i, random.below(5) == 0 ? 0.0f : p);
+        }
+        INFO("round " << round);
+        REQUIRE(compare(types, start, c, 0, n) == "");
+    }
+}
+
+TEST_CASE("subnormal_cliff: idle rows have the oracle's bits while their moments decay, and end at zero")
+{
+    for (std::size_t const at : {0, 6, 13, 47}) {
+        combination_entry const& types = all_combinations()[at];
+        std::size_t const n = 130;
+        arrays found(types, n);
+        test::random_bits random(at);
+        found.fill(test::values::ordinary, random);
+        for (std::size_t i = 0; i < n; ++i) {
+            found.grad.set(i, 0);
+            found.exp_avg.set(i, test::with_exponent(random(), -126, -100));
+            found.exp_avg_sq.set(i, test::with_exponent(random() & ~0x80000000u, -126, -121));
+        }
+        std::size_t const aligned[5] = {};
+        arrays expected(found, aligned);
+        for (std::uint64_t t = 1; t <= 300; ++t) {
+            coefficients const c = make_coefficients({.lr = 1e-3, .beta2 = 0.97}, t);
+            expected.run(types.step_for(isa::scalar), c, 0, n);
+            found.run(types.step_for(test::tier()), c, 0, n);
+            INFO(text_of(types) << "step " << t);
+            REQUIRE(found.difference(expected) == "");
+        }
+        for (std::size_t i = 0; i < n; ++i)
+            REQUIRE((found.exp_avg.element_bits(i) & (types.dtypes[2] == dtype::float32 ? float_abs_mask : 0x7fffu)) == 0);
+    }
+}
+
+TEST_CASE("the caller's floating-point mode changes nothing and is not changed")
+{
+    combination_entry const& types = all_combinations()[6];
+    test::random_bits random(5);
+    arrays start(types, 500);
+    start.fill(test::values::boundary, random);
+    coefficients const c = ordinary_coefficients();
+    std::size_t const aligned[5] = {};
+    arrays expected(start, aligned);
+    expected.run(types.step_for(isa::scalar), c, 0, 500);
+    for (isa const tier : {isa::scalar, test::tier()})
+        for (int const rounding : {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO})
+            for (bool const flushing : {false, true}) {
+                arrays found(start, aligned);
+                std::feclearexcept(FE_ALL_EXCEPT);
+                std::fesetround(rounding);
+                int flags = 0;
+                int after = 0;
+                std::uint32_t mode_before = 0;
+                std::uint32_t mode_after = 0;
+#if defined(__x86_64__)
+                __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | (flushing ? 0x8040u : 0));
+                mode_before = __builtin_ia32_stmxcsr();
+                found.run(types.step_for(tier), c, 0, 500);
+                mode_after = __builtin_ia32_stmxcsr();
+                __builtin_ia32_ldmxcsr(mode_before & ~0x8040u);
+#else
+                std::uint64_t control = 0;
+                asm volatile("mrs %0, fpcr" : "=r"(control));
+                control |= flushing ? std::uint64_t{1} << 24 : 0;
+                asm volatile("msr fpcr, %0" : : "r"(control));
+                mode_before = static_cast<std::uint32_t>(control);
+                found.run(types.step_for(tier), c, 0, 500);
+                asm volatile("mrs %0, fpcr" : "=r"(control));
+                mode_after = static_cast<std::uint32_t>(control);
+                asm volatile("msr fpcr, %0" : : "r"(control & ~(std::uint64_t{1} << 24)));
+#endif
+                flags = std::fetestexcept(FE_ALL_EXCEPT);
+                after = std::fegetround();
+                std::fesetround(FE_TONEAREST);
+                INFO("rounding " << rounding << " flushing " << flushing);
+                CHECK(mode_after == mode_before);
+                CHECK(after == rounding);
+                CHECK(flags == 0);
+                REQUIRE(found.difference(expected) == "");
+            }
+}
+
+TEST_CASE("one block's sum of squares and count have the oracle's bits")
+{
+    auto const check = [](auto element, dtype type) {
+        using grad_type = decltype(element);
+        test::random_bits random(11);
+        for (test::values const kind : test::all_values)
+            for (std::size_t n : {0, 1, 2, 15, 16, 17, 31, 33, 100, 300, 4095, 4096})
+                for (std::size_t const offset : {0, 1, 2, 7}) {
+                    test::array grad(type, n, offset);
+                    for (std::size_t i = 0; i < n; ++i) {
+                        grad.set(i, test::value_of(kind, random, -20, 5));
+                        if (kind == test::values::any_bits)
+                            grad.set_bits(i, random());
+                    }
+                    grad_squares const expected = kernel::block_squares_for<grad_type>(isa::scalar)(grad.data(), n);
+                    grad_squares const found = kernel::block_squares_for<grad_type>(test::tier())(grad.data(), n);
+                    INFO("values " << static_cast<int>(kind) << " length " << n);
+                    REQUIRE(std::bit_cast<std::uint64_t>(found.sum) == std::bit_cast<std::uint64_t>(expected.sum));
+                    REQUIRE(found.nonfinite == expected.nonfinite);
+                }
+    };
+    check(float{}, dtype::float32);
+    check(bfloat16{}, dtype::bfloat16);
+    check(float16{}, dtype::float16);
+}
+
+TEST_CASE("conversions of the kernels: every float16 and bfloat16 in and out")
+{
+    // lr = 0 and no decay: the param goes through a step as it is, widened and narrowed.
+    coefficients const c = make_coefficients({.lr = 0}, 1);
+    for (combination_entry const& types : all_combinations()) {
+        if (types.dtypes[0] == dtype::float32 || types.dtypes[1] != dtype::float32)
+            continue;
+        arrays start(types, 0x10000);
+        for (std::size_t i = 0; i < 0x10000; ++i) {
+            start.param.set_bits(i, i);
+            start.grad.set(i, 0.5f);
+            start.exp_avg.set(i, 0.25f);
+            start.exp_avg_sq.set(i, 0.25f);
+        }
+        INFO(text_of(types));
+        REQUIRE(compare(types, start, c, 0, 0x10000) == "");
+    }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <span>
+
+#include <adamant/shard/combinations.hpp>
+#include <adamant/shard/shard.hpp>
+
+#include "catch.hpp"
+
+using namespace adamant;
+
+template <class Function>
+static std::string refusal(Function function)
+{
+    try {
+        function();
+    } catch (invalid_argument const& error) {
+        return error.what();
+    }
+    return {};
+}
+static bool mentions(std::string const& text, std::string const& word)
+{
+    INFO(text);
+    return text.find(word) != std::string::npos;
+}
+
+TEST_CASE("types come from the arrays")
+{
+    std::vector<float> p(4), m(4), v(4);
+    std::vector<bfloat16> g(4), w(4);
+    shard const main(p, g, m, v, w);
+    STATIC_REQUIRE(std::is_same_v<decltype(main), shard<float, bfloat16, float, float, bfloat16> const>);
+    std::span<float> const p_span = p;
+    std::span<bfloat16 const> const g_span = g;
+    shard const none(p_span, g_span, m, v);
+    STATIC_REQUIRE(std::is_same_v<decltype(none), shard<float, bfloat16, float, float> const>);
+    shard const pointers(p.data(), g.data(), m.data(), v.data(), w.data(), 3);
+    CHECK(main.size() == 4);
+    CHECK(none.size() == 4);
+    CHECK(pointers.size() == 3);
+    CHECK(main.bytes_per_element() == 28);
+    CHECK(none.bytes_per_element() == 26);
+    CHECK(shard<bfloat16, bfloat16, bfloat16>::bytes_per_element() == 14);
+}
+
+TEST_CASE("combinations that mean nothing do not exist")
+{
+    STATIC_REQUIRE(moment_type<bfloat16>);
+    STATIC_REQUIRE(!moment_type<float16>);
+    STATIC_REQUIRE(!moment_type<double>);
+    STATIC_REQUIRE(!element_type<double>);
+    STATIC_REQUIRE(!element_type<std::uint16_t>);
+    STATIC_REQUIRE(weight_out_type<bfloat16, float>);
+    STATIC_REQUIRE(!weight_out_type<float, float>);
+    STATIC_REQUIRE(!weight_out_type<bfloat16, bfloat16>);
+    STATIC_REQUIRE(weight_out_type<void, float16>);
+    std::size_t count = 0;
+    auto const add = [&](auto) { ++count; };
+    for_each_combination_of<float>(add);
+    for_each_combination_of<bfloat16>(add);
+    for_each_combination_of<float16>(add);
+    CHECK(count == combination_count);
+}
+
+TEST_CASE("sizes that differ are refused by the array's name")
+{
+    std::vector<float> p(4), m(4), v(4), three(3);
+    std::vector<bfloat16> g(4), w(4), five(5);
+    CHECK(mentions(refusal([&] { shard(p, five, m, v, w); }), "grad has 5"));
+    CHECK(mentions(refusal([&] { shard(p, g, three, v, w); }), "exp_avg has 3"));
+    CHECK(mentions(refusal([&] { shard(p, g, m, three); }), "exp_avg_sq has 3"));
+    CHECK(mentions(refusal([&] { shard(p, g, m, v, five); }), "weight_out has 5"));
+}
+
+TEST_CASE("null pointers and impossible sizes are refused, but for empty shards")
+{
+    float* const none = nullptr;
+    std::vector<float> p(4), g(4), m(4), v(4);
+    CHECK(mentions(refusal([&] { shard(none, g.data(), m.data(), v.data(), 4); }), "param is null"));
+    CHECK(mentions(refusal([&] { shard(p.data(), static_cast<float const*>(nullptr), m.data(), v.data(), 4); }), "grad is null"));
+    CHECK(mentions(refusal([&] { shard(p.data(), g.data(), none, v.data(), 4); }), "exp_avg is null"));
+    CHECK(mentions(refusal([&] { shard(p.data(), g.data(), m.data(), none, 4); }), "exp_avg_sq is null"));
+    CHECK(mentions(refusal([&] { shard(p.data(), g.data(), m.data(), v.data(), static_cast<bfloat16*>(nullptr), 4); }), "weight_out is null"));
+    CHECK(mentions(refusal([&] { shard(p.data(), g.data(), m.data(), v.data(), static_cast<std::size_t>(-1)); }), "does not fit"));
+    CHECK(refusal([&] { shard(none, static_cast<float const*>(nullptr), none, none, 0); }).empty());
+}
+
+TEST_CASE("arrays that overlap by a byte are refused, neighbours are not")
+{
+    std::vector<std::byte> memory(1024);
+    auto const at = [&](std::size_t offset) { return reinterpret_cast<float*>(memory.data() + offset); };
+    std::size_t const n = 16; // 64 bytes each
+    CHECK(refusal([&] { shard(at(0), at(64), at(128), at(192), n); }).empty());
+    std::array<char const*, 4> const names = {"param", "grad", "exp_avg", "exp_avg_sq"};
+    for (std::size_t a = 0; a < 4; ++a)
+        for (std::size_t b = 0; b < 4; ++b) {
+            if (a == b)
+                continue;
+            std::size_t offsets[] = {0, 128, 256, 384};
+            offsets[a] = offsets[b] + 63;
+            std::string const text = refusal([&] { shard(at(offsets[0]), at(offsets[1]), at(offsets[2]), at(offsets[3]), n); });
+            CHECK(mentions(text, "overlap"));
+            CHECK(mentions(text, names[a]));
+            CHECK(mentions(text, names[b]));
+        }
+    auto* const out = reinterpret_cast<bfloat16*>(memory.data() + 63);
+    CHECK(mentions(refusal([&] { shard(at(0), at(128), at(256), at(384), out, n); }), "param and weight_out overlap"));
+}
