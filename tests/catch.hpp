@@ -76,7 +76,8 @@ inline float value_of(values kind, random_bits& random, int low, int high)
         static constexpr std::uint32_t centres[] = {
             0x00800000u, 0x00800000u, 0x00808000u, 0x01000000u, 0x00400000u,
             std::bit_cast<std::uint32_t>(0x1p-124f), std::bit_cast<std::uint32_t>(0x1p-63f),
-            std::bit_cast<std::uint32_t>(0x1p-62f),  std::bit_cast<std::uint32_t>(0x1p-50f),
+            std::bit_cast<std::uint32_t>(0x1p-84f),  std::bit_cast<std::uint32_t>(0x1p-50f),
+            std::bit_cast<std::uint32_t>(0x1p-121f),
             std::bit_cast<std::uint32_t>(0x1p40f),   std::bit_cast<std::uint32_t>(0x1p64f), 0x7f7fffffu};
         std::uint32_t const near = centres[r % std::size(centres)] + static_cast<std::uint32_t>((r >> 8) % 5) - 2;
         return from_bits(near | (static_cast<std::uint32_t>(r >> 32) & 0x80000000u));

@@ -86,7 +86,7 @@ errors measure(hyperparameters const& h)
 } // namespace
 
 // Both are some roundings of the same size, so the one is below the other by chance; 1 % covers the chance.
-TEST_CASE("decay_mode: the oracle is no further from exact Adam and AdamW than PyTorch's formula, with large decay too")
+TEST_CASE("decay_mode: the oracle is no further from exact Adam and AdamW than PyTorch's formula, with large decay too", "[slow]")
 {
     for (decay_mode const mode : {decay_mode::decoupled, decay_mode::l2})
         for (double const weight_decay : {0.0, 0.01, 0.5})
@@ -102,7 +102,7 @@ TEST_CASE("decay_mode: the oracle is no further from exact Adam and AdamW than P
 
 // 0.9f + 0.1f is not 1, and a first moment made of the two carries 2.2e-7 of that. PyTorch's lerp does not. It shows where
 // a parameter moves by its own size in 100 steps, and stays a matter of units in the last place.
-TEST_CASE("decay_mode: with betas that no float holds the oracle is as close at usual learning rates, and near at large ones")
+TEST_CASE("decay_mode: with betas that no float holds the oracle is as close at usual learning rates, and near at large ones", "[slow]")
 {
     for (decay_mode const mode : {decay_mode::decoupled, decay_mode::l2})
         for (double const lr : {1e-4, 1e-2}) {

@@ -43,7 +43,8 @@ public:
     // How many slices n elements are cut into.
     [[nodiscard]] unsigned slices(std::size_t n) const noexcept
     {
-        return static_cast<unsigned>(std::clamp<std::size_t>(n / min_slice_elems_, 1, threads_));
+        std::size_t const granules = n / slice_granule_elems + 1; // no thread is woken for an empty slice
+        return static_cast<unsigned>(std::clamp<std::size_t>(std::min(n / min_slice_elems_, granules), 1, threads_));
     }
 
     // Calls work(slice) for each slice of n elements, in parallel, and returns when all are done. work must not throw.

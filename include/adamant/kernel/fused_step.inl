@@ -36,23 +36,23 @@ enum class path {
 
 // What the first two paths look at, gathered over a group; see kernel/guard.hpp for the bounds and why they suffice.
 struct guard {
-    simd::u32 low, low_square, high;
+    simd::u32 low, low_exp_avg, low_quotient, low_square, high;
     simd::f32 poison; // 0, or NaN once something was not finite
 };
 
 ADAMANT_SIMD guard clear_guard()
 {
-    return {simd::set(~0u), simd::set(~0u), simd::set(0u), simd::set(0.0f)};
+    return {simd::set(~0u), simd::set(~0u), simd::set(~0u), simd::set(~0u), simd::set(0u), simd::set(0.0f)};
 }
 // Subtracting the bits of 2^-126 makes zeros and subnormals the largest unsigned values, so that one minimum finds what
 // is too small but not flushed by hardware. Without zeros to allow for, the minimum of |x| itself does.
 template <path Path>
-ADAMANT_SIMD void look_at_small(guard& seen, simd::f32 x)
+ADAMANT_SIMD void look_at_small(simd::u32& low, simd::f32 x)
 {
     if constexpr (Path == path::ordinary)
-        seen.low = simd::min_abs(seen.low, x);
+        low = simd::min_abs(low, x);
     else if constexpr (Path == path::lenient)
-        seen.low = simd::min(seen.low, simd::sub(simd::abs_bits(x), simd::set(float_min_normal_bits)));
+        low = simd::min(low, simd::sub(simd::abs_bits(x), simd::set(float_min_normal_bits)));
 }
 template <path Path>
 ADAMANT_SIMD void look_at_square(guard& seen, simd::f32 x)
@@ -70,6 +70,10 @@ template <path Path>
 ADAMANT_SIMD bool is_tame(guard const& seen)
 {
     constexpr std::uint32_t offset = Path == path::ordinary ? 0 : float_min_normal_bits;
+    if constexpr (Path == path::lenient)
+        if (simd::any_at_most(seen.low_exp_avg, simd::set(tame_exp_avg_above_bits - offset)) ||
+            simd::any_at_most(seen.low_quotient, simd::set(tame_quotient_above_bits - offset)))
+            return false;
     return !simd::any_at_most(seen.low, simd::set(tame_above_bits - offset)) &&
            !simd::any_at_most(seen.low_square, simd::set(tame_square_above_bits - offset)) &&
            !simd::any_above(seen.high, simd::set(tame_up_to_bits)) && !simd::any_nan(seen.poison);
@@ -104,14 +108,14 @@ ADAMANT_SIMD void update(state_vectors& s, simd::f32 grad, coefficient_vectors c
     simd::f32 const m = flushed<Path>(s.exp_avg);
     simd::f32 const v = flushed<Path>(s.exp_avg_sq);
     simd::f32 g = flushed<Path>(simd::mul(flushed<Path>(grad), c.grad_scale));
-    look_at_small<Path>(seen, p);
-    look_at_small<Path>(seen, m);
+    look_at_small<Path>(seen.low, p);
+    look_at_small<Path>(Path == path::ordinary ? seen.low : seen.low_exp_avg, m);
     look_at_square<Path>(seen, v);
-    look_at_small<Path>(seen, g);
+    look_at_small<Path>(seen.low, g);
     if constexpr (Path != path::ordinary) {
         if (c.has_l2) {
             g = flushed<Path>(simd::fma(c.l2, p, g));
-            look_at_small<Path>(seen, g);
+            look_at_small<Path>(seen.low, g);
         }
     }
     simd::f32 const m_new = flushed<Path>(simd::fma(c.beta1, m, flushed<Path>(simd::mul(c.one_minus_beta1, g))));
@@ -121,7 +125,7 @@ ADAMANT_SIMD void update(state_vectors& s, simd::f32 grad, coefficient_vectors c
     simd::f32 const q = flushed<Path>(simd::div(m_new, d));
     simd::f32 const p_new = flushed<Path>(simd::fma(c.neg_step_size, q, flushed<Path>(simd::mul(c.decay, p))));
     if constexpr (Path != path::careful) {
-        look_at_small<Path>(seen, q);
+        look_at_small<Path>(Path == path::ordinary ? seen.low : seen.low_quotient, q);
         seen.high = simd::max(seen.high, simd::bits(d));
         seen.poison = simd::add_poison(seen.poison, p_new);
     }
