@@ -53,7 +53,7 @@ private:
 
 TEST_CASE("big_tensor: every element past 2^31 and 2^32 is updated, once per pass", "[big]")
 {
-    for (std::size_t const n : {(std::size_t{1} << 31) + tail_elems, (std::size_t{1} << 32) + tail_elems}) {
+    for (std::size_t const n : test::sizes{(std::size_t{1} << 31) + tail_elems, (std::size_t{1} << 32) + tail_elems}) {
         long_array const param(n), grad(n), exp_avg(n), exp_avg_sq(n);
         test::random_bits random(n);
         auto const value = [&](int low, int high) { return narrow<bfloat16>(test::with_exponent(random(), low, high)); };

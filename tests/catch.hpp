@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@
 #include <adamant/numerics/convert.hpp>
 
 namespace test {
+
+using sizes = std::initializer_list<std::size_t>;
 
 // SplitMix64: the same numbers on every machine.
 class random_bits {

@@ -23,7 +23,7 @@ TEST_CASE("slices are in order, disjoint, complete and fair, past 2^32 elements 
     for (int i = 0; i < 200; ++i)
         sizes.push_back(random() >> (random() % 64));
     for (std::size_t const n : sizes)
-        for (std::size_t const parts : {1, 2, 3, 7, 64, 97}) {
+        for (std::size_t const parts : test::sizes{1, 2, 3, 7, 64, 97}) {
             std::size_t expected_begin = 0;
             std::size_t smallest = std::numeric_limits<std::size_t>::max();
             std::size_t largest = 0;
@@ -57,7 +57,7 @@ TEST_CASE("every slice is worked on once, by as many threads as were asked for")
 #if defined(_OPENMP)
     for (unsigned const threads : {1u, 2u, 3u, 7u}) {
         executor const cpu({.threads = threads, .min_slice_elems = 1});
-        for (std::size_t const n : {0, 1, 100, 1000, 100000}) {
+        for (std::size_t const n : test::sizes{0, 1, 100, 1000, 100000}) {
             std::atomic<std::size_t> total{0};
             std::atomic<unsigned> calls{0};
             unsigned const used = cpu.for_each_slice(n, [&](slice part) {

@@ -131,7 +131,7 @@ TEST_CASE("coefficients of any kind, ordinary for the fast path or not")
         {.lr = 1e-3, .weight_decay = 1e-30, .mode = decay_mode::l2},
     };
     std::uint64_t seed = 1000;
-    for (std::size_t const at : {0, 5, 13, 14, 28, 41, 47, 59}) {
+    for (std::size_t const at : test::sizes{0, 5, 13, 14, 28, 41, 47, 59}) {
         combination_entry const& types = all_combinations()[at];
         for (hyperparameters const& hyper : choices)
             for (test::values const kind : {test::values::ordinary, test::values::boundary, test::values::special})
@@ -147,7 +147,7 @@ TEST_CASE("coefficients of any kind, ordinary for the fast path or not")
 
 TEST_CASE("every length to 300, in arrays that go on")
 {
-    for (std::size_t const at : {0, 6, 14, 43, 58}) {
+    for (std::size_t const at : test::sizes{0, 6, 14, 43, 58}) {
         combination_entry const& types = all_combinations()[at];
         test::random_bits random(at);
         arrays start(types, 310);
@@ -163,7 +163,7 @@ TEST_CASE("every length to 300, in arrays that go on")
 
 TEST_CASE("alignment: every byte offset to 64 of each array by itself, with and without streamed stores")
 {
-    for (std::size_t const at : {1, 6, 14, 43, 58}) {
+    for (std::size_t const at : test::sizes{1, 6, 14, 43, 58}) {
         combination_entry const& types = all_combinations()[at];
         test::random_bits random(at);
         std::size_t const n = 150;
@@ -262,7 +262,7 @@ TEST_CASE("the bounds of the guard: operands and coefficients placed on them")
 
 TEST_CASE("subnormal_cliff: idle rows have the oracle's bits while their moments decay, and end at zero")
 {
-    for (std::size_t const at : {0, 6, 13, 47}) {
+    for (std::size_t const at : test::sizes{0, 6, 13, 47}) {
         combination_entry const& types = all_combinations()[at];
         std::size_t const n = 130;
         arrays found(types, n);
@@ -341,8 +341,8 @@ TEST_CASE("one block's sum of squares and count have the oracle's bits")
         using grad_type = decltype(element);
         test::random_bits random(11);
         for (test::values const kind : test::all_values)
-            for (std::size_t n : {0, 1, 2, 15, 16, 17, 31, 33, 100, 300, 4095, 4096})
-                for (std::size_t const offset : {0, 1, 2, 7}) {
+            for (std::size_t const n : test::sizes{0, 1, 2, 15, 16, 17, 31, 33, 100, 300, 4095, 4096})
+                for (std::size_t const offset : test::sizes{0, 1, 2, 7}) {
                     test::array grad(type, n, offset);
                     for (std::size_t i = 0; i < n; ++i) {
                         grad.set(i, test::value_of(kind, random, -20, 5));

@@ -157,7 +157,7 @@ TEST_CASE("rounding to bfloat16 is flushed like everything else")
 TEST_CASE("the sum of squares is that of the written order")
 {
     test::random_bits random(3);
-    for (std::size_t const n : {0, 1, 15, 16, 17, 100, 4096}) {
+    for (std::size_t const n : test::sizes{0, 1, 15, 16, 17, 100, 4096}) {
         std::vector<float> grad(n);
         double partial[16] = {};
         for (std::size_t i = 0; i < n; ++i) {

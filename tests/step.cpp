@@ -92,7 +92,7 @@ TEST_CASE("a shard large enough for streamed stores has the same bits")
     std::size_t const n = stream_weight_out_from_elems + 77;
     std::vector<float> param(n, 0.25f), exp_avg(n), exp_avg_sq(n);
     std::vector<bfloat16> grad(n, narrow<bfloat16>(0.125f)), weight_out(n + 8);
-    for (std::size_t const offset : {0, 1, 5}) {
+    for (std::size_t const offset : test::sizes{0, 1, 5}) {
         std::fill(param.begin(), param.end(), 0.25f);
         std::fill(exp_avg.begin(), exp_avg.end(), 0.0f);
         std::fill(exp_avg_sq.begin(), exp_avg_sq.end(), 0.0f);
@@ -129,7 +129,7 @@ TEST_CASE("an empty shard is a step over nothing")
 TEST_CASE("slow_finite_check: sum and count have the same bits for every tier and number of threads")
 {
     test::random_bits random(2);
-    for (std::size_t const n : {0, 1, 4096, 4097, 100000, 4194304, 4200000}) {
+    for (std::size_t const n : test::sizes{0, 1, 4096, 4097, 100000, 4194304, 4200000}) {
         std::vector<bfloat16> grad(n);
         std::uint64_t nonfinite = 0;
         for (bfloat16& g : grad) {
