@@ -3,6 +3,8 @@
 
 #include <cstdio>
 #include <exception>
+#include <stdexcept>
+#include <string>
 #include <string_view>
 
 #include <adamant/core/abi.hpp>
@@ -51,7 +53,10 @@ int run(int argc, char** argv)
 int main(int argc, char** argv)
 {
     try {
-        return run(argc, argv);
+        int const status = run(argc, argv);
+        if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+            throw std::runtime_error("the output could not be written; is the disk full?");
+        return status;
     } catch (std::exception const& error) {
         std::string_view const text = error.what();
         std::fprintf(stderr, "%s%s\n", text.starts_with("adamant: ") ? "" : "adamant: ", error.what());

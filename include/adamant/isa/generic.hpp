@@ -10,6 +10,10 @@
 #include <cstdint>
 #include <type_traits>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include <xsimd/xsimd.hpp>
 
 #include <adamant/isa/quad.hpp>
@@ -17,20 +21,6 @@
 ADAMANT_BEGIN_NAMESPACE
 
 namespace generic {
-
-template <class Arch>
-inline constexpr bool is_fma3 = false;
-template <class Base>
-inline constexpr bool is_fma3<xsimd::fma3<Base>> = true;
-
-// Whether xsimd::fma is one instruction with one rounding: elsewhere xsimd multiplies and then adds.
-template <class Arch>
-inline constexpr bool has_fma =
-#if defined(__x86_64__)
-    is_fma3<Arch> || std::is_base_of_v<xsimd::avx512f, Arch>;
-#else
-    true;
-#endif
 
 struct simd {
     using f32 = xsimd::batch<float>;
@@ -59,13 +49,20 @@ struct simd {
         else
             return xsimd::sqrt(a);
     }
-    // a * b + c, rounded once.
-    ADAMANT_SIMD static f32 fma(f32 a, f32 b, f32 c)
+    // a * b + c, rounded once. Not xsimd's fma: where a version of it has none for an architecture it multiplies and then
+    // adds, and it is up to the compiler whether that becomes one instruction.
+    template <class Batch>
+    ADAMANT_SIMD static Batch fma(Batch a, Batch b, Batch c)
     {
-        if constexpr (has_fma<f32::arch_type>)
-            return xsimd::fma(a, b, c);
-        else
-            return fma_by_quads(a, b, c);
+#if defined(__AVX512F__)
+        if constexpr (Batch::size == 16)
+            return Batch(_mm512_fmadd_ps(a, b, c));
+#endif
+#if defined(__FMA__)
+        if constexpr (Batch::size == 8)
+            return Batch(_mm256_fmadd_ps(a, b, c));
+#endif
+        return fma_by_quads(a, b, c);
     }
 
     ADAMANT_SIMD static u32 bits(f32 x)
@@ -196,7 +193,7 @@ private:
     template <class Batch>
     ADAMANT_SIMD static Batch fma_by_quads(Batch a, Batch b, Batch c)
     {
-        if constexpr (lanes == 4) {
+        if constexpr (Batch::size == 4) {
             return quad::fma(a, b, c);
         } else {
             float wide[3][lanes];

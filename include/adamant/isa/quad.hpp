@@ -9,7 +9,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
-#include <emmintrin.h>
+#include <immintrin.h>
 #else
 #include <arm_neon.h>
 #endif
@@ -119,9 +119,13 @@ ADAMANT_SIMD f64 fma_to_odd(f64 a, f64 b, f64 c) noexcept
 }
 ADAMANT_SIMD f32 fma(f32 a, f32 b, f32 c) noexcept
 {
+#if defined(__FMA__)
+    return _mm_fmadd_ps(a, b, c);
+#else
     __m128 const low = _mm_cvtpd_ps(fma_to_odd(widen_low(a), widen_low(b), widen_low(c)));
     __m128 const high = _mm_cvtpd_ps(fma_to_odd(widen_high(a), widen_high(b), widen_high(c)));
     return _mm_movelh_ps(low, high);
+#endif
 }
 // Correctly rounded. On NEON some versions of xsimd refine an estimate instead, which is not.
 ADAMANT_SIMD f32 div(f32 a, f32 b) noexcept
