@@ -59,11 +59,11 @@ inline float with_exponent(std::uint64_t random, int low, int high)
 
 // The kinds of values a kernel must get right. Which one decides what share of them is plain.
 enum class values {
-    ordinary,  // what training sees
-    extreme,   // any exponent
-    any_bits,  // any 32 bits: infinities, NaN payloads, subnormals
-    boundary,  // around 2^-126, before and after rounding, and around the bounds of the kernels' guard
-    special,   // signed zeros, infinities, NaNs, ties of the 16-bit formats, mixed with ordinary ones
+    ordinary, // what training sees
+    extreme,  // any exponent
+    any_bits, // any 32 bits: infinities, NaN payloads, subnormals
+    boundary, // around 2^-126, before and after rounding, and around the bounds of the kernels' guard
+    special,  // signed zeros, infinities, NaNs, ties of the 16-bit formats, mixed with ordinary ones
 };
 inline constexpr values all_values[] = {values::ordinary, values::extreme, values::any_bits, values::boundary,
                                         values::special};
@@ -76,20 +76,28 @@ inline float value_of(values kind, random_bits& random, int low, int high)
     case values::extreme: return with_exponent(r, -126, 127);
     case values::any_bits: return from_bits(static_cast<std::uint32_t>(r >> 32));
     case values::boundary: {
-        static constexpr std::uint32_t centres[] = {
-            0x00800000u, 0x00800000u, 0x00808000u, 0x01000000u, 0x00400000u,
-            std::bit_cast<std::uint32_t>(0x1p-124f), std::bit_cast<std::uint32_t>(0x1p-63f),
-            std::bit_cast<std::uint32_t>(0x1p-84f),  std::bit_cast<std::uint32_t>(0x1p-50f),
-            std::bit_cast<std::uint32_t>(0x1p-121f),
-            std::bit_cast<std::uint32_t>(0x1p40f),   std::bit_cast<std::uint32_t>(0x1p64f), 0x7f7fffffu};
+        static constexpr std::uint32_t centres[] = {0x00800000u,
+                                                    0x00800000u,
+                                                    0x00808000u,
+                                                    0x01000000u,
+                                                    0x00400000u,
+                                                    std::bit_cast<std::uint32_t>(0x1p-124f),
+                                                    std::bit_cast<std::uint32_t>(0x1p-121f),
+                                                    std::bit_cast<std::uint32_t>(0x1p-63f),
+                                                    std::bit_cast<std::uint32_t>(0x1p-40f),
+                                                    std::bit_cast<std::uint32_t>(2.0f),
+                                                    std::bit_cast<std::uint32_t>(0x1p8f),
+                                                    std::bit_cast<std::uint32_t>(0x1p16f),
+                                                    std::bit_cast<std::uint32_t>(0x1p64f),
+                                                    0x7f7fffffu};
         std::uint32_t const near = centres[r % std::size(centres)] + static_cast<std::uint32_t>((r >> 8) % 5) - 2;
         return from_bits(near | (static_cast<std::uint32_t>(r >> 32) & 0x80000000u));
     }
     case values::special: {
-        static constexpr std::uint32_t some[] = {
-            0u, 0x80000000u, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffc12345u, 0x7f800001u, 1u, 0x807fffffu,
-            0x3f808000u, 0x3f818000u, 0x3f801000u, 0x3f803000u, 0x477fe000u, 0x477ff000u, 0x33000000u, 0x33000001u,
-            0x387fc000u, 0x38800000u, 0x7f7f8000u};
+        static constexpr std::uint32_t some[] = {0u,          0x80000000u, 0x7f800000u, 0xff800000u, 0x7fc00000u,
+                                                 0xffc12345u, 0x7f800001u, 1u,          0x807fffffu, 0x3f808000u,
+                                                 0x3f818000u, 0x3f801000u, 0x3f803000u, 0x477fe000u, 0x477ff000u,
+                                                 0x33000000u, 0x33000001u, 0x387fc000u, 0x38800000u, 0x7f7f8000u};
         if (r % 4 == 0)
             return from_bits(some[(r >> 8) % std::size(some)]);
         break;
@@ -130,6 +138,15 @@ public:
             adamant::store_unaligned(at, adamant::narrow<adamant::bfloat16>(x));
         else
             adamant::store_unaligned(at, adamant::narrow<adamant::float16>(x));
+    }
+    [[nodiscard]] float get(std::size_t i) const
+    {
+        std::byte const* const at = data() + i * size_bytes(type_);
+        if (type_ == adamant::dtype::float32)
+            return adamant::load_unaligned<float>(at);
+        if (type_ == adamant::dtype::bfloat16)
+            return adamant::widen(adamant::load_unaligned<adamant::bfloat16>(at));
+        return adamant::widen(adamant::load_unaligned<adamant::float16>(at));
     }
     // Any bits of the element's own type.
     void set_bits(std::size_t i, std::uint64_t random)

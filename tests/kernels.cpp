@@ -74,8 +74,8 @@ std::string text_of(combination_entry const& types)
 
 coefficients ordinary_coefficients(bool l2 = false)
 {
-    return make_coefficients(
-        {.lr = 1e-3, .weight_decay = 0.1, .mode = l2 ? decay_mode::l2 : decay_mode::decoupled}, 10);
+    return make_coefficients({.lr = 1e-3, .weight_decay = 0.1, .mode = l2 ? decay_mode::l2 : decay_mode::decoupled},
+                             10);
 }
 
 // Compares the tier with the oracle on a copy of `start`; returns what differs.
@@ -135,7 +135,8 @@ TEST_CASE("coefficients of any kind, ordinary for the fast path or not")
         combination_entry const& types = all_combinations()[at];
         for (hyperparameters const& hyper : choices)
             for (test::values const kind : {test::values::ordinary, test::values::boundary, test::values::special})
-                for (grad_scaling const scaling : {grad_scaling{}, grad_scaling{0x1p-70, 1}, grad_scaling{3e30, 1}, grad_scaling{1, 0}}) {
+                for (grad_scaling const scaling :
+                     {grad_scaling{}, grad_scaling{0x1p-70, 1}, grad_scaling{3e30, 1}, grad_scaling{1, 0}}) {
                     test::random_bits random(++seed);
                     arrays start(types, 200);
                     start.fill(kind, random);
@@ -218,44 +219,175 @@ TEST_CASE("random shapes: any combination, cut, offset, kind of value and hyperp
     }
 }
 
-TEST_CASE("the bounds of the guard: operands and coefficients placed on them")
+// What a kernel could get wrong without its guard: one value placed so that an operand or a result is 2^-126 to the
+// last bit, or nearly, or NaN. Which one it is: `kind`.
+constexpr unsigned hostile_kinds = 19;
+
+void place_hostile(arrays& start, std::size_t at, unsigned kind, coefficients const& c, test::random_bits& random)
 {
-    // Aimed at the proof in kernel/guard.hpp: products and quotients that land on 2^-126, cancellations in m' and p',
-    // second moments that decay through the smallest normal number.
-    combination_entry const& types = all_combinations().front();
+    auto const sign = [&] { return random.below(2) == 0 ? 1.0f : -1.0f; };
+    auto const near = [&](double target) { // the float nearest, or one of its neighbours
+        auto const b =
+            test::bits(static_cast<float>(std::fabs(target))) + static_cast<std::uint32_t>(random.below(3)) - 1;
+        return sign() * test::from_bits(b);
+    };
+    auto const size = [](float x) { return static_cast<double>(std::fabs(x)); };
+    float const p = start.param.get(at);
+    float const m = start.exp_avg.get(at);
+    float const v = start.exp_avg_sq.get(at);
+    float const g = start.grad.get(at) * c.grad_scale;
+    auto const denominator = [&](float old_v, float grad) {
+        return std::fma(std::sqrt(oracle::update({0, 0, old_v}, grad, c).exp_avg_sq), c.inv_sqrt_bias2, c.eps);
+    };
+    switch (kind) {
+    case 0: // beside an update that is as small as the ordinary path allows
+        start.exp_avg.set(at, 0);
+        start.grad.set(at, sign() * 0x1.8p-63f / c.one_minus_beta1);
+        start.param.set(at, near(0x1p-126));
+        break;
+    case 1: start.param.set(at, near(0x1p-126 / size(c.decay))); break;
+    case 2: start.grad.set(at, near(0x1p-126 / size(c.grad_scale))); break;
+    case 3: start.grad.set(at, near(0x1p-126)); break;
+    case 4: start.grad.set(at, near(0x1p-126 / size(c.grad_scale) / size(c.one_minus_beta1))); break;
+    case 5: // g * g, which a v of zero or almost lets be seen
+        start.grad.set(at, sign() * 0x1p-63f / c.grad_scale);
+        start.exp_avg_sq.set(at, random.below(2) == 0 ? 0 : 0x1.8p-124f);
+        break;
+    case 6: // b * m where there is no gradient
+        start.grad.set(at, 0);
+        start.exp_avg.set(at, near(0x1p-126 / size(c.beta1)));
+        break;
+    case 7: start.exp_avg.set(at, near(0x1p-126)); break;
+    case 8: start.exp_avg_sq.set(at, std::fabs(near(0x1p-126))); break;
+    case 9: // beta2 * v, which a gradient of zero lets be seen
+        start.grad.set(at, 0);
+        start.exp_avg_sq.set(at, std::fabs(near(0x1p-126 / size(c.beta2))));
+        break;
+    case 10: // a negative v beside the smallest g * g that the ordinary path allows
+        start.grad.set(at, sign() * 0x1.8p-62f / c.grad_scale);
+        start.exp_avg_sq.set(at, near(random.below(2) == 0 ? 0x1p-126 / size(c.beta2) : 0x1p-126));
+        break;
+    case 11: { // m' / d with an ordinary d
+        start.grad.set(at, 0);
+        float const d = denominator(v, 0);
+        start.exp_avg.set(at, near(0x1p-126 * size(d) / size(c.beta1)));
+        break;
+    }
+    case 12: { // m' / d with a huge d
+        float const huge = test::with_exponent(random() & 0x7fffffffu, 100, 127);
+        float const d = denominator(huge, 0);
+        start.exp_avg_sq.set(at, huge);
+        start.grad.set(at, 0);
+        start.exp_avg.set(at, near(0x1p-126 * size(d) / size(c.beta1)));
+        break;
+    }
+    case 13: { // neg_step_size * q, which a param or a decay of zero lets be seen
+        float const q = oracle::update({0, m, v}, start.grad.get(at), c).param;
+        double const factor = q == 0 ? 1 : 0x1p-126 / size(q);
+        start.grad.set(at, random.below(2) == 0 ? 0 : near(static_cast<double>(start.grad.get(at)) * factor));
+        start.exp_avg.set(at, random.below(2) == 0 ? 0 : near(static_cast<double>(m) * factor));
+        if (random.below(2) == 0)
+            start.param.set(at, 0);
+        break;
+    }
+    case 14: start.exp_avg.set(at, near(size(c.one_minus_beta1 * g) / size(c.beta1))); break; // may leave nothing of m'
+    case 15: {                                                                                // may leave nothing of p'
+        float const step = oracle::update({0, m, v}, start.grad.get(at), c).param;
+        start.param.set(at, near(size(step) / size(c.decay)));
+        break;
+    }
+    case 16: // l2 * p halfway between two floats, where a gradient of almost nothing decides
+        start.param.set(at, test::from_bits(test::bits(p) | 1u));
+        start.grad.set(at, near(0x1p-126 / size(c.grad_scale)));
+        break;
+    case 17: {
+        constexpr float odd[] = {INFINITY, -INFINITY, 0x1p127f};
+        test::array* const array[] = {&start.param, &start.grad, &start.exp_avg, &start.exp_avg_sq};
+        array[random.below(4)]->set(at, odd[random.below(3)]);
+        break;
+    }
+    default: {
+        test::array* const array[] = {&start.param, &start.grad, &start.exp_avg, &start.exp_avg_sq};
+        array[random.below(4)]->set(at, test::from_bits(0x7fc12345u | (random.below(2) == 0 ? 0 : float_sign_bit)));
+        break;
+    }
+    }
+}
+
+TEST_CASE("the bounds of the guard: one hostile value in a group that is tame without it")
+{
     test::random_bits random(99);
-    for (int round = 0; round < 1500; ++round) {
-        hyperparameters const hyper{.lr = std::bit_cast<float>(0x00800000u + static_cast<std::uint32_t>(random.below(0x3f000000))) < 1e-11f ? 0x1p-39 : 1e-3,
-                                    .beta1 = random.below(2) == 0 ? 0.9 : 0.0626,
-                                    .beta2 = random.below(2) == 0 ? 0.999 : 0.5001,
-                                    .eps = random.below(2) == 0 ? 1e-8 : 0x1p-59,
+    std::size_t const n = 64;
+    for (std::size_t const type : test::sizes{0, 6, 47})
+        for (unsigned kind = 0; kind < hostile_kinds; ++kind)
+            for (int round = 0; round < 1000; ++round) {
+                combination_entry const& types = all_combinations()[type];
+                bool const l2 = random.below(4) == 0;
+                // Mostly what training uses, else what the fast paths just allow or just refuse.
+                auto const choose = [&](double usual, std::initializer_list<double> others) {
+                    return random.below(2) == 0 ? usual : others.begin()[random.below(others.size())];
+                };
+                hyperparameters hyper{.lr = choose(1e-3, {0x1p-37, 0x1p-70, 0x1p-95, 0x1p110}),
+                                      .beta1 = choose(0.9, {0.5001, 0, 0x1p-20}),
+                                      .beta2 = choose(0.999, {0.5001, 0.125, 1 - 0x1p-40}),
+                                      .eps = choose(1e-8, {0x1p-59, 0x1p19, 0x1p40, 0}),
+                                      .weight_decay = l2 ? choose(0.1, {1.5}) : 0.1,
+                                      .mode = l2 ? decay_mode::l2 : decay_mode::decoupled};
+                if (!l2 && random.below(8) == 0)
+                    hyper.weight_decay = 1 / hyper.lr; // a decay of zero
+                coefficients const c =
+                    make_coefficients(hyper, 1 + random.below(3), {1, random.below(2) == 0 ? 1.0 : 0.3});
+                arrays start(types, n);
+                start.fill(test::values::ordinary, random);
+                bool const idle = random.below(2) == 0; // zeros, for the lenient path
+                for (std::size_t i = 0; i < n; ++i) {
+                    start.exp_avg_sq.set(i, std::fabs(start.exp_avg_sq.get(i)));
+                    if (idle && random.below(2) == 0) {
+                        start.grad.set(i, 0);
+                        start.exp_avg.set(i, 0);
+                        if (random.below(2) == 0)
+                            start.param.set(i, 0);
+                    }
+                }
+                place_hostile(start, random.below(n), kind, c, random);
+                INFO(text_of(types) << "kind " << kind << " round " << round << " l2 " << l2);
+                REQUIRE(compare(types, start, c, 0, n) == "");
+            }
+}
+
+TEST_CASE("the bounds of the guard: values and coefficients on its edges, inside and outside")
+{
+    test::random_bits random(77);
+    combination_entry const& types = all_combinations().front();
+    std::size_t const n = 64;
+    for (int round = 0; round < 4000; ++round) {
+        hyperparameters const hyper{.lr = random.below(2) == 0 ? 0x1p-40 : 1e-3,
+                                    .beta1 = random.below(2) == 0 ? 0.9 : 1 - 0x1p-24,
+                                    .beta2 = random.below(2) == 0 ? 1 - 0x1p-24 : 0.5,
+                                    .eps = random.below(2) == 0 ? 0x1p40 : 0x1p-60,
                                     .weight_decay = 0.1,
-                                    .mode = random.below(2) == 0 ? decay_mode::l2 : decay_mode::decoupled};
+                                    .mode = random.below(4) == 0 ? decay_mode::l2 : decay_mode::decoupled};
         coefficients const c = make_coefficients(hyper, 1 + random.below(3));
-        std::size_t const n = 256;
+        // All of a round's values lie within two units of the bounds of one path, or all inside them.
+        bool const lenient = random.below(2) == 0;
+        bool const outside = random.below(2) == 0;
+        auto const at = [&](float low, float high) {
+            bool const is_low = random.below(2) == 0;
+            std::uint32_t const ulps = static_cast<std::uint32_t>(random.below(3));
+            std::uint32_t const edge = test::bits(is_low ? low : high);
+            float const x = test::from_bits(is_low != outside ? edge + 1 + ulps : edge - 1 - ulps);
+            return random.below(2) == 0 ? x : -x;
+        };
         arrays start(types, n);
         for (std::size_t i = 0; i < n; ++i) {
-            auto const near = [&](double target, float factor) {
-                double const x = factor == 0 ? target : target / static_cast<double>(factor);
-                auto const b = test::bits(static_cast<float>(x)) + static_cast<std::uint32_t>(random.below(5)) - 2;
-                return test::from_bits(b ^ (random.below(2) == 0 ? 0 : float_sign_bit));
-            };
-            bool const tame = random.below(3) != 0; // or everything would be careful
-            float const g = tame ? test::with_exponent(random(), -49, -20) : near(0x1p-126, c.one_minus_beta1);
-            float const m = random.below(3) == 0   ? near(-static_cast<double>(c.one_minus_beta1) * static_cast<double>(g), c.beta1)
-                            : tame                 ? test::with_exponent(random(), -123, -20)
-                                                   : near(0x1p-126, c.beta1);
-            float const v = tame ? test::with_exponent(random() & ~0x80000000u, -123, -40) : near(0x1p-126, c.beta2);
-            oracle::element const moments = oracle::update({0, m, v}, g, c); // p' is now nss * q
-            float const p = random.below(3) == 0 ? near(-static_cast<double>(moments.param), c.decay)
-                            : tame               ? test::with_exponent(random(), -49, 2)
-                                                 : near(0x1p-126, c.decay);
-            start.grad.set(i, random.below(5) == 0 ? 0.0f : g);
-            start.exp_avg.set(i, m);
-            start.exp_avg_sq.set(i, v);
-            start.param.set(i, random.below(5) == 0 ? 0.0f : p);
+            start.param.set(i, lenient ? at(0x1p-40f, 0x1p16f) : at(0x1p-63f, 2));
+            start.grad.set(i, lenient ? at(0x1p-40f, 0x1p8f) : at(0x1p-63f, 2) / c.one_minus_beta1);
+            start.exp_avg.set(i, lenient ? at(0x1p-121f, 0x1p8f) : random.below(4) == 0 ? 0.0f : at(0x1p-63f, 2));
+            start.exp_avg_sq.set(i, std::fabs(lenient ? at(0x1p-124f, 0x1p16f) : at(0x1p-124f, 2)));
+            if (lenient && random.below(8) == 0)
+                start.grad.set(i, 0);
         }
-        INFO("round " << round);
+        INFO("round " << round << " lenient " << lenient << " outside " << outside);
         REQUIRE(compare(types, start, c, 0, n) == "");
     }
 }
@@ -283,7 +415,8 @@ TEST_CASE("subnormal_cliff: idle rows have the oracle's bits while their moments
             REQUIRE(found.difference(expected) == "");
         }
         for (std::size_t i = 0; i < n; ++i)
-            REQUIRE((found.exp_avg.element_bits(i) & (types.dtypes[2] == dtype::float32 ? float_abs_mask : 0x7fffu)) == 0);
+            REQUIRE((found.exp_avg.element_bits(i) & (types.dtypes[2] == dtype::float32 ? float_abs_mask : 0x7fffu)) ==
+                    0);
     }
 }
 

@@ -20,17 +20,15 @@ struct simd {
     ADAMANT_SIMD static u32 sub(u32 a, u32 b) { return _mm256_sub_epi32(a, b); }
     ADAMANT_SIMD static u32 min(u32 a, u32 b) { return _mm256_min_epu32(a, b); }
     ADAMANT_SIMD static u32 max(u32 a, u32 b) { return _mm256_max_epu32(a, b); }
-    ADAMANT_SIMD static u32 min_abs(u32 low, f32 x) { return min(low, abs_bits(x)); }
-    ADAMANT_SIMD static f32 add_poison(f32 poison, f32 x) { return fma(x, set(0.0f), poison); }
-    ADAMANT_SIMD static bool any_nan(f32 x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
-    ADAMANT_SIMD static bool any_above(u32 x, u32 bound)
+    ADAMANT_SIMD static u32 min_signed(u32 a, u32 b) { return _mm256_min_epi32(a, b); }
+    ADAMANT_SIMD static u32 and3(u32 a, u32 b, u32 c) { return a & b & c; }
+    ADAMANT_SIMD static u32 or3(u32 a, u32 b, u32 c) { return a | b | c; }
+    template <int Count>
+    ADAMANT_SIMD static u32 shift_left(u32 x)
     {
-        return _mm256_movemask_epi8(_mm256_cmpeq_epi32(max(x, bound), bound)) != -1;
+        return _mm256_slli_epi32(x, Count);
     }
-    ADAMANT_SIMD static bool any_at_most(u32 x, u32 bound)
-    {
-        return _mm256_movemask_epi8(_mm256_cmpeq_epi32(min(x, bound), x)) != 0;
-    }
+    ADAMANT_SIMD static bool any_sign(u32 x) { return _mm256_movemask_ps(_mm256_castsi256_ps(x)) != 0; }
 
     ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)
     {

@@ -21,14 +21,15 @@ struct simd {
     ADAMANT_SIMD static u32 sub(u32 a, u32 b) { return _mm512_sub_epi32(a, b); }
     ADAMANT_SIMD static u32 min(u32 a, u32 b) { return _mm512_min_epu32(a, b); }
     ADAMANT_SIMD static u32 max(u32 a, u32 b) { return _mm512_max_epu32(a, b); }
-    ADAMANT_SIMD static u32 min_abs(u32 low, f32 x)
+    ADAMANT_SIMD static u32 min_signed(u32 a, u32 b) { return _mm512_min_epi32(a, b); }
+    ADAMANT_SIMD static u32 and3(u32 a, u32 b, u32 c) { return _mm512_ternarylogic_epi32(a, b, c, 0x80); }
+    ADAMANT_SIMD static u32 or3(u32 a, u32 b, u32 c) { return _mm512_ternarylogic_epi32(a, b, c, 0xfe); }
+    template <int Count>
+    ADAMANT_SIMD static u32 shift_left(u32 x)
     {
-        return bits(_mm512_range_ps(_mm512_castsi512_ps(low), x, 0x0a)); // the smaller magnitude, without a sign
+        return _mm512_slli_epi32(x, Count);
     }
-    ADAMANT_SIMD static f32 add_poison(f32 poison, f32 x) { return fma(x, set(0.0f), poison); }
-    ADAMANT_SIMD static bool any_nan(f32 x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
-    ADAMANT_SIMD static bool any_above(u32 x, u32 bound) { return _mm512_cmpgt_epu32_mask(x, bound) != 0; }
-    ADAMANT_SIMD static bool any_at_most(u32 x, u32 bound) { return _mm512_cmple_epu32_mask(x, bound) != 0; }
+    ADAMANT_SIMD static bool any_sign(u32 x) { return _mm512_movepi32_mask(x) != 0; }
 
     ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)
     {

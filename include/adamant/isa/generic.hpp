@@ -49,8 +49,8 @@ struct simd {
         else
             return xsimd::sqrt(a);
     }
-    // a * b + c, rounded once. Not xsimd's fma: where a version of it has none for an architecture it multiplies and then
-    // adds, and it is up to the compiler whether that becomes one instruction.
+    // a * b + c, rounded once. Not xsimd's fma: where a version of it has none for an architecture it multiplies and
+    // then adds, and it is up to the compiler whether that becomes one instruction.
     template <class Batch>
     ADAMANT_SIMD static Batch fma(Batch a, Batch b, Batch c)
     {
@@ -81,17 +81,50 @@ struct simd {
         return xsimd::bitwise_cast<float>(x);
 #endif
     }
-    ADAMANT_SIMD static u32 abs_bits(f32 x) { return bits(x) & set(float_abs_mask); }
-    ADAMANT_SIMD static u32 sub(u32 a, u32 b) { return a - b; }
-    ADAMANT_SIMD static u32 min(u32 a, u32 b) { return xsimd::min(a, b); }
-    ADAMANT_SIMD static u32 max(u32 a, u32 b) { return xsimd::max(a, b); }
-    // The lanewise minimum of `low` and the bits of |x|. A NaN in x may or may not count.
-    ADAMANT_SIMD static u32 min_abs(u32 low, f32 x) { return min(low, abs_bits(x)); }
-    // poison, or NaN where x is infinite or NaN; poison is 0 or NaN.
-    ADAMANT_SIMD static f32 add_poison(f32 poison, f32 x) { return poison + (x - x); }
-    ADAMANT_SIMD static bool any_nan(f32 x) { return xsimd::any(x != x); }
-    ADAMANT_SIMD static bool any_above(u32 x, u32 bound) { return xsimd::any(x > bound); }
-    ADAMANT_SIMD static bool any_at_most(u32 x, u32 bound) { return xsimd::any(x <= bound); }
+    ADAMANT_SIMD static u32 abs_bits(f32 x)
+    {
+        return bits(x) & set(float_abs_mask);
+    }
+    ADAMANT_SIMD static u32 sub(u32 a, u32 b)
+    {
+        return a - b;
+    }
+    ADAMANT_SIMD static u32 min(u32 a, u32 b)
+    {
+        return xsimd::min(a, b);
+    }
+    ADAMANT_SIMD static u32 max(u32 a, u32 b)
+    {
+        return xsimd::max(a, b);
+    }
+    ADAMANT_SIMD static u32 min_signed(u32 a, u32 b) // as if the lanes were std::int32_t
+    {
+#if XSIMD_VERSION_MAJOR < 9
+        using i32 = xsimd::batch<std::int32_t>;
+        return xsimd::bitwise_cast<u32>(xsimd::min(xsimd::bitwise_cast<i32>(a), xsimd::bitwise_cast<i32>(b)));
+#else
+        return xsimd::bitwise_cast<std::uint32_t>(
+            xsimd::min(xsimd::bitwise_cast<std::int32_t>(a), xsimd::bitwise_cast<std::int32_t>(b)));
+#endif
+    }
+    ADAMANT_SIMD static u32 and3(u32 a, u32 b, u32 c)
+    {
+        return a & b & c;
+    }
+    ADAMANT_SIMD static u32 or3(u32 a, u32 b, u32 c)
+    {
+        return a | b | c;
+    }
+    template <int Count>
+    ADAMANT_SIMD static u32 shift_left(u32 x)
+    {
+        return x << Count;
+    }
+    // Whether any lane has its highest bit set.
+    ADAMANT_SIMD static bool any_sign(u32 x)
+    {
+        return xsimd::any(x >= set(float_sign_bit));
+    }
 
     // Zero of x's sign where the bits of |x| are at most up_to, else x.
     ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)
@@ -173,10 +206,16 @@ struct simd {
                 add_quad(sums.pair + (Part * lanes + i) / 2, get(wide + i));
         }
     }
-    ADAMANT_SIMD static void read(partial_sums const& sums, double* out) { std::memcpy(out, sums.pair, sizeof sums.pair); }
+    ADAMANT_SIMD static void read(partial_sums const& sums, double* out)
+    {
+        std::memcpy(out, sums.pair, sizeof sums.pair);
+    }
 
 private:
-    ADAMANT_SIMD static void put(float* to, quad::f32 x) { std::memcpy(to, &x, sizeof x); }
+    ADAMANT_SIMD static void put(float* to, quad::f32 x)
+    {
+        std::memcpy(to, &x, sizeof x);
+    }
     ADAMANT_SIMD static quad::f32 get(float const* from)
     {
         quad::f32 x;

@@ -29,54 +29,65 @@ ADAMANT_SIMD coefficient_vectors broadcast(coefficients const& c)
 
 // How a group of elements is computed.
 enum class path {
-    ordinary, // what training data looks like: no zeros, no L2 decay. Small values are left to the hardware.
-    lenient,  // the same with zeros (a new or an idle parameter's moments) and with L2 decay
+    ordinary, // what training data looks like: no zeros in param and grad, no L2 decay. Small values are left to the
+              // hardware.
+    lenient,  // the same with zeros (a new or an idle parameter's), larger values and with L2 decay
     careful,  // anything: flushed by hand after each operation, NaNs made canonical
 };
 
-// What the first two paths look at, gathered over a group; see kernel/guard.hpp for the bounds and why they suffice.
+// What a path looks at before it stores anything, gathered over a group: see kernel/guard.hpp for the bounds and why
+// they suffice. None of it waits for the square root or the division.
+template <path>
 struct guard {
-    simd::u32 low, low_exp_avg, low_quotient, low_square, high;
-    simd::f32 poison; // 0, or NaN once something was not finite
 };
 
-ADAMANT_SIMD guard clear_guard()
-{
-    return {simd::set(~0u), simd::set(~0u), simd::set(~0u), simd::set(~0u), simd::set(0u), simd::set(0.0f)};
-}
+// Bit 30 is set in numbers of at least 2, infinities and NaNs, and bit 29 in all others that are at least 2^-63. So one
+// OR finds what is too large, and one AND what is too small.
+template <>
+struct guard<path::ordinary> {
+    simd::u32 all, any, low_square;
+};
 // Subtracting the bits of 2^-126 makes zeros and subnormals the largest unsigned values, so that one minimum finds what
-// is too small but not flushed by hardware. Without zeros to allow for, the minimum of |x| itself does.
-template <path Path>
-ADAMANT_SIMD void look_at_small(simd::u32& low, simd::f32 x)
+// is too small but not flushed by hardware.
+template <>
+struct guard<path::lenient> {
+    simd::u32 low, low_exp_avg, low_square, high, high_wide;
+    simd::u32 lost; // with a sign where a param of zero meets a gradient or a first moment that is not
+};
+
+ADAMANT_SIMD void clear(guard<path::ordinary>& seen)
 {
-    if constexpr (Path == path::ordinary)
-        low = simd::min_abs(low, x);
-    else if constexpr (Path == path::lenient)
-        low = simd::min(low, simd::sub(simd::abs_bits(x), simd::set(float_min_normal_bits)));
+    seen = {simd::set(~0u), simd::set(0u), simd::set(~0u >> 1)};
 }
-template <path Path>
-ADAMANT_SIMD void look_at_square(guard& seen, simd::f32 x)
+ADAMANT_SIMD void clear(guard<path::lenient>& seen)
 {
-    if constexpr (Path != path::careful) {
-        simd::u32 const bits = simd::bits(x); // with the sign: a negative one is above every bound
-        seen.high = simd::max(seen.high, bits);
-        if constexpr (Path == path::ordinary)
-            seen.low_square = simd::min(seen.low_square, bits);
-        else
-            seen.low_square = simd::min(seen.low_square, simd::sub(bits, simd::set(float_min_normal_bits)));
-    }
+    seen = {simd::set(~0u), simd::set(~0u), simd::set(~0u), simd::set(0u), simd::set(0u), simd::set(0u)};
 }
-template <path Path>
-ADAMANT_SIMD bool is_tame(guard const& seen)
+ADAMANT_SIMD void clear(guard<path::careful>&) {}
+
+// With a sign, as all functions here, where x is at most `bound`; both are below 2^31, or a negative x counts as above.
+ADAMANT_SIMD simd::u32 at_most(simd::u32 x, std::uint32_t bound)
 {
-    constexpr std::uint32_t offset = Path == path::ordinary ? 0 : float_min_normal_bits;
-    if constexpr (Path == path::lenient)
-        if (simd::any_at_most(seen.low_exp_avg, simd::set(tame_exp_avg_above_bits - offset)) ||
-            simd::any_at_most(seen.low_quotient, simd::set(tame_quotient_above_bits - offset)))
-            return false;
-    return !simd::any_at_most(seen.low, simd::set(tame_above_bits - offset)) &&
-           !simd::any_at_most(seen.low_square, simd::set(tame_square_above_bits - offset)) &&
-           !simd::any_above(seen.high, simd::set(tame_up_to_bits)) && !simd::any_nan(seen.poison);
+    return simd::sub(x, simd::set(bound + 1)) & ~x;
+}
+ADAMANT_SIMD simd::u32 above(simd::u32 x, std::uint32_t bound)
+{
+    return simd::sub(simd::set(bound), x) | x;
+}
+ADAMANT_SIMD bool is_tame(guard<path::ordinary> const& seen)
+{
+    simd::u32 const outside = simd::template shift_left<1>(seen.any) | ~simd::template shift_left<2>(seen.all);
+    simd::u32 const too_low = simd::sub(seen.low_square, simd::set(tame_square_above_bits + 1));
+    return !simd::any_sign(simd::or3(outside, too_low, seen.low_square));
+}
+ADAMANT_SIMD bool is_tame(guard<path::lenient> const& seen)
+{
+    constexpr std::uint32_t offset = float_min_normal_bits;
+    simd::u32 const too_low = simd::or3(at_most(seen.low, tame_above_bits - offset),
+                                        at_most(seen.low_exp_avg, tame_exp_avg_above_bits - offset),
+                                        at_most(seen.low_square, tame_square_above_bits - offset));
+    simd::u32 const too_high = above(seen.high, tame_up_to_bits) | above(seen.high_wide, tame_wide_up_to_bits);
+    return !simd::any_sign(simd::or3(too_low, too_high, seen.lost));
 }
 
 template <path Path>
@@ -87,57 +98,68 @@ ADAMANT_SIMD simd::f32 flushed(simd::f32 x)
     else
         return x; // the hardware has done it
 }
-template <path Path>
-ADAMANT_SIMD simd::f32 canonical(simd::f32 x)
-{
-    if constexpr (Path == path::careful)
-        return simd::canonical(x);
-    else
-        return x;
-}
 
 struct state_vectors {
     simd::f32 param, exp_avg, exp_avg_sq;
 };
 
-// The formula, as in oracle::update. `seen` gathers what the other paths than the careful one have to look at.
+// The formula up to both moments, as in oracle::update; update_param is the rest of it.
 template <path Path>
-ADAMANT_SIMD void update(state_vectors& s, simd::f32 grad, coefficient_vectors const& c, guard& seen)
+ADAMANT_SIMD void update_moments(state_vectors& s, simd::f32 grad, coefficient_vectors const& c, guard<Path>& seen)
 {
     simd::f32 const p = flushed<Path>(s.param);
     simd::f32 const m = flushed<Path>(s.exp_avg);
     simd::f32 const v = flushed<Path>(s.exp_avg_sq);
     simd::f32 g = flushed<Path>(simd::mul(flushed<Path>(grad), c.grad_scale));
-    look_at_small<Path>(seen.low, p);
-    look_at_small<Path>(Path == path::ordinary ? seen.low : seen.low_exp_avg, m);
-    look_at_square<Path>(seen, v);
-    look_at_small<Path>(seen.low, g);
     if constexpr (Path != path::ordinary) {
         if (c.has_l2) {
+            if constexpr (Path == path::lenient)
+                seen.low = simd::min(seen.low, simd::sub(simd::abs_bits(g), simd::set(float_min_normal_bits)));
             g = flushed<Path>(simd::fma(c.l2, p, g));
-            look_at_small<Path>(seen.low, g);
         }
     }
-    simd::f32 const m_new = flushed<Path>(simd::fma(c.beta1, m, flushed<Path>(simd::mul(c.one_minus_beta1, g))));
+    simd::f32 const w = flushed<Path>(simd::mul(c.one_minus_beta1, g));
+    simd::f32 const m_new = flushed<Path>(simd::fma(c.beta1, m, w));
     simd::f32 const v_new = flushed<Path>(
         simd::fma(c.one_minus_beta2, flushed<Path>(simd::mul(g, g)), flushed<Path>(simd::mul(c.beta2, v))));
-    simd::f32 const d = flushed<Path>(simd::fma(flushed<Path>(simd::sqrt(v_new)), c.inv_sqrt_bias2, c.eps));
-    simd::f32 const q = flushed<Path>(simd::div(m_new, d));
-    simd::f32 const p_new = flushed<Path>(simd::fma(c.neg_step_size, q, flushed<Path>(simd::mul(c.decay, p))));
-    if constexpr (Path != path::careful) {
-        look_at_small<Path>(Path == path::ordinary ? seen.low : seen.low_quotient, q);
-        seen.high = simd::max(seen.high, simd::bits(d));
-        seen.poison = simd::add_poison(seen.poison, p_new);
+    if constexpr (Path == path::ordinary) {
+        seen.all = simd::and3(seen.all, simd::bits(p), simd::bits(w));
+        seen.any = simd::or3(simd::or3(seen.any, simd::bits(p), simd::bits(w)), simd::bits(m), simd::bits(v));
+        seen.low_square = simd::min_signed(seen.low_square, simd::bits(v));
+    } else if constexpr (Path == path::lenient) {
+        simd::u32 const abs_p = simd::abs_bits(p);
+        simd::u32 const abs_m = simd::abs_bits(m);
+        simd::u32 const abs_g = simd::abs_bits(g);
+        simd::u32 const offset = simd::set(float_min_normal_bits);
+        simd::u32 const low_p = simd::sub(abs_p, offset);
+        simd::u32 const low_m = simd::sub(abs_m, offset);
+        simd::u32 const low_g = simd::sub(abs_g, offset);
+        seen.low = simd::min(simd::min(seen.low, low_p), low_g);
+        seen.low_exp_avg = simd::min(seen.low_exp_avg, low_m);
+        seen.low_square = simd::min(seen.low_square, simd::sub(simd::bits(v), offset));
+        seen.high = simd::max(simd::max(seen.high, abs_m), abs_g);
+        seen.high_wide =
+            simd::max(simd::max(seen.high_wide, abs_p), simd::bits(v)); // a negative v is above every bound
+        seen.lost = seen.lost | (low_p & ~(low_m & low_g));
     }
-    s.param = canonical<Path>(p_new);
-    s.exp_avg = canonical<Path>(m_new);
-    s.exp_avg_sq = canonical<Path>(v_new);
+    s.param = p;
+    s.exp_avg = m_new;
+    s.exp_avg_sq = v_new;
+}
+template <path Path>
+ADAMANT_SIMD simd::f32 update_param(state_vectors const& s, coefficient_vectors const& c)
+{
+    simd::f32 const root = flushed<Path>(simd::sqrt(s.exp_avg_sq));
+    simd::f32 const d = flushed<Path>(simd::fma(root, c.inv_sqrt_bias2, c.eps));
+    simd::f32 const q = flushed<Path>(simd::div(s.exp_avg, d));
+    return flushed<Path>(simd::fma(c.neg_step_size, q, flushed<Path>(simd::mul(c.decay, s.param))));
 }
 
 // A result that the careful path stores: rounding to bfloat16 can reach 2^-126 from above.
 template <class T>
 ADAMANT_SIMD void store_carefully(std::byte* address, simd::f32 x)
 {
+    x = simd::canonical(x);
     if constexpr (std::is_same_v<T, bfloat16>)
         x = simd::flush(x, bfloat16_flush_bits);
     simd::store<T>(address, x);
@@ -147,7 +169,7 @@ ADAMANT_SIMD void store_carefully(std::byte* address, simd::f32 x)
 // less than a vector goes through buffers, so nothing outside the arrays is read or written.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[gnu::noinline]] std::uint64_t careful_step(step_pointers const& a, std::size_t begin, std::size_t end,
-                                                            coefficients const& scalars) noexcept
+                                             coefficients const& scalars) noexcept
 {
     coefficient_vectors const c = broadcast(scalars);
     std::uint64_t nonfinite = 0;
@@ -170,14 +192,15 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
         simd::f32 const grad = simd::load<Grad>(at.grad);
         state_vectors s{simd::load<Param>(at.param), simd::load<ExpAvg>(at.exp_avg),
                         simd::load<ExpAvgSq>(at.exp_avg_sq)};
-        guard unused;
+        guard<path::careful> nothing;
         nonfinite += simd::count_nonfinite(grad);
-        update<path::careful>(s, grad, c, unused);
-        store_carefully<Param>(at.param, s.param);
+        update_moments<path::careful>(s, grad, c, nothing);
+        simd::f32 const param = update_param<path::careful>(s, c);
+        store_carefully<Param>(at.param, param);
         store_carefully<ExpAvg>(at.exp_avg, s.exp_avg);
         store_carefully<ExpAvgSq>(at.exp_avg_sq, s.exp_avg_sq);
         if constexpr (!std::is_void_v<WeightOut>)
-            store_carefully<WeightOut>(at.weight_out, s.param);
+            store_carefully<WeightOut>(at.weight_out, param);
         if (count < simd::lanes) {
             __builtin_memcpy(in_place.param, at.param, count * sizeof(Param));
             __builtin_memcpy(in_place.exp_avg, at.exp_avg, count * sizeof(ExpAvg));
@@ -204,9 +227,10 @@ ADAMANT_SIMD void prefetch(std::byte const* address)
 // Whole groups from `begin` on while they are tame; returns where it stopped: at the first group that is not, or where
 // less than a group is left. Nothing of the group it stopped at has been written.
 template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-[[gnu::noinline]] std::size_t fast_step(step_pointers const& a, std::size_t begin, std::size_t end,
+[[gnu::noinline]] std::size_t fast_step(step_pointers const& arrays, std::size_t begin, std::size_t end,
                                         coefficients const& scalars, bool stream) noexcept
 {
+    step_pointers const a = arrays; // a copy, which no store below can change
     coefficient_vectors const c = broadcast(scalars);
     std::size_t i = begin;
     for (; end - i >= group_elems; i += group_elems) {
@@ -215,7 +239,8 @@ template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, clas
         prefetch<ExpAvg>(a.exp_avg + i * sizeof(ExpAvg));
         prefetch<ExpAvgSq>(a.exp_avg_sq + i * sizeof(ExpAvgSq));
 
-        guard seen = clear_guard();
+        guard<Path> seen;
+        clear(seen);
         state_vectors s[simd::vectors];
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k) {
@@ -223,19 +248,21 @@ template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, clas
             s[k].param = simd::load<Param>(a.param + at * sizeof(Param));
             s[k].exp_avg = simd::load<ExpAvg>(a.exp_avg + at * sizeof(ExpAvg));
             s[k].exp_avg_sq = simd::load<ExpAvgSq>(a.exp_avg_sq + at * sizeof(ExpAvgSq));
-            update<Path>(s[k], simd::load<Grad>(a.grad + at * sizeof(Grad)), c, seen);
+            update_moments<Path>(s[k], simd::load<Grad>(a.grad + at * sizeof(Grad)), c, seen);
         }
-        if (!is_tame<Path>(seen)) [[unlikely]]
+        if (!is_tame(seen)) [[unlikely]]
             break;
-        ADAMANT_UNROLL
-        for (std::size_t k = 0; k < simd::vectors; ++k)
-            simd::store<Param>(a.param + (i + k * simd::lanes) * sizeof(Param), s[k].param);
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k)
             simd::store<ExpAvg>(a.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg), s[k].exp_avg);
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k)
             simd::store<ExpAvgSq>(a.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq), s[k].exp_avg_sq);
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < simd::vectors; ++k) {
+            s[k].param = update_param<Path>(s[k], c);
+            simd::store<Param>(a.param + (i + k * simd::lanes) * sizeof(Param), s[k].param);
+        }
         if constexpr (!std::is_void_v<WeightOut>) {
             std::byte* const out = a.weight_out + i * sizeof(WeightOut);
             if (stream) {
@@ -263,7 +290,7 @@ std::uint64_t alternate(step_pointers const& a, std::size_t begin, std::size_t e
     std::size_t lenient_stretch = group_elems;
     std::size_t careful_stretch = group_elems;
     for (std::size_t i = begin; i < end;) {
-        if (c.l2 == 0) {
+        if (ordinary_path_applies(c)) {
             std::size_t const start = i;
             i = fast_step<path::ordinary, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i, end, c, stream);
             lenient_stretch = i > start || lenient_stretch >= longest ? group_elems : 2 * lenient_stretch;
@@ -292,11 +319,12 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
                          bool stream) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
-    if (!ordinary(c))
+    if (!fast_paths_apply(c))
         return careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c);
     if constexpr (simd::can_stream && !std::is_void_v<WeightOut>) {
         // Whole cache lines only: a line written in two goes to memory twice. So the first elements go by themselves.
-        std::size_t const before_line = -reinterpret_cast<std::uintptr_t>(a.weight_out + begin * sizeof(WeightOut)) % 64;
+        std::size_t const before_line =
+            -reinterpret_cast<std::uintptr_t>(a.weight_out + begin * sizeof(WeightOut)) % 64;
         if (stream && before_line % sizeof(WeightOut) == 0 && end - begin > before_line) {
             std::size_t const aligned = begin + before_line / sizeof(WeightOut);
             std::uint64_t nonfinite = careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, aligned, c);

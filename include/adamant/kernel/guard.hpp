@@ -1,30 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-// When the fast path may be taken: constants, and the proof that they suffice.
+// When a fast path may be taken: constants, and the proof that they suffice.
 //
 // The contract flushes |x| <= 2^-126 to zero after every operation. Hardware in flush-to-zero and denormals-are-zero
-// mode does that by itself for everything but a result or an operand of exactly +-2^-126, about which processors
-// disagree: x86 rounds first, Arm (and qemu's x86) compares first. So the fast path leaves the flush to the hardware,
-// and is right whenever no operation's exact result lies within rounding of 2^-126, nothing overflows and nothing is
-// NaN. It looks at some operands and results, and gives its group of elements to the careful path (which flushes by
-// hand) where one is out of bounds. Call x tame above b where |x| < 2^-126 (zero included) or |x| > b.
+// mode does that by itself but for a result or an operand of exactly +-2^-126, about which processors disagree with
+// it and with each other: x86 rounds first, Arm (and qemu's x86) compares first. So a fast path leaves the flush to the
+// hardware, and has the contract's bits whenever no operand and no result is +-2^-126 and none is NaN (whose bits
+// differ between processors). It looks at some operands and results before it stores anything, and gives its group of
+// elements to a slower path where one is out of bounds. Bounds on the coefficients are in the two functions below.
 //
-// Looked at: g after scaling, g after L2 decay and p are tame above 2^-50, m above 2^-121, q = m'/d above 2^-84; v is +0,
-// subnormal or in (2^-124, 2^40]; d is at most 2^40; p' is finite. (The ordinary variant of the fast path allows no
-// zeros and no L2, takes 2^-50 for m and q too, and so looks at less; the lenient one takes just these.) Bounds on the
-// coefficients are in ordinary(). Upper ends first: d bounds v' and hence g * g; were m', q or decay * p infinite or NaN,
-// then p' would be too. Lower ends, writing lsb for the place of the last bit of an exact product or sum:
-//   g * grad_scale       looked at; a g of exactly 2^-126 gives 0 by either rule, or at most 2^-66, which is not tame
-//   one_minus_beta1 * g  0, or above 2^-74
-//   m'                   one term 0: above 2^-125. Else, to fall below 2^-125 the terms would have to cancel, hence to be
-//                        equal within a factor 2, above 2^-75 both, and then lsb >= 2^-122.
-//   g * g                0, or above 2^-100
+// Writing lsb for the place of the last bit of an exact product or sum: that of a product of two floats lies at most 47
+// below its leading bit.
+//
+// The lenient path. Looked at: g after scaling, again after L2 decay, and p are zero (or subnormal) or above 2^-40, m
+// is zero or above 2^-121, |g| and |m| are at most 2^8, |p| at most 2^16; v is +0, subnormal or in (2^-124, 2^16]; and
+// where p is zero, so are m and g.
+//   g * grad_scale       looked at; a gradient of exactly 2^-126 gives 0 by either rule, or at most 2^-66, which is not
+//   tame w = one_minus_beta1 * g  0, or at least 2^-64 m'                   g zero: 0, or above 2^-125. Else, to fall
+//   below 2^-65 the terms have to cancel, hence to be equal
+//                        within a factor 2, at least 2^-65 both, and then lsb >= 2^-112.
+//   g * g                0, or above 2^-80
 //   beta2 * v            0, or above 2^-125
-//   v'                   a sum without cancellation, never negative: 0, or above 2^-125
-//   sqrt(v'), d          0 or above 2^-63; at least eps, never 0
-//   q                    looked at
-//   decay * p            0, or above 2^-60
-//   p'                   one term 0: above 2^-124. Else they cancel as above, above 2^-61 both, and lsb >= 2^-108.
-// Nothing comes near 2^-126 from either side, and rounding m', v' or p' to bfloat16 does not either.
+//   v'                   a sum without cancellation, never negative: 0, or above 2^-125; at most 2^17
+//   sqrt(v'), d          0 or above 2^-63; d is at least eps, and at most 2^50
+//   decay * p            0, or at least 2^-50
+//   q = m' / d           may come near 2^-126, but then p is not zero, for m' is not, and neg_step_size * q is less
+//   than a
+//                        quarter of the last place of decay * p: p' = decay * p by either rule. At most 2^69.
+//   p'                   p zero: m' is, so q and p' are. Else, to fall below 2^-51 the terms cancel as above, at least
+//   2^-51
+//                        both, and lsb >= 2^-98. Finite, by the bounds on q, neg_step_size and p.
+//
+// The ordinary path. Looked at: p and w are in [2^-63, 2), or the negative of such; |m| is below 2; v is in (2^-124,
+// 2). There is no L2 decay and one_minus_beta1 is at most 1/2, so g is at least 2^-62 (1 - 2^-24), and below 2^25.
+//   g * grad_scale       as above: what a gradient of exactly 2^-126 gives is not tame
+//   m'                   An m that would be flushed, or is 2^-126, changes the sum by less than a quarter of w's last
+//   place:
+//                        m' = w by either rule. To fall below 2^-64 the terms cancel as above, and lsb >= 2^-111.
+//   g * g                above 2^-125
+//   beta2 * v, v'        above 2^-125 (beta2 * v may be 0, if beta2 is); v' is at most 2^51
+//   sqrt(v'), d          above 2^-63; d is at most 2^67
+//   decay * p            at least 2^-73
+//   q                    as above; at most 2^62
+//   p'                   cancelling terms are at least 2^-74 both, and lsb >= 2^-121
+// Neither path stores what comes near 2^-126, and rounding m', v' or p' to bfloat16 does not either.
 #pragma once
 
 #include <bit>
@@ -36,26 +54,32 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace kernel {
 
-inline constexpr std::uint32_t tame_above_bits = std::bit_cast<std::uint32_t>(0x1p-50f);
+inline constexpr std::uint32_t tame_above_bits = std::bit_cast<std::uint32_t>(0x1p-40f);
 inline constexpr std::uint32_t tame_exp_avg_above_bits = std::bit_cast<std::uint32_t>(0x1p-121f);
-inline constexpr std::uint32_t tame_quotient_above_bits = std::bit_cast<std::uint32_t>(0x1p-84f);
 inline constexpr std::uint32_t tame_square_above_bits = std::bit_cast<std::uint32_t>(0x1p-124f);
-inline constexpr std::uint32_t tame_up_to_bits = std::bit_cast<std::uint32_t>(0x1p40f);
+inline constexpr std::uint32_t tame_up_to_bits = std::bit_cast<std::uint32_t>(0x1p8f);
+inline constexpr std::uint32_t tame_wide_up_to_bits = std::bit_cast<std::uint32_t>(0x1p16f);
 
 // The largest float that rounds to a bfloat16 of 2^-126 or below: 2^-126 * (1 + 2^-8), a tie that goes to even.
 inline constexpr std::uint32_t bfloat16_flush_bits = 0x00808000u;
 
-// Whether the proof above holds for these coefficients. The ones it leaves out (a learning rate of 1e-12, a beta2 below
-// one half, an eps of zero) take the careful path throughout.
-[[nodiscard]] inline bool ordinary(coefficients const& c) noexcept
+// Whether the proof above holds for these coefficients. The ones it leaves out (a beta2 below one half, an eps of zero,
+// a decay of zero) take the careful path throughout.
+[[nodiscard]] inline bool fast_paths_apply(coefficients const& c) noexcept
 {
     auto const within = [](float x, float low, float high) { return x >= low && x <= high; };
-    auto const zero_or_within = [&](float x, float low, float high) { return x == 0 || within(x < 0 ? -x : x, low, high); };
-    return zero_or_within(c.beta1, 0x1p-4f, 1) && zero_or_within(c.beta2, 0x1p-1f, 1) &&
+    auto const magnitude = [](float x) { return x < 0 ? -x : x; };
+    return (c.beta1 == 0 || within(c.beta1, 0x1p-4f, 1)) && (c.beta2 == 0 || within(c.beta2, 0x1p-1f, 1)) &&
            within(c.one_minus_beta1, 0x1p-24f, 1) && within(c.one_minus_beta2, 0x1p-24f, 1) &&
-           within(c.inv_sqrt_bias2, 1, 0x1p12f) && within(c.eps, 0x1p-60f, 0x1p40f) &&
-           zero_or_within(c.neg_step_size, 0x1p-40f, 0x1p20f) && zero_or_within(c.decay, 0x1p-10f, 0x1p10f) &&
-           zero_or_within(c.grad_scale, 0, 0x1p60f);
+           within(c.inv_sqrt_bias2, 1, 0x1p40f) && within(c.eps, 0x1p-60f, 0x1p40f) &&
+           magnitude(c.neg_step_size) <= 0x1p20f && within(magnitude(c.decay), 0x1p-10f, 0x1p10f) &&
+           magnitude(c.grad_scale) <= 0x1p60f;
+}
+
+// Whether the ordinary path may be tried: nearly always with decoupled decay.
+[[nodiscard]] inline bool ordinary_path_applies(coefficients const& c) noexcept
+{
+    return c.l2 == 0 && c.one_minus_beta1 <= 0.5f;
 }
 
 } // namespace kernel

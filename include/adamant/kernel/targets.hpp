@@ -57,7 +57,7 @@ namespace avx2 {
 } // namespace avx2
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))),              \
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))),                   \
                              apply_to = function)
 #else
 #pragma GCC pop_options
@@ -71,7 +71,7 @@ namespace avx512 {
 } // namespace avx512
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"))),   \
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"))),        \
                              apply_to = function)
 #else
 #pragma GCC pop_options
