@@ -5,7 +5,7 @@
 
 struct simd {
     static constexpr std::size_t lanes = 16;
-    static constexpr std::size_t vectors = 4;
+    static constexpr std::size_t vectors = 2;
     static constexpr bool can_stream = true;
     using f32 = __m512;
     using u32 = __m512i;

@@ -52,7 +52,8 @@ struct guard<path::ordinary> {
 template <>
 struct guard<path::lenient> {
     simd::u32 low, low_exp_avg, low_square, high, high_wide;
-    simd::u32 lost; // with a sign where a param of zero meets a gradient or a first moment that is not
+    simd::u32 any_exp_avg; // what is set in the new first moments
+    simd::u32 lost;        // with a sign where a param of zero meets a gradient or a first moment that is not
 };
 
 ADAMANT_SIMD void clear(guard<path::ordinary>& seen)
@@ -61,7 +62,8 @@ ADAMANT_SIMD void clear(guard<path::ordinary>& seen)
 }
 ADAMANT_SIMD void clear(guard<path::lenient>& seen)
 {
-    seen = {simd::set(~0u), simd::set(~0u), simd::set(~0u), simd::set(0u), simd::set(0u), simd::set(0u)};
+    simd::u32 const none = simd::set(0u);
+    seen = {simd::set(~0u), simd::set(~0u), simd::set(~0u), none, none, none, none};
 }
 ADAMANT_SIMD void clear(guard<path::careful>&) {}
 
@@ -90,6 +92,13 @@ ADAMANT_SIMD bool is_tame(guard<path::lenient> const& seen)
     return !simd::any_sign(simd::or3(too_low, too_high, seen.lost));
 }
 
+// Whether all new first moments of the group are zeros.
+ADAMANT_SIMD bool is_idle(guard<path::lenient> const& seen)
+{
+    simd::u32 const without_sign = simd::template shift_left<1>(seen.any_exp_avg);
+    return !simd::any_sign(without_sign | simd::sub(simd::set(0u), without_sign));
+}
+
 template <path Path>
 ADAMANT_SIMD simd::f32 flushed(simd::f32 x)
 {
@@ -103,7 +112,7 @@ struct state_vectors {
     simd::f32 param, exp_avg, exp_avg_sq;
 };
 
-// The formula up to both moments, as in oracle::update; update_param is the rest of it.
+// The formula up to both moments, as in oracle::update; start_param and finish_param are the rest of it.
 template <path Path>
 ADAMANT_SIMD void update_moments(state_vectors& s, simd::f32 grad, coefficient_vectors const& c, guard<Path>& seen)
 {
@@ -140,19 +149,28 @@ ADAMANT_SIMD void update_moments(state_vectors& s, simd::f32 grad, coefficient_v
         seen.high = simd::max(simd::max(seen.high, abs_m), abs_g);
         seen.high_wide =
             simd::max(simd::max(seen.high_wide, abs_p), simd::bits(v)); // a negative v is above every bound
+        seen.any_exp_avg = seen.any_exp_avg | simd::bits(m_new);
         seen.lost = seen.lost | (low_p & ~(low_m & low_g));
     }
     s.param = p;
     s.exp_avg = m_new;
     s.exp_avg_sq = v_new;
 }
+// What is left of an element once both moments are stored: the param is decayed_param + neg_step_size * quotient.
+struct param_update {
+    simd::f32 decayed_param, quotient;
+};
 template <path Path>
-ADAMANT_SIMD simd::f32 update_param(state_vectors const& s, coefficient_vectors const& c)
+ADAMANT_SIMD param_update start_param(state_vectors const& s, coefficient_vectors const& c)
 {
     simd::f32 const root = flushed<Path>(simd::sqrt(s.exp_avg_sq));
     simd::f32 const d = flushed<Path>(simd::fma(root, c.inv_sqrt_bias2, c.eps));
-    simd::f32 const q = flushed<Path>(simd::div(s.exp_avg, d));
-    return flushed<Path>(simd::fma(c.neg_step_size, q, flushed<Path>(simd::mul(c.decay, s.param))));
+    return {flushed<Path>(simd::mul(c.decay, s.param)), flushed<Path>(simd::div(s.exp_avg, d))};
+}
+template <path Path>
+ADAMANT_SIMD simd::f32 finish_param(param_update const& u, coefficient_vectors const& c)
+{
+    return flushed<Path>(simd::fma(c.neg_step_size, u.quotient, u.decayed_param));
 }
 
 // A result that the careful path stores: rounding to bfloat16 can reach 2^-126 from above.
@@ -195,7 +213,7 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
         guard<path::careful> nothing;
         nonfinite += simd::count_nonfinite(grad);
         update_moments<path::careful>(s, grad, c, nothing);
-        simd::f32 const param = update_param<path::careful>(s, c);
+        simd::f32 const param = finish_param<path::careful>(start_param<path::careful>(s, c), c);
         store_carefully<Param>(at.param, param);
         store_carefully<ExpAvg>(at.exp_avg, s.exp_avg);
         store_carefully<ExpAvgSq>(at.exp_avg_sq, s.exp_avg_sq);
@@ -224,58 +242,96 @@ ADAMANT_SIMD void prefetch(std::byte const* address)
         __builtin_prefetch(address + prefetch_bytes + line);
 }
 
+// The first half of a group's work: both moments stored, and its divisions begun. False, with nothing written, where
+// the group is not tame.
+template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq>
+ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
+                              param_update (&updates)[simd::vectors])
+{
+    prefetch<Param>(a.param + i * sizeof(Param));
+    prefetch<Grad>(a.grad + i * sizeof(Grad));
+    prefetch<ExpAvg>(a.exp_avg + i * sizeof(ExpAvg));
+    prefetch<ExpAvgSq>(a.exp_avg_sq + i * sizeof(ExpAvgSq));
+
+    guard<Path> seen;
+    clear(seen);
+    state_vectors s[simd::vectors];
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < simd::vectors; ++k) {
+        std::size_t const at = i + k * simd::lanes;
+        s[k].param = simd::load<Param>(a.param + at * sizeof(Param));
+        s[k].exp_avg = simd::load<ExpAvg>(a.exp_avg + at * sizeof(ExpAvg));
+        s[k].exp_avg_sq = simd::load<ExpAvgSq>(a.exp_avg_sq + at * sizeof(ExpAvgSq));
+        update_moments<Path>(s[k], simd::load<Grad>(a.grad + at * sizeof(Grad)), c, seen);
+    }
+    if (!is_tame(seen)) [[unlikely]]
+        return false;
+    bool divide = true;
+    if constexpr (Path == path::lenient)
+        divide = !is_idle(seen);
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < simd::vectors; ++k)
+        if (divide)
+            updates[k] = start_param<Path>(s[k], c);
+        else // a zero divided by what is positive is that zero
+            updates[k] = {simd::mul(c.decay, s[k].param), s[k].exp_avg};
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < simd::vectors; ++k)
+        simd::store<ExpAvg>(a.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg), s[k].exp_avg);
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < simd::vectors; ++k)
+        simd::store<ExpAvgSq>(a.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq), s[k].exp_avg_sq);
+    return true;
+}
+// The second half: params and weights.
+template <path Path, class Param, class WeightOut>
+ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
+                               param_update const (&updates)[simd::vectors], bool stream)
+{
+    simd::f32 param[simd::vectors];
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < simd::vectors; ++k) {
+        param[k] = finish_param<Path>(updates[k], c);
+        simd::store<Param>(a.param + (i + k * simd::lanes) * sizeof(Param), param[k]);
+    }
+    if constexpr (!std::is_void_v<WeightOut>) {
+        std::byte* const out = a.weight_out + i * sizeof(WeightOut);
+        if (stream) {
+            ADAMANT_UNROLL
+            for (std::size_t k = 0; k < simd::vectors; ++k)
+                simd::stream<WeightOut>(out + k * simd::lanes * sizeof(WeightOut), param[k]);
+        } else {
+            ADAMANT_UNROLL
+            for (std::size_t k = 0; k < simd::vectors; ++k)
+                simd::store<WeightOut>(out + k * simd::lanes * sizeof(WeightOut), param[k]);
+        }
+    }
+}
+
 // Whole groups from `begin` on while they are tame; returns where it stopped: at the first group that is not, or where
-// less than a group is left. Nothing of the group it stopped at has been written.
+// less than a group is left. Nothing of the group it stopped at has been written. A group is finished after the next
+// one has been started, so that few operations wait for a division: what waits fills the out-of-order window, and keeps
+// the next divisions out.
 template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[gnu::noinline]] std::size_t fast_step(step_pointers const& arrays, std::size_t begin, std::size_t end,
                                         coefficients const& scalars, bool stream) noexcept
 {
     step_pointers const a = arrays; // a copy, which no store below can change
     coefficient_vectors const c = broadcast(scalars);
-    std::size_t i = begin;
+    param_update updates[simd::vectors];
+    if (end - begin < group_elems || !start_group<Path, Param, Grad, ExpAvg, ExpAvgSq>(a, begin, c, updates))
+        return begin;
+    std::size_t i = begin + group_elems;
     for (; end - i >= group_elems; i += group_elems) {
-        prefetch<Param>(a.param + i * sizeof(Param));
-        prefetch<Grad>(a.grad + i * sizeof(Grad));
-        prefetch<ExpAvg>(a.exp_avg + i * sizeof(ExpAvg));
-        prefetch<ExpAvgSq>(a.exp_avg_sq + i * sizeof(ExpAvgSq));
-
-        guard<Path> seen;
-        clear(seen);
-        state_vectors s[simd::vectors];
-        ADAMANT_UNROLL
-        for (std::size_t k = 0; k < simd::vectors; ++k) {
-            std::size_t const at = i + k * simd::lanes;
-            s[k].param = simd::load<Param>(a.param + at * sizeof(Param));
-            s[k].exp_avg = simd::load<ExpAvg>(a.exp_avg + at * sizeof(ExpAvg));
-            s[k].exp_avg_sq = simd::load<ExpAvgSq>(a.exp_avg_sq + at * sizeof(ExpAvgSq));
-            update_moments<Path>(s[k], simd::load<Grad>(a.grad + at * sizeof(Grad)), c, seen);
-        }
-        if (!is_tame(seen)) [[unlikely]]
+        param_update next[simd::vectors];
+        if (!start_group<Path, Param, Grad, ExpAvg, ExpAvgSq>(a, i, c, next)) [[unlikely]]
             break;
+        finish_group<Path, Param, WeightOut>(a, i - group_elems, c, updates, stream);
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k)
-            simd::store<ExpAvg>(a.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg), s[k].exp_avg);
-        ADAMANT_UNROLL
-        for (std::size_t k = 0; k < simd::vectors; ++k)
-            simd::store<ExpAvgSq>(a.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq), s[k].exp_avg_sq);
-        ADAMANT_UNROLL
-        for (std::size_t k = 0; k < simd::vectors; ++k) {
-            s[k].param = update_param<Path>(s[k], c);
-            simd::store<Param>(a.param + (i + k * simd::lanes) * sizeof(Param), s[k].param);
-        }
-        if constexpr (!std::is_void_v<WeightOut>) {
-            std::byte* const out = a.weight_out + i * sizeof(WeightOut);
-            if (stream) {
-                ADAMANT_UNROLL
-                for (std::size_t k = 0; k < simd::vectors; ++k)
-                    simd::stream<WeightOut>(out + k * simd::lanes * sizeof(WeightOut), s[k].param);
-            } else {
-                ADAMANT_UNROLL
-                for (std::size_t k = 0; k < simd::vectors; ++k)
-                    simd::store<WeightOut>(out + k * simd::lanes * sizeof(WeightOut), s[k].param);
-            }
-        }
+            updates[k] = next[k];
     }
+    finish_group<Path, Param, WeightOut>(a, i - group_elems, c, updates, stream);
     return i;
 }
 
@@ -285,25 +341,23 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 std::uint64_t alternate(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
                         bool stream) noexcept
 {
-    constexpr std::size_t longest = 64 * group_elems;
+    constexpr std::size_t shortest = 64;
+    constexpr std::size_t longest = 4096;
     std::uint64_t nonfinite = 0;
-    std::size_t lenient_stretch = group_elems;
-    std::size_t careful_stretch = group_elems;
+    std::size_t lenient_stretch = shortest;
+    std::size_t careful_stretch = shortest;
     for (std::size_t i = begin; i < end;) {
         if (ordinary_path_applies(c)) {
             std::size_t const start = i;
             i = fast_step<path::ordinary, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i, end, c, stream);
-            lenient_stretch = i > start || lenient_stretch >= longest ? group_elems : 2 * lenient_stretch;
+            lenient_stretch = i > start ? shortest : lenient_stretch < longest ? 2 * lenient_stretch : longest;
         } else {
             lenient_stretch = end - i;
         }
         std::size_t const lenient_end = end - i < lenient_stretch ? end : i + lenient_stretch;
         std::size_t const start = i;
         i = fast_step<path::lenient, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i, lenient_end, c, stream);
-        if (i > start)
-            careful_stretch = group_elems;
-        else if (careful_stretch < longest)
-            careful_stretch *= 2;
+        careful_stretch = i > start ? shortest : careful_stretch < longest ? 2 * careful_stretch : longest;
         if (i < lenient_end) {
             std::size_t const careful_end = end - i < careful_stretch ? end : i + careful_stretch;
             nonfinite += careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i, careful_end, c);
