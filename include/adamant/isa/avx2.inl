@@ -55,9 +55,28 @@ struct simd {
         } else {
             __m128i const half = _mm_loadu_si128(reinterpret_cast<__m128i_u const*>(address));
             if constexpr (std::is_same_v<T, bfloat16>)
-                return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+                return _mm256_castsi256_ps(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(half), upper_words()));
             else
                 return widen_float16(half);
+        }
+    }
+    // Each word of a half becomes the upper one of a lane, with zeros below. Shuffles and shifts are what processors have
+    // fewest units for, so here is one instead of two.
+    ADAMANT_SIMD static u32 upper_words()
+    {
+        return _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, //
+                                -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+    }
+    template <class T, bool Interleaved>
+    ADAMANT_SIMD static void load_pair(std::byte const* address, f32& a, f32& b)
+    {
+        if constexpr (Interleaved) {
+            u32 const words = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address));
+            a = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+            b = _mm256_castsi256_ps(_mm256_and_si256(words, set(0xffff0000u)));
+        } else {
+            a = load<T>(address);
+            b = load<T>(address + lanes * sizeof(T));
         }
     }
     // float16 by integer arithmetic, as in isa/quad.hpp. F16C's instructions keep float16's subnormals whatever DAZ and
@@ -74,14 +93,20 @@ struct simd {
         u32 const value = _mm256_blendv_epi8(subnormal, normal, _mm256_cmpgt_epi32(abs, set(0x03ffu)));
         return _mm256_castsi256_ps(_mm256_or_si256(value, _mm256_slli_epi32(_mm256_and_si256(wide, set(0x8000u)), 16)));
     }
+    // Rounded to bfloat16, which is the upper word of each lane; the lower is anything. The multiplication does what a
+    // shift by 16 would.
+    ADAMANT_SIMD static u32 round_upper_word(f32 x)
+    {
+        u32 const odd = _mm256_madd_epi16(_mm256_and_si256(bits(x), set(0x00010000u)), set(0x00010000u));
+        return _mm256_add_epi32(_mm256_add_epi32(bits(x), set(0x7fffu)), odd);
+    }
     template <class T>
     ADAMANT_SIMD static __m128i narrow(f32 x)
     {
-        u32 const lsb_shift = _mm256_srli_epi32(bits(x), std::is_same_v<T, float16> ? 13 : 16);
-        u32 const lsb = _mm256_and_si256(lsb_shift, set(1u));
         u32 half;
         if constexpr (std::is_same_v<T, float16>) {
             u32 const abs = abs_bits(x);
+            u32 const lsb = _mm256_and_si256(_mm256_srli_epi32(bits(x), 13), set(1u));
             u32 const rebased = _mm256_sub_epi32(abs, set((112u << 23) - 0x0fffu));
             u32 const normal = _mm256_srli_epi32(_mm256_add_epi32(rebased, lsb), 13);
             f32 const one_half = set(0.5f);
@@ -91,9 +116,24 @@ struct simd {
             half = _mm256_blendv_epi8(half, set(0x7e00u), _mm256_cmpgt_epi32(abs, set(float_infinity_bits)));
             half = _mm256_or_si256(half, _mm256_srli_epi32(_mm256_and_si256(bits(x), set(float_sign_bit)), 16));
         } else {
-            half = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits(x), set(0x7fffu)), lsb), 16);
+            half = _mm256_srli_epi32(round_upper_word(x), 16);
         }
         return _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    }
+    template <class T>
+    ADAMANT_SIMD static u32 narrow_pair(f32 a, f32 b)
+    {
+        if constexpr (std::is_same_v<T, float16>) {
+            return _mm256_setr_m128i(narrow<T>(a), narrow<T>(b));
+        } else {
+            u32 const to_lower = _mm256_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1, //
+                                                  2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1);
+            u32 const to_upper = _mm256_setr_epi8(-1, -1, -1, -1, -1, -1, -1, -1, 2, 3, 6, 7, 10, 11, 14, 15, //
+                                                  -1, -1, -1, -1, -1, -1, -1, -1, 2, 3, 6, 7, 10, 11, 14, 15);
+            u32 const halves_of_each = _mm256_or_si256(_mm256_shuffle_epi8(round_upper_word(a), to_lower),
+                                                       _mm256_shuffle_epi8(round_upper_word(b), to_upper));
+            return _mm256_permute4x64_epi64(halves_of_each, 0xd8); // quarters 0, 2, 1, 3
+        }
     }
     template <class T>
     ADAMANT_SIMD static void store(std::byte* address, f32 x)
@@ -103,10 +143,25 @@ struct simd {
         else
             _mm_storeu_si128(reinterpret_cast<__m128i_u*>(address), narrow<T>(x));
     }
-    template <class T>
-    ADAMANT_SIMD static void stream(std::byte* address, f32 x)
+    template <class T, bool Interleaved>
+    ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b)
     {
-        _mm_stream_si128(reinterpret_cast<__m128i*>(address), narrow<T>(x));
+        if constexpr (std::is_same_v<T, float>) {
+            store<T>(address, a);
+            store<T>(address + lanes * sizeof(T), b);
+        } else {
+            u32 words;
+            if constexpr (Interleaved)
+                words = _mm256_blend_epi16(_mm256_srli_epi32(round_upper_word(a), 16), round_upper_word(b), 0xaa);
+            else
+                words = narrow_pair<T>(a, b);
+            _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), words);
+        }
+    }
+    template <class T>
+    ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b)
+    {
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(address), narrow_pair<T>(a, b));
     }
     ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
 

@@ -89,11 +89,23 @@ struct simd {
         else
             _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), narrow<T>(x));
     }
-    // A 16-bit store that goes past the caches; the address is a multiple of what it writes.
-    template <class T>
-    ADAMANT_SIMD static void stream(std::byte* address, f32 x)
+    template <class T, bool>
+    ADAMANT_SIMD static void load_pair(std::byte const* address, f32& a, f32& b)
     {
-        _mm256_stream_si256(reinterpret_cast<__m256i*>(address), narrow<T>(x));
+        a = load<T>(address);
+        b = load<T>(address + lanes * sizeof(T));
+    }
+    template <class T, bool>
+    ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b)
+    {
+        store<T>(address, a);
+        store<T>(address + lanes * sizeof(T), b);
+    }
+    template <class T>
+    ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b)
+    {
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(address), narrow<T>(a));
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(address) + 1, narrow<T>(b));
     }
     ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
 

@@ -3,7 +3,7 @@
 // program is compiled for, hence NEON on Arm. The AVX2 and AVX-512 facades offer the same names.
 //
 // Rounding is to nearest even and small values are flushed by the hardware: the caller has set
-// float_mode_scope(subnormals::flushed). Nothing needs alignment but stream().
+// float_mode_scope(subnormals::flushed). Nothing needs alignment but stream_pair().
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ struct simd {
     using f32 = xsimd::batch<float>;
     using u32 = xsimd::batch<std::uint32_t>;
     static constexpr std::size_t lanes = f32::size; // floats in a vector
-    static constexpr std::size_t vectors = 4;       // vectors that the fast path takes at a time
-    static constexpr bool can_stream = false;       // whether stream() exists
+    static constexpr std::size_t vectors = 4;       // that the fast path takes at a time; an even number
+    static constexpr bool can_stream = false;       // whether stream_pair() does so
 
     ADAMANT_SIMD static f32 set(float x) { return f32(x); }
     ADAMANT_SIMD static u32 set(std::uint32_t x) { return u32(x); }
@@ -177,11 +177,26 @@ struct simd {
                 quad::store(address + i * sizeof(T), get(wide + i), T{});
         }
     }
-    // Like store, past the caches; the address is a multiple of the bytes written. stream_fence() orders it.
-    template <class T>
-    ADAMANT_SIMD static void stream(std::byte* address, f32 x)
+    // Two vectors that follow each other in memory. Interleaved, which is for bfloat16: the elements may be spread over
+    // the two in another order, the same in load_pair and store_pair, if that is faster.
+    template <class T, bool Interleaved>
+    ADAMANT_SIMD static void load_pair(std::byte const* address, f32& a, f32& b)
     {
-        store<T>(address, x);
+        a = load<T>(address);
+        b = load<T>(address + lanes * sizeof(T));
+    }
+    template <class T, bool Interleaved>
+    ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b)
+    {
+        store<T>(address, a);
+        store<T>(address + lanes * sizeof(T), b);
+    }
+    // Like store_pair for a 16-bit type, not interleaved, past the caches; the address is a multiple of the bytes
+    // written. stream_fence() orders it.
+    template <class T>
+    ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b)
+    {
+        store_pair<T, false>(address, a, b);
     }
     ADAMANT_SIMD static void stream_fence() {}
 

@@ -244,25 +244,33 @@ ADAMANT_SIMD void prefetch(std::byte const* address)
 
 // The first half of a group's work: both moments stored, and its divisions begun. False, with nothing written, where
 // the group is not tame.
-template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq>
+template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq>
 ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
                               param_update (&updates)[simd::vectors])
 {
-    prefetch<Param>(a.param + i * sizeof(Param));
-    prefetch<Grad>(a.grad + i * sizeof(Grad));
-    prefetch<ExpAvg>(a.exp_avg + i * sizeof(ExpAvg));
-    prefetch<ExpAvgSq>(a.exp_avg_sq + i * sizeof(ExpAvgSq));
+    std::byte const* const param = a.param + i * sizeof(Param);
+    std::byte const* const grad = a.grad + i * sizeof(Grad);
+    std::byte* const exp_avg = a.exp_avg + i * sizeof(ExpAvg);
+    std::byte* const exp_avg_sq = a.exp_avg_sq + i * sizeof(ExpAvgSq);
+    prefetch<Param>(param);
+    prefetch<Grad>(grad);
+    prefetch<ExpAvg>(exp_avg);
+    prefetch<ExpAvgSq>(exp_avg_sq);
 
     guard<Path> seen;
     clear(seen);
     state_vectors s[simd::vectors];
     ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; ++k) {
-        std::size_t const at = i + k * simd::lanes;
-        s[k].param = simd::load<Param>(a.param + at * sizeof(Param));
-        s[k].exp_avg = simd::load<ExpAvg>(a.exp_avg + at * sizeof(ExpAvg));
-        s[k].exp_avg_sq = simd::load<ExpAvgSq>(a.exp_avg_sq + at * sizeof(ExpAvgSq));
-        update_moments<Path>(s[k], simd::load<Grad>(a.grad + at * sizeof(Grad)), c, seen);
+    for (std::size_t k = 0; k < simd::vectors; k += 2) {
+        std::size_t const at = k * simd::lanes;
+        simd::f32 g[2];
+        simd::template load_pair<Param, Interleaved>(param + at * sizeof(Param), s[k].param, s[k + 1].param);
+        simd::template load_pair<Grad, Interleaved>(grad + at * sizeof(Grad), g[0], g[1]);
+        simd::template load_pair<ExpAvg, Interleaved>(exp_avg + at * sizeof(ExpAvg), s[k].exp_avg, s[k + 1].exp_avg);
+        simd::template load_pair<ExpAvgSq, Interleaved>(exp_avg_sq + at * sizeof(ExpAvgSq), s[k].exp_avg_sq,
+                                                        s[k + 1].exp_avg_sq);
+        update_moments<Path>(s[k], g[0], c, seen);
+        update_moments<Path>(s[k + 1], g[1], c, seen);
     }
     if (!is_tame(seen)) [[unlikely]]
         return false;
@@ -276,34 +284,39 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
         else // a zero divided by what is positive is that zero
             updates[k] = {simd::mul(c.decay, s[k].param), s[k].exp_avg};
     ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; ++k)
-        simd::store<ExpAvg>(a.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg), s[k].exp_avg);
+    for (std::size_t k = 0; k < simd::vectors; k += 2)
+        simd::template store_pair<ExpAvg, Interleaved>(exp_avg + k * simd::lanes * sizeof(ExpAvg), s[k].exp_avg,
+                                                       s[k + 1].exp_avg);
     ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; ++k)
-        simd::store<ExpAvgSq>(a.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq), s[k].exp_avg_sq);
+    for (std::size_t k = 0; k < simd::vectors; k += 2)
+        simd::template store_pair<ExpAvgSq, Interleaved>(exp_avg_sq + k * simd::lanes * sizeof(ExpAvgSq),
+                                                         s[k].exp_avg_sq, s[k + 1].exp_avg_sq);
     return true;
 }
 // The second half: params and weights.
-template <path Path, class Param, class WeightOut>
+template <path Path, bool Interleaved, class Param, class WeightOut>
 ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
                                param_update const (&updates)[simd::vectors], bool stream)
 {
-    simd::f32 param[simd::vectors];
+    simd::f32 p[simd::vectors];
     ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; ++k) {
-        param[k] = finish_param<Path>(updates[k], c);
-        simd::store<Param>(a.param + (i + k * simd::lanes) * sizeof(Param), param[k]);
-    }
+    for (std::size_t k = 0; k < simd::vectors; ++k)
+        p[k] = finish_param<Path>(updates[k], c);
+    std::byte* const param = a.param + i * sizeof(Param);
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < simd::vectors; k += 2)
+        simd::template store_pair<Param, Interleaved>(param + k * simd::lanes * sizeof(Param), p[k], p[k + 1]);
     if constexpr (!std::is_void_v<WeightOut>) {
         std::byte* const out = a.weight_out + i * sizeof(WeightOut);
         if (stream) {
             ADAMANT_UNROLL
-            for (std::size_t k = 0; k < simd::vectors; ++k)
-                simd::stream<WeightOut>(out + k * simd::lanes * sizeof(WeightOut), param[k]);
+            for (std::size_t k = 0; k < simd::vectors; k += 2)
+                simd::template stream_pair<WeightOut>(out + k * simd::lanes * sizeof(WeightOut), p[k], p[k + 1]);
         } else {
             ADAMANT_UNROLL
-            for (std::size_t k = 0; k < simd::vectors; ++k)
-                simd::store<WeightOut>(out + k * simd::lanes * sizeof(WeightOut), param[k]);
+            for (std::size_t k = 0; k < simd::vectors; k += 2)
+                simd::template store_pair<WeightOut, Interleaved>(out + k * simd::lanes * sizeof(WeightOut), p[k],
+                                                                  p[k + 1]);
         }
     }
 }
@@ -318,20 +331,25 @@ template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, clas
 {
     step_pointers const a = arrays; // a copy, which no store below can change
     coefficient_vectors const c = broadcast(scalars);
+    // In any order, if in all arrays the same.
+    constexpr bool interleaved = std::is_same_v<Param, bfloat16> && std::is_same_v<Grad, bfloat16> &&
+                                 std::is_same_v<ExpAvg, bfloat16> && std::is_same_v<ExpAvgSq, bfloat16> &&
+                                 std::is_void_v<WeightOut>;
     param_update updates[simd::vectors];
-    if (end - begin < group_elems || !start_group<Path, Param, Grad, ExpAvg, ExpAvgSq>(a, begin, c, updates))
+    if (end - begin < group_elems ||
+        !start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, begin, c, updates))
         return begin;
     std::size_t i = begin + group_elems;
     for (; end - i >= group_elems; i += group_elems) {
         param_update next[simd::vectors];
-        if (!start_group<Path, Param, Grad, ExpAvg, ExpAvgSq>(a, i, c, next)) [[unlikely]]
+        if (!start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, i, c, next)) [[unlikely]]
             break;
-        finish_group<Path, Param, WeightOut>(a, i - group_elems, c, updates, stream);
+        finish_group<Path, interleaved, Param, WeightOut>(a, i - group_elems, c, updates, stream);
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k)
             updates[k] = next[k];
     }
-    finish_group<Path, Param, WeightOut>(a, i - group_elems, c, updates, stream);
+    finish_group<Path, interleaved, Param, WeightOut>(a, i - group_elems, c, updates, stream);
     return i;
 }
 
