@@ -221,7 +221,7 @@ TEST_CASE("random shapes: any combination, cut, offset, kind of value and hyperp
 
 // What a kernel could get wrong without its guard: one value placed so that an operand or a result is 2^-126 to the
 // last bit, or nearly, or NaN. Which one it is: `kind`.
-constexpr unsigned hostile_kinds = 19;
+constexpr unsigned hostile_kinds = 20;
 
 void place_hostile(arrays& start, std::size_t at, unsigned kind, coefficients const& c, test::random_bits& random)
 {
@@ -306,6 +306,9 @@ void place_hostile(arrays& start, std::size_t at, unsigned kind, coefficients co
         array[random.below(4)]->set(at, odd[random.below(3)]);
         break;
     }
+    case 18: // a negative v
+        start.exp_avg_sq.set(at, test::with_exponent(random() | float_sign_bit, -126, 0));
+        break;
     default: {
         test::array* const array[] = {&start.param, &start.grad, &start.exp_avg, &start.exp_avg_sq};
         array[random.below(4)]->set(at, test::from_bits(0x7fc12345u | (random.below(2) == 0 ? 0 : float_sign_bit)));
@@ -335,16 +338,22 @@ TEST_CASE("the bounds of the guard: one hostile value in a group that is tame wi
                                       .mode = l2 ? decay_mode::l2 : decay_mode::decoupled};
                 if (!l2 && random.below(8) == 0)
                     hyper.weight_decay = 1 / hyper.lr; // a decay of zero
-                coefficients const c =
-                    make_coefficients(hyper, 1 + random.below(3), {1, random.below(2) == 0 ? 1.0 : 0.3});
+                coefficients c = make_coefficients(hyper, 1 + random.below(3), {1, random.below(2) == 0 ? 1.0 : 0.3});
+                if (random.below(4) == 0)
+                    c.grad_scale = -c.grad_scale;
                 arrays start(types, n);
                 start.fill(test::values::ordinary, random);
-                bool const idle = random.below(2) == 0; // zeros, for the lenient path
+                enum row_kind { busy, partly_idle, idle };
+                auto const rows = static_cast<row_kind>(random.below(3));
                 for (std::size_t i = 0; i < n; ++i) {
                     start.exp_avg_sq.set(i, std::fabs(start.exp_avg_sq.get(i)));
-                    if (idle && random.below(2) == 0) {
-                        start.grad.set(i, 0);
-                        start.exp_avg.set(i, 0);
+                    if (rows == idle || (rows == partly_idle && random.below(2) == 0)) {
+                        auto const nothing = [&] { // a zero or a subnormal
+                            std::uint32_t const r = static_cast<std::uint32_t>(random());
+                            return test::from_bits(random.below(2) == 0 ? r & float_sign_bit : r & ~0x7f800000u);
+                        };
+                        start.grad.set(i, rows == idle ? nothing() : 0);
+                        start.exp_avg.set(i, rows == idle ? nothing() : 0);
                         if (random.below(2) == 0)
                             start.param.set(i, 0);
                     }
@@ -369,7 +378,8 @@ TEST_CASE("the bounds of the guard: values and coefficients on its edges, inside
                                     .mode = random.below(4) == 0 ? decay_mode::l2 : decay_mode::decoupled};
         coefficients const c = make_coefficients(hyper, 1 + random.below(3));
         // All of a round's values lie within two units of the bounds of one path, or all inside them.
-        bool const lenient = random.below(2) == 0;
+        enum path_kind { ordinary, lenient, idle };
+        auto const path = static_cast<path_kind>(random.below(3));
         bool const outside = random.below(2) == 0;
         auto const at = [&](float low, float high) {
             bool const is_low = random.below(2) == 0;
@@ -378,16 +388,30 @@ TEST_CASE("the bounds of the guard: values and coefficients on its edges, inside
             float const x = test::from_bits(is_low != outside ? edge + 1 + ulps : edge - 1 - ulps);
             return random.below(2) == 0 ? x : -x;
         };
+        auto const nothing = [&] { // of the outside, 2^-126
+            float const x = test::from_bits(float_min_normal_bits - (outside ? 0 : 1));
+            return random.below(2) == 0 ? x : random.below(2) == 0 ? -x : 0;
+        };
         arrays start(types, n);
         for (std::size_t i = 0; i < n; ++i) {
-            start.param.set(i, lenient ? at(0x1p-40f, 0x1p16f) : at(0x1p-63f, 2));
-            start.grad.set(i, lenient ? at(0x1p-40f, 0x1p8f) : at(0x1p-63f, 2) / c.one_minus_beta1);
-            start.exp_avg.set(i, lenient ? at(0x1p-121f, 0x1p8f) : random.below(4) == 0 ? 0.0f : at(0x1p-63f, 2));
-            start.exp_avg_sq.set(i, std::fabs(lenient ? at(0x1p-124f, 0x1p16f) : at(0x1p-124f, 2)));
-            if (lenient && random.below(8) == 0)
-                start.grad.set(i, 0);
+            if (path == ordinary) {
+                start.param.set(i, at(0x1p-63f, 2));
+                start.grad.set(i, at(0x1p-63f, 2) / c.one_minus_beta1);
+                start.exp_avg.set(i, random.below(4) == 0 ? 0.0f : at(0x1p-63f, 2));
+                start.exp_avg_sq.set(i, std::fabs(at(0x1p-124f, 2)));
+            } else if (path == lenient) {
+                start.param.set(i, at(0x1p-40f, 0x1p16f));
+                start.grad.set(i, random.below(8) == 0 ? 0 : at(0x1p-40f, 0x1p8f));
+                start.exp_avg.set(i, at(0x1p-121f, 0x1p8f));
+                start.exp_avg_sq.set(i, std::fabs(at(0x1p-124f, 0x1p16f)));
+            } else {
+                start.param.set(i, at(0x1p-115f, 2));
+                start.grad.set(i, nothing());
+                start.exp_avg.set(i, nothing());
+                start.exp_avg_sq.set(i, std::fabs(at(0x1p-115f, 2)));
+            }
         }
-        INFO("round " << round << " lenient " << lenient << " outside " << outside);
+        INFO("round " << round << " path " << path << " outside " << outside);
         REQUIRE(compare(types, start, c, 0, n) == "");
     }
 }

@@ -31,7 +31,7 @@ ADAMANT_SIMD coefficient_vectors broadcast(coefficients const& c)
 enum class path {
     ordinary, // what training data looks like: no zeros in param and grad, no L2 decay. Small values are left to the
               // hardware.
-    lenient,  // the same with zeros (a new or an idle parameter's), larger values and with L2 decay
+    lenient,  // the same with zeros, larger values and with L2 decay; groups of idle parameters on a way of their own
     careful,  // anything: flushed by hand after each operation, NaNs made canonical
 };
 
@@ -52,8 +52,7 @@ struct guard<path::ordinary> {
 template <>
 struct guard<path::lenient> {
     simd::u32 low, low_exp_avg, low_square, high, high_wide;
-    simd::u32 any_exp_avg; // what is set in the new first moments
-    simd::u32 lost;        // with a sign where a param of zero meets a gradient or a first moment that is not
+    simd::u32 lost; // with a sign where a param of zero meets a gradient or a first moment that is not
 };
 
 ADAMANT_SIMD void clear(guard<path::ordinary>& seen)
@@ -63,7 +62,7 @@ ADAMANT_SIMD void clear(guard<path::ordinary>& seen)
 ADAMANT_SIMD void clear(guard<path::lenient>& seen)
 {
     simd::u32 const none = simd::set(0u);
-    seen = {simd::set(~0u), simd::set(~0u), simd::set(~0u), none, none, none, none};
+    seen = {simd::set(~0u), simd::set(~0u), simd::set(~0u), none, none, none};
 }
 ADAMANT_SIMD void clear(guard<path::careful>&) {}
 
@@ -90,13 +89,6 @@ ADAMANT_SIMD bool is_tame(guard<path::lenient> const& seen)
                                         at_most(seen.low_square, tame_square_above_bits - offset));
     simd::u32 const too_high = above(seen.high, tame_up_to_bits) | above(seen.high_wide, tame_wide_up_to_bits);
     return !simd::any_sign(simd::or3(too_low, too_high, seen.lost));
-}
-
-// Whether all new first moments of the group are zeros.
-ADAMANT_SIMD bool is_idle(guard<path::lenient> const& seen)
-{
-    simd::u32 const without_sign = simd::template shift_left<1>(seen.any_exp_avg);
-    return !simd::any_sign(without_sign | simd::sub(simd::set(0u), without_sign));
 }
 
 template <path Path>
@@ -149,7 +141,6 @@ ADAMANT_SIMD void update_moments(state_vectors& s, simd::f32 grad, coefficient_v
         seen.high = simd::max(simd::max(seen.high, abs_m), abs_g);
         seen.high_wide =
             simd::max(simd::max(seen.high_wide, abs_p), simd::bits(v)); // a negative v is above every bound
-        seen.any_exp_avg = seen.any_exp_avg | simd::bits(m_new);
         seen.lost = seen.lost | (low_p & ~(low_m & low_g));
     }
     s.param = p;
@@ -167,6 +158,44 @@ ADAMANT_SIMD param_update start_param(state_vectors const& s, coefficient_vector
     simd::f32 const d = flushed<Path>(simd::fma(root, c.inv_sqrt_bias2, c.eps));
     return {flushed<Path>(simd::mul(c.decay, s.param)), flushed<Path>(simd::div(s.exp_avg, d))};
 }
+// Both at once, for a group without gradients and first moments: rows of an embedding that a batch did not name, or
+// that no batch names any more. Nothing is divided, as a zero stays one. False, with nothing changed, where the group
+// is not of that kind or not tame.
+ADAMANT_SIMD bool update_idle(state_vectors (&s)[simd::vectors], simd::f32 const (&grad)[simd::vectors],
+                              coefficient_vectors const& c, param_update (&updates)[simd::vectors])
+{
+    if (c.has_l2)
+        return false;
+    simd::u32 active = simd::set(0u);
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < simd::vectors; ++k)
+        active = simd::or3(active, simd::bits(grad[k]), simd::bits(s[k].exp_avg));
+    if (simd::any_sign(above(active & simd::set(float_abs_mask), float_min_normal_bits - 1)))
+        return false;
+    simd::u32 any_param = simd::set(0u);
+    simd::u32 any_square = simd::set(0u);
+    simd::u32 low = simd::set(~0u);
+    simd::u32 const offset = simd::set(float_min_normal_bits);
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < simd::vectors; ++k) {
+        simd::u32 const v = simd::bits(s[k].exp_avg_sq);
+        any_param = any_param | simd::bits(s[k].param);
+        any_square = any_square | v;
+        low = simd::min(simd::min(low, simd::sub(simd::abs_bits(s[k].param), offset)), simd::sub(v, offset));
+    }
+    simd::u32 const too_large = simd::template shift_left<1>(any_param | any_square);
+    simd::u32 const too_low = at_most(low, tame_idle_above_bits - float_min_normal_bits);
+    if (simd::any_sign(simd::or3(too_large, too_low, any_square)))
+        return false;
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < simd::vectors; ++k) {
+        s[k].exp_avg = simd::fma(c.beta1, s[k].exp_avg, simd::mul(grad[k], c.grad_scale));
+        s[k].exp_avg_sq = simd::mul(c.beta2, s[k].exp_avg_sq);
+        updates[k] = {simd::mul(c.decay, s[k].param), s[k].exp_avg};
+    }
+    return true;
+}
+
 template <path Path>
 ADAMANT_SIMD simd::f32 finish_param(param_update const& u, coefficient_vectors const& c)
 {
@@ -257,32 +286,32 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
     prefetch<ExpAvg>(exp_avg);
     prefetch<ExpAvgSq>(exp_avg_sq);
 
-    guard<Path> seen;
-    clear(seen);
     state_vectors s[simd::vectors];
+    simd::f32 g[simd::vectors];
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; k += 2) {
         std::size_t const at = k * simd::lanes;
-        simd::f32 g[2];
         simd::template load_pair<Param, Interleaved>(param + at * sizeof(Param), s[k].param, s[k + 1].param);
-        simd::template load_pair<Grad, Interleaved>(grad + at * sizeof(Grad), g[0], g[1]);
+        simd::template load_pair<Grad, Interleaved>(grad + at * sizeof(Grad), g[k], g[k + 1]);
         simd::template load_pair<ExpAvg, Interleaved>(exp_avg + at * sizeof(ExpAvg), s[k].exp_avg, s[k + 1].exp_avg);
         simd::template load_pair<ExpAvgSq, Interleaved>(exp_avg_sq + at * sizeof(ExpAvgSq), s[k].exp_avg_sq,
                                                         s[k + 1].exp_avg_sq);
-        update_moments<Path>(s[k], g[0], c, seen);
-        update_moments<Path>(s[k + 1], g[1], c, seen);
     }
-    if (!is_tame(seen)) [[unlikely]]
-        return false;
-    bool divide = true;
+    bool done = false;
     if constexpr (Path == path::lenient)
-        divide = !is_idle(seen);
-    ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; ++k)
-        if (divide)
+        done = update_idle(s, g, c, updates);
+    if (!done) {
+        guard<Path> seen;
+        clear(seen);
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < simd::vectors; ++k)
+            update_moments<Path>(s[k], g[k], c, seen);
+        if (!is_tame(seen)) [[unlikely]]
+            return false;
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < simd::vectors; ++k)
             updates[k] = start_param<Path>(s[k], c);
-        else // a zero divided by what is positive is that zero
-            updates[k] = {simd::mul(c.decay, s[k].param), s[k].exp_avg};
+    }
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; k += 2)
         simd::template store_pair<ExpAvg, Interleaved>(exp_avg + k * simd::lanes * sizeof(ExpAvg), s[k].exp_avg,

@@ -14,35 +14,39 @@
 // The lenient path. Looked at: g after scaling, again after L2 decay, and p are zero (or subnormal) or above 2^-40, m
 // is zero or above 2^-121, |g| and |m| are at most 2^8, |p| at most 2^16; v is +0, subnormal or in (2^-124, 2^16]; and
 // where p is zero, so are m and g.
-//   g * grad_scale       looked at; a gradient of exactly 2^-126 gives 0 by either rule, or at most 2^-66, which is not
-//   tame w = one_minus_beta1 * g  0, or at least 2^-64 m'                   g zero: 0, or above 2^-125. Else, to fall
-//   below 2^-65 the terms have to cancel, hence to be equal
-//                        within a factor 2, at least 2^-65 both, and then lsb >= 2^-112.
+//   g * grad_scale       looked at; a gradient of exactly 2^-126 gives 0 by either rule, or at most 2^-66: not tame
+//   w = one_minus_beta1 * g
+//                        0, or at least 2^-64
+//   m'                   g zero: 0, or above 2^-125. Else, to fall below 2^-65 the terms have to cancel, hence to be
+//                        equal within a factor 2, at least 2^-65 both, and then lsb >= 2^-112.
 //   g * g                0, or above 2^-80
 //   beta2 * v            0, or above 2^-125
 //   v'                   a sum without cancellation, never negative: 0, or above 2^-125; at most 2^17
 //   sqrt(v'), d          0 or above 2^-63; d is at least eps, and at most 2^50
 //   decay * p            0, or at least 2^-50
 //   q = m' / d           may come near 2^-126, but then p is not zero, for m' is not, and neg_step_size * q is less
-//   than a
-//                        quarter of the last place of decay * p: p' = decay * p by either rule. At most 2^69.
+//                        than a quarter of decay * p's last place: p' = decay * p by either rule. At most 2^69.
 //   p'                   p zero: m' is, so q and p' are. Else, to fall below 2^-51 the terms cancel as above, at least
-//   2^-51
-//                        both, and lsb >= 2^-98. Finite, by the bounds on q, neg_step_size and p.
+//                        2^-51 both, and lsb >= 2^-98. Finite, by the bounds on q, neg_step_size and p.
+//
+// A group of idle parameters. Looked at: g and m are zero or subnormal, and there is no L2 decay; |p| is zero,
+// subnormal or in (2^-115, 2), and so is v, which has no sign. Then m' is a zero with the sign that the formula gives
+// it: one_minus_beta1 is positive, so it changes none. g * g is +0 and v' = beta2 * v: 0, or above 2^-116. d is at
+// least eps, so q = m'. decay * p is 0 or above 2^-125, and so is p'.
 //
 // The ordinary path. Looked at: p and w are in [2^-63, 2), or the negative of such; |m| is below 2; v is in (2^-124,
 // 2). There is no L2 decay and one_minus_beta1 is at most 1/2, so g is at least 2^-62 (1 - 2^-24), and below 2^25.
 //   g * grad_scale       as above: what a gradient of exactly 2^-126 gives is not tame
-//   m'                   An m that would be flushed, or is 2^-126, changes the sum by less than a quarter of w's last
-//   place:
-//                        m' = w by either rule. To fall below 2^-64 the terms cancel as above, and lsb >= 2^-111.
+//   m'                   an m that would be flushed, or is 2^-126, changes the sum by less than a quarter of w's
+//                        last place: m' = w by either rule. To fall below 2^-64 the terms cancel as above, and
+//                        lsb >= 2^-111.
 //   g * g                above 2^-125
 //   beta2 * v, v'        above 2^-125 (beta2 * v may be 0, if beta2 is); v' is at most 2^51
 //   sqrt(v'), d          above 2^-63; d is at most 2^67
 //   decay * p            at least 2^-73
 //   q                    as above; at most 2^62
 //   p'                   cancelling terms are at least 2^-74 both, and lsb >= 2^-121
-// Neither path stores what comes near 2^-126, and rounding m', v' or p' to bfloat16 does not either.
+// No path stores what comes near 2^-126, and rounding m', v' or p' to bfloat16 does not either.
 #pragma once
 
 #include <bit>
@@ -57,6 +61,7 @@ namespace kernel {
 inline constexpr std::uint32_t tame_above_bits = std::bit_cast<std::uint32_t>(0x1p-40f);
 inline constexpr std::uint32_t tame_exp_avg_above_bits = std::bit_cast<std::uint32_t>(0x1p-121f);
 inline constexpr std::uint32_t tame_square_above_bits = std::bit_cast<std::uint32_t>(0x1p-124f);
+inline constexpr std::uint32_t tame_idle_above_bits = std::bit_cast<std::uint32_t>(0x1p-115f);
 inline constexpr std::uint32_t tame_up_to_bits = std::bit_cast<std::uint32_t>(0x1p8f);
 inline constexpr std::uint32_t tame_wide_up_to_bits = std::bit_cast<std::uint32_t>(0x1p16f);
 
