@@ -190,7 +190,7 @@ ADAMANT_SIMD bool update_idle(state_vectors (&s)[simd::vectors], simd::f32 const
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; ++k) {
         s[k].exp_avg = simd::fma(c.beta1, s[k].exp_avg, simd::mul(grad[k], c.grad_scale));
-        s[k].exp_avg_sq = simd::mul(c.beta2, s[k].exp_avg_sq);
+        s[k].exp_avg_sq = simd::fma(c.beta2, s[k].exp_avg_sq, simd::set(0.0f)); // +0 also for a beta2 of -0
         updates[k] = {simd::mul(c.decay, s[k].param), s[k].exp_avg};
     }
     return true;

@@ -30,9 +30,9 @@
 //                        2^-51 both, and lsb >= 2^-98. Finite, by the bounds on q, neg_step_size and p.
 //
 // A group of idle parameters. Looked at: g and m are zero or subnormal, and there is no L2 decay; |p| is zero,
-// subnormal or in (2^-115, 2), and so is v, which has no sign. Then m' is a zero with the sign that the formula gives
-// it: one_minus_beta1 is positive, so it changes none. g * g is +0 and v' = beta2 * v: 0, or above 2^-116. d is at
-// least eps, so q = m'. decay * p is 0 or above 2^-125, and so is p'.
+// subnormal or in (2^-115, 2), and so is v, which has no sign (-0 neither). Then m' is a zero with the sign that the
+// formula gives it: one_minus_beta1 is positive, so it changes none. g * g is +0, and v' = beta2 * v + 0, which is +0
+// or above 2^-116. d is at least eps, so q = m'. decay * p is 0 or above 2^-125, and so is p'.
 //
 // The ordinary path. Looked at: p and w are in [2^-63, 2), or the negative of such; |m| is below 2; v is in (2^-124,
 // 2). There is no L2 decay and one_minus_beta1 is at most 1/2, so g is at least 2^-62 (1 - 2^-24), and below 2^25.
@@ -41,7 +41,7 @@
 //                        last place: m' = w by either rule. To fall below 2^-64 the terms cancel as above, and
 //                        lsb >= 2^-111.
 //   g * g                above 2^-125
-//   beta2 * v, v'        above 2^-125 (beta2 * v may be 0, if beta2 is); v' is at most 2^51
+//   beta2 * v, v'        above 2^-125 (beta2 * v may be 0, if beta2 is: then v' = g * g); v' is at most 2^51
 //   sqrt(v'), d          above 2^-63; d is at most 2^67
 //   decay * p            at least 2^-73
 //   q                    as above; at most 2^62
@@ -74,7 +74,8 @@ inline constexpr std::uint32_t bfloat16_flush_bits = 0x00808000u;
 {
     auto const within = [](float x, float low, float high) { return x >= low && x <= high; };
     auto const magnitude = [](float x) { return x < 0 ? -x : x; };
-    return (c.beta1 == 0 || within(c.beta1, 0x1p-4f, 1)) && (c.beta2 == 0 || within(c.beta2, 0x1p-1f, 1)) &&
+    return (c.beta1 == 0 || within(c.beta1, 0x1p-4f, 1)) &&
+           (c.beta2 == 0 ? c.one_minus_beta2 == 1 : within(c.beta2, 0x1p-1f, 1)) &&
            within(c.one_minus_beta1, 0x1p-24f, 1) && within(c.one_minus_beta2, 0x1p-24f, 1) &&
            within(c.inv_sqrt_bias2, 1, 0x1p40f) && within(c.eps, 0x1p-60f, 0x1p40f) &&
            magnitude(c.neg_step_size) <= 0x1p20f && within(magnitude(c.decay), 0x1p-10f, 0x1p10f) &&
