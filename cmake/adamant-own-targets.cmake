@@ -14,7 +14,8 @@ target_compile_options(adamant_own_flags INTERFACE
     $<$<BOOL:${ADAMANT_WARNINGS_AS_ERRORS}>:-Werror>)
 if(ADAMANT_SANITIZE)
     target_compile_options(adamant_own_flags INTERFACE
-        -fsanitize=${ADAMANT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+        -fsanitize=${ADAMANT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer
+        -fno-sanitize=null,object-size) # the address sanitizer finds those too, and compiles in two thirds of the time
     target_link_options(adamant_own_flags INTERFACE -fsanitize=${ADAMANT_SANITIZE})
 endif()
 
