@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of every instruction set, in one translation unit compiled without any -m flag: fused_step.inl once for
+// The kernels of every instruction set, in one translation unit compiled without any -m flag: the .inl files once for
 // the generic facade, and once inside a target region for each x86 tier.
 //
 // Rules inside a region: every header has been included before it opens; no standard algorithm, container or lambda;
@@ -39,6 +39,7 @@ namespace kernel {
 
 namespace generic {
 using adamant::generic::simd;
+#include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/fused_step.inl>
 } // namespace generic
 
@@ -53,6 +54,7 @@ using adamant::generic::simd;
 namespace avx2 {
 #include <adamant/isa/avx2.inl>
 //
+#include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/fused_step.inl>
 } // namespace avx2
 #if defined(__clang__)
@@ -67,6 +69,7 @@ namespace avx2 {
 namespace avx512 {
 #include <adamant/isa/avx512.inl>
 //
+#include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/fused_step.inl>
 } // namespace avx512
 #if defined(__clang__)
@@ -82,6 +85,7 @@ namespace avx512 {
 namespace avx512_bf16 {
 #include <adamant/isa/avx512.inl>
 //
+#include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/fused_step.inl>
 } // namespace avx512_bf16
 #undef ADAMANT_AVX512_BF16
