@@ -436,6 +436,8 @@ int main(int argc, char** argv)
         if (contracts())
             fail(1, "was compiled so that a * b + c is rounded once; compile it with -ffp-contract=off");
         train(parse_options(argc, argv));
+        if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+            fail(1, "the output could not be written; is the disk full?");
     } catch (adamant::error const& e) {
         fail(2, "--isa or --threads: " + std::string(e.what()));
     } catch (std::exception const& e) {

@@ -214,7 +214,7 @@ void print_table(std::vector<result> const& results, std::uint64_t overall, exec
     }
     std::printf("overall digest %016" PRIx64 "  isa %s  threads %u\n", overall, name(cpu.tier()).data(), threads);
     if (threads < cpu.threads())
-        std::printf("(of %u threads; these short arrays have work for no more)\n", cpu.threads());
+        std::printf("(of %u threads: the arrays have work for 8 at most, and OpenMP may grant fewer)\n", cpu.threads());
 }
 
 } // namespace
