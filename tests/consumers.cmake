@@ -18,7 +18,7 @@ foreach(how find_package add_subdirectory FetchContent)
 endforeach()
 
 # jit_build: no CMake, no -m flag, no CUDA, no Python.
-run(${CXX} -std=c++20 -O2 -fopenmp -I${prefix}/include ${program} -o ${SCRATCH}/plain)
+run(${CXX} -std=c++20 -O2 -fopenmp -I${prefix}/include ${program} -lhwloc -o ${SCRATCH}/plain)
 run(${SCRATCH}/plain)
 
 find_program(pkg_config pkg-config)

@@ -19,6 +19,11 @@
 #error "adamant runs on Linux on x86-64 and on little-endian AArch64: elsewhere its bits have never been checked"
 #endif
 
+// hwloc binds threads and memory and knows where cores are. A program may do without, by its own word.
+#if !defined(ADAMANT_NO_HWLOC) && !__has_include(<hwloc.h>)
+#error "adamant needs hwloc 2.5 or newer, and finds no hwloc.h (Debian and Ubuntu: libhwloc-dev; link with -lhwloc). Define ADAMANT_NO_HWLOC for a program whose threads and memory need not be bound to anything."
+#endif
+
 // The bits of a step are a promise, and these flags allow the compiler to break it: it may then reorder additions,
 // replace a division by an estimate, and assume that no NaN exists. Refused rather than broken in silence. (Clang has
 // no macro for its partial flags -fassociative-math and -freciprocal-math; do not use them either.)
@@ -49,10 +54,14 @@
 #define ADAMANT_ABI_ISA aarch64
 #endif
 
-#if defined(_OPENMP)
+#if defined(_OPENMP) && !defined(ADAMANT_NO_HWLOC)
 #define ADAMANT_ABI_THREADS openmp
-#else
+#elif defined(_OPENMP)
+#define ADAMANT_ABI_THREADS openmp_no_hwloc
+#elif !defined(ADAMANT_NO_HWLOC)
 #define ADAMANT_ABI_THREADS serial
+#else
+#define ADAMANT_ABI_THREADS serial_no_hwloc
 #endif
 
 #define ADAMANT_CONCAT_(a, b, c) a##_##b##_##c

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// A machine as plain data: what selection and the drawing see of it. hwloc.hpp fills it; tests make theirs by hand.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <adamant/topology/index_set.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+// What kind of memory a NUMA node is, as far as the machine says. dram also where it says nothing.
+enum class memory_kind { dram, hbm, gpu, nvm, other };
+
+[[nodiscard]] constexpr std::string_view name(memory_kind kind) noexcept
+{
+    switch (kind) {
+    case memory_kind::dram: return "DRAM";
+    case memory_kind::hbm: return "HBM";
+    case memory_kind::gpu: return "GPU memory";
+    case memory_kind::nvm: return "NVM";
+    case memory_kind::other: return "other memory";
+    }
+    return "?";
+}
+
+// A physical core. Cores are numbered by their place in machine::cores, which is hwloc's logical order: neighbours
+// share caches.
+struct core {
+    pu_set pus;              // all of its hardware threads that are online, one where there is no SMT
+    unsigned package = 0;    // place in machine::packages
+    unsigned node = 0;       // place in machine::nodes of the memory that is its own; see main_node()
+    unsigned efficiency = 0; // the fastest cores have the largest; 0 for all where nothing is known
+};
+
+struct package {
+    pu_set pus;
+};
+
+struct numa_node {
+    unsigned os_index = 0;
+    std::size_t bytes = 0; // 0: not known
+    pu_set pus;            // the PUs it is local to; empty for memory that is local to none
+    memory_kind kind = memory_kind::dram;
+    bool allowed = true; // whether this process may allocate there (cgroup cpuset)
+};
+
+struct cache {
+    unsigned level = 0; // 2 or 3; the first level is never shared between cores
+    std::size_t bytes = 0;
+    pu_set pus;
+};
+
+struct gpu {
+    std::string pci;  // "0000:3b:00.0", lower case; empty where it is not on PCI
+    std::string name; // as the machine calls it; may be empty
+    pu_set pus;       // the PUs near it; all of them where the machine does not say
+};
+
+// What is in a machine. Any PU of a core is in no other core.
+struct machine {
+    std::string source; // "this machine", or the file or description it was read from
+    std::vector<package> packages;
+    std::vector<numa_node> nodes; // memory-only ones too
+    std::vector<cache> caches;
+    std::vector<core> cores;
+    std::vector<gpu> gpus; // in order of PCI address
+    pu_set allowed;   // the PUs that may be used: of the process where live (affinity and cgroup), else of the file
+    pu_set offline;   // PUs that exist and are switched off
+    std::string note; // what is worth knowing about `allowed`; mostly empty
+
+    [[nodiscard]] pu_set pus() const
+    {
+        pu_set all;
+        for (core const& c : cores)
+            all |= c.pus;
+        return all;
+    }
+    // Whether the cores differ in speed.
+    [[nodiscard]] bool hybrid() const noexcept
+    {
+        for (core const& c : cores)
+            if (c.efficiency != cores.front().efficiency)
+                return true;
+        return false;
+    }
+};
+
+// The place in machine.nodes of the memory that a core with these PUs should use: of the nodes local to all of them one
+// that is allowed, if any; of those the closest (local to the fewest PUs); of several equally close ones DRAM before
+// HBM before the rest, for optimizer state is large; then the lowest index. 0 where there is none.
+[[nodiscard]] inline unsigned main_node(machine const& machine, pu_set const& pus)
+{
+    unsigned best = 0;
+    bool found = false;
+    for (unsigned n = 0; n < machine.nodes.size(); ++n) {
+        numa_node const& node = machine.nodes[n];
+        if (!node.pus.includes(pus))
+            continue;
+        numa_node const& other = machine.nodes[best];
+        auto const ahead = [](numa_node const& a, numa_node const& b) {
+            if (a.allowed != b.allowed)
+                return a.allowed;
+            if (a.pus.size() != b.pus.size())
+                return a.pus.size() < b.pus.size();
+            return a.kind != b.kind ? a.kind < b.kind : a.os_index < b.os_index;
+        };
+        if (!found || ahead(node, other))
+            best = n;
+        found = true;
+    }
+    return best;
+}
+
+// Reads what parse_index_set() reads, and locations in this machine: "numa:1" (the operating system's index, as numactl
+// counts), "package:0", "core:0-7" (place in the machine, counted from 0), each with a list; joined by '+':
+// "numa:0+core:8-9". A location stands for all online PUs there. Throws invalid_argument with a line that points at the
+// character.
+[[nodiscard]] inline pu_set parse_pus(std::string_view text, machine const& machine)
+{
+    if (text.find(':') == std::string_view::npos || text.find_first_of("npc") == std::string_view::npos)
+        if (text.find('+') == std::string_view::npos)
+            return parse_index_set(text);
+    detail::text_scanner scanner(text, "a place (numa:1, package:0, core:0-7), a list or a mask");
+    pu_set all;
+    do {
+        scanner.skip_spaces();
+        std::size_t const begin = scanner.position();
+        auto const add = [&](char const* kind, std::size_t count, auto&& pus_of) {
+            for (unsigned const i : scanner.list().members()) {
+                pu_set const pus = pus_of(i);
+                if (pus.empty())
+                    scanner.fail("there is no " + std::string(kind) + " " + std::to_string(i) + " with PUs; " +
+                                     machine.source + " has " + std::to_string(count),
+                                 begin);
+                all |= pus;
+            }
+        };
+        if (scanner.take("numa:"))
+            add("NUMA node", machine.nodes.size(), [&](unsigned i) {
+                for (numa_node const& node : machine.nodes)
+                    if (node.os_index == i)
+                        return node.pus;
+                return pu_set{};
+            });
+        else if (scanner.take("package:"))
+            add("package", machine.packages.size(),
+                [&](unsigned i) { return i < machine.packages.size() ? machine.packages[i].pus : pu_set{}; });
+        else if (scanner.take("core:"))
+            add("core", machine.cores.size(),
+                [&](unsigned i) { return i < machine.cores.size() ? machine.cores[i].pus : pu_set{}; });
+        else if (scanner.take("0x") || scanner.take("0X"))
+            all |= scanner.mask();
+        else if (scanner.peek() >= '0' && scanner.peek() <= '9')
+            all |= scanner.list();
+        else
+            scanner.fail("numa:, package:, core:, a list or a mask is expected");
+        scanner.skip_spaces();
+    } while (scanner.take('+'));
+    if (!scanner.done())
+        scanner.fail("nothing of the kind goes on like this");
+    return all;
+}
+
+ADAMANT_END_NAMESPACE

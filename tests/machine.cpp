@@ -1,0 +1,516 @@
+// SPDX-License-Identifier: Apache-2.0
+// What hwloc's eyes see: machines from files and descriptions, held against what lstopo says of them, and this machine.
+#if !defined(ADAMANT_NO_HWLOC)
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <adamant/topology/hwloc.hpp>
+
+#include "catch.hpp"
+
+using namespace adamant;
+
+namespace {
+
+std::string file(char const* name)
+{
+    return std::string(ADAMANT_TOPOLOGIES) + "/" + name;
+}
+
+// What is true of every machine that was read.
+void check_whole(machine const& m)
+{
+    INFO(m.source);
+    REQUIRE(!m.cores.empty());
+    REQUIRE(!m.packages.empty());
+    pu_set seen;
+    for (core const& c : m.cores) {
+        CHECK(!c.pus.empty());
+        CHECK_FALSE(c.pus.intersects(seen));
+        seen |= c.pus;
+        REQUIRE(c.package < m.packages.size());
+        CHECK(m.packages[c.package].pus.includes(c.pus));
+        if (!m.nodes.empty()) {
+            REQUIRE(c.node < m.nodes.size());
+            CHECK(m.nodes[c.node].pus.includes(c.pus));
+        }
+    }
+    CHECK(m.pus() == seen);
+    CHECK(seen.includes(m.allowed));
+    CHECK_FALSE(m.offline.intersects(seen));
+    for (cache const& c : m.caches)
+        CHECK(seen.includes(c.pus));
+    for (gpu const& g : m.gpus)
+        CHECK(seen.includes(g.pus));
+}
+
+using texts = std::vector<std::string>;
+
+// "packages 0-3 4-7"
+texts packages(machine const& m)
+{
+    texts all;
+    for (package const& p : m.packages)
+        all.push_back(to_list(p.pus));
+    return all;
+}
+// "os index: kind MiB of PUs"
+texts nodes(machine const& m)
+{
+    texts all;
+    for (numa_node const& n : m.nodes)
+        all.push_back(std::to_string(n.os_index) + ": " + std::string(name(n.kind)) + " " +
+                      std::to_string(n.bytes >> 20) + " of " + to_list(n.pus));
+    return all;
+}
+// The PUs of each speed, the slowest first.
+texts speeds(machine const& m)
+{
+    std::vector<pu_set> all;
+    for (core const& c : m.cores) {
+        all.resize(std::max<std::size_t>(all.size(), c.efficiency + 1));
+        all[c.efficiency] |= c.pus;
+    }
+    texts shown;
+    for (pu_set const& pus : all)
+        shown.push_back(to_list(pus));
+    return shown;
+}
+std::size_t caches(machine const& m, unsigned level)
+{
+    std::size_t count = 0;
+    for (cache const& c : m.caches)
+        count += c.level == level;
+    return count;
+}
+std::string cores(machine const& m)
+{
+    std::string text;
+    for (core const& c : m.cores)
+        text += (text.empty() ? "" : " ") + to_list(c.pus);
+    return text;
+}
+
+template <class Error, class Function>
+std::string refusal(Function function)
+{
+    try {
+        function();
+    } catch (Error const& error) {
+        return error.what();
+    }
+    return "not refused, or not so";
+}
+bool mentions(std::string const& text, std::string const& word)
+{
+    INFO(text);
+    CHECK(text.find(word) != std::string::npos);
+    return text.find(word) != std::string::npos;
+}
+
+// A file that is gone at the end of the scope.
+class scratch_file {
+public:
+    explicit scratch_file(std::string const& content)
+    {
+        path_ = (std::filesystem::temp_directory_path() / "adamant-machine-XXXXXX").string();
+        int const descriptor = mkstemp(path_.data());
+        REQUIRE(descriptor >= 0);
+        close(descriptor);
+        std::ofstream(path_) << content;
+    }
+    scratch_file(scratch_file const&) = delete;
+    scratch_file& operator=(scratch_file const&) = delete;
+    ~scratch_file() { std::remove(path_.c_str()); }
+    [[nodiscard]] std::string const& path() const { return path_; }
+
+private:
+    std::string path_;
+};
+
+// Two packages of two cores and a NUMA node each, with devices. PU 3 and node 1 are not for us.
+std::string machine_with_devices(std::string const& first_devices, std::string const& second_devices)
+{
+    auto const sets = [](char const* pus, char const* memory) {
+        std::string const c = std::string("=\"") + pus + "\" ";
+        std::string const n = std::string("=\"") + memory + "\" ";
+        return "cpuset" + c + "complete_cpuset" + c + "nodeset" + n + "complete_nodeset" + n;
+    };
+    int id = 1;
+    auto const gp = [&] { return " gp_index=\"" + std::to_string(++id) + "\""; };
+    std::string text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<!DOCTYPE topology SYSTEM \"hwloc2.dtd\">\n"
+                       "<topology version=\"2.0\">\n<object type=\"Machine\" os_index=\"0\" " +
+                       sets("0xf", "0x3") + "allowed_cpuset=\"0x7\" allowed_nodeset=\"0x1\" gp_index=\"1\">\n";
+    for (int p = 0; p < 2; ++p) {
+        std::string const memory = p == 0 ? "0x1" : "0x2";
+        text += "<object type=\"Package\" os_index=\"" + std::to_string(p) + "\" " +
+                sets(p == 0 ? "0x3" : "0xc", memory.c_str()) + gp() + ">\n<object type=\"NUMANode\" os_index=\"" +
+                std::to_string(p) + "\" " + sets(p == 0 ? "0x3" : "0xc", memory.c_str()) + gp() +
+                " local_memory=\"1048576\"/>\n";
+        for (int c = 0; c < 2; ++c) {
+            char const* const masks[] = {"0x1", "0x2", "0x4", "0x8"};
+            std::string const own = sets(masks[2 * p + c], memory.c_str());
+            text += "<object type=\"Core\" os_index=\"" + std::to_string(c) + "\" " + own + gp() +
+                    "><object type=\"PU\" os_index=\"" + std::to_string(2 * p + c) + "\" " + own + gp() +
+                    "/></object>\n";
+        }
+        std::string const& devices = p == 0 ? first_devices : second_devices;
+        if (!devices.empty())
+            text += "<object type=\"Bridge\"" + gp() + " bridge_type=\"0-1\" depth=\"0\" bridge_pci=\"000" +
+                    std::to_string(p) + ":[00-ff]\">\n" + devices + "</object>\n";
+        text += "</object>\n";
+    }
+    return text + "</object>\n</topology>\n";
+}
+std::string device(int id, char const* address, char const* kind, char const* inside = "")
+{
+    return "<object type=\"PCIDev\" gp_index=\"" + std::to_string(id) + "\" pci_busid=\"" + address + "\" pci_type=\"" +
+           kind + " [10de:2330] [10de:16c1] a1\" pci_link_speed=\"0.000000\">" + inside + "</object>\n";
+}
+
+pu_set affinity()
+{
+    cpu_set_t sets[8] = {};
+    pu_set pus;
+    if (sched_getaffinity(0, sizeof sets, sets) == 0)
+        for (unsigned i = 0; i < 8 * sizeof sets; ++i)
+            if (CPU_ISSET_S(i, sizeof sets, sets))
+                pus.insert(i);
+    return pus;
+}
+
+// What a new process sees that begins with these variables and on these PUs (all, where none are given): this program,
+// started anew with the test case at the end of this file.
+struct child_report {
+    std::string allowed;  // by live_machine()
+    std::string affinity; // by the kernel
+    std::string error;    // what live_machine() threw
+};
+child_report ask_child(std::vector<std::string> const& variables, pu_set const& confined_to = {})
+{
+    std::string self(4096, '\0');
+    auto const length = readlink("/proc/self/exe", self.data(), self.size());
+    REQUIRE(length > 0);
+    self.resize(static_cast<std::size_t>(length));
+    texts environment = variables;
+    environment.push_back("ADAMANT_TEST_CHILD=1");
+    for (char** each = environ; *each != nullptr; ++each) {
+        std::string const variable = *each; // no thread binding that the tests were started with
+        if (!variable.starts_with("OMP_") && !variable.starts_with("GOMP_") && !variable.starts_with("KMP_") &&
+            !variable.starts_with("HWLOC_"))
+            environment.push_back(variable);
+    }
+    std::vector<char*> pointers;
+    for (std::string& variable : environment)
+        pointers.push_back(variable.data());
+    pointers.push_back(nullptr);
+    char test[] = "a child process says what it sees";
+    char* arguments[] = {self.data(), test, nullptr};
+    cpu_set_t sets[8] = {};
+    for (unsigned const pu : confined_to.members())
+        CPU_SET_S(pu, sizeof sets, sets);
+
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    pid_t const child = fork();
+    if (child == 0) {
+        if (!confined_to.empty() && sched_setaffinity(0, sizeof sets, sets) != 0)
+            _exit(125);
+        dup2(ends[1], STDOUT_FILENO);
+        close(ends[0]);
+        execve(self.c_str(), arguments, pointers.data());
+        _exit(126);
+    }
+    REQUIRE(child > 0);
+    close(ends[1]);
+    std::string text;
+    char buffer[4096];
+    for (ssize_t got = 0; (got = read(ends[0], buffer, sizeof buffer)) > 0;)
+        text.append(buffer, static_cast<std::size_t>(got));
+    close(ends[0]);
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    INFO(text);
+    REQUIRE(WIFEXITED(status));
+    REQUIRE(WEXITSTATUS(status) == 0);
+    auto const after = [&](std::string const& key) {
+        std::size_t const begin = text.find("child's " + key + ": ");
+        REQUIRE(begin != std::string::npos);
+        std::size_t const value = begin + key.size() + 10;
+        return text.substr(value, text.find('\n', value) - value);
+    };
+    return {after("allowed"), after("affinity"), after("error")};
+}
+
+} // namespace
+
+TEST_CASE("every machine that is read makes sense")
+{
+    std::size_t files = 0;
+    for (auto const& entry : std::filesystem::directory_iterator(ADAMANT_TOPOLOGIES))
+        if (entry.path().extension() == ".xml") {
+            check_whole(machine_from_xml(entry.path().string()));
+            ++files;
+        }
+    CHECK(files == 7);
+    for (char const* const description : {"pack:4 [numa] core:72 pu:1", "pack:2 group:4 [numa] core:16 pu:2", "pu:3"})
+        check_whole(machine_from_synthetic(description));
+    check_whole(live_machine());
+}
+
+TEST_CASE("nvidia-dgx-gb10: five kinds of cores")
+{
+    machine const m = machine_from_xml(file("nvidia-dgx-gb10.xml"));
+    CHECK(m.source == file("nvidia-dgx-gb10.xml"));
+    CHECK(m.cores.size() == 20);
+    CHECK(speeds(m) == texts{"0-4", "10-14", "5-9", "15-18", "19"});
+    CHECK(m.hybrid());
+    CHECK(packages(m) == texts{"0-19"});
+    CHECK(nodes(m) == texts{"0: DRAM 122566 of 0-19"});
+    CHECK(caches(m, 2) == 20);
+    CHECK(caches(m, 3) == 2);
+    CHECK(m.caches.back().bytes == std::size_t{16} << 20);
+    CHECK(to_list(m.caches.back().pus) == "10-19");
+    CHECK(m.offline.empty());
+    CHECK(m.gpus.empty());
+}
+
+TEST_CASE("128arm: many cores")
+{
+    machine const m = machine_from_xml(file("128arm-2pa2n8cluster4co.xml"));
+    CHECK(m.cores.size() == 128);
+    CHECK_FALSE(m.hybrid());
+    CHECK(packages(m) == texts{"0-63", "64-127"});
+    CHECK(nodes(m) == texts{"0: DRAM 128645 of 0-31", "1: DRAM 129021 of 32-63", "2: DRAM 129021 of 64-95",
+                            "3: DRAM 127990 of 96-127"});
+    CHECK(m.cores[95].package == 1);
+    CHECK(m.cores[95].node == 2);
+    CHECK(caches(m, 2) == 128);
+    CHECK(caches(m, 3) == 4);
+}
+
+TEST_CASE("20em64t-hybrid: cores of two PUs and of one")
+{
+    machine const m = machine_from_xml(file("20em64t-hybrid-1p6c2t-2ca4co1t.xml"));
+    CHECK(cores(m) == "0-1 2-3 4-5 6-7 8-9 10-11 12 13 14 15 16 17 18 19");
+    CHECK(speeds(m) == texts{"12-19", "0-11"});
+    CHECK(caches(m, 2) == 8);
+    CHECK(caches(m, 3) == 1);
+    CHECK(to_list(m.caches[6].pus) == "12-15"); // four slow cores share one
+    CHECK(m.caches[6].bytes == 2048u << 10);
+    CHECK(m.caches[6].level == 2);
+    CHECK(to_list(m.allowed) == "0-19");
+}
+
+TEST_CASE("32em64t: siblings far apart")
+{
+    machine const m = machine_from_xml(file("32em64t-2n8c2t-pci-noio.xml"));
+    CHECK(m.cores.size() == 16);
+    for (unsigned c = 0; c < 16; ++c)
+        CHECK(to_list(m.cores[c].pus) == std::to_string(c) + "," + std::to_string(c + 16));
+    CHECK(packages(m) == texts{"0-7,16-23", "8-15,24-31"});
+    CHECK(nodes(m) == texts{"0: DRAM 32739 of 0-7,16-23", "1: DRAM 32768 of 8-15,24-31"});
+    CHECK(caches(m, 2) == 16);
+    CHECK(caches(m, 3) == 2);
+    CHECK(m.gpus.empty());
+}
+
+TEST_CASE("48amd64-sparse: nodes with holes in their numbers")
+{
+    machine const m = machine_from_xml(file("48amd64-4pa2n6c-sparse.xml"));
+    CHECK(m.cores.size() == 48);
+    CHECK(packages(m) == texts{"0-11", "12-23", "24-35", "36-47"});
+    CHECK(nodes(m) == texts{"0: DRAM 8189 of 0-5", "1: DRAM 16384 of 6-11", "2: DRAM 8192 of 12-17",
+                            "33: DRAM 16384 of 18-23", "34: DRAM 8192 of 24-29", "45: DRAM 16384 of 30-35",
+                            "72: DRAM 8192 of 36-41", "73: DRAM 16384 of 42-47"});
+    CHECK(m.cores[47].node == 7);
+}
+
+TEST_CASE("16em64t-offlines: PUs that are switched off")
+{
+    machine const m = machine_from_xml(file("16em64t-4s2c2t-offlines.xml"));
+    CHECK(cores(m) == "0 4,12 1 6 3 15");
+    CHECK(packages(m) == texts{"0,4,12", "1", "6", "3,15"});
+    CHECK(to_list(m.offline) == "2,5,7-11,13-14");
+    CHECK(to_list(m.allowed) == "0-1,3-4,6,12,15");
+    CHECK(nodes(m) == texts{"0: DRAM 0 of 0-1,3-4,6,12,15"});
+}
+
+TEST_CASE("fakeheteromemtiers: memory of several kinds")
+{
+    machine const m = machine_from_xml(file("fakeheteromemtiers.xml"));
+    CHECK(nodes(m) == texts{"0: DRAM 2934 of 0-1", "8: NVM 384 of 0-1", "1: DRAM 978 of 2-3", "4: HBM 512 of 2-3",
+                            "6: NVM 384 of 2-3", "2: HBM 512 of 4-5", "9: NVM 384 of 4-5"});
+    std::string memory;
+    for (core const& c : m.cores)
+        memory += std::to_string(m.nodes[c.node].os_index) + " ";
+    CHECK(memory == "0 0 1 1 2 2 ");
+}
+
+TEST_CASE("machines from descriptions")
+{
+    machine const xeon = machine_from_synthetic("pack:2 [numa] core:96 pu:2");
+    CHECK(xeon.source == "pack:2 [numa] core:96 pu:2");
+    CHECK(xeon.cores.size() == 192);
+    CHECK(packages(xeon) == texts{"0-191", "192-383"});
+    CHECK(xeon.nodes.size() == 2);
+    CHECK(to_list(xeon.cores[100].pus) == "200-201");
+    CHECK(to_list(xeon.allowed) == "0-383");
+    CHECK(machine_from_synthetic("pack:2 group:4 [numa] core:16 pu:2").nodes.size() == 8);
+    machine const poor = machine_from_synthetic("pu:3"); // neither packages nor cores
+    CHECK(cores(poor) == "0 1 2");
+    CHECK(packages(poor) == texts{"0-2"});
+    CHECK(read_machine("pack:1 [numa] core:72 pu:1").cores.size() == 72);
+    CHECK(read_machine(file("fakeheteromemtiers.xml")).cores.size() == 6);
+}
+
+TEST_CASE("GPUs are accelerators and, where there is none, display adapters")
+{
+    std::string const h100 =
+        device(101, "0000:9a:00.0", "0302",
+               "<info name=\"PCIVendor\" value=\"Maker\"/><info name=\"PCIDevice\" value=\"H100\"/>");
+    std::string const management = device(102, "0000:02:00.0", "0300");
+    std::string const network = device(103, "0000:03:00.0", "0200");
+    std::string const npu = device(104, "0001:0A:01.3", "1200");
+    std::string const gaming = device(105, "0001:01:00.0", "0300",
+                                      "<object type=\"OSDev\" gp_index=\"106\" name=\"cuda0\" osdev_type=\"5\"/>");
+    auto const gpus = [](std::string const& first, std::string const& second) {
+        scratch_file const xml(machine_with_devices(first, second));
+        machine const m = machine_from_xml(xml.path());
+        check_whole(m);
+        CHECK(to_list(m.allowed) == "0-2");
+        CHECK(m.nodes[0].allowed);
+        CHECK_FALSE(m.nodes[1].allowed);
+        texts all;
+        for (gpu const& g : m.gpus)
+            all.push_back(g.pci + " " + g.name + " near " + to_list(g.pus));
+        return all;
+    };
+    CHECK(gpus("", "") == texts{});
+    CHECK(gpus(h100 + management + network, npu) ==
+          texts{"0000:9a:00.0 Maker H100 10de:2330 near 0-1", "0001:0a:01.3 10de:2330 near 2-3"});
+    CHECK(gpus(management + network, "") == texts{"0000:02:00.0 10de:2330 near 0-1"});
+    CHECK(gpus(management, gaming) == texts{"0001:01:00.0 10de:2330 near 2-3"});
+}
+
+TEST_CASE("files and descriptions that hold no machine are refused")
+{
+    std::string const missing = file("no-such-machine.xml");
+    for (auto read : {machine_from_xml, read_machine}) {
+        std::string const text = refusal<unavailable>([&] { (void)read(missing); });
+        CHECK(mentions(text, "\"" + missing + "\" cannot be opened: No such file"));
+    }
+    CHECK(mentions(refusal<invalid_argument>([] { (void)machine_from_xml(file("README.md")); }), "is no topology"));
+    CHECK(mentions(refusal<invalid_argument>([] { (void)read_machine(ADAMANT_TOPOLOGIES); }), "is no topology"));
+    for (char const* const content : {"", "<?xml version=\"1.0\"?>\n<topology version=\"2.0\">\n</topology>\n",
+                                      "<?xml version=\"1.0\"?>\n<html></html>\n"}) {
+        scratch_file const xml(content);
+        CHECK(mentions(refusal<invalid_argument>([&] { (void)machine_from_xml(xml.path()); }), xml.path()));
+    }
+    {
+        std::ifstream whole(file("nvidia-dgx-gb10.xml"));
+        std::string half(12000, ' ');
+        whole.read(half.data(), 12000);
+        scratch_file const xml(half);
+        CHECK(mentions(refusal<invalid_argument>([&] { (void)machine_from_xml(xml.path()); }), xml.path()));
+    }
+    for (char const* const wrong : {"", "hello", "pack:2 core", "pack:0 core:2 pu:1", "core:2 pack:2 pu:1 numa"}) {
+        INFO(wrong);
+        CHECK(mentions(refusal<invalid_argument>([&] { (void)machine_from_synthetic(wrong); }),
+                       "is no synthetic topology"));
+        if (*wrong != '\0')
+            CHECK(mentions(refusal<invalid_argument>([&] { (void)read_machine(wrong); }), std::string("\"") + wrong));
+    }
+}
+
+TEST_CASE("this machine may use what the kernel lets it")
+{
+    machine const m = live_machine();
+    check_whole(m);
+    CHECK(m.source == "this machine");
+    CHECK(m.pus().includes(affinity()));
+    child_report const free = ask_child({});
+    CHECK(free.error.empty());
+    CHECK(free.allowed == free.affinity);
+    CHECK(!free.allowed.empty());
+}
+
+TEST_CASE("slurm_mask: a process that was confined may use no more than that")
+{
+    pu_set const all = parse_index_set(ask_child({}).affinity);
+    for (unsigned const pu : {all.front(), all.members().back()}) {
+        child_report const confined = ask_child({}, {pu});
+        CHECK(confined.error.empty());
+        CHECK(confined.affinity == std::to_string(pu));
+        CHECK(confined.allowed == std::to_string(pu));
+    }
+    if (all.size() < 2)
+        WARN("skipped: with a single PU nothing can be confined");
+}
+
+TEST_CASE("omp_env: what OpenMP's variables bind is not taken for what the process may use")
+{
+    pu_set const all = parse_index_set(ask_child({}).affinity);
+    std::string const last = std::to_string(all.members().back());
+    for (std::vector<std::string> const& variables :
+         {std::vector<std::string>{"OMP_PROC_BIND=true", "OMP_PLACES=threads"},
+          std::vector<std::string>{"OMP_PROC_BIND=close"}, std::vector<std::string>{"GOMP_CPU_AFFINITY=" + last}}) {
+        INFO(variables[0]);
+        child_report const bound = ask_child(variables);
+        CHECK(bound.error.empty());
+        CHECK(bound.allowed == to_list(all));
+        if (!variables[0].starts_with("GOMP")) // GCC's runtime obeys that one outside the mask too
+            CHECK(ask_child(variables, {all.front()}).allowed == std::to_string(all.front()));
+    }
+}
+
+TEST_CASE("another machine in this one's place is refused")
+{
+    CHECK(mentions(ask_child({"HWLOC_SYNTHETIC=pack:2 core:2 pu:1"}).error, "unset HWLOC_XMLFILE, HWLOC_SYNTHETIC"));
+    CHECK(mentions(ask_child({"HWLOC_XMLFILE=" + file("fakeheteromemtiers.xml")}).error,
+                   "another machine than this one"));
+}
+
+TEST_CASE("a thread is bound where it was told, or nowhere")
+{
+    pu_set const all = live_machine().allowed;
+    unsigned const last = all.members().back();
+    pu_set bound, asked, nowhere;
+    std::thread([&] {
+        bound = detail::bind_this_thread({last});
+        asked = affinity();
+        nowhere = detail::bind_this_thread({index_set::max_index});
+    }).join();
+    CHECK(to_list(bound) == std::to_string(last));
+    CHECK(asked == bound);
+    CHECK(nowhere.empty());
+}
+
+// Not a test: what ask_child() starts.
+TEST_CASE("a child process says what it sees", "[.child]")
+{
+    if (std::getenv("ADAMANT_TEST_CHILD") == nullptr)
+        return;
+    std::string allowed, error;
+    std::string const before = to_list(affinity());
+    try {
+        allowed = to_list(live_machine().allowed);
+    } catch (unavailable const& e) {
+        error = e.what();
+    }
+    std::printf("\nchild's allowed: %s\nchild's affinity: %s\nchild's error: %s\n", allowed.c_str(), before.c_str(),
+                error.c_str());
+    std::fflush(stdout);
+}
+#endif
