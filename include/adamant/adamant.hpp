@@ -6,7 +6,12 @@
 #include <adamant/core/dtype.hpp>
 #include <adamant/core/error.hpp>
 #include <adamant/exec/executor.hpp>
+#include <adamant/exec/first_touch.hpp>
+#include <adamant/exec/memory.hpp>
+#include <adamant/exec/memory_placement.hpp>
+#include <adamant/exec/resctrl.hpp>
 #include <adamant/exec/slices.hpp>
+#include <adamant/exec/team.hpp>
 #include <adamant/isa/isa.hpp>
 #include <adamant/kernel/dispatch.hpp>
 #include <adamant/numerics/coefficients.hpp>
@@ -17,3 +22,11 @@
 #include <adamant/shard/shard.hpp>
 #include <adamant/step/grad_norm.hpp>
 #include <adamant/step/step.hpp>
+#include <adamant/topology/index_set.hpp>
+#include <adamant/topology/launch_mask.hpp>
+#include <adamant/topology/machine.hpp>
+#include <adamant/topology/ranks.hpp>
+#include <adamant/topology/selection.hpp>
+#if !defined(ADAMANT_NO_HWLOC)
+#include <adamant/topology/hwloc.hpp>
+#endif

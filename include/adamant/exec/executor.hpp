@@ -4,96 +4,113 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <string>
-
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
+#include <utility>
 
 #include <adamant/core/error.hpp>
 #include <adamant/exec/slices.hpp>
+#include <adamant/exec/team.hpp>
 #include <adamant/isa/isa.hpp>
+#include <adamant/topology/allowed.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 struct executor_options {
     isa tier = isa::automatic; // automatic: ADAMANT_ISA if set, else the best that the CPU has
-    unsigned threads = 0;      // 0: one per hardware thread that this process may use; OMP_NUM_THREADS is not obeyed
+    // 0: one per core that this process may use, or per PU in `pus` if that is not empty. 1: the calling thread alone,
+    // bound to nothing. More than there are PUs share them.
+    unsigned threads = 0;
+    pu_set pus = {}; // where; empty: the cores that this process may use, one PU of each first
+    binding bind = default_binding;
     // Below this many elements a thread, fewer threads are used: waking one costs about what it would save.
     std::size_t min_slice_elems = 16384;
 };
 
-// Chosen once, at construction, and reported; nothing about it changes any bit of a result. Copyable and cheap. Every
-// member function may be called from any thread, and from several at once.
+// Chosen once, at construction, and reported; nothing about it changes any bit of a result. Copyable and cheap to copy:
+// copies share the threads, which end with the last. Every member function may be called from any thread, and from
+// several at once; their work is done one after another. It is not to be used in a process that was forked from its own
+// (an error says so) unless it has one thread.
 class executor {
 public:
-    // Throws unavailable where the CPU lacks the instruction set, where more threads are asked for than OMP_THREAD_LIMIT
-    // allows or than a program compiled without OpenMP has, and invalid_argument where ADAMANT_ISA holds no name.
+    // Throws unavailable where the CPU lacks the instruction set, or threads cannot be had or bound; and
+    // invalid_argument where ADAMANT_ISA holds no name.
     explicit executor(executor_options const& options = {})
-        : isa_(resolve_isa(options.tier)), threads_(resolve_threads(options.threads)),
-          min_slice_elems_(std::max<std::size_t>(options.min_slice_elems, 1))
+        : isa_(resolve_isa(options.tier)), min_slice_elems_(std::max<std::size_t>(options.min_slice_elems, 1))
     {
+        if (options.threads == 1)
+            return;
+#if defined(_OPENMP)
+        pu_set const pus = options.pus.empty() ? detail::pus_for(options.threads) : options.pus;
+        if (options.threads != 0 || pus.size() > 1 || !options.pus.empty())
+            team_ = std::make_shared<adamant::team>(
+                team_options{.pus = pus, .threads = options.threads, .bind = options.bind});
+#else
+        if (options.threads > 1 || options.pus.size() > 1)
+            throw unavailable("adamant: " + std::to_string(std::max<std::size_t>(options.threads, options.pus.size())) +
+                              " threads are asked for, but this program was compiled without OpenMP; add -fopenmp");
+#endif
+    }
+
+    // On a team that is there already. Throws what the other one throws about instruction sets, and invalid_argument
+    // for null.
+    explicit executor(std::shared_ptr<adamant::team> team, isa tier = isa::automatic,
+                      std::size_t min_slice_elems = executor_options{}.min_slice_elems)
+        : isa_(resolve_isa(tier)), min_slice_elems_(std::max<std::size_t>(min_slice_elems, 1)), team_(std::move(team))
+    {
+        if (team_ == nullptr)
+            throw invalid_argument("adamant: an executor is to work on a team, but there is none (a null pointer)");
     }
 
     // The instruction set in use, never automatic.
     [[nodiscard]] isa tier() const noexcept { return isa_; }
     // The most threads that a call uses.
-    [[nodiscard]] unsigned threads() const noexcept { return threads_; }
+    [[nodiscard]] unsigned threads() const noexcept { return team_ == nullptr ? 1 : team_->size(); }
+    // The team that does the work; null where the calling thread does it.
+    [[nodiscard]] std::shared_ptr<adamant::team> const& team() const noexcept { return team_; }
 
-    // How many slices n elements are cut into.
-    [[nodiscard]] unsigned slices(std::size_t n) const noexcept
+    // How n elements are cut.
+    [[nodiscard]] chunking chunks(std::size_t n) const noexcept { return chunks_of(n, threads(), min_slice_elems_); }
+
+    // Calls work(slice) for slices that are disjoint and together n elements, in parallel, and returns when all are
+    // done. Each thread begins with the same slices every time, and takes from others when it is through. Little work
+    // is done by the calling thread, as that is quicker. Returns how many threads the work was divided between. Throws
+    // what work throws, and what team::submit() throws.
+    template <class Work>
+    unsigned for_each_slice(std::size_t n, Work const& work) const
     {
-        std::size_t const granules = n / slice_granule_elems + 1; // no thread is woken for an empty slice
-        return static_cast<unsigned>(std::clamp<std::size_t>(std::min(n / min_slice_elems_, granules), 1, threads_));
+        chunking const cut = chunks(n);
+        if (is_little(n))
+            work(slice{0, n});
+        else
+            team_->run(
+                cut.chunks, [&](unsigned, std::size_t begin, std::size_t end) { work(cut.elements(begin, end)); },
+                cut.threads);
+        return cut.threads;
     }
 
-    // Calls work(slice) for each slice of n elements, in parallel, and returns when all are done. work must not throw.
-    // Returns the number of threads that took part. Where OpenMP grants fewer threads than asked (inside a parallel
-    // region of the caller's, say), those do all the work.
+    // Calls work(slice) in each thread for the elements that it begins with in for_each_slice(): to touch memory first
+    // where it will be used. Nobody takes from others. Throws as for_each_slice() does.
     template <class Work>
-    unsigned for_each_slice(std::size_t n, Work const& work) const noexcept
+    void for_each_home(std::size_t n, Work const& work) const
     {
-        unsigned const parts = slices(n);
-        if (parts == 1) {
+        chunking const cut = chunks(n);
+        if (team_ == nullptr)
             work(slice{0, n});
-            return 1;
-        }
-        unsigned granted = 1;
-#if defined(_OPENMP)
-#pragma omp parallel num_threads(static_cast<int>(parts))
-        {
-            unsigned const team = static_cast<unsigned>(omp_get_num_threads());
-            unsigned const member = static_cast<unsigned>(omp_get_thread_num());
-            if (member == 0)
-                granted = team;
-            for (unsigned i = member; i < parts; i += team)
-                work(slice_of(n, parts, i));
-        }
-#endif
-        return granted;
+        else
+            team_->run([&](unsigned member) {
+                if (member < cut.threads)
+                    work(cut.home(member));
+            });
     }
 
 private:
-    static unsigned resolve_threads(unsigned request)
-    {
-#if defined(_OPENMP)
-        if (request == 0)
-            return static_cast<unsigned>(std::clamp(omp_get_num_procs(), 1, omp_get_thread_limit()));
-        if (request > static_cast<unsigned>(omp_get_thread_limit()))
-            throw unavailable("adamant: " + std::to_string(request) + " threads are asked for, but OpenMP allows " +
-                              std::to_string(omp_get_thread_limit()) + "; raise OMP_THREAD_LIMIT or ask for fewer");
-        return request;
-#else
-        if (request > 1)
-            throw unavailable("adamant: " + std::to_string(request) +
-                              " threads are asked for, but this program was compiled without OpenMP; add -fopenmp");
-        return 1;
-#endif
-    }
+    // Quicker done than handed over.
+    [[nodiscard]] bool is_little(std::size_t n) const noexcept { return team_ == nullptr || n < 2 * min_slice_elems_; }
 
     isa isa_;
-    unsigned threads_;
     std::size_t min_slice_elems_;
+    std::shared_ptr<adamant::team> team_;
 };
 
 ADAMANT_END_NAMESPACE

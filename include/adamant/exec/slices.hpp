@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a range of elements is cut into one slice per thread. Pure arithmetic.
+// How a range of elements is cut into chunks that threads take. Pure arithmetic.
 #pragma once
 
 #include <algorithm>
@@ -19,17 +19,43 @@ struct slice {
     [[nodiscard]] std::size_t size() const noexcept { return end - begin; }
 };
 
-// Slice number `index` of n elements cut into `parts` slices in order, disjoint, together the whole, of sizes that
-// differ by at most one granule, so some are empty where n is small. n up to the largest size_t; index < parts.
-[[nodiscard]] constexpr slice slice_of(std::size_t n, std::size_t parts, std::size_t index) noexcept
+// n elements as chunks of one size, in order; the last may be shorter.
+struct chunking {
+    std::size_t n = 0;
+    std::size_t chunk_elems = slice_granule_elems; // a multiple of slice_granule_elems
+    std::size_t chunks = 1;
+    unsigned threads = 1; // how many it is worth dividing them between; at most as many as chunks, at least 1
+
+    // The elements of chunks begin to end - 1.
+    [[nodiscard]] constexpr slice elements(std::size_t begin, std::size_t end) const noexcept
+    {
+        return {begin * chunk_elems, end == chunks ? n : end * chunk_elems};
+    }
+    // The elements that thread number `thread` begins with, each time: in order, disjoint, together all, of sizes that
+    // differ by at most a chunk.
+    [[nodiscard]] constexpr slice home(unsigned thread) const noexcept
+    {
+        std::size_t const most = chunks / threads; // no product, which could overflow
+        std::size_t const longer = chunks % threads;
+        std::size_t const begin = thread * most + std::min<std::size_t>(thread, longer);
+        return elements(begin, begin + most + (thread < longer));
+    }
+};
+
+// Cuts n elements for up to `threads` threads, none of which is worth waking for fewer than min_slice_elems (from 1). A
+// thread has some sixteen chunks, so that others can take of them where it is held up, but none so small that taking
+// one costs more than a hundredth of working on it, and none so large that the end waits for one.
+[[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems) noexcept
 {
+    constexpr std::size_t smallest = 4096;
+    constexpr std::size_t largest = 65536;
     std::size_t const granules = n / slice_granule_elems + (n % slice_granule_elems != 0);
-    std::size_t const each = granules / parts;
-    std::size_t const longer = granules % parts; // the first so many have one granule more
-    std::size_t const first = index * each + std::min(index, longer);
-    std::size_t const last = first + each + (index < longer);
-    auto const element = [&](std::size_t granule) { return granule == granules ? n : granule * slice_granule_elems; };
-    return {element(first), element(last)};
+    std::size_t const useful = std::clamp<std::size_t>(std::min(n / min_slice_elems, granules), 1, threads);
+    std::size_t chunk = std::clamp(n / useful / 16, std::min(smallest, n / useful), largest);
+    chunk = std::max(chunk / slice_granule_elems * slice_granule_elems, slice_granule_elems);
+    chunk = std::max(chunk, (n / 0xffffff00 / slice_granule_elems + 1) * slice_granule_elems); // fewer than 2^32 chunks
+    std::size_t const chunks = std::max<std::size_t>(n / chunk + (n % chunk != 0), 1);
+    return {n, chunk, chunks, static_cast<unsigned>(std::min(useful, chunks))};
 }
 
 ADAMANT_END_NAMESPACE

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that is first touched by the threads that will work on it, so that the kernel puts it near them.
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+#include <adamant/exec/executor.hpp>
+#include <adamant/exec/memory.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+// A buffer of n zeros, each element touched first by the thread that begins with it in a step over n elements. Throws what
+// buffer throws, before anything is touched, and what executor::for_each_home() throws. For set-up, once.
+template <class T>
+    requires std::is_trivially_copyable_v<T>
+[[nodiscard]] buffer<T> make_buffer(executor const& cpu, std::size_t n, memory_options const& options = {})
+{
+    buffer<T> made(n, options);
+    cpu.for_each_home(n, [&](slice part) { made.touch(part.begin, part.end); });
+    return made;
+}
+
+ADAMANT_END_NAMESPACE
