@@ -20,6 +20,7 @@
 #include <adamant/numerics/hyperparameters.hpp>
 #include <adamant/numerics/oracle.hpp>
 #include <adamant/shard/shard.hpp>
+#include <adamant/shard/shard_list.hpp>
 #include <adamant/step/grad_norm.hpp>
 #include <adamant/step/step.hpp>
 #include <adamant/topology/index_set.hpp>

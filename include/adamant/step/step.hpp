@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// One optimizer step over one shard.
+// One optimizer step over one shard, or over all shards of a list.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
 
+#include <adamant/core/error.hpp>
 #include <adamant/exec/executor.hpp>
 #include <adamant/kernel/dispatch.hpp>
 #include <adamant/shard/shard.hpp>
+#include <adamant/shard/shard_list.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -29,7 +33,7 @@ namespace detail {
 
 // One step over n elements by a kernel that is already chosen.
 inline step_report run_step(executor const& cpu, kernel::step_function run, kernel::step_pointers const& arrays,
-                            std::size_t n, std::size_t bytes_per_element, coefficients const& c) noexcept
+                            std::size_t n, std::size_t bytes_per_element, coefficients const& c)
 {
     bool const stream = n >= stream_weight_out_from_elems;
     std::atomic<std::uint64_t> nonfinite{0};
@@ -43,10 +47,11 @@ inline step_report run_step(executor const& cpu, kernel::step_function run, kern
 
 // Adam or AdamW, once, in place, on every element of the shard: see oracle::update for the formula. Bit for bit the
 // same for every instruction set, number of threads and cut of the shard. Allocates nothing. Safe to call from several
-// threads at once for shards that do not overlap. The caller's floating-point mode neither matters nor changes.
+// threads at once for shards that do not overlap. The caller's floating-point mode neither matters nor changes. Throws,
+// before anything is written, only what team::submit() throws: after a fork, or in a task of the executor's own team.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 step_report step(executor const& cpu, shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& shard,
-                 coefficients const& c) noexcept
+                 coefficients const& c)
 {
     return detail::run_step(cpu, kernel::step_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(cpu.tier()),
                             shard.pointers(), shard.size(), shard.bytes_per_element(), c);
@@ -59,6 +64,41 @@ step_report step(executor const& cpu, shard<Param, Grad, ExpAvg, ExpAvgSq, Weigh
                  hyperparameters const& hyper, std::uint64_t step_number, grad_scaling const& scaling = {})
 {
     return step(cpu, shard, make_coefficients(hyper, step_number, scaling));
+}
+
+// The same for all shards of a list, in one hand-over to the threads, so that ten thousand small ones take the time of
+// one of their total size. coefficients: one for each parameter group of the list, in order. Throws invalid_argument,
+// before anything is written, where there are fewer than groups, and what the others throw.
+inline step_report step(executor const& cpu, shard_list const& shards, std::span<coefficients const> group_coefficients)
+{
+    if (group_coefficients.size() < shards.groups())
+        throw invalid_argument("adamant: the list has " + std::to_string(shards.groups()) +
+                               " parameter groups, but there are coefficients for " +
+                               std::to_string(group_coefficients.size()) + "; give one for each group");
+    bool const stream = shards.elements() >= stream_weight_out_from_elems;
+    std::atomic<std::uint64_t> nonfinite{0};
+    // On the line of granules the shards are one range of elements, some of which do not exist.
+    unsigned const threads = cpu.for_each_slice(shards.granules() * shard_list::granule_elems, [&](slice part) {
+        std::uint64_t found = 0;
+        shards.for_each_piece(part.begin / shard_list::granule_elems, part.end / shard_list::granule_elems,
+                              [&](grouped_shard const& s, std::size_t begin, std::size_t end) {
+                                  found += s.shard.step_for(cpu.tier())(s.shard.pointers(), begin, end,
+                                                                        group_coefficients[s.group], stream);
+                              });
+        nonfinite.fetch_add(found, std::memory_order_relaxed);
+    });
+    return {shards.elements(), shards.bytes_moved(), nonfinite.load(std::memory_order_relaxed), cpu.tier(), threads};
+}
+
+// The same from hyperparameters, for all groups alike.
+inline step_report step(executor const& cpu, shard_list const& shards, hyperparameters const& hyper,
+                        std::uint64_t step_number, grad_scaling const& scaling = {})
+{
+    coefficients const c = make_coefficients(hyper, step_number, scaling);
+    if (shards.groups() > 1)
+        throw invalid_argument("adamant: the list has " + std::to_string(shards.groups()) +
+                               " parameter groups; give coefficients for each, from make_coefficients()");
+    return step(cpu, shards, std::span(&c, 1));
 }
 
 ADAMANT_END_NAMESPACE

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many shards stepped together: the same bits as one by one, whoever does it.
+#include <atomic>
+
+#include <adamant/adamant.hpp>
+
+#include "catch.hpp"
+
+using namespace adamant;
+
+namespace {
+
+hyperparameters const adamw{.lr = 1e-2, .weight_decay = 0.1, .mode = decay_mode::decoupled};
+
+// Mixed: float master weights, bfloat16 gradients and weights. Plain: float throughout.
+struct mixed_tensor {
+    std::vector<float> param, exp_avg, exp_avg_sq;
+    std::vector<bfloat16> grad, weight_out;
+    explicit mixed_tensor(std::size_t n) : param(n), exp_avg(n), exp_avg_sq(n), grad(n), weight_out(n)
+    {
+        test::random_bits random(n);
+        for (std::size_t i = 0; i < n; ++i) {
+            param[i] = test::with_exponent(random(), -6, -2);
+            grad[i] = narrow<bfloat16>(test::with_exponent(random(), -12, -6));
+        }
+    }
+    auto view() { return shard(param, grad, exp_avg, exp_avg_sq, weight_out); }
+    bool operator==(mixed_tensor const&) const = default;
+};
+struct plain_tensor {
+    std::vector<float> param, exp_avg, exp_avg_sq, grad;
+    explicit plain_tensor(std::size_t n) : param(n), exp_avg(n), exp_avg_sq(n), grad(n)
+    {
+        test::random_bits random(n + 1);
+        for (std::size_t i = 0; i < n; ++i) {
+            param[i] = test::with_exponent(random(), -6, -2);
+            grad[i] = test::with_exponent(random(), -12, -6);
+        }
+    }
+    auto view() { return shard(param, grad, exp_avg, exp_avg_sq); }
+    bool operator==(plain_tensor const&) const = default;
+};
+
+} // namespace
+
+TEST_CASE("any range of the line of granules is cut into pieces that are each element once, in order")
+{
+    test::random_bits random(1);
+    for (int round = 0; round < 50; ++round) {
+        std::vector<mixed_tensor> tensors;
+        std::vector<any_shard> views;
+        std::size_t const count = random.below(20);
+        tensors.reserve(count);
+        for (std::size_t i = 0; i < count; ++i) {
+            tensors.emplace_back(random.below(4) == 0 ? random.below(3) : random.below(700));
+            views.push_back(tensors.back().view());
+        }
+        shard_list const list(views);
+        REQUIRE(list.size() == count);
+        std::vector<std::vector<int>> seen;
+        std::size_t elements = 0;
+        for (mixed_tensor const& t : tensors) {
+            seen.emplace_back(t.param.size());
+            elements += t.param.size();
+        }
+        REQUIRE(list.elements() == elements);
+        REQUIRE(list.bytes_moved() == 28 * elements);
+        for (std::size_t begin = 0; begin < list.granules();) {
+            std::size_t const end = std::min(list.granules(), begin + 1 + random.below(9));
+            list.for_each_piece(begin, end, [&](grouped_shard const& s, std::size_t first, std::size_t last) {
+                auto const index = static_cast<std::size_t>(&s - &list[0]);
+                REQUIRE(first < last);
+                REQUIRE(first % shard_list::granule_elems == 0);
+                for (std::size_t i = first; i < last; ++i)
+                    ++seen[index][i];
+            });
+            begin = end;
+        }
+        for (std::vector<int> const& one : seen)
+            REQUIRE(one == std::vector<int>(one.size(), 1));
+    }
+    shard_list const none{std::vector<any_shard>{}};
+    CHECK(none.granules() == 0);
+    CHECK(step(executor({.threads = 1}), none, adamw, 1).elements == 0);
+}
+
+TEST_CASE("shards of several types and groups stepped together have the bits of each stepped alone")
+{
+    for (unsigned const threads : {1u, 2u, 5u}) {
+#if !defined(_OPENMP)
+        if (threads > 1)
+            break;
+#endif
+        executor const cpu({.threads = threads, .min_slice_elems = 64});
+        std::vector<mixed_tensor> mixed, mixed_alone;
+        std::vector<plain_tensor> plain, plain_alone;
+        for (std::size_t const n : test::sizes{0, 1, 63, 64, 65, 1000, 4096, 70001}) {
+            mixed.emplace_back(n);
+            plain.emplace_back(n);
+        }
+        mixed.back().grad[5] = bfloat16{0x7f80};
+        plain[3].grad[0] = std::numeric_limits<float>::quiet_NaN();
+        mixed_alone = mixed;
+        plain_alone = plain;
+        hyperparameters const decays[] = {adamw, {.lr = 1e-2}};
+        std::vector<grouped_shard> views;
+        for (std::size_t i = 0; i < mixed.size(); ++i) {
+            views.push_back({mixed[i].view(), i % 2});
+            views.push_back({plain[i].view(), 1 - i % 2});
+        }
+        shard_list const list(views);
+        CHECK(list.groups() == 2);
+        for (std::uint64_t t = 1; t <= 3; ++t) {
+            coefficients const c[] = {make_coefficients(decays[0], t), make_coefficients(decays[1], t)};
+            step_report const report = step(cpu, list, c);
+            CHECK(report.elements == 2 * (1 + 63 + 64 + 65 + 1000 + 4096 + 70001));
+            CHECK(report.bytes_moved == report.elements / 2 * (28 + 28));
+            CHECK(report.nonfinite_grads == 2);
+            CHECK(report.threads == threads);
+            for (std::size_t i = 0; i < mixed.size(); ++i) {
+                step(executor({.tier = isa::scalar, .threads = 1}), mixed_alone[i].view(), c[i % 2]);
+                step(executor({.tier = isa::scalar, .threads = 1}), plain_alone[i].view(), c[1 - i % 2]);
+            }
+        }
+        plain[3].param[0] = plain_alone[3].param[0] = 0; // NaNs, which are not equal to themselves
+        plain[3].exp_avg[0] = plain_alone[3].exp_avg[0] = 0;
+        plain[3].exp_avg_sq[0] = plain_alone[3].exp_avg_sq[0] = 0;
+        plain[3].grad[0] = plain_alone[3].grad[0] = 0;
+        mixed.back().param[5] = mixed_alone.back().param[5] = 0;
+        CHECK(mixed.back().exp_avg[5] == mixed_alone.back().exp_avg[5]);
+        CHECK(mixed == mixed_alone);
+        CHECK(plain == plain_alone);
+    }
+}
+
+TEST_CASE(
+    "shards that overlap in what a step writes, and coefficients that are missing, are errors before anything happens")
+{
+    plain_tensor a(100), b(100);
+    auto const between = [](plain_tensor& t, std::size_t begin, std::size_t n) {
+        return shard(t.param.data() + begin, t.grad.data() + begin, t.exp_avg.data() + begin,
+                     t.exp_avg_sq.data() + begin, n);
+    };
+    CHECK_NOTHROW(shard_list(std::vector<any_shard>{between(a, 0, 50), b.view(), between(a, 50, 50)}));
+    try {
+        shard_list const bad(std::vector<any_shard>{b.view(), between(a, 0, 51), between(a, 50, 50)});
+        FAIL("overlapping shards were taken");
+    } catch (invalid_argument const& e) {
+        CHECK(std::string(e.what()).find("shards 1 and 2") != std::string::npos);
+    }
+    // Of gradients two shards may share one; where one is written elsewhere they may not.
+    shard const shares_grad(b.param.data(), a.grad.data(), b.exp_avg.data(), b.exp_avg_sq.data(), 100);
+    CHECK_NOTHROW(shard_list(std::vector<any_shard>{a.view(), shares_grad}));
+    plain_tensor c(100);
+    shard const reads_param(b.param.data(), a.param.data(), b.exp_avg.data(), b.exp_avg_sq.data(), 100);
+    CHECK_THROWS_AS(shard_list(std::vector<any_shard>{a.view(), reads_param}), invalid_argument);
+    CHECK_THROWS_AS(shard_list(std::vector<any_shard>{c.view(), reads_param, a.view()}), invalid_argument);
+
+    plain_tensor const before = a;
+    shard_list const two(std::vector<grouped_shard>{{a.view(), 0}, {b.view(), 1}});
+    executor const cpu({.threads = 1});
+    coefficients const one = make_coefficients(adamw, 1);
+    CHECK_THROWS_AS(step(cpu, two, std::span(&one, 1)), invalid_argument);
+    CHECK_THROWS_AS(step(cpu, two, adamw, 1), invalid_argument);
+    CHECK_THROWS_AS(step(cpu, two, {.lr = -1}, 1), invalid_argument);
+    CHECK(a == before);
+}
