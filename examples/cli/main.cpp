@@ -8,9 +8,13 @@
 #include <string_view>
 
 #include <adamant/core/abi.hpp>
+#include <adamant/topology/launch_mask.hpp>
 
 #include "arguments.hpp"
+#include "cores.hpp"
 #include "verify.hpp"
+
+ADAMANT_KEEP_LAUNCH_MASK
 
 namespace {
 
@@ -22,6 +26,24 @@ constexpr char const* usage = R"(adamant: the optimizer step of offloaded traini
         --isa      automatic (default; obeys ADAMANT_ISA), scalar, generic, avx2, avx512, avx512_bf16
         --threads  0 (default): one per hardware thread that this process may use
         --json     the result as one JSON object
+
+  adamant cores [--ranks N] [--perc P | --count N | --reserve N|SHARE] [--list PUS] [--smt one|all] ...
+      Shows the machine, and which cores the optimizer and the host framework of each rank get. Exit status 2: that
+      cannot be had, and why.
+        --ranks     processes on this host (default: what torchrun, MPI or Slurm have set, else 1)
+        --perc      the optimizer's share of a rank's cores, 0.8 or 80% (default; cpuadam_cores_perc)
+        --count     the optimizer's cores of each rank (cpuadam_cores)
+        --reserve   the host's cores of each rank: a number, or a share as 0.25 or 25% (pt_reserved_cores)
+        --list      the optimizer's PUs; with one of the three sizes, all that there is to share out
+        --smt       one (default): one PU of each core; all, or --smt alone: every PU
+        --fast      who gets the fast cores of a machine with unequal ones: optimizer (default) or host
+        --gpu       the GPU of each rank, with commas: PCI address, or its number in the drawing
+        --allowed   the mask that the ranks were started with; given once for each rank: that of each
+        --topology  another machine: FILE.xml of hwloc's lstopo, or "pack:2 [numa] core:96 pu:2"
+        --rank      show this rank only
+        --json      the result as one JSON object
+        --bind-test starts the optimizer's threads there, and says where the kernel has them
+      PUs are a list (0,4-11), a mask (0x7ff1) or places (numa:1, package:0, core:0-7), joined with +.
 
   adamant --version
   adamant --help
@@ -45,6 +67,8 @@ int run(int argc, char** argv)
     }
     if (command == "verify")
         return cli::verify(arguments);
+    if (command == "cores")
+        return cli::cores(arguments);
     throw cli::usage_error("there is no command '" + std::string(command) + "'; try adamant --help");
 }
 

@@ -187,12 +187,23 @@ struct result {
     std::uint64_t digest;
 };
 
+// Where the threads of a team are, as read back from the kernel.
+std::string where(team const& threads)
+{
+    pu_set const pus = threads.bound_to();
+    if (!threads.bound())
+        return "not all bound to PUs";
+    return (pus.size() == 1 ? "bound to PU " : "bound to PUs ") + to_list(pus) +
+           (pus.size() < threads.size() ? ", which they share" : ", one to each");
+}
+
 void print_json(std::vector<result> const& results, std::uint64_t overall, executor const& cpu, unsigned threads,
                 bool same)
 {
     std::printf("{\"digest\": \"%016" PRIx64 "\", \"expected\": \"%016" PRIx64 "\", \"same\": %s, \"isa\": \"%s\", "
-                "\"threads\": %u, \"steps\": %" PRIu64 ", \"combinations\": [",
-                overall, expected[combination_count], same ? "true" : "false", name(cpu.tier()).data(), threads, steps);
+                "\"threads\": %u, \"pus\": \"%s\", \"steps\": %" PRIu64 ", \"combinations\": [",
+                overall, expected[combination_count], same ? "true" : "false", name(cpu.tier()).data(), threads,
+                cpu.team() == nullptr ? "" : to_list(cpu.team()->bound_to()).c_str(), steps);
     for (std::size_t i = 0; i < results.size(); ++i) {
         std::printf("%s\n  {", i == 0 ? "" : ",");
         for (std::size_t a = 0; a < 5; ++a)
@@ -214,7 +225,9 @@ void print_table(std::vector<result> const& results, std::uint64_t overall, exec
     }
     std::printf("overall digest %016" PRIx64 "  isa %s  threads %u\n", overall, name(cpu.tier()).data(), threads);
     if (threads < cpu.threads())
-        std::printf("(of %u threads: the arrays have work for 8 at most, and OpenMP may grant fewer)\n", cpu.threads());
+        std::printf("(of %u threads: the arrays have work for 8 at most)\n", cpu.threads());
+    if (cpu.team() != nullptr)
+        std::printf("the %u threads are %s\n", cpu.threads(), where(*cpu.team()).c_str());
 }
 
 } // namespace

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+# `adamant cores`: what it prints for machines that are described to it, and what it says where it cannot.
+foreach(variable LOCAL_RANK LOCAL_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE MPI_LOCALRANKID
+        MPI_LOCALNRANKS SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE SLURM_TASKS_PER_NODE HWLOC_XMLFILE HWLOC_SYNTHETIC
+        HWLOC_FSROOT)
+    unset(ENV{${variable}})
+endforeach()
+set(ENV{HWLOC_COMPONENTS} -pci) # whose library leaks, which a sanitizer takes for ours
+
+function(run)
+    execute_process(COMMAND ${EMULATOR} ${ADAMANT} cores ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE out
+                    ERROR_VARIABLE err)
+    set(status "${status}" PARENT_SCOPE)
+    set(out "${out}" PARENT_SCOPE)
+    set(err "${err}" PARENT_SCOPE)
+endfunction()
+
+# The whole output.
+function(prints expected)
+    run(${ARGN})
+    if(NOT status EQUAL 0 OR NOT out STREQUAL expected OR NOT err STREQUAL "")
+        message(FATAL_ERROR "adamant cores ${ARGN}: exit status ${status}\n${out}${err}expected\n${expected}")
+    endif()
+    set(out "${out}" PARENT_SCOPE)
+endfunction()
+
+# Part of the output.
+function(shows pattern)
+    run(${ARGN})
+    if(NOT status EQUAL 0 OR NOT out MATCHES "${pattern}")
+        message(FATAL_ERROR "adamant cores ${ARGN}: exit status ${status}, expected '${pattern}'\n${out}${err}")
+    endif()
+endfunction()
+
+# An error: exit status 2, nothing on stdout.
+function(fails pattern)
+    run(${ARGN})
+    if(NOT status EQUAL 2 OR NOT out STREQUAL "" OR NOT err MATCHES "${pattern}")
+        message(FATAL_ERROR "adamant cores ${ARGN}: exit status ${status}, expected 2 and '${pattern}'\n${out}${err}")
+    endif()
+endfunction()
+
+run()
+if(err MATCHES "compiled without it")
+    fails("install hwloc")
+    message("SKIPPED: no hwloc")
+    return()
+endif()
+if(NOT status EQUAL 0)
+    message(FATAL_ERROR "adamant cores: exit status ${status}\n${out}${err}")
+endif()
+shows("^machine  this machine\n" --perc 0.5)
+
+# A mask that Slurm gave, on two sockets of 24 cores: for the program that reads it,
+set(sockets --topology "pack:2 [numa] core:24 pu:1")
+set(slurm_mask --allowed "0,4-11,21-26,30-46")
+string(CONCAT expected
+    [[{"ranks":[]]
+    [[{"rank":0,"adam_pus":"5-11,21-23","host_pus":"0,4","numa_nodes":"0","why":"]]
+    [[rank 0 of 2 has 12 cores, its share of 32: 10 for the optimizer in NUMA node 0, 2 for the host; one PU per core"}, ]]
+    [[{"rank":1,"adam_pus":"31-46","host_pus":"24-26,30","numa_nodes":"1","why":"]]
+    [[rank 1 of 2 has 20 cores, its share of 32: 16 for the optimizer in NUMA node 1, 4 for the host; one PU per core"}]]
+    "]}\n")
+prints("${expected}" ${sockets} ${slurm_mask} --ranks 2 --json)
+foreach(rank 0 1)
+    foreach(key adam_pus host_pus numa_nodes why)
+        string(JSON ${key}_${rank} GET "${out}" ranks ${rank} ${key})
+    endforeach()
+endforeach()
+string(JSON count LENGTH "${out}" ranks)
+if(NOT count EQUAL 2 OR NOT adam_pus_0 STREQUAL "5-11,21-23" OR NOT host_pus_1 STREQUAL "24-26,30"
+   OR NOT numa_nodes_1 STREQUAL "1" OR NOT why_0 MATCHES "^rank 0 of 2 has 12 cores")
+    message(FATAL_ERROR "cores --json: ${count} ranks, ${adam_pus_0}, ${host_pus_1}, ${numa_nodes_1}, ${why_0}\n${out}")
+endif()
+# for the person who asked for it,
+prints([[
+machine  pack:2 [numa] core:24 pu:1
+         2 packages, 2 NUMA nodes, 48 cores, 48 PUs
+allowed  PUs 0,4-11,21-26,30-46 (32 of 48)
+ranks    2, as --ranks says
+
+package 0, NUMA node 0: DRAM
+  PU 0-23   0h -- -- -- 0h 0A 0A 0A 0A 0A 0A 0A -- -- -- -- -- -- -- -- -- 0A 0A 0A
+
+package 1, NUMA node 1: DRAM
+  PU 24-47  1h 1h 1h -- -- -- 1h 1A 1A 1A 1A 1A 1A 1A 1A 1A 1A 1A 1A 1A 1A 1A 1A --
+
+0A optimizer (Adam) of rank 0   0h host framework of rank 0   -- not allowed
+
+rank 0  optimizer on PUs 5-11,21-23   host on PUs 0,4        memory of NUMA node 0
+        12 cores, its share of 32: 10 for the optimizer in NUMA node 0, 2 for the host;
+        one PU per core
+rank 1  optimizer on PUs 31-46        host on PUs 24-26,30   memory of NUMA node 1
+        20 cores, its share of 32: 16 for the optimizer in NUMA node 1, 4 for the host;
+        one PU per core
+]] ${sockets} ${slurm_mask} --ranks=2)
+# and for one of its ranks.
+shows("PU 0-23   :: -- .*PU 24-47  1h .*\n1A optimizer .*:: another rank's .*\n\nrank 1 " ${sockets} ${slurm_mask} --ranks 2
+      --rank 1)
+shows([[^{"ranks":\[{"rank":1,[^}]*}\]}.$]] ${sockets} ${slurm_mask} --ranks 2 --rank 1 --json)
+
+# Rows end where caches do; threads of a core are numbered one after the other; some cores are left over.
+prints([[
+machine  pack:1 [numa(memory=137438953472)] l3:4 core:8 pu:2
+         1 package, 1 NUMA node, 32 cores, 64 PUs
+allowed  all PUs
+ranks    1, for neither --ranks nor a launcher's variables say more
+
+package 0, NUMA node 0: 128 GiB of DRAM, 4 L3 of 16 MiB
+  PU 0-31   .. .. 0h 0h 0h 0h 0h 0A   0A 0A 0A 0A 0A 0A 0A 0A
+  PU 32-63  0A 0A 0A 0A 0A 0A .. ..   .. .. .. .. .. .. .. ..
+
+0A optimizer (Adam) of rank 0   0h host framework of rank 0   .. usable, given to nobody
+gap: another L3   a cell is a core with all its PUs   0-6:2 is 0,2,4,6
+
+rank 0  optimizer on PUs 14-42:2   host on PUs 4-12:2   memory of NUMA node 0
+        20 cores, all that are in the list: 15 for the optimizer in NUMA node 0, 5 for the host;
+        one PU per core
+]] --topology "pack:1 [numa(memory=137438953472)] l3:4 core:8 pu:2" --list core:2-21 --reserve 25%)
+
+shows("optimizer on PUs 10-47 " ${sockets} --perc 80%)
+
+# The machines that descriptions cannot describe.
+set(at ${CMAKE_CURRENT_LIST_DIR}/topologies)
+shows([[
+  PU 0-19  0h 0h 0A 0A 0A 0A  0A 0A 0A 0A  0A 0A -- --
+  speed     1  1  1  1  1  1   0  0  0  0   0  0  0  0
+]] --topology ${at}/20em64t-hybrid-1p6c2t-2ca4co1t.xml --fast host --allowed core:0-11 --smt)
+shows([[
+package 1, NUMA node 0 \(as above\), L3 of 4 MiB
+  PU 1               0A
+.*
+offline PUs, of these or of other cores
+  PU 2,5,7-11,13-14  xx xx xx xx xx xx xx xx xx
+.*  xx offline]] --topology ${at}/16em64t-4s2c2t-offlines.xml --count 5)
+shows([[NUMA node 1: 979 MiB of DRAM, L3 of 16 MiB
+  and NUMA node 4: 512 MiB of HBM
+  and NUMA node 6: 384 MiB of NVM
+  PU 2-3 ]] --topology ${at}/fakeheteromemtiers.xml)
+
+# Ranks: from their launcher, bound by it, more than a digit has, more than one to a core.
+set(ENV{LOCAL_RANK} 1)
+set(ENV{LOCAL_WORLD_SIZE} 2)
+shows("ranks    2, as LOCAL_RANK and LOCAL_WORLD_SIZE say; this process is rank 1\n" ${sockets})
+shows("ranks    3, as --ranks says\n" ${sockets} --ranks 3)
+set(ENV{LOCAL_WORLD_SIZE} 1)
+fails("LOCAL_RANK is 1 but LOCAL_WORLD_SIZE says that this host has 1" ${sockets})
+unset(ENV{LOCAL_RANK})
+unset(ENV{LOCAL_WORLD_SIZE})
+shows("PU 0-23   -- -- .* -- 1h .*PU 24-47  -- -- 0h 0A .*bound to from outside" ${sockets} --ranks 2 --allowed 26-31
+      --allowed 0x3c0000)
+shows("  9h  9A  9A 10h 10A 10A 11h 11A 11A\n" --topology "pack:1 [numa] core:36 pu:1" --ranks 12)
+shows("  && &&\n.*&& shared by several ranks" --topology "pack:1 [numa] core:2 pu:2" --ranks 2 --allowed 0,2 --allowed 1,3)
+
+# What cannot be had or is not understood; the lines with the caret arrive as they are.
+fails("^adamant: \"4-1\" is not [^\n]*runs backwards[^\n]*\n  4-1\n  \\^\n$" ${sockets} --list 4-1)
+fails("there is no NUMA node 7[^\n]*\n  0\\+numa:7\n    \\^\n$" ${sockets} --allowed 0+numa:7)
+fails("49 ranks cannot share 48 cores" ${sockets} --ranks 49)
+fails("ask for 47 at most" ${sockets} --count 48)
+fails("PUs 48-50 of the list 47-50 may not be used" ${sockets} --list 47-50)
+fails("--list is '0x0', which has no PU" ${sockets} --list 0x0)
+fails("--perc and --reserve are both given" ${sockets} --perc=0.5 --reserve 2)
+fails("--perc is 'much', but must be a share" ${sockets} --perc much)
+fails("it is a share: above 0 and at most 1" ${sockets} --perc 110%)
+fails("--reserve is '-1', but must be a number" ${sockets} --reserve -1)
+fails("--smt is 'two', but must be one or all" ${sockets} --smt two)
+fails("--fast is 'me', but must be optimizer or host" ${sockets} --fast me)
+fails("has no GPU" ${sockets} --gpu 0)
+fails("--rank is 2, but the number of ranks is 2" ${sockets} --ranks 2 --rank 2)
+fails("--ranks is given more than once" ${sockets} --ranks 2 --ranks 3)
+fails("cannot be opened: No such file" --topology no_such.xml)
+fails("is no synthetic topology" --topology "pack:none")
+fails("bindings can only be tested on the machine" ${sockets} --bind-test)
+fails("'--jsn' is not understood" ${sockets} --jsn)
+
+execute_process(COMMAND ${EMULATOR} ${ADAMANT} cores ${sockets} RESULT_VARIABLE status ERROR_VARIABLE err
+                OUTPUT_FILE /dev/full)
+if(status EQUAL 0 OR NOT err MATCHES "could not be written")
+    message(FATAL_ERROR "adamant cores on a full disk: exit status ${status}\n${err}")
+endif()

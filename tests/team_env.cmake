@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+# omp_env: whatever a launcher or a user sets for OpenMP, the team has the same threads on the same PUs, and the bits are
+# the same. What it is bound to is the tool's word, which comes from the kernel.
+function(where variable)
+    execute_process(COMMAND ${CMAKE_COMMAND} -E env ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err)
+    if(NOT result EQUAL 0 OR NOT out MATCHES "(overall digest [^\n]*threads [0-9]+)\n(the [0-9]+ threads are bound to [^\n]*)?")
+        message(FATAL_ERROR "${ARGN}: exit status ${result}\n${out}${err}")
+    endif()
+    set(${variable} "${CMAKE_MATCH_1}; ${CMAKE_MATCH_2}" PARENT_SCOPE)
+endfunction()
+function(same_with)
+    where(found ${ARGN})
+    if(NOT found STREQUAL expected)
+        message(SEND_ERROR "with ${ARGN}:\n  ${found}, expected\n  ${expected}")
+    endif()
+endfunction()
+
+set(verify ${ADAMANT} verify --threads 2)
+where(expected ${verify})
+message(STATUS "${expected}")
+foreach(setting OMP_NUM_THREADS=1 OMP_NUM_THREADS=7 OMP_PROC_BIND=true OMP_PROC_BIND=close OMP_PLACES={0} OMP_PLACES=cores
+        GOMP_CPU_AFFINITY=0 KMP_AFFINITY=compact KMP_AFFINITY=disabled OMP_WAIT_POLICY=active OMP_WAIT_POLICY=passive
+        OMP_DYNAMIC=true OMP_SCHEDULE=static)
+    same_with(${setting} ${verify})
+endforeach()
+same_with(OMP_NUM_THREADS=1 OMP_PROC_BIND=true OMP_PLACES={0} KMP_AFFINITY=compact OMP_WAIT_POLICY=active ${verify})
+
+# Confined: to the same PU, whatever is set, and to no other.
+find_program(taskset taskset)
+execute_process(COMMAND sh -c "grep Cpus_allowed_list /proc/self/status" OUTPUT_VARIABLE allowed)
+if(taskset AND allowed MATCHES "([0-9]+)\n$")
+    set(last ${CMAKE_MATCH_1})
+    set(confined ${taskset} -c ${last} ${verify})
+    where(expected ${confined})
+    if(NOT expected MATCHES "bound to PU ${last}, which they share")
+        message(SEND_ERROR "taskset -c ${last}: ${expected}")
+    endif()
+    foreach(setting OMP_PROC_BIND=true OMP_PLACES={0} GOMP_CPU_AFFINITY=0 KMP_AFFINITY=compact)
+        same_with(${setting} ${confined})
+    endforeach()
+    where(found ${taskset} -c ${last} ${ADAMANT} verify)
+    if(NOT found MATCHES "threads 1;")
+        message(SEND_ERROR "taskset -c ${last}, no count: ${found}")
+    endif()
+endif()
+
+execute_process(COMMAND ${CMAKE_COMMAND} -E env OMP_THREAD_LIMIT=1 ${verify} RESULT_VARIABLE result ERROR_VARIABLE err OUTPUT_QUIET)
+if(NOT result EQUAL 2 OR NOT err MATCHES "2 threads are asked for, but OpenMP grants 1; look at OMP_THREAD_LIMIT")
+    message(SEND_ERROR "OMP_THREAD_LIMIT=1: exit status ${result}\n${err}")
+endif()
