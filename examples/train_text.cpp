@@ -56,12 +56,14 @@ using option_values = std::map<std::string, std::string>;
 option_values parse_options(int argc, char** argv)
 {
     option_values values{{"--steps", "10000"}, {"--seed", "1"},        {"--threads", "0"}, // 0: all
-                         {"--batch", "128"},   {"--isa", "automatic"}, {"--text", ""}};    // empty: the licences
+                         {"--batch", "128"},   {"--isa", "automatic"}, {"--text", ""},     // empty: the licences
+                         {"--cores-perc", ""}};                                            // empty: as --threads says
     for (int i = 1; i < argc; i += 2) {
         if (!values.contains(argv[i]))
             fail(2, "there is no option '" + std::string(argv[i]) +
                         "'; the options are --steps N, --seed N, "
-                        "--threads N (0: all), --batch N, --isa NAME and --text FILE");
+                        "--threads N (0: all), --cores-perc SHARE, --batch N, --isa NAME and "
+                        "--text FILE");
         if (i + 1 == argc || *argv[i + 1] == '\0')
             fail(2, std::string(argv[i]) + " needs a value after it");
         values[argv[i]] = argv[i + 1];
@@ -211,15 +213,27 @@ inline float exp_of_negative(float x) noexcept
 
 // ---- The model ----
 
+// Who optimizes, where its state lies, and how many threads are left to compute with.
+struct workers {
+    adamant::executor optimizer;
+    adamant::memory_options memory;
+    unsigned host_threads;
+
+    [[nodiscard]] adamant::buffer<float> state(size_t n) const
+    {
+        return adamant::make_buffer<float>(optimizer, n, memory);
+    }
+};
+
 // What a mixed-precision trainer holds of each tensor.
 struct tensor {
-    std::vector<float> master, exp_avg, exp_avg_sq;
+    adamant::buffer<float> master, exp_avg, exp_avg_sq;
     std::vector<bfloat16> weight, grad;
     matrix wide; // weight, exactly, for loops in float
 
-    tensor(size_t rows, size_t columns, float range, generator& random)
-        : master(rows * columns), exp_avg(rows * columns), exp_avg_sq(rows * columns), weight(rows * columns),
-          grad(rows * columns), wide{rows, columns}
+    tensor(size_t rows, size_t columns, float range, generator& random, workers const& on)
+        : master(on.state(rows * columns)), exp_avg(on.state(rows * columns)), exp_avg_sq(on.state(rows * columns)),
+          weight(rows * columns), grad(rows * columns), wide{rows, columns}
     {
         for (float& x : master)
             x = range * (2.0f * random.uniform() - 1.0f);
@@ -245,10 +259,10 @@ struct model {
     tensor embedding, into_hidden, out_of_hidden;
     matrix input{0, 0}, hidden{0, 0}, output{0, 0};
 
-    model(size_t classes, unsigned team, generator& random)
-        : threads(team), embedding(classes, embedding_dims, 1.0f, random),
-          into_hidden(input_dims, hidden_dims, std::sqrt(6.0f / static_cast<float>(input_dims)), random),
-          out_of_hidden(hidden_dims, classes, std::sqrt(1.0f / static_cast<float>(hidden_dims)), random)
+    model(size_t classes, workers const& on, generator& random)
+        : threads(on.host_threads), embedding(classes, embedding_dims, 1.0f, random, on),
+          into_hidden(input_dims, hidden_dims, std::sqrt(6.0f / static_cast<float>(input_dims)), random, on),
+          out_of_hidden(hidden_dims, classes, std::sqrt(1.0f / static_cast<float>(hidden_dims)), random, on)
     {
     }
 
@@ -361,18 +375,54 @@ bool contracts()
     return a * a + b != 0.0f;
 }
 
+// A second thread pays from 16384 elements a thread on; fewer are for the sake of the example.
+constexpr size_t min_slice_elems = 4096;
+
+// With --cores-perc the optimizer and the rest of the program get cores of their own, as an offload engine would divide
+// them; else both use the same.
+workers hire(option_values const& values)
+{
+    adamant::isa const tier = adamant::parse_isa(values.at("--isa"));
+    auto const threads = static_cast<unsigned>(number(values, "--threads", 0, 1024));
+    if (values.at("--cores-perc").empty()) {
+        adamant::executor const cpu({.tier = tier, .threads = threads, .min_slice_elems = min_slice_elems});
+        return {cpu, {}, cpu.threads()};
+    }
+#if defined(ADAMANT_NO_HWLOC)
+    fail(2, "--cores-perc needs hwloc, which this program was compiled without");
+#else
+    if (threads != 0)
+        fail(2, "--cores-perc and --threads both say how many threads there are; give one of them");
+    char* end = nullptr;
+    double const share = std::strtod(values.at("--cores-perc").c_str(), &end);
+    if (*end != '\0')
+        fail(2, "--cores-perc is '" + values.at("--cores-perc") + "', but it is a share of the cores, such as 0.5");
+    adamant::local_rank const self = adamant::rank_from_environment();
+    adamant::rank_cores const cores =
+        adamant::select_cores(adamant::live_machine(), {.cpuadam_cores_perc = share, .ranks = self.ranks})[self.rank];
+    std::printf("%s: optimizer on PUs %s, host on %s\n", cores.why.c_str(), to_list(cores.adam_pus).c_str(),
+                cores.host_pus.empty() ? "the same" : to_list(cores.host_pus).c_str());
+    auto const team = std::make_shared<adamant::team>(adamant::team_options{.pus = cores.adam_pus});
+    return {adamant::executor(team, tier, min_slice_elems),
+            {.nodes = cores.numa_nodes},
+            std::max(1u, static_cast<unsigned>(cores.host_pus.size()))};
+#endif
+}
+
 void train(option_values const& values)
 {
     size_t const steps = number(values, "--steps", 1, 100'000'000);
     size_t const batch_size = number(values, "--batch", 1, 4096);
     generator random{number(values, "--seed", 0, ~size_t{0})};
-    // A second thread pays from 16384 elements a thread on; fewer are for the sake of the example.
-    adamant::executor const cpu({.tier = adamant::parse_isa(values.at("--isa")),
-                                 .threads = static_cast<unsigned>(number(values, "--threads", 0, 1024)),
-                                 .min_slice_elems = 4096});
+    workers const on = hire(values);
+    adamant::executor const& cpu = on.optimizer;
     corpus const text = load_corpus(values.at("--text"));
-    model net(text.bytes.size(), cpu.threads(), random);
+    model net(text.bytes.size(), on, random);
     tensor* const tensors[] = {&net.embedding, &net.into_hidden, &net.out_of_hidden};
+    std::vector<adamant::any_shard> parts;
+    for (tensor* each : tensors)
+        parts.push_back(each->shard());
+    adamant::shard_list const shards(parts);
 
     bool const terminal = isatty(STDOUT_FILENO) != 0;
     size_t const report_every = terminal ? 20 : std::max<size_t>(steps / 10, 1);
@@ -398,10 +448,9 @@ void train(option_values const& values)
                                              .weight_decay = weight_decay,
                                              .mode = adamant::decay_mode::decoupled};
         adamant::grad_scaling const scaling{.clip_coefficient = std::min(1.0, max_grad_norm / std::sqrt(squares))};
-        for (tensor* each : tensors) {
-            nonfinite += adamant::step(cpu, each->shard(), hyper, t, scaling).nonfinite_grads;
+        nonfinite += adamant::step(cpu, shards, hyper, t, scaling).nonfinite_grads;
+        for (tensor* each : tensors)
             each->widen_weight();
-        }
 
         seconds = std::chrono::steady_clock::now() - start;
         if (t % report_every == 0 || t == steps) {
@@ -439,7 +488,7 @@ int main(int argc, char** argv)
         if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
             fail(1, "the output could not be written; is the disk full?");
     } catch (adamant::error const& e) {
-        fail(2, "--isa or --threads: " + std::string(e.what()));
+        fail(2, e.what());
     } catch (std::exception const& e) {
         fail(1, e.what());
     }
