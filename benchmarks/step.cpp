@@ -37,8 +37,14 @@
 
 #include "limit.hpp"
 #include "plain.hpp"
+#include "race.hpp"
 
 namespace {
+
+using race::contender;
+using race::median;
+using race::part_in_race;
+using race::quantile;
 
 using adamant::bfloat16;
 using adamant::executor;
@@ -75,21 +81,6 @@ double number_in(char const* path, std::string_view key, double otherwise)
     return file >> value ? value : otherwise;
 }
 
-// How many bytes this process can still have: what the kernel estimates, and no more than its control group allows.
-double available_bytes()
-{
-    constexpr double infinity = std::numeric_limits<double>::infinity();
-    double available = 1024 * number_in("/proc/meminfo", "MemAvailable:", infinity);
-    constexpr char const* groups[][3] = {
-        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"},
-        {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-         "/sys/fs/cgroup/memory/memory.stat"}};
-    for (auto const& [most, used, statistics] : groups) // what files have left in memory counts as used, but gives way
-        available = std::min(available, number_in(most, "", infinity) - number_in(used, "", 0) +
-                                            number_in(statistics, "inactive_file", 0));
-    return available;
-}
-
 std::string gigabytes(double bytes)
 {
     char text[40];
@@ -113,7 +104,7 @@ public:
             bytes_ += n * elem_bytes[k];
         }
         mapped_bytes_ = end + huge_page;
-        double const available = available_bytes();
+        auto const available = static_cast<double>(adamant::available_memory().bytes);
         if (static_cast<double>(bytes_) > 0.95 * available)
             throw std::runtime_error("this row needs " + gigabytes(static_cast<double>(bytes_)) +
                                      " of memory, but only " + gigabytes(available) +
@@ -247,7 +238,7 @@ void fill(executor const& cpu, arrays const& a, std::size_t n, content what)
     using grad = typename Shard::grad_type;
     using exp_avg = typename Shard::exp_avg_type;
     using exp_avg_sq = typename Shard::exp_avg_sq_type;
-    cpu.for_each_slice(n, [&](slice part) {
+    cpu.for_each_home(n, [&](slice part) {
         if constexpr (elem_bytes_of<Shard>[4] != 0)
             std::memset(a.pointers()[4] + part.begin * elem_bytes_of<Shard>[4], 0,
                         part.size() * elem_bytes_of<Shard>[4]);
@@ -283,66 +274,6 @@ void fill(executor const& cpu, arrays const& a, std::size_t n, content what)
 adamant::coefficients adamw()
 {
     return adamant::make_coefficients({.lr = 1e-5, .weight_decay = 0.01, .mode = adamant::decay_mode::decoupled}, 1000);
-}
-
-// ----------------------------------------------------------------------------------------------------------- timing
-
-// Linear between the two values nearest.
-double quantile(std::vector<double> values, double q)
-{
-    std::sort(values.begin(), values.end());
-    double const at = q * static_cast<double>(values.size() - 1);
-    auto const below = static_cast<std::size_t>(at);
-    std::size_t const above = std::min(below + 1, values.size() - 1);
-    return values[below] + (at - static_cast<double>(below)) * (values[above] - values[below]);
-}
-
-double median(std::vector<double> values)
-{
-    return quantile(std::move(values), 0.5);
-}
-
-enum class part_in_race {
-    subject,   // what the row is about
-    reference, // what it is held against; the one with the smallest median counts
-    aside,     // reported besides
-};
-
-struct contender {
-    part_in_race part;
-    std::string name;
-    std::function<void()> run;
-    std::function<void()> prepare = {}; // before each run, not timed
-    std::vector<double> seconds = {};   // of each round
-};
-
-// One round that does not count, for what happens only once (threads start, the kernel makes up its mind about pages),
-// and then as many as the row has iterations. The row's time is the subject's, of one of `repeats` runs in one.
-void race(benchmark::State& state, std::vector<contender>& contenders, double repeats)
-{
-    std::vector<std::size_t> order(contenders.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::minstd_rand random;
-    auto const round = [&] {
-        std::shuffle(order.begin(), order.end(), random); // nothing always finds the caches as the same other left them
-        for (std::size_t const k : order) {
-            contender& c = contenders[k];
-            if (c.prepare)
-                c.prepare();
-            auto const start = std::chrono::steady_clock::now();
-            c.run();
-            c.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-        }
-    };
-    round();
-    for (contender& c : contenders)
-        c.seconds.clear();
-    for (auto _ : state) {
-        round();
-        for (contender const& c : contenders)
-            if (c.part == part_in_race::subject)
-                state.SetIterationTime(c.seconds.back() / repeats);
-    }
 }
 
 // -------------------------------------------------------------------------------------------------------- the result
@@ -497,7 +428,7 @@ void out_of_cache(benchmark::State& state, std::string const& row, executor cons
     contenders.push_back({part_in_race::subject, "step", [&] { adamant::step(cpu, shard, c); }});
     add_limits<Shard>(contenders, cpu, a, n);
     add_plain<Shard>(contenders, cpu, a, n, c);
-    race(state, contenders, 1);
+    race::run(state, contenders, 1);
     report(state, contenders, {.row = row, .threads = cpu.threads(), .size = size, .note = a.note()},
            static_cast<double>(n), Shard::bytes_per_element(), "step", "limit");
 }
@@ -536,7 +467,7 @@ void in_cache(benchmark::State& state, std::string const& row, executor const& c
                               for (int i = 0; i < repeats; ++i)
                                   limit::divide(exp_avg, exp_avg_sq, 0, n);
                           }});
-    race(state, contenders, repeats);
+    race::run(state, contenders, repeats);
     report(state, contenders, {.row = row}, double{n} * repeats, 0, "step", "divider");
 }
 
@@ -559,7 +490,7 @@ void other_content(benchmark::State& state, std::string const& row, executor con
     contenders.push_back({part_in_race::subject, what_name, step, [&] { fill<Shard>(cpu, a, n, what); }});
     contenders.push_back(
         {part_in_race::reference, "ordinary data", step, [&] { fill<Shard>(cpu, a, n, content::ordinary); }});
-    race(state, contenders, 1);
+    race::run(state, contenders, 1);
     report(state, contenders, {.row = row, .note = a.note()}, static_cast<double>(n), Shard::bytes_per_element(),
            what_name, "ordinary");
 }
@@ -581,7 +512,7 @@ void sum_of_squares(benchmark::State& state, std::string const& row, executor co
                                       limit::read_bytes<sizeof(Grad)>(a.pointers()[1], part.begin, part.end, ahead);
                                   });
                               }});
-    race(state, contenders, 1);
+    race::run(state, contenders, 1);
     report(state, contenders, {.row = row, .threads = cpu.threads(), .size = size, .note = a.note()},
            static_cast<double>(n), sizeof(Grad), "sum", "limit");
 }
@@ -601,7 +532,7 @@ void small_shard(benchmark::State& state, std::string const& row, executor const
                               for (int i = 0; i < repeats; ++i)
                                   adamant::step(cpu, shard, c);
                           }});
-    race(state, contenders, repeats);
+    race::run(state, contenders, repeats);
     if (contenders[0].seconds.empty())
         return;
     double const call_ns = median(contenders[0].seconds) * 1e9 / repeats;
@@ -691,8 +622,7 @@ void print_help()
     benchmark::PrintDefaultHelp();
     std::fputs("\n          [--bytes=<bytes>]       of all arrays together in rows out of cache (default: 2.25e9)\n"
                "          [--iterations=<rounds>] of each row; ten times as many where they are short (default: 9)\n"
-               "\nADAMANT_ISA chooses the library's instruction set; taskset, the processors and so the threads.\n"
-               "OMP_PROC_BIND=true keeps threads on their processors.\n",
+               "\nADAMANT_ISA chooses the library's instruction set; taskset, the processors and so the threads.\n",
                stdout);
 }
 
