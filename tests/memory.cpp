@@ -322,7 +322,7 @@ TEST_CASE("sizes that no machine has are refused")
           std::string::npos);
 }
 
-TEST_CASE("too much memory is refused before anything is mapped")
+TEST_CASE("host_oom: too much memory is refused before anything is mapped")
 {
     std::size_t const much = std::size_t{1} << 44;
     std::size_t const before = mappings_of(96 * mib);
@@ -672,7 +672,7 @@ static int without(std::initializer_list<long> calls, unsigned with_errno, Funct
     return -1;
 }
 
-TEST_CASE("where binding is refused, as in containers, memory is there all the same, or it is said why not")
+TEST_CASE("no_numactl: where binding is refused, as in containers, memory is there all the same, or it is said why not")
 {
     // Returns the number of the first thing that is wrong.
     auto const check = [](std::string const& call) {

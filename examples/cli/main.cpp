@@ -24,7 +24,7 @@ constexpr char const* usage = R"(adamant: the optimizer step of offloaded traini
       Runs a fixed trajectory of 200 steps over every combination of element types and compares the bits with
       those of every other machine. Exit status 0: the same; 1: not, and the first combination that differs is named.
         --isa      automatic (default; obeys ADAMANT_ISA), scalar, generic, avx2, avx512, avx512_bf16
-        --threads  0 (default): one per hardware thread that this process may use
+        --threads  0 (default): one per core that this process may use
         --json     the result as one JSON object
 
   adamant cores [--ranks N] [--perc P | --count N | --reserve N|SHARE] [--list PUS] [--smt one|all] ...
