@@ -19,6 +19,7 @@ using namespace adamant;
 
 namespace {
 
+#if !defined(ADAMANT_NO_HWLOC)
 pu_set mask_of(pid_t thread)
 {
     cpu_set_t mask[8];
@@ -30,6 +31,7 @@ pu_set mask_of(pid_t thread)
                 set.insert(i);
     return set;
 }
+#endif
 
 std::size_t thread_count()
 {
