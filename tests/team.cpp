@@ -386,21 +386,23 @@ TEST_CASE("an idle team burns no CPU")
 {
     team t(any_threads(2));
     t.run([](unsigned) {});
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    std::vector<clockid_t> clocks;
-    auto const busy_ns = [&] {
-        long long total = 0;
+    // Asleep, says the kernel, and not only for want of a CPU.
+    auto const all_asleep = [&] {
         for (team_member const& m : t.members()) {
-            std::ifstream stat("/proc/self/task/" + std::to_string(m.thread_id) + "/schedstat");
-            long long on_cpu = 0;
-            stat >> on_cpu;
-            total += on_cpu;
+            std::ifstream stat("/proc/self/task/" + std::to_string(m.thread_id) + "/stat");
+            std::string text;
+            std::getline(stat, text);
+            if (text.substr(text.rfind(')') + 1, 2) != " S")
+                return false;
         }
-        return total;
+        return true;
     };
-    long long const before = busy_ns();
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    CHECK(busy_ns() - before < 10'000'000); // of 600; not a measurement, but spinning would be all of it
+    for (int patience = 0; patience < 500 && !all_asleep(); ++patience)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int i = 0; i < 20; ++i) {
+        CHECK(all_asleep());
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
 }
 
 #endif
