@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// An optimizer's state as plain data: what a checkpoint holds, in whatever file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <adamant/core/dtype.hpp>
+#include <adamant/numerics/hyperparameters.hpp>
+#include <adamant/step/loss_scaler.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+// The arrays of a parameter that are state; the others are made from them or come anew with every step.
+enum class state_array : std::uint8_t { param, exp_avg, exp_avg_sq };
+
+[[nodiscard]] constexpr std::string_view name(state_array array) noexcept
+{
+    return array == state_array::param ? "param" : array == state_array::exp_avg ? "exp_avg" : "exp_avg_sq";
+}
+
+// Elements [begin, begin + elements) of one array of one parameter, whose elements are counted in row-major order. A
+// view: whoever made the state_dict says how long the memory lives.
+struct state_tensor {
+    std::size_t param = 0; // index in state_dict::params
+    state_array array = state_array::param;
+    dtype type = dtype::float32;
+    std::size_t begin = 0;
+    std::size_t elements = 0;
+    std::byte const* data = nullptr; // elements * size_bytes(type) bytes, at any address
+};
+
+struct state_param {
+    std::string name;               // of one parameter only
+    std::vector<std::size_t> shape; // of the whole parameter; its product is how many elements it has; empty: one
+    std::size_t group = 0;          // index in state_dict::groups
+};
+
+struct state_group {
+    std::string name;
+    hyperparameters hyper;
+    bool maximize = false;
+};
+
+struct state_dict {
+    std::uint64_t step = 0;                       // steps taken; the next one is step + 1
+    std::optional<loss_scaler_state> loss_scaler; // where the optimizer scales dynamically
+    std::vector<state_group> groups;
+    std::vector<state_param> params;
+    // In any order, without overlaps: one file of several ranks may hold parts of a parameter.
+    std::vector<state_tensor> tensors;
+};
+
+ADAMANT_END_NAMESPACE
