@@ -28,6 +28,12 @@ struct simd {
     {
         return _mm256_slli_epi32(x, Count);
     }
+    template <int Count>
+    ADAMANT_SIMD static u32 shift_right(u32 x)
+    {
+        return _mm256_srli_epi32(x, Count);
+    }
+    ADAMANT_SIMD static f32 from_bits(u32 x) { return _mm256_castsi256_ps(x); }
     ADAMANT_SIMD static bool any_sign(u32 x) { return _mm256_movemask_ps(_mm256_castsi256_ps(x)) != 0; }
 
     ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)
@@ -36,10 +42,14 @@ struct simd {
         u32 const large = _mm256_cmpgt_epi32(abs_bits(x), set(up_to));
         return _mm256_castsi256_ps(_mm256_and_si256(bits(x), _mm256_or_si256(large, set(float_sign_bit))));
     }
-    ADAMANT_SIMD static f32 canonical(f32 x)
+    ADAMANT_SIMD static f32 canonical(f32 x, f32 of)
     {
-        __m256 const nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+        __m256 const nan = _mm256_cmp_ps(of, of, _CMP_UNORD_Q);
         return _mm256_blendv_ps(x, _mm256_castsi256_ps(set(canonical_nan_bits)), nan);
+    }
+    ADAMANT_SIMD static u32 finite_mask(f32 x)
+    {
+        return _mm256_cmpgt_epi32(set(float_infinity_bits), abs_bits(x));
     }
     ADAMANT_SIMD static unsigned count_nonfinite(f32 x)
     {
@@ -164,6 +174,17 @@ struct simd {
         _mm256_stream_si256(reinterpret_cast<__m256i*>(address), narrow_pair<T>(a, b));
     }
     ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
+
+    ADAMANT_SIMD static void store_halves(std::byte* address, u32 const (&x)[vectors])
+    {
+        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), x[0] | shift_left<16>(x[1]));
+    }
+    ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
+    {
+        u32 const both = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address));
+        x[0] = both & set(0xffffu);
+        x[1] = shift_right<16>(both);
+    }
 
     struct partial_sums {
         __m256d sum[4];

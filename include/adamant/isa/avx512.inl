@@ -29,6 +29,12 @@ struct simd {
     {
         return _mm512_slli_epi32(x, Count);
     }
+    template <int Count>
+    ADAMANT_SIMD static u32 shift_right(u32 x)
+    {
+        return _mm512_srli_epi32(x, Count);
+    }
+    ADAMANT_SIMD static f32 from_bits(u32 x) { return _mm512_castsi512_ps(x); }
     ADAMANT_SIMD static bool any_sign(u32 x) { return _mm512_movepi32_mask(x) != 0; }
 
     ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)
@@ -36,10 +42,14 @@ struct simd {
         __mmask16 const small = _mm512_cmple_epu32_mask(abs_bits(x), set(up_to));
         return _mm512_castsi512_ps(_mm512_mask_and_epi32(bits(x), small, bits(x), set(float_sign_bit)));
     }
-    ADAMANT_SIMD static f32 canonical(f32 x)
+    ADAMANT_SIMD static f32 canonical(f32 x, f32 of)
     {
-        __mmask16 const nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+        __mmask16 const nan = _mm512_cmp_ps_mask(of, of, _CMP_UNORD_Q);
         return _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits(x), nan, set(canonical_nan_bits)));
+    }
+    ADAMANT_SIMD static u32 finite_mask(f32 x)
+    {
+        return _mm512_movm_epi32(_mm512_cmplt_epu32_mask(abs_bits(x), set(float_infinity_bits)));
     }
     ADAMANT_SIMD static unsigned count_nonfinite(f32 x)
     {
@@ -108,6 +118,17 @@ struct simd {
         _mm256_stream_si256(reinterpret_cast<__m256i*>(address) + 1, narrow<T>(b));
     }
     ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
+
+    ADAMANT_SIMD static void store_halves(std::byte* address, u32 const (&x)[vectors])
+    {
+        _mm512_storeu_epi32(address, _mm512_or_epi32(x[0], shift_left<16>(x[1])));
+    }
+    ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
+    {
+        u32 const both = _mm512_loadu_epi32(address);
+        x[0] = _mm512_and_epi32(both, set(0xffffu));
+        x[1] = shift_right<16>(both);
+    }
 
     struct partial_sums {
         __m512d low, high;

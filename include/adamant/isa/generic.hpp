@@ -120,6 +120,11 @@ struct simd {
     {
         return x << Count;
     }
+    template <int Count>
+    ADAMANT_SIMD static u32 shift_right(u32 x)
+    {
+        return x >> Count;
+    }
     // Whether any lane has its highest bit set.
     ADAMANT_SIMD static bool any_sign(u32 x)
     {
@@ -131,10 +136,15 @@ struct simd {
     {
         return from_bits(xsimd::select(abs_bits(x) > set(up_to), bits(x), bits(x) & set(float_sign_bit)));
     }
-    // x with every NaN replaced by the one with canonical_nan_bits.
-    ADAMANT_SIMD static f32 canonical(f32 x)
+    // x, and the NaN with canonical_nan_bits where `of` is any NaN.
+    ADAMANT_SIMD static f32 canonical(f32 x, f32 of)
     {
-        return from_bits(xsimd::select(abs_bits(x) > set(float_infinity_bits), set(canonical_nan_bits), bits(x)));
+        return from_bits(xsimd::select(abs_bits(of) > set(float_infinity_bits), set(canonical_nan_bits), bits(x)));
+    }
+    // All ones in lanes that are finite, else zeros.
+    ADAMANT_SIMD static u32 finite_mask(f32 x)
+    {
+        return xsimd::select(abs_bits(x) < set(float_infinity_bits), set(~0u), set(0u));
     }
     // How many lanes are infinite or NaN.
     ADAMANT_SIMD static unsigned count_nonfinite(f32 x)
@@ -199,6 +209,22 @@ struct simd {
         store_pair<T, false>(address, a, b);
     }
     ADAMANT_SIMD static void stream_fence() {}
+
+    // The lower half of every lane of a group, in an order of its own, the first lane's first; the upper half is zero.
+    ADAMANT_SIMD static void store_halves(std::byte* address, u32 const (&x)[vectors])
+    {
+        (x[0] | shift_left<16>(x[1])).store_unaligned(reinterpret_cast<std::uint32_t*>(address));
+        (x[2] | shift_left<16>(x[3])).store_unaligned(reinterpret_cast<std::uint32_t*>(address) + lanes);
+    }
+    ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
+    {
+        for (std::size_t k = 0; k < vectors; k += 2) {
+            u32 const both =
+                u32::load_unaligned(reinterpret_cast<std::uint32_t const*>(address + k * lanes * sizeof(std::uint16_t)));
+            x[k] = both & set(0xffffu);
+            x[k + 1] = shift_right<16>(both);
+        }
+    }
 
     // Sixteen partial sums in double; part says which lanes-wide stretch of the sixteen x is.
     struct partial_sums {

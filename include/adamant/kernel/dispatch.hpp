@@ -43,6 +43,35 @@ grad_squares block_squares(std::byte const* grad, std::size_t n) noexcept
     return oracle::block_squares<Grad>(grad, n);
 }
 
+template <class Grad, class Sum, class Out>
+void add_gradients(std::byte const* grad, std::byte const* sum, std::size_t n, std::byte* out) noexcept
+{
+    float_mode_scope const mode(subnormals::kept);
+    for (std::size_t i = 0; i < n; ++i) {
+        float total = widen(load_unaligned<Grad>(grad + i * sizeof(Grad)));
+        if constexpr (!std::is_void_v<Sum>)
+            total = oracle::added(total, widen(load_unaligned<Sum>(sum + i * sizeof(Sum))));
+        else if (is_nan(total))
+            total = std::bit_cast<float>(canonical_nan_bits);
+        store_unaligned(out + i * sizeof(Out), oracle::stored<Out>(total));
+    }
+}
+
+inline void tame_gradient(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale, float bound) noexcept
+{
+    float_mode_scope const mode(subnormals::kept);
+    for (std::size_t i = 0; i < n; ++i) {
+        std::byte* const at = grad + i * sizeof(float);
+        store_unaligned(at, oracle::tamed(load_unaligned<float>(at), zero_nonfinite, scale, bound));
+    }
+}
+
+template <class WeightOut>
+void round_weights(std::byte const* param, std::size_t n, std::byte* out) noexcept
+{
+    add_gradients<float, void, WeightOut>(param, nullptr, n, out);
+}
+
 } // namespace scalar
 
 // The step for these element types on that tier. WeightOut is void where there is no weight_out. The tier must be one
@@ -73,6 +102,77 @@ template <class Grad>
     case isa::avx512_bf16: return avx512_bf16::block_squares<Grad>;
 #endif
     default: return generic::block_squares<Grad>;
+    }
+}
+
+// Null on the scalar tier, which keeps copies instead. WeightOut may be void.
+template <class Grad, class WeightOut>
+[[nodiscard]] recorded_step_function recorded_step_for(isa tier) noexcept
+{
+    switch (tier) {
+    case isa::scalar: return nullptr;
+#if defined(__x86_64__)
+    case isa::avx2: return avx2::recorded_step<Grad, WeightOut>;
+    case isa::avx512: return avx512::recorded_step<Grad, WeightOut>;
+    case isa::avx512_bf16: return avx512_bf16::recorded_step<Grad, WeightOut>;
+#endif
+    default: return generic::recorded_step<Grad, WeightOut>;
+    }
+}
+
+template <class Grad>
+[[nodiscard]] undo_function undo_for(isa tier) noexcept
+{
+    switch (tier) {
+    case isa::scalar: return nullptr;
+#if defined(__x86_64__)
+    case isa::avx2: return avx2::undo_step<Grad>;
+    case isa::avx512: return avx512::undo_step<Grad>;
+    case isa::avx512_bf16: return avx512_bf16::undo_step<Grad>;
+#endif
+    default: return generic::undo_step<Grad>;
+    }
+}
+
+// Sum is void where there is none yet.
+template <class Grad, class Sum, class Out>
+[[nodiscard]] add_gradients_function add_gradients_for(isa tier) noexcept
+{
+    switch (tier) {
+    case isa::scalar: return scalar::add_gradients<Grad, Sum, Out>;
+#if defined(__x86_64__)
+    case isa::avx2: return avx2::add_gradients<Grad, Sum, Out>;
+    case isa::avx512: return avx512::add_gradients<Grad, Sum, Out>;
+    case isa::avx512_bf16: return avx512_bf16::add_gradients<Grad, Sum, Out>;
+#endif
+    default: return generic::add_gradients<Grad, Sum, Out>;
+    }
+}
+
+[[nodiscard]] inline tame_gradient_function tame_gradient_for(isa tier) noexcept
+{
+    switch (tier) {
+    case isa::scalar: return scalar::tame_gradient;
+#if defined(__x86_64__)
+    case isa::avx2: return avx2::tame_gradient;
+    case isa::avx512: return avx512::tame_gradient;
+    case isa::avx512_bf16: return avx512_bf16::tame_gradient;
+#endif
+    default: return generic::tame_gradient;
+    }
+}
+
+template <class WeightOut>
+[[nodiscard]] round_weights_function round_weights_for(isa tier) noexcept
+{
+    switch (tier) {
+    case isa::scalar: return scalar::round_weights<WeightOut>;
+#if defined(__x86_64__)
+    case isa::avx2: return avx2::round_weights<WeightOut>;
+    case isa::avx512: return avx512::round_weights<WeightOut>;
+    case isa::avx512_bf16: return avx512_bf16::round_weights<WeightOut>;
+#endif
+    default: return generic::round_weights<WeightOut>;
     }
 }
 

@@ -144,7 +144,7 @@ ADAMANT_SIMD simd::f32 finish_param(param_update const& u, coefficient_vectors c
 template <class T>
 ADAMANT_SIMD void store_carefully(std::byte* address, simd::f32 x)
 {
-    x = simd::canonical(x);
+    x = simd::canonical(x, x);
     if constexpr (std::is_same_v<T, bfloat16>)
         x = simd::flush(x, bfloat16_flush_bits);
     simd::store<T>(address, x);
@@ -209,12 +209,36 @@ ADAMANT_SIMD void prefetch(std::byte const* address)
         __builtin_prefetch(address + prefetch_bytes + line);
 }
 
+// What is carried from the first half of a group's work to the second.
+template <class Recorder>
+struct started_group {
+    param_update updates[simd::vectors];
+    typename Recorder::started recorded;
+};
+
+// Keeps no record of what a step overwrites; the recorder of kernel/journal.inl does.
+struct no_recorder {
+    struct started {
+    };
+    template <path>
+    ADAMANT_SIMD void moments(step_pointers const&, std::size_t, coefficient_vectors const&,
+                              state_vectors const (&)[simd::vectors], simd::f32 const (&)[simd::vectors],
+                              state_vectors const (&)[simd::vectors], started&)
+    {
+    }
+    ADAMANT_SIMD void params(step_pointers const&, std::size_t, started_group<no_recorder> const&,
+                             simd::f32 const (&)[simd::vectors])
+    {
+    }
+};
+
 // The first half of a group's work: both moments stored, and its divisions begun. False, with nothing written, where
 // the group is not tame.
-template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq>
+template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class Recorder>
 ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
-                              param_update (&updates)[simd::vectors])
+                              started_group<Recorder>& group, Recorder& recorder)
 {
+    param_update(&updates)[simd::vectors] = group.updates;
     std::byte const* const param = a.param + i * sizeof(Param);
     std::byte const* const grad = a.grad + i * sizeof(Grad);
     std::byte* const exp_avg = a.exp_avg + i * sizeof(ExpAvg);
@@ -235,6 +259,10 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
         simd::template load_pair<ExpAvgSq, Interleaved>(exp_avg_sq + at * sizeof(ExpAvgSq), s[k].exp_avg_sq,
                                                         s[k + 1].exp_avg_sq);
     }
+    state_vectors old[simd::vectors];
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < simd::vectors; ++k)
+        old[k] = s[k];
     bool done = false;
     if constexpr (Path == path::lenient)
         done = update_idle(s, g, c, updates);
@@ -250,6 +278,7 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
         for (std::size_t k = 0; k < simd::vectors; ++k)
             updates[k] = start_param<Path>(s[k], c);
     }
+    recorder.template moments<Path>(a, i, c, old, g, s, group.recorded);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; k += 2)
         simd::template store_pair<ExpAvg, Interleaved>(exp_avg + k * simd::lanes * sizeof(ExpAvg), s[k].exp_avg,
@@ -261,14 +290,15 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
     return true;
 }
 // The second half: params and weights.
-template <path Path, bool Interleaved, class Param, class WeightOut>
+template <path Path, bool Interleaved, class Param, class WeightOut, class Recorder>
 ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
-                               param_update const (&updates)[simd::vectors], bool stream)
+                               started_group<Recorder> const& group, bool stream, Recorder& recorder)
 {
     simd::f32 p[simd::vectors];
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; ++k)
-        p[k] = finish_param<Path>(updates[k], c);
+        p[k] = finish_param<Path>(group.updates[k], c);
+    recorder.params(a, i, group, p);
     std::byte* const param = a.param + i * sizeof(Param);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; k += 2)
@@ -292,39 +322,41 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficien
 // less than a group is left. Nothing of the group it stopped at has been written. A group is finished after the next
 // one has been started, so that few operations wait for a division: what waits fills the out-of-order window, and keeps
 // the next divisions out.
-template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Recorder>
 [[gnu::noinline]] std::size_t fast_step(step_pointers const& arrays, std::size_t begin, std::size_t end,
-                                        coefficients const& scalars, bool stream) noexcept
+                                        coefficients const& scalars, bool stream, Recorder& records) noexcept
 {
-    step_pointers const a = arrays; // a copy, which no store below can change
+    step_pointers const a = arrays; // copies, which no store below can change
+    Recorder recorder = records;
     coefficient_vectors const c = broadcast(scalars);
     // In any order, if in all arrays the same.
     constexpr bool interleaved = std::is_same_v<Param, bfloat16> && std::is_same_v<Grad, bfloat16> &&
                                  std::is_same_v<ExpAvg, bfloat16> && std::is_same_v<ExpAvgSq, bfloat16> &&
                                  std::is_void_v<WeightOut>;
-    param_update updates[simd::vectors];
+    started_group<Recorder> group;
     if (end - begin < group_elems ||
-        !start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, begin, c, updates))
+        !start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, begin, c, group, recorder))
         return begin;
     std::size_t i = begin + group_elems;
     for (; end - i >= group_elems; i += group_elems) {
-        param_update next[simd::vectors];
-        if (!start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, i, c, next)) [[unlikely]]
+        started_group<Recorder> next;
+        if (!start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, i, c, next, recorder)) [[unlikely]]
             break;
-        finish_group<Path, interleaved, Param, WeightOut>(a, i - group_elems, c, updates, stream);
+        finish_group<Path, interleaved, Param, WeightOut>(a, i - group_elems, c, group, stream, recorder);
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k)
-            updates[k] = next[k];
+            group.updates[k] = next.updates[k];
+        group.recorded = next.recorded;
     }
-    finish_group<Path, interleaved, Param, WeightOut>(a, i - group_elems, c, updates, stream);
+    finish_group<Path, interleaved, Param, WeightOut>(a, i - group_elems, c, group, stream, recorder);
+    records = recorder;
     return i;
 }
 
 // The fastest path wherever it can go, the next one over what stops it. Where a path fails at once, the one below it
-// takes ever longer stretches, so that data that is nowhere ordinary is not computed twice.
-template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-std::uint64_t alternate(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
-                        bool stream) noexcept
+// takes ever longer stretches, so that data that is nowhere ordinary is not computed twice. Steps says what a path does.
+template <class Steps>
+ADAMANT_SIMD std::uint64_t alternate(Steps& steps, std::size_t begin, std::size_t end, bool ordinary)
 {
     constexpr std::size_t shortest = 64;
     constexpr std::size_t longest = 4096;
@@ -332,25 +364,43 @@ std::uint64_t alternate(step_pointers const& a, std::size_t begin, std::size_t e
     std::size_t lenient_stretch = shortest;
     std::size_t careful_stretch = shortest;
     for (std::size_t i = begin; i < end;) {
-        if (ordinary_path_applies(c)) {
+        if (ordinary) {
             std::size_t const start = i;
-            i = fast_step<path::ordinary, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i, end, c, stream);
+            i = steps.template fast<path::ordinary>(i, end);
             lenient_stretch = i > start ? shortest : lenient_stretch < longest ? 2 * lenient_stretch : longest;
         } else {
             lenient_stretch = end - i;
         }
         std::size_t const lenient_end = end - i < lenient_stretch ? end : i + lenient_stretch;
         std::size_t const start = i;
-        i = fast_step<path::lenient, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i, lenient_end, c, stream);
+        i = steps.template fast<path::lenient>(i, lenient_end);
         careful_stretch = i > start ? shortest : careful_stretch < longest ? 2 * careful_stretch : longest;
         if (i < lenient_end) {
             std::size_t const careful_end = end - i < careful_stretch ? end : i + careful_stretch;
-            nonfinite += careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i, careful_end, c);
+            nonfinite += steps.careful(i, careful_end);
             i = careful_end;
         }
     }
     return nonfinite;
 }
+
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+struct plain_steps {
+    step_pointers const& a;
+    coefficients const& c;
+    bool stream;
+
+    template <path Path>
+    std::size_t fast(std::size_t begin, std::size_t end) const noexcept
+    {
+        no_recorder none;
+        return fast_step<Path, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c, stream, none);
+    }
+    std::uint64_t careful(std::size_t begin, std::size_t end) const noexcept
+    {
+        return careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c);
+    }
+};
 
 // See step_function.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
@@ -367,10 +417,12 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
         if (stream && before_line % sizeof(WeightOut) == 0 && end - begin > before_line) {
             std::size_t const aligned = begin + before_line / sizeof(WeightOut);
             std::uint64_t nonfinite = careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, aligned, c);
-            nonfinite += alternate<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, aligned, end, c, true);
+            plain_steps<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const steps{a, c, true};
+            nonfinite += alternate(steps, aligned, end, ordinary_path_applies(c));
             simd::stream_fence();
             return nonfinite;
         }
     }
-    return alternate<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c, false);
+    plain_steps<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const steps{a, c, false};
+    return alternate(steps, begin, end, ordinary_path_applies(c));
 }

@@ -28,6 +28,31 @@ using step_function = std::uint64_t (*)(step_pointers const&, std::size_t begin,
 // oracle::block_squares of one block of n elements.
 using block_squares_function = grad_squares (*)(std::byte const* grad, std::size_t n) noexcept;
 
+// One step over the first n elements (at most norm_block_elems) of a shard of float params and moments, with a record of
+// what undo_function needs to bring back every bit of param, exp_avg and exp_avg_sq. The record begins at a multiple of
+// 64 bytes, takes at most record_bytes_at_most(n), and means something only to the same instruction set. Returns its end.
+using recorded_step_function = std::byte* (*)(step_pointers const&, std::size_t n, coefficients const&, bool stream,
+                                              std::byte* record) noexcept;
+[[nodiscard]] constexpr std::size_t record_bytes_at_most(std::size_t n) noexcept
+{
+    return (3 * sizeof(float) + sizeof(std::uint16_t)) * n + 128;
+}
+
+// Takes the step back, given the same gradient and coefficients; weight_out stays as it is.
+using undo_function = void (*)(step_pointers const&, std::size_t n, coefficients const&,
+                               std::byte const* record) noexcept;
+
+// out = grad + sum, as oracle::added; out = grad, rounded, where there is no sum. out may be sum.
+using add_gradients_function = void (*)(std::byte const* grad, std::byte const* sum, std::size_t n,
+                                        std::byte* out) noexcept;
+
+// oracle::tamed over n floats in place.
+using tame_gradient_function = void (*)(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale,
+                                        float bound) noexcept;
+
+// weight_out from float params as a step would round them.
+using round_weights_function = void (*)(std::byte const* param, std::size_t n, std::byte* weight_out) noexcept;
+
 } // namespace kernel
 
 ADAMANT_END_NAMESPACE

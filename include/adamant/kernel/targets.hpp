@@ -41,6 +41,9 @@ namespace generic {
 using adamant::generic::simd;
 #include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/fused_step.inl>
+//
+#include <adamant/kernel/gradient.inl>
+#include <adamant/kernel/journal.inl>
 } // namespace generic
 
 #if defined(__x86_64__)
@@ -56,6 +59,9 @@ namespace avx2 {
 //
 #include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/fused_step.inl>
+//
+#include <adamant/kernel/gradient.inl>
+#include <adamant/kernel/journal.inl>
 } // namespace avx2
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -71,6 +77,9 @@ namespace avx512 {
 //
 #include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/fused_step.inl>
+//
+#include <adamant/kernel/gradient.inl>
+#include <adamant/kernel/journal.inl>
 } // namespace avx512
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -87,6 +96,9 @@ namespace avx512_bf16 {
 //
 #include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/fused_step.inl>
+//
+#include <adamant/kernel/gradient.inl>
+#include <adamant/kernel/journal.inl>
 } // namespace avx512_bf16
 #undef ADAMANT_AVX512_BF16
 #if defined(__clang__)

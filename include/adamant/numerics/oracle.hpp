@@ -59,6 +59,23 @@ template <class T>
     return flush(narrow<T>(x));
 }
 
+// The sum of a gradient and of those before it, in float; stored<T>() rounds it to the accumulator's type.
+[[nodiscard]] inline float added(float grad, float sum) noexcept
+{
+    float const total = flush(std::fma(1.0f, flush(sum), flush(grad)));
+    return is_nan(total) ? std::bit_cast<float>(canonical_nan_bits) : total;
+}
+
+// A gradient scaled and limited to what lies within +-bound, which infinities do then, too (bound may be infinite); a
+// NaN stays one. zero_nonfinite: what is infinite or NaN counts as zero. Torch's clip_grad_value_() does the same.
+[[nodiscard]] inline float tamed(float grad, bool zero_nonfinite, float scale, float bound) noexcept
+{
+    float const g = flush(flush(zero_nonfinite && !is_finite(grad) ? 0.0f : grad) * scale);
+    if (is_nan(g))
+        return std::bit_cast<float>(canonical_nan_bits);
+    return std::fabs(g) > bound ? std::copysign(bound, g) : g;
+}
+
 // One block of at most norm_block_elems elements: element i goes to partial sum i mod 16, and the partial sums are
 // added pairwise, j and j + 8, then j and j + 4, 2, 1. A float's square is exact in double, so it does not matter
 // whether square and addition are fused.

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps that leave a record, and the way back, on the tier of this run: every bit, whatever the values.
+#include <adamant/kernel/dispatch.hpp>
+
+#include "catch.hpp"
+
+using namespace adamant;
+
+namespace {
+
+struct state {
+    test::array param, grad, exp_avg, exp_avg_sq, weight_out;
+
+    state(dtype grad_type, dtype out, std::size_t n)
+        : param(dtype::float32, n), grad(grad_type, n), exp_avg(dtype::float32, n), exp_avg_sq(dtype::float32, n),
+          weight_out(out, n)
+    {
+    }
+    [[nodiscard]] kernel::step_pointers pointers()
+    {
+        return {param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), weight_out.data()};
+    }
+    [[nodiscard]] std::string difference(state const& expected) const
+    {
+        for (auto const& [name, mine, theirs] :
+             {std::tuple{"param", &param, &expected.param}, std::tuple{"exp_avg", &exp_avg, &expected.exp_avg},
+              std::tuple{"exp_avg_sq", &exp_avg_sq, &expected.exp_avg_sq}})
+            if (std::string const text = mine->difference(*theirs); !text.empty())
+                return std::string(name) + ": " + text;
+        return {};
+    }
+    void fill(test::values kind, test::random_bits& random, bool fresh)
+    {
+        for (std::size_t i = 0; i < param.size(); ++i) {
+            auto const pick = [&] { return random.below(64) == 0 ? kind : test::values::ordinary; };
+            param.set(i, test::value_of(pick(), random, -9, -4));
+            new_gradient(i, pick(), random);
+            exp_avg.set(i, fresh ? 0.0f : test::value_of(pick(), random, -14, -9));
+            float const v = fresh ? 0.0f : test::value_of(pick(), random, -24, -18);
+            exp_avg_sq.set(i, test::from_bits(test::bits(v) & float_abs_mask));
+        }
+    }
+    void new_gradient(std::size_t i, test::values kind, test::random_bits& random)
+    {
+        grad.set(i, test::value_of(kind, random, -14, -8));
+    }
+};
+
+template <class Grad, class WeightOut>
+void check_all(test::random_bits& random)
+{
+    kernel::recorded_step_function const recorded = kernel::recorded_step_for<Grad, WeightOut>(test::tier());
+    kernel::undo_function const undo = kernel::undo_for<Grad>(test::tier());
+    kernel::step_function const step = kernel::step_for<float, Grad, float, float, WeightOut>(test::tier());
+    if (recorded == nullptr)
+        return; // the scalar tier keeps copies
+    std::size_t narrowest = SIZE_MAX;
+    for (test::values const kind : test::all_values)
+        for (std::size_t const n : {1, 15, 16, 17, 63, 64, 65, 1000, 4096})
+            for (bool const l2 : {false, true}) {
+                state now(dtype_of<Grad>, dtype_of<WeightOut>, n);
+                now.fill(kind, random, random.below(4) == 0);
+                std::vector<std::byte> memory(kernel::record_bytes_at_most(n) + 128, std::byte{0x5a});
+                std::byte* const record = memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64);
+                for (std::uint64_t t = 1; t <= 4; ++t) {
+                    coefficients const c = make_coefficients({.lr = t == 4 ? 0.3 : 1e-3,
+                                                              .weight_decay = 0.1,
+                                                              .mode = l2 ? decay_mode::l2 : decay_mode::decoupled},
+                                                             t == 1 ? 1 : 7 * t, {.loss_scale = t == 2 ? 1024.0 : 1.0});
+                    for (std::size_t i = 0; i < n; ++i)
+                        now.new_gradient(i, random.below(64) == 0 ? kind : test::values::ordinary, random);
+                    state const before = now;
+                    state expected = now;
+                    step(expected.pointers(), 0, n, c, false);
+                    std::byte const* const end = recorded(now.pointers(), n, c, n > 1000, record);
+                    INFO("n " << n << ", values " << static_cast<int>(kind) << ", l2 " << l2 << ", step " << t);
+                    REQUIRE(now.difference(expected) == "");
+                    REQUIRE(now.weight_out.difference(expected.weight_out) == "");
+                    auto const bytes = static_cast<std::size_t>(end - record);
+                    REQUIRE(bytes <= kernel::record_bytes_at_most(n));
+                    REQUIRE(std::all_of(record + kernel::record_bytes_at_most(n), memory.data() + memory.size(),
+                                        [](std::byte b) { return b == std::byte{0x5a}; }));
+                    if (n == 4096 && kind == test::values::ordinary)
+                        narrowest = std::min(narrowest, bytes);
+                    undo(now.pointers(), n, c, record);
+                    REQUIRE(now.difference(before) == "");
+                    step(now.pointers(), 0, n, c, false);
+                }
+            }
+    CHECK(narrowest < 3 * 4096); // and not because everything was copied
+}
+
+} // namespace
+
+TEST_CASE("lossy_rollback: a step is taken back to the bit, whatever the values")
+{
+    test::random_bits random(20);
+    for (int round = 0; round < 5; ++round) {
+        check_all<float, void>(random);
+        check_all<bfloat16, bfloat16>(random);
+        check_all<float16, float16>(random);
+    }
+}
+
+TEST_CASE("A record of ordinary training takes some two bytes an element")
+{
+    kernel::recorded_step_function const recorded = kernel::recorded_step_for<bfloat16, bfloat16>(test::tier());
+    if (recorded == nullptr)
+        return;
+    test::random_bits random(21);
+    std::size_t const n = 4096;
+    state now(dtype::bfloat16, dtype::bfloat16, n);
+    now.fill(test::values::ordinary, random, true);
+    std::vector<std::byte> memory(kernel::record_bytes_at_most(n) + 64);
+    std::byte* const record = memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64);
+    std::size_t bytes = 0;
+    for (std::uint64_t t = 1; t <= 100; ++t) {
+        for (std::size_t i = 0; i < n; ++i) { // some bell shape
+            double sum = 0;
+            for (int k = 0; k < 6; ++k)
+                sum += static_cast<double>(random.below(1 << 20)) / (1 << 20) - 0.5;
+            now.grad.set(i, static_cast<float>(sum * 1e-3));
+        }
+        coefficients const c =
+            make_coefficients({.lr = 1e-4, .beta2 = 0.95, .weight_decay = 0.1, .mode = decay_mode::decoupled}, t);
+        bytes = static_cast<std::size_t>(recorded(now.pointers(), n, c, false, record) - record);
+        if (t == 1)
+            CHECK(bytes == 2 * n); // moments of zero come back exactly
+    }
+    CHECK(bytes * 10 < 23 * n);
+}
+
+TEST_CASE("Gradients are added, scaled, limited and made finite as the oracle says, on every tier")
+{
+    test::random_bits random(22);
+    auto const check = [&]<class Grad, class Sum, class Out>(Grad, Sum, Out) {
+        using sum_type = std::conditional_t<std::is_same_v<Sum, int>, void, Sum>;
+        for (test::values const kind : test::all_values)
+            for (std::size_t const n : {1, 7, 16, 100, 4096}) {
+                test::array grad(dtype_of<Grad>, n), sum(dtype_of<sum_type>, n), out(dtype_of<Out>, n),
+                    expected(dtype_of<Out>, n);
+                for (std::size_t i = 0; i < n; ++i) {
+                    grad.set_bits(i, random());
+                    if (random.below(2) == 0)
+                        grad.set(i, test::value_of(kind, random, -14, -8));
+                    if (sum.size() != 0)
+                        sum.set(i, test::value_of(kind, random, -14, -8));
+                }
+                kernel::add_gradients_for<Grad, sum_type, Out>(test::tier())(grad.data(), sum.data(), n, out.data());
+                kernel::scalar::add_gradients<Grad, sum_type, Out>(grad.data(), sum.data(), n, expected.data());
+                REQUIRE(out.difference(expected) == "");
+            }
+    };
+    check(float{}, 0, float{});
+    check(bfloat16{}, 0, float{});
+    check(float16{}, 0, bfloat16{});
+    check(bfloat16{}, float{}, float{});
+    check(float16{}, bfloat16{}, bfloat16{});
+    check(float{}, bfloat16{}, float{});
+    check(float{}, 0, float16{});
+    for (test::values const kind : test::all_values)
+        for (float const bound : {std::numeric_limits<float>::infinity(), 1e-3f, 0.0f})
+            for (float const scale : {1.0f, -0.125f, 1e-30f})
+                for (bool const zero : {false, true}) {
+                    std::size_t const n = 1 + random.below(300);
+                    test::array mine(dtype::float32, n);
+                    for (std::size_t i = 0; i < n; ++i)
+                        mine.set(i, test::value_of(kind, random, -14, -8));
+                    test::array expected(mine);
+                    kernel::tame_gradient_for(test::tier())(mine.data(), n, zero, scale, bound);
+                    kernel::scalar::tame_gradient(expected.data(), n, zero, scale, bound);
+                    INFO("bound " << bound << ", scale " << scale << ", zero " << zero);
+                    REQUIRE(mine.difference(expected) == "");
+                }
+}
