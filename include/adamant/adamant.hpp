@@ -2,6 +2,7 @@
 // The whole library but its opt-in parts. Includes only.
 #pragma once
 
+#include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/core/abi.hpp>
 #include <adamant/core/dtype.hpp>
 #include <adamant/core/error.hpp>
@@ -19,9 +20,12 @@
 #include <adamant/numerics/float_mode.hpp>
 #include <adamant/numerics/hyperparameters.hpp>
 #include <adamant/numerics/oracle.hpp>
+#include <adamant/optimizer.hpp>
 #include <adamant/shard/shard.hpp>
 #include <adamant/shard/shard_list.hpp>
 #include <adamant/step/grad_norm.hpp>
+#include <adamant/step/loss_scaler.hpp>
+#include <adamant/step/optimizer_report.hpp>
 #include <adamant/step/step.hpp>
 #include <adamant/topology/index_set.hpp>
 #include <adamant/topology/launch_mask.hpp>

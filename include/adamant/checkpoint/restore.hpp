@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// From one state into the arrays of another, however either was cut.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <adamant/checkpoint/state_dict.hpp>
+#include <adamant/core/error.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+inline std::string shape_text(std::vector<std::size_t> const& shape)
+{
+    std::string text = "[";
+    for (std::size_t i = 0; i < shape.size(); ++i)
+        text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+    return text + "]";
+}
+
+// How many elements a parameter of this shape has. Throws invalid_argument where that is more than a size_t holds.
+inline std::size_t elements_of(std::vector<std::size_t> const& shape, std::string const& name)
+{
+    std::size_t all = 1;
+    for (std::size_t const n : shape)
+        if (__builtin_mul_overflow(all, n, &all))
+            throw invalid_argument("adamant: the shape " + shape_text(shape) + " of '" + name +
+                                   "' has more elements than memory can have");
+    return all;
+}
+
+struct state_copy {
+    std::byte* to;
+    std::byte const* from;
+    std::size_t bytes;
+};
+
+// What has to be copied for `into` to hold what `from` holds. Parameters go by their names; what `from` has besides is
+// left. Throws invalid_argument that names what is missing or differs: a parameter, its shape, its types, elements.
+[[nodiscard]] inline std::vector<state_copy> plan_copies(state_dict const& from, state_dict const& into)
+{
+    std::map<std::string_view, std::size_t> by_name;
+    for (std::size_t p = 0; p < from.params.size(); ++p)
+        by_name.emplace(from.params[p].name, p);
+    std::vector<std::array<std::vector<state_tensor const*>, 3>> pieces(from.params.size());
+    for (state_tensor const& t : from.tensors)
+        if (t.elements != 0)
+            pieces.at(t.param)[static_cast<std::size_t>(t.array)].push_back(&t);
+    for (auto& arrays : pieces)
+        for (auto& of_array : arrays)
+            std::sort(of_array.begin(), of_array.end(),
+                      [](state_tensor const* a, state_tensor const* b) { return a->begin < b->begin; });
+
+    std::vector<state_copy> copies;
+    for (state_tensor const& to : into.tensors) {
+        state_param const& param = into.params[to.param];
+        std::string const what = "'" + param.name + "." + std::string(name(to.array)) + "'";
+        auto const found = by_name.find(param.name);
+        if (found == by_name.end())
+            throw invalid_argument("adamant: the state that is loaded has no parameter '" + param.name +
+                                   "'; is it of another model?");
+        if (from.params[found->second].shape != param.shape)
+            throw invalid_argument("adamant: '" + param.name + "' has the shape " +
+                                   shape_text(from.params[found->second].shape) + " in the state that is loaded, but " +
+                                   shape_text(param.shape) + " here");
+        std::size_t at = to.begin;
+        std::size_t const end = to.begin + to.elements;
+        for (state_tensor const* piece : pieces[found->second][static_cast<std::size_t>(to.array)]) {
+            if (piece->begin + piece->elements <= at)
+                continue;
+            if (at == end || piece->begin > at)
+                break;
+            if (piece->type != to.type)
+                throw invalid_argument("adamant: " + what + " is " + std::string(name(piece->type)) +
+                                       " in the state that is loaded, but " + std::string(name(to.type)) + " here");
+            std::size_t const n = std::min(end, piece->begin + piece->elements) - at;
+            std::size_t const elem_bytes = size_bytes(to.type);
+            copies.push_back({const_cast<std::byte*>(to.data) + (at - to.begin) * elem_bytes,
+                              piece->data + (at - piece->begin) * elem_bytes, n * elem_bytes});
+            at += n;
+        }
+        if (at != end)
+            throw invalid_argument("adamant: of " + what + " element " + std::to_string(at) +
+                                   " is not in the state that is loaded, but elements " + std::to_string(to.begin) +
+                                   " to " + std::to_string(end) + " are needed; is a rank's file missing?");
+    }
+    return copies;
+}
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

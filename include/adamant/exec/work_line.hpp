@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Work that arrives while a team is at it: a line of pieces that grows, of which whoever is free takes the next.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include <adamant/exec/team.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// The team has a request of ours only while there is work in the line; between, it is others' or asleep.
+class work_line {
+public:
+    // work(member, begin, end) does pieces [begin, end); it must not throw. at_end is called when all that was added is
+    // done, in one of the team's threads, and says whether it has added more; it must not throw either.
+    using work_function = std::function<void(unsigned, std::size_t, std::size_t)>;
+    using end_function = std::function<bool()>;
+    work_line(std::shared_ptr<adamant::team> team, work_function work, end_function at_end)
+        : team_(std::move(team)), work_(std::move(work)), at_end_(std::move(at_end))
+    {
+    }
+    work_line(work_line const&) = delete;
+    work_line& operator=(work_line const&) = delete;
+    ~work_line() { wait(); }
+
+    // Begins again at piece 0. Only while idle.
+    void restart(std::size_t most_at_once) noexcept
+    {
+        most_at_once_ = std::max<std::size_t>(most_at_once, 1);
+        taken_.store(0, std::memory_order_relaxed);
+        done_.store(0, std::memory_order_relaxed);
+        added_.store(0, std::memory_order_relaxed);
+    }
+
+    // describe() writes down what the next pieces are and returns how many, under the line's lock. From any thread but
+    // the team's own. Throws what team::submit() throws, with nothing added, and what describe() throws.
+    template <class Describe>
+    void add(Describe const& describe)
+    {
+        bool start = false;
+        std::size_t pieces = 0;
+        {
+            std::lock_guard const lock(mutex_);
+            pieces = describe();
+            if (pieces == 0)
+                return;
+            added_.fetch_add(pieces, std::memory_order_release);
+            start = std::exchange(idle_, false);
+        }
+        if (!start)
+            return;
+        // A shift may still be returning when the next begins, so there are two, in turns. Only one thread at a time
+        // finds the line idle; the lock is for the turn after.
+        std::lock_guard const lock(start_mutex_);
+        shift& next = shifts_[turn_ ^= 1];
+        next.end(); // waits for the one before the last, if need be
+        try {
+            next.begin(*team_, task{this, &next});
+        } catch (...) {
+            std::lock_guard const relock(mutex_);
+            added_.fetch_sub(pieces, std::memory_order_relaxed);
+            idle_ = true;
+            throw;
+        }
+    }
+    // The same in at_end.
+    void add_at_end(std::size_t pieces) noexcept { added_.fetch_add(pieces, std::memory_order_release); }
+
+    [[nodiscard]] std::size_t added() const noexcept { return added_.load(std::memory_order_relaxed); }
+    [[nodiscard]] std::size_t done() const noexcept { return done_.load(std::memory_order_acquire); }
+    [[nodiscard]] bool idle() const
+    {
+        std::lock_guard const lock(mutex_);
+        return idle_;
+    }
+
+    // Until all that was added is done.
+    void wait() { wait_until(std::chrono::steady_clock::time_point::max()); }
+    // False where it is not by then.
+    bool wait_until(std::chrono::steady_clock::time_point deadline)
+    {
+        // What is nearly done is done sooner than a sleeper wakes.
+        auto const spin_until = std::min(deadline, std::chrono::steady_clock::now() + std::chrono::microseconds(50));
+        do {
+            if (idle())
+                return true;
+            for (int i = 0; i < 64; ++i)
+                relax();
+            sched_yield();
+        } while (std::chrono::steady_clock::now() < spin_until);
+        std::unique_lock lock(mutex_);
+        if (deadline == std::chrono::steady_clock::time_point::max()) {
+            changed_.wait(lock, [this] { return idle_; });
+            return true;
+        }
+        return changed_.wait_until(lock, deadline, [this] { return idle_; });
+    }
+
+private:
+    struct shift;
+    struct task {
+        work_line* line;
+        shift* in;
+        void operator()(unsigned member) const { line->work_in(*in, member); }
+    };
+    struct shift {
+        std::atomic<bool> closed{false};
+
+        ~shift() { end(); }
+        void begin(adamant::team& team, task const& of)
+        {
+            closed.store(false, std::memory_order_relaxed);
+            request_ = new (memory_) submission<task>(team.submit(task(of))); // it cannot be moved
+        }
+        void end() noexcept
+        {
+            if (request_ != nullptr)
+                std::exchange(request_, nullptr)->~submission();
+        }
+
+    private:
+        alignas(submission<task>) std::byte memory_[sizeof(submission<task>)];
+        submission<task>* request_ = nullptr;
+    };
+
+    void work_in(shift& in, unsigned member)
+    {
+        for (;;) {
+            std::size_t taken = taken_.load(std::memory_order_acquire);
+            std::size_t const added = added_.load(std::memory_order_acquire);
+            if (taken < added) {
+                std::size_t const end = std::min(added, taken + most_at_once_);
+                if (taken_.compare_exchange_weak(taken, end, std::memory_order_acq_rel)) {
+                    work_(member, taken, end);
+                    done_.fetch_add(end - taken, std::memory_order_acq_rel);
+                }
+                continue;
+            }
+            if (in.closed.load(std::memory_order_acquire))
+                return;
+            if (done() == added) {
+                std::lock_guard const lock(mutex_);
+                if (in.closed.load(std::memory_order_relaxed))
+                    return;
+                if (done() != added_.load(std::memory_order_relaxed) || at_end_())
+                    continue;
+                idle_ = true;
+                in.closed.store(true, std::memory_order_release);
+                changed_.notify_all();
+                return;
+            }
+            // Others are at their last pieces, and more may come.
+            for (int i = 0; i < 32; ++i)
+                relax();
+            if (team_->size() > 1)
+                sched_yield();
+        }
+    }
+
+    std::shared_ptr<adamant::team> team_;
+    work_function work_;
+    end_function at_end_;
+    std::size_t most_at_once_ = 1;
+    alignas(64) std::atomic<std::size_t> taken_{0};
+    alignas(64) std::atomic<std::size_t> done_{0};
+    alignas(64) std::atomic<std::size_t> added_{0};
+    mutable std::mutex mutex_; // guards what is added, idle_ and the end
+    std::condition_variable changed_;
+    bool idle_ = true;
+    std::mutex start_mutex_;
+    unsigned turn_ = 0;
+    shift shifts_[2];
+};
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// The passes of a step over the shards of an optimizer: what each does to a block, and the order of the blocks.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <adamant/exec/executor.hpp>
+#include <adamant/exec/work_line.hpp>
+#include <adamant/step/grad_norm.hpp>
+#include <adamant/step/journal.hpp>
+#include <adamant/step/offload_shard.hpp>
+#include <adamant/step/step.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// What a pass does to each block.
+enum class block_pass : std::uint8_t {
+    measure,   // sum of squares
+    step,      // sum of squares, and the step
+    speculate, // the same with a record; where there is no room for one, the block waits
+    rest,      // the step, of blocks without a record
+    redo,      // back by the record where there is one, and the step
+    undo,      // back by the record
+    compare,   // whether the gradients are those of the last step
+};
+
+// How the shards of one parameter group are stepped.
+struct group_step {
+    coefficients c;
+    gradient_rules rules;
+};
+
+// One shard and what is known of it from step to step.
+struct tracked_shard {
+    offload_shard shard;
+    std::size_t group;
+    std::size_t first_block = 0; // on the line of all blocks
+    unsigned summed = 0;         // micro-steps in its accumulator
+    bool submitted = false;
+    bool left_out = false;
+};
+
+class offload_passes {
+public:
+    offload_passes(executor const& cpu, work_line::end_function at_end)
+        : cpu_(with_team(cpu)),
+          line_(
+              cpu_.team(), [this](unsigned member, std::size_t begin, std::size_t end) { work(member, begin, end); },
+              std::move(at_end))
+    {
+    }
+
+    std::vector<tracked_shard> shards;
+    // Of the first pass, and of what comes after it; one for each group.
+    std::vector<group_step> speculated, settled;
+    bool keep_records = false; // of every pass that steps
+
+    [[nodiscard]] executor const& cpu() const noexcept { return cpu_; }
+    [[nodiscard]] work_line& line() noexcept { return line_; }
+    [[nodiscard]] work_line const& line() const noexcept { return line_; }
+    [[nodiscard]] std::size_t blocks() const noexcept { return squares_.size(); }
+    [[nodiscard]] std::size_t journal_bytes() const noexcept { return journal_.bytes(); }
+    [[nodiscard]] std::size_t unrecorded_blocks() const noexcept { return unrecorded_.load(std::memory_order_relaxed); }
+    [[nodiscard]] bool same_gradients() const noexcept { return !differs_.load(std::memory_order_relaxed); }
+    [[nodiscard]] std::size_t longest_record() const noexcept
+    {
+        std::size_t longest = 0;
+        for (tracked_shard const& s : shards)
+            if (s.shard.size() != 0)
+                longest = std::max(longest, s.shard.record_bytes_at_most(s.shard.length(0)));
+        return longest;
+    }
+
+    // After shards were added. Allocates.
+    void lay_out()
+    {
+        std::size_t blocks = 0;
+        elements_ = 0;
+        for (tracked_shard& s : shards) {
+            s.first_block = blocks;
+            blocks += s.shard.blocks();
+            elements_ += s.shard.size();
+        }
+        squares_.assign(blocks, {});
+        records_.assign(blocks, nullptr);
+        entries_.resize(most_passes * shards.size());
+        std::size_t const threads = cpu_.threads();
+        at_once_ = std::clamp<std::size_t>(blocks / (16 * threads), 1, 16);
+    }
+    void make_journal(std::size_t budget_bytes) { journal_.allocate(cpu_, budget_bytes, longest_record()); }
+
+    // Before the first pass of a step. Only while the line is idle.
+    void begin() noexcept
+    {
+        line_.restart(at_once_);
+        entry_count_.store(0, std::memory_order_relaxed);
+        hopeless_.store(false, std::memory_order_relaxed);
+        differs_.store(false, std::memory_order_relaxed);
+    }
+    void forget_records() noexcept
+    {
+        journal_.clear();
+        std::fill(records_.begin(), records_.end(), nullptr);
+        unrecorded_.store(0, std::memory_order_relaxed);
+    }
+
+    // Under the line's lock, or before anything else is added: one more shard for the team to work on.
+    [[nodiscard]] std::size_t describe(std::size_t shard, block_pass pass) noexcept
+    {
+        std::size_t const count = entry_count_.load(std::memory_order_relaxed);
+        std::size_t const begin = count == 0 ? 0 : entries_[count - 1].end;
+        std::size_t const blocks = shards[shard].shard.blocks();
+        if (blocks == 0)
+            return 0;
+        entries_[count] = {shard, pass, begin, begin + blocks};
+        entry_count_.store(count + 1, std::memory_order_release);
+        return blocks;
+    }
+    // All shards that take part.
+    [[nodiscard]] std::size_t describe_all(block_pass pass) noexcept
+    {
+        std::size_t blocks = 0;
+        for (std::size_t i = 0; i < shards.size(); ++i)
+            if (!shards[i].left_out)
+                blocks += describe(i, pass);
+        return blocks;
+    }
+
+    // Of all blocks of the shards that took part, added in order.
+    [[nodiscard]] grad_squares total() const noexcept
+    {
+        float_mode_scope const mode(subnormals::kept);
+        grad_squares sum;
+        for (tracked_shard const& s : shards)
+            if (!s.left_out)
+                add_blocks(squares_.data() + s.first_block, s.shard.blocks(), sum);
+        return sum;
+    }
+    // The first block of a shard that has a gradient that is not finite; its number of blocks, if none has.
+    [[nodiscard]] std::size_t first_nonfinite_block(tracked_shard const& s) const noexcept
+    {
+        std::size_t b = 0;
+        while (b < s.shard.blocks() && squares_[s.first_block + b].nonfinite == 0)
+            ++b;
+        return b;
+    }
+    // How many elements of a shard were stepped with a record.
+    [[nodiscard]] std::size_t recorded_elements(tracked_shard const& s) const noexcept
+    {
+        std::size_t elements = 0;
+        for (std::size_t b = 0; b < s.shard.blocks(); ++b)
+            if (records_[s.first_block + b] != nullptr)
+                elements += s.shard.length(b);
+        return elements;
+    }
+
+private:
+    // Passes that one step can have over a shard: the first, back, and again; and two for a rollback().
+    static constexpr std::size_t most_passes = 4;
+    struct entry {
+        std::size_t shard;
+        block_pass pass;
+        std::size_t begin; // on the line
+        std::size_t end;
+    };
+
+    static executor with_team(executor const& cpu)
+    {
+        if (cpu.team() != nullptr)
+            return cpu;
+        return executor(std::make_shared<team>(team_options{.threads = 1, .bind = binding::none}), cpu.tier());
+    }
+
+    void work(unsigned member, std::size_t begin, std::size_t end) noexcept
+    {
+        scratch_block scratch;
+        entry const* const last = entries_.data() + entry_count_.load(std::memory_order_acquire);
+        entry const* at = std::upper_bound(static_cast<entry const*>(entries_.data()), last, begin,
+                                           [](std::size_t piece, entry const& e) { return piece < e.end; });
+        for (; begin < end; ++at) {
+            std::size_t const stop = std::min(end, at->end);
+            run(member, shards[at->shard], at->pass, begin - at->begin, stop - at->begin, scratch);
+            begin = stop;
+        }
+    }
+
+    void run(unsigned member, tracked_shard const& s, block_pass pass, std::size_t begin, std::size_t end,
+             scratch_block& scratch) noexcept
+    {
+        bool const first = pass <= block_pass::speculate || pass == block_pass::compare;
+        group_step const& old = speculated[s.group];
+        group_step const& now = pass == block_pass::speculate ? old : settled[s.group];
+        bool const stream = elements_ >= stream_weight_out_from_elems;
+        bool const summed = s.summed != 0;
+        for (std::size_t b = begin; b < end; ++b) {
+            grad_squares& squares = squares_[s.first_block + b];
+            std::byte*& record = records_[s.first_block + b];
+            if ((pass == block_pass::rest && record != nullptr) || (pass == block_pass::undo && record == nullptr))
+                continue;
+            if (pass == block_pass::rest && !keep_records && !summed && !now.rules.zero_nonfinite &&
+                !now.rules.limited) { // as many blocks as go together
+                std::size_t stop = b + 1;
+                while (stop < end && records_[s.first_block + stop] == nullptr)
+                    ++stop;
+                s.shard.step(b, stop, now.c, stream);
+                b = stop - 1;
+                continue;
+            }
+            if ((pass == block_pass::undo || pass == block_pass::redo) && record != nullptr) {
+                s.shard.undo(b, s.shard.gradient(b, summed, old.rules, false, scratch), old.c, record);
+                record = nullptr;
+                if (pass == block_pass::undo) {
+                    std::size_t const from = b * norm_block_elems;
+                    s.shard.round_weights(from, from + s.shard.length(b));
+                    continue;
+                }
+            }
+            bool const only_measured = pass == block_pass::measure || pass == block_pass::compare;
+            offload_shard::ready_gradient const g =
+                s.shard.gradient(b, summed, only_measured ? gradient_rules{} : now.rules, first, scratch);
+            if (pass == block_pass::compare) {
+                if (g.squares.sum != squares.sum || g.squares.nonfinite != squares.nonfinite)
+                    differs_.store(true, std::memory_order_relaxed);
+                continue;
+            }
+            if (first)
+                squares = g.squares;
+            if (pass == block_pass::measure)
+                continue;
+            if (pass == block_pass::speculate) {
+                // What is to be skipped need not be stepped first.
+                if (now_skips && g.squares.nonfinite != 0)
+                    hopeless_.store(true, std::memory_order_relaxed);
+                if (hopeless_.load(std::memory_order_relaxed))
+                    continue;
+            }
+            if (pass == block_pass::speculate || keep_records) {
+                if (std::byte* const room = journal_.room(member, s.shard.record_bytes_at_most(s.shard.length(b)))) {
+                    journal_.wrote(member, s.shard.step_recorded(b, g, now.c, stream, room));
+                    record = room;
+                    continue;
+                }
+                unrecorded_.fetch_add(1, std::memory_order_relaxed);
+                if (pass == block_pass::speculate)
+                    continue;
+            }
+            s.shard.step(b, g, now.c, stream);
+        }
+    }
+
+public:
+    bool now_skips = false; // whether a gradient that is not finite makes this step one that is skipped
+
+private:
+    executor cpu_;
+    journal journal_;
+    std::vector<grad_squares> squares_; // of each block
+    std::vector<std::byte*> records_;   // of each block that was stepped with one
+    std::vector<entry> entries_;
+    std::atomic<std::size_t> entry_count_{0};
+    std::atomic<std::size_t> unrecorded_{0};
+    std::atomic<bool> hopeless_{false};
+    std::atomic<bool> differs_{false};
+    std::size_t elements_ = 0;
+    std::size_t at_once_ = 1;
+    work_line line_; // last: it ends before what it works on
+};
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an optimizer is told for a step, and what it says about it.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include <adamant/core/error.hpp>
+#include <adamant/isa/isa.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+// What becomes of a step whose gradients hold infinities or NaNs. They are counted and reported in any case.
+enum class nonfinite_policy : std::uint8_t {
+    skip,  // nothing changes, as is usual with dynamic loss scaling
+    zero,  // those elements count as zeros
+    apply, // they go into the step as they are
+};
+
+// The values of one step; what is not said is the optimizer's.
+struct step_values {
+    std::optional<double> loss_scale = {};   // what the loss was multiplied with; else the scaler's, or 1
+    std::optional<double> max_norm = {};     // of all gradients together, once unscaled; 0: any
+    std::optional<double> max_abs_grad = {}; // of every element, once unscaled; 0: any. Not together with max_norm
+    std::span<double const> lr = {};         // one for each group; empty: the groups' own
+};
+
+// The factor that brings gradients of this norm down to max_norm, as torch.nn.utils.clip_grad_norm_ has it (with its
+// 1e-6), but in double: min(1, max_norm / (norm + 1e-6)). max_norm 0: 1. Pure.
+[[nodiscard]] inline double clip_coefficient(double norm, double max_norm) noexcept
+{
+    double const factor = max_norm / (norm + 1e-6);
+    return max_norm == 0 || !(factor < 1) ? 1.0 : factor;
+}
+
+enum class step_outcome : std::uint8_t { applied, skipped };
+
+// Time and memory traffic of a part of a step. Bytes are counted, not measured: what has to be read and written.
+struct step_phase {
+    double seconds = 0;
+    std::size_t bytes_moved = 0;
+    [[nodiscard]] double gb_per_s() const noexcept
+    {
+        return seconds > 0 ? static_cast<double>(bytes_moved) / seconds * 1e-9 : 0;
+    }
+};
+
+struct optimizer_report {
+    std::uint64_t step = 0; // the number of this step, whether it was applied or skipped
+    step_outcome outcome = step_outcome::applied;
+    bool speculated = false;  // it began before its norm was known
+    bool rolled_back = false; // and that was taken back, because clipping or a skip was called for
+    double loss_scale = 1;
+    double global_norm = 0; // of the finite gradients, unscaled, over all ranks
+    double clip_coefficient = 1;
+    std::uint64_t nonfinite_grads = 0; // over all ranks
+    // The first of them in this process, by the order of shards.
+    struct place {
+        std::size_t shard;
+        std::size_t index;
+    };
+    std::optional<place> first_nonfinite = {};
+    std::size_t elements = 0;      // stepped
+    std::size_t shards_waited = 0; // for the norm, as the journal's budget was full
+    std::size_t journal_bytes = 0; // of records written
+    double seconds = 0;            // from its beginning to its end; what gradients took to arrive is in it
+    step_phase gradients;          // from the first gradient: norm, and what was stepped at once
+    step_phase update;             // once the norm was known: the step, the rest of it, or the way back
+    [[nodiscard]] std::size_t bytes_moved() const noexcept { return gradients.bytes_moved + update.bytes_moved; }
+    isa tier = isa::scalar;
+    unsigned threads = 0;
+    std::string_view pus; // that the threads are bound to, as a list; the optimizer's memory
+};
+
+ADAMANT_END_NAMESPACE
