@@ -12,6 +12,7 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/kernel/dispatch.hpp>
+#include <adamant/shard/overlaps.hpp>
 #include <adamant/shard/shard.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -114,40 +115,16 @@ private:
 
     void check() const
     {
-        struct extent {
-            std::uintptr_t begin;
-            std::uintptr_t end;
-            std::size_t shard;
-            bool written;
-        };
-        std::vector<extent> extents;
+        std::vector<detail::array_extent> extents;
         extents.reserve(shards_.size() * 5);
         for (std::size_t i = 0; i < shards_.size(); ++i) {
             any_shard const& s = shards_[i].shard;
             std::byte const* const begins[] = {s.pointers_.param, s.pointers_.grad, s.pointers_.exp_avg,
                                                s.pointers_.exp_avg_sq, s.pointers_.weight_out};
             for (std::size_t a = 0; a < 5; ++a)
-                if (std::size_t const bytes = s.size_ * s.elem_bytes_[a]; bytes != 0) {
-                    auto const begin = reinterpret_cast<std::uintptr_t>(begins[a]);
-                    extents.push_back({begin, begin + bytes, i, a != 1});
-                }
+                detail::append_extent(extents, begins[a], s.size_ * s.elem_bytes_[a], i, a != 1);
         }
-        std::sort(extents.begin(), extents.end(), [](extent const& a, extent const& b) { return a.begin < b.begin; });
-        // Of those before, the one that reaches furthest, and the furthest that is written: gradients may share memory.
-        extent const* furthest = nullptr;
-        extent const* furthest_written = nullptr;
-        for (extent const& e : extents) {
-            extent const* const other = e.written ? furthest : furthest_written;
-            if (other != nullptr && e.begin < other->end)
-                throw invalid_argument(
-                    "adamant: shards " + std::to_string(std::min(e.shard, other->shard)) + " and " +
-                    std::to_string(std::max(e.shard, other->shard)) +
-                    " of the list overlap in memory that a step writes; each needs arrays of its own");
-            if (furthest == nullptr || e.end > furthest->end)
-                furthest = &e;
-            if (e.written && (furthest_written == nullptr || e.end > furthest_written->end))
-                furthest_written = &e;
-        }
+        detail::refuse_overlaps(std::move(extents));
     }
 
     std::vector<grouped_shard> shards_;

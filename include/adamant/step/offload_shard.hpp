@@ -16,16 +16,15 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // Everything that is done to a shard, a block of norm_block_elems at a time. The gradient of a block is used where it
-// lies, or made in a scratch block of floats first.
+// lies, or made in a scratch block of floats first. Records are made from there only: half as many kernels to compile,
+// for some two hundredths of a step.
 struct offload_kernels {
     kernel::step_function step;
     kernel::step_function step_scratch; // the same with a gradient of floats
     kernel::block_squares_function squares;
     kernel::block_squares_function squares_scratch;
-    kernel::recorded_step_function recorded; // null: records are copies
-    kernel::recorded_step_function recorded_scratch;
+    kernel::recorded_step_function recorded; // with a gradient of floats. null: records are copies
     kernel::undo_function undo;
-    kernel::undo_function undo_scratch;
     kernel::add_gradients_function to_scratch;     // grad (+ accumulator) -> float
     kernel::add_gradients_function begin_sum;      // grad -> accumulator; null: there is none
     kernel::add_gradients_function add_to_sum;     // grad + accumulator -> accumulator
@@ -34,20 +33,17 @@ struct offload_kernels {
     kernel::round_weights_function round_weights; // null: there is no weight_out
 };
 
-// Accumulator is void, float or bfloat16.
-template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Accumulator>
-[[nodiscard]] offload_kernels offload_kernels_for(isa tier) noexcept
+// But for the two steps, which a program may have in a table. Accumulator is void, float or bfloat16; has_float_state:
+// param and both moments are floats.
+template <class Grad, class WeightOut, class Accumulator>
+[[nodiscard]] offload_kernels offload_kernels_beside_step(isa tier, bool has_float_state) noexcept
 {
     offload_kernels k{};
-    k.step = kernel::step_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(tier);
-    k.step_scratch = kernel::step_for<Param, float, ExpAvg, ExpAvgSq, WeightOut>(tier);
     k.squares = kernel::block_squares_for<Grad>(tier);
     k.squares_scratch = kernel::block_squares_for<float>(tier);
-    if constexpr (std::is_same_v<Param, float> && std::is_same_v<ExpAvg, float> && std::is_same_v<ExpAvgSq, float>) {
-        k.recorded = kernel::recorded_step_for<Grad, WeightOut>(tier);
-        k.recorded_scratch = kernel::recorded_step_for<float, WeightOut>(tier);
-        k.undo = kernel::undo_for<Grad>(tier);
-        k.undo_scratch = kernel::undo_for<float>(tier);
+    if (has_float_state) {
+        k.recorded = kernel::recorded_step_for<float, WeightOut>(tier);
+        k.undo = kernel::undo_for<float>(tier);
     }
     k.to_scratch = kernel::add_gradients_for<Grad, void, float>(tier);
     if constexpr (!std::is_void_v<Accumulator>) {
@@ -58,6 +54,15 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
     k.tame = kernel::tame_gradient_for(tier);
     if constexpr (!std::is_void_v<WeightOut>)
         k.round_weights = kernel::round_weights_for<WeightOut>(tier);
+    return k;
+}
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Accumulator>
+[[nodiscard]] offload_kernels offload_kernels_for(isa tier) noexcept
+{
+    offload_kernels k = offload_kernels_beside_step<Grad, WeightOut, Accumulator>(
+        tier, std::is_same_v<Param, float> && std::is_same_v<ExpAvg, float> && std::is_same_v<ExpAvgSq, float>);
+    k.step = kernel::step_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(tier);
+    k.step_scratch = kernel::step_for<Param, float, ExpAvg, ExpAvgSq, WeightOut>(tier);
     return k;
 }
 
@@ -76,9 +81,9 @@ struct alignas(64) scratch_block {
 class offload_shard {
 public:
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Accumulator>
-    offload_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of, Accumulator* sum, isa tier)
-        : kernels_(offload_kernels_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, Accumulator>(tier)),
-          pointers_(of.pointers()), sum_(reinterpret_cast<std::byte*>(sum)),
+    offload_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of, Accumulator* sum,
+                  offload_kernels const& kernels)
+        : kernels_(kernels), pointers_(of.pointers()), sum_(reinterpret_cast<std::byte*>(sum)),
           size_(of.size()), types_{dtype_of<Param>,    dtype_of<Grad>,      dtype_of<ExpAvg>,
                                    dtype_of<ExpAvgSq>, dtype_of<WeightOut>, dtype_of<Accumulator>}
     {
@@ -139,10 +144,7 @@ public:
             g.squares = (g.in_scratch ? kernels_.squares_scratch : kernels_.squares)(g.at, n);
         bool const zero = rules.zero_nonfinite && g.squares.nonfinite != 0;
         if (zero || rules.limited) {
-            if (!g.in_scratch)
-                kernels_.to_scratch(g.at, nullptr, n, scratch.grad);
-            g.at = scratch.grad;
-            g.in_scratch = true;
+            into_scratch(block, g, scratch);
             kernels_.tame(scratch.grad, n, zero, rules.limited ? rules.scale : 1.0f,
                           rules.limited ? rules.bound : std::bit_cast<float>(float_infinity_bits));
         }
@@ -159,13 +161,14 @@ public:
         kernels_.step(pointers_, begin * norm_block_elems, std::min(size_, end * norm_block_elems), c, stream);
     }
     // With a record for undo(); returns its end.
-    [[nodiscard]] std::byte* step_recorded(std::size_t block, ready_gradient const& g, coefficients const& c,
-                                           bool stream, std::byte* record) const noexcept
+    [[nodiscard]] std::byte* step_recorded(std::size_t block, ready_gradient g, coefficients const& c, bool stream,
+                                           std::byte* record, scratch_block& scratch) const noexcept
     {
         std::size_t const n = length(block);
-        if (kernels_.recorded != nullptr)
-            return (g.in_scratch ? kernels_.recorded_scratch : kernels_.recorded)(at(block, g.at), n, c, stream,
-                                                                                  record);
+        if (kernels_.recorded != nullptr) {
+            into_scratch(block, g, scratch);
+            return kernels_.recorded(at(block, g.at), n, c, stream, record);
+        }
         for (array const which : {param, exp_avg, exp_avg_sq}) {
             std::memcpy(record, data(which) + block * norm_block_elems * elem_bytes(which), n * elem_bytes(which));
             record += n * elem_bytes(which);
@@ -173,11 +176,13 @@ public:
         step(block, g, c, stream);
         return record;
     }
-    void undo(std::size_t block, ready_gradient const& g, coefficients const& c, std::byte const* record) const noexcept
+    void undo(std::size_t block, ready_gradient g, coefficients const& c, std::byte const* record,
+              scratch_block& scratch) const noexcept
     {
         std::size_t const n = length(block);
         if (kernels_.recorded != nullptr) {
-            (g.in_scratch ? kernels_.undo_scratch : kernels_.undo)(at(block, g.at), n, c, record);
+            into_scratch(block, g, scratch);
+            kernels_.undo(at(block, g.at), n, c, record);
             return;
         }
         for (array const which : {param, exp_avg, exp_avg_sq}) {
@@ -216,6 +221,13 @@ public:
     }
 
 private:
+    void into_scratch(std::size_t block, ready_gradient& g, scratch_block& scratch) const noexcept
+    {
+        if (!g.in_scratch)
+            kernels_.to_scratch(g.at, nullptr, length(block), scratch.grad);
+        g.at = scratch.grad;
+        g.in_scratch = true;
+    }
     // The arrays from a block on.
     [[nodiscard]] kernel::step_pointers at(std::size_t block, std::byte const* gradient) const noexcept
     {

@@ -214,7 +214,7 @@ private:
                 continue;
             }
             if ((pass == block_pass::undo || pass == block_pass::redo) && record != nullptr) {
-                s.shard.undo(b, s.shard.gradient(b, summed, old.rules, false, scratch), old.c, record);
+                s.shard.undo(b, s.shard.gradient(b, summed, old.rules, false, scratch), old.c, record, scratch);
                 record = nullptr;
                 if (pass == block_pass::undo) {
                     std::size_t const from = b * norm_block_elems;
@@ -243,7 +243,7 @@ private:
             }
             if (pass == block_pass::speculate || keep_records) {
                 if (std::byte* const room = journal_.room(member, s.shard.record_bytes_at_most(s.shard.length(b)))) {
-                    journal_.wrote(member, s.shard.step_recorded(b, g, now.c, stream, room));
+                    journal_.wrote(member, s.shard.step_recorded(b, g, now.c, stream, room, scratch));
                     record = room;
                     continue;
                 }
