@@ -23,6 +23,7 @@
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/core/error.hpp>
 #include <adamant/exec/executor.hpp>
+#include <adamant/shard/overlaps.hpp>
 #include <adamant/step/loss_scaler.hpp>
 #include <adamant/step/offload_step.hpp>
 #include <adamant/step/optimizer_report.hpp>
@@ -129,30 +130,42 @@ public:
     // float or bfloat16, or null. Throws invalid_argument for a place outside the parameter, and for arrays that
     // overlap others' (here or in prepare()).
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Accumulator = float>
-        requires std::is_same_v<Accumulator, float> || std::is_same_v<Accumulator, bfloat16> std::size_t
-        add_shard(std::size_t group, std::string const& name,
-                  shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& added, shard_place place = {},
-                  Accumulator* accumulator = nullptr)
-        {
-            require_idle("add_shard()");
-            require_group(group);
-            if (name.empty())
-                throw invalid_argument("adamant: a shard has no name; checkpoints go by the parameter's name");
-            isa const tier = passes_.cpu().tier();
-            std::size_t const number = places_.size();
-            views_.reserve(number + 1); // so that what follows either fails before anything is added, or does not fail
-            passes_.shards.reserve(number + 1);
-            places_.reserve(number + 1);
-            std::size_t const param = place_in_param(name, group, added.size(), place);
-            detail::offload_shard const held = accumulator != nullptr
-                                                   ? detail::offload_shard(added, accumulator, tier)
-                                                   : detail::offload_shard(added, static_cast<void*>(nullptr), tier);
-            views_.push_back({added, group});
-            passes_.shards.push_back({held, group});
-            places_.push_back({param, place.begin});
-            laid_out_ = false;
-            return number;
-        }
+        requires(std::is_same_v<Accumulator, float> || std::is_same_v<Accumulator, bfloat16>)
+    std::size_t add_shard(std::size_t group, std::string const& name,
+                          shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& added, shard_place place = {},
+                          Accumulator* accumulator = nullptr)
+    {
+        isa const tier = passes_.cpu().tier();
+        if (accumulator == nullptr)
+            return add_shard(group, name,
+                             detail::offload_shard(
+                                 added, static_cast<void*>(nullptr),
+                                 detail::offload_kernels_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, void>(tier)),
+                             std::move(place));
+        return add_shard(
+            group, name,
+            detail::offload_shard(
+                added, accumulator,
+                detail::offload_kernels_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, Accumulator>(tier)),
+            std::move(place));
+    }
+    // The same for kernels that were chosen elsewhere, for this optimizer's instruction set.
+    std::size_t add_shard(std::size_t group, std::string const& name, detail::offload_shard const& added,
+                          shard_place place = {})
+    {
+        require_idle("add_shard()");
+        require_group(group);
+        if (name.empty())
+            throw invalid_argument("adamant: a shard has no name; checkpoints go by the parameter's name");
+        std::size_t const number = places_.size();
+        passes_.shards.reserve(number + 1); // so that what follows either fails before anything is added, or does not
+        places_.reserve(number + 1);
+        std::size_t const param = place_in_param(name, group, added.size(), place);
+        passes_.shards.push_back({added, group});
+        places_.push_back({param, place.begin});
+        laid_out_ = false;
+        return number;
+    }
     [[nodiscard]] std::size_t shards() const noexcept { return places_.size(); }
     [[nodiscard]] std::string const& name(std::size_t shard) const { return params_[places_.at(shard).param].name; }
 
@@ -171,7 +184,7 @@ public:
     {
         require_idle("prepare()");
         if (!laid_out_) {
-            shard_list const no_overlaps(views_);
+            refuse_overlaps();
             passes_.lay_out();
             has_journal_ = false;
             can_go_back_ = false;
@@ -490,6 +503,18 @@ private:
         return at->second;
     }
 
+    void refuse_overlaps() const
+    {
+        using arrays = detail::offload_shard;
+        std::vector<detail::array_extent> extents;
+        for (std::size_t i = 0; i < passes_.shards.size(); ++i) {
+            arrays const& s = passes_.shards[i].shard;
+            for (auto const which : {arrays::param, arrays::grad, arrays::exp_avg, arrays::exp_avg_sq, arrays::weight_out,
+                                     arrays::accumulator})
+                detail::append_extent(extents, s.data(which), s.size() * s.elem_bytes(which), i, which != arrays::grad);
+        }
+        detail::refuse_overlaps(std::move(extents));
+    }
     // The most that records of one step can take.
     [[nodiscard]] std::size_t longest_journal() const noexcept
     {
@@ -798,7 +823,6 @@ private:
     std::vector<state_param> params_;
     std::map<std::string, std::size_t> param_by_name_;
     std::vector<placed> places_;
-    std::vector<grouped_shard> views_; // to find overlaps in
     detail::offload_passes passes_;
     std::string pus_;
     bool laid_out_ = false;
