@@ -222,7 +222,7 @@ public:
         passes_.line().add([&] { return passes_.describe(shard, first_pass_); });
         passes_.shards[shard].submitted = true;
     }
-    // This shard has no gradient in this step and stays as it is.
+    // This shard has no gradient in this step and stays as it is; what was accumulated for it is forgotten.
     void leave_out(std::size_t shard)
     {
         std::lock_guard const lock(submit_mutex_);
