@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The optimizer against the oracle applied the slow way, bit for bit: any groups, shards, order, threads, budget, policy.
+// The optimizer against the oracle applied the slow way, bit for bit: any groups, shards, order, threads, budget,
+// policy.
 #include <array>
 #include <cmath>
 #include <memory>
@@ -51,7 +52,7 @@ struct tensor {
         for (std::size_t i = 0; i < size(); ++i) {
             float const g = mine[grad].get(i);
             float const sum = micro_steps == 0 ? flush(g) : oracle::added(g, summed[i]);
-            summed[i] = last                                            ? sum
+            summed[i] = last                                    ? sum
                         : types[accumulator] == dtype::bfloat16 ? widen(oracle::stored<bfloat16>(sum))
                                                                 : oracle::stored<float>(sum);
         }
@@ -98,8 +99,8 @@ std::size_t add(optimizer& to, tensor& t, std::string const& name, shard_place c
     std::size_t const n = t.size();
     if (t.types[param] == dtype::bfloat16)
         return to.add_shard(t.group, name,
-                            shard(at<bfloat16>(t.mine[param]), at<bfloat16>(t.mine[grad]), at<bfloat16>(t.mine[exp_avg]),
-                                  at<bfloat16>(t.mine[exp_avg_sq]), n),
+                            shard(at<bfloat16>(t.mine[param]), at<bfloat16>(t.mine[grad]),
+                                  at<bfloat16>(t.mine[exp_avg]), at<bfloat16>(t.mine[exp_avg_sq]), n),
                             place, at<bfloat16>(t.mine[accumulator]));
     if (t.types[grad] == dtype::bfloat16)
         return to.add_shard(t.group, name,
@@ -254,7 +255,8 @@ void run_random(std::uint64_t seed)
             mine.set_hyperparameters(g, groups[g].hyper);
         }
         for (std::size_t k = 0; k < count; ++k)
-            for (std::size_t micro = random.below(3); micro > 0 && tensors[k].types[accumulator] != dtype::none; --micro) {
+            for (std::size_t micro = random.below(3); micro > 0 && tensors[k].types[accumulator] != dtype::none;
+                 --micro) {
                 tensors[k].draw_gradient(random, -14, -6);
                 tensors[k].add_up(false);
                 mine.accumulate(k);
@@ -363,4 +365,456 @@ TEST_CASE("Any run of the optimizer, many of them", "[slow]")
 {
     for (std::uint64_t seed = 100; seed < 400; ++seed)
         run_random(seed);
+}
+
+namespace {
+
+// One parameter, with gradients that are easy to reckon with.
+struct simple {
+    std::size_t n;
+    std::vector<float> param, exp_avg, exp_avg_sq;
+    std::vector<bfloat16> grad, weight_out;
+
+    explicit simple(std::size_t size, float g = 0.5f)
+        : n(size), param(n, 1.0f), exp_avg(n), exp_avg_sq(n), grad(n, narrow<bfloat16>(g)), weight_out(n)
+    {
+    }
+    void spread() // so that no two elements are alike
+    {
+        for (std::size_t i = 0; i < n; ++i) {
+            param[i] = 0.5f + 0.001f * static_cast<float>(i % 777);
+            grad[i] = narrow<bfloat16>(0.01f * static_cast<float>(i % 91) - 0.4f);
+        }
+    }
+    [[nodiscard]] auto view() { return shard(param, grad, exp_avg, exp_avg_sq, weight_out); }
+    [[nodiscard]] bool operator==(simple const& other) const
+    {
+        return std::memcmp(param.data(), other.param.data(), n * sizeof(float)) == 0 &&
+               std::memcmp(exp_avg.data(), other.exp_avg.data(), n * sizeof(float)) == 0 &&
+               std::memcmp(exp_avg_sq.data(), other.exp_avg_sq.data(), n * sizeof(float)) == 0;
+    }
+};
+
+template <class Call>
+std::string message_of(Call const& call)
+{
+    try {
+        call();
+    } catch (error const& e) {
+        return e.what();
+    }
+    return "no error";
+}
+
+hyperparameters const adamw{.lr = 0.01, .weight_decay = 0.1, .mode = decay_mode::decoupled};
+
+} // namespace
+
+TEST_CASE("clip_kills_overlap: with clipping, shards are stepped as they arrive, with the bits of clipping first")
+{
+    for (double const max_norm : {1e9, 1.0}) {
+        simple early(50000), late(50000);
+        early.spread();
+        late.spread();
+        optimizer a(executor_of(1), {.max_norm = max_norm});
+        optimizer b(executor_of(1), {.max_norm = max_norm});
+        a.add_group("all", adamw);
+        b.add_group("all", adamw);
+        a.add_shard(0, "w", early.view());
+        b.add_shard(0, "w", late.view());
+        for (int t = 0; t < 3; ++t) {
+            a.begin_step();
+            a.submit(0);
+            optimizer_report const report = a.finish();
+            CHECK(report.speculated);
+            CHECK(report.journal_bytes != 0);
+            CHECK(report.rolled_back == (max_norm == 1.0));
+            CHECK((report.clip_coefficient < 1.0) == (max_norm == 1.0));
+            optimizer_report const plain = b.step();
+            CHECK(!plain.speculated);
+            CHECK(plain.global_norm == report.global_norm);
+            CHECK(early == late);
+        }
+    }
+}
+
+TEST_CASE("Speculation that fails most of the time stops, and begins again when it would succeed")
+{
+    simple data(20000);
+    optimizer o(executor_of(1));
+    o.add_group("all", adamw);
+    o.add_shard(0, "w", data.view());
+    auto const step = [&](double max_norm) {
+        o.begin_step({.max_norm = max_norm});
+        o.submit(0);
+        return o.finish().speculated;
+    };
+    int speculated = 0;
+    for (int t = 0; t < 10; ++t)
+        speculated += step(1e-3);
+    CHECK(speculated == 5);
+    for (int t = 0; t < 8; ++t)
+        step(1e9);
+    CHECK(step(1e9));
+}
+
+TEST_CASE(
+    "slow_finite_check: a gradient that is not finite is found where it is, and the step is skipped, zeroed or applied")
+{
+    for (nonfinite_policy const policy : {nonfinite_policy::skip, nonfinite_policy::zero, nonfinite_policy::apply})
+        for (bool const early : {false, true}) {
+            simple data(20000), untouched(20000);
+            simple const before = data;
+            optimizer o(executor_of(1),
+                        {.on_nonfinite = policy, .loss_scaling = loss_scaling_options{.initial_scale = 8}});
+            o.add_group("all", adamw);
+            o.add_shard(0, "first", untouched.view());
+            o.add_shard(0, "second", data.view());
+            data.grad[12345] = narrow<bfloat16>(std::numeric_limits<float>::infinity());
+            data.grad[12346] = narrow<bfloat16>(std::nanf(""));
+            optimizer_report report;
+            if (early) {
+                o.begin_step();
+                o.submit(0);
+                o.submit(1);
+                report = o.finish();
+            } else {
+                report = o.step();
+            }
+            CHECK(report.nonfinite_grads == 2);
+            REQUIRE(report.first_nonfinite.has_value());
+            CHECK(report.first_nonfinite->shard == 1);
+            CHECK(report.first_nonfinite->index == 12345);
+            CHECK(o.loss_scale() == 4);
+            if (policy == nonfinite_policy::skip) {
+                CHECK(report.outcome == step_outcome::skipped);
+                CHECK(o.steps() == 0);
+                CHECK(data == before);
+                CHECK(untouched == before);
+            } else {
+                CHECK(report.outcome == step_outcome::applied);
+                CHECK(o.steps() == 1);
+                CHECK(is_nan(data.param[12345]) == (policy == nonfinite_policy::apply));
+                CHECK(data.param[12344] != 1.0f);
+            }
+        }
+}
+
+TEST_CASE("A journal's budget from nothing to plenty changes who waits, never a bit")
+{
+    std::vector<simple> expected;
+    for (std::size_t const budget : {0, 60000, 120000, 300000, 10000000}) {
+        std::vector<simple> shards(6, simple(20000));
+        optimizer o(executor_of(1), {.max_norm = 1e9, .journal_budget_bytes = budget});
+        o.add_group("all", adamw);
+        for (std::size_t k = 0; k < shards.size(); ++k) {
+            shards[k].spread();
+            o.add_shard(0, std::to_string(k), shards[k].view());
+        }
+        std::size_t waited = 0;
+        for (int t = 0; t < 4; ++t) {
+            o.begin_step();
+            for (std::size_t k = 0; k < shards.size(); ++k)
+                o.submit(shards.size() - 1 - k);
+            optimizer_report const report = o.finish();
+            waited += report.shards_waited;
+            CHECK(report.journal_bytes <= budget);
+            CHECK((report.journal_bytes != 0) == (budget != 0));
+            CHECK(!report.rolled_back);
+        }
+        INFO("budget " << budget);
+        CHECK((waited == 24) == (budget < 300000)); // each had a block for which there was no room
+        CHECK((waited == 0) == (budget == 10000000));
+        if (expected.empty())
+            expected = shards;
+        for (std::size_t k = 0; k < shards.size(); ++k)
+            CHECK(shards[k] == expected[k]);
+    }
+}
+
+TEST_CASE("The norm is what all ranks say it is, and a rank's failure loses nothing")
+{
+    simple data(20000), expected(20000);
+    bool fail = true;
+    optimizer_options options{.max_norm = 1, .speculate = speculation::always};
+    options.reduce = [&](grad_squares local) {
+        if (fail)
+            throw std::runtime_error("rank 3 is gone");
+        return grad_squares{local.sum * 4, local.nonfinite};
+    };
+    optimizer o(executor_of(1), options);
+    optimizer same(executor_of(1), {.max_norm = 0.5});
+    o.add_group("all", adamw);
+    same.add_group("all", adamw);
+    o.add_shard(0, "w", data.view());
+    same.add_shard(0, "w", expected.view());
+    simple const before = data;
+
+    o.begin_step();
+    o.submit(0);
+    CHECK_THROWS_WITH(o.finish(), "rank 3 is gone");
+    fail = false;
+    optimizer_report const report = o.finish(); // again
+    CHECK(report.global_norm == 2 * same.step().global_norm);
+    CHECK(report.rolled_back);
+
+    fail = true;
+    simple const after = data;
+    o.begin_step();
+    o.submit(0);
+    CHECK_THROWS_WITH(o.finish(), "rank 3 is gone");
+    o.abandon();
+    CHECK(data == after);
+    CHECK(o.steps() == 1);
+
+    optimizer::ticket const ticket = o.step_async();
+    CHECK_THROWS_WITH(ticket.wait(), "rank 3 is gone");
+    CHECK(data == after);
+    CHECK_THROWS_WITH(o.step(), "rank 3 is gone");
+    o.abandon();
+    fail = false;
+    CHECK(o.step().step == 2);
+    CHECK(!(data == before));
+}
+
+TEST_CASE("An open step that is abandoned, or whose optimizer is destroyed, leaves every bit as it was")
+{
+    simple data(30000);
+    data.spread();
+    simple const before = data;
+    {
+        optimizer o(executor_of(1), {.max_norm = 1, .speculate = speculation::always});
+        o.add_group("all", adamw);
+        o.add_shard(0, "w", data.view());
+        o.begin_step();
+        o.submit(0);
+        o.abandon();
+        CHECK(data == before);
+        o.begin_step();
+        o.submit(0);
+    }
+    CHECK(data == before);
+}
+
+TEST_CASE("rollback() wants the last step's gradients, and says so where it cannot")
+{
+    simple data(30000);
+    data.spread();
+    optimizer o(executor_of(1), {.max_norm = 1, .keep_last_step = true});
+    o.add_group("all", adamw);
+    o.add_shard(0, "w", data.view());
+    CHECK(message_of([&] { o.rollback(); }).find("there is no step to take back") != std::string::npos);
+    simple const before = data;
+    o.step();
+    bfloat16 const kept = std::exchange(data.grad[7], narrow<bfloat16>(3.0f));
+    simple const stepped = data;
+    CHECK(message_of([&] { o.rollback(); }).find("they have changed since") != std::string::npos);
+    CHECK(data == stepped);
+    data.grad[7] = kept;
+    o.rollback();
+    CHECK(data == before);
+    CHECK(o.steps() == 0);
+    CHECK(message_of([&] { o.rollback(); }).find("there is no step to take back") != std::string::npos);
+    data.grad[7] = narrow<bfloat16>(std::nanf(""));
+    CHECK(o.step().outcome == step_outcome::skipped);
+    CHECK(message_of([&] { o.rollback(); }).find("there is no step to take back") != std::string::npos);
+
+    optimizer never(executor_of(1));
+    CHECK(message_of([&] { never.rollback(); }).find("set keep_last_step") != std::string::npos);
+    optimizer poor(executor_of(1), {.journal_budget_bytes = 100, .keep_last_step = true});
+    poor.add_group("all", adamw);
+    poor.add_shard(0, "w", data.view());
+    data.grad[7] = kept;
+    poor.step();
+    CHECK(message_of([&] { poor.rollback(); }).find("set journal_budget_bytes to") != std::string::npos);
+}
+
+TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
+{
+    simple data(100), other(100);
+    optimizer o(executor_of(1));
+    CHECK(message_of([&] { o.add_shard(0, "w", data.view()); }) ==
+          "adamant: there is no parameter group 0; there are 0");
+    o.add_group("all", adamw);
+    CHECK(message_of([&] { o.add_group("all", adamw); }) == "adamant: there is a parameter group 'all' already");
+    CHECK(message_of([&] { o.add_group("bad", {.lr = -1}); }) ==
+          "adamant: lr is -1, but must be a finite number, 0 or above");
+    CHECK(o.groups().size() == 1);
+    CHECK(message_of([&] { o.add_shard(0, "", data.view()); }).find("has no name") != std::string::npos);
+    CHECK(
+        message_of([&] {
+            o.add_shard(0, "w", data.view(), {{10, 9}});
+        }) ==
+        "adamant: a shard of 'w' has elements 0 to 100 of 90; give the whole parameter's shape, and a place inside it");
+    CHECK(message_of([&] {
+              o.add_shard(0, "w", data.view(), {{SIZE_MAX, 2}});
+          }).find("more elements than memory") != std::string::npos);
+    o.add_shard(0, "w", data.view(), {{2, 100}});
+    CHECK(message_of([&] { o.add_shard(0, "w", other.view()); }).find("already, of another shape") !=
+          std::string::npos);
+    o.add_shard(0, "w", other.view(), {{2, 100}, 100});
+    CHECK(message_of([&] { o.step({.max_norm = -1}); }) ==
+          "adamant: max_norm is -1, but must be a finite number, 0 or above");
+    CHECK(message_of([&] { o.step({.max_norm = 1, .max_abs_grad = 1}); }).find("set the other to 0") !=
+          std::string::npos);
+    CHECK(message_of([&] { o.step({.loss_scale = 0}); }).find("loss_scale is 0") != std::string::npos);
+    std::vector<double> const lr{1, 2};
+    CHECK(message_of([&] { o.step({.lr = lr}); }) ==
+          "adamant: there are learning rates for 2 groups, but there are 1 groups");
+    CHECK(message_of([&] { o.submit(0); }).find("no step is open") != std::string::npos);
+    CHECK(message_of([&] { o.finish(); }).find("no step is open") != std::string::npos);
+    CHECK(message_of([&] { o.accumulate(0); }).find("added without an accumulator") != std::string::npos);
+    o.begin_step();
+    CHECK(message_of([&] { o.step(); }).find("while a step is under way; finish() or abandon() it first") !=
+          std::string::npos);
+    CHECK(message_of([&] { o.submit(2); }) == "adamant: there is no shard 2; there are 2");
+    o.submit(1);
+    CHECK(message_of([&] { o.submit(1); }).find("has been submitted in this step already") != std::string::npos);
+    CHECK(message_of([&] { o.finish(); }) == "adamant: finish() is called, but of 2 shards 1 have not been submitted: "
+                                             "0 ('w'); submit() them, or leave_out() "
+                                             "those without a gradient");
+    o.submit(0);
+    CHECK(o.finish().step == 1);
+
+    optimizer overlapping(executor_of(1));
+    overlapping.add_group("all", adamw);
+    overlapping.add_shard(0, "a", data.view());
+    overlapping.add_shard(0, "b", data.view());
+    CHECK(message_of([&] { overlapping.step(); }).find("shards 0 and 1 of the list overlap") != std::string::npos);
+    CHECK(message_of([&] {
+              optimizer(executor_of(1), {.max_norm = 1, .max_abs_grad = 1});
+          }).find("set the other to 0") != std::string::npos);
+    CHECK(message_of([&] {
+              optimizer(executor_of(1), {.loss_scaling = loss_scaling_options{.growth_interval = 0}});
+          }).find("growth_interval is 0") != std::string::npos);
+}
+
+TEST_CASE("host_oom: what an optimizer will allocate is known before it does")
+{
+    std::vector<simple> shards(3, simple(50000));
+    optimizer o(executor_of(1), {.max_norm = 1});
+    o.add_group("all", adamw);
+    for (simple& each : shards)
+        o.add_shard(0, std::to_string(&each - shards.data()), each.view());
+    CHECK(o.memory_bytes(false) == 3 * 13 * 24);
+    CHECK(o.memory_bytes() > 3 * 50000 * 3);
+    CHECK(o.memory_bytes() < 3 * 50000 * 14);
+    o.prepare();
+    optimizer_report const report = [&] {
+        o.begin_step();
+        for (std::size_t k = 0; k < 3; ++k)
+            o.submit(k);
+        return o.finish();
+    }();
+    CHECK(report.shards_waited == 0); // enough for what is ordinary
+    CHECK(report.elements == 150000);
+    CHECK(report.threads == 2);
+    // Gradients, and the params and moments each way, the weights, and the records; then back and again, as it clips.
+    CHECK(report.gradients.bytes_moved == 150000 * 28 + report.journal_bytes);
+    CHECK(report.update.bytes_moved == 150000 * (28 + 26) + report.journal_bytes);
+    optimizer_report const plain = o.step();
+    CHECK(plain.gradients.bytes_moved == 150000 * 2);
+    CHECK(plain.update.bytes_moved == 150000 * 28);
+    CHECK(plain.seconds > 0);
+}
+
+TEST_CASE("bad_resume: a run that is resumed, cut otherwise, is the run that was not stopped")
+{
+    std::size_t const n = 3 * norm_block_elems + 100;
+    auto const gradients = [&](simple& of, std::uint64_t t, std::size_t begin) {
+        for (std::size_t i = 0; i < of.n; ++i)
+            of.grad[i] = narrow<bfloat16>(0.01f * static_cast<float>((i + begin) * t % 91) - 0.4f);
+    };
+    optimizer_options const options{.max_norm = 1, .loss_scaling = loss_scaling_options{.growth_interval = 3}};
+    simple whole(n);
+    whole.spread();
+    optimizer first(executor_of(1), options);
+    first.add_group("all", adamw);
+    first.add_shard(0, "w", whole.view());
+    for (std::uint64_t t = 1; t <= 5; ++t) {
+        gradients(whole, t, 0);
+        if (t == 2)
+            first.set_hyperparameters(0, {.lr = 0.02, .weight_decay = 0.3, .mode = decay_mode::l2});
+        first.step();
+    }
+    simple const stopped = whole;
+    state_dict state = first.state();
+    CHECK(state.step == 5);
+    REQUIRE(state.tensors.size() == 3);
+    // A copy, as a file would hold it.
+    std::vector<std::vector<std::byte>> held;
+    for (state_tensor& t : state.tensors) {
+        held.emplace_back(t.data, t.data + t.elements * size_bytes(t.type));
+        t.data = held.back().data();
+    }
+    std::vector<double> scales;
+    for (std::uint64_t t = 6; t <= 9; ++t) {
+        gradients(whole, t, 0);
+        first.step();
+        scales.push_back(first.loss_scale());
+    }
+
+    simple left(norm_block_elems), right(n - norm_block_elems);
+    optimizer second(executor_of(0), options);
+    second.add_group("all", adamw);
+    second.add_shard(0, "w", left.view(), {{n}, 0});
+    second.add_shard(0, "w", right.view(), {{n}, norm_block_elems});
+    second.load(state);
+    CHECK(second.steps() == 5);
+    CHECK(second.groups()[0].hyper.weight_decay == 0.3);
+    CHECK(std::memcmp(left.weight_out.data(), stopped.weight_out.data(), left.n * 2) == 0);
+    for (std::uint64_t t = 6; t <= 9; ++t) {
+        gradients(left, t, 0);
+        gradients(right, t, norm_block_elems);
+        second.step();
+        CHECK(second.loss_scale() == scales[t - 6]);
+    }
+    CHECK(std::memcmp(left.param.data(), whole.param.data(), left.n * sizeof(float)) == 0);
+    CHECK(std::memcmp(right.exp_avg_sq.data(), whole.exp_avg_sq.data() + left.n, right.n * sizeof(float)) == 0);
+    CHECK(std::memcmp(right.param.data(), whole.param.data() + left.n, right.n * sizeof(float)) == 0);
+    CHECK(std::memcmp(right.weight_out.data(), whole.weight_out.data() + left.n, right.n * 2) == 0);
+
+    // What does not fit is refused before anything is touched.
+    simple const before = right;
+    auto const refused = [&](state_dict const& bad, char const* what) {
+        std::string const text = message_of([&] { second.load(bad); });
+        INFO(text);
+        CHECK(text.find(what) != std::string::npos);
+        CHECK(right == before);
+        CHECK(second.steps() == 9);
+    };
+    state_dict bad = state;
+    bad.params[0].name = "v";
+    refused(bad, "the state that is loaded has no parameter 'w'; is it of another model?");
+    bad = state;
+    bad.params[0].shape = {n + 1};
+    refused(bad, "has the shape [12389] in the state that is loaded, but [12388] here");
+    bad = state;
+    bad.tensors[1].type = dtype::bfloat16;
+    refused(bad, "'w.exp_avg' is bfloat16 in the state that is loaded, but float32 here");
+    bad = state;
+    bad.tensors[2].elements -= 1;
+    refused(bad, "of 'w.exp_avg_sq' element 12387 is not in the state that is loaded");
+    bad = state;
+    bad.groups[0].name = "none";
+    refused(bad, "has no parameter group 'all'");
+    bad = state;
+    bad.groups[0].hyper.beta1 = 2;
+    refused(bad, "beta1 is 2");
+    bad = state;
+    bad.loss_scaler.reset();
+    refused(bad, "has no dynamic loss scale, but this optimizer scales dynamically");
+}
+
+TEST_CASE("Gradients that nothing brings down to max_norm count for nothing, and finite huge ones do not overflow")
+{
+    std::vector<float> param(100, 1.0f), grad(100, 3e38f), exp_avg(100), exp_avg_sq(100);
+    optimizer o(executor_of(1), {.max_norm = 1e-3});
+    o.add_group("all", adamw);
+    o.add_shard(0, "w", shard(param, grad, exp_avg, exp_avg_sq));
+    optimizer_report const report = o.step({.loss_scale = 1});
+    CHECK(report.outcome == step_outcome::applied);
+    CHECK(report.global_norm > 3e38);
+    CHECK(report.clip_coefficient == 1e-3 / (report.global_norm + 1e-6));
+    CHECK(exp_avg[0] == 0.0f);
 }

@@ -798,10 +798,12 @@ private:
         if (error_ != nullptr) // what was speculated is back
             return false;
         try {
-            if (!next_stage())
-                return false;
-            passes_.line().add_at_end(passes_.describe_all(next_pass_));
-            return true;
+            while (next_stage())
+                if (std::size_t const blocks = passes_.describe_all(next_pass_); blocks != 0) {
+                    passes_.line().add_at_end(blocks);
+                    return true;
+                }
+            return false;
         } catch (...) {
             error_ = std::current_exception();
             return false;
