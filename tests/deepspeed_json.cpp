@@ -197,7 +197,7 @@ TEST_CASE("what is not said has DeepSpeed's defaults")
     CHECK(plain.hyper.mode == decay_mode::unset);
     CHECK(warnings_of("{}").empty());
     check_same(options_of("\xef\xbb\xbf {} \n"), plain);
-    check_same(options_of(R"({"optimizer.type": 1, "zero_optimization": {"offload_optimizer": null, "zenflow": null},
+    check_same(options_of(R"({"zero_optimization": {"offload_optimizer": null, "zenflow": null},
                               "fp16": {}, "bf16": {"enabled": false}})"),
                plain);
     CHECK(plain.sub_group_size_elems == 1000000000);
@@ -490,9 +490,17 @@ TEST_CASE("a key that means nothing is warned of once, with what may have been m
                   "train_batch_size means nothing here",
                   "gradient_cliping means nothing here: did you mean gradient_clipping?",
                   "\"\" means nothing here",
-                  "a.b means nothing here"});
+                  "\"a.b\" means nothing here"});
     CHECK(warnings_of("{\"\\u0000\\n\xc3\xa9" + std::string(100, 'k') + "\": 1}") ==
           strings{"???" + std::string(57, 'k') + "... means nothing here"});
+    // A key that looks like a path is none.
+    std::string const path =
+        R"({"zero_optimization": {"stage": 1}, "zero_optimization.stage": 2, "train_batch_size.x": 1,
+                                 "optimizer": {"type": "Adam", "params.lr": -1}})";
+    CHECK(options_of(path).zero_stage == 1);
+    CHECK(warnings_of(path) == strings{"\"zero_optimization.stage\" means nothing here",
+                                       "\"train_batch_size.x\" means nothing here",
+                                       "optimizer.\"params.lr\" means nothing here"});
     using detail::typing_errors;
     CHECK(typing_errors("", "") == 0);
     CHECK(typing_errors("abc", "") == 3);

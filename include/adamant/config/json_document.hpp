@@ -68,6 +68,11 @@ inline std::size_t typing_errors(std::string_view a, std::string_view b)
     return rows[2].back();
 }
 
+inline bool contains(std::span<std::string_view const> all, std::string_view one)
+{
+    return std::find(all.begin(), all.end(), one) != all.end();
+}
+
 inline std::string lower(std::string_view text)
 {
     std::string out(text);
@@ -77,9 +82,11 @@ inline std::string lower(std::string_view text)
     return out;
 }
 
+// In quotes where it would be lost in a path, or look like one.
 inline std::string shown_key(std::string_view key)
 {
-    return key.empty() ? "\"\"" : shown(key, 60);
+    std::string const plain = shown(key, 60);
+    return key.empty() || key.find('.') != key.npos ? '"' + plain + '"' : plain;
 }
 
 class json_document {
@@ -131,10 +138,6 @@ private:
     [[noreturn]] void fail_at(std::size_t at, std::string const& problem) const
     {
         fail(what_ + " is not JSON " + point_at(text_, at, problem));
-    }
-    [[nodiscard]] bool is_known(std::string_view path) const
-    {
-        return std::find(known_.begin(), known_.end(), path) != known_.end();
     }
     void warn_of_key(std::string const& object, std::string const& key);
 
@@ -243,8 +246,9 @@ private:
             return nullptr;
         value.order = ++to_.seen_;
         std::string at = (in.at->empty() ? "" : *in.at + ".") + in.key;
-        bool const ignored = std::find(to_.ignored_.begin(), to_.ignored_.end(), at) != to_.ignored_.end();
-        bool const known = to_.is_known(at);
+        bool const is_path = in.key.find('.') != in.key.npos; // "a.b" is not the b of an a
+        bool const ignored = !is_path && contains(to_.ignored_, at);
+        bool const known = !is_path && contains(to_.known_, at);
         if (!known)
             to_.warn_of_key(*in.at, in.key);
         if (!known && !ignored)
@@ -320,8 +324,7 @@ inline void json_document::warn_of_key(std::string const& object, std::string co
                 best = name;
             }
         }
-    bool const ignored = std::find(ignored_.begin(), ignored_.end(), path + key) != ignored_.end();
-    if (!best.empty() && !ignored)
+    if (!best.empty() && !contains(ignored_, path + key))
         warning += ": did you mean " + std::string(best) + "?";
     warn(seen_, std::move(warning));
 }
