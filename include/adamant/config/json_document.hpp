@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A JSON text read against a list of known keys: their values, flat, by path; and a warning for every other key.
-// Needs nlohmann-json. Nothing is built of what is not known, so that a hostile text costs no more than its size.
+// Needs nlohmann-json. Nothing is built of what is not known, so that a hostile text costs in proportion to its size.
 #pragma once
 
 #include <algorithm>
