@@ -460,8 +460,8 @@ TEST_CASE("a key that means nothing is warned of once, with what may have been m
     CHECK(warnings_of(R"({"zz": [{"a": 1}, {"a": 1}], "optimizer": {"params": {"LR": 1, "beta1": 0.9, "beta2": 0.9,
           "ep": 1, "adamw_mode": true, "fused": true, "xy": {"lr": 2}}, "type": "Adam", "tpye": 1}, "amp": {"enabled": 1},
           "zero_optimization": {"offload_optimizer": {"ratoi": 0.5, "cpuadam_core_perc": 1, "devices": 1, "dev": 1,
-          "pin_memroy": 1, "nvme_path": "/x"}, "stge": 2, "offload_param": {"device": "cpu"}, "ratio": 1},
-          "fp16": {"loss_scale_windows": 1, "fused_mode": true}, "bfloat16": {"enable": false}, "bf61": {},
+          "pin_memroy": 1, "nvme_path": "/x"}, "stge": 2, "stack": 2, "offload_param": {"device": "cpu"}, "ratio": 1},
+          "fp16": {"loss_scale_windows": 1, "fused_mode": true}, "bfloat16": {"enable": false}, "bf61": {}, "f16": 1,
           "train_batch_size": 1, "gradient_cliping": 1, "": 0, "a.b": 1})") ==
           strings{"zz means nothing here",
                   "optimizer.params.LR means nothing here: did you mean lr?",
@@ -481,12 +481,14 @@ TEST_CASE("a key that means nothing is warned of once, with what may have been m
                   "zero_optimization.offload_optimizer.pin_memroy means nothing here: did you mean pin_memory?",
                   "zero_optimization.offload_optimizer.nvme_path means nothing here",
                   "zero_optimization.stge means nothing here: did you mean stage?",
+                  "zero_optimization.stack means nothing here", // two letters of five are too many
                   "zero_optimization.offload_param means nothing here",
                   "zero_optimization.ratio means nothing here",
                   "fp16.loss_scale_windows means nothing here: did you mean loss_scale_window?",
                   "fp16.fused_mode means nothing here",
                   "bfloat16.enable means nothing here: did you mean enabled?",
                   "bf61 means nothing here: did you mean bf16?",
+                  "f16 means nothing here: did you mean bf16?", // the first of two
                   "train_batch_size means nothing here",
                   "gradient_cliping means nothing here: did you mean gradient_clipping?",
                   "\"\" means nothing here",

