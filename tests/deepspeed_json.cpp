@@ -674,6 +674,7 @@ TEST_CASE("the plain options are checked without JSON")
     CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.5, c.pt_reserved_cores_perc = 0.4; }) ==
           "adamant: cpuadam_cores_perc is 0.5 and pt_reserved_cores_perc 0.4, which do not add up to 1; set one of "
           "them");
+    CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.3333333, c.pt_reserved_cores_perc = 0.6666666; }) == "read");
     CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.9, c.pt_reserved_cores_perc = 0.1; }) == "read");
 }
 

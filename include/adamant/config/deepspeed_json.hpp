@@ -71,9 +71,8 @@ inline constexpr std::string_view deepspeed_keys[] = {
     "zero_optimization.zenflow",
     "zero_optimization.zenflow.pt_reserved_cores_perc",
 };
-// What is looked at, or what could be taken for a misspelling, and yet means nothing here.
-inline constexpr std::string_view deepspeed_ignored[] = {"train_batch_size", "train_micro_batch_size_per_gpu",
-                                                         "optimizer.params.fused"};
+// They mean nothing here, but decide gradient_accumulation_steps where both are there.
+inline constexpr std::string_view deepspeed_ignored[] = {"train_batch_size", "train_micro_batch_size_per_gpu"};
 
 // From the document to the options. A key that is there is checked even where another one makes it meaningless.
 class deepspeed_reader {

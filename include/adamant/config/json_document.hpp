@@ -324,7 +324,7 @@ inline void json_document::warn_of_key(std::string const& object, std::string co
                 best = name;
             }
         }
-    if (!best.empty() && !contains(ignored_, path + key))
+    if (!best.empty())
         warning += ": did you mean " + std::string(best) + "?";
     warn(seen_, std::move(warning));
 }
