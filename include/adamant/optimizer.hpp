@@ -332,9 +332,7 @@ public:
         // The share of the work that is done, from 0 to 1; of the passes that are known to be needed.
         [[nodiscard]] double progress() const
         {
-            std::size_t const all = of_->passes_.line().added();
-            return done() || all == 0 ? 1.0
-                                      : static_cast<double>(of_->passes_.line().done()) / static_cast<double>(all);
+            return done() ? 1.0 : of_->passes_.progress();
         }
         // False where it is not over by then; it goes on all the same.
         bool wait_until(std::chrono::steady_clock::time_point deadline) const
@@ -364,7 +362,7 @@ public:
             stage_ = stage::idle;
             throw;
         }
-        if (passes_.line().added() == 0) // nothing to do, so nobody comes to the end
+        if (passes_.nothing_described()) // nothing to do, so nobody comes to the end
             next_at_end();
         return ticket(this);
     }

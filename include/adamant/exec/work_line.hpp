@@ -33,13 +33,10 @@ public:
     work_line& operator=(work_line const&) = delete;
     ~work_line() { wait(); }
 
-    // Begins again at piece 0. Only while idle.
-    void restart(std::size_t most_at_once) noexcept
+    // How many pieces are taken at a time. Only while idle.
+    void take(std::size_t most_at_once) noexcept
     {
-        most_at_once_ = std::max<std::size_t>(most_at_once, 1);
-        taken_.store(0, std::memory_order_relaxed);
-        done_.store(0, std::memory_order_relaxed);
-        added_.store(0, std::memory_order_relaxed);
+        most_at_once_.store(std::max<std::size_t>(most_at_once, 1), std::memory_order_relaxed);
     }
 
     // describe() writes down what the next pieces are and returns how many, under the line's lock. From any thread but
@@ -76,6 +73,8 @@ public:
     // The same in at_end.
     void add_at_end(std::size_t pieces) noexcept { added_.fetch_add(pieces, std::memory_order_release); }
 
+    // Pieces are numbered from 0 for as long as the line lives: threads may be on their way out of one shift while
+    // another begins, and must not take a new piece for an old one.
     [[nodiscard]] std::size_t added() const noexcept { return added_.load(std::memory_order_relaxed); }
     [[nodiscard]] std::size_t done() const noexcept { return done_.load(std::memory_order_acquire); }
     [[nodiscard]] bool idle() const
@@ -139,7 +138,7 @@ private:
             std::size_t taken = taken_.load(std::memory_order_acquire);
             std::size_t const added = added_.load(std::memory_order_acquire);
             if (taken < added) {
-                std::size_t const end = std::min(added, taken + most_at_once_);
+                std::size_t const end = std::min(added, taken + most_at_once_.load(std::memory_order_relaxed));
                 if (taken_.compare_exchange_weak(taken, end, std::memory_order_acq_rel)) {
                     work_(member, taken, end);
                     done_.fetch_add(end - taken, std::memory_order_acq_rel);
@@ -170,7 +169,7 @@ private:
     std::shared_ptr<adamant::team> team_;
     work_function work_;
     end_function at_end_;
-    std::size_t most_at_once_ = 1;
+    std::atomic<std::size_t> most_at_once_{1};
     alignas(64) std::atomic<std::size_t> taken_{0};
     alignas(64) std::atomic<std::size_t> done_{0};
     alignas(64) std::atomic<std::size_t> added_{0};

@@ -99,7 +99,8 @@ public:
     // Before the first pass of a step. Only while the line is idle.
     void begin() noexcept
     {
-        line_.restart(at_once_);
+        line_.take(at_once_);
+        begin_ = line_.added();
         entry_count_.store(0, std::memory_order_relaxed);
         hopeless_.store(false, std::memory_order_relaxed);
         differs_.store(false, std::memory_order_relaxed);
@@ -115,13 +116,19 @@ public:
     [[nodiscard]] std::size_t describe(std::size_t shard, block_pass pass) noexcept
     {
         std::size_t const count = entry_count_.load(std::memory_order_relaxed);
-        std::size_t const begin = count == 0 ? 0 : entries_[count - 1].end;
+        std::size_t const begin = count == 0 ? line_.added() : entries_[count - 1].end;
         std::size_t const blocks = shards[shard].shard.blocks();
         if (blocks == 0)
             return 0;
         entries_[count] = {shard, pass, begin, begin + blocks};
         entry_count_.store(count + 1, std::memory_order_release);
         return blocks;
+    }
+    // The share of what was described that is done.
+    [[nodiscard]] double progress() const noexcept
+    {
+        std::size_t const all = line_.added() - begin_;
+        return all == 0 ? 1.0 : static_cast<double>(line_.done() - begin_) / static_cast<double>(all);
     }
     // All shards that take part.
     [[nodiscard]] std::size_t describe_all(block_pass pass) noexcept
@@ -133,6 +140,10 @@ public:
         return blocks;
     }
 
+    [[nodiscard]] bool nothing_described() const noexcept
+    {
+        return entry_count_.load(std::memory_order_relaxed) == 0;
+    }
     // Of all blocks of the shards that took part, added in order.
     [[nodiscard]] grad_squares total() const noexcept
     {
@@ -270,6 +281,7 @@ private:
     std::atomic<bool> differs_{false};
     std::size_t elements_ = 0;
     std::size_t at_once_ = 1;
+    std::size_t begin_ = 0; // of this step, on the line
     work_line line_; // last: it ends before what it works on
 };
 
