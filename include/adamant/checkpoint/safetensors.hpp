@@ -14,7 +14,7 @@
 #include <adamant/checkpoint/safetensors_parse.hpp>
 #include <adamant/checkpoint/state_check.hpp>
 #include <adamant/checkpoint/state_dict.hpp>
-#include <adamant/numerics/float_mode.hpp>
+#include <adamant/checkpoint/state_json.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -29,7 +29,7 @@ ADAMANT_BEGIN_NAMESPACE
 // new one has those of the umask; a symbolic link is followed. Thread-safe for different paths.
 inline void save_safetensors(std::filesystem::path const& path, state_dict const& state)
 {
-    float_mode_scope const mode(subnormals::kept); // a caller's rounding mode is not to reach the decimals
+    detail::decimal_scope const mode;
     std::vector<state_tensor> const sorted = detail::checked_tensors(state);
     std::vector<detail::file_tensor> const tensors = detail::lay_out(state, sorted);
     std::string const head = detail::file_head(state, tensors);
@@ -52,7 +52,7 @@ public:
     // invalid_argument for a safetensors file that another program has written. Each says what is wrong, and where.
     explicit safetensors_state(std::filesystem::path const& path) : file_(path)
     {
-        float_mode_scope const mode(subnormals::kept);
+        detail::decimal_scope const mode;
         state_ = detail::read_safetensors(path.string(), {file_.data(), file_.size()});
     }
 

@@ -7,6 +7,7 @@
     "adamant's checkpoint files need nlohmann-json 3.11 or newer, and the compiler finds no nlohmann/json.hpp (Debian and Ubuntu: nlohmann-json3-dev)."
 #endif
 
+#include <cfenv>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -22,6 +23,7 @@
 
 #include <adamant/checkpoint/state_check.hpp>
 #include <adamant/checkpoint/state_dict.hpp>
+#include <adamant/numerics/float_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -31,6 +33,20 @@ using json = nlohmann::json;
 // Why a text is refused; whoever reads a file adds which.
 class malformed : public std::runtime_error {
     using std::runtime_error::runtime_error;
+};
+
+// What turns decimals into doubles and back rounds to nearest in this scope, whatever the caller's mode: the C library
+// asks the x87 unit's for it on x86-64, which float_mode_scope leaves alone.
+class decimal_scope {
+public:
+    decimal_scope() noexcept { std::fesetround(FE_TONEAREST); }
+    ~decimal_scope() { std::fesetround(rounding_); }
+    decimal_scope(decimal_scope const&) = delete;
+    decimal_scope& operator=(decimal_scope const&) = delete;
+
+private:
+    int const rounding_ = std::fegetround();
+    float_mode_scope const mode_{subnormals::kept};
 };
 
 // Throws malformed for what is no JSON, for keys that an object has twice, and for what no file of ours has and only
