@@ -154,7 +154,7 @@ TEST_CASE("a killed process leaves a whole file behind", "[slow]")
     CHECK_FALSE(fs::exists(folder / "state.safetensors.part"));
 }
 
-TEST_CASE("a full disk leaves the old file", "[slow]")
+TEST_CASE("a full disk leaves the old file")
 {
     scratch_folder const folder;
     fs::path const path = folder / "a";
