@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -182,18 +183,18 @@ inline std::string difference(adamant::state_dict const& a, adamant::state_dict 
             count *= n;
         for (state_array const array : {state_array::param, state_array::exp_avg, state_array::exp_avg_sq}) {
             struct filled {
-                std::optional<dtype> type; // of any piece
-                std::vector<int> bytes;    // -1 where there is none
+                std::optional<dtype> type{};              // of any piece
+                std::map<std::size_t, std::byte> bytes{}; // by place; a mutated shape may have any size
                 bool operator==(filled const&) const = default;
             };
             auto const fill = [&](state_dict const& state) {
-                filled result{{}, std::vector<int>(4 * count, -1)};
+                filled result;
                 for (state_tensor const& t : state.tensors)
                     if (t.param == p && t.array == array && (t.elements != 0 || count == 0)) {
                         result.type = t.type;
                         std::size_t const size = size_bytes(t.type);
                         for (std::size_t i = 0; i < t.elements * size; ++i)
-                            result.bytes[t.begin * size + i] = static_cast<int>(t.data[i]);
+                            result.bytes[t.begin * size + i] = t.data[i];
                     }
                 return result;
             };
