@@ -21,12 +21,13 @@ ADAMANT_BEGIN_NAMESPACE
 // Writes the state to a file, replacing one of that name: whoever opens the path finds the old file or the new one,
 // both whole, whenever this process is killed or the machine stops. The bytes are written to PATH.part in the same
 // folder, brought to the disk, and renamed. Reads each array twice and copies none; nobody may write to them meanwhile.
-// The same state gives the same bytes, in whatever order and pieces its tensors come; pieces without elements are left
-// out. Throws, before it writes anything, invalid_argument for what check(state) refuses, for names that are no UTF-8
-// and for a header of more than 100 MB; and unavailable with the system's reason and the path where the file cannot be
-// written or another save to this path is under way. The old file is then as it was, and PATH.part is gone (but for the
-// one failure that can come after the renaming, which says so). A file that is replaced keeps its permission bits, a
-// new one has those of the umask; a symbolic link is followed. Thread-safe for different paths.
+// They may point into the very file that is replaced. The same state gives the same bytes, in whatever order and pieces
+// its tensors come; pieces without elements are left out.
+// Throws, before it writes anything, invalid_argument for what check(state) refuses, for names that are no UTF-8 and
+// for a header of more than 100 MB; and unavailable with the system's reason and the path where the file cannot be
+// written or another save to this path is under way. The old file is then as it was, and nothing of this save is left
+// (but for the one failure that can come after the renaming, which says so). A file that is replaced keeps its
+// permission bits but not its owner, a new one has those of the umask; a symbolic link is followed. Thread-safe.
 inline void save_safetensors(std::filesystem::path const& path, state_dict const& state)
 {
     detail::decimal_scope const mode;
