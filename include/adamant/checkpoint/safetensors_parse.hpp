@@ -36,6 +36,11 @@ struct found_tensor {
     state_tensor tensor = {};
 };
 
+inline std::string tensor_text(std::string const& name)
+{
+    return "tensor " + in_quotes(name);
+}
+
 // All of a text as a decimal number that has no other spelling.
 inline std::optional<std::uint64_t> decimal(std::string_view text)
 {
@@ -50,7 +55,7 @@ inline std::optional<std::uint64_t> decimal(std::string_view text)
 inline void place(found_tensor& found, state_dict const& state,
                   std::unordered_map<std::string_view, std::size_t> const& params)
 {
-    std::string const what = "tensor " + in_quotes(found.name);
+    std::string const what = tensor_text(found.name);
     std::string_view rest = found.name;
     std::optional<std::uint64_t> begin, end;
     if (rest.ends_with(']')) {
@@ -84,40 +89,42 @@ inline void place(found_tensor& found, state_dict const& state,
         throw malformed(what + " has another shape than its param or its range");
 }
 
+// What a header says of a tensor; its place in the state is still to be found.
+inline found_tensor read_entry(std::string const& name, json const& entry)
+{
+    std::string const what = tensor_text(name);
+    json_members const members(entry, what, 3);
+    found_tensor found{name, members.counts("shape")};
+    std::string const type = members.string("dtype");
+    found.tensor.type = dtype::none;
+    for (auto const& [text, value] : file_types)
+        found.tensor.type = text == type ? value : found.tensor.type;
+    if (found.tensor.type == dtype::none)
+        throw malformed(what + " has dtype " + type + ", but must have F32, BF16 or F16");
+    found.tensor.elements = element_count({name, found.shape});
+    std::vector<std::size_t> const offsets = members.counts("data_offsets");
+    if (offsets.size() != 2 || offsets[0] > offsets[1] ||
+        offsets[1] - offsets[0] != found.tensor.elements * size_bytes(found.tensor.type))
+        throw malformed(what + " has data_offsets that do not match its shape and dtype");
+    found.begin = offsets[0];
+    found.end = offsets[1];
+    return found;
+}
+
 // The tensors of a header, in the order of their bytes, which follow each other from the data's begin on.
 inline std::vector<found_tensor> find_tensors(json const& header)
 {
     std::vector<found_tensor> result;
-    for (auto const& item : header.items()) {
-        if (item.key() == "__metadata__")
-            continue;
-        found_tensor found;
-        found.name = item.key();
-        std::string const what = "tensor " + in_quotes(found.name);
-        json_members const members(item.value(), what, 3);
-        std::string const type = members.string("dtype");
-        found.tensor.type = dtype::none;
-        for (auto const& [text, value] : file_types)
-            found.tensor.type = text == type ? value : found.tensor.type;
-        found.shape = members.counts("shape");
-        std::vector<std::size_t> const offsets = members.counts("data_offsets");
-        found.tensor.elements = element_count({found.name, found.shape});
-        if (found.tensor.type == dtype::none)
-            throw malformed(what + " has dtype " + type + ", but must have F32, BF16 or F16");
-        if (offsets.size() != 2 || offsets[0] > offsets[1] ||
-            offsets[1] - offsets[0] != found.tensor.elements * size_bytes(found.tensor.type))
-            throw malformed(what + " has data_offsets that do not match its shape and dtype");
-        found.begin = offsets[0];
-        found.end = offsets[1];
-        result.push_back(std::move(found));
-    }
+    for (auto const& item : header.items())
+        if (item.key() != "__metadata__")
+            result.push_back(read_entry(item.key(), item.value()));
     std::sort(result.begin(), result.end(), [](found_tensor const& a, found_tensor const& b) {
         return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
     });
     std::size_t end = 0;
     for (found_tensor const& found : result) {
         if (found.begin != end)
-            throw malformed("tensor " + in_quotes(found.name) + " begins at byte " + std::to_string(found.begin) +
+            throw malformed(tensor_text(found.name) + " begins at byte " + std::to_string(found.begin) +
                             " of the data, but those before it end at " + std::to_string(end));
         end = found.end;
     }
@@ -191,6 +198,18 @@ inline header_parts read_header(std::string const& path, std::string_view header
     return result;
 }
 
+// Empty where the bytes are those that were written.
+inline std::string digest_problem(found_tensor const& found, std::byte const* data, json_members const& digests)
+{
+    xxh3 hash;
+    hash.add(data, found.end - found.begin);
+    std::string const digest = digest_text(hash.digest());
+    if (std::string const expected = digests.string(found.name); digest != expected)
+        return "is corrupted: " + tensor_text(found.name) + " has the checksum " + digest + ", but was written with " +
+               expected;
+    return {};
+}
+
 // The state in the bytes of a file, its tensors pointing into them. path: for the messages.
 inline state_dict read_safetensors(std::string const& path, std::span<std::byte const> file)
 {
@@ -232,12 +251,8 @@ inline state_dict read_safetensors(std::string const& path, std::span<std::byte 
         for (found_tensor const& found : parts.tensors) {
             state.tensors.push_back(found.tensor);
             state.tensors.back().data = file.data() + head + found.begin;
-            xxh3 hash;
-            hash.add(state.tensors.back().data, found.end - found.begin);
-            std::string const digest = digest_text(hash.digest());
-            if (std::string const expected = digests.string(found.name); digest != expected)
-                throw damaged("is corrupted: tensor " + in_quotes(found.name) + " has the checksum " + digest +
-                              ", but was written with " + expected);
+            if (std::string const problem = digest_problem(found, state.tensors.back().data, digests); !problem.empty())
+                throw damaged(problem);
         }
         try {
             state.tensors = checked_tensors(state);
