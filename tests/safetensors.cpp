@@ -2,7 +2,11 @@
 // Checkpoints as safetensors files: what is saved is what is loaded, and what was altered is noticed.
 #include <algorithm>
 #include <cfenv>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <ctime>
 #include <functional>
 #include <limits>
 #include <memory>
