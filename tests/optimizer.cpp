@@ -648,7 +648,7 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
         "adamant: a shard of 'w' has elements 0 to 100 of 90; give the whole parameter's shape, and a place inside it");
     CHECK(message_of([&] {
               o.add_shard(0, "w", data.view(), {{SIZE_MAX, 2}});
-          }).find("more elements than memory") != std::string::npos);
+          }).find("more elements than fit in memory") != std::string::npos);
     o.add_shard(0, "w", data.view(), {{2, 100}});
     CHECK(message_of([&] { o.add_shard(0, "w", other.view()); }).find("already, of another shape") !=
           std::string::npos);

@@ -398,7 +398,6 @@ public:
                                             [&](state_group const& g) { return g.name == group.name; });
             if (found == from.groups.end())
                 throw invalid_argument("adamant: the state that is loaded has no parameter group '" + group.name + "'");
-            check(found->hyper);
             group = *found;
         }
         if (from.loss_scaler.has_value() != scaler_.has_value())
@@ -406,8 +405,6 @@ public:
                                    (scaler_ ? "has no dynamic loss scale, but this optimizer scales"
                                             : "has a dynamic loss scale, but this optimizer does not scale") +
                                    " dynamically; set loss_scaling in the options as it was");
-        if (from.loss_scaler && !(from.loss_scaler->scale > 0 && std::isfinite(from.loss_scaler->scale)))
-            detail::refuse_hyperparameter("the loaded loss scale", from.loss_scaler->scale, "a finite number above 0");
         for (detail::state_copy const& copy : copies)
             std::memcpy(copy.to, copy.from, copy.bytes);
         for (detail::tracked_shard& s : passes_.shards) {
@@ -483,7 +480,7 @@ private:
         bool const whole = place.shape.empty() && place.begin == 0;
         if (place.shape.empty())
             place.shape = {size};
-        std::size_t const all = detail::elements_of(place.shape, name);
+        std::size_t const all = detail::element_count({name, place.shape, group});
         if (place.begin > all || size > all - place.begin)
             throw invalid_argument("adamant: a shard of '" + name + "' has elements " + std::to_string(place.begin) +
                                    " to " + std::to_string(place.begin + size) + " of " + std::to_string(all) +

@@ -3,14 +3,15 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstring>
-#include <map>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include <adamant/checkpoint/state_check.hpp>
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/core/error.hpp>
 
@@ -25,17 +26,6 @@ inline std::string shape_text(std::vector<std::size_t> const& shape)
     return text + "]";
 }
 
-// How many elements a parameter of this shape has. Throws invalid_argument where that is more than a size_t holds.
-inline std::size_t elements_of(std::vector<std::size_t> const& shape, std::string const& name)
-{
-    std::size_t all = 1;
-    for (std::size_t const n : shape)
-        if (__builtin_mul_overflow(all, n, &all))
-            throw invalid_argument("adamant: the shape " + shape_text(shape) + " of '" + name +
-                                   "' has more elements than memory can have");
-    return all;
-}
-
 struct state_copy {
     std::byte* to;
     std::byte const* from;
@@ -43,21 +33,12 @@ struct state_copy {
 };
 
 // What has to be copied for `into` to hold what `from` holds. Parameters go by their names; what `from` has besides is
-// left. Throws invalid_argument that names what is missing or differs: a parameter, its shape, its types, elements.
+// left. Throws what check() does, and invalid_argument that names what is missing or differs: a parameter, its shape,
+// its types, elements.
 [[nodiscard]] inline std::vector<state_copy> plan_copies(state_dict const& from, state_dict const& into)
 {
-    std::map<std::string_view, std::size_t> by_name;
-    for (std::size_t p = 0; p < from.params.size(); ++p)
-        by_name.emplace(from.params[p].name, p);
-    std::vector<std::array<std::vector<state_tensor const*>, 3>> pieces(from.params.size());
-    for (state_tensor const& t : from.tensors)
-        if (t.elements != 0)
-            pieces.at(t.param)[static_cast<std::size_t>(t.array)].push_back(&t);
-    for (auto& arrays : pieces)
-        for (auto& of_array : arrays)
-            std::sort(of_array.begin(), of_array.end(),
-                      [](state_tensor const* a, state_tensor const* b) { return a->begin < b->begin; });
-
+    std::vector<state_tensor> const pieces = checked_tensors(from);
+    std::unordered_map<std::string_view, std::size_t> const by_name = index_of_names(from.params, "param");
     std::vector<state_copy> copies;
     for (state_tensor const& to : into.tensors) {
         state_param const& param = into.params[to.param];
@@ -72,10 +53,14 @@ struct state_copy {
                                    shape_text(param.shape) + " here");
         std::size_t at = to.begin;
         std::size_t const end = to.begin + to.elements;
-        for (state_tensor const* piece : pieces[found->second][static_cast<std::size_t>(to.array)]) {
+        auto const before = [](state_tensor const& a, std::pair<std::size_t, state_array> const& b) {
+            return std::pair(a.param, a.array) < b;
+        };
+        for (auto piece = std::lower_bound(pieces.begin(), pieces.end(), std::pair(found->second, to.array), before);
+             piece != pieces.end() && piece->param == found->second && piece->array == to.array && at != end; ++piece) {
             if (piece->begin + piece->elements <= at)
                 continue;
-            if (at == end || piece->begin > at)
+            if (piece->begin > at)
                 break;
             if (piece->type != to.type)
                 throw invalid_argument("adamant: " + what + " is " + std::string(name(piece->type)) +
