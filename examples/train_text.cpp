@@ -22,6 +22,7 @@
 #include <iterator>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,6 +30,7 @@
 #include <unistd.h>
 
 #include <adamant/adamant.hpp>
+#include <adamant/checkpoint/safetensors.hpp>
 
 namespace {
 
@@ -55,15 +57,24 @@ using option_values = std::map<std::string, std::string>;
 
 option_values parse_options(int argc, char** argv)
 {
-    option_values values{{"--steps", "10000"}, {"--seed", "1"},        {"--threads", "0"}, // 0: all
-                         {"--batch", "128"},   {"--isa", "automatic"}, {"--text", ""},     // empty: the licences
-                         {"--cores-perc", ""}};                                            // empty: as --threads says
+    option_values values{{"--steps", "10000"},
+                         {"--seed", "1"},
+                         {"--threads", "0"}, // 0: all
+                         {"--batch", "128"},
+                         {"--isa", "automatic"},
+                         {"--text", ""},              // empty: the licences
+                         {"--cores-perc", ""},        // empty: as --threads says
+                         {"--loss-scale", "dynamic"}, // or a number
+                         {"--checkpoint", ""},
+                         {"--every", "1000"}, // where to save, and after how many steps
+                         {"--resume", ""}};   // which checkpoint to go on from
     for (int i = 1; i < argc; i += 2) {
         if (!values.contains(argv[i]))
-            fail(2, "there is no option '" + std::string(argv[i]) +
-                        "'; the options are --steps N, --seed N, "
-                        "--threads N (0: all), --cores-perc SHARE, --batch N, --isa NAME and "
-                        "--text FILE");
+            fail(2,
+                 "there is no option '" + std::string(argv[i]) +
+                     "'; the options are --steps N, --seed N, "
+                     "--threads N (0: all), --cores-perc SHARE, --batch N, --isa NAME, --loss-scale SCALE or dynamic, "
+                     "--checkpoint FILE, --every STEPS, --resume FILE and --text FILE");
         if (i + 1 == argc || *argv[i + 1] == '\0')
             fail(2, std::string(argv[i]) + " needs a value after it");
         values[argv[i]] = argv[i + 1];
@@ -288,19 +299,23 @@ struct model {
         return output;
     }
 
-    // After forward() of the same batch: the gradient of the mean loss, in every tensor. Uses up the probabilities.
-    void backward(batch const& contexts)
+    // After forward() of the same batch: the gradient of the mean loss, multiplied with `scale`, in every tensor. Calls
+    // ready(tensor) as each is complete, the last layer's first. Uses up the probabilities.
+    template <class Ready>
+    void backward(batch const& contexts, float scale, Ready const& ready)
     {
         for (size_t i = 0; i < contexts.size(); ++i)
             output.row(i)[contexts[i][context_chars]] -= 1.0f;
         for (float& x : output.values)
-            x /= static_cast<float>(contexts.size());
+            x = x / static_cast<float>(contexts.size()) * scale;
         out_of_hidden.set_grad(product(threads, transposed(hidden), output));
+        ready(out_of_hidden);
 
         matrix delta = product(threads, output, transposed(out_of_hidden.wide));
         for (size_t i = 0; i < delta.values.size(); ++i)
             delta.values[i] = hidden.values[i] > 0.0f ? delta.values[i] : 0.0f;
         into_hidden.set_grad(product(threads, transposed(input), delta));
+        ready(into_hidden);
 
         delta = product(threads, delta, transposed(into_hidden.wide));
         matrix sums{embedding.wide.rows, embedding_dims};
@@ -309,6 +324,7 @@ struct model {
                 for (size_t j = 0; j < embedding_dims; ++j)
                     sums.row(contexts[i][at])[j] += delta.row(i)[at * embedding_dims + j];
         embedding.set_grad(sums);
+        ready(embedding);
     }
 };
 
@@ -409,60 +425,114 @@ workers hire(option_values const& values)
 #endif
 }
 
+// Batches differ from step to step, and are the same in a run that was resumed.
+generator batch_generator(size_t seed, size_t step)
+{
+    generator mixed{seed};
+    mixed.state = mixed.next() + step;
+    return {mixed.next()};
+}
+
+adamant::optimizer_options optimizer_options(option_values const& values)
+{
+    adamant::optimizer_options options{.max_norm = max_grad_norm};
+    std::string const& scale = values.at("--loss-scale");
+    if (scale == "dynamic")
+        options.loss_scaling = adamant::loss_scaling_options{};
+    return options;
+}
+
+// What the loss is to be multiplied with, if it does not change.
+std::optional<double> fixed_loss_scale(option_values const& values)
+{
+    std::string const& text = values.at("--loss-scale");
+    if (text == "dynamic")
+        return {};
+    char* end = nullptr;
+    double const scale = std::strtod(text.c_str(), &end);
+    if (*end != '\0' || !(scale > 0 && scale <= 0x1p100))
+        fail(2, "--loss-scale is '" + text + "', but must be dynamic or a number above 0");
+    return scale;
+}
+
 void train(option_values const& values)
 {
     size_t const steps = number(values, "--steps", 1, 100'000'000);
     size_t const batch_size = number(values, "--batch", 1, 4096);
-    generator random{number(values, "--seed", 0, ~size_t{0})};
+    size_t const seed = number(values, "--seed", 0, ~size_t{0});
+    size_t const save_every = number(values, "--every", 1, ~size_t{0});
+    std::string const& checkpoint = values.at("--checkpoint");
+    std::optional<double> const loss_scale = fixed_loss_scale(values);
+    generator random{seed};
     workers const on = hire(values);
     adamant::executor const& cpu = on.optimizer;
     corpus const text = load_corpus(values.at("--text"));
     model net(text.bytes.size(), on, random);
     tensor* const tensors[] = {&net.embedding, &net.into_hidden, &net.out_of_hidden};
-    std::vector<adamant::any_shard> parts;
-    for (tensor* each : tensors)
-        parts.push_back(each->shard());
-    adamant::shard_list const shards(parts);
+    char const* const names[] = {"embedding", "into_hidden", "out_of_hidden"};
+    adamant::optimizer optimizer(cpu, optimizer_options(values));
+    optimizer.add_group("all", {.lr = peak_lr, .weight_decay = weight_decay, .mode = adamant::decay_mode::decoupled});
+    for (size_t i = 0; i < std::size(tensors); ++i)
+        optimizer.add_shard(0, names[i], tensors[i]->shard(), {{tensors[i]->wide.rows, tensors[i]->wide.columns}});
+    if (std::string const& file = values.at("--resume"); !file.empty()) {
+        optimizer.load(adamant::safetensors_state(file).state());
+        std::printf("resumed after step %zu\n", static_cast<size_t>(optimizer.steps()));
+        for (tensor* each : tensors)
+            each->widen_weight();
+    }
 
     bool const terminal = isatty(STDOUT_FILENO) != 0;
     size_t const report_every = terminal ? 20 : std::max<size_t>(steps / 10, 1);
     size_t const warm_up = std::min<size_t>(200, steps / 10 + 1);
-    size_t nonfinite = 0;
+    size_t const first = optimizer.steps();
+    size_t skipped = 0;
     double recent_loss = 0; // over some hundred steps
     std::chrono::duration<double> seconds{};
     auto const start = std::chrono::steady_clock::now();
-    for (size_t t = 1; t <= steps; ++t) {
+    while (optimizer.steps() < steps) {
+        size_t const t = optimizer.steps() + 1;
+        generator draw = batch_generator(seed, t);
         batch contexts(batch_size);
         for (auto& context : contexts)
-            context = text.train.data() + random.below(text.train.size() - context_chars);
+            context = text.train.data() + draw.below(text.train.size() - context_chars);
         double const loss = loss_sum(net.forward(contexts), contexts) / static_cast<double>(batch_size);
-        recent_loss += (loss - recent_loss) / static_cast<double>(std::min<size_t>(t, 100));
-        net.backward(contexts);
+        recent_loss += (loss - recent_loss) / static_cast<double>(std::min<size_t>(t - first, 100));
 
-        double squares = 0;
-        for (tensor const* each : tensors)
-            squares += adamant::sum_of_squares(cpu, each->grad).sum;
         double const rising = static_cast<double>(t) / static_cast<double>(warm_up);
         double const falling = static_cast<double>(steps + 1 - t) / static_cast<double>(steps + 1 - warm_up);
-        adamant::hyperparameters const hyper{.lr = peak_lr * std::min(rising, falling),
-                                             .weight_decay = weight_decay,
-                                             .mode = adamant::decay_mode::decoupled};
-        adamant::grad_scaling const scaling{.clip_coefficient = std::min(1.0, max_grad_norm / std::sqrt(squares))};
-        nonfinite += adamant::step(cpu, shards, hyper, t, scaling).nonfinite_grads;
+        double const lr[] = {peak_lr * std::min(rising, falling)};
+        optimizer.begin_step({.loss_scale = loss_scale, .lr = lr});
+        // Each layer is stepped while the gradients of those before it are still being computed.
+        net.backward(contexts, static_cast<float>(loss_scale.value_or(optimizer.loss_scale())),
+                     [&](tensor const& ready) {
+                         optimizer.submit(
+                             static_cast<size_t>(std::find(std::begin(tensors), std::end(tensors), &ready) - tensors));
+                     });
+        adamant::optimizer_report const report = optimizer.finish();
+        if (report.outcome == adamant::step_outcome::skipped) { // the same batch again, with a smaller loss scale
+            ++skipped;
+            if (loss_scale || report.loss_scale == optimizer.loss_scale())
+                fail(1, "the gradients of step " + std::to_string(t) + " are not finite at a loss scale of " +
+                            std::to_string(report.loss_scale));
+            continue;
+        }
         for (tensor* each : tensors)
             each->widen_weight();
 
         seconds = std::chrono::steady_clock::now() - start;
         if (t % report_every == 0 || t == steps) {
-            std::printf("%sstep %zu of %zu, loss %.3f, lr %.2e, %.0f tokens/s%s", terminal ? "\r" : "", t, steps,
-                        recent_loss, hyper.lr, static_cast<double>(t * batch_size) / seconds.count(),
+            std::printf("%sstep %zu of %zu, loss %.3f, lr %.2e, norm %.2f, %.0f tokens/s%s", terminal ? "\r" : "", t,
+                        steps, recent_loss, lr[0], report.global_norm,
+                        static_cast<double>((t - first) * batch_size) / seconds.count(),
                         terminal && t < steps ? "  " : "\n");
             std::fflush(stdout);
         }
+        if (!checkpoint.empty() && (t % save_every == 0 || t == steps))
+            adamant::save_safetensors(checkpoint, optimizer.state());
     }
-    std::printf("%.1f s, tier %s, %u threads, %zu non-finite gradients; losses are in nats per character\n"
+    std::printf("%.1f s, tier %s, %u threads, %zu steps skipped; losses are in nats per character\n"
                 "training loss %.4f\n",
-                seconds.count(), name(cpu.tier()).data(), cpu.threads(), nonfinite, recent_loss);
+                seconds.count(), name(cpu.tier()).data(), cpu.threads(), skipped, recent_loss);
     print_held_out_loss(net, text);
     print_sample(net, text, random);
     std::uint64_t digest = 0xcbf29ce484222325u; // FNV-1a
