@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A trainer of its own on top of the library: a small character-level language model learned from real text, with
-// bfloat16 weights and gradients, float32 master weights and moments, and one adamant::step per tensor and batch.
+// bfloat16 weights and gradients, float32 master weights and moments, clipping, a loss scale and checkpoints. Each layer
+// is stepped as soon as backward has its gradient.
 //
 // The weights it ends with have the same bits for every instruction set, number of threads, compiler and CPU; the
 // digest printed last is there to be compared. The step promises that; the rest of this file keeps to these rules:
