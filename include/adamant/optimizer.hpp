@@ -510,16 +510,21 @@ private:
         }
         detail::refuse_overlaps(std::move(extents));
     }
-    // The most that records of one step can take.
+    // What the journal needs for records of so many bytes: it loses some at the ends of pages, of which each thread has
+    // one open.
+    [[nodiscard]] std::size_t with_losses(std::size_t bytes) const noexcept
+    {
+        return bytes + bytes / 8 + 16 * std::size_t{passes_.cpu().threads()} * passes_.longest_record();
+    }
+    // For the most that records of one step can take.
     [[nodiscard]] std::size_t longest_journal() const noexcept
     {
         std::size_t bytes = 0;
         for (detail::tracked_shard const& s : passes_.shards)
-            for (std::size_t b = 0; b < s.shard.blocks(); b += std::max<std::size_t>(s.shard.blocks() - 1, 1))
-                bytes += s.shard.record_bytes_at_most(s.shard.length(b)) *
-                         (b == 0 ? std::max<std::size_t>(s.shard.blocks(), 2) - 1 : 1);
-        // What is lost at the ends of pages, of which each thread has one open.
-        return bytes + bytes / 8 + (4 * std::size_t{passes_.cpu().threads()} + 4) * passes_.longest_record();
+            if (std::size_t const blocks = s.shard.blocks(); blocks != 0)
+                bytes += (blocks - 1) * s.shard.record_bytes_at_most(norm_block_elems) +
+                         s.shard.record_bytes_at_most(s.shard.length(blocks - 1));
+        return with_losses(bytes);
     }
     [[nodiscard]] std::size_t journal_budget() const noexcept
     {
@@ -528,12 +533,9 @@ private:
         if (options_.keep_last_step)
             return longest_journal();
         std::size_t bytes = 0;
-        for (detail::tracked_shard const& s : passes_.shards) {
-            bool const is_float = s.shard.state_bytes() == 3 * sizeof(float) && passes_.cpu().tier() != isa::scalar;
-            bytes += s.shard.size() * (is_float ? 3 : s.shard.state_bytes());
-        }
-        return std::min(longest_journal(),
-                        bytes + bytes / 8 + 4 * std::size_t{passes_.cpu().threads()} * passes_.longest_record());
+        for (detail::tracked_shard const& s : passes_.shards)
+            bytes += s.shard.size() * (s.shard.records_are_copies() ? s.shard.state_bytes() : 3);
+        return std::min(longest_journal(), with_losses(bytes));
     }
 
     void open_step(step_values const& values, bool as_they_arrive)

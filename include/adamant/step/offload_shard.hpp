@@ -109,7 +109,8 @@ public:
     {
         return elem_bytes(param) + elem_bytes(exp_avg) + elem_bytes(exp_avg_sq);
     }
-    // The longest record of one block.
+    [[nodiscard]] bool records_are_copies() const noexcept { return kernels_.recorded == nullptr; }
+    // The longest record of n elements.
     [[nodiscard]] std::size_t record_bytes_at_most(std::size_t n) const noexcept
     {
         return kernels_.recorded != nullptr ? kernel::record_bytes_at_most(n) : n * state_bytes() + 64;
