@@ -92,15 +92,17 @@ float bell(std::uint32_t random)
     return static_cast<float>(2 * sum + 1) * (1 / 53510.0f);
 }
 
-// About Student's distribution of three degrees of freedom, whose tails are heavy.
+// Much as Student's distribution of three degrees of freedom, whose tails are heavy: over the length of a vector of
+// three even numbers.
 float heavy_tailed(std::uint32_t random)
 {
+    std::uint32_t const more = random_bits(random ^ 0x9e3779b9u);
     float squares = 0;
-    for (std::uint32_t k = 1; k <= 3; ++k) {
-        float const x = bell(random_bits(random ^ k << 28));
+    for (unsigned k = 0; k < 3; ++k) {
+        float const x = static_cast<float>(2 * static_cast<int>(more >> 10 * k & 1023) - 1023) * (1 / 1023.0f);
         squares += x * x;
     }
-    return bell(random) / std::sqrt(squares / 3);
+    return bell(random) / std::sqrt(squares);
 }
 
 // An array that begins at a cache line, and at another offset in its page than the others do.
