@@ -13,6 +13,11 @@ struct simd {
     ADAMANT_SIMD static u32 set(std::uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
     ADAMANT_SIMD static f32 mul(f32 a, f32 b) { return _mm256_mul_ps(a, b); }
     ADAMANT_SIMD static f32 fma(f32 a, f32 b, f32 c) { return _mm256_fmadd_ps(a, b, c); }
+    ADAMANT_SIMD static f32 minus(f32 a, f32 b)
+    {
+        asm("" : "+x"(b));
+        return _mm256_sub_ps(a, b);
+    }
     ADAMANT_SIMD static f32 div(f32 a, f32 b) { return _mm256_div_ps(a, b); }
     ADAMANT_SIMD static f32 sqrt(f32 a) { return _mm256_sqrt_ps(a); }
     ADAMANT_SIMD static u32 bits(f32 x) { return _mm256_castps_si256(x); }
@@ -175,15 +180,27 @@ struct simd {
     }
     ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
 
-    ADAMANT_SIMD static void store_halves(std::byte* address, u32 const (&x)[vectors])
+    using halves = __m256i;
+    ADAMANT_SIMD static halves saturated(u32 const (&x)[vectors]) { return _mm256_packs_epi32(x[0], x[1]); }
+    ADAMANT_SIMD static halves set_halves(std::uint16_t x) { return _mm256_set1_epi16(static_cast<short>(x)); }
+    ADAMANT_SIMD static halves plus(halves x, halves y) { return _mm256_add_epi16(x, y); }
+    ADAMANT_SIMD static halves excess(halves x, halves most) { return _mm256_subs_epu16(x, most); }
+    template <int Count>
+    ADAMANT_SIMD static halves shifted(halves x)
     {
-        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), x[0] | shift_left<16>(x[1]));
+        return _mm256_slli_epi16(x, Count);
+    }
+    ADAMANT_SIMD static halves either(halves x, halves y) { return x | y; }
+    ADAMANT_SIMD static bool any(halves x) { return !_mm256_testz_si256(x, x); }
+    ADAMANT_SIMD static void store_halves(std::byte* address, halves x)
+    {
+        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), x);
     }
     ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
     {
         u32 const both = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address));
-        x[0] = both & set(0xffffu);
-        x[1] = shift_right<16>(both);
+        x[0] = _mm256_unpacklo_epi16(both, _mm256_setzero_si256());
+        x[1] = _mm256_unpackhi_epi16(both, _mm256_setzero_si256());
     }
 
     struct partial_sums {

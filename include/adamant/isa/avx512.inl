@@ -14,6 +14,11 @@ struct simd {
     ADAMANT_SIMD static u32 set(std::uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
     ADAMANT_SIMD static f32 mul(f32 a, f32 b) { return _mm512_mul_ps(a, b); }
     ADAMANT_SIMD static f32 fma(f32 a, f32 b, f32 c) { return _mm512_fmadd_ps(a, b, c); }
+    ADAMANT_SIMD static f32 minus(f32 a, f32 b)
+    {
+        asm("" : "+v"(b));
+        return _mm512_sub_ps(a, b);
+    }
     ADAMANT_SIMD static f32 div(f32 a, f32 b) { return _mm512_div_ps(a, b); }
     ADAMANT_SIMD static f32 sqrt(f32 a) { return _mm512_sqrt_ps(a); }
     ADAMANT_SIMD static u32 bits(f32 x) { return _mm512_castps_si512(x); }
@@ -119,15 +124,24 @@ struct simd {
     }
     ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
 
-    ADAMANT_SIMD static void store_halves(std::byte* address, u32 const (&x)[vectors])
+    using halves = __m512i;
+    ADAMANT_SIMD static halves saturated(u32 const (&x)[vectors]) { return _mm512_packs_epi32(x[0], x[1]); }
+    ADAMANT_SIMD static halves set_halves(std::uint16_t x) { return _mm512_set1_epi16(static_cast<short>(x)); }
+    ADAMANT_SIMD static halves plus(halves x, halves y) { return _mm512_add_epi16(x, y); }
+    ADAMANT_SIMD static halves excess(halves x, halves most) { return _mm512_subs_epu16(x, most); }
+    template <int Count>
+    ADAMANT_SIMD static halves shifted(halves x)
     {
-        _mm512_storeu_epi32(address, _mm512_or_epi32(x[0], shift_left<16>(x[1])));
+        return _mm512_slli_epi16(x, Count);
     }
+    ADAMANT_SIMD static halves either(halves x, halves y) { return x | y; }
+    ADAMANT_SIMD static bool any(halves x) { return _mm512_test_epi32_mask(x, x) != 0; }
+    ADAMANT_SIMD static void store_halves(std::byte* address, halves x) { _mm512_storeu_epi32(address, x); }
     ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
     {
         u32 const both = _mm512_loadu_epi32(address);
-        x[0] = _mm512_and_epi32(both, set(0xffffu));
-        x[1] = shift_right<16>(both);
+        x[0] = _mm512_unpacklo_epi16(both, _mm512_setzero_si512());
+        x[1] = _mm512_unpackhi_epi16(both, _mm512_setzero_si512());
     }
 
     struct partial_sums {

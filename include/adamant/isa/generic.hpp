@@ -30,6 +30,16 @@ struct simd {
     static constexpr bool can_stream = false;       // whether stream_pair() does so
 
     ADAMANT_SIMD static f32 set(float x) { return f32(x); }
+    // a - b; where b is a product, no compiler fuses the two.
+    ADAMANT_SIMD static f32 minus(f32 a, f32 b)
+    {
+#if defined(__x86_64__)
+        asm("" : "+x"(b.data));
+#else
+        asm("" : "+w"(b.data));
+#endif
+        return a - b;
+    }
     ADAMANT_SIMD static u32 set(std::uint32_t x) { return u32(x); }
     ADAMANT_SIMD static f32 mul(f32 a, f32 b) { return a * b; }
     // Templates, so that what does not fit a wider batch is not compiled for it.
@@ -210,11 +220,48 @@ struct simd {
     }
     ADAMANT_SIMD static void stream_fence() {}
 
-    // The lower half of every lane of a group, in an order of its own, the first lane's first; the upper half is zero.
-    ADAMANT_SIMD static void store_halves(std::byte* address, u32 const (&x)[vectors])
+    // 16 bits of every lane of a group, in an order of its own, the first lane's first. What is no int16_t when it
+    // becomes one stays above every bound that excess() knows, and excess() is anything but zero, as any() sees it,
+    // where x, as unsigned, is above `most`. Here lanes keep their width, for that needs nothing that xsimd lacks.
+    struct halves {
+        u32 of[vectors];
+    };
+    ADAMANT_SIMD static halves saturated(u32 const (&x)[vectors]) { return {{x[0], x[1], x[2], x[3]}}; }
+    ADAMANT_SIMD static halves set_halves(std::uint16_t x)
     {
-        (x[0] | shift_left<16>(x[1])).store_unaligned(reinterpret_cast<std::uint32_t*>(address));
-        (x[2] | shift_left<16>(x[3])).store_unaligned(reinterpret_cast<std::uint32_t*>(address) + lanes);
+        u32 const all = set(std::uint32_t{x});
+        return {{all, all, all, all}};
+    }
+    ADAMANT_SIMD static halves plus(halves x, halves const& y)
+    {
+        for (std::size_t k = 0; k < vectors; ++k)
+            x.of[k] = x.of[k] + y.of[k];
+        return x;
+    }
+    ADAMANT_SIMD static halves excess(halves x, halves const& most)
+    {
+        for (std::size_t k = 0; k < vectors; ++k)
+            x.of[k] = x.of[k] | sub(most.of[k], x.of[k]);
+        return x;
+    }
+    template <int Count>
+    ADAMANT_SIMD static halves shifted(halves x)
+    {
+        for (u32& part : x.of)
+            part = shift_left<Count>(part);
+        return x;
+    }
+    ADAMANT_SIMD static halves either(halves x, halves const& y)
+    {
+        for (std::size_t k = 0; k < vectors; ++k)
+            x.of[k] = x.of[k] | y.of[k];
+        return x;
+    }
+    ADAMANT_SIMD static bool any(halves const& x) { return any_sign((x.of[0] | x.of[1]) | (x.of[2] | x.of[3])); }
+    ADAMANT_SIMD static void store_halves(std::byte* address, halves const& x)
+    {
+        (x.of[0] | shift_left<16>(x.of[1])).store_unaligned(reinterpret_cast<std::uint32_t*>(address));
+        (x.of[2] | shift_left<16>(x.of[3])).store_unaligned(reinterpret_cast<std::uint32_t*>(address) + lanes);
     }
     ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
     {

@@ -296,8 +296,12 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficien
 {
     simd::f32 p[simd::vectors];
     ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; ++k)
-        p[k] = finish_param<Path>(group.updates[k], c);
+    for (std::size_t k = 0; k < simd::vectors; ++k) {
+        param_update u = group.updates[k];
+        if constexpr (std::is_same_v<Param, float>) // made again, as that takes less than keeping it till now
+            u.decayed_param = simd::mul(c.decay, simd::load<float>(a.param + (i + k * simd::lanes) * sizeof(float)));
+        p[k] = finish_param<Path>(u, c);
+    }
     recorder.params(a, i, group, p);
     std::byte* const param = a.param + i * sizeof(Param);
     ADAMANT_UNROLL

@@ -13,14 +13,11 @@
 
 struct inverse_vectors {
     simd::f32 step_size, inv_decay, inv_beta1, inv_beta2;
-    simd::f32 minus_one; // no constant, or a compiler could fuse what is multiplied with what is subtracted
 };
 
 ADAMANT_SIMD inverse_vectors broadcast_inverse(coefficients const& c)
 {
-    float const volatile minus_one = -1.0f;
-    return {simd::set(-c.neg_step_size), simd::set(1 / c.decay), simd::set(1 / c.beta1), simd::set(1 / c.beta2),
-            simd::set(minus_one)};
+    return {simd::set(-c.neg_step_size), simd::set(1 / c.decay), simd::set(1 / c.beta1), simd::set(1 / c.beta2)};
 }
 
 ADAMANT_SIMD simd::f32 undo_param(simd::f32 param, simd::f32 quotient, inverse_vectors const& inverse)
@@ -37,44 +34,53 @@ ADAMANT_SIMD void undo_moments(simd::f32& exp_avg, simd::f32& exp_avg_sq, simd::
             g = simd::fma(c.l2, old_param, g);
     }
     // Not fma(-one_minus_beta1, g, m'), for the step rounded the product, too: moments of zero come back as zeros.
-    exp_avg = simd::mul(simd::fma(inverse.minus_one, simd::mul(c.one_minus_beta1, g), exp_avg), inverse.inv_beta1);
-    exp_avg_sq = simd::mul(simd::fma(inverse.minus_one, simd::mul(c.one_minus_beta2, simd::mul(g, g)), exp_avg_sq),
-                           inverse.inv_beta2);
+    exp_avg = simd::mul(simd::minus(exp_avg, simd::mul(c.one_minus_beta1, g)), inverse.inv_beta1);
+    exp_avg_sq = simd::mul(simd::minus(exp_avg_sq, simd::mul(c.one_minus_beta2, simd::mul(g, g))), inverse.inv_beta2);
 }
 
 // The fields of 16 bits, from the lowest: what is missing of param, exp_avg and exp_avg_sq, from -middle to +middle;
 // all ones stand for old values that are kept whole.
 struct param_field {
-    static constexpr std::uint32_t at = 0, bits = 3, middle = 3, most = 6;
+    static constexpr std::uint16_t at = 0, bits = 3, middle = 3, most = 6;
 };
 struct exp_avg_field {
-    static constexpr std::uint32_t at = 3, bits = 9, middle = 256, most = 511;
+    static constexpr std::uint16_t at = 3, bits = 9, middle = 256, most = 511;
 };
 struct exp_avg_sq_field {
-    static constexpr std::uint32_t at = 12, bits = 4, middle = 7, most = 14;
+    static constexpr std::uint16_t at = 12, bits = 4, middle = 7, most = 14;
 };
 inline constexpr std::uint16_t whole_param = 0x0007;
 inline constexpr std::uint16_t whole_moments = 0xf000;
 
-template <class Field>
 ADAMANT_SIMD simd::u32 missing(simd::f32 old, simd::f32 undone)
 {
-    return simd::sub(simd::bits(old), simd::sub(simd::bits(undone), simd::set(Field::middle)));
+    return simd::sub(simd::bits(old), simd::bits(undone));
+}
+// A field's bounds in all lanes. Where a compiler does not see that they are constants, it does not make them anew for
+// every group.
+struct field_vectors {
+    simd::halves middle, most;
+};
+template <class Field>
+ADAMANT_SIMD field_vectors broadcast_field()
+{
+    return {simd::set_halves(Field::middle), simd::set_halves(Field::most)};
 }
 template <class Field>
 ADAMANT_SIMD simd::f32 restored(simd::f32 undone, simd::u32 packed)
 {
     simd::u32 const code = simd::template shift_right<Field::at>(packed) & simd::set((1u << Field::bits) - 1);
-    return simd::from_bits(simd::sub(simd::bits(undone), simd::sub(simd::set(Field::middle), code)));
+    return simd::from_bits(simd::sub(simd::bits(undone), simd::sub(simd::set(std::uint32_t{Field::middle}), code)));
 }
 
 // Writes a record beside a step of float params and moments.
 struct recorder {
     struct started {
-        simd::u32 moments[simd::vectors]; // their fields
+        simd::halves moments; // their fields, in place
         bool fits;
     };
     inverse_vectors inverse;
+    field_vectors of_param, of_exp_avg, of_exp_avg_sq;
     std::byte* codes;         // of the shard's first element
     std::byte* old;           // where the next old values go
     std::byte* moments_of[2]; // room for the old moments of two groups, which go to the record with their params
@@ -86,22 +92,21 @@ struct recorder {
                               state_vectors const (&before)[simd::vectors], simd::f32 const (&grad)[simd::vectors],
                               state_vectors const (&after)[simd::vectors], started& group)
     {
-        simd::u32 most_exp_avg = simd::set(0u);
-        simd::u32 most_exp_avg_sq = simd::set(0u);
+        simd::u32 exp_avg_lacks[simd::vectors];
+        simd::u32 exp_avg_sq_lacks[simd::vectors];
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k) {
             simd::f32 exp_avg = after[k].exp_avg;
             simd::f32 exp_avg_sq = after[k].exp_avg_sq;
             undo_moments<Path>(exp_avg, exp_avg_sq, grad[k], before[k].param, c, inverse);
-            simd::u32 const m = missing<exp_avg_field>(before[k].exp_avg, exp_avg);
-            simd::u32 const v = missing<exp_avg_sq_field>(before[k].exp_avg_sq, exp_avg_sq);
-            most_exp_avg = simd::max(most_exp_avg, m);
-            most_exp_avg_sq = simd::max(most_exp_avg_sq, v);
-            group.moments[k] =
-                simd::template shift_left<exp_avg_field::at>(m) | simd::template shift_left<exp_avg_sq_field::at>(v);
+            exp_avg_lacks[k] = missing(before[k].exp_avg, exp_avg);
+            exp_avg_sq_lacks[k] = missing(before[k].exp_avg_sq, exp_avg_sq);
         }
-        group.fits =
-            !simd::any_sign(above(most_exp_avg, exp_avg_field::most) | above(most_exp_avg_sq, exp_avg_sq_field::most));
+        simd::halves const m = simd::plus(simd::saturated(exp_avg_lacks), of_exp_avg.middle);
+        simd::halves const v = simd::plus(simd::saturated(exp_avg_sq_lacks), of_exp_avg_sq.middle);
+        group.fits = !simd::any(simd::either(simd::excess(m, of_exp_avg.most), simd::excess(v, of_exp_avg_sq.most)));
+        group.moments =
+            simd::either(simd::template shifted<exp_avg_field::at>(m), simd::template shifted<exp_avg_sq_field::at>(v));
         if (!group.fits) [[unlikely]] {
             __builtin_memcpy(room(i), a.exp_avg + i * sizeof(float), group_elems * sizeof(float));
             __builtin_memcpy(room(i) + group_elems * sizeof(float), a.exp_avg_sq + i * sizeof(float),
@@ -112,27 +117,26 @@ struct recorder {
     ADAMANT_SIMD void params(step_pointers const& a, std::size_t i, started_group<recorder> const& group,
                              simd::f32 const (&param)[simd::vectors])
     {
-        simd::u32 packed[simd::vectors];
-        simd::u32 most = simd::set(0u);
+        simd::u32 lacks[simd::vectors];
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k) {
             simd::f32 const before = simd::load<float>(a.param + (i + k * simd::lanes) * sizeof(float));
-            packed[k] = missing<param_field>(before, undo_param(param[k], group.updates[k].quotient, inverse));
-            most = simd::max(most, packed[k]);
+            lacks[k] = missing(before, undo_param(param[k], group.updates[k].quotient, inverse));
         }
-        bool const fits = !simd::any_sign(above(most, param_field::most));
+        simd::halves const p = simd::plus(simd::saturated(lacks), of_param.middle);
+        bool const fits = !simd::any(simd::excess(p, of_param.most));
         std::byte* const at = codes + i * sizeof(std::uint16_t);
         if (fits && group.recorded.fits) [[likely]] {
-            ADAMANT_UNROLL
-            for (std::size_t k = 0; k < simd::vectors; ++k)
-                packed[k] = packed[k] | group.recorded.moments[k];
-            simd::store_halves(at, packed);
+            simd::store_halves(at, simd::either(p, group.recorded.moments));
             return;
         }
-        ADAMANT_UNROLL
-        for (std::size_t k = 0; k < simd::vectors; ++k) // what does not fit would reach into other fields
-            packed[k] =
-                (fits ? packed[k] : simd::set(0u)) | (group.recorded.fits ? group.recorded.moments[k] : simd::set(0u));
+        // What does not fit would reach into other fields.
+        simd::u32 const none[simd::vectors] = {};
+        simd::halves packed = simd::saturated(none);
+        if (fits)
+            packed = p;
+        if (group.recorded.fits)
+            packed = simd::either(packed, group.recorded.moments);
         simd::store_halves(at, packed);
         std::uint16_t first;
         __builtin_memcpy(&first, at, sizeof first);
@@ -197,8 +201,13 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
 {
     float_mode_scope const mode(subnormals::flushed);
     alignas(64) std::byte moments[2][2 * group_elems * sizeof(float)];
-    recorder records{
-        broadcast_inverse(c), record, record + whole_groups(n) * sizeof(std::uint16_t), {moments[0], moments[1]}};
+    recorder records{broadcast_inverse(c),
+                     broadcast_field<param_field>(),
+                     broadcast_field<exp_avg_field>(),
+                     broadcast_field<exp_avg_sq_field>(),
+                     record,
+                     record + whole_groups(n) * sizeof(std::uint16_t),
+                     {moments[0], moments[1]}};
     if constexpr (std::is_void_v<WeightOut> || !simd::can_stream)
         stream = false;
     else
