@@ -5,7 +5,7 @@ include(CMakePackageConfigHelpers)
 # Headers only, so nothing depends on the architecture: everything goes under share, where any build looks.
 set(package_dir ${CMAKE_INSTALL_DATAROOTDIR}/cmake/adamant)
 
-install(TARGETS adamant EXPORT adamant-targets FILE_SET HEADERS FILE_SET bodies)
+install(TARGETS adamant EXPORT adamant-targets FILE_SET HEADERS FILE_SET opt_in FILE_SET bodies)
 install(EXPORT adamant-targets NAMESPACE adamant:: DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/adamant-config-version.cmake
                                  COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)

@@ -26,6 +26,12 @@ class unavailable : public error {
     using error::error;
 };
 
+// A file that does not hold what it was written with: cut short, altered, or not of the format at all. An older file
+// may be whole.
+class corrupted : public error {
+    using error::error;
+};
+
 } // namespace adamant
 
 ADAMANT_BEGIN_NAMESPACE

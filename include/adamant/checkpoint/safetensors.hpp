@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opt-in: a state_dict as a safetensors file, which other programs read too. Needs nlohmann-json and the header of
+// xxHash (Debian and Ubuntu: nlohmann-json3-dev, libxxhash-dev); nothing has to be linked. safetensors_layout.hpp says
+// what is in such a file.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <adamant/checkpoint/durable_file.hpp>
+#include <adamant/checkpoint/mapped_file.hpp>
+#include <adamant/checkpoint/safetensors_layout.hpp>
+#include <adamant/checkpoint/safetensors_parse.hpp>
+#include <adamant/checkpoint/state_check.hpp>
+#include <adamant/checkpoint/state_dict.hpp>
+#include <adamant/checkpoint/state_json.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+// Writes the state to a file, replacing one of that name: whoever opens the path finds the old file or the new one,
+// both whole, whenever this process is killed or the machine stops. The bytes are written to PATH.part in the same
+// folder, brought to the disk, and renamed. Reads each array twice and copies none; nobody may write to them meanwhile.
+// They may point into the very file that is replaced. The same state gives the same bytes, in whatever order and pieces
+// its tensors come; pieces without elements are left out.
+// Throws, before it writes anything, invalid_argument for what check(state) refuses, for names that are no UTF-8 and
+// for a header of more than 100 MB; and unavailable with the system's reason and the path where the file cannot be
+// written or another save to this path is under way. The old file is then as it was, and nothing of this save is left
+// (but for the one failure that can come after the renaming, which says so). A file that is replaced keeps its
+// permission bits but not its owner, a new one has those of the umask; a symbolic link is followed. Thread-safe.
+inline void save_safetensors(std::filesystem::path const& path, state_dict const& state)
+{
+    detail::decimal_scope const mode;
+    std::vector<state_tensor> const sorted = detail::checked_tensors(state);
+    std::vector<detail::file_tensor> const tensors = detail::lay_out(state, sorted);
+    std::string const head = detail::file_head(state, tensors);
+    detail::durable_file file(path);
+    file.write(head);
+    for (detail::file_tensor const& tensor : tensors)
+        for (state_tensor const& piece : tensor.pieces)
+            file.write(piece.data, piece.elements * size_bytes(piece.type));
+    file.commit();
+}
+
+// A file of save_safetensors(), mapped for reading; nothing in it is believed before it was checked, and all of it is,
+// checksums too, before the constructor returns. The state's tensors point into the mapping, so they live as long as
+// this object, or the one that it was moved to. The file may meanwhile be replaced or removed, but not written into or
+// cut short. Thread-safe for readers.
+class safetensors_state {
+public:
+    // Throws unavailable with the system's reason where the file cannot be read, and for a version of the format that
+    // this library does not know; corrupted where the file is cut short, altered, or no safetensors file; and
+    // invalid_argument for a safetensors file that another program has written. Each says what is wrong, and where.
+    explicit safetensors_state(std::filesystem::path const& path) : file_(path)
+    {
+        detail::decimal_scope const mode;
+        state_ = detail::read_safetensors(path.string(), {file_.data(), file_.size()});
+    }
+
+    [[nodiscard]] state_dict const& state() const noexcept { return state_; }
+
+private:
+    detail::mapped_file file_;
+    state_dict state_;
+};
+
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opt-in: what a safetensors file of ours looks like, and everything in it that comes before the data.
+//
+// The tensors, those of 32 bits before those of 16 so that each is aligned to its elements from the data's begin on:
+//     PARAM.param, PARAM.exp_avg, PARAM.exp_avg_sq    whole arrays, of the param's shape
+//     PARAM.exp_avg[BEGIN:END]                        elements of an array that is there in part only, one-dimensional
+// The metadata, all of them text:
+//     adamant.format_version   "1"
+//     adamant.step             steps taken, decimal
+//     adamant.state            JSON: groups with every hyperparameter, loss scaler or null, params with name, shape,
+//     group adamant.xxh3             JSON: of each tensor the XXH3 of its bytes, 64 bits in 16 hex digits
+//     adamant.header_xxh3      the same of all bytes before the data, with 16 zeros in its own place. Later versions of
+//                              the format keep this one, so that a flipped bit is no version from the future.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <adamant/checkpoint/state_check.hpp>
+#include <adamant/checkpoint/state_dict.hpp>
+#include <adamant/checkpoint/state_json.hpp>
+#include <adamant/checkpoint/xxh3.hpp>
+#include <adamant/core/error.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+inline constexpr std::size_t max_header_bytes = 100'000'000; // the most that other readers accept
+// No quote inside a JSON string is without a backslash, so this is a key, whatever the names are.
+inline constexpr std::string_view header_digest_key = R"("adamant.header_xxh3":")";
+inline constexpr unsigned format_version = 1;
+
+inline constexpr std::pair<std::string_view, dtype> file_types[] = {
+    {"F32", dtype::float32}, {"BF16", dtype::bfloat16}, {"F16", dtype::float16}};
+
+struct file_tensor {
+    std::string name;
+    std::vector<std::size_t> shape;
+    std::span<state_tensor const> pieces; // adjacent ones, in order
+
+    [[nodiscard]] dtype type() const { return pieces.front().type; }
+};
+
+// Sorted tensors as those of the file: neighbours joined, those of 32 bits first.
+inline std::vector<file_tensor> lay_out(state_dict const& state, std::span<state_tensor const> sorted)
+{
+    std::vector<file_tensor> result;
+    for (std::size_t i = 0, next = 0; i < sorted.size(); i = next) {
+        state_tensor const& first = sorted[i];
+        std::size_t end = first.begin + first.elements;
+        for (next = i + 1; next < sorted.size() && sorted[next].begin == end && sorted[next].param == first.param &&
+                           sorted[next].array == first.array;
+             ++next)
+            end += sorted[next].elements;
+        state_param const& param = state.params[first.param];
+        file_tensor tensor{param.name + '.' + std::string(name(first.array)), param.shape, sorted.subspan(i, next - i)};
+        if (end - first.begin != element_count(param)) {
+            tensor.name += '[' + std::to_string(first.begin) + ':' + std::to_string(end) + ']';
+            tensor.shape = {end - first.begin};
+        }
+        result.push_back(std::move(tensor));
+    }
+    std::stable_sort(result.begin(), result.end(),
+                     [](auto const& a, auto const& b) { return size_bytes(a.type()) > size_bytes(b.type()); });
+    return result;
+}
+
+// Of the first bytes of a file, header and its length, with zeros for the digits of this digest.
+inline std::string header_digest(std::string_view bytes, std::size_t digits_at)
+{
+    xxh3 hash;
+    hash.add(bytes.substr(0, digits_at));
+    hash.add(std::string_view("0000000000000000"));
+    hash.add(bytes.substr(digits_at + 16));
+    return digest_text(hash.digest());
+}
+
+// Everything before the data.
+inline std::string file_head(state_dict const& state, std::vector<file_tensor> const& tensors)
+{
+    json metadata = {{"adamant.format_version", std::to_string(format_version)},
+                     {"adamant.header_xxh3", "0000000000000000"},
+                     {"adamant.state", state_text(state)},
+                     {"adamant.step", std::to_string(state.step)}};
+    json digests = json::object();
+    std::string entries;
+    std::size_t begin = 0;
+    for (file_tensor const& tensor : tensors) {
+        xxh3 hash;
+        std::size_t end = begin;
+        for (state_tensor const& piece : tensor.pieces) {
+            hash.add(piece.data, piece.elements * size_bytes(piece.type));
+            end += piece.elements * size_bytes(piece.type);
+        }
+        digests[tensor.name] = digest_text(hash.digest());
+        std::string_view type;
+        for (auto const& [text, value] : file_types)
+            type = value == tensor.type() ? text : type;
+        json const entry = {{"dtype", type}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
+        entries += ',' + json(tensor.name).dump() + ':' + entry.dump();
+        begin = end;
+    }
+    metadata["adamant.xxh3"] = digests.dump();
+    std::string header = "{\"__metadata__\":" + metadata.dump() + entries + '}';
+    header.resize((header.size() + 7) / 8 * 8, ' ');
+    if (header.size() > max_header_bytes)
+        throw invalid_argument("adamant: the state has " + std::to_string(tensors.size()) + " tensors of " +
+                               std::to_string(state.params.size()) + " params, whose header would have " +
+                               std::to_string(header.size()) + " bytes; a safetensors file has " +
+                               std::to_string(max_header_bytes) + " at most. Save the params in several files");
+    std::uint64_t const length = header.size();
+    std::string head(sizeof length, '\0');
+    std::memcpy(head.data(), &length, sizeof length); // little-endian, as core/abi.hpp sees to
+    head += header;
+    std::size_t const digits = head.find(header_digest_key) + header_digest_key.size();
+    return head.replace(digits, 16, header_digest(head, digits));
+}
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

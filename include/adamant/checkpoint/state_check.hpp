@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// The check of a state_dict, and the joining of several: what holds for every file format.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <adamant/checkpoint/state_dict.hpp>
+#include <adamant/core/error.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+inline constexpr std::size_t max_dimensions = 64;
+// With room for the bytes of any type, and for a sign.
+inline constexpr std::size_t max_elements = std::numeric_limits<std::size_t>::max() / 8;
+
+// The numbers of a group by name: what has to be written, read and compared.
+inline constexpr std::array<std::pair<char const*, double hyperparameters::*>, 5> hyperparameter_numbers = {{
+    {"lr", &hyperparameters::lr},
+    {"beta1", &hyperparameters::beta1},
+    {"beta2", &hyperparameters::beta2},
+    {"eps", &hyperparameters::eps},
+    {"weight_decay", &hyperparameters::weight_decay},
+}};
+
+inline std::string in_quotes(std::string_view name)
+{
+    return '\'' + std::string(name) + '\'';
+}
+
+// What an error says, for another one that says where.
+inline std::string reason(error const& inner)
+{
+    return std::string(inner.what()).substr(std::string_view("adamant: ").size());
+}
+
+inline std::string range_text(std::size_t begin, std::size_t end)
+{
+    return '[' + std::to_string(begin) + ", " + std::to_string(end) + ')';
+}
+
+inline std::string array_text(state_dict const& state, state_tensor const& tensor)
+{
+    return std::string(name(tensor.array)) + " of param " + in_quotes(state.params[tensor.param].name);
+}
+
+// Throws invalid_argument where the shape is none that memory could hold. Zeros do not hide an overflow: other readers
+// multiply from left to right.
+inline std::size_t element_count(state_param const& param)
+{
+    if (param.shape.size() > max_dimensions)
+        throw invalid_argument("adamant: the shape of param " + in_quotes(param.name) + " has " +
+                               std::to_string(param.shape.size()) + " dimensions, but may have " +
+                               std::to_string(max_dimensions));
+    std::size_t product = 1;
+    bool empty = false;
+    for (std::size_t const n : param.shape) {
+        empty = empty || n == 0;
+        if (n != 0 && product > max_elements / n)
+            throw invalid_argument("adamant: the shape of param " + in_quotes(param.name) +
+                                   " has more elements than fit in memory; was a negative size converted?");
+        product *= n == 0 ? 1 : n;
+    }
+    return empty ? 0 : product;
+}
+
+// What comes with each element, by name; two of one name are an error.
+template <class Named>
+std::unordered_map<std::string_view, std::size_t> index_of_names(std::vector<Named> const& all, char const* what)
+{
+    std::unordered_map<std::string_view, std::size_t> result;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        if (all[i].name.empty())
+            throw invalid_argument(std::string("adamant: ") + what + ' ' + std::to_string(i) + " has no name");
+        auto const [there, is_new] = result.emplace(all[i].name, i);
+        if (!is_new)
+            throw invalid_argument(std::string("adamant: ") + what + "s " + std::to_string(there->second) + " and " +
+                                   std::to_string(i) + " have the same name, " + in_quotes(all[i].name));
+    }
+    return result;
+}
+
+inline void check_tensor(state_dict const& state, std::vector<std::size_t> const& counts, std::size_t i)
+{
+    state_tensor const& tensor = state.tensors[i];
+    auto const refuse = [&](std::string const& what) {
+        throw invalid_argument("adamant: tensor " + std::to_string(i) + " of the state " + what);
+    };
+    if (tensor.param >= state.params.size())
+        refuse("is for param " + std::to_string(tensor.param) + ", but there are " +
+               std::to_string(state.params.size()));
+    if (tensor.array > state_array::exp_avg_sq)
+        refuse("holds no state_array");
+    std::string const what = array_text(state, tensor);
+    bool const known = tensor.type == dtype::float32 || tensor.type == dtype::bfloat16 ||
+                       (tensor.type == dtype::float16 && tensor.array == state_array::param);
+    if (!known)
+        refuse("(" + what + ") has elements of type " + std::string(name(tensor.type)) + ", but must have float32" +
+               (tensor.array == state_array::param ? ", bfloat16 or float16" : " or bfloat16"));
+    std::size_t const count = counts[tensor.param];
+    if (tensor.begin > count || tensor.elements > count - tensor.begin)
+        refuse("(" + what + ") has " + std::to_string(tensor.elements) + " elements from " +
+               std::to_string(tensor.begin) + ", but the param has " + std::to_string(count));
+    if (tensor.data == nullptr && tensor.elements != 0)
+        refuse("(" + what + ") has no data");
+}
+
+// Those that hold something, or all there is of an array without elements: by param, array and begin. Throws what
+// check() does.
+inline std::vector<state_tensor> checked_tensors(state_dict const& state)
+{
+    index_of_names(state.groups, "group");
+    for (state_group const& group : state.groups)
+        try {
+            check(group.hyper);
+        } catch (invalid_argument const& error) {
+            throw invalid_argument("adamant: group " + in_quotes(group.name) + ": " + reason(error));
+        }
+    if (state.loss_scaler && !(std::isfinite(state.loss_scaler->scale) && state.loss_scaler->scale > 0))
+        throw invalid_argument("adamant: the loss scaler's scale is " + text(state.loss_scaler->scale) +
+                               ", but must be a finite number above 0");
+    index_of_names(state.params, "param");
+    std::vector<std::size_t> counts;
+    for (state_param const& param : state.params) {
+        counts.push_back(element_count(param));
+        if (param.group >= state.groups.size())
+            throw invalid_argument("adamant: param " + in_quotes(param.name) + " is in group " +
+                                   std::to_string(param.group) + ", but there are " +
+                                   std::to_string(state.groups.size()));
+    }
+    std::vector<state_tensor> result;
+    for (std::size_t i = 0; i < state.tensors.size(); ++i) {
+        check_tensor(state, counts, i);
+        if (state.tensors[i].elements != 0 || counts[state.tensors[i].param] == 0)
+            result.push_back(state.tensors[i]);
+    }
+    auto const place = [](state_tensor const& t) { return std::tuple(t.param, t.array, t.begin, t.elements); };
+    std::sort(result.begin(), result.end(), [&](auto const& a, auto const& b) { return place(a) < place(b); });
+    for (std::size_t i = 1; i < result.size(); ++i) {
+        state_tensor const& a = result[i - 1];
+        state_tensor const& b = result[i];
+        if (a.param != b.param || a.array != b.array)
+            continue;
+        if (a.type != b.type)
+            throw invalid_argument("adamant: parts of " + array_text(state, b) + " have elements of type " +
+                                   std::string(name(a.type)) + " and of type " + std::string(name(b.type)));
+        if (a.begin + a.elements > b.begin)
+            throw invalid_argument("adamant: parts of " + array_text(state, b) + " overlap: elements " +
+                                   range_text(a.begin, a.begin + a.elements) + " and " +
+                                   range_text(b.begin, b.begin + b.elements));
+    }
+    // Of an array without elements one is enough.
+    auto const same = [](auto const& a, auto const& b) {
+        return a.elements == 0 && std::tuple(a.param, a.array) == std::tuple(b.param, b.array);
+    };
+    result.erase(std::unique(result.begin(), result.end(), same), result.end());
+    return result;
+}
+
+} // namespace detail
+
+// Throws invalid_argument naming the first thing that cannot be: hyperparameters that check() refuses, a loss scale
+// that is not finite and above 0, params or groups without a name or with one twice, a shape that no memory holds or of
+// more than 64 dimensions, an index out of range, a tensor past its param's end, of a type that the array cannot have
+// or without data, and parts of one array that overlap or differ in type. A state may be partial: one rank's share.
+// Pure; reads no data; thread-safe.
+inline void check(state_dict const& state)
+{
+    static_cast<void>(detail::checked_tensors(state));
+}
+
+namespace detail {
+
+// Throws where two states of one run cannot differ so. What: "state 2".
+inline void check_same_run(state_dict const& first, state_dict const& other, std::string const& what)
+{
+    auto const refuse = [&](std::string const& key, std::string const& in_first, std::string const& in_other) {
+        throw invalid_argument("adamant: states to merge differ: " + key + " is " + in_first + " in state 0 and " +
+                               in_other + " in " + what);
+    };
+    if (first.step != other.step)
+        refuse("step", std::to_string(first.step), std::to_string(other.step));
+    if (first.loss_scaler != other.loss_scaler) {
+        auto const scaler = [](state_dict const& state) -> std::string {
+            if (!state.loss_scaler)
+                return "none";
+            return "(scale " + text(state.loss_scaler->scale) + ", good_steps " +
+                   std::to_string(state.loss_scaler->good_steps) + ", hysteresis_left " +
+                   std::to_string(state.loss_scaler->hysteresis_left) + ')';
+        };
+        refuse("the loss scaler", scaler(first), scaler(other));
+    }
+    auto const there = [&](auto const& names, std::string const& name, char const* kind, bool in_first) {
+        auto const at = names.find(name);
+        if (at == names.end())
+            throw invalid_argument(std::string("adamant: states to merge differ: ") + kind + ' ' + in_quotes(name) +
+                                   " is in " + (in_first ? "state 0" : what) + " only, of these two: state 0 and " +
+                                   what);
+        return at->second;
+    };
+    auto const first_groups = index_of_names(first.groups, "group");
+    auto const other_groups = index_of_names(other.groups, "group");
+    for (state_group const& group : first.groups)
+        there(other_groups, group.name, "group", true);
+    for (state_group const& group : other.groups) {
+        state_group const& ours = first.groups[there(first_groups, group.name, "group", false)];
+        std::string const of = " of group " + in_quotes(group.name);
+        for (auto const& [key, field] : hyperparameter_numbers)
+            if (ours.hyper.*field < group.hyper.*field || ours.hyper.*field > group.hyper.*field)
+                refuse(key + of, text(ours.hyper.*field), text(group.hyper.*field));
+        auto const number = [](auto value) { return std::to_string(static_cast<unsigned>(value)); };
+        auto const same = [&](char const* key, auto const& a, auto const& b) {
+            if (a != b)
+                refuse(key + of, number(a), number(b));
+        };
+        same("mode", ours.hyper.mode, group.hyper.mode);
+        same("bias_correction", ours.hyper.bias_correction, group.hyper.bias_correction);
+        same("maximize", ours.maximize, group.maximize);
+    }
+    auto const shape_text = [](state_param const& param) {
+        std::string result = "(";
+        for (std::size_t const n : param.shape)
+            result += (result.size() == 1 ? "" : ", ") + std::to_string(n);
+        return result + ')';
+    };
+    auto const first_params = index_of_names(first.params, "param");
+    auto const other_params = index_of_names(other.params, "param");
+    for (state_param const& param : first.params)
+        there(other_params, param.name, "param", true);
+    for (state_param const& param : other.params) {
+        state_param const& ours = first.params[there(first_params, param.name, "param", false)];
+        if (ours.shape != param.shape)
+            refuse("the shape of param " + in_quotes(param.name), shape_text(ours), shape_text(param));
+        std::string const& our_group = first.groups[ours.group].name;
+        if (our_group != other.groups[param.group].name)
+            refuse("the group of param " + in_quotes(param.name), in_quotes(our_group),
+                   in_quotes(other.groups[param.group].name));
+    }
+}
+
+} // namespace detail
+
+// The states of one run's ranks as one: same step, loss scaler, groups and params, in the order of the first, with the
+// tensors of all. Groups and params may stand in any order; names say which are the same. The tensors point where they
+// did before, so that memory has to stay. Throws invalid_argument naming what differs or overlaps; also for no states,
+// and for what check() refuses. The result may still be partial. Pure; thread-safe.
+[[nodiscard]] inline state_dict merge(std::span<state_dict const> states)
+{
+    if (states.empty())
+        throw invalid_argument("adamant: there are no states to merge");
+    state_dict result = states.front();
+    result.tensors.clear();
+    auto const index = detail::index_of_names(result.params, "param");
+    for (std::size_t i = 0; i < states.size(); ++i) {
+        state_dict const& state = states[i];
+        std::vector<state_tensor> const tensors = detail::checked_tensors(state);
+        detail::check_same_run(states.front(), state, "state " + std::to_string(i));
+        for (state_tensor tensor : tensors) {
+            tensor.param = index.at(state.params[tensor.param].name);
+            result.tensors.push_back(tensor);
+        }
+    }
+    result.tensors = detail::checked_tensors(result);
+    return result;
+}
+
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opt-in: JSON read strictly, and a state_dict without its tensors as JSON. Needs nlohmann-json.
+#pragma once
+
+#if !__has_include(<nlohmann/json.hpp>)
+#error                                                                                                                 \
+    "adamant's checkpoint files need nlohmann-json 3.11 or newer, and the compiler finds no nlohmann/json.hpp (Debian and Ubuntu: nlohmann-json3-dev)."
+#endif
+
+#include <cfenv>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <adamant/checkpoint/state_check.hpp>
+#include <adamant/checkpoint/state_dict.hpp>
+#include <adamant/numerics/float_mode.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+using json = nlohmann::json;
+
+// Why a text is refused; whoever reads a file adds which.
+class malformed : public std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// What turns decimals into doubles and back rounds to nearest in this scope, whatever the caller's mode: the C library
+// asks the x87 unit's for it on x86-64, which float_mode_scope leaves alone.
+class decimal_scope {
+public:
+    decimal_scope() noexcept { std::fesetround(FE_TONEAREST); }
+    ~decimal_scope() { std::fesetround(rounding_); }
+    decimal_scope(decimal_scope const&) = delete;
+    decimal_scope& operator=(decimal_scope const&) = delete;
+
+private:
+    int const rounding_ = std::fegetround();
+    float_mode_scope const mode_{subnormals::kept};
+};
+
+// Throws malformed for what is no JSON, for keys that an object has twice, and for what no file of ours has and only
+// serves to exhaust memory or the stack: more than four levels, arrays of more numbers than a shape has.
+inline json parse_json(std::string_view text)
+{
+    struct level {
+        std::unordered_set<std::string> keys;
+        std::size_t values = 0;
+    };
+    std::vector<level> open;
+    auto const watch = [&](int, json::parse_event_t event, json const& parsed) {
+        switch (event) {
+        case json::parse_event_t::object_start:
+        case json::parse_event_t::array_start:
+            if (open.size() == 4)
+                throw malformed("it is nested more than four levels deep");
+            open.emplace_back();
+            break;
+        case json::parse_event_t::object_end:
+        case json::parse_event_t::array_end: open.pop_back(); break;
+        case json::parse_event_t::key:
+            open.back().values = 0; // only arrays have many without a key
+            if (!open.back().keys.insert(parsed.get_ref<std::string const&>()).second)
+                throw malformed("the key " + parsed.dump().substr(0, 200) + " is there twice");
+            break;
+        case json::parse_event_t::value:
+            if (!open.empty() && ++open.back().values > max_dimensions)
+                throw malformed("an array has more than " + std::to_string(max_dimensions) + " values");
+            break;
+        }
+        return true;
+    };
+    try {
+        return json::parse(text.begin(), text.end(), watch);
+    } catch (json::exception const& error) { // quotes what it read last, be it megabytes
+        throw malformed(std::string(error.what()).substr(0, 200));
+    }
+}
+
+// The members of an object that has these keys and no others, one after the other.
+class json_members {
+public:
+    json_members(json const& object, std::string what, std::size_t count) : object_(object), what_(std::move(what))
+    {
+        if (!object.is_object() || object.size() != count)
+            throw malformed(what_ + " is no object of " + std::to_string(count) + " members");
+    }
+
+    [[nodiscard]] json const& at(std::string const& key) const
+    {
+        auto const found = object_.find(key);
+        if (found == object_.end())
+            throw malformed(what_ + " has no " + in_quotes(key));
+        return *found;
+    }
+    [[nodiscard]] std::string string(std::string const& key) const
+    {
+        return get<std::string>(key, at(key).is_string());
+    }
+    [[nodiscard]] bool boolean(std::string const& key) const { return get<bool>(key, at(key).is_boolean()); }
+    [[nodiscard]] double number(std::string const& key) const { return get<double>(key, at(key).is_number_float()); }
+    template <class Unsigned = std::size_t>
+    [[nodiscard]] Unsigned count(std::string const& key) const
+    {
+        auto const value = get<std::uint64_t>(key, at(key).is_number_unsigned());
+        if (value > std::numeric_limits<Unsigned>::max())
+            refuse(key);
+        return static_cast<Unsigned>(value);
+    }
+    [[nodiscard]] json const& array(std::string const& key) const
+    {
+        if (!at(key).is_array())
+            refuse(key);
+        return at(key);
+    }
+    [[nodiscard]] std::vector<std::size_t> counts(std::string const& key) const
+    {
+        std::vector<std::size_t> result;
+        for (json const& n : array(key)) {
+            if (!n.is_number_unsigned())
+                refuse(key);
+            result.push_back(n.get<std::size_t>());
+        }
+        return result;
+    }
+
+private:
+    [[noreturn]] void refuse(std::string const& key) const
+    {
+        throw malformed(what_ + " has something else as " + in_quotes(key) + " than belongs there");
+    }
+    template <class T>
+    T get(std::string const& key, bool right) const
+    {
+        if (!right)
+            refuse(key);
+        return at(key).get<T>();
+    }
+
+    json const& object_;
+    std::string what_;
+};
+
+inline constexpr std::string_view decay_mode_names[] = {"unset", "decoupled", "l2"};
+
+// Groups, loss scaler and params. The step and the tensors are elsewhere. Throws invalid_argument for names that are no
+// UTF-8, as JSON has no other strings. Doubles are written with as many digits as their bits need.
+inline std::string state_text(state_dict const& state)
+{
+    auto const utf8 = [](char const* what, std::string const& name) {
+        try {
+            static_cast<void>(json(name).dump());
+        } catch (json::exception const&) {
+            throw invalid_argument(std::string("adamant: the name of ") + what + ' ' + in_quotes(name) +
+                                   " is no UTF-8, which JSON asks for");
+        }
+        return name;
+    };
+    json groups = json::array();
+    for (state_group const& group : state.groups) {
+        json entry = {{"name", utf8("group", group.name)},
+                      {"mode", decay_mode_names[static_cast<unsigned>(group.hyper.mode)]},
+                      {"bias_correction", group.hyper.bias_correction},
+                      {"maximize", group.maximize}};
+        for (auto const& [key, field] : hyperparameter_numbers)
+            entry[key] = group.hyper.*field;
+        groups.push_back(std::move(entry));
+    }
+    json params = json::array();
+    for (state_param const& param : state.params)
+        params.push_back({{"name", utf8("param", param.name)}, {"shape", param.shape}, {"group", param.group}});
+    json scaler = nullptr;
+    if (state.loss_scaler)
+        scaler = {{"scale", state.loss_scaler->scale},
+                  {"good_steps", state.loss_scaler->good_steps},
+                  {"hysteresis_left", state.loss_scaler->hysteresis_left}};
+    return json{{"groups", std::move(groups)}, {"loss_scaler", std::move(scaler)}, {"params", std::move(params)}}
+        .dump();
+}
+
+// The way back. Throws malformed for another structure; what the values mean is check()'s business.
+inline state_dict state_from_text(std::string_view text)
+{
+    json const parsed = parse_json(text);
+    json_members const all(parsed, "the state", 3);
+    state_dict state;
+    if (!all.at("loss_scaler").is_null()) {
+        json_members const scaler(all.at("loss_scaler"), "the loss scaler", 3);
+        state.loss_scaler = loss_scaler_state{scaler.number("scale"), scaler.count<std::uint32_t>("good_steps"),
+                                              scaler.count<std::uint32_t>("hysteresis_left")};
+    }
+    for (json const& entry : all.array("groups")) {
+        json_members const members(entry, "group " + std::to_string(state.groups.size()),
+                                   4 + hyperparameter_numbers.size());
+        state_group group;
+        group.name = members.string("name");
+        for (auto const& [key, field] : hyperparameter_numbers)
+            group.hyper.*field = members.number(key);
+        std::string const mode = members.string("mode");
+        std::size_t i = 0;
+        while (i < std::size(decay_mode_names) && decay_mode_names[i] != mode)
+            ++i;
+        group.hyper.mode = static_cast<decay_mode>(i); // one too many is none, which check() refuses
+        group.hyper.bias_correction = members.boolean("bias_correction");
+        group.maximize = members.boolean("maximize");
+        state.groups.push_back(std::move(group));
+    }
+    for (json const& entry : all.array("params")) {
+        json_members const members(entry, "param " + std::to_string(state.params.size()), 3);
+        state.params.push_back({members.string("name"), members.counts("shape"), members.count("group")});
+    }
+    return state;
+}
+
+} // namespace detail
+ADAMANT_END_NAMESPACE
