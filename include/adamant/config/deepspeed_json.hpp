@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads the configuration of a DeepSpeed job (ds_config.json). Opt-in: needs nlohmann-json, and adamant.hpp leaves it
+// out. What the keys mean and default to is as in DeepSpeed: its runtime/config.py, runtime/precision_config.py,
+// runtime/zero/config.py, runtime/zero/offload_config.py, runtime/zenflow/zenflow_config.py and, for the two Adams,
+// _configure_basic_optimizer() in runtime/engine.py.
+#pragma once
+
+#include <cerrno>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <adamant/config/json_document.hpp>
+#include <adamant/config/offload_config.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+struct deepspeed_config {
+    offload_config options;
+    // One for each key that means nothing here, by its path, in order of appearance; of a whole object that means
+    // nothing, one; no more than a hundred and their count. Nothing is printed.
+    std::vector<std::string> warnings;
+};
+
+namespace detail {
+
+inline constexpr std::string_view deepspeed_keys[] = {
+    "optimizer",
+    "optimizer.type",
+    "optimizer.params",
+    "optimizer.params.lr",
+    "optimizer.params.betas",
+    "optimizer.params.eps",
+    "optimizer.params.weight_decay",
+    "optimizer.params.bias_correction",
+    "optimizer.params.adam_w_mode",
+    "optimizer.params.torch_adam",
+    "optimizer.params.amsgrad",
+    "optimizer.params.maximize",
+    "optimizer.params.max_grad_norm",
+    "gradient_clipping",
+    "gradient_accumulation_steps",
+    "bf16",
+    "bf16.enabled",
+    "bfloat16",
+    "bfloat16.enabled",
+    "fp16",
+    "fp16.enabled",
+    "fp16.loss_scale",
+    "fp16.initial_scale_power",
+    "fp16.loss_scale_window",
+    "fp16.hysteresis",
+    "fp16.consecutive_hysteresis",
+    "fp16.min_loss_scale",
+    "zero_optimization",
+    "zero_optimization.stage",
+    "zero_optimization.sub_group_size",
+    "zero_optimization.cpu_offload",
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.offload_optimizer.device",
+    "zero_optimization.offload_optimizer.pin_memory",
+    "zero_optimization.offload_optimizer.ratio",
+    "zero_optimization.offload_optimizer.super_offload",
+    "zero_optimization.offload_optimizer.cpuadam_cores_perc",
+    "zero_optimization.zenflow",
+    "zero_optimization.zenflow.pt_reserved_cores_perc",
+};
+// They mean nothing here, but decide gradient_accumulation_steps where both are there.
+inline constexpr std::string_view deepspeed_ignored[] = {"train_batch_size", "train_micro_batch_size_per_gpu"};
+
+// From the document to the options. A key that is there is checked even where another one makes it meaningless.
+class deepspeed_reader {
+public:
+    deepspeed_reader(std::string_view text, std::string source)
+        : document_(text, "the DeepSpeed configuration", std::move(source), deepspeed_keys, deepspeed_ignored)
+    {
+    }
+
+    // The options pass check(): each value has already.
+    deepspeed_config read()
+    {
+        optimizer();
+        out_.max_norm = number("gradient_clipping", out_.max_norm, at_least_zero);
+        accumulation();
+        precision();
+        zero();
+        return {out_, document_.warnings()};
+    }
+
+private:
+    using kind = json_value::kind;
+
+    [[noreturn]] void refuse(std::string_view path, json_value const& found, std::string const& rule) const
+    {
+        if (found.is == kind::text && found.text == "auto")
+            document_.fail(std::string(path) + " is \"auto\", which the Hugging Face integration replaces before "
+                                               "DeepSpeed sees it; put the value there");
+        document_.fail(std::string(path) + " is " + found.as_shown() + ", but must be " + rule);
+    }
+    double number(std::string_view path, double otherwise, number_rule const& rule)
+    {
+        json_value const* const found = document_.find(path);
+        return found == nullptr ? otherwise : number_in(path, *found, rule);
+    }
+    double number_in(std::string_view path, json_value const& found, number_rule const& rule)
+    {
+        if (found.is != kind::number || !rule.allows(found.number))
+            refuse(path, found, rule.text);
+        return found.number;
+    }
+    template <class Integer>
+    Integer whole(std::string_view path, Integer otherwise, Integer low, Integer high)
+    {
+        json_value const* const found = document_.find(path);
+        if (found == nullptr)
+            return otherwise;
+        if (found->is != kind::number || !found->whole || *found->whole < low || *found->whole > high)
+            refuse(path, *found, "a whole number from " + std::to_string(low) + " to " + std::to_string(high));
+        return static_cast<Integer>(*found->whole);
+    }
+    bool flag(std::string_view path, bool otherwise)
+    {
+        json_value const* const found = document_.find(path);
+        if (found != nullptr && found->is != kind::boolean)
+            refuse(path, *found, "true or false");
+        return found == nullptr ? otherwise : found->flag;
+    }
+    // Whether the object is there.
+    bool object(std::string_view path, bool may_be_null = false)
+    {
+        json_value const* const found = document_.find(path);
+        if (found == nullptr || (may_be_null && found->is == kind::null))
+            return false;
+        if (found->is != kind::object)
+            refuse(path, *found, "an object");
+        return true;
+    }
+    // One of two texts, in any case; whether it is the second.
+    bool second_of(std::string_view path, std::string_view first, std::string_view second)
+    {
+        json_value const& found = *document_.find(path);
+        std::string const text = found.is == kind::text ? lower(found.text) : "";
+        if (text != lower(first) && text != lower(second))
+            refuse(path, found, "\"" + std::string(first) + "\" or \"" + std::string(second) + "\"");
+        return text == lower(second);
+    }
+
+    void optimizer()
+    {
+        if (!object("optimizer"))
+            return;
+        if (document_.find("optimizer.type") == nullptr)
+            document_.fail("optimizer.type is missing; it must be \"Adam\" or \"AdamW\"");
+        bool const adamw = second_of("optimizer.type", "Adam", "AdamW");
+        // DeepSpeed's Adam is an AdamW too, unless it is told otherwise; its AdamW cannot be told.
+        bool const w_mode = flag("optimizer.params.adam_w_mode", true);
+        if (adamw && !w_mode)
+            document_.warn(document_.find("optimizer.params.adam_w_mode")->order,
+                           "optimizer.params.adam_w_mode means nothing here: optimizer.type is AdamW, whose decay is "
+                           "always decoupled; for L2 decay set it to Adam");
+        out_.hyper.mode = adamw || w_mode ? decay_mode::decoupled : decay_mode::l2;
+        object("optimizer.params");
+        out_.hyper.lr = number("optimizer.params.lr", out_.hyper.lr, at_least_zero);
+        out_.hyper.eps = number("optimizer.params.eps", out_.hyper.eps, at_least_zero);
+        betas();
+        // Where nothing is said, PyTorch's AdamW decays by this much, alone of the four optimizers that this can be.
+        bool const torch_adam = flag("optimizer.params.torch_adam", false);
+        double const decay = torch_adam && out_.hyper.mode == decay_mode::decoupled ? 0.01 : 0;
+        out_.hyper.weight_decay = number("optimizer.params.weight_decay", decay, at_least_zero);
+        out_.hyper.bias_correction = flag("optimizer.params.bias_correction", true);
+        out_.maximize = flag("optimizer.params.maximize", false);
+        if (flag("optimizer.params.amsgrad", false))
+            document_.fail("optimizer.params.amsgrad is true, but AMSGrad is not supported; set it to false");
+        if (document_.find("optimizer.params.max_grad_norm") != nullptr)
+            document_.fail("optimizer.params.max_grad_norm is no parameter of the optimizer; use gradient_clipping, at "
+                           "the top, instead");
+    }
+
+    void betas()
+    {
+        static constexpr number_rule beta{0, 1, true, false, "in [0, 1)"};
+        json_value const* const found = document_.find("optimizer.params.betas");
+        if (found == nullptr)
+            return;
+        if (found->is != kind::array || found->size != 2)
+            refuse("optimizer.params.betas", *found, "an array of two numbers");
+        out_.hyper.beta1 = number_in("optimizer.params.betas[0]", found->items[0], beta);
+        out_.hyper.beta2 = number_in("optimizer.params.betas[1]", found->items[1], beta);
+    }
+
+    void accumulation()
+    {
+        if (document_.find("gradient_accumulation_steps") != nullptr)
+            out_.gradient_accumulation_steps = whole<std::uint32_t>("gradient_accumulation_steps", 1, 1, most_u32);
+        else if (document_.find("train_batch_size") != nullptr &&
+                 document_.find("train_micro_batch_size_per_gpu") != nullptr)
+            out_.gradient_accumulation_steps.reset();
+    }
+
+    void precision()
+    {
+        bool const bf16 = object("bf16");
+        bool const bfloat16 = object("bfloat16");
+        if (bf16 && bfloat16)
+            document_.fail("bf16 and bfloat16 are two names of one object; keep bf16");
+        std::string const name = bfloat16 ? "bfloat16" : "bf16";
+        bool const in_bf16 = flag(name + ".enabled", false);
+        object("fp16");
+        bool const in_fp16 = flag("fp16.enabled", false);
+        if (in_bf16 && in_fp16)
+            document_.fail(name + ".enabled and fp16.enabled are both true; a model computes in one type: keep one");
+        out_.model_type = in_bf16 ? dtype::bfloat16 : in_fp16 ? dtype::float16 : dtype::float32;
+        loss_scaling(in_fp16);
+    }
+
+    void loss_scaling(bool in_use)
+    {
+        double const fixed = number("fp16.loss_scale", 0, at_least_zero);
+        loss_scaling_options dynamic;
+        auto const power = static_cast<int>(whole<std::uint32_t>("fp16.initial_scale_power", 16, 0, 32));
+        dynamic.initial_scale = std::ldexp(1.0, power);
+        dynamic.growth_interval = whole<std::uint32_t>("fp16.loss_scale_window", 1000, 1, most_u32);
+        dynamic.hysteresis = whole<std::uint32_t>("fp16.hysteresis", 2, 1, most_u32);
+        dynamic.min_scale = number("fp16.min_loss_scale", 1, above_zero);
+        bool const refills = flag("fp16.consecutive_hysteresis", false);
+        if (!in_use)
+            return;
+        if (fixed != 0) {
+            out_.loss_scale = fixed;
+            return;
+        }
+        if (refills && dynamic.hysteresis > 1)
+            document_.fail("fp16.consecutive_hysteresis is true, but here hysteresis is refilled only when the scale "
+                           "grows; set it to false, or fp16.hysteresis to 1");
+        if (dynamic.min_scale > dynamic.initial_scale)
+            document_.fail("fp16.min_loss_scale is " + text(dynamic.min_scale) + ", but the first scale is " +
+                           text(dynamic.initial_scale) + ", which is 2 to the power of fp16.initial_scale_power (" +
+                           std::to_string(power) + "); lower the one or raise the other");
+        out_.dynamic_loss_scaling = dynamic;
+    }
+
+    void zero()
+    {
+        static constexpr std::string_view old = "zero_optimization.cpu_offload";
+        static constexpr std::string_view device = "zero_optimization.offload_optimizer.device";
+        static constexpr std::string_view optimizer_cores = "zero_optimization.offload_optimizer.cpuadam_cores_perc";
+        static constexpr std::string_view host_cores = "zero_optimization.zenflow.pt_reserved_cores_perc";
+        object("zero_optimization");
+        out_.zero_stage = whole<std::uint32_t>("zero_optimization.stage", 0, 0, 3);
+        out_.sub_group_size_elems = whole<std::uint64_t>("zero_optimization.sub_group_size", out_.sub_group_size_elems,
+                                                         0, std::numeric_limits<std::uint64_t>::max());
+        out_.offload = flag(old, false);
+        if (object("zero_optimization.offload_optimizer", true)) {
+            if (document_.find(old) != nullptr)
+                document_.fail(std::string(old) + " is the old form of zero_optimization.offload_optimizer, which is "
+                                                  "there too; keep the new one");
+            if (json_value const* const found = document_.find(device); found != nullptr) {
+                if (found->is == kind::text && lower(found->text) == "nvme")
+                    document_.fail(std::string(device) + " is \"nvme\", but the optimizer's state is kept in memory "
+                                                         "here; set it to \"cpu\"");
+                out_.offload = !second_of(device, "cpu", "none");
+            }
+            out_.pin_memory = flag("zero_optimization.offload_optimizer.pin_memory", false);
+            out_.ratio = number("zero_optimization.offload_optimizer.ratio", out_.ratio, zero_to_one);
+            out_.super_offload = flag("zero_optimization.offload_optimizer.super_offload", false);
+            if (document_.find(optimizer_cores) != nullptr)
+                out_.cpuadam_cores_perc = number(optimizer_cores, 1, share_of_cores);
+        }
+        if (object("zero_optimization.zenflow", true) && document_.find(host_cores) != nullptr)
+            out_.pt_reserved_cores_perc = number(host_cores, 0, reserved_share);
+        if (out_.cpuadam_cores_perc && out_.pt_reserved_cores_perc &&
+            !shares_agree(*out_.cpuadam_cores_perc, *out_.pt_reserved_cores_perc))
+            document_.fail(std::string(optimizer_cores) + " is " + text(*out_.cpuadam_cores_perc) + " and " +
+                           std::string(host_cores) + " is " + text(*out_.pt_reserved_cores_perc) +
+                           ", which do not add up to 1; keep one of them");
+    }
+
+    static constexpr std::uint32_t most_u32 = std::numeric_limits<std::uint32_t>::max();
+
+    json_document document_;
+    offload_config out_;
+};
+
+} // namespace detail
+
+// Reads a configuration from its text: at most 16 MiB of JSON in UTF-8, nested at most 64 levels deep. A key that is
+// not there has DeepSpeed's default; without an optimizer, hyper.mode stays unset. Throws invalid_argument where the
+// text is not JSON (with line, column and a line that shows the place), where a key is there twice, and where a key
+// that means something here has a value that cannot be, "auto" among them, with the path to the key. Pure;
+// thread-safe.
+[[nodiscard]] inline deepspeed_config parse_deepspeed_config(std::string_view text)
+{
+    return detail::deepspeed_reader(text, {}).read();
+}
+
+// Reads a configuration from a file, whose name is in the errors. Throws unavailable where it cannot be read, and what
+// parse_deepspeed_config() throws. Thread-safe.
+[[nodiscard]] inline deepspeed_config read_deepspeed_config(std::string const& path)
+{
+    auto const cannot = [&](int why) {
+        throw unavailable("adamant: the DeepSpeed configuration \"" + path +
+                          "\" cannot be read: " + std::strerror(why));
+    };
+    auto const close = [](std::FILE* file) { std::fclose(file); };
+    std::unique_ptr<std::FILE, decltype(close)> const file(std::fopen(path.c_str(), "rbe"), close);
+    if (file == nullptr)
+        cannot(errno);
+    std::string text;
+    char piece[1 << 14];
+    while (text.size() <= detail::json_document::max_bytes) {
+        std::size_t const read = std::fread(piece, 1, sizeof piece, file.get());
+        text.append(piece, read);
+        if (read < sizeof piece) {
+            if (int const why = errno; std::ferror(file.get()) != 0)
+                cannot(why);
+            break;
+        }
+    }
+    return detail::deepspeed_reader(text, path).read();
+}
+
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,972 @@
+// SPDX-License-Identifier: Apache-2.0
+// DeepSpeed configurations: what is read, refused with which words, and warned of; and anything else that is text.
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include <adamant/config/deepspeed_json.hpp>
+#include <adamant/topology/selection.hpp>
+
+#include "catch.hpp"
+
+#if !defined(ADAMANT_FUZZ_INPUTS)
+#define ADAMANT_FUZZ_INPUTS 30000
+#endif
+
+using namespace adamant;
+
+namespace {
+
+using strings = std::vector<std::string>;
+using std::string_literals::operator""s;
+
+// The text of the error, or "read".
+template <class Error = invalid_argument, class Function>
+std::string refusal(Function function)
+{
+    try {
+        (void)function();
+    } catch (Error const& error) {
+        return error.what();
+    }
+    return "read";
+}
+std::string refusal_of(std::string const& text)
+{
+    return refusal([&] { return parse_deepspeed_config(text); });
+}
+offload_config options_of(std::string const& text)
+{
+    return parse_deepspeed_config(text).options;
+}
+strings warnings_of(std::string const& text)
+{
+    return parse_deepspeed_config(text).warnings;
+}
+
+void check_same(offload_config const& a, offload_config const& b)
+{
+    CHECK(a.hyper.lr == b.hyper.lr);
+    CHECK(a.hyper.beta1 == b.hyper.beta1);
+    CHECK(a.hyper.beta2 == b.hyper.beta2);
+    CHECK(a.hyper.eps == b.hyper.eps);
+    CHECK(a.hyper.weight_decay == b.hyper.weight_decay);
+    CHECK(a.hyper.mode == b.hyper.mode);
+    CHECK(a.hyper.bias_correction == b.hyper.bias_correction);
+    CHECK(a.maximize == b.maximize);
+    CHECK(a.max_norm == b.max_norm);
+    CHECK(a.model_type == b.model_type);
+    CHECK(a.loss_scale == b.loss_scale);
+    REQUIRE(a.dynamic_loss_scaling.has_value() == b.dynamic_loss_scaling.has_value());
+    if (a.dynamic_loss_scaling) {
+        loss_scaling_options const& x = *a.dynamic_loss_scaling;
+        loss_scaling_options const& y = *b.dynamic_loss_scaling;
+        CHECK(x.initial_scale == y.initial_scale);
+        CHECK(x.growth_factor == y.growth_factor);
+        CHECK(x.backoff_factor == y.backoff_factor);
+        CHECK(x.growth_interval == y.growth_interval);
+        CHECK(x.hysteresis == y.hysteresis);
+        CHECK(x.min_scale == y.min_scale);
+        CHECK(x.max_scale == y.max_scale);
+    }
+    CHECK(a.gradient_accumulation_steps == b.gradient_accumulation_steps);
+    CHECK(a.zero_stage == b.zero_stage);
+    CHECK(a.sub_group_size_elems == b.sub_group_size_elems);
+    CHECK(a.offload == b.offload);
+    CHECK(a.pin_memory == b.pin_memory);
+    CHECK(a.ratio == b.ratio);
+    CHECK(a.super_offload == b.super_offload);
+    CHECK(a.cpuadam_cores_perc == b.cpuadam_cores_perc);
+    CHECK(a.pt_reserved_cores_perc == b.pt_reserved_cores_perc);
+}
+
+struct expected_refusal {
+    std::string text;
+    std::string words; // after "adamant: "
+};
+void check_refusals(std::vector<expected_refusal> const& all)
+{
+    for (auto const& [text, words] : all) {
+        INFO(text);
+        CHECK(refusal_of(text) == "adamant: " + words);
+    }
+}
+
+// {"a":{"b":value}} for the path a.b.
+std::string at_path(std::string path, std::string const& value)
+{
+    if (path.starts_with("optimizer.params"))
+        return R"({"optimizer":{"type":"Adam","params":{")" + path.substr(17) + "\":" + value + "}}}";
+    std::string ends = "}";
+    for (std::size_t dot = 0; (dot = path.find('.', dot)) != path.npos; ends += '}')
+        path.replace(dot, 1, "\":{\"");
+    return "{\"" + path + "\":" + value + ends;
+}
+
+constexpr char superoffload[] = R"({
+    "train_batch_size": 64,
+    "bf16": {"enabled": true, "immediate_grad_update": true},
+    "gradient_accumulation_steps": 4,
+    "gradient_clipping": 1.0,
+    "zero_optimization": {
+        "stage": 3,
+        "overlap_comm": true,
+        "sub_group_size": 1e8,
+        "offload_optimizer": {
+            "device": "cpu", "pin_memory": true, "ratio": 0.9, "super_offload": true, "cpuadam_cores_perc": 0.85
+        }
+    },
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": 2e-5, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}
+    },
+    "wall_clock_breakdown": false
+})";
+
+constexpr char fp16_offload[] = R"({
+  "train_micro_batch_size_per_gpu": 8,
+  "optimizer": {"type": "adam", "params": {"lr": 0.00015, "adam_w_mode": false, "weight_decay": 1e-4,
+                "bias_correction": false, "torch_adam": false, "amsgrad": false, "maximize": true}},
+  "fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 4,
+           "consecutive_hysteresis": false, "min_loss_scale": 0.25},
+  "zero_optimization": {"stage": 2, "cpu_offload": true},
+  "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto", "lr": "auto"}}
+})";
+
+constexpr char zenflow[] = R"({
+  "fp16": {"enabled": true, "loss_scale": 128},
+  "zero_optimization": {
+    "stage": 1,
+    "offload_optimizer": {"device": "CPU"},
+    "zenflow": {"topk_ratio": 0.05, "select_strategy": "auto", "pt_reserved_cores_perc": 0.25, "overlap_step": true}
+  }
+})";
+
+} // namespace
+
+TEST_CASE("configurations as people write them are read")
+{
+    offload_config expected;
+    expected.hyper = {
+        .lr = 2e-5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1, .mode = decay_mode::decoupled};
+    expected.max_norm = 1;
+    expected.model_type = dtype::bfloat16;
+    expected.gradient_accumulation_steps = 4;
+    expected.zero_stage = 3;
+    expected.sub_group_size_elems = 100000000;
+    expected.offload = expected.pin_memory = expected.super_offload = true;
+    expected.ratio = 0.9;
+    expected.cpuadam_cores_perc = 0.85;
+    check_same(options_of(superoffload), expected);
+    CHECK(warnings_of(superoffload) ==
+          strings{"train_batch_size means nothing here", "bf16.immediate_grad_update means nothing here",
+                  "zero_optimization.overlap_comm means nothing here", "wall_clock_breakdown means nothing here"});
+
+    expected = {};
+    expected.hyper = {.lr = 0.00015, .weight_decay = 1e-4, .mode = decay_mode::l2, .bias_correction = false};
+    expected.maximize = true;
+    expected.model_type = dtype::float16;
+    expected.dynamic_loss_scaling = {.initial_scale = 4096, .growth_interval = 500, .hysteresis = 4, .min_scale = 0.25};
+    expected.zero_stage = 2;
+    expected.offload = true;
+    check_same(options_of(fp16_offload), expected);
+    CHECK(warnings_of(fp16_offload) ==
+          strings{"train_micro_batch_size_per_gpu means nothing here", "scheduler means nothing here"});
+
+    expected = {};
+    expected.model_type = dtype::float16;
+    expected.loss_scale = 128;
+    expected.zero_stage = 1;
+    expected.offload = true;
+    expected.pt_reserved_cores_perc = 0.25;
+    check_same(options_of(zenflow), expected);
+    CHECK(warnings_of(zenflow) == strings{"zero_optimization.zenflow.topk_ratio means nothing here",
+                                          "zero_optimization.zenflow.select_strategy means nothing here",
+                                          "zero_optimization.zenflow.overlap_step means nothing here"});
+}
+
+TEST_CASE("what is not said has DeepSpeed's defaults")
+{
+    offload_config const plain;
+    check_same(options_of("{}"), plain);
+    CHECK(plain.hyper.mode == decay_mode::unset);
+    CHECK(warnings_of("{}").empty());
+    check_same(options_of("\xef\xbb\xbf {} \n"), plain);
+    check_same(options_of(R"({"zero_optimization": {"offload_optimizer": null, "zenflow": null},
+                              "fp16": {}, "bf16": {"enabled": false}})"),
+               plain);
+    CHECK(plain.sub_group_size_elems == 1000000000);
+    CHECK(plain.ratio == 1);
+
+    offload_config const adam = options_of(R"({"optimizer": {"type": "Adam"}})");
+    CHECK(adam.hyper.lr == 1e-3);
+    CHECK(adam.hyper.beta1 == 0.9);
+    CHECK(adam.hyper.beta2 == 0.999);
+    CHECK(adam.hyper.eps == 1e-8);
+    CHECK(adam.hyper.weight_decay == 0);
+    CHECK(adam.hyper.bias_correction);
+
+    // Unlike a scaler of our own: a thousand steps, and the second overflow.
+    check_same(options_of(R"({"fp16": {"enabled": true}})"), [] {
+        offload_config made;
+        made.model_type = dtype::float16;
+        made.dynamic_loss_scaling = {
+            .initial_scale = 65536, .growth_interval = 1000, .hysteresis = 2, .min_scale = 1, .max_scale = 0x1p32};
+        return made;
+    }());
+}
+
+TEST_CASE("the mode of the decay is explicit, as DeepSpeed means it (decay_mode)")
+{
+    struct known {
+        char const* optimizer;
+        decay_mode mode;
+        double decay;
+    };
+    known const all[] = {
+        {R"("type": "Adam")", decay_mode::decoupled, 0},
+        {R"("type": "ADAMW", "params": {})", decay_mode::decoupled, 0},
+        {R"("type": "adam", "params": {"adam_w_mode": true})", decay_mode::decoupled, 0},
+        {R"("type": "Adam", "params": {"adam_w_mode": false})", decay_mode::l2, 0},
+        {R"("params": {"adam_w_mode": false, "weight_decay": 0.5}, "type": "Adam")", decay_mode::l2, 0.5},
+        {R"("type": "AdamW", "params": {"adam_w_mode": false, "weight_decay": 2})", decay_mode::decoupled, 2},
+        {R"("type": "AdamW", "params": {"torch_adam": true})", decay_mode::decoupled, 0.01},
+        {R"("type": "Adam", "params": {"torch_adam": true})", decay_mode::decoupled, 0.01},
+        {R"("type": "Adam", "params": {"torch_adam": true, "adam_w_mode": false})", decay_mode::l2, 0},
+        {R"("type": "AdamW", "params": {"torch_adam": true, "weight_decay": 0})", decay_mode::decoupled, 0},
+    };
+    for (auto const& [optimizer, mode, decay] : all) {
+        INFO(optimizer);
+        offload_config const config = options_of("{\"optimizer\": {"s + optimizer + "}}");
+        CHECK(config.hyper.mode == mode);
+        CHECK(config.hyper.weight_decay == decay);
+    }
+    CHECK(warnings_of(R"({"optimizer": {"x": 1, "type": "AdamW", "params": {"adam_w_mode": false}, "y": 1}})") ==
+          strings{"optimizer.x means nothing here",
+                  "optimizer.params.adam_w_mode means nothing here: optimizer.type is AdamW, whose decay is always "
+                  "decoupled; for L2 decay set it to Adam",
+                  "optimizer.y means nothing here"});
+    CHECK(warnings_of(R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": true}}})").empty());
+    CHECK(warnings_of(R"({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}})").empty());
+}
+
+TEST_CASE("micro-steps that the batch sizes decide are not guessed")
+{
+    using count = std::optional<std::uint32_t>;
+    CHECK(options_of(R"({"train_batch_size": 8})").gradient_accumulation_steps == count(1));
+    CHECK(options_of(R"({"train_micro_batch_size_per_gpu": 8})").gradient_accumulation_steps == count(1));
+    std::string const both = R"("train_batch_size": 8, "train_micro_batch_size_per_gpu": "auto")";
+    CHECK(options_of("{" + both + "}").gradient_accumulation_steps == count());
+    CHECK(options_of("{" + both + ", \"gradient_accumulation_steps\": 2.0}").gradient_accumulation_steps == count(2));
+    CHECK(warnings_of("{" + both + "}") ==
+          strings{"train_batch_size means nothing here", "train_micro_batch_size_per_gpu means nothing here"});
+}
+
+TEST_CASE("numbers are read as they are written, up to the edges of their range")
+{
+    auto const zero = [](std::string const& inside) { return options_of("{\"zero_optimization\": {" + inside + "}}"); };
+    auto const group = [&](std::string const& n) { return zero("\"sub_group_size\": " + n).sub_group_size_elems; };
+    CHECK(group("5e8") == 500000000);
+    CHECK(group("1000000000000") == 1000000000000);
+    CHECK(group("0") == 0);
+    CHECK(group("-0") == 0);
+    CHECK(group("-0.0") == 0);
+    CHECK(group("9007199254740993") == 9007199254740993u); // no double has it
+    CHECK(group("18446744073709551615") == 18446744073709551615u);
+    CHECK(group("18446744073709549568.0") == 18446744073709549568u);
+    for (int stage = 0; stage < 4; ++stage)
+        CHECK(zero("\"stage\": " + std::to_string(stage)).zero_stage == static_cast<unsigned>(stage));
+    auto const in_optimizer = [&](std::string const& inside) {
+        return zero("\"offload_optimizer\": {" + inside + "}");
+    };
+    CHECK(in_optimizer(R"("ratio": 0)").ratio == 0);
+    CHECK(in_optimizer(R"("ratio": 1)").ratio == 1);
+    CHECK(in_optimizer(R"("cpuadam_cores_perc": 1)").cpuadam_cores_perc == 1.0);
+    CHECK(zero(R"("zenflow": {"pt_reserved_cores_perc": 0})").pt_reserved_cores_perc == 0.0);
+    CHECK(in_optimizer(R"("device": "cpu")").offload);
+    CHECK_FALSE(in_optimizer(R"("device": "None", "pin_memory": true)").offload);
+    CHECK_FALSE(in_optimizer("").offload);
+    CHECK_FALSE(zero(R"("cpu_offload": false)").offload);
+    CHECK(zero(R"("cpu_offload": true, "offload_optimizer": null)").offload);
+    auto const fp16 = [](std::string const& inside) {
+        return options_of("{\"fp16\": {\"enabled\": true, " + inside + "}}");
+    };
+    CHECK(fp16(R"("initial_scale_power": 0)").dynamic_loss_scaling->initial_scale == 1);
+    CHECK(fp16(R"("initial_scale_power": 32)").dynamic_loss_scaling->initial_scale == 0x1p32);
+    CHECK(fp16(R"("min_loss_scale": 65536)").dynamic_loss_scaling->min_scale == 65536);
+    CHECK(fp16(R"("loss_scale_window": 4294967295)").dynamic_loss_scaling->growth_interval == 4294967295u);
+    CHECK(fp16(R"("consecutive_hysteresis": true, "hysteresis": 1)").dynamic_loss_scaling->hysteresis == 1);
+    CHECK_FALSE(fp16(R"("consecutive_hysteresis": true, "loss_scale": 2)").dynamic_loss_scaling.has_value());
+    CHECK(options_of(R"({"gradient_accumulation_steps": 4294967295})").gradient_accumulation_steps == 4294967295u);
+    CHECK(options_of(R"({"gradient_clipping": 0})").max_norm == 0);
+    CHECK(options_of(at_path("optimizer.params.betas", "[0, 0.0]")).hyper.beta1 == 0);
+    CHECK(options_of(at_path("optimizer.params.lr", "0")).hyper.lr == 0);
+    // What is switched off is read, and changes nothing.
+    offload_config const off = options_of(R"({"fp16": {"loss_scale": 8, "consecutive_hysteresis": true,
+                                              "min_loss_scale": 1e9}, "bfloat16": {"enabled": true}})");
+    CHECK(off.loss_scale == 1);
+    CHECK(off.model_type == dtype::bfloat16);
+    CHECK_FALSE(off.dynamic_loss_scaling.has_value());
+}
+
+TEST_CASE("a value that cannot be is an error with its path")
+{
+    struct rule {
+        char const* path;
+        char const* words;
+        strings wrong; // numbers
+    };
+    rule const numbers[] = {
+        {"optimizer.params.lr", "a finite number, 0 or above", {"-1e-300", "-1"}},
+        {"optimizer.params.eps", "a finite number, 0 or above", {"-1e-8"}},
+        {"optimizer.params.weight_decay", "a finite number, 0 or above", {"-0.1"}},
+        {"gradient_clipping", "a finite number, 0 or above", {"-1"}},
+        {"fp16.loss_scale", "a finite number, 0 or above", {"-1"}},
+        {"fp16.min_loss_scale", "a finite number above 0", {"0", "-1", "0.0"}},
+        {"zero_optimization.offload_optimizer.ratio", "from 0 to 1", {"1.5", "-0.1", "1.0000001"}},
+        {"zero_optimization.offload_optimizer.cpuadam_cores_perc", "above 0 and at most 1", {"0", "1.1", "-1"}},
+        {"zero_optimization.zenflow.pt_reserved_cores_perc", "0 or above and below 1", {"1", "-0.5", "80"}},
+        {"gradient_accumulation_steps", "a whole number from 1 to 4294967295", {"0", "-1", "1.5", "4294967296"}},
+        {"zero_optimization.stage", "a whole number from 0 to 3", {"4", "-1", "2.5", "1e3"}},
+        {"zero_optimization.sub_group_size",
+         "a whole number from 0 to 18446744073709551615",
+         {"18446744073709551616", "-1", "0.5", "1e20", "-5e8", "99999999999999999999999999"}},
+        {"fp16.initial_scale_power", "a whole number from 0 to 32", {"33", "-1", "16.5", "4294967312"}},
+        {"fp16.loss_scale_window", "a whole number from 1 to 4294967295", {"0", "4294967296"}},
+        {"fp16.hysteresis", "a whole number from 1 to 4294967295", {"0", "-2"}},
+    };
+    std::vector<expected_refusal> all;
+    auto const wrong = [&](std::string const& path, std::string const& value, std::string const& shown,
+                           std::string const& words) {
+        all.push_back({at_path(path, value), path + " is " + shown + ", but must be " + words});
+    };
+    for (auto const& [path, words, values] : numbers) {
+        for (std::string const& value : values)
+            wrong(path, value, value, words);
+        wrong(path, "\"0.5\"", "\"0.5\"", words);
+        wrong(path, "true", "true", words);
+        wrong(path, "null", "null", words);
+        wrong(path, "[1]", "an array of 1", words);
+        wrong(path, "{\"x\": 1}", "an object", words);
+        for (char const* const big : {"1e999", "-1e400", "1e+309"})
+            wrong(path, big, big, "a finite number");
+    }
+    for (char const* const path :
+         {"optimizer.params.bias_correction", "optimizer.params.adam_w_mode", "optimizer.params.torch_adam",
+          "optimizer.params.amsgrad", "optimizer.params.maximize", "bf16.enabled", "bfloat16.enabled", "fp16.enabled",
+          "fp16.consecutive_hysteresis", "zero_optimization.cpu_offload",
+          "zero_optimization.offload_optimizer.pin_memory", "zero_optimization.offload_optimizer.super_offload"})
+        for (auto const& [value, shown] : {std::pair{"1", "1"},
+                                           {"\"true\"", "\"true\""},
+                                           {"null", "null"},
+                                           {"[]", "an array of 0"},
+                                           {"{}", "an object"},
+                                           {"0.0", "0.0"}})
+            wrong(path, value, shown, "true or false");
+    for (char const* const path : {"optimizer", "bf16", "bfloat16", "fp16", "zero_optimization",
+                                   "zero_optimization.offload_optimizer", "zero_optimization.zenflow"})
+        for (auto const& [value, shown] :
+             {std::pair{"true", "true"}, {"[1, [2, 3], {}, 4, 5]", "an array of 5"}, {"3", "3"}, {"\"x\"", "\"x\""}})
+            wrong(path, value, shown, "an object");
+    for (char const* const path : {"optimizer", "optimizer.params", "bf16", "fp16", "zero_optimization"})
+        all.push_back(
+            {path == "optimizer.params"s ? R"({"optimizer": {"type": "Adam", "params": null}})" : at_path(path, "null"),
+             path + " is null, but must be an object"s});
+    for (auto const& [value, shown] : {std::pair{"[0.9]", "an array of 1"},
+                                       {"[0.9, 0.9, 0.9]", "an array of 3"},
+                                       {"0.9", "0.9"},
+                                       {"[]", "an array of 0"},
+                                       {"{}", "an object"}})
+        wrong("optimizer.params.betas", value, shown, "an array of two numbers");
+    check_refusals(all);
+    check_refusals({
+        {at_path("optimizer.params.betas", "[1, 0.9]"), "optimizer.params.betas[0] is 1, but must be in [0, 1)"},
+        {at_path("optimizer.params.betas", "[0.9, -1]"), "optimizer.params.betas[1] is -1, but must be in [0, 1)"},
+        {at_path("optimizer.params.betas", "[0.9, [1, 2]]"),
+         "optimizer.params.betas[1] is an array of 0, but must be in [0, 1)"},
+        {at_path("optimizer.params.betas", "[0.9, 1e999]"),
+         "optimizer.params.betas[1] is 1e999, but must be a finite number"},
+        {R"({"any": [0, {"x": [[1, 2, 1e999]]}]})", "any[1].x[0][2] is 1e999, but must be a finite number"},
+        {R"({"optimizer": {}})", R"(optimizer.type is missing; it must be "Adam" or "AdamW")"},
+        {R"({"optimizer": {"type": "Lamb"}})", R"(optimizer.type is "Lamb", but must be "Adam" or "AdamW")"},
+        {R"({"optimizer": {"type": 3}})", R"(optimizer.type is 3, but must be "Adam" or "AdamW")"},
+        {R"({"optimizer": {"type": ""}})", R"(optimizer.type is "", but must be "Adam" or "AdamW")"},
+        {R"({"optimizer": {"type": null}})", R"(optimizer.type is null, but must be "Adam" or "AdamW")"},
+        {R"({"optimizer": {"type": "\u0001\u00e9)" + std::string(60, 'x') + "\"}}",
+         "optimizer.type is \"??" + std::string(38, 'x') + "...\", but must be \"Adam\" or \"AdamW\""},
+        {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})",
+         "optimizer.params.amsgrad is true, but AMSGrad is not supported; set it to false"},
+        {R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}})",
+         "optimizer.params.max_grad_norm is no parameter of the optimizer; use gradient_clipping, at the top, instead"},
+        {R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",
+         "bf16.enabled and fp16.enabled are both true; a model computes in one type: keep one"},
+        {R"({"fp16": {"enabled": true}, "bfloat16": {"enabled": true}})",
+         "bfloat16.enabled and fp16.enabled are both true; a model computes in one type: keep one"},
+        {R"({"bf16": {}, "bfloat16": {}})", "bf16 and bfloat16 are two names of one object; keep bf16"},
+        {R"({"fp16": {"enabled": true, "consecutive_hysteresis": true}})",
+         "fp16.consecutive_hysteresis is true, but here hysteresis is refilled only when the scale grows; set it to "
+         "false, or fp16.hysteresis to 1"},
+        {R"({"fp16": {"enabled": true, "initial_scale_power": 3, "min_loss_scale": 8.5}})",
+         "fp16.min_loss_scale is 8.5, but the first scale is 8, which is 2 to the power of fp16.initial_scale_power "
+         "(3); lower the one or raise the other"},
+        {R"({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}})",
+         "zero_optimization.offload_optimizer.device is \"nvme\", but the optimizer's state is kept in memory here; "
+         "set it to \"cpu\""},
+        {R"({"zero_optimization": {"offload_optimizer": {"device": "gpu"}}})",
+         R"(zero_optimization.offload_optimizer.device is "gpu", but must be "cpu" or "none")"},
+        {R"({"zero_optimization": {"offload_optimizer": {"device": null}}})",
+         R"(zero_optimization.offload_optimizer.device is null, but must be "cpu" or "none")"},
+        {R"({"zero_optimization": {"cpu_offload": false, "offload_optimizer": {}}})",
+         "zero_optimization.cpu_offload is the old form of zero_optimization.offload_optimizer, which is there too; "
+         "keep the new one"},
+        {R"({"zero_optimization": {"offload_optimizer": {"cpuadam_cores_perc": 0.8},
+                                   "zenflow": {"pt_reserved_cores_perc": 0.3}}})",
+         "zero_optimization.offload_optimizer.cpuadam_cores_perc is 0.8 and "
+         "zero_optimization.zenflow.pt_reserved_cores_perc is 0.3, which do not add up to 1; keep one of them"},
+        {"[]", "the DeepSpeed configuration is an array, but must be an object"},
+        {"3", "the DeepSpeed configuration is 3, but must be an object"},
+        {"\"auto\"", "the DeepSpeed configuration is \"auto\", but must be an object"},
+        {"1e999", "the DeepSpeed configuration is 1e999, but must be a finite number"},
+    });
+}
+
+TEST_CASE("auto is a placeholder that somebody has to fill in")
+{
+    for (char const* const path :
+         {"optimizer", "optimizer.params.lr", "optimizer.params.betas", "optimizer.params.bias_correction",
+          "optimizer.params.weight_decay", "gradient_clipping", "gradient_accumulation_steps", "bf16.enabled",
+          "fp16.enabled", "fp16.loss_scale", "zero_optimization", "zero_optimization.stage",
+          "zero_optimization.sub_group_size", "zero_optimization.offload_optimizer",
+          "zero_optimization.offload_optimizer.device", "zero_optimization.offload_optimizer.ratio",
+          "zero_optimization.zenflow.pt_reserved_cores_perc"}) {
+        INFO(path);
+        CHECK(refusal_of(at_path(path, "\"auto\"")) ==
+              "adamant: "s + path +
+                  " is \"auto\", which the Hugging Face integration replaces before DeepSpeed sees it; put the value "
+                  "there");
+    }
+    CHECK(refusal_of(R"({"optimizer": {"type": "auto"}})") ==
+          "adamant: optimizer.type is \"auto\", which the Hugging Face integration replaces before DeepSpeed sees it; "
+          "put the value there");
+}
+
+TEST_CASE("a key that means nothing is warned of once, with what may have been meant")
+{
+    CHECK(warnings_of(R"({"zz": [{"a": 1}, {"a": 1}], "optimizer": {"params": {"LR": 1, "beta1": 0.9, "beta2": 0.9,
+          "ep": 1, "adamw_mode": true, "fused": true, "xy": {"lr": 2}}, "type": "Adam", "tpye": 1}, "amp": {"enabled": 1},
+          "zero_optimization": {"offload_optimizer": {"ratoi": 0.5, "cpuadam_core_perc": 1, "devices": 1, "dev": 1,
+          "pin_memroy": 1, "nvme_path": "/x"}, "stge": 2, "stack": 2, "offload_param": {"device": "cpu"}, "ratio": 1},
+          "fp16": {"loss_scale_windows": 1, "fused_mode": true}, "bfloat16": {"enable": false}, "bf61": {}, "f16": 1,
+          "train_batch_size": 1, "gradient_cliping": 1, "": 0, "a.b": 1})") ==
+          strings{"zz means nothing here",
+                  "optimizer.params.LR means nothing here: did you mean lr?",
+                  "optimizer.params.beta1 means nothing here: did you mean betas?",
+                  "optimizer.params.beta2 means nothing here: did you mean betas?",
+                  "optimizer.params.ep means nothing here: did you mean eps?",
+                  "optimizer.params.adamw_mode means nothing here: did you mean adam_w_mode?",
+                  "optimizer.params.fused means nothing here",
+                  "optimizer.params.xy means nothing here",
+                  "optimizer.tpye means nothing here: did you mean type?",
+                  "amp means nothing here",
+                  "zero_optimization.offload_optimizer.ratoi means nothing here: did you mean ratio?",
+                  "zero_optimization.offload_optimizer.cpuadam_core_perc means nothing here: did you mean "
+                  "cpuadam_cores_perc?",
+                  "zero_optimization.offload_optimizer.devices means nothing here: did you mean device?",
+                  "zero_optimization.offload_optimizer.dev means nothing here",
+                  "zero_optimization.offload_optimizer.pin_memroy means nothing here: did you mean pin_memory?",
+                  "zero_optimization.offload_optimizer.nvme_path means nothing here",
+                  "zero_optimization.stge means nothing here: did you mean stage?",
+                  "zero_optimization.stack means nothing here", // two letters of five are too many
+                  "zero_optimization.offload_param means nothing here",
+                  "zero_optimization.ratio means nothing here",
+                  "fp16.loss_scale_windows means nothing here: did you mean loss_scale_window?",
+                  "fp16.fused_mode means nothing here",
+                  "bfloat16.enable means nothing here: did you mean enabled?",
+                  "bf61 means nothing here: did you mean bf16?",
+                  "f16 means nothing here: did you mean bf16?", // the first of two
+                  "train_batch_size means nothing here",
+                  "gradient_cliping means nothing here: did you mean gradient_clipping?",
+                  "\"\" means nothing here",
+                  "\"a.b\" means nothing here"});
+    CHECK(warnings_of("{\"\\u0000\\n\xc3\xa9" + std::string(100, 'k') + "\": 1}") ==
+          strings{"???" + std::string(57, 'k') + "... means nothing here"});
+    // A key that looks like a path is none.
+    std::string const path =
+        R"({"zero_optimization": {"stage": 1}, "zero_optimization.stage": 2, "train_batch_size.x": 1,
+                                 "optimizer": {"type": "Adam", "params.lr": -1}})";
+    CHECK(options_of(path).zero_stage == 1);
+    CHECK(warnings_of(path) == strings{"\"zero_optimization.stage\" means nothing here",
+                                       "\"train_batch_size.x\" means nothing here",
+                                       "optimizer.\"params.lr\" means nothing here"});
+    using detail::typing_errors;
+    CHECK(typing_errors("", "") == 0);
+    CHECK(typing_errors("abc", "") == 3);
+    CHECK(typing_errors("", "ab") == 2);
+    CHECK(typing_errors("ratio", "ratio") == 0);
+    CHECK(typing_errors("kitten", "sitting") == 3);
+    CHECK(typing_errors("ab", "ba") == 1);
+    CHECK(typing_errors("abcd", "badc") == 2);
+}
+
+TEST_CASE("a key that is there twice is an error")
+{
+    check_refusals({
+        {R"({"fp16": {}, "bf16": {}, "fp16": {}})", "fp16 is there twice; keep one of them"},
+        {R"({"optimizer": {"params": {"lr": 1, "eps": 1, "lr": 1}}})",
+         "optimizer.params.lr is there twice; keep one of them"},
+        {R"({"x": [1, {"y": 1}, {"y": [[], {"z": 1, "z": 2}]}]})", "x[2].y[1].z is there twice; keep one of them"},
+        {R"({"l\u0072": 1, "lr": 1})", "lr is there twice; keep one of them"}, // the same letters, written otherwise
+        {R"({"": 1, "": 2})", "\"\" is there twice; keep one of them"},
+    });
+    CHECK(refusal_of(R"({"a": {"x": 1}, "b": {"x": 1}, "c": [{"x": 1}, {"x": 1}]})") == "read");
+}
+
+TEST_CASE("an error of syntax says where it is and what is wrong")
+{
+    struct known {
+        std::string text;
+        std::string words; // after "is not JSON "
+    };
+    std::string const no_value = " is no value of JSON, which has numbers like -1.5e3, texts in double quotes, true, "
+                                 "false and null";
+    known const all[] = {
+        {"", "in line 1, column 1: it is empty\n  \n  ^"},
+        {" \n ", "in line 2, column 2: it is empty\n   \n   ^"},
+        {"{", "in line 1, column 2: it ends before its brackets do\n  {\n   ^"},
+        {"{\"a\": [1,\n 2", "in line 2, column 3: it ends before its brackets do\n   2\n    ^"},
+        {"{\"a\": \"bc", "in line 1, column 7: this text has no closing quote\n  {\"a\": \"bc\n        ^"},
+        {"{\n  // lr\n}", "in line 2, column 3: JSON has no comments; take it out\n    // lr\n    ^"},
+        {"{\"a\": 1 /* x */}",
+         "in line 1, column 9: JSON has no comments; take it out\n  {\"a\": 1 /* x */}\n          ^"},
+        {"{\"a\": 1 # x\n}", "in line 1, column 9: JSON has no comments; take it out\n  {\"a\": 1 # x\n          ^"},
+        {"{\"a\": 1,\n}",
+         "in line 1, column 8: JSON has no comma after the last of a list; take it out\n  {\"a\": 1,\n         ^"},
+        {"{\"a\": [1, ]}",
+         "in line 1, column 9: JSON has no comma after the last of a list; take it out\n  {\"a\": [1, ]}\n          ^"},
+        {"{\n\t'a': 1}", "in line 2, column 2: texts stand in double quotes\n  ?'a': 1}\n   ^"},
+        {"{\"a\": True}", "in line 1, column 7: \"True\"" + no_value + "\n  {\"a\": True}\n        ^"},
+        {"{\"a\": nul}", "in line 1, column 7: \"nul\"" + no_value + "\n  {\"a\": nul}\n        ^"},
+        {"{\"a\": -Infinity}", "in line 1, column 7: \"-Infinity\"" + no_value + "\n  {\"a\": -Infinity}\n        ^"},
+        {"{\"a\": NaN}", "in line 1, column 7: \"NaN\"" + no_value + "\n  {\"a\": NaN}\n        ^"},
+        {"{\"a\": 01}", "in line 1, column 7: \"01\"" + no_value + "\n  {\"a\": 01}\n        ^"},
+        {"{\"a\": 1.}", "in line 1, column 7: \"1.\"" + no_value + "\n  {\"a\": 1.}\n        ^"},
+        {"{\"a\": .5}", "in line 1, column 7: \".5\"" + no_value + "\n  {\"a\": .5}\n        ^"},
+        {"{\"a\": +1}", "in line 1, column 7: \"+1\"" + no_value + "\n  {\"a\": +1}\n        ^"},
+        {"{lr: 1}", "in line 1, column 2: \"lr\"" + no_value + "\n  {lr: 1}\n   ^"},
+        {"{\"a\": 1 25}", "in line 1, column 9: a value stands where none belongs\n  {\"a\": 1 25}\n          ^"},
+        {"{\"a\" true}", "in line 1, column 6: a value stands where none belongs\n  {\"a\" true}\n       ^"},
+        {"{\"a\": \"b\" \"cd\"}",
+         "in line 1, column 11: a text stands where none belongs\n  {\"a\": \"b\" \"cd\"}\n            ^"},
+        {"{\"a\": 1}}", "in line 1, column 9: this character does not belong here\n  {\"a\": 1}}\n          ^"},
+        {"{\"a\": 1]", "in line 1, column 8: this character does not belong here\n  {\"a\": 1]\n         ^"},
+        {"{\"a\", 1}", "in line 1, column 5: this character does not belong here\n  {\"a\", 1}\n      ^"},
+        {"{,}", "in line 1, column 2: this character does not belong here\n  {,}\n   ^"},
+        {"]", "in line 1, column 1: this character does not belong here\n  ]\n  ^"},
+        {"{} x", "in line 1, column 4: \"x\"" + no_value + "\n  {} x\n     ^"},
+        {"{\"a\": \"x\\q\"}", "in line 1, column 10: JSON has no such escape\n  {\"a\": \"x\\q\"}\n           ^"},
+        {"{\"a\": \"\\u12\"}", "in line 1, column 12: JSON has no such escape\n  {\"a\": \"\\u12\"}\n             ^"},
+        {"{\"a\": \"x y\n\"}",
+         "in line 1, column 11: a line ends or a control character stands inside a text: close it, "
+         "or write an escape\n  {\"a\": \"x y\n            ^"},
+        {"{\"a\": \"\xc3\xa9\xff\"}", "in line 1, column 9: bytes that are not UTF-8\n  {\"a\": \"??\"}\n          ^"},
+        {"{\"a\": \"\xc3x\"}", "in line 1, column 9: bytes that are not UTF-8\n  {\"a\": \"?x\"}\n          ^"},
+        {"{\"\xc3\xa9\": \xe2\x80\x9c}",
+         "in line 1, column 7: this character does not belong here\n  {\"?\": ?}\n        ^"},
+        {"\xef\xbb\xbf{,}", "in line 1, column 2: this character does not belong here\n  {,}\n   ^"},
+        {"{}\0"s, "in line 1, column 3: a byte that is 0\n  {}?\n    ^"},
+        {"{\"a\": \"\0\"}"s, "in line 1, column 8: a byte that is 0\n  {\"a\": \"?\"}\n         ^"},
+        {"{\"a\": \"\\\"\\\\\", x}",
+         "in line 1, column 15: \"x\"" + no_value + "\n  {\"a\": \"\\\"\\\\\", x}\n                ^"},
+        {"{\"" + std::string(200, 'k') + "\": x" + std::string(200, ' ') + "}",
+         "in line 1, column 206: \"x\"" + no_value + "\n  " + std::string(57, 'k') + "\": x" + std::string(39, ' ') +
+             "...\n  " + std::string(60, ' ') + "^"},
+    };
+    for (auto const& [text, words] : all) {
+        INFO(text);
+        CHECK(refusal_of(text) == "adamant: the DeepSpeed configuration is not JSON " + words);
+    }
+}
+
+TEST_CASE("texts that mean harm are read or refused like any other")
+{
+    auto const repeat = [](std::string const& part, std::size_t times) {
+        std::string all;
+        for (std::size_t i = 0; i < times; ++i)
+            all += part;
+        return all;
+    };
+    auto const nested = [&](std::size_t depth) {
+        return "{\"a\":" + repeat("[", depth - 1) + repeat("]", depth - 1) + "}";
+    };
+    CHECK(refusal_of(nested(64)) == "read");
+    CHECK(refusal_of(nested(65)) ==
+          "adamant: the DeepSpeed configuration is nested more than 64 levels deep, at a" + repeat("[0]", 33) + "...");
+    CHECK(refusal_of("{\"a\":" + std::string(4000000, '[')).find("nested more than 64 levels") != std::string::npos);
+    CHECK(refusal_of(repeat("{\"a\":", 1000000)).find("nested more than 64 levels") != std::string::npos);
+    CHECK(refusal_of(std::string(4000000, '[')) ==
+          "adamant: the DeepSpeed configuration is an array, but must be an object");
+
+    constexpr std::size_t most = std::size_t{16} << 20;
+    CHECK(refusal_of("{}" + std::string(most - 2, ' ')) == "read");
+    CHECK(refusal_of("{}" + std::string(most - 1, ' ')) ==
+          "adamant: the DeepSpeed configuration has more than 16777216 bytes, which none of its kind has");
+    CHECK(refusal_of("{\"" + std::string(1000000, 'a') + "\":{\"b\":1,\"b\":1}}") ==
+          "adamant: " + std::string(60, 'a') + "....b is there twice; keep one of them");
+    CHECK(refusal_of(at_path("optimizer.params.lr", std::string(100000, '9'))) ==
+          "adamant: optimizer.params.lr is " + std::string(40, '9') + "..., but must be a finite number");
+    CHECK(refusal_of(at_path("zero_optimization.stage", std::string(300, '9'))) ==
+          "adamant: zero_optimization.stage is " + std::string(40, '9') +
+              "..., but must be a whole number from 0 to 3");
+    CHECK(refusal_of(at_path("optimizer.params.betas", "[" + repeat("0,", 1000000) + "0]")) ==
+          "adamant: optimizer.params.betas is an array of 1000001, but must be an array of two numbers");
+
+    std::string many = "{";
+    for (int i = 0; i < 200000; ++i)
+        many += "\"key" + std::to_string(i) + "\":" + std::to_string(i) + ",";
+    many.back() = '}';
+    strings const warnings = warnings_of(many);
+    REQUIRE(warnings.size() == 101);
+    CHECK(warnings[99] == "key99 means nothing here");
+    CHECK(warnings[100] == "199900 more keys mean nothing here");
+    strings const hundred = warnings_of(many.substr(0, many.find(",\"key100")) + "}");
+    CHECK(hundred.size() == 100);
+}
+
+TEST_CASE("the plain options are checked without JSON")
+{
+    offload_config good = options_of(superoffload);
+    CHECK_NOTHROW(check(good));
+    CHECK_NOTHROW(check(offload_config{}));
+    double const nan = std::numeric_limits<double>::quiet_NaN();
+    double const inf = std::numeric_limits<double>::infinity();
+    auto const wrong = [&](auto change) {
+        offload_config config;
+        change(config);
+        return refusal([&] { return check(config), 0; });
+    };
+    using config = offload_config&;
+    CHECK(wrong([](config c) { c.hyper.lr = -1; }) == "adamant: lr is -1, but must be a finite number, 0 or above");
+    CHECK(wrong([&](config c) { c.max_norm = nan; }) ==
+          "adamant: max_norm is nan, but must be a finite number, 0 or above");
+    CHECK(wrong([&](config c) { c.max_norm = inf; }) ==
+          "adamant: max_norm is inf, but must be a finite number, 0 or above");
+    CHECK(wrong([](config c) { c.model_type = dtype::none; }) ==
+          "adamant: model_type is no type that a model computes in; set dtype::float32, dtype::bfloat16 or "
+          "dtype::float16");
+    CHECK(wrong([](config c) { c.model_type = static_cast<dtype>(4); }) != "read");
+    CHECK(wrong([](config c) { c.loss_scale = 0; }) == "adamant: loss_scale is 0, but must be a finite number above 0");
+    CHECK(wrong([](config c) { c.dynamic_loss_scaling = {.hysteresis = 0}; }) ==
+          "adamant: hysteresis is 0, but must be 1 or above");
+    CHECK(wrong([](config c) { c.gradient_accumulation_steps = 0; }) ==
+          "adamant: gradient_accumulation_steps is 0, but must be 1 or above");
+    CHECK(wrong([](config c) { c.gradient_accumulation_steps.reset(); }) == "read");
+    CHECK(wrong([](config c) { c.zero_stage = 4; }) == "adamant: zero_stage is 4, but must be from 0 to 3");
+    CHECK(wrong([&](config c) { c.ratio = nan; }) == "adamant: ratio is nan, but must be from 0 to 1");
+    CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0; }) ==
+          "adamant: cpuadam_cores_perc is 0, but must be above 0 and at most 1");
+    CHECK(wrong([](config c) { c.pt_reserved_cores_perc = 1; }) ==
+          "adamant: pt_reserved_cores_perc is 1, but must be 0 or above and below 1");
+    CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.5, c.pt_reserved_cores_perc = 0.4; }) ==
+          "adamant: cpuadam_cores_perc is 0.5 and pt_reserved_cores_perc 0.4, which do not add up to 1; set one of "
+          "them");
+    CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.3333333, c.pt_reserved_cores_perc = 0.6666666; }) == "read");
+    CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.9, c.pt_reserved_cores_perc = 0.1; }) == "read");
+}
+
+TEST_CASE("a configuration asks for its share of the cores")
+{
+    machine eight;
+    for (unsigned pu = 0; pu < 8; ++pu)
+        eight.cores.push_back({.pus = {pu}});
+    eight.packages = {{index_set::range(0, 7)}};
+    eight.nodes = {{.os_index = 0, .bytes = 0, .pus = index_set::range(0, 7)}};
+    eight.allowed = eight.pus();
+    auto const pus = [&](std::optional<double> optimizer, std::optional<double> host) {
+        offload_config config;
+        config.cpuadam_cores_perc = optimizer;
+        config.pt_reserved_cores_perc = host;
+        return select_cores(eight, cores(config))[0].adam_pus.size();
+    };
+    CHECK(pus({}, {}) == 6);
+    CHECK(pus(0.5, {}) == 4);
+    CHECK(pus({}, 0.5) == 4);
+    CHECK(pus({}, 0.75) == 2);
+    CHECK(pus(0.25, 0.75) == 2);
+    CHECK(pus(1, {}) == 7); // the host keeps one
+    CHECK(pus({}, 0) == 7);
+    CHECK(pus(1, 0) == 7);
+    offload_config contradiction;
+    contradiction.cpuadam_cores_perc = contradiction.pt_reserved_cores_perc = 0.75;
+    CHECK_THROWS_AS(cores(contradiction), invalid_argument);
+    CHECK_FALSE(cores({}).cpuadam_cores_perc.has_value());
+    CHECK_FALSE(cores({}).pt_reserved_cores_perc.has_value());
+}
+
+TEST_CASE("a configuration is read from a file, whose name is in the errors")
+{
+    namespace fs = std::filesystem;
+    fs::path const folder = fs::temp_directory_path() / ("adamant_deepspeed_" + std::to_string(::getpid()));
+    fs::create_directory(folder);
+    std::string const path = (folder / "ds_config.json").string();
+    auto const write = [&](std::string const& text) { std::ofstream(path, std::ios::binary) << text; };
+    auto const read = [&] { return read_deepspeed_config(path); };
+    write(superoffload);
+    check_same(read().options, options_of(superoffload));
+    CHECK(read().warnings == warnings_of(superoffload));
+    write(R"({"gradient_clipping": -1})");
+    CHECK(refusal(read) == "adamant: " + path + ": gradient_clipping is -1, but must be a finite number, 0 or above");
+    write("{");
+    CHECK(refusal(read) == "adamant: " + path +
+                               ": the DeepSpeed configuration is not JSON in line 1, column 2: it ends before its "
+                               "brackets do\n  {\n   ^");
+    write("");
+    CHECK(refusal(read).find("it is empty") != std::string::npos);
+    write("{}" + std::string((std::size_t{16} << 20) - 2, ' '));
+    CHECK(refusal(read) == "read");
+    write("{}" + std::string((std::size_t{16} << 20) - 1, ' '));
+    CHECK(refusal(read).find("has more than 16777216 bytes") != std::string::npos);
+    fs::remove(path);
+    CHECK(refusal<unavailable>(read) ==
+          "adamant: the DeepSpeed configuration \"" + path + "\" cannot be read: No such file or directory");
+    CHECK(refusal<unavailable>([&] { return read_deepspeed_config(folder.string()); }) ==
+          "adamant: the DeepSpeed configuration \"" + folder.string() + "\" cannot be read: Is a directory");
+    CHECK(refusal([&] { return read_deepspeed_config("/dev/zero"); }).find("has more than") != std::string::npos);
+    fs::remove_all(folder);
+}
+
+namespace {
+
+// A configuration, and the text of it.
+struct written {
+    std::string text;
+    offload_config meaning;
+};
+
+class writer {
+public:
+    explicit writer(std::uint64_t seed) : random_(seed) {}
+
+    written some_config()
+    {
+        offload_config c;
+        strings top, zero;
+        if (maybe()) {
+            strings params;
+            bool const adamw = maybe();
+            bool w_mode = true;
+            bool torch = false;
+            number(params, "lr", c.hyper.lr, 10);
+            number(params, "eps", c.hyper.eps, 1);
+            flag(params, "bias_correction", c.hyper.bias_correction);
+            flag(params, "adam_w_mode", w_mode);
+            flag(params, "torch_adam", torch);
+            flag(params, "maximize", c.maximize);
+            c.hyper.mode = adamw || w_mode ? decay_mode::decoupled : decay_mode::l2;
+            c.hyper.weight_decay = torch && c.hyper.mode == decay_mode::decoupled ? 0.01 : 0;
+            number(params, "weight_decay", c.hyper.weight_decay, 1);
+            if (maybe()) {
+                c.hyper.beta1 = unit();
+                c.hyper.beta2 = unit();
+                params.push_back("\"betas\":" + space() + "[" + decimal(c.hyper.beta1) + "," + space() +
+                                 decimal(c.hyper.beta2) + "]");
+            }
+            strings optimizer{std::string("\"type\":\"") + (adamw ? "AdamW\"" : "aDAM\"")};
+            if (!params.empty() || maybe())
+                optimizer.push_back("\"params\":" + object(params));
+            else
+                c.hyper.weight_decay = 0;
+            top.push_back("\"optimizer\":" + object(optimizer));
+        }
+        number(top, "gradient_clipping", c.max_norm, 100);
+        if (maybe())
+            top.push_back("\"gradient_accumulation_steps\":" +
+                          std::to_string(*(c.gradient_accumulation_steps = some_count(1000))));
+        if (bool const bf16 = maybe(), fp16 = !bf16 && maybe(); bf16 || fp16 || maybe()) {
+            strings scaling;
+            loss_scaling_options dynamic{.growth_interval = 1000, .hysteresis = 2};
+            double fixed = 0;
+            if (maybe()) {
+                std::size_t const power = random_.below(33);
+                dynamic.initial_scale = std::ldexp(1.0, static_cast<int>(power));
+                scaling.push_back("\"initial_scale_power\":" + std::to_string(power));
+            }
+            if (maybe())
+                scaling.push_back("\"hysteresis\":" + std::to_string(dynamic.hysteresis = some_count(9)));
+            if (maybe())
+                scaling.push_back("\"loss_scale_window\":" +
+                                  std::to_string(dynamic.growth_interval = some_count(5000)));
+            if (maybe())
+                scaling.push_back("\"loss_scale\":" + decimal(fixed = static_cast<double>(random_.below(3) * 512)));
+            scaling.push_back(std::string("\"enabled\":") + (fp16 ? "true" : "false"));
+            top.push_back("\"fp16\":" + object(scaling));
+            top.push_back(std::string(maybe() ? "\"bf16\"" : "\"bfloat16\"") +
+                          ":{\"enabled\":" + (bf16 ? "true}" : "false}"));
+            c.model_type = bf16 ? dtype::bfloat16 : fp16 ? dtype::float16 : dtype::float32;
+            if (fp16 && fixed == 0)
+                c.dynamic_loss_scaling = dynamic;
+            else if (fp16)
+                c.loss_scale = fixed;
+        }
+        if (maybe())
+            zero.push_back("\"stage\":" + std::to_string(c.zero_stage = static_cast<std::uint32_t>(random_.below(4))));
+        if (maybe())
+            zero.push_back("\"sub_group_size\":" +
+                           std::to_string(c.sub_group_size_elems = random_() >> random_.below(64)));
+        if (maybe()) {
+            strings offload;
+            if (maybe())
+                offload.push_back(std::string("\"device\":\"") + ((c.offload = maybe()) ? "cpu\"" : "none\""));
+            flag(offload, "pin_memory", c.pin_memory);
+            flag(offload, "super_offload", c.super_offload);
+            number(offload, "ratio", c.ratio, 1);
+            if (maybe())
+                offload.push_back("\"cpuadam_cores_perc\":" + decimal(*(c.cpuadam_cores_perc = 1 - unit())));
+            zero.push_back("\"offload_optimizer\":" + object(offload));
+        }
+        if (maybe() && !c.cpuadam_cores_perc)
+            zero.push_back("\"zenflow\":{\"pt_reserved_cores_perc\":" + decimal(*(c.pt_reserved_cores_perc = unit())) +
+                           "}");
+        if (!zero.empty())
+            top.push_back("\"zero_optimization\":" + object(zero));
+        if (maybe())
+            top.push_back("\"scheduler\":{\"type\":[\"auto\",null,{\"lr\":-1}]}");
+        return {space() + object(top) + space(), c};
+    }
+
+    // Another text, which may be anything.
+    std::string some_mutant(std::string text)
+    {
+        static constexpr char bytes[] = "{}[]:,\"\\/-+.eE0123456789 \n\ttrufalsn\0\x01\x7f\x80\xc3\xa9\xff";
+        static char const* const parts[] = {"1e999",  "-1",           "0",        "1.5",      "true",
+                                            "null",   "\"auto\"",     "{}",       "[]",       "\"lr\":0",
+                                            "[0,1]",  "1e20",         "\"nvme\"", "\"x\":1,", "18446744073709551616",
+                                            "// x\n", "\"\\ud800\"",  "NaN",      "\"cpu\"",  "-0.0",
+                                            "5e-324", "\xed\xa0\x80", "\\u0000",  "[[[[[[[[", "\"ratoi\":1,"};
+        switch (random_.below(16)) {
+        case 0: // bytes
+            text.resize(random_.below(40));
+            for (char& c : text)
+                c = static_cast<char>(random_());
+            return text;
+        case 1: text.resize(random_.below(text.size() + 1)); return text;
+        default: break;
+        }
+        for (std::size_t n = 1 + random_.below(3); n > 0; --n) {
+            std::size_t const at = random_.below(text.size() + 1);
+            switch (random_.below(8)) {
+            case 0: text.erase(at, 1); break;
+            case 1: text.insert(at, 1, bytes[random_.below(sizeof bytes - 1)]); break;
+            case 2: text.insert(at, text.substr(random_.below(text.size() + 1), random_.below(60))); break;
+            case 3: text.erase(at, random_.below(12)); break;
+            case 4: text.insert(at, parts[random_.below(std::size(parts))]); break;
+            case 5:
+                if (at < text.size())
+                    text[at] = bytes[random_.below(sizeof bytes - 1)];
+                break;
+            default: // another value for a key
+                if (std::size_t const colon = text.find(':', at); colon != text.npos)
+                    text.replace(colon + 1, text.find_first_of(",}", colon) - colon - 1,
+                                 parts[random_.below(std::size(parts))]);
+            }
+        }
+        return text;
+    }
+
+private:
+    bool maybe() { return random_.below(2) == 0; }
+    double unit() { return static_cast<double>(random_.below(1000)) / 1000; }
+    std::uint32_t some_count(std::size_t most) { return static_cast<std::uint32_t>(1 + random_.below(most)); }
+    static std::string decimal(double x)
+    {
+        char text[40];
+        std::snprintf(text, sizeof text, "%.17g", x);
+        return text;
+    }
+    std::string space()
+    {
+        static char const* const some[] = {"", "", "", " ", "\n\t", "\r\n"};
+        return some[random_.below(std::size(some))];
+    }
+    void number(strings& members, char const* key, double& value, double most)
+    {
+        if (maybe())
+            members.push_back("\"" + std::string(key) + "\":" + decimal(value = unit() * most));
+    }
+    void flag(strings& members, char const* key, bool& value)
+    {
+        if (maybe())
+            members.push_back("\"" + std::string(key) + "\":" + ((value = maybe()) ? "true" : "false"));
+    }
+    std::string object(strings members) // in any order
+    {
+        std::string text = "{" + space();
+        for (std::size_t n = members.size(); n > 0; --n) {
+            std::swap(members[n - 1], members[random_.below(n)]);
+            text += members[n - 1] + space() + (n > 1 ? "," : "") + space();
+        }
+        return text + "}";
+    }
+
+    test::random_bits random_;
+};
+
+bool is_printable(std::string const& text)
+{
+    return text.find_first_not_of("\n") != text.npos &&
+           std::all_of(text.begin(), text.end(), [](char c) { return c == '\n' || (c >= ' ' && c <= '~'); });
+}
+
+// Whether it was read; then the options are fit to be used. Else the error is one of ours, and a place it shows is one.
+// Another exception ends the test.
+bool read_or_refused(std::string const& text)
+{
+    deepspeed_config config;
+    try {
+        config = parse_deepspeed_config(text);
+    } catch (invalid_argument const& error) {
+        std::string const what = error.what();
+        bool fine = what.starts_with("adamant: ") && is_printable(what) && what.size() < 1000;
+        if (what.find(" is not JSON in line ") != what.npos) {
+            std::size_t const last = what.rfind('\n');
+            std::size_t const before = what.rfind('\n', last - 1);
+            fine = fine && what.back() == '^' && what.size() - last <= last - before + 1;
+        } else {
+            fine = fine && what.find('\n') == what.npos;
+        }
+        if (!fine)
+            FAIL("\"" << text << "\" was refused with \"" << what << "\"");
+        return false;
+    }
+    check(config.options);
+    (void)cores(config.options);
+    bool fine = nlohmann::json::accept(text) && config.warnings.size() <= 101;
+    for (std::string const& warning : config.warnings)
+        fine = fine && is_printable(warning) && warning.size() < 300;
+    if (!fine)
+        FAIL("\"" << text << "\" was read, and is no configuration");
+    return true;
+}
+
+} // namespace
+
+TEST_CASE("any text is read as what it says or refused")
+{
+    writer write(20240607);
+    std::size_t read = 0;
+    std::size_t tried = 0;
+    for (std::size_t i = 0; i < ADAMANT_FUZZ_INPUTS / 10; ++i) {
+        written const right = write.some_config();
+        INFO(right.text);
+        if (i % 4 == 0)
+            check_same(options_of(right.text), right.meaning);
+        for (int n = 0; n < 10; ++n, ++tried)
+            read += read_or_refused(write.some_mutant(right.text));
+    }
+    CHECK(read > tried / 20);
+    CHECK(read < tried - tried / 5);
+}
