@@ -490,10 +490,16 @@ private:
             throw invalid_argument("adamant: a shard of '" + name + "' has elements " + std::to_string(place.begin) +
                                    " to " + std::to_string(place.begin + size) + " of " + std::to_string(all) +
                                    "; give the whole parameter's shape, and a place inside it");
-        auto const [at, is_new] = param_by_name_.try_emplace(name, params_.size());
-        if (is_new) {
+        auto const at = param_by_name_.find(name);
+        if (at == param_by_name_.end()) {
             params_.push_back({name, place.shape, group});
-            return at->second;
+            try {
+                param_by_name_.emplace(name, params_.size() - 1);
+            } catch (...) {
+                params_.pop_back();
+                throw;
+            }
+            return params_.size() - 1;
         }
         state_param const& known = params_[at->second];
         if (whole || known.shape != place.shape || known.group != group)
