@@ -302,7 +302,13 @@ adamant::optimizer_options from_c(adamant_optimizer_options const* options)
         to.journal_budget_bytes = o.journal_budget_bytes;
     if (o.reduce != nullptr)
         to.reduce = [reduce = o.reduce, user = o.reduce_user](adamant::grad_squares squares) {
-            std::int32_t const status = reduce(user, &squares.sum, &squares.nonfinite);
+            std::int32_t status = 0;
+            try {
+                status = reduce(user, &squares.sum, &squares.nonfinite);
+            } catch (...) { // a function in C++ that should not
+                throw reduce_failed("adamant: the sum of gradients over all processes failed: the function that was "
+                                    "given as reduce threw an exception");
+            }
             if (status != 0)
                 throw reduce_failed("adamant: the sum of gradients over all processes failed: the function that was "
                                     "given as reduce returned " +
@@ -692,7 +698,12 @@ adamant_status adamant_step(adamant_optimizer* optimizer, const adamant_step_val
     return guarded([&] {
         adamant::optimizer& o = of(optimizer);
         check_report(report);
-        give_report(o.step(from_c(values)), report);
+        try {
+            give_report(o.step(from_c(values)), report);
+        } catch (reduce_failed const&) {
+            o.abandon(); // which is left open
+            throw;
+        }
     });
 }
 adamant_status adamant_begin_step(adamant_optimizer* optimizer, const adamant_step_values* values)

@@ -343,7 +343,7 @@ ADAMANT_C_API adamant_status adamant_leave_out(adamant_optimizer* optimizer, siz
  * invalid argument: a shard was neither submitted nor left out. reduce failed: as reduce said. The step stays open after
  * either: call this again, or adamant_abandon(). */
 ADAMANT_C_API adamant_status adamant_finish(adamant_optimizer* optimizer, adamant_report* report);
-/* Gives up the step that is open: what it has changed is taken back. */
+/* Gives up the step that is open: params and moments are as before it, to the bit, and weight_out is made of param. */
 ADAMANT_C_API adamant_status adamant_abandon(adamant_optimizer* optimizer);
 /* Takes back the last step, which must have been applied, with keep_last_step, and whose gradients must still be there:
  * params, moments, weights, the step count and the loss scale are as before it, to the bit. invalid argument: there is
