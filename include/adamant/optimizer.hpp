@@ -567,6 +567,7 @@ private:
         make_group_steps(1.0, passes_.speculated); // throws what values cannot be
         prepare(as_they_arrive);
         passes_.settled = passes_.speculated;
+        summed_before_.resize(passes_.shards.size()); // here, as nothing may fail once arrays have been written
         passes_.keep_records = options_.keep_last_step;
         passes_.now_skips = options_.on_nonfinite == nonfinite_policy::skip;
         bool const norm_first = max_norm_ != 0 || passes_.now_skips || options_.reduce;
@@ -784,7 +785,6 @@ private:
         scaler_before_ = scaler_;
         if (scaler_ && scales_itself_)
             scaler_ = next(*scaler_, *options_.loss_scaling, report_.nonfinite_grads != 0);
-        summed_before_.resize(passes_.shards.size());
         for (std::size_t i = 0; i < passes_.shards.size(); ++i)
             summed_before_[i] = passes_.shards[i].summed;
         set_summed({});
