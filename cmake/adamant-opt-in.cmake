@@ -3,7 +3,7 @@
 find_package(nlohmann_json 3.11 REQUIRED)
 find_path(ADAMANT_XXHASH_INCLUDE_DIR xxhash.h)
 if(NOT ADAMANT_XXHASH_INCLUDE_DIR)
-    message(FATAL_ERROR "the tests of checkpoints need the header of xxHash 0.8 or newer and found none. On Debian and "
+    message(FATAL_ERROR "the C library and the tests need the header of xxHash 0.8 or newer and found none. On Debian and "
                         "Ubuntu: apt-get install libxxhash-dev. Elsewhere set CMAKE_PREFIX_PATH.")
 endif()
 add_library(adamant_xxhash INTERFACE)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A training loop in C99: least squares with a known solution, AdamW in two parameter groups, each tensor's gradient
- * submitted as soon as it is there, clipping, dynamic loss scaling. Half way the state is saved; a second optimizer, with
- * arrays of its own, loads it and goes on: to the same bits, or the exit status is 1. Prints a digest of them, which is
- * the same on every machine, and that of ctypes_loop.py.
+ * submitted as soon as it is there, clipping, dynamic loss scaling. Half way the state is saved; a second optimizer,
+ * with arrays of its own, loads it and goes on: to the same bits, or the exit status is 1. Prints a digest of them,
+ * which is the same on every machine, and that of ctypes_loop.py.
  *
  *     c_loop [CHECKPOINT]    the file to write and remove; c_loop.safetensors where none is named */
 #include <stdint.h>

@@ -232,8 +232,14 @@ std::optional<T> unless_zero(T value)
 
 adamant_hyperparameters to_c(adamant::hyperparameters const& h)
 {
-    return {sizeof(adamant_hyperparameters),   h.lr, h.beta1, h.beta2, h.eps, h.weight_decay,
-            static_cast<adamant_decay>(h.mode), h.bias_correction};
+    return {sizeof(adamant_hyperparameters),
+            h.lr,
+            h.beta1,
+            h.beta2,
+            h.eps,
+            h.weight_decay,
+            static_cast<adamant_decay>(h.mode),
+            h.bias_correction};
 }
 adamant::hyperparameters from_c(adamant_hyperparameters const* hyper)
 {
@@ -249,8 +255,14 @@ adamant::hyperparameters from_c(adamant_hyperparameters const* hyper)
 
 adamant_loss_scaling to_c(adamant::loss_scaling_options const& s)
 {
-    return {sizeof(adamant_loss_scaling), s.initial_scale,   s.growth_factor, s.backoff_factor, s.min_scale,
-            s.max_scale,                  s.growth_interval, s.hysteresis};
+    return {sizeof(adamant_loss_scaling),
+            s.initial_scale,
+            s.growth_factor,
+            s.backoff_factor,
+            s.min_scale,
+            s.max_scale,
+            s.growth_interval,
+            s.hysteresis};
 }
 adamant::loss_scaling_options from_c(adamant_loss_scaling const* scaling)
 {
@@ -272,12 +284,12 @@ adamant::executor from_c(adamant_executor_options const* options)
     adamant::binding const bindings[] = {adamant::default_binding, adamant::binding::required,
                                          adamant::binding::if_possible, adamant::binding::none};
     static_cast<void>(to_enum(o.bind, ADAMANT_BIND_NONE, "bind"));
-    adamant::executor_options const to{
-        .tier = o.isa == nullptr || *o.isa == '\0' ? adamant::isa::automatic : adamant::parse_isa(o.isa),
-        .threads = o.threads,
-        .pus = adamant::parse_index_set(text_or_empty(o.pus)),
-        .bind = bindings[o.bind],
-        .min_slice_elems = o.min_slice_elems};
+    adamant::executor_options const to{.tier = o.isa == nullptr || *o.isa == '\0' ? adamant::isa::automatic
+                                                                                  : adamant::parse_isa(o.isa),
+                                       .threads = o.threads,
+                                       .pus = adamant::parse_index_set(text_or_empty(o.pus)),
+                                       .bind = bindings[o.bind],
+                                       .min_slice_elems = o.min_slice_elems};
     if (to.threads == 1 && !to.pus.empty())
         return adamant::executor(
             std::make_shared<adamant::team>(adamant::team_options{.pus = to.pus, .threads = 1, .bind = to.bind}),
@@ -290,12 +302,12 @@ adamant::optimizer_options from_c(adamant_optimizer_options const* options)
     if (options == nullptr)
         return {};
     adamant_optimizer_options const o = read(options);
-    adamant::optimizer_options to{
-        .max_norm = o.max_norm,
-        .max_abs_grad = o.max_abs_grad,
-        .on_nonfinite = to_enum(o.on_nonfinite, adamant::nonfinite_policy::apply, "on_nonfinite"),
-        .speculate = to_enum(o.speculate, adamant::speculation::never, "speculate"),
-        .keep_last_step = o.keep_last_step != 0};
+    adamant::optimizer_options to{.max_norm = o.max_norm,
+                                  .max_abs_grad = o.max_abs_grad,
+                                  .on_nonfinite =
+                                      to_enum(o.on_nonfinite, adamant::nonfinite_policy::apply, "on_nonfinite"),
+                                  .speculate = to_enum(o.speculate, adamant::speculation::never, "speculate"),
+                                  .keep_last_step = o.keep_last_step != 0};
     if (o.loss_scaling != nullptr)
         to.loss_scaling = from_c(o.loss_scaling);
     if (o.journal_budget_bytes != ADAMANT_AUTOMATIC_BYTES)
@@ -473,15 +485,14 @@ void check_fits(std::string const& text, char const* to, std::size_t bytes, char
 
 adamant::rank_cores select(adamant_core_options const& o)
 {
-    adamant::core_request request{.cpuadam_cores_perc = unless_zero(o.cpuadam_cores_perc),
-                                  .cpuadam_cores = unless_zero(o.cpuadam_cores),
-                                  .pt_reserved_cores = unless_zero(o.pt_reserved_cores),
-                                  .pt_reserved_cores_perc = unless_zero(o.pt_reserved_cores_perc),
-                                  .list = adamant::parse_index_set(text_or_empty(o.pus)),
-                                  .smt = o.every_pu_of_cores != 0 ? adamant::smt_policy::all
-                                                                  : adamant::smt_policy::one_per_core,
-                                  .fast = o.fast_cores_to_host != 0 ? adamant::fast_cores::host
-                                                                    : adamant::fast_cores::optimizer};
+    adamant::core_request request{
+        .cpuadam_cores_perc = unless_zero(o.cpuadam_cores_perc),
+        .cpuadam_cores = unless_zero(o.cpuadam_cores),
+        .pt_reserved_cores = unless_zero(o.pt_reserved_cores),
+        .pt_reserved_cores_perc = unless_zero(o.pt_reserved_cores_perc),
+        .list = adamant::parse_index_set(text_or_empty(o.pus)),
+        .smt = o.every_pu_of_cores != 0 ? adamant::smt_policy::all : adamant::smt_policy::one_per_core,
+        .fast = o.fast_cores_to_host != 0 ? adamant::fast_cores::host : adamant::fast_cores::optimizer};
     adamant::local_rank self{o.rank, o.ranks, {}};
     if (self.ranks == 0 && self.rank != 0)
         throw invalid_argument("adamant: rank is " + std::to_string(o.rank) +
@@ -495,8 +506,7 @@ adamant::rank_cores select(adamant_core_options const& o)
 #if defined(ADAMANT_NO_HWLOC)
     throw unavailable("adamant: cores are to be chosen, but this library was built without hwloc (ADAMANT_HWLOC=OFF)");
 #else
-    adamant::machine const machine =
-        o.machine == nullptr ? adamant::live_machine() : adamant::read_machine(o.machine);
+    adamant::machine const machine = o.machine == nullptr ? adamant::live_machine() : adamant::read_machine(o.machine);
     return adamant::select_cores(machine, request)[self.rank];
 #endif
 }
@@ -769,8 +779,8 @@ adamant_status adamant_wait(adamant_optimizer* optimizer, uint64_t timeout_ns, i
         if (timeout_ns != ADAMANT_FOR_EVER) {
             needed(over, "over");
             auto const now = clock::now();
-            auto const left = static_cast<std::uint64_t>(
-                std::chrono::nanoseconds(clock::time_point::max() - now).count());
+            auto const left =
+                static_cast<std::uint64_t>(std::chrono::nanoseconds(clock::time_point::max() - now).count());
             if (!ticket.wait_until(now + std::chrono::nanoseconds(std::min(timeout_ns, left)))) {
                 *over = 0;
                 return;

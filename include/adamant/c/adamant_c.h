@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The optimizer for programs in C, and in every language that can call C. Takes plain pointers, and returns a status. */
+/* The optimizer for programs in C, and in every language that can call C. Takes plain pointers, and returns a status.
+ */
 #ifndef ADAMANT_C_H
 #define ADAMANT_C_H
 
@@ -22,7 +23,9 @@ extern "C" {
  * Errors. A function that can fail returns a status; ADAMANT_OK is 0. For any other, adamant_last_error() says in this
  * thread what was asked, what was found and what to do. Unless it says otherwise, a call that fails has changed nothing
  * and written none of its results. No exception leaves the library. A null pointer is an error, but where "may be null"
- * is said; an address that is not null is believed.
+ * is said; an address that is not null is believed. Where memory ends, a call says so and has changed nothing, with one
+ * exception that is not the library's: nlohmann-json, which checkpoints and configurations are read and written with,
+ * ends the process where memory ends while it frees its own.
  *
  * Threads. Different optimizers may be used at the same time by different threads, on one executor, too. Of one
  * optimizer, adamant_submit() and adamant_leave_out() may be called by several threads at once, and everything else by
@@ -78,9 +81,9 @@ typedef struct adamant_core_options {
     /* Ranks on this host, and which of them this one is, from 0. ranks 0: as the launcher's environment says. */
     uint32_t ranks;
     uint32_t rank;
-    const char* pus;           /* only these, as a list "0-3,8" or a mask "0xf"; may be null: all that are allowed */
-    const char* machine;       /* may be null: this one. Else an XML file of hwloc or its synthetic description */
-    int32_t every_pu_of_cores; /* hardware threads that share a core, too; else the first of each core */
+    const char* pus;            /* only these, as a list "0-3,8" or a mask "0xf"; may be null: all that are allowed */
+    const char* machine;        /* may be null: this one. Else an XML file of hwloc or its synthetic description */
+    int32_t every_pu_of_cores;  /* hardware threads that share a core, too; else the first of each core */
     int32_t fast_cores_to_host; /* where a machine has fast and slow ones; else they are the optimizer's */
 } adamant_core_options;
 ADAMANT_C_API adamant_status adamant_core_options_init(adamant_core_options* options, size_t struct_bytes);
@@ -90,8 +93,8 @@ ADAMANT_C_API adamant_status adamant_core_options_init(adamant_core_options* opt
  * host_bytes 0. Pure but for the machine and the environment, which must not change meanwhile; thread-safe.
  * invalid argument: sizes that cannot be, and a text that does not fit, with the bytes that it needs. unavailable: more
  * than there is. */
-ADAMANT_C_API adamant_status adamant_select_cores(const adamant_core_options* options, char* adam_pus, size_t adam_bytes,
-                                                  char* host_pus, size_t host_bytes);
+ADAMANT_C_API adamant_status adamant_select_cores(const adamant_core_options* options, char* adam_pus,
+                                                  size_t adam_bytes, char* host_pus, size_t host_bytes);
 
 /* ---- Executors: the instruction set and the threads ------------------------------------------------------------ */
 
@@ -108,10 +111,10 @@ enum {
 
 typedef struct adamant_executor_options {
     size_t struct_bytes;
-    const char* isa;        /* "scalar", "generic", "avx2", "avx512", "avx512_bf16"; may be null or "automatic":
-                             * ADAMANT_ISA of the environment, else the best */
-    const char* pus;        /* where its threads go, "0-3,8" or "0xf"; may be null or "": one PU of each allowed core */
-    uint32_t threads;       /* 0: one to a PU. 1: one thread that is bound to nothing, unless pus is given */
+    const char* isa;  /* "scalar", "generic", "avx2", "avx512", "avx512_bf16"; may be null or "automatic":
+                       * ADAMANT_ISA of the environment, else the best */
+    const char* pus;  /* where its threads go, "0-3,8" or "0xf"; may be null or "": one PU of each allowed core */
+    uint32_t threads; /* 0: one to a PU. 1: one thread that is bound to nothing, unless pus is given */
     adamant_binding bind;
     size_t min_slice_elems; /* of adamant_load_safetensors() and adamant_accumulate(): fewer threads below it */
 } adamant_executor_options;
@@ -161,8 +164,8 @@ enum {
 /* Where gradients are spread over processes: is given this one's sum of squares and count of elements that are infinite
  * or NaN, and puts those of all in their place (a sum by MPI or NCCL, added in the same order everywhere). Returns 0;
  * anything else fails the step with ADAMANT_REDUCE_FAILED. Called once in every step: by adamant_finish() or
- * adamant_step() in their thread, and for adamant_step_async() in a thread of the executor. Must not call this optimizer,
- * nor wait for anyone who does. */
+ * adamant_step() in their thread, and for adamant_step_async() in a thread of the executor. Must not call this
+ * optimizer, nor wait for anyone who does. */
 typedef int32_t (*adamant_reduce)(void* user, double* sum, uint64_t* nonfinite);
 
 #define ADAMANT_AUTOMATIC_BYTES SIZE_MAX
@@ -171,13 +174,13 @@ typedef struct adamant_optimizer_options {
     size_t struct_bytes;
     double max_norm;     /* gradients, once unscaled, are scaled down to this norm of all together; 0: are not */
     double max_abs_grad; /* every element is limited to this, once unscaled; 0: is not. Not together with max_norm */
-    adamant_nonfinite on_nonfinite;             /* ADAMANT_NONFINITE_SKIP */
-    adamant_speculation speculate;              /* ADAMANT_SPECULATE_AUTOMATIC */
-    const adamant_loss_scaling* loss_scaling;   /* dynamic; may be null: every step says its scale, or it is 1 */
-    size_t journal_budget_bytes;                /* for what it takes to go back; ADAMANT_AUTOMATIC_BYTES */
-    int32_t keep_last_step;                     /* 0; so that adamant_rollback() can take it back */
-    adamant_reduce reduce;                      /* may be null */
-    void* reduce_user;                          /* given to it */
+    adamant_nonfinite on_nonfinite;           /* ADAMANT_NONFINITE_SKIP */
+    adamant_speculation speculate;            /* ADAMANT_SPECULATE_AUTOMATIC */
+    const adamant_loss_scaling* loss_scaling; /* dynamic; may be null: every step says its scale, or it is 1 */
+    size_t journal_budget_bytes;              /* for what it takes to go back; ADAMANT_AUTOMATIC_BYTES */
+    int32_t keep_last_step;                   /* 0; so that adamant_rollback() can take it back */
+    adamant_reduce reduce;                    /* may be null */
+    void* reduce_user;                        /* given to it */
 } adamant_optimizer_options;
 ADAMANT_C_API adamant_status adamant_optimizer_options_init(adamant_optimizer_options* options, size_t struct_bytes);
 
@@ -193,19 +196,19 @@ ADAMANT_C_API void adamant_optimizer_free(adamant_optimizer* optimizer);
 
 typedef int32_t adamant_decay; /* how weight_decay acts */
 enum {
-    ADAMANT_DECAY_UNSET = 0, /* only while weight_decay is 0 */
+    ADAMANT_DECAY_UNSET = 0,     /* only while weight_decay is 0 */
     ADAMANT_DECAY_DECOUPLED = 1, /* AdamW */
-    ADAMANT_DECAY_L2 = 2 /* Adam */
+    ADAMANT_DECAY_L2 = 2         /* Adam */
 };
 
 typedef struct adamant_hyperparameters {
     size_t struct_bytes;
-    double lr;           /* 1e-3 */
-    double beta1;        /* 0.9; in [0, 1) */
-    double beta2;        /* 0.999; in [0, 1) */
-    double eps;          /* 1e-8 */
-    double weight_decay; /* 0 */
-    adamant_decay decay; /* ADAMANT_DECAY_UNSET */
+    double lr;               /* 1e-3 */
+    double beta1;            /* 0.9; in [0, 1) */
+    double beta2;            /* 0.999; in [0, 1) */
+    double eps;              /* 1e-8 */
+    double weight_decay;     /* 0 */
+    adamant_decay decay;     /* ADAMANT_DECAY_UNSET */
     int32_t bias_correction; /* 1 */
 } adamant_hyperparameters;
 ADAMANT_C_API adamant_status adamant_hyperparameters_init(adamant_hyperparameters* hyper, size_t struct_bytes);
@@ -278,10 +281,10 @@ ADAMANT_C_API adamant_status adamant_prepare(adamant_optimizer* optimizer, int32
 /* What is not said of a step is as the optimizer's options have it. */
 typedef struct adamant_step_values {
     size_t struct_bytes;
-    int32_t has_loss_scale; /* whether loss_scale counts; else it is the dynamic one, or 1 */
-    int32_t has_max_norm; /* whether max_norm counts; then max_abs_grad of the options does not */
+    int32_t has_loss_scale;   /* whether loss_scale counts; else it is the dynamic one, or 1 */
+    int32_t has_max_norm;     /* whether max_norm counts; then max_abs_grad of the options does not */
     int32_t has_max_abs_grad; /* whether max_abs_grad counts; then max_norm of the options does not */
-    double loss_scale; /* what the loss was multiplied with; finite, above 0 */
+    double loss_scale;        /* what the loss was multiplied with; finite, above 0 */
     double max_norm;
     double max_abs_grad;
     const double* lr; /* one learning rate for each group; null with lr_count 0: the groups' own */
@@ -294,16 +297,16 @@ enum { ADAMANT_APPLIED = 0, ADAMANT_SKIPPED = 1 };
 
 typedef struct adamant_report {
     size_t struct_bytes;
-    uint64_t step;            /* the number of this step, from 1, whether it was applied or skipped */
+    uint64_t step; /* the number of this step, from 1, whether it was applied or skipped */
     adamant_outcome outcome;
-    int32_t speculated;       /* it began before its norm was known */
-    int32_t rolled_back;      /* and that was taken back, because clipping or a skip was called for */
-    int32_t has_first_nonfinite; /* whether the two fields below count: nonfinite_grads is not 0 in this process */
+    int32_t speculated;           /* it began before its norm was known */
+    int32_t rolled_back;          /* and that was taken back, because clipping or a skip was called for */
+    int32_t has_first_nonfinite;  /* whether the two fields below count: nonfinite_grads is not 0 in this process */
     size_t first_nonfinite_shard; /* by the order of shards */
     size_t first_nonfinite_index; /* in it */
-    uint64_t nonfinite_grads; /* over all processes */
+    uint64_t nonfinite_grads;     /* over all processes */
     double loss_scale;
-    double global_norm;       /* of the finite gradients, unscaled, over all processes */
+    double global_norm; /* of the finite gradients, unscaled, over all processes */
     double clip_coefficient;
     size_t elements;          /* stepped */
     size_t shards_waited;     /* for the norm, as the journal's budget was full */
@@ -314,8 +317,8 @@ typedef struct adamant_report {
     size_t gradients_bytes;   /* of memory traffic, counted, not measured */
     size_t update_bytes;
     uint32_t threads;
-    const char* isa;          /* lives for ever */
-    const char* pus;          /* that the threads are bound to; lives as long as the optimizer */
+    const char* isa; /* lives for ever */
+    const char* pus; /* that the threads are bound to; lives as long as the optimizer */
 } adamant_report;
 /* Sets struct_bytes, and the rest to zeros. */
 ADAMANT_C_API adamant_status adamant_report_init(adamant_report* report, size_t struct_bytes);
@@ -340,8 +343,8 @@ ADAMANT_C_API adamant_status adamant_submit(adamant_optimizer* optimizer, size_t
 /* This shard has no gradient in this step, and stays as it is. From any thread; errors as above. */
 ADAMANT_C_API adamant_status adamant_leave_out(adamant_optimizer* optimizer, size_t shard);
 /* Waits for what was submitted, and completes the step: applied, or skipped. report as for adamant_step().
- * invalid argument: a shard was neither submitted nor left out. reduce failed: as reduce said. The step stays open after
- * either: call this again, or adamant_abandon(). */
+ * invalid argument: a shard was neither submitted nor left out. reduce failed: as reduce said. The step stays open
+ * after either: call this again, or adamant_abandon(). */
 ADAMANT_C_API adamant_status adamant_finish(adamant_optimizer* optimizer, adamant_report* report);
 /* Gives up the step that is open: params and moments are as before it, to the bit, and weight_out is made of param. */
 ADAMANT_C_API adamant_status adamant_abandon(adamant_optimizer* optimizer);
@@ -389,14 +392,14 @@ ADAMANT_C_API adamant_status adamant_load_safetensors(adamant_optimizer* optimiz
 
 typedef struct adamant_deepspeed adamant_deepspeed;
 
-/* Reads the text of a ds_config.json, of `bytes` bytes, for *made. invalid argument: no JSON, or a value that cannot be,
- * with its place. Thread-safe. */
+/* Reads the text of a ds_config.json, of `bytes` bytes, for *made. invalid argument: no JSON, or a value that cannot
+ * be, with its place. Thread-safe. */
 ADAMANT_C_API adamant_status adamant_deepspeed_parse(const char* text, size_t bytes, adamant_deepspeed** made);
 /* May be null. */
 ADAMANT_C_API void adamant_deepspeed_free(adamant_deepspeed* config);
-/* What it says about each of these structs goes to it, and the rest of it stays as it is; each has to be initialised and
- * may be null. hyper and *maximize: of the one group. options: max_norm and loss_scaling, which points into config and
- * lives as long as that. values: the loss scale, where it is fixed. cores: the share. */
+/* What it says about each of these structs goes to it, and the rest of it stays as it is; each has to be initialised
+ * and may be null. hyper and *maximize: of the one group. options: max_norm and loss_scaling, which points into config
+ * and lives as long as that. values: the loss scale, where it is fixed. cores: the share. */
 ADAMANT_C_API adamant_status adamant_deepspeed_apply(const adamant_deepspeed* config, adamant_hyperparameters* hyper,
                                                      int32_t* maximize, adamant_optimizer_options* options,
                                                      adamant_step_values* values, adamant_core_options* cores);
@@ -404,8 +407,10 @@ ADAMANT_C_API adamant_status adamant_deepspeed_apply(const adamant_deepspeed* co
  * may be null. */
 ADAMANT_C_API adamant_status adamant_deepspeed_model(const adamant_deepspeed* config, adamant_dtype* type,
                                                      uint32_t* accumulation_steps);
-/* Warning number `index` about a key that means nothing here, to *text; null after the last. Lives as long as config. */
-ADAMANT_C_API adamant_status adamant_deepspeed_warning(const adamant_deepspeed* config, size_t index, const char** text);
+/* Warning number `index` about a key that means nothing here, to *text; null after the last. Lives as long as config.
+ */
+ADAMANT_C_API adamant_status adamant_deepspeed_warning(const adamant_deepspeed* config, size_t index,
+                                                       const char** text);
 
 #ifdef __cplusplus
 }
