@@ -396,6 +396,8 @@ adamant::kernel::step_function step_of(types_of_arrays const& types, adamant::is
     throw std::logic_error("a combination of types has no step");
 }
 
+constexpr std::size_t most_dims = 64; // more is a slip
+
 template <class T>
 T* as(void const* array) // gradients, too, for one way to say it; nothing is written through theirs
 {
@@ -670,6 +672,9 @@ adamant_status adamant_add_shard(adamant_optimizer* optimizer, size_t group, con
         if ((s.shape == nullptr) != (s.dims == 0))
             throw invalid_argument("adamant: dims is " + std::to_string(s.dims) + ", but shape is " +
                                    (s.shape == nullptr ? "a null pointer" : "given"));
+        if (s.dims > most_dims)
+            throw invalid_argument("adamant: dims is " + std::to_string(s.dims) + ", but a parameter has at most " +
+                                   std::to_string(most_dims));
         adamant::shard_place place{{s.shape, s.shape + s.dims}, s.begin};
         give(number, o.add_shard(group, param, make_shard(s, o.cpu().tier()), std::move(place)));
     });

@@ -255,8 +255,8 @@ typedef struct adamant_shard {
     adamant_dtype exp_avg_sq_dtype;  /* ADAMANT_FLOAT32 */
     adamant_dtype weight_out_dtype;  /* ADAMANT_NONE */
     adamant_dtype accumulator_dtype; /* ADAMANT_NONE */
-    /* Where it lies in its parameter. `dims` sizes: of the whole parameter; with dims 0 (and shape null) the shard is
-     * all of it. begin: the shard's first element in it, in row-major order. */
+    /* Where it lies in its parameter. `dims` sizes, 64 at most: of the whole parameter; with dims 0 (and shape null)
+     * the shard is all of it. begin: the shard's first element in it, in row-major order. */
     const size_t* shape;
     size_t dims;
     size_t begin;
