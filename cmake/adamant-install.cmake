@@ -19,3 +19,12 @@ install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(ADAMANT_BUILD_EXAMPLES)
     install(TARGETS adamant_cli)
 endif()
+
+# The C library depends on the architecture, and is found without what the headers need.
+if(ADAMANT_BUILD_C)
+    install(TARGETS adamant_c EXPORT adamant-c-targets FILE_SET HEADERS)
+    install(EXPORT adamant-c-targets NAMESPACE adamant:: DESTINATION ${package_dir})
+    file(RELATIVE_PATH pc_to_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+    configure_file(cmake/adamant_c.pc.in adamant_c.pc @ONLY)
+    install(FILES ${PROJECT_BINARY_DIR}/adamant_c.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()

@@ -31,8 +31,27 @@ if(pkg_config)
     run(${SCRATCH}/by_pkg_config)
 endif()
 
+# The C library, by CMake in a project that knows no C++, and by pkg-config.
+file(GLOB_RECURSE c_library ${prefix}/*/libadamant_c.so)
+if(c_library)
+    run(${CMAKE_COMMAND} -S ${consumer}/c -B ${SCRATCH}/c -G Ninja -DPROGRAM=${SOURCE}/examples/c_loop.c
+        -DCMAKE_PREFIX_PATH=${prefix} -DVERSION=${VERSION})
+    run(${CMAKE_COMMAND} --build ${SCRATCH}/c)
+    run(${SCRATCH}/c/consumer ${SCRATCH}/c/state.safetensors)
+    if(pkg_config)
+        get_filename_component(c_folder ${c_library} DIRECTORY)
+        set(ENV{PKG_CONFIG_PATH} ${c_folder}/pkgconfig)
+        execute_process(COMMAND ${pkg_config} --cflags --libs adamant_c OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY
+                        OUTPUT_STRIP_TRAILING_WHITESPACE)
+        separate_arguments(flags UNIX_COMMAND "${flags}")
+        find_program(cc cc REQUIRED)
+        run(${cc} -std=c99 -O2 -ffp-contract=off ${SOURCE}/examples/c_loop.c ${flags} -Wl,-rpath,${c_folder} -o ${SCRATCH}/c_by_pkg_config)
+        run(${SCRATCH}/c_by_pkg_config ${SCRATCH}/c/state.safetensors)
+    endif()
+endif()
+
 # Off unless top-level: nothing of ours is built or installed by a project that includes us.
-foreach(ours adamant_tests adamant_cli train_text)
+foreach(ours adamant_tests adamant_cli train_text libadamant_c)
     file(GLOB_RECURSE found ${SCRATCH}/add_subdirectory/${ours}*)
     if(found)
         message(FATAL_ERROR "built by a consumer that did not ask for it: ${found}")

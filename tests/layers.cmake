@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # A header includes only headers of its own layer and of layers before it in this list.
-set(layers core numerics isa kernel shard topology exec split device step tune config checkpoint)
+set(layers core numerics isa kernel shard topology exec split device step tune config checkpoint c)
 file(GLOB_RECURSE headers RELATIVE ${INCLUDE} ${INCLUDE}/*.hpp ${INCLUDE}/*.inl ${INCLUDE}/*.cuh)
 set(wrong "")
 set(checked 0)

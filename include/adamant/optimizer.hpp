@@ -485,10 +485,16 @@ private:
             throw invalid_argument("adamant: a shard of '" + name + "' has elements " + std::to_string(place.begin) +
                                    " to " + std::to_string(place.begin + size) + " of " + std::to_string(all) +
                                    "; give the whole parameter's shape, and a place inside it");
-        auto const [at, is_new] = param_by_name_.try_emplace(name, params_.size());
-        if (is_new) {
+        auto const at = param_by_name_.find(name);
+        if (at == param_by_name_.end()) {
             params_.push_back({name, place.shape, group});
-            return at->second;
+            try {
+                param_by_name_.emplace(name, params_.size() - 1);
+            } catch (...) {
+                params_.pop_back();
+                throw;
+            }
+            return params_.size() - 1;
         }
         state_param const& known = params_[at->second];
         if (whole || known.shape != place.shape || known.group != group)
@@ -558,6 +564,7 @@ private:
         make_group_steps(1.0, passes_.speculated); // throws what values cannot be
         prepare(as_they_arrive);
         passes_.settled = passes_.speculated;
+        summed_before_.resize(passes_.shards.size()); // here, as nothing may fail once arrays have been written
         passes_.keep_records = options_.keep_last_step;
         passes_.now_skips = options_.on_nonfinite == nonfinite_policy::skip;
         bool const norm_first = max_norm_ != 0 || passes_.now_skips || options_.reduce;
@@ -775,7 +782,6 @@ private:
         scaler_before_ = scaler_;
         if (scaler_ && scales_itself_)
             scaler_ = next(*scaler_, *options_.loss_scaling, report_.nonfinite_grads != 0);
-        summed_before_.resize(passes_.shards.size());
         for (std::size_t i = 0; i < passes_.shards.size(); ++i)
             summed_before_[i] = passes_.shards[i].summed;
         set_summed({});

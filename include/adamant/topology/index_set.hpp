@@ -106,9 +106,21 @@ public:
         trim();
         return *this;
     }
-    [[nodiscard]] friend index_set operator|(index_set a, index_set const& b) { return a |= b; }
-    [[nodiscard]] friend index_set operator&(index_set a, index_set const& b) noexcept { return a &= b; }
-    [[nodiscard]] friend index_set operator-(index_set a, index_set const& b) noexcept { return a -= b; }
+    [[nodiscard]] friend index_set operator|(index_set a, index_set const& b)
+    {
+        a |= b;
+        return a; // moved, where `return a |= b` would copy
+    }
+    [[nodiscard]] friend index_set operator&(index_set a, index_set const& b) noexcept
+    {
+        a &= b;
+        return a;
+    }
+    [[nodiscard]] friend index_set operator-(index_set a, index_set const& b) noexcept
+    {
+        a -= b;
+        return a;
+    }
     [[nodiscard]] bool intersects(index_set const& other) const noexcept
     {
         for (std::size_t w = 0; w < std::min(words_.size(), other.words_.size()); ++w)
@@ -117,7 +129,13 @@ public:
         return false;
     }
     // Whether every member of other is one of this set.
-    [[nodiscard]] bool includes(index_set const& other) const noexcept { return (other - *this).empty(); }
+    [[nodiscard]] bool includes(index_set const& other) const noexcept
+    {
+        for (std::size_t w = 0; w < other.words_.size(); ++w)
+            if ((other.words_[w] & ~(w < words_.size() ? words_[w] : 0)) != 0)
+                return false;
+        return true;
+    }
 
     friend bool operator==(index_set const&, index_set const&) = default;
     [[nodiscard]] friend bool operator<(index_set const& a, index_set const& b) { return a.members() < b.members(); }

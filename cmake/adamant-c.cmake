@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+# The library with the C interface. It is named after the version of that interface, not of the project.
+file(STRINGS include/adamant/c/adamant_c.h c_version REGEX "#define ADAMANT_C_VERSION ")
+string(REGEX REPLACE "[^0-9]" "" c_version "${c_version}")
+
+add_library(adamant_c SHARED include/adamant/c/adamant_c.cpp)
+add_library(adamant::c ALIAS adamant_c)
+target_sources(adamant_c PUBLIC FILE_SET HEADERS BASE_DIRS include FILES include/adamant/c/adamant_c.h)
+target_link_libraries(adamant_c PRIVATE adamant_combinations adamant_opt_in adamant_own_flags)
+set_target_properties(adamant_c PROPERTIES
+    EXPORT_NAME c SOVERSION ${c_version} CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+    LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/adamant_c.map)
+# The standard library's templates are visible whatever the flags say. And threads of the OpenMP runtime, which goes with
+# the library, may still be ending when the last executor is freed: so nothing is unloaded.
+target_link_options(adamant_c PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/adamant_c.map -Wl,-z,nodelete)

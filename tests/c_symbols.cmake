@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+# What the C library shows to others is what its header declares, no more and no less.
+execute_process(COMMAND ${NM} -D --defined-only ${LIBRARY} OUTPUT_VARIABLE listing COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCHALL "[^ \n]+\n" shown "${listing}")
+list(TRANSFORM shown STRIP)
+file(READ ${HEADER} header)
+string(REGEX MATCHALL "ADAMANT_C_API [^(;]*[ *](adamant_[a-z0-9_]+)\\(" declared "${header}")
+list(TRANSFORM declared REPLACE ".*[ *](adamant_[a-z0-9_]+)\\($" "\\1")
+list(SORT shown)
+list(SORT declared)
+list(LENGTH declared count)
+if(NOT shown STREQUAL declared OR count LESS 40)
+    message(FATAL_ERROR "the library shows\n  ${shown}\nand its header declares\n  ${declared}")
+endif()
+message(STATUS "${count} functions")
