@@ -111,7 +111,7 @@ inline owned_state random_state(random_bits& random)
             loss_scaler_state{random_number(random, false) + 0x1p-1000, static_cast<std::uint32_t>(random()),
                               static_cast<std::uint32_t>(random())};
     for (std::size_t g = 0; g < 1 + random.below(3); ++g) {
-        state_group group{names[random.below(std::size(names))] + std::to_string(g), {}, random.below(2) == 0};
+        parameter_group group{names[random.below(std::size(names))] + std::to_string(g), {}, random.below(2) == 0};
         group.hyper = {random_number(random, false), random_number(random, true),  random_number(random, true),
                        random_number(random, false), random_number(random, false), decay_mode::unset,
                        random.below(2) == 0};
@@ -165,8 +165,8 @@ inline std::string difference(adamant::state_dict const& a, adamant::state_dict 
     if (a.groups.size() != b.groups.size() || a.params.size() != b.params.size())
         return "how many groups or params";
     for (std::size_t g = 0; g < a.groups.size(); ++g) {
-        state_group const& x = a.groups[g];
-        state_group const& y = b.groups[g];
+        parameter_group const& x = a.groups[g];
+        parameter_group const& y = b.groups[g];
         if (x.name != y.name || x.maximize != y.maximize || x.hyper.mode != y.hyper.mode ||
             x.hyper.bias_correction != y.hyper.bias_correction || bits(x.hyper.lr) != bits(y.hyper.lr) ||
             bits(x.hyper.beta1) != bits(y.hyper.beta1) || bits(x.hyper.beta2) != bits(y.hyper.beta2) ||

@@ -122,7 +122,7 @@ struct slow_result {
 
 // What a step is, said plainly. `taken` marks the shards that take part.
 slow_result step_slowly(std::vector<tensor>& tensors, std::vector<bool> const& taken,
-                        std::vector<state_group> const& groups, std::uint64_t t, double loss_scale, double max_norm,
+                        std::vector<parameter_group> const& groups, std::uint64_t t, double loss_scale, double max_norm,
                         double max_abs, nonfinite_policy policy)
 {
     slow_result result;
@@ -203,7 +203,7 @@ void run_random(std::uint64_t seed)
     if (random.below(2) == 0)
         options.loss_scaling = loss_scaling_options{.initial_scale = 1024, .growth_interval = 2, .hysteresis = 2};
     optimizer mine(executor_of(static_cast<unsigned>(random.below(3))), options);
-    std::vector<state_group> groups;
+    std::vector<parameter_group> groups;
     for (std::size_t g = 0; g <= random.below(3); ++g) {
         decay_mode const mode = random.below(2) == 0 ? decay_mode::l2 : decay_mode::decoupled;
         groups.push_back({"group " + std::to_string(g),
@@ -245,7 +245,7 @@ void run_random(std::uint64_t seed)
         }
         std::vector<double> lr;
         if (random.below(3) == 0) {
-            for (state_group& g : groups)
+            for (parameter_group& g : groups)
                 lr.push_back(g.hyper.lr * 0.5);
             values.lr = lr;
         } else if (random.below(3) == 0) { // stale_hyper: what is changed between steps counts in the next
@@ -276,7 +276,7 @@ void run_random(std::uint64_t seed)
         std::vector<std::vector<test::array>> before;
         for (tensor const& each : tensors)
             before.push_back(each.expected);
-        std::vector<state_group> now = groups;
+        std::vector<parameter_group> now = groups;
         for (std::size_t g = 0; g < lr.size(); ++g)
             now[g].hyper.lr = lr[g];
         slow_result const slow =

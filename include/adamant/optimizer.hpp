@@ -25,34 +25,11 @@
 #include <adamant/exec/executor.hpp>
 #include <adamant/shard/overlaps.hpp>
 #include <adamant/step/loss_scaler.hpp>
-#include <adamant/step/offload_step.hpp>
+#include <adamant/step/optimizer_options.hpp>
 #include <adamant/step/optimizer_report.hpp>
+#include <adamant/step/step_course.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
-
-// Whether begin_step() lets shards be stepped before the norm is known. It changes no bit.
-enum class speculation : std::uint8_t {
-    automatic, // unless most of the last eight steps had to be taken back for it
-    always,
-    never, // submit() only measures
-};
-
-struct optimizer_options {
-    double max_norm = 0;     // see step_values; 0: not clipped
-    double max_abs_grad = 0; // the same
-    nonfinite_policy on_nonfinite = nonfinite_policy::skip;
-    std::optional<loss_scaling_options> loss_scaling = {}; // dynamic; else every step says its scale, or it is 1
-    speculation speculate = speculation::automatic;
-    // For what it takes to go back. Absent: 3 bytes an element with float params and moments (ordinary training takes
-    // 2.1), the state's bytes with others; with keep_last_step, all that it can take. A shard that finds it full waits
-    // for the norm.
-    std::optional<std::size_t> journal_budget_bytes = {};
-    bool keep_last_step = false; // so that rollback() can take it back
-    // Where gradients are spread over ranks: is given this process's sum and count, returns those of all (a sum by MPI
-    // or NCCL). Every rank must add in the same order, or their bits differ. Called once in every step, by finish(),
-    // step(), or, for step_async(), in one of the team's threads. May throw: the step is then taken back.
-    std::function<grad_squares(grad_squares)> reduce = {};
-};
 
 // Where a shard lies in its parameter.
 struct shard_place {
@@ -70,25 +47,13 @@ struct shard_place {
 // submit() may be called from any thread, from several at once; everything else from one at a time. Gradients must not
 // change between their submit() and the end of finish(). An exception leaves the optimizer as it was before the call,
 // but where said otherwise.
-class optimizer {
+class optimizer : detail::step_course {
 public:
     // Works with the executor's team; an executor without one gets a team of one thread, bound to nothing. Throws
     // invalid_argument for options that cannot be.
     explicit optimizer(executor const& cpu, optimizer_options options = {})
-        : options_(std::move(options)), passes_(cpu, [this] { return next_at_end(); })
+        : step_course(cpu, std::move(options))
     {
-        check_limit("max_norm", options_.max_norm);
-        check_limit("max_abs_grad", options_.max_abs_grad);
-        check_one_limit(options_.max_norm, options_.max_abs_grad);
-        if (options_.on_nonfinite > nonfinite_policy::apply)
-            throw invalid_argument("adamant: on_nonfinite holds no nonfinite_policy");
-        if (options_.speculate > speculation::never)
-            throw invalid_argument("adamant: speculate holds no speculation");
-        if (options_.loss_scaling) {
-            check(*options_.loss_scaling);
-            scaler_ = initial_state(*options_.loss_scaling);
-        }
-        pus_ = passes_.cpu().team()->bound() ? to_list(passes_.cpu().team()->bound_to()) : std::string();
     }
     optimizer(optimizer const&) = delete;
     optimizer& operator=(optimizer const&) = delete;
@@ -101,11 +66,11 @@ public:
     }
 
     // A new group, by its number; its name must be new. Throws invalid_argument where check() does.
-    std::size_t add_group(state_group group)
+    std::size_t add_group(parameter_group group)
     {
         require_idle("add_group()");
         check(group.hyper);
-        for (state_group const& other : groups_)
+        for (parameter_group const& other : groups_)
             if (other.name == group.name)
                 throw invalid_argument("adamant: there is a parameter group '" + group.name + "' already");
         groups_.push_back(std::move(group));
@@ -115,7 +80,7 @@ public:
     {
         return add_group({std::move(name), hyper, maximize});
     }
-    [[nodiscard]] std::vector<state_group> const& groups() const noexcept { return groups_; }
+    [[nodiscard]] std::vector<parameter_group> const& groups() const noexcept { return groups_; }
     // From the next step on. Throws invalid_argument as add_group() does, and while a step is under way.
     void set_hyperparameters(std::size_t group, hyperparameters const& hyper)
     {
@@ -199,20 +164,20 @@ public:
     // Steps taken so far.
     [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
     // What the next loss is to be multiplied with.
-    [[nodiscard]] double loss_scale() const noexcept { return scaler_ ? scaler_->scale : 1.0; }
+    [[nodiscard]] double loss_scale() const noexcept { return next_loss_scale(); }
     [[nodiscard]] executor const& cpu() const noexcept { return passes_.cpu(); }
 
     // The whole step: all gradients are there. One pass over memory; two where the norm or the finiteness has to be
     // known first. Throws invalid_argument for values that cannot be, before anything is written.
     optimizer_report step(step_values const& values = {})
     {
-        open_step(values, false);
+        open(values, false);
         submit_all();
         return finish();
     }
 
     // Opens a step; see the class. The first call allocates, unless prepare() has.
-    void begin_step(step_values const& values = {}) { open_step(values, true); }
+    void begin_step(step_values const& values = {}) { open(values, true); }
     // This shard's gradient is there: work on it begins at once, in the team's threads. Returns at once. Throws
     // invalid_argument where no step is open or the shard has been submitted.
     void submit(std::size_t shard)
@@ -354,7 +319,7 @@ public:
     // As step(), and returns at once. The optimizer takes no other call but the ticket's until that was waited for.
     [[nodiscard]] ticket step_async(step_values const& values = {})
     {
-        open_step(values, false);
+        open(values, false);
         stage_ = stage::async;
         try {
             submit_all();
@@ -392,10 +357,10 @@ public:
         require_idle("load()");
         state_dict const here = state();
         std::vector<detail::state_copy> const copies = detail::plan_copies(from, here);
-        std::vector<state_group> groups = groups_;
-        for (state_group& group : groups) {
+        std::vector<parameter_group> groups = groups_;
+        for (parameter_group& group : groups) {
             auto const found = std::find_if(from.groups.begin(), from.groups.end(),
-                                            [&](state_group const& g) { return g.name == group.name; });
+                                            [&](parameter_group const& g) { return g.name == group.name; });
             if (found == from.groups.end())
                 throw invalid_argument("adamant: the state that is loaded has no parameter group '" + group.name + "'");
             group = *found;
@@ -420,38 +385,11 @@ public:
     }
 
 private:
-    enum class stage : std::uint8_t { idle, open, async };
-    enum class progress : std::uint8_t { first_pass, back, last_pass };
     struct placed {
         std::size_t param;
         std::size_t begin;
     };
 
-    static void check_limit(char const* key, double value)
-    {
-        if (!std::isfinite(value) || value < 0)
-            detail::refuse_hyperparameter(key, value, "a finite number, 0 or above");
-    }
-    static void check_one_limit(double max_norm, double max_abs_grad)
-    {
-        if (max_norm != 0 && max_abs_grad != 0)
-            throw invalid_argument("adamant: max_norm is " + detail::text(max_norm) + " and max_abs_grad is " +
-                                   detail::text(max_abs_grad) +
-                                   ", but a gradient is clipped by one of them; set the other to 0");
-    }
-    void require_idle(char const* call) const
-    {
-        if (stage_ != stage::idle)
-            throw invalid_argument(
-                std::string("adamant: ") + call + " is called while a step is under way; " +
-                (stage_ == stage::open ? "finish() or abandon() it first" : "wait for its ticket first"));
-    }
-    void require_step_open(char const* call) const
-    {
-        if (stage_ != stage::open)
-            throw invalid_argument(std::string("adamant: ") + call +
-                                   " is called, but no step is open; begin_step() first");
-    }
     void require_group(std::size_t group) const
     {
         if (group >= groups_.size())
@@ -544,320 +482,20 @@ private:
         return std::min(longest_journal(), with_losses(bytes));
     }
 
-    void open_step(step_values const& values, bool as_they_arrive)
+    void open(step_values const& values, bool as_they_arrive)
     {
         require_idle(as_they_arrive ? "begin_step()" : "step()");
-        bool const own_limit = !values.max_norm && !values.max_abs_grad; // one that is said replaces both
-        double const max_norm = own_limit ? options_.max_norm : values.max_norm.value_or(0);
-        double const max_abs = own_limit ? options_.max_abs_grad : values.max_abs_grad.value_or(0);
-        check_limit("max_norm", max_norm);
-        check_limit("max_abs_grad", max_abs);
-        check_one_limit(max_norm, max_abs);
-        if (!values.lr.empty() && values.lr.size() != groups_.size())
-            throw invalid_argument("adamant: there are learning rates for " + std::to_string(values.lr.size()) +
-                                   " groups, but there are " + std::to_string(groups_.size()) + " groups");
-        max_norm_ = max_norm;
-        max_abs_ = max_abs;
-        loss_scale_ = values.loss_scale.value_or(loss_scale());
-        scales_itself_ = !values.loss_scale;
-        lr_.assign(values.lr.begin(), values.lr.end());
-        make_group_steps(1.0, passes_.speculated); // throws what values cannot be
         prepare(as_they_arrive);
-        passes_.settled = passes_.speculated;
-        summed_before_.resize(passes_.shards.size()); // here, as nothing may fail once arrays have been written
-        passes_.keep_records = options_.keep_last_step;
-        passes_.now_skips = options_.on_nonfinite == nonfinite_policy::skip;
-        bool const norm_first = max_norm_ != 0 || passes_.now_skips || options_.reduce;
-        bool const speculates =
-            norm_first && as_they_arrive &&
-            (options_.speculate == speculation::always ||
-             (options_.speculate == speculation::automatic && std::popcount(taken_back_of_last_eight_) <= 4));
-        first_pass_ = !norm_first  ? detail::block_pass::step
-                      : speculates ? detail::block_pass::speculate
-                                   : detail::block_pass::measure;
-        for (detail::tracked_shard& s : passes_.shards)
-            s.submitted = s.left_out = false;
-        passes_.forget_records();
-        passes_.begin();
-        can_go_back_ = false;
-        error_ = nullptr;
-        at_ = progress::first_pass;
-        report_ = {};
-        report_.step = steps_ + 1;
-        report_.loss_scale = loss_scale_;
-        report_.tier = passes_.cpu().tier();
-        report_.threads = passes_.cpu().threads();
-        report_.pus = pus_;
-        started_ = std::chrono::steady_clock::now();
-        stage_ = stage::open;
+        open_step(groups_, values, as_they_arrive);
     }
 
-    void make_group_steps(double clip, std::vector<detail::group_step>& out) const
-    {
-        out.resize(groups_.size());
-        // Gradients so large that nothing a float can hold brings them down count for nothing.
-        if (clip / loss_scale_ < 0x1p-125)
-            clip = 0;
-        for (std::size_t i = 0; i < groups_.size(); ++i) {
-            hyperparameters hyper = groups_[i].hyper;
-            if (!lr_.empty())
-                hyper.lr = lr_[i];
-            coefficients c =
-                make_coefficients(hyper, steps_ + 1, {.loss_scale = loss_scale_, .clip_coefficient = clip});
-            if (groups_[i].maximize)
-                c.grad_scale = -c.grad_scale;
-            detail::gradient_rules rules{.zero_nonfinite = options_.on_nonfinite == nonfinite_policy::zero};
-            if (max_abs_ != 0) {
-                rules.limited = true;
-                rules.scale = c.grad_scale;
-                rules.bound = static_cast<float>(max_abs_);
-                c.grad_scale = 1;
-            }
-            out[i] = {c, rules};
-        }
-    }
-
-    void submit_all()
-    {
-        for (detail::tracked_shard& s : passes_.shards)
-            s.submitted = true;
-        passes_.line().add([&] { return passes_.describe_all(first_pass_); });
-    }
-    void run_all(detail::block_pass pass)
-    {
-        passes_.line().add([&] { return passes_.describe_all(pass); });
-        passes_.line().wait();
-    }
-    void set_summed(std::vector<unsigned> const& summed) noexcept
-    {
-        for (std::size_t i = 0; i < passes_.shards.size(); ++i)
-            passes_.shards[i].summed = summed.empty() ? 0 : summed[i];
-    }
-    // Whatever the open step has done is undone.
-    void take_back()
-    {
-        passes_.line().wait();
-        if (first_pass_ == detail::block_pass::speculate && at_ == progress::first_pass)
-            run_all(detail::block_pass::undo);
-        passes_.forget_records();
-        stage_ = stage::idle;
-    }
-
-    [[nodiscard]] static double seconds_since(std::chrono::steady_clock::time_point start)
-    {
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    }
-
-    // When a pass is over: whether there is another, which is then next_pass_. Throws what options.reduce throws, with
-    // nothing changed.
-    bool next_stage()
-    {
-        using detail::block_pass;
-        bool more = false;
-        if (at_ == progress::first_pass) {
-            more = decide();
-        } else if (at_ == progress::back) {
-            passes_.forget_records();
-            next_pass_ = block_pass::rest;
-            at_ = progress::last_pass;
-            more = true;
-        }
-        if (!more)
-            complete();
-        return more;
-    }
-
-    bool decide()
-    {
-        using detail::block_pass;
-        grad_squares found = passes_.total();
-        find_nonfinite(found);
-        if (options_.reduce)
-            found = options_.reduce(found);
-        report_.gradients.seconds = seconds_since(started_);
-        report_.nonfinite_grads = found.nonfinite;
-        report_.global_norm = std::sqrt(found.sum) / loss_scale_;
-        bool const skips = passes_.now_skips && found.nonfinite != 0;
-        report_.outcome = skips ? step_outcome::skipped : step_outcome::applied;
-        bool const speculated = first_pass_ == block_pass::speculate;
-        report_.speculated = speculated;
-        bool fits = true; // what was speculated on
-        if (!skips && max_norm_ != 0) {
-            report_.clip_coefficient = clip_coefficient(report_.global_norm, max_norm_);
-            make_group_steps(report_.clip_coefficient, passes_.settled);
-            fits = same_scales();
-        }
-        count_first_pass();
-        started_update_ = std::chrono::steady_clock::now();
-        taken_back_of_last_eight_ = static_cast<std::uint8_t>(taken_back_of_last_eight_ << 1 | (skips || !fits));
-        at_ = progress::last_pass;
-        if (skips) {
-            report_.rolled_back = speculated && report_.journal_bytes != 0;
-            next_pass_ = block_pass::undo;
-            return report_.rolled_back;
-        }
-        if (first_pass_ == block_pass::step)
-            return false;
-        if (!speculated || fits) {
-            next_pass_ = block_pass::rest;
-            report_.update.bytes_moved = rest_bytes_;
-            return !speculated || report_.shards_waited != 0;
-        }
-        report_.rolled_back = report_.journal_bytes != 0;
-        report_.update.bytes_moved = step_bytes() + undo_bytes_;
-        if (passes_.keep_records && report_.rolled_back) {
-            next_pass_ = block_pass::undo;
-            at_ = progress::back;
-        } else {
-            next_pass_ = block_pass::redo;
-        }
-        return true;
-    }
-
-    [[nodiscard]] bool same_scales() const noexcept
-    {
-        for (std::size_t i = 0; i < groups_.size(); ++i)
-            if (passes_.speculated[i].c.grad_scale != passes_.settled[i].c.grad_scale)
-                return false;
-        return true;
-    }
-    void find_nonfinite(grad_squares const& found)
-    {
-        if (found.nonfinite == 0)
-            return;
-        for (std::size_t i = 0; i < passes_.shards.size(); ++i) {
-            detail::tracked_shard const& s = passes_.shards[i];
-            if (s.left_out)
-                continue;
-            std::size_t const b = passes_.first_nonfinite_block(s);
-            if (b < s.shard.blocks()) {
-                report_.first_nonfinite = {i, s.shard.first_nonfinite(b, s.summed != 0)};
-                return;
-            }
-        }
-    }
-    [[nodiscard]] static std::size_t step_bytes_of(detail::tracked_shard const& s) noexcept
-    {
-        using arrays = detail::offload_shard;
-        return 2 * s.shard.state_bytes() + s.shard.elem_bytes(arrays::weight_out) + grad_bytes_of(s);
-    }
-    [[nodiscard]] static std::size_t grad_bytes_of(detail::tracked_shard const& s) noexcept
-    {
-        using arrays = detail::offload_shard;
-        return s.shard.elem_bytes(arrays::grad) + (s.summed != 0 ? s.shard.elem_bytes(arrays::accumulator) : 0);
-    }
-    [[nodiscard]] std::size_t step_bytes() const noexcept
-    {
-        std::size_t bytes = 0;
-        for (detail::tracked_shard const& s : passes_.shards)
-            bytes += s.left_out ? 0 : s.shard.size() * step_bytes_of(s);
-        return bytes;
-    }
-    void count_first_pass()
-    {
-        using detail::block_pass;
-        report_.journal_bytes = passes_.journal_bytes();
-        rest_bytes_ = undo_bytes_ = 0;
-        for (detail::tracked_shard const& s : passes_.shards) {
-            if (s.left_out)
-                continue;
-            report_.elements += report_.outcome == step_outcome::applied ? s.shard.size() : 0;
-            std::size_t const stepped = first_pass_ == block_pass::step        ? s.shard.size()
-                                        : first_pass_ == block_pass::speculate ? passes_.recorded_elements(s)
-                                                                               : 0;
-            std::size_t const waiting = s.shard.size() - stepped;
-            report_.gradients.bytes_moved += stepped * step_bytes_of(s) + waiting * grad_bytes_of(s);
-            rest_bytes_ += waiting * step_bytes_of(s);
-            undo_bytes_ += stepped * (2 * s.shard.state_bytes() + grad_bytes_of(s));
-            report_.shards_waited += first_pass_ == block_pass::speculate && waiting != 0;
-        }
-        report_.gradients.bytes_moved += report_.journal_bytes;
-        undo_bytes_ += report_.journal_bytes;
-    }
-
-    void complete()
-    {
-        report_.update.seconds = seconds_since(started_update_);
-        report_.seconds = seconds_since(started_);
-        scaler_before_ = scaler_;
-        if (scaler_ && scales_itself_)
-            scaler_ = next(*scaler_, *options_.loss_scaling, report_.nonfinite_grads != 0);
-        for (std::size_t i = 0; i < passes_.shards.size(); ++i)
-            summed_before_[i] = passes_.shards[i].summed;
-        set_summed({});
-        if (report_.outcome == step_outcome::applied) {
-            ++steps_;
-            can_go_back_ = options_.keep_last_step;
-        }
-        if (!can_go_back_)
-            passes_.forget_records();
-    }
-
-    // For step_async(): in one of the team's threads, when a pass is over.
-    bool next_at_end() noexcept
-    {
-        if (stage_ != stage::async)
-            return false;
-        if (error_ != nullptr) // what was speculated is back
-            return false;
-        try {
-            while (next_stage())
-                if (std::size_t const blocks = passes_.describe_all(next_pass_); blocks != 0) {
-                    passes_.line().add_at_end(blocks);
-                    return true;
-                }
-            return false;
-        } catch (...) {
-            error_ = std::current_exception();
-            return false;
-        }
-    }
-    optimizer_report collect()
-    {
-        if (stage_ != stage::async)
-            throw invalid_argument("adamant: a ticket is waited for twice, or its step is over");
-        passes_.line().wait();
-        stage_ = stage::idle;
-        if (error_ != nullptr)
-            std::rethrow_exception(std::exchange(error_, nullptr));
-        return report_;
-    }
-
-    optimizer_options options_;
-    std::vector<state_group> groups_;
+    std::vector<parameter_group> groups_;
     std::vector<state_param> params_;
     std::map<std::string, std::size_t> param_by_name_;
     std::vector<placed> places_;
-    detail::offload_passes passes_;
-    std::string pus_;
     bool laid_out_ = false;
     bool has_journal_ = false;
-
-    std::uint64_t steps_ = 0;
-    std::optional<loss_scaler_state> scaler_;
-    std::uint8_t taken_back_of_last_eight_ = 0; // a bit for each
-
-    // Of the last step, for rollback().
-    bool can_go_back_ = false;
-    std::optional<loss_scaler_state> scaler_before_;
-    std::vector<unsigned> summed_before_;
-
-    // Of the step that is under way.
-    stage stage_ = stage::idle;
-    progress at_ = progress::first_pass;
-    detail::block_pass first_pass_ = detail::block_pass::measure;
-    detail::block_pass next_pass_ = detail::block_pass::rest;
     std::mutex submit_mutex_;
-    double max_norm_ = 0;
-    double max_abs_ = 0;
-    double loss_scale_ = 1;
-    bool scales_itself_ = true;
-    std::vector<double> lr_;
-    std::size_t rest_bytes_ = 0;
-    std::size_t undo_bytes_ = 0;
-    std::chrono::steady_clock::time_point started_, started_update_;
-    optimizer_report report_;
-    std::exception_ptr error_;
 };
 
 ADAMANT_END_NAMESPACE

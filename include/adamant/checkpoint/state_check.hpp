@@ -121,7 +121,7 @@ inline void check_tensor(state_dict const& state, std::vector<std::size_t> const
 inline std::vector<state_tensor> checked_tensors(state_dict const& state)
 {
     index_of_names(state.groups, "group");
-    for (state_group const& group : state.groups)
+    for (parameter_group const& group : state.groups)
         try {
             check(group.hyper);
         } catch (invalid_argument const& error) {
@@ -211,10 +211,10 @@ inline void check_same_run(state_dict const& first, state_dict const& other, std
     };
     auto const first_groups = index_of_names(first.groups, "group");
     auto const other_groups = index_of_names(other.groups, "group");
-    for (state_group const& group : first.groups)
+    for (parameter_group const& group : first.groups)
         there(other_groups, group.name, "group", true);
-    for (state_group const& group : other.groups) {
-        state_group const& ours = first.groups[there(first_groups, group.name, "group", false)];
+    for (parameter_group const& group : other.groups) {
+        parameter_group const& ours = first.groups[there(first_groups, group.name, "group", false)];
         std::string const of = " of group " + in_quotes(group.name);
         for (auto const& [key, field] : hyperparameter_numbers)
             if (ours.hyper.*field < group.hyper.*field || ours.hyper.*field > group.hyper.*field)

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include <adamant/core/dtype.hpp>
-#include <adamant/numerics/hyperparameters.hpp>
 #include <adamant/step/loss_scaler.hpp>
+#include <adamant/step/optimizer_options.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -40,16 +40,10 @@ struct state_param {
     std::size_t group = 0;          // index in state_dict::groups
 };
 
-struct state_group {
-    std::string name;
-    hyperparameters hyper;
-    bool maximize = false;
-};
-
 struct state_dict {
     std::uint64_t step = 0;                       // steps taken; the next one is step + 1
     std::optional<loss_scaler_state> loss_scaler; // where the optimizer scales dynamically
-    std::vector<state_group> groups;
+    std::vector<parameter_group> groups;
     std::vector<state_param> params;
     // In any order, without overlaps: one file of several ranks may hold parts of a parameter.
     std::vector<state_tensor> tensors;

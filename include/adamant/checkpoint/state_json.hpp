@@ -167,7 +167,7 @@ inline std::string state_text(state_dict const& state)
         return name;
     };
     json groups = json::array();
-    for (state_group const& group : state.groups) {
+    for (parameter_group const& group : state.groups) {
         json entry = {{"name", utf8("group", group.name)},
                       {"mode", decay_mode_names[static_cast<unsigned>(group.hyper.mode)]},
                       {"bias_correction", group.hyper.bias_correction},
@@ -202,7 +202,7 @@ inline state_dict state_from_text(std::string_view text)
     for (json const& entry : all.array("groups")) {
         json_members const members(entry, "group " + std::to_string(state.groups.size()),
                                    4 + hyperparameter_numbers.size());
-        state_group group;
+        parameter_group group;
         group.name = members.string("name");
         for (auto const& [key, field] : hyperparameter_numbers)
             group.hyper.*field = members.number(key);

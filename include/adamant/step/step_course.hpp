@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+// The course of an optimizer's step: what it is opened with, what becomes of it once the norm is known, and its report.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <adamant/core/error.hpp>
+#include <adamant/step/offload_step.hpp>
+#include <adamant/step/optimizer_options.hpp>
+#include <adamant/step/optimizer_report.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// The inside of an optimizer, which checks who may call what when.
+class step_course {
+protected:
+    enum class stage : std::uint8_t { idle, open, async };
+    enum class progress : std::uint8_t { first_pass, back, last_pass };
+
+    step_course(executor const& cpu, optimizer_options options)
+        : options_(std::move(options)), passes_(cpu, [this] { return next_at_end(); })
+    {
+        check(options_);
+        if (options_.loss_scaling)
+            scaler_ = initial_state(*options_.loss_scaling);
+        pus_ = passes_.cpu().team()->bound() ? to_list(passes_.cpu().team()->bound_to()) : std::string();
+    }
+    ~step_course() = default;
+
+    // What the next loss is to be multiplied with.
+    [[nodiscard]] double next_loss_scale() const noexcept { return scaler_ ? scaler_->scale : 1.0; }
+
+    void require_idle(char const* call) const
+    {
+        if (stage_ != stage::idle)
+            throw invalid_argument(
+                std::string("adamant: ") + call + " is called while a step is under way; " +
+                (stage_ == stage::open ? "finish() or abandon() it first" : "wait for its ticket first"));
+    }
+    void require_step_open(char const* call) const
+    {
+        if (stage_ != stage::open)
+            throw invalid_argument(std::string("adamant: ") + call +
+                                   " is called, but no step is open; begin_step() first");
+    } // All is laid out. The groups stay where they are until the step is over.
+    void open_step(std::vector<parameter_group> const& groups, step_values const& values, bool as_they_arrive)
+    {
+        bool const own_limit = !values.max_norm && !values.max_abs_grad; // one that is said replaces both
+        double const max_norm = own_limit ? options_.max_norm : values.max_norm.value_or(0);
+        double const max_abs = own_limit ? options_.max_abs_grad : values.max_abs_grad.value_or(0);
+        check_limit("max_norm", max_norm);
+        check_limit("max_abs_grad", max_abs);
+        check_one_limit(max_norm, max_abs);
+        if (!values.lr.empty() && values.lr.size() != groups.size())
+            throw invalid_argument("adamant: there are learning rates for " + std::to_string(values.lr.size()) +
+                                   " groups, but there are " + std::to_string(groups.size()) + " groups");
+        stepped_groups_ = &groups;
+        max_norm_ = max_norm;
+        max_abs_ = max_abs;
+        loss_scale_ = values.loss_scale.value_or(next_loss_scale());
+        scales_itself_ = !values.loss_scale;
+        lr_.assign(values.lr.begin(), values.lr.end());
+        make_group_steps(1.0, passes_.speculated); // throws what values cannot be
+        passes_.settled = passes_.speculated;
+        summed_before_.resize(passes_.shards.size()); // here, as nothing may fail once arrays have been written
+        passes_.keep_records = options_.keep_last_step;
+        passes_.now_skips = options_.on_nonfinite == nonfinite_policy::skip;
+        bool const norm_first = max_norm_ != 0 || passes_.now_skips || options_.reduce;
+        bool const speculates =
+            norm_first && as_they_arrive &&
+            (options_.speculate == speculation::always ||
+             (options_.speculate == speculation::automatic && std::popcount(taken_back_of_last_eight_) <= 4));
+        first_pass_ = !norm_first ? block_pass::step : speculates ? block_pass::speculate : block_pass::measure;
+        for (tracked_shard& s : passes_.shards)
+            s.submitted = s.left_out = false;
+        passes_.forget_records();
+        passes_.begin();
+        can_go_back_ = false;
+        error_ = nullptr;
+        at_ = progress::first_pass;
+        report_ = {};
+        report_.step = steps_ + 1;
+        report_.loss_scale = loss_scale_;
+        report_.tier = passes_.cpu().tier();
+        report_.threads = passes_.cpu().threads();
+        report_.pus = pus_;
+        started_ = std::chrono::steady_clock::now();
+        stage_ = stage::open;
+    }
+
+    void make_group_steps(double clip, std::vector<group_step>& out) const
+    {
+        std::vector<parameter_group> const& groups = *stepped_groups_;
+        out.resize(groups.size());
+        // Gradients so large that nothing a float can hold brings them down count for nothing.
+        if (clip / loss_scale_ < 0x1p-125)
+            clip = 0;
+        for (std::size_t i = 0; i < groups.size(); ++i) {
+            hyperparameters hyper = groups[i].hyper;
+            if (!lr_.empty())
+                hyper.lr = lr_[i];
+            coefficients c =
+                make_coefficients(hyper, steps_ + 1, {.loss_scale = loss_scale_, .clip_coefficient = clip});
+            if (groups[i].maximize)
+                c.grad_scale = -c.grad_scale;
+            gradient_rules rules{.zero_nonfinite = options_.on_nonfinite == nonfinite_policy::zero};
+            if (max_abs_ != 0) {
+                rules.limited = true;
+                rules.scale = c.grad_scale;
+                rules.bound = static_cast<float>(max_abs_);
+                c.grad_scale = 1;
+            }
+            out[i] = {c, rules};
+        }
+    }
+
+    void submit_all()
+    {
+        for (tracked_shard& s : passes_.shards)
+            s.submitted = true;
+        passes_.line().add([&] { return passes_.describe_all(first_pass_); });
+    }
+    void run_all(block_pass pass)
+    {
+        passes_.line().add([&] { return passes_.describe_all(pass); });
+        passes_.line().wait();
+    }
+    void set_summed(std::vector<unsigned> const& summed) noexcept
+    {
+        for (std::size_t i = 0; i < passes_.shards.size(); ++i)
+            passes_.shards[i].summed = summed.empty() ? 0 : summed[i];
+    }
+    // Whatever the open step has done is undone.
+    void take_back()
+    {
+        passes_.line().wait();
+        if (first_pass_ == block_pass::speculate && at_ == progress::first_pass)
+            run_all(block_pass::undo);
+        passes_.forget_records();
+        stage_ = stage::idle;
+    }
+
+    [[nodiscard]] static double seconds_since(std::chrono::steady_clock::time_point start)
+    {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+
+    // When a pass is over: whether there is another, which is then next_pass_. Throws what options.reduce throws, with
+    // nothing changed.
+    bool next_stage()
+    {
+        bool more = false;
+        if (at_ == progress::first_pass) {
+            more = decide();
+        } else if (at_ == progress::back) {
+            passes_.forget_records();
+            next_pass_ = block_pass::rest;
+            at_ = progress::last_pass;
+            more = true;
+        }
+        if (!more)
+            complete();
+        return more;
+    }
+
+    bool decide()
+    {
+        grad_squares found = passes_.total();
+        find_nonfinite(found);
+        if (options_.reduce)
+            found = options_.reduce(found);
+        report_.gradients.seconds = seconds_since(started_);
+        report_.nonfinite_grads = found.nonfinite;
+        report_.global_norm = std::sqrt(found.sum) / loss_scale_;
+        bool const skips = passes_.now_skips && found.nonfinite != 0;
+        report_.outcome = skips ? step_outcome::skipped : step_outcome::applied;
+        bool const speculated = first_pass_ == block_pass::speculate;
+        report_.speculated = speculated;
+        bool fits = true; // what was speculated on
+        if (!skips && max_norm_ != 0) {
+            report_.clip_coefficient = clip_coefficient(report_.global_norm, max_norm_);
+            make_group_steps(report_.clip_coefficient, passes_.settled);
+            fits = same_scales();
+        }
+        count_first_pass();
+        started_update_ = std::chrono::steady_clock::now();
+        taken_back_of_last_eight_ = static_cast<std::uint8_t>(taken_back_of_last_eight_ << 1 | (skips || !fits));
+        at_ = progress::last_pass;
+        if (skips) {
+            report_.rolled_back = speculated && report_.journal_bytes != 0;
+            next_pass_ = block_pass::undo;
+            return report_.rolled_back;
+        }
+        if (first_pass_ == block_pass::step)
+            return false;
+        if (!speculated || fits) {
+            next_pass_ = block_pass::rest;
+            report_.update.bytes_moved = rest_bytes_;
+            return !speculated || report_.shards_waited != 0;
+        }
+        report_.rolled_back = report_.journal_bytes != 0;
+        report_.update.bytes_moved = step_bytes() + undo_bytes_;
+        if (passes_.keep_records && report_.rolled_back) {
+            next_pass_ = block_pass::undo;
+            at_ = progress::back;
+        } else {
+            next_pass_ = block_pass::redo;
+        }
+        return true;
+    }
+
+    [[nodiscard]] bool same_scales() const noexcept
+    {
+        for (std::size_t i = 0; i < passes_.settled.size(); ++i)
+            if (passes_.speculated[i].c.grad_scale != passes_.settled[i].c.grad_scale)
+                return false;
+        return true;
+    }
+    void find_nonfinite(grad_squares const& found)
+    {
+        if (found.nonfinite == 0)
+            return;
+        for (std::size_t i = 0; i < passes_.shards.size(); ++i) {
+            tracked_shard const& s = passes_.shards[i];
+            if (s.left_out)
+                continue;
+            std::size_t const b = passes_.first_nonfinite_block(s);
+            if (b < s.shard.blocks()) {
+                report_.first_nonfinite = {i, s.shard.first_nonfinite(b, s.summed != 0)};
+                return;
+            }
+        }
+    }
+    [[nodiscard]] static std::size_t step_bytes_of(tracked_shard const& s) noexcept
+    {
+        using arrays = offload_shard;
+        return 2 * s.shard.state_bytes() + s.shard.elem_bytes(arrays::weight_out) + grad_bytes_of(s);
+    }
+    [[nodiscard]] static std::size_t grad_bytes_of(tracked_shard const& s) noexcept
+    {
+        using arrays = offload_shard;
+        return s.shard.elem_bytes(arrays::grad) + (s.summed != 0 ? s.shard.elem_bytes(arrays::accumulator) : 0);
+    }
+    [[nodiscard]] std::size_t step_bytes() const noexcept
+    {
+        std::size_t bytes = 0;
+        for (tracked_shard const& s : passes_.shards)
+            bytes += s.left_out ? 0 : s.shard.size() * step_bytes_of(s);
+        return bytes;
+    }
+    void count_first_pass()
+    {
+        report_.journal_bytes = passes_.journal_bytes();
+        rest_bytes_ = undo_bytes_ = 0;
+        for (tracked_shard const& s : passes_.shards) {
+            if (s.left_out)
+                continue;
+            report_.elements += report_.outcome == step_outcome::applied ? s.shard.size() : 0;
+            std::size_t const stepped = first_pass_ == block_pass::step        ? s.shard.size()
+                                        : first_pass_ == block_pass::speculate ? passes_.recorded_elements(s)
+                                                                               : 0;
+            std::size_t const waiting = s.shard.size() - stepped;
+            report_.gradients.bytes_moved += stepped * step_bytes_of(s) + waiting * grad_bytes_of(s);
+            rest_bytes_ += waiting * step_bytes_of(s);
+            undo_bytes_ += stepped * (2 * s.shard.state_bytes() + grad_bytes_of(s));
+            report_.shards_waited += first_pass_ == block_pass::speculate && waiting != 0;
+        }
+        report_.gradients.bytes_moved += report_.journal_bytes;
+        undo_bytes_ += report_.journal_bytes;
+    }
+
+    void complete()
+    {
+        report_.update.seconds = seconds_since(started_update_);
+        report_.seconds = seconds_since(started_);
+        scaler_before_ = scaler_;
+        if (scaler_ && scales_itself_)
+            scaler_ = next(*scaler_, *options_.loss_scaling, report_.nonfinite_grads != 0);
+        for (std::size_t i = 0; i < passes_.shards.size(); ++i)
+            summed_before_[i] = passes_.shards[i].summed;
+        set_summed({});
+        if (report_.outcome == step_outcome::applied) {
+            ++steps_;
+            can_go_back_ = options_.keep_last_step;
+        }
+        if (!can_go_back_)
+            passes_.forget_records();
+    }
+
+    // For step_async(): in one of the team's threads, when a pass is over.
+    bool next_at_end() noexcept
+    {
+        if (stage_ != stage::async)
+            return false;
+        if (error_ != nullptr) // what was speculated is back
+            return false;
+        try {
+            while (next_stage())
+                if (std::size_t const blocks = passes_.describe_all(next_pass_); blocks != 0) {
+                    passes_.line().add_at_end(blocks);
+                    return true;
+                }
+            return false;
+        } catch (...) {
+            error_ = std::current_exception();
+            return false;
+        }
+    }
+    optimizer_report collect()
+    {
+        if (stage_ != stage::async)
+            throw invalid_argument("adamant: a ticket is waited for twice, or its step is over");
+        passes_.line().wait();
+        stage_ = stage::idle;
+        if (error_ != nullptr)
+            std::rethrow_exception(std::exchange(error_, nullptr));
+        return report_;
+    }
+
+    optimizer_options options_;
+    offload_passes passes_;
+    std::string pus_;
+    std::uint64_t steps_ = 0;
+    std::optional<loss_scaler_state> scaler_;
+    std::uint8_t taken_back_of_last_eight_ = 0; // a bit for each
+
+    // Of the last step, for rollback().
+    bool can_go_back_ = false;
+    std::optional<loss_scaler_state> scaler_before_;
+    std::vector<unsigned> summed_before_;
+
+    // Of the step that is under way.
+    stage stage_ = stage::idle;
+    progress at_ = progress::first_pass;
+    block_pass first_pass_ = block_pass::measure;
+    block_pass next_pass_ = block_pass::rest;
+    std::vector<parameter_group> const* stepped_groups_ = nullptr;
+    double max_norm_ = 0;
+    double max_abs_ = 0;
+    double loss_scale_ = 1;
+    bool scales_itself_ = true;
+    std::vector<double> lr_;
+    std::size_t rest_bytes_ = 0;
+    std::size_t undo_bytes_ = 0;
+    std::chrono::steady_clock::time_point started_, started_update_;
+    optimizer_report report_;
+    std::exception_ptr error_;
+};
+
+} // namespace detail
+ADAMANT_END_NAMESPACE
