@@ -36,10 +36,11 @@ public:
     // Begins again at piece 0. Only while idle.
     void restart(std::size_t most_at_once) noexcept
     {
-        most_at_once_ = std::max<std::size_t>(most_at_once, 1);
-        taken_.store(0, std::memory_order_relaxed);
-        done_.store(0, std::memory_order_relaxed);
+        // A thread may still be leaving the shift before: it must never see pieces that were added next to none taken.
+        most_at_once_.store(std::max<std::size_t>(most_at_once, 1), std::memory_order_relaxed);
         added_.store(0, std::memory_order_relaxed);
+        done_.store(0, std::memory_order_relaxed);
+        taken_.store(0, std::memory_order_release);
     }
 
     // describe() writes down what the next pieces are and returns how many, under the line's lock. From any thread but
@@ -139,7 +140,7 @@ private:
             std::size_t taken = taken_.load(std::memory_order_acquire);
             std::size_t const added = added_.load(std::memory_order_acquire);
             if (taken < added) {
-                std::size_t const end = std::min(added, taken + most_at_once_);
+                std::size_t const end = std::min(added, taken + most_at_once_.load(std::memory_order_relaxed));
                 if (taken_.compare_exchange_weak(taken, end, std::memory_order_acq_rel)) {
                     work_(member, taken, end);
                     done_.fetch_add(end - taken, std::memory_order_acq_rel);
@@ -170,7 +171,7 @@ private:
     std::shared_ptr<adamant::team> team_;
     work_function work_;
     end_function at_end_;
-    std::size_t most_at_once_ = 1;
+    std::atomic<std::size_t> most_at_once_{1};
     alignas(64) std::atomic<std::size_t> taken_{0};
     alignas(64) std::atomic<std::size_t> done_{0};
     alignas(64) std::atomic<std::size_t> added_{0};
