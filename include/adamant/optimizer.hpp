@@ -172,8 +172,13 @@ public:
     optimizer_report step(step_values const& values = {})
     {
         open(values, false);
-        submit_all();
-        return finish();
+        try {
+            submit_all();
+            return finish();
+        } catch (...) {
+            take_back();
+            throw;
+        }
     }
 
     // Opens a step; see the class. The first call allocates, unless prepare() has.

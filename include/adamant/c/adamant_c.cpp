@@ -713,12 +713,7 @@ adamant_status adamant_step(adamant_optimizer* optimizer, const adamant_step_val
     return guarded([&] {
         adamant::optimizer& o = of(optimizer);
         check_report(report);
-        try {
-            give_report(o.step(from_c(values)), report);
-        } catch (reduce_failed const&) {
-            o.abandon(); // which is left open
-            throw;
-        }
+        give_report(o.step(from_c(values)), report);
     });
 }
 adamant_status adamant_begin_step(adamant_optimizer* optimizer, const adamant_step_values* values)
