@@ -363,7 +363,7 @@ TEST_CASE("Any run of the optimizer has the bits of the oracle applied the slow 
 
 TEST_CASE("Any run of the optimizer, many of them", "[slow]")
 {
-    for (std::uint64_t seed = 100; seed < 400; ++seed)
+    for (std::uint64_t seed = 200; seed < 300; ++seed) // some of which step over nothing
         run_random(seed);
 }
 
