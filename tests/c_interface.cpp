@@ -699,7 +699,7 @@ TEST_CASE("C: options, groups and shards that cannot be")
     refused(add(s), "9001 of 9000");
     std::size_t const huge[] = {SIZE_MAX, 3};
     s.shape = huge;
-    refused(add(s), "more elements than memory can have");
+    refused(add(s), "more elements than fit in memory");
     s.shape = shape;
     for (std::size_t const dims : {std::size_t{65}, SIZE_MAX / 4, SIZE_MAX}) {
         s.dims = dims;
