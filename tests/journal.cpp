@@ -56,7 +56,7 @@ void check_all(test::random_bits& random)
         return; // the scalar tier keeps copies
     std::size_t narrowest = SIZE_MAX;
     for (test::values const kind : test::all_values)
-        for (std::size_t const n : {1, 15, 16, 17, 63, 64, 65, 1000, 4096})
+        for (std::size_t const n : test::sizes{1, 15, 16, 17, 63, 64, 65, 1000, 4096})
             for (bool const l2 : {false, true}) {
                 state now(dtype_of<Grad>, dtype_of<WeightOut>, n);
                 now.fill(kind, random, random.below(4) == 0);
@@ -136,7 +136,7 @@ TEST_CASE("Gradients are added, scaled, limited and made finite as the oracle sa
     auto const check = [&]<class Grad, class Sum, class Out>(Grad, Sum, Out) {
         using sum_type = std::conditional_t<std::is_same_v<Sum, int>, void, Sum>;
         for (test::values const kind : test::all_values)
-            for (std::size_t const n : {1, 7, 16, 100, 4096}) {
+            for (std::size_t const n : test::sizes{1, 7, 16, 100, 4096}) {
                 test::array grad(dtype_of<Grad>, n), sum(dtype_of<sum_type>, n), out(dtype_of<Out>, n),
                     expected(dtype_of<Out>, n);
                 for (std::size_t i = 0; i < n; ++i) {

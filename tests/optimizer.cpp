@@ -503,7 +503,7 @@ TEST_CASE(
 TEST_CASE("A journal's budget from nothing to plenty changes who waits, never a bit")
 {
     std::vector<simple> expected;
-    for (std::size_t const budget : {0, 60000, 120000, 300000, 10000000}) {
+    for (std::size_t const budget : test::sizes{0, 60000, 120000, 300000, 10000000}) {
         std::vector<simple> shards(6, simple(20000));
         optimizer o(executor_of(1), {.max_norm = 1e9, .journal_budget_bytes = budget});
         o.add_group("all", adamw);
