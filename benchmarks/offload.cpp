@@ -45,6 +45,7 @@
 #include "limit.hpp"
 #include "plain.hpp"
 #include "race.hpp"
+#include "random.hpp"
 #include "separate.hpp"
 
 namespace {
@@ -76,21 +77,6 @@ constexpr adamant::hyperparameters adamw{
     .lr = 1e-4, .weight_decay = 0.1, .mode = adamant::decay_mode::decoupled, .bias_correction = false};
 
 // ------------------------------------------------------------------------------------------------------------- data
-
-// The finalizer of MurmurHash3 (Appleby): as good as random, and any element's is found without the others'.
-std::uint32_t random_bits(std::uint32_t x)
-{
-    x = (x ^ x >> 16) * 0x85ebca6bu;
-    x = (x ^ x >> 13) * 0xc2b2ae35u;
-    return x ^ x >> 16;
-}
-
-// About as a normal distribution of standard deviation 1; never 0, for an odd number is halved.
-float bell(std::uint32_t random)
-{
-    int const sum = static_cast<std::int16_t>(random & 0xffff) + static_cast<std::int16_t>(random >> 16);
-    return static_cast<float>(2 * sum + 1) * (1 / 53510.0f);
-}
 
 // Much as Student's distribution of three degrees of freedom, whose tails are heavy: over the length of a vector of
 // three even numbers.

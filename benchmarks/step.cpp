@@ -38,6 +38,7 @@
 #include "limit.hpp"
 #include "plain.hpp"
 #include "race.hpp"
+#include "random.hpp"
 
 namespace {
 
@@ -177,21 +178,6 @@ std::size_t elements_for(double bytes, std::size_t bytes_each)
 }
 
 // ------------------------------------------------------------------------------------------------------------- data
-
-// The finalizer of MurmurHash3 (Appleby): as good as random, and any element's is found without the others'.
-std::uint32_t random_bits(std::uint32_t x)
-{
-    x = (x ^ x >> 16) * 0x85ebca6bu;
-    x = (x ^ x >> 13) * 0xc2b2ae35u;
-    return x ^ x >> 16;
-}
-
-// About as a normal distribution of standard deviation 1; never 0, for an odd number is halved.
-float bell(std::uint32_t random)
-{
-    int const sum = static_cast<std::int16_t>(random & 0xffff) + static_cast<std::int16_t>(random >> 16);
-    return static_cast<float>(2 * sum + 1) * (1 / 53510.0f);
-}
 
 template <class T>
 T subnormal(std::uint32_t random)

@@ -24,21 +24,14 @@
 #include <adamant/checkpoint/state_dict.hpp>
 
 #include "catch.hpp"
+#include "folder.hpp"
 
 namespace test {
 
 // In memory where it may be; gone at the end, but not when a forked child ends.
 class scratch_folder {
 public:
-    scratch_folder()
-    {
-        std::string folder = "/dev/shm/adamant-checkpoint-XXXXXX";
-        if (::mkdtemp(folder.data()) == nullptr) {
-            folder = "/tmp/adamant-checkpoint-XXXXXX";
-            REQUIRE(::mkdtemp(folder.data()) != nullptr);
-        }
-        path_ = folder;
-    }
+    scratch_folder() : path_(new_folder("checkpoint")) {}
     scratch_folder(scratch_folder const&) = delete;
     scratch_folder& operator=(scratch_folder const&) = delete;
     ~scratch_folder()

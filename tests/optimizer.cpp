@@ -662,6 +662,7 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     CHECK(message_of([&] { o.step({.lr = lr}); }) ==
           "adamant: there are learning rates for 2 groups, but there are 1 groups");
     CHECK(message_of([&] { o.submit(0); }).find("no step is open") != std::string::npos);
+    CHECK(message_of([&] { o.leave_out(0); }).find("leave_out() is called, but no step is open") != std::string::npos);
     CHECK(message_of([&] { o.finish(); }).find("no step is open") != std::string::npos);
     CHECK(message_of([&] { o.accumulate(0); }).find("added without an accumulator") != std::string::npos);
     o.begin_step();

@@ -24,6 +24,7 @@
 #include <adamant/exec/resctrl.hpp>
 
 #include "catch.hpp"
+#include "folder.hpp"
 
 using namespace adamant;
 namespace fs = std::filesystem;
@@ -69,12 +70,7 @@ public:
     explicit kernel(std::vector<resource> resources, unsigned closids = 8)
         : resources_(std::move(resources)), closids_(closids)
     {
-        std::string folder = "/dev/shm/adamant-resctrl-XXXXXX"; // in memory, where it may be: files are many and short
-        if (::mkdtemp(folder.data()) == nullptr) {
-            folder = "/tmp/adamant-resctrl-XXXXXX";
-            REQUIRE(::mkdtemp(folder.data()) != nullptr);
-        }
-        root = folder;
+        root = test::new_folder("resctrl");
         for (resource const& r : resources_) {
             fs::path const info = fs::path(root) / "info" / r.name;
             fs::create_directories(info);

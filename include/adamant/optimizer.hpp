@@ -188,7 +188,7 @@ public:
     void submit(std::size_t shard)
     {
         std::lock_guard const lock(submit_mutex_);
-        require_open(shard);
+        require_open("submit()", shard);
         passes_.line().add([&] { return passes_.describe(shard, first_pass_); });
         passes_.shards[shard].submitted = true;
     }
@@ -196,7 +196,7 @@ public:
     void leave_out(std::size_t shard)
     {
         std::lock_guard const lock(submit_mutex_);
-        require_open(shard);
+        require_open("leave_out()", shard);
         passes_.shards[shard].left_out = true;
     }
     // Waits for what was submitted, and completes the step: applied as it is, or taken back and done again with the
@@ -407,9 +407,9 @@ private:
             throw invalid_argument("adamant: there is no shard " + std::to_string(shard) + "; there are " +
                                    std::to_string(places_.size()));
     }
-    void require_open(std::size_t shard) const
+    void require_open(char const* call, std::size_t shard) const
     {
-        require_step_open("submit()");
+        require_step_open(call);
         require_shard(shard);
         detail::tracked_shard const& s = passes_.shards[shard];
         if (s.submitted || s.left_out)
