@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# What adamant::adamant links to; used by the build and by the installed package alike.
+# What adamant::adamant links to; used by the build and by the installed package alike. What is not there is named in
+# adamant_missing.
+set(adamant_missing "")
 
-find_package(OpenMP REQUIRED COMPONENTS CXX)
+find_package(OpenMP QUIET COMPONENTS CXX)
+if(NOT TARGET OpenMP::OpenMP_CXX)
+    string(CONCAT adamant_missing "adamant needs OpenMP for C++ and found none. On Debian and Ubuntu it comes with g++, and for "
+                        "Clang with libomp-dev.")
+endif()
 
 # xsimd is headers only, but its package lies in a folder of one architecture, which a cross build does not search:
 # then the header itself is looked for.
@@ -13,27 +19,30 @@ if(NOT TARGET adamant::xsimd)
         find_path(ADAMANT_XSIMD_INCLUDE_DIR xsimd/xsimd.hpp)
     endif()
     if(NOT ADAMANT_XSIMD_INCLUDE_DIR)
-        message(FATAL_ERROR "adamant needs xsimd 8.1 or newer and found none. On Debian and Ubuntu: "
+        string(CONCAT adamant_missing "adamant needs xsimd 8.1 or newer and found none. On Debian and Ubuntu: "
                             "apt-get install libxsimd-dev. Elsewhere set CMAKE_PREFIX_PATH or xsimd_DIR.")
+    else()
+        add_library(adamant::xsimd INTERFACE IMPORTED)
+        target_include_directories(adamant::xsimd SYSTEM INTERFACE ${ADAMANT_XSIMD_INCLUDE_DIR})
     endif()
-    add_library(adamant::xsimd INTERFACE IMPORTED)
-    target_include_directories(adamant::xsimd SYSTEM INTERFACE ${ADAMANT_XSIMD_INCLUDE_DIR})
 endif()
 
 # hwloc has no CMake package. Without it threads and memory are not bound to anything, and asking for it is an error.
 option(ADAMANT_HWLOC "Bind threads and memory with hwloc" ON)
 if(NOT TARGET adamant::hwloc)
-    add_library(adamant::hwloc INTERFACE IMPORTED)
     if(ADAMANT_HWLOC)
         find_path(ADAMANT_HWLOC_INCLUDE_DIR hwloc.h)
         find_library(ADAMANT_HWLOC_LIBRARY hwloc)
         if(NOT ADAMANT_HWLOC_INCLUDE_DIR OR NOT ADAMANT_HWLOC_LIBRARY)
-            message(FATAL_ERROR "adamant needs hwloc 2.5 or newer and found none. On Debian and Ubuntu: apt-get install "
+            string(CONCAT adamant_missing "adamant needs hwloc 2.5 or newer and found none. On Debian and Ubuntu: apt-get install "
                                 "libhwloc-dev. Elsewhere set CMAKE_PREFIX_PATH, or ADAMANT_HWLOC=OFF to do without binding.")
+        else()
+            add_library(adamant::hwloc INTERFACE IMPORTED)
+            target_include_directories(adamant::hwloc SYSTEM INTERFACE ${ADAMANT_HWLOC_INCLUDE_DIR})
+            target_link_libraries(adamant::hwloc INTERFACE ${ADAMANT_HWLOC_LIBRARY})
         endif()
-        target_include_directories(adamant::hwloc SYSTEM INTERFACE ${ADAMANT_HWLOC_INCLUDE_DIR})
-        target_link_libraries(adamant::hwloc INTERFACE ${ADAMANT_HWLOC_LIBRARY})
     else()
+        add_library(adamant::hwloc INTERFACE IMPORTED)
         target_compile_definitions(adamant::hwloc INTERFACE ADAMANT_NO_HWLOC)
     endif()
 endif()

@@ -13,6 +13,22 @@ install(FILES cmake/adamant-config.cmake cmake/adamant-dependencies.cmake
               ${PROJECT_BINARY_DIR}/adamant-config-version.cmake
         DESTINATION ${package_dir})
 
+# xsimd's file names its include directory; where it has none, neither do we.
+find_package(PkgConfig QUIET)
+if(PkgConfig_FOUND)
+    pkg_check_modules(ADAMANT_XSIMD_PC QUIET xsimd)
+endif()
+set(pc_requires "")
+set(pc_cflags "-fopenmp")
+if(ADAMANT_XSIMD_PC_FOUND)
+    list(APPEND pc_requires xsimd)
+endif()
+if(ADAMANT_HWLOC)
+    list(APPEND pc_requires hwloc)
+else()
+    string(APPEND pc_cflags " -DADAMANT_NO_HWLOC")
+endif()
+list(JOIN pc_requires ", " pc_requires)
 configure_file(cmake/adamant.pc.in adamant.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/adamant.pc DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/pkgconfig)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

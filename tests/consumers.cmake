@@ -27,7 +27,7 @@ if(pkg_config)
     execute_process(COMMAND ${pkg_config} --cflags --libs adamant OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY
                     OUTPUT_STRIP_TRAILING_WHITESPACE)
     separate_arguments(flags UNIX_COMMAND "${flags}")
-    run(${CXX} -std=c++20 -O2 ${program} ${flags} -o ${SCRATCH}/by_pkg_config)
+    run(${CXX} -std=c++20 ${program} ${flags} -o ${SCRATCH}/by_pkg_config)
     run(${SCRATCH}/by_pkg_config)
 endif()
 
