@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The tool's exit statuses and messages.
 function(expect status pattern)
-    execute_process(COMMAND ${EMULATOR} ${ADAMANT} ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE out)
+    execute_process(COMMAND ${ADAMANT} ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE out)
     if(NOT result EQUAL status OR NOT out MATCHES "${pattern}")
         message(FATAL_ERROR "adamant ${ARGN}: exit status ${result}, expected ${status} and '${pattern}':\n${out}")
     endif()
@@ -14,7 +14,7 @@ expect(2 "no instruction set is called 'sse9'" verify --isa sse9)
 expect(2 "--threads is 'two', but must be a whole number" verify --threads two)
 expect(2 "--threads needs a value" verify --threads)
 expect(2 "'--fast' is not understood" verify --fast)
-execute_process(COMMAND ${EMULATOR} ${ADAMANT} verify --json --isa=generic --threads=1 OUTPUT_VARIABLE json)
+execute_process(COMMAND ${ADAMANT} verify --json --isa=generic --threads=1 OUTPUT_VARIABLE json)
 foreach(key isa threads digest same)
     string(JSON ${key} ERROR_VARIABLE error GET "${json}" ${key})
 endforeach()

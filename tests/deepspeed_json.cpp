@@ -592,7 +592,7 @@ TEST_CASE("an error of syntax says where it is and what is wrong")
     }
 }
 
-TEST_CASE("texts that mean harm are read or refused like any other")
+TEST_CASE("texts that mean harm are read or refused like any other", "[fuzz]")
 {
     auto const repeat = [](std::string const& part, std::size_t times) {
         std::string all;
@@ -954,7 +954,7 @@ bool read_or_refused(std::string const& text)
 
 } // namespace
 
-TEST_CASE("any text is read as what it says or refused")
+TEST_CASE("any text is read as what it says or refused", "[fuzz]")
 {
     writer write(20240607);
     std::size_t read = 0;

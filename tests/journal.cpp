@@ -95,6 +95,14 @@ void check_all(test::random_bits& random)
 TEST_CASE("lossy_rollback: a step is taken back to the bit, whatever the values")
 {
     test::random_bits random(20);
+    check_all<float, void>(random);
+    check_all<bfloat16, bfloat16>(random);
+    check_all<float16, float16>(random);
+}
+
+TEST_CASE("lossy_rollback: many more of them", "[slow]")
+{
+    test::random_bits random(23);
     for (int round = 0; round < 5; ++round) {
         check_all<float, void>(random);
         check_all<bfloat16, bfloat16>(random);
