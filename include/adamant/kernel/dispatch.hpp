@@ -74,107 +74,67 @@ void round_weights(std::byte const* param, std::size_t n, std::byte* out) noexce
 
 } // namespace scalar
 
+// A function of that name and these types for each tier; on the scalar one, which may be without, what is said.
+#if defined(__x86_64__)
+#define ADAMANT_FOR_TIER(tier, on_scalar, ...)                                                                         \
+    switch (tier) {                                                                                                    \
+    case isa::scalar: return on_scalar;                                                                                \
+    case isa::avx2: return avx2::__VA_ARGS__;                                                                          \
+    case isa::avx512: return avx512::__VA_ARGS__;                                                                      \
+    case isa::avx512_bf16: return avx512_bf16::__VA_ARGS__;                                                            \
+    default: return generic::__VA_ARGS__;                                                                              \
+    }
+#else
+#define ADAMANT_FOR_TIER(tier, on_scalar, ...) return (tier) == isa::scalar ? on_scalar : generic::__VA_ARGS__
+#endif
+
 // The step for these element types on that tier. WeightOut is void where there is no weight_out. The tier must be one
-// that resolve_isa() returned. Thread-safe.
+// that resolve_isa() returned. Thread-safe, as all of these.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[nodiscard]] step_function step_for(isa tier) noexcept
 {
-    switch (tier) {
-    case isa::scalar: return scalar::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>;
-#if defined(__x86_64__)
-    case isa::avx2: return avx2::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>;
-    case isa::avx512: return avx512::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>;
-    case isa::avx512_bf16: return avx512_bf16::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>;
-#endif
-    default: return generic::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>;
-    }
+    ADAMANT_FOR_TIER(tier, (scalar::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>), fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>);
 }
 
 // The same for the sum of squares of one block.
 template <class Grad>
 [[nodiscard]] block_squares_function block_squares_for(isa tier) noexcept
 {
-    switch (tier) {
-    case isa::scalar: return scalar::block_squares<Grad>;
-#if defined(__x86_64__)
-    case isa::avx2: return avx2::block_squares<Grad>;
-    case isa::avx512: return avx512::block_squares<Grad>;
-    case isa::avx512_bf16: return avx512_bf16::block_squares<Grad>;
-#endif
-    default: return generic::block_squares<Grad>;
-    }
+    ADAMANT_FOR_TIER(tier, (scalar::block_squares<Grad>), block_squares<Grad>);
 }
 
 // Null on the scalar tier, which keeps copies instead. WeightOut may be void.
 template <class Grad, class WeightOut>
 [[nodiscard]] recorded_step_function recorded_step_for(isa tier) noexcept
 {
-    switch (tier) {
-    case isa::scalar: return nullptr;
-#if defined(__x86_64__)
-    case isa::avx2: return avx2::recorded_step<Grad, WeightOut>;
-    case isa::avx512: return avx512::recorded_step<Grad, WeightOut>;
-    case isa::avx512_bf16: return avx512_bf16::recorded_step<Grad, WeightOut>;
-#endif
-    default: return generic::recorded_step<Grad, WeightOut>;
-    }
+    ADAMANT_FOR_TIER(tier, nullptr, recorded_step<Grad, WeightOut>);
 }
 
 template <class Grad>
 [[nodiscard]] undo_function undo_for(isa tier) noexcept
 {
-    switch (tier) {
-    case isa::scalar: return nullptr;
-#if defined(__x86_64__)
-    case isa::avx2: return avx2::undo_step<Grad>;
-    case isa::avx512: return avx512::undo_step<Grad>;
-    case isa::avx512_bf16: return avx512_bf16::undo_step<Grad>;
-#endif
-    default: return generic::undo_step<Grad>;
-    }
+    ADAMANT_FOR_TIER(tier, nullptr, undo_step<Grad>);
 }
 
 // Sum is void where there is none yet.
 template <class Grad, class Sum, class Out>
 [[nodiscard]] add_gradients_function add_gradients_for(isa tier) noexcept
 {
-    switch (tier) {
-    case isa::scalar: return scalar::add_gradients<Grad, Sum, Out>;
-#if defined(__x86_64__)
-    case isa::avx2: return avx2::add_gradients<Grad, Sum, Out>;
-    case isa::avx512: return avx512::add_gradients<Grad, Sum, Out>;
-    case isa::avx512_bf16: return avx512_bf16::add_gradients<Grad, Sum, Out>;
-#endif
-    default: return generic::add_gradients<Grad, Sum, Out>;
-    }
+    ADAMANT_FOR_TIER(tier, (scalar::add_gradients<Grad, Sum, Out>), add_gradients<Grad, Sum, Out>);
 }
 
 [[nodiscard]] inline tame_gradient_function tame_gradient_for(isa tier) noexcept
 {
-    switch (tier) {
-    case isa::scalar: return scalar::tame_gradient;
-#if defined(__x86_64__)
-    case isa::avx2: return avx2::tame_gradient;
-    case isa::avx512: return avx512::tame_gradient;
-    case isa::avx512_bf16: return avx512_bf16::tame_gradient;
-#endif
-    default: return generic::tame_gradient;
-    }
+    ADAMANT_FOR_TIER(tier, (scalar::tame_gradient), tame_gradient);
 }
 
 template <class WeightOut>
 [[nodiscard]] round_weights_function round_weights_for(isa tier) noexcept
 {
-    switch (tier) {
-    case isa::scalar: return scalar::round_weights<WeightOut>;
-#if defined(__x86_64__)
-    case isa::avx2: return avx2::round_weights<WeightOut>;
-    case isa::avx512: return avx512::round_weights<WeightOut>;
-    case isa::avx512_bf16: return avx512_bf16::round_weights<WeightOut>;
-#endif
-    default: return generic::round_weights<WeightOut>;
-    }
+    ADAMANT_FOR_TIER(tier, (scalar::round_weights<WeightOut>), round_weights<WeightOut>);
 }
+
+#undef ADAMANT_FOR_TIER
 
 } // namespace kernel
 
