@@ -56,6 +56,8 @@ class durable_file {
 public:
     explicit durable_file(std::filesystem::path const& path) : path_(path.string())
     {
+        if (path_.empty())
+            throw invalid_argument("adamant: a file is to be written, but its path is empty");
         if (std::error_code error; std::filesystem::is_symlink(path, error)) {
             path_ = std::filesystem::canonical(path, error).string();
             if (error)
@@ -144,7 +146,9 @@ private:
                 if (errno == EWOULDBLOCK)
                     refuse_file(part_, "another save to this path is under way; save one at a time, or elsewhere",
                                 EWOULDBLOCK);
-                fail("cannot be locked");
+                int const error = errno;
+                ::unlink(part_.c_str()); // no save can be under way where none can lock
+                refuse_file(part_, "cannot be locked, which a save needs; save to a file system that has locks", error);
             }
             // Another writer may have renamed or removed it between the two calls: then the lock is on a file of that
             // one's, finished and not ours to touch.

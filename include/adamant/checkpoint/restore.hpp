@@ -18,14 +18,6 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-inline std::string shape_text(std::vector<std::size_t> const& shape)
-{
-    std::string text = "[";
-    for (std::size_t i = 0; i < shape.size(); ++i)
-        text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-    return text + "]";
-}
-
 struct state_copy {
     std::byte* to;
     std::byte const* from;
@@ -46,7 +38,7 @@ struct state_copy {
         auto const found = by_name.find(param.name);
         if (found == by_name.end())
             throw invalid_argument("adamant: the state that is loaded has no parameter '" + param.name +
-                                   "'; is it of another model?");
+                                   "'; is it of another model, or is a rank's file missing?");
         if (from.params[found->second].shape != param.shape)
             throw invalid_argument("adamant: '" + param.name + "' has the shape " +
                                    shape_text(from.params[found->second].shape) + " in the state that is loaded, but " +

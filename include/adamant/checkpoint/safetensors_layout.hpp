@@ -7,8 +7,9 @@
 // The metadata, all of them text:
 //     adamant.format_version   "1"
 //     adamant.step             steps taken, decimal
-//     adamant.state            JSON: groups with every hyperparameter, loss scaler or null, params with name, shape,
-//     group adamant.xxh3             JSON: of each tensor the XXH3 of its bytes, 64 bits in 16 hex digits
+//     adamant.state            JSON: groups with every hyperparameter, loss scaler or null, params with name, shape
+//                              and group
+//     adamant.xxh3             JSON: of each tensor the XXH3 of its bytes, 64 bits in 16 hex digits
 //     adamant.header_xxh3      the same of all bytes before the data, with 16 zeros in its own place. Later versions of
 //                              the format keep this one, so that a flipped bit is no version from the future.
 #pragma once

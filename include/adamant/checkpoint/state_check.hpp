@@ -34,6 +34,8 @@ inline constexpr std::array<std::pair<char const*, double hyperparameters::*>, 5
     {"weight_decay", &hyperparameters::weight_decay},
 }};
 
+inline constexpr std::string_view decay_mode_names[] = {"unset", "decoupled", "l2"};
+
 inline std::string in_quotes(std::string_view name)
 {
     return '\'' + std::string(name) + '\'';
@@ -48,6 +50,14 @@ inline std::string reason(error const& inner)
 inline std::string range_text(std::size_t begin, std::size_t end)
 {
     return '[' + std::to_string(begin) + ", " + std::to_string(end) + ')';
+}
+
+inline std::string shape_text(std::vector<std::size_t> const& shape)
+{
+    std::string text = "[";
+    for (std::size_t i = 0; i < shape.size(); ++i)
+        text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+    return text + "]";
 }
 
 inline std::string array_text(state_dict const& state, state_tensor const& tensor)
@@ -182,7 +192,7 @@ inline void check(state_dict const& state)
 
 namespace detail {
 
-// Throws where two states of one run cannot differ so. What: "state 2".
+// Throws where two states of one run cannot differ so, but for their params. What: "state 2".
 inline void check_same_run(state_dict const& first, state_dict const& other, std::string const& what)
 {
     auto const refuse = [&](std::string const& key, std::string const& in_first, std::string const& in_other) {
@@ -219,53 +229,69 @@ inline void check_same_run(state_dict const& first, state_dict const& other, std
         for (auto const& [key, field] : hyperparameter_numbers)
             if (ours.hyper.*field < group.hyper.*field || ours.hyper.*field > group.hyper.*field)
                 refuse(key + of, text(ours.hyper.*field), text(group.hyper.*field));
-        auto const number = [](auto value) { return std::to_string(static_cast<unsigned>(value)); };
-        auto const same = [&](char const* key, auto const& a, auto const& b) {
-            if (a != b)
-                refuse(key + of, number(a), number(b));
+        auto const mode = [](parameter_group const& g) {
+            return std::string(decay_mode_names[static_cast<unsigned>(g.hyper.mode)]);
         };
-        same("mode", ours.hyper.mode, group.hyper.mode);
+        if (ours.hyper.mode != group.hyper.mode)
+            refuse("mode" + of, mode(ours), mode(group));
+        auto const same = [&](char const* key, bool a, bool b) {
+            if (a != b)
+                refuse(key + of, a ? "true" : "false", b ? "true" : "false");
+        };
         same("bias_correction", ours.hyper.bias_correction, group.hyper.bias_correction);
         same("maximize", ours.maximize, group.maximize);
     }
-    auto const shape_text = [](state_param const& param) {
-        std::string result = "(";
-        for (std::size_t const n : param.shape)
-            result += (result.size() == 1 ? "" : ", ") + std::to_string(n);
-        return result + ')';
+}
+
+// The same of a parameter that is in two states, `what` and `other_what`.
+inline void check_same_param(state_dict const& of, state_param const& param, std::string const& what,
+                             state_dict const& other_of, state_param const& other, std::string const& other_what)
+{
+    auto const refuse = [&](char const* key, std::string const& here, std::string const& there) {
+        throw invalid_argument(std::string("adamant: states to merge differ: the ") + key + " of param " +
+                               in_quotes(param.name) + " is " + here + " in " + what + " and " + there + " in " +
+                               other_what);
     };
-    auto const first_params = index_of_names(first.params, "param");
-    auto const other_params = index_of_names(other.params, "param");
-    for (state_param const& param : first.params)
-        there(other_params, param.name, "param", true);
-    for (state_param const& param : other.params) {
-        state_param const& ours = first.params[there(first_params, param.name, "param", false)];
-        if (ours.shape != param.shape)
-            refuse("the shape of param " + in_quotes(param.name), shape_text(ours), shape_text(param));
-        std::string const& our_group = first.groups[ours.group].name;
-        if (our_group != other.groups[param.group].name)
-            refuse("the group of param " + in_quotes(param.name), in_quotes(our_group),
-                   in_quotes(other.groups[param.group].name));
-    }
+    if (param.shape != other.shape)
+        refuse("shape", shape_text(param.shape), shape_text(other.shape));
+    std::string const& group = of.groups[param.group].name;
+    std::string const& other_group = other_of.groups[other.group].name;
+    if (group != other_group)
+        refuse("group", in_quotes(group), in_quotes(other_group));
 }
 
 } // namespace detail
 
-// The states of one run's ranks as one: same step, loss scaler, groups and params, in the order of the first, with the
-// tensors of all. Groups and params may stand in any order; names say which are the same. The tensors point where they
-// did before, so that memory has to stay. Throws invalid_argument naming what differs or overlaps; also for no states,
-// and for what check() refuses. The result may still be partial. Pure; thread-safe.
+// The states of one run's ranks as one: same step, loss scaler and groups, with the params and tensors of all. Params
+// are those of the first in its order, then what others have besides. Groups and params may stand in any order; names
+// say which are the same. The tensors point where they did before, so that memory has to stay. Throws invalid_argument
+// naming what differs or overlaps; also for no states, and for what check() refuses. The result may still be partial.
+// Pure; thread-safe.
 [[nodiscard]] inline state_dict merge(std::span<state_dict const> states)
 {
     if (states.empty())
         throw invalid_argument("adamant: there are no states to merge");
     state_dict result = states.front();
     result.tensors.clear();
-    auto const index = detail::index_of_names(result.params, "param");
+    result.params.clear();
+    auto const groups = detail::index_of_names(result.groups, "group");
+    std::unordered_map<std::string_view, std::size_t> index; // views of names in the states
+    std::vector<std::size_t> found_in;
     for (std::size_t i = 0; i < states.size(); ++i) {
         state_dict const& state = states[i];
+        std::string const what = "state " + std::to_string(i);
         std::vector<state_tensor> const tensors = detail::checked_tensors(state);
-        detail::check_same_run(states.front(), state, "state " + std::to_string(i));
+        detail::check_same_run(states.front(), state, what);
+        for (state_param const& param : state.params) {
+            auto const [at, is_new] = index.emplace(param.name, result.params.size());
+            if (is_new) {
+                result.params.push_back({param.name, param.shape, groups.at(state.groups[param.group].name)});
+                found_in.push_back(i);
+            } else {
+                detail::check_same_param(result, result.params[at->second],
+                                         "state " + std::to_string(found_in[at->second]), state, param, what);
+            }
+        }
         for (state_tensor tensor : tensors) {
             tensor.param = index.at(state.params[tensor.param].name);
             result.tensors.push_back(tensor);

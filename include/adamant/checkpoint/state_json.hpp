@@ -151,8 +151,6 @@ private:
     std::string what_;
 };
 
-inline constexpr std::string_view decay_mode_names[] = {"unset", "decoupled", "l2"};
-
 // Groups, loss scaler and params. The step and the tensors are elsewhere. Throws invalid_argument for names that are no
 // UTF-8, as JSON has no other strings. Doubles are written with as many digits as their bits need.
 inline std::string state_text(state_dict const& state)
