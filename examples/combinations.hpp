@@ -9,6 +9,7 @@
 #include <adamant/core/dtype.hpp>
 #include <adamant/isa/isa.hpp>
 #include <adamant/kernel/step_pointers.hpp>
+#include <adamant/shard/shard.hpp>
 
 struct combination_entry {
     std::array<adamant::dtype, 5> dtypes; // param, grad, exp_avg, exp_avg_sq, weight_out
@@ -16,7 +17,7 @@ struct combination_entry {
     adamant::kernel::step_function (*step_for)(adamant::isa) noexcept;
 };
 
-inline constexpr char const* array_names[] = {"param", "grad", "exp_avg", "exp_avg_sq", "weight_out"};
+using adamant::detail::array_names;
 
 // Always in the same order.
 std::vector<combination_entry> const& all_combinations();

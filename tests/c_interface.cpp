@@ -487,7 +487,7 @@ template <class Struct, class Init, class Use>
 void check_struct(Init init, std::string const& name, Use use)
 {
     Struct known = initialised<Struct>(init);
-    for (std::size_t const bytes : {std::size_t{0}, sizeof(std::size_t), sizeof(Struct) - 1}) {
+    for (std::size_t const bytes : {std::size_t{0}, sizeof(std::size_t), sizeof(Struct) - 1, std::size_t{4097}, SIZE_MAX}) {
         Struct untouched = known;
         refused(init(&untouched, bytes), name + " is " + std::to_string(bytes));
         REQUIRE(std::memcmp(&untouched, &known, sizeof known) == 0);
@@ -1131,7 +1131,7 @@ TEST_CASE("C: checkpoints, of one and of several files")
     char const* const twice[] = {whole.c_str(), whole.c_str()};
     refused(adamant_load_safetensors(into.get(), twice, 2), "");
 
-    // Two ranks with a part of each tensor; each file alone is not enough.
+    // Two ranks: the first tensor is the one's, the last the other's, and of the rest each has a part.
     std::vector<std::string> files;
     for (int rank = 0; rank < 2; ++rank) {
         adamant_optimizer* made = nullptr;
@@ -1145,8 +1145,11 @@ TEST_CASE("C: checkpoints, of one and of several files")
             adamant_shard s = own.describe(i);
             s.shape = &all;
             s.dims = 1;
-            s.begin = rank == 0 ? 0 : all / 3;
-            s.elements = rank == 0 ? all / 3 : all - all / 3;
+            std::size_t const cut = i == 0 ? all : i + 1 == own.tensors.size() ? 0 : all / 3;
+            s.begin = rank == 0 ? 0 : cut;
+            s.elements = rank == 0 ? cut : all - cut;
+            if (s.elements == 0)
+                continue;
             ok(adamant_add_shard(made, 0, ("tensor" + std::to_string(i)).c_str(), &s, nullptr));
         }
         ok(load(whole, made));
@@ -1277,7 +1280,25 @@ TEST_CASE("C: DeepSpeed's configuration")
     ok(adamant_deepspeed_parse(fixed.data(), fixed.size(), &made));
     deepspeed const second(made);
     ok(adamant_deepspeed_apply(made, nullptr, nullptr, &o, &v, nullptr));
+    c.cpuadam_cores_perc = 0.5;
+    ok(adamant_deepspeed_apply(made, nullptr, nullptr, &o, &v, &c));
     REQUIRE((o.loss_scaling == nullptr && v.has_loss_scale == 1 && v.loss_scale == 32));
+    REQUIRE(c.cpuadam_cores_perc == 0.5); // of which it says nothing
+    ok(adamant_deepspeed_apply(config.get(), nullptr, nullptr, nullptr, &v, nullptr));
+    REQUIRE(v.has_loss_scale == 0);
+
+    std::string const offload = R"({"zero_optimization": {"stage": 3, "sub_group_size": 1234, "offload_optimizer":
+        {"device": "cpu", "ratio": 0.25, "pin_memory": true, "super_offload": true}}})";
+    ok(adamant_deepspeed_parse(offload.data(), offload.size(), &made));
+    deepspeed const third(made);
+    adamant_deepspeed_offload to;
+    refused(adamant_deepspeed_offload_init(&to, 8), "struct_bytes of adamant_deepspeed_offload is 8");
+    ok(adamant_deepspeed_offload_init(&to, sizeof to));
+    ok(adamant_deepspeed_get_offload(made, &to));
+    REQUIRE((to.zero_stage == 3 && to.sub_group_size_elems == 1234 && to.ratio == 0.25 && to.offload == 1 &&
+             to.pin_memory == 1 && to.super_offload == 1 && to.cpuadam_cores_perc == 0));
+    ok(adamant_deepspeed_get_offload(config.get(), &to));
+    REQUIRE((to.zero_stage == 2 && to.ratio == 1 && to.pin_memory == 0 && to.cpuadam_cores_perc == 0.75));
 }
 
 #if defined(WITHOUT_TSAN)

@@ -2,6 +2,8 @@
 // The optimizer against the oracle applied the slow way, bit for bit: any groups, shards, order, threads, budget,
 // policy.
 #include <array>
+#include <atomic>
+#include <cfenv>
 #include <cmath>
 #include <memory>
 #include <numeric>
@@ -596,6 +598,136 @@ TEST_CASE("An open step that is abandoned, or whose optimizer is destroyed, leav
     CHECK(data == before);
 }
 
+TEST_CASE("A step that needs no norm is abandoned where it was recorded, else it stays open")
+{
+    for (nonfinite_policy const policy : {nonfinite_policy::apply, nonfinite_policy::zero})
+        for (bool const kept : {false, true}) {
+            simple data(30000);
+            data.spread();
+            simple const before = data;
+            simple other = data;
+            optimizer o(executor_of(1), {.on_nonfinite = policy, .keep_last_step = kept});
+            o.add_group("all", adamw);
+            o.add_shard(0, "w", data.view());
+            o.add_shard(0, "x", other.view());
+            o.begin_step();
+            o.abandon(); // nothing was submitted
+            o.begin_step();
+            o.submit(0);
+            if (kept) {
+                o.abandon();
+                CHECK(data == before);
+                CHECK(o.steps() == 0);
+            } else {
+                CHECK(message_of([&] { o.abandon(); }).find("8 blocks of it cannot be taken back; finish() the step") !=
+                      std::string::npos);
+                o.submit(1);
+                CHECK(o.finish().step == 1);
+                CHECK(data == other);
+            }
+        }
+}
+
+TEST_CASE("What is asked in a task of the optimizer's own team is an error before anything happens")
+{
+    simple data(30000), expected(30000);
+    data.spread();
+    expected.spread();
+    executor const cpu = executor_of(1);
+    optimizer o(cpu, {.max_norm = 1});
+    o.add_group("all", adamw);
+    o.add_shard(0, "w", data.view());
+    o.begin_step();
+    std::atomic<int> refused{0};
+    cpu.team()->run([&](unsigned member) {
+        for (int i = 0; i < 5 && member == 0; ++i) {
+            refused += message_of([&] { o.submit(0); }).find("would wait for itself") != std::string::npos;
+            refused += message_of([&] { o.finish(); }).find("would wait for itself") != std::string::npos;
+            refused += message_of([&] { o.abandon(); }).find("would wait for itself") != std::string::npos;
+        }
+    });
+    CHECK(refused == 15);
+    o.submit(0);
+    o.finish();
+    optimizer same(cpu, {.max_norm = 1});
+    same.add_group("all", adamw);
+    same.add_shard(0, "w", expected.view());
+    same.step();
+    CHECK(data == expected);
+}
+
+TEST_CASE("A ticket is polled and waited for with a deadline while the other ranks take their time")
+{
+    simple data(30000);
+    std::atomic<bool> answered{false};
+    optimizer o(executor_of(1), {.reduce = [&](grad_squares squares) {
+                    while (!answered)
+                        std::this_thread::yield();
+                    return squares;
+                }});
+    o.add_group("all", adamw);
+    o.add_shard(0, "w", data.view());
+    optimizer::ticket const ticket = o.step_async();
+    CHECK(!ticket.wait_for(std::chrono::milliseconds(1)));
+    CHECK(!ticket.done());
+    CHECK(ticket.progress() <= 1);
+    answered = true;
+    CHECK(ticket.wait_for(std::chrono::nanoseconds::max()));
+    CHECK(ticket.done());
+    CHECK(ticket.wait().step == 1);
+}
+
+TEST_CASE("The caller's rounding changes no bit of norm, clip coefficient, loss scale and step")
+{
+    std::vector<std::pair<simple, std::array<double, 3>>> runs;
+    for (int const mode : {FE_TONEAREST, FE_UPWARD, FE_TOWARDZERO}) {
+        simple data(30000);
+        data.spread();
+        optimizer o(executor_of(1),
+                    {.max_norm = 0.1, .loss_scaling = loss_scaling_options{.growth_factor = 1.1, .growth_interval = 1}});
+        o.add_group("all", adamw);
+        o.add_shard(0, "w", data.view());
+        std::fesetround(mode);
+        optimizer_report const r = o.step({});
+        o.step({.max_abs_grad = 0.1});
+        std::fesetround(FE_TONEAREST);
+        runs.push_back({data, {r.global_norm, r.clip_coefficient, o.loss_scale()}});
+    }
+    for (auto const& [data, numbers] : runs) {
+        CHECK(data == runs[0].first);
+        CHECK((numbers == runs[0].second));
+    }
+}
+
+TEST_CASE("The report counts records where they are written, and nobody as waiting who was not stepped at all")
+{
+    simple data(30000);
+    data.spread();
+    optimizer o(executor_of(1), {.max_norm = 1, .speculate = speculation::always, .keep_last_step = true});
+    o.add_group("all", adamw);
+    o.add_shard(0, "w", data.view());
+    optimizer_report const whole = o.step(); // the norm, then the step
+    CHECK(whole.journal_bytes >= 2 * data.n);
+    CHECK(whole.gradients.bytes_moved == 2 * data.n);
+    CHECK(whole.update.bytes_moved == 28 * data.n + whole.journal_bytes);
+    auto const submitted = [&] {
+        o.begin_step();
+        o.submit(0);
+        return o.finish();
+    };
+    optimizer_report const redone = submitted(); // stepped, back, and stepped with records once more
+    CHECK(redone.rolled_back);
+    std::size_t const first = redone.gradients.bytes_moved - 28 * data.n;
+    CHECK(first >= 2 * data.n);
+    CHECK(redone.journal_bytes >= first + 2 * data.n);
+    CHECK(redone.update.bytes_moved == (28 + 26) * data.n + redone.journal_bytes);
+    data.grad[29999] = narrow<bfloat16>(std::nanf(""));
+    optimizer_report const skipped = submitted();
+    CHECK(skipped.outcome == step_outcome::skipped);
+    CHECK(skipped.shards_waited == 0);
+    CHECK((skipped.update.bytes_moved != 0) == skipped.rolled_back);
+}
+
 TEST_CASE("rollback() wants the last step's gradients, and says so where it cannot")
 {
     simple data(30000);
@@ -627,6 +759,19 @@ TEST_CASE("rollback() wants the last step's gradients, and says so where it cann
     data.grad[7] = kept;
     poor.step();
     CHECK(message_of([&] { poor.rollback(); }).find("set journal_budget_bytes to") != std::string::npos);
+    poor.begin_step();
+    poor.submit(0);
+    poor.finish();
+    CHECK(message_of([&] { poor.rollback(); }).find("for 8 of 8 blocks") != std::string::npos);
+
+    // What was added since has no record.
+    o.step({.max_norm = 0});
+    simple more(50000);
+    o.add_shard(0, "more", more.view());
+    CHECK(message_of([&] { o.rollback(); }).find("there is no step to take back") != std::string::npos);
+    CHECK(o.step({.max_norm = 0}).step == 2);
+    o.rollback();
+    CHECK(o.steps() == 1);
 }
 
 TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
@@ -639,7 +784,10 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     CHECK(message_of([&] { o.add_group("all", adamw); }) == "adamant: there is a parameter group 'all' already");
     CHECK(message_of([&] { o.add_group("bad", {.lr = -1}); }) ==
           "adamant: lr is -1, but must be a finite number, 0 or above");
+    CHECK(message_of([&] { o.add_group("", adamw); }).find("has no name") != std::string::npos);
     CHECK(o.groups().size() == 1);
+    CHECK(message_of([&] { static_cast<void>(o.group(1)); }) ==
+          "adamant: there is no parameter group 1; there are 1");
     CHECK(message_of([&] { o.add_shard(0, "", data.view()); }).find("has no name") != std::string::npos);
     CHECK(
         message_of([&] {
@@ -652,6 +800,18 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     o.add_shard(0, "w", data.view(), {{2, 100}});
     CHECK(message_of([&] { o.add_shard(0, "w", other.view()); }).find("already, of another shape") !=
           std::string::npos);
+    CHECK(message_of([&] {
+              o.add_shard(0, "w", other.view(), {{2, 100}, 99});
+          }) == "adamant: a shard of 'w' has elements 99 to 199, but shard 0 has 0 to 100 of it; each element is stepped "
+                "once");
+    std::vector<bfloat16> narrow_exp_avg(100);
+    CHECK(message_of([&] {
+              o.add_shard(0, "w",
+                          shard(other.param.data(), other.grad.data(), narrow_exp_avg.data(), other.exp_avg_sq.data(),
+                                std::size_t{100}),
+                          {{2, 100}, 100});
+          }) == "adamant: a shard of 'w' has exp_avg of bfloat16, but shard 0 of float32; shards of one parameter have "
+                "the same types");
     o.add_shard(0, "w", other.view(), {{2, 100}, 100});
     CHECK(message_of([&] { o.step({.max_norm = -1}); }) ==
           "adamant: max_norm is -1, but must be a finite number, 0 or above");
@@ -681,7 +841,17 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     overlapping.add_group("all", adamw);
     overlapping.add_shard(0, "a", data.view());
     overlapping.add_shard(0, "b", data.view());
-    CHECK(message_of([&] { overlapping.step(); }).find("shards 0 and 1 of the list overlap") != std::string::npos);
+    std::string const overlap = message_of([&] { overlapping.step(); });
+    CHECK(overlap.find(" of shard 0 and ") != std::string::npos);
+    CHECK(overlap.find(" of shard 1 overlap in memory") != std::string::npos);
+    std::vector<float> own(100), own_grad(100);
+    optimizer into_grad(executor_of(1));
+    into_grad.add_group("all", adamw);
+    into_grad.add_shard(
+        0, "a",
+        shard(own.data(), own_grad.data(), other.exp_avg.data(), other.exp_avg_sq.data(), std::size_t{100}), {},
+        own_grad.data());
+    CHECK(message_of([&] { into_grad.prepare(); }).find("adamant: grad and accumulator of shard 0 overlap") == 0);
     CHECK(message_of([&] {
               optimizer(executor_of(1), {.max_norm = 1, .max_abs_grad = 1});
           }).find("set the other to 0") != std::string::npos);
@@ -698,7 +868,7 @@ TEST_CASE("host_oom: what an optimizer will allocate is known before it does")
     o.add_group("all", adamw);
     for (simple& each : shards)
         o.add_shard(0, std::to_string(&each - shards.data()), each.view());
-    CHECK(o.memory_bytes(false) == 3 * 123 * 24);
+    CHECK(o.memory_bytes(false) == 3 * 123 * 24 + 3 * (3 * 32 + 4)); // and of each shard 3 passes
     CHECK(o.memory_bytes() > 3 * n * 3);
     if (test::tier() != isa::scalar) // which keeps copies
         CHECK(o.memory_bytes() < 3 * n * 6);
@@ -788,7 +958,7 @@ TEST_CASE("bad_resume: a run that is resumed, cut otherwise, is the run that was
     };
     state_dict bad = state;
     bad.params[0].name = "v";
-    refused(bad, "the state that is loaded has no parameter 'w'; is it of another model?");
+    refused(bad, "the state that is loaded has no parameter 'w'; is it of another model, or is a rank's file missing?");
     bad = state;
     bad.params[0].shape = {n + 1};
     refused(bad, "has the shape [12389] in the state that is loaded, but [12388] here");

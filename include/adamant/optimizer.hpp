@@ -44,9 +44,12 @@ struct shard_place {
 // The norm adds sums over blocks of norm_block_elems elements, in the order in which shards were added: a model whose
 // tensors are cut at multiples of that has the norm of the uncut one.
 //
-// submit() may be called from any thread, from several at once; everything else from one at a time. Gradients must not
-// change between their submit() and the end of finish(). An exception leaves the optimizer as it was before the call,
-// but where said otherwise.
+// weight_out is taken to hold the params, rounded, before the first step: a step that is taken back writes that.
+//
+// submit() and leave_out() may be called from any thread but the team's own, from several at once; everything else from
+// one at a time. Gradients must not change between their submit() and the end of finish(). An exception leaves the
+// optimizer as it was before the call, but where said otherwise; after a fork, every call that needs the team throws
+// unavailable.
 class optimizer : detail::step_course {
 public:
     // Works with the executor's team; an executor without one gets a team of one thread, bound to nothing. Throws
@@ -57,7 +60,8 @@ public:
     }
     optimizer(optimizer const&) = delete;
     optimizer& operator=(optimizer const&) = delete;
-    // A step that is under way is waited for; one that has been begun and not finished is taken back.
+    // A step that is under way is waited for; one that has been begun and not finished is taken back, where abandon()
+    // could do that.
     ~optimizer()
     {
         passes_.line().wait();
@@ -65,15 +69,19 @@ public:
             take_back();
     }
 
-    // A new group, by its number; its name must be new. Throws invalid_argument where check() does.
+    // A new group, by its number; its name must be new, and not empty. The last step cannot be taken back any more. Throws invalid_argument where check() does.
     std::size_t add_group(parameter_group group)
     {
         require_idle("add_group()");
         check(group.hyper);
+        if (group.name.empty())
+            throw invalid_argument("adamant: a parameter group has no name; checkpoints go by it");
         for (parameter_group const& other : groups_)
             if (other.name == group.name)
                 throw invalid_argument("adamant: there is a parameter group '" + group.name + "' already");
         groups_.push_back(std::move(group));
+        laid_out_ = false;
+        can_go_back_ = false;
         return groups_.size() - 1;
     }
     std::size_t add_group(std::string name, hyperparameters const& hyper, bool maximize = false)
@@ -81,6 +89,12 @@ public:
         return add_group({std::move(name), hyper, maximize});
     }
     [[nodiscard]] std::vector<parameter_group> const& groups() const noexcept { return groups_; }
+    // Throws invalid_argument for a number that none has.
+    [[nodiscard]] parameter_group const& group(std::size_t number) const
+    {
+        require_group(number);
+        return groups_[number];
+    }
     // From the next step on. Throws invalid_argument as add_group() does, and while a step is under way.
     void set_hyperparameters(std::size_t group, hyperparameters const& hyper)
     {
@@ -91,9 +105,10 @@ public:
     }
 
     // A new shard, by its number. Its arrays stay the caller's and must outlive the optimizer. `name` is the
-    // parameter's, of which there may be several shards. accumulator: an array of the shard's size for accumulate(), of
-    // float or bfloat16, or null. Throws invalid_argument for a place outside the parameter, and for arrays that
-    // overlap others' (here or in prepare()).
+    // parameter's, of which there may be several shards, with other elements each and of the same types. accumulator: an
+    // array of the shard's size for accumulate(), of float or bfloat16, or null. The last step cannot be taken back any
+    // more. Throws invalid_argument for a place outside the parameter or in another shard, and for arrays that overlap
+    // others' (here or in prepare()).
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Accumulator = float>
         requires(std::is_same_v<Accumulator, float> || std::is_same_v<Accumulator, bfloat16>)
     std::size_t add_shard(std::size_t group, std::string const& name,
@@ -104,13 +119,13 @@ public:
         if (accumulator == nullptr)
             return add_shard(group, name,
                              detail::offload_shard(
-                                 added, static_cast<void*>(nullptr),
+                                 added, nullptr, dtype::none,
                                  detail::offload_kernels_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, void>(tier)),
                              std::move(place));
         return add_shard(
             group, name,
             detail::offload_shard(
-                added, accumulator,
+                added, reinterpret_cast<std::byte*>(accumulator), dtype_of<Accumulator>,
                 detail::offload_kernels_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, Accumulator>(tier)),
             std::move(place));
     }
@@ -125,25 +140,24 @@ public:
         std::size_t const number = places_.size();
         passes_.shards.reserve(number + 1); // so that what follows either fails before anything is added, or does not
         places_.reserve(number + 1);
-        std::size_t const param = place_in_param(name, group, added.size(), place);
+        std::size_t const param = place_in_param(name, group, added, place);
         passes_.shards.push_back({added, group});
         places_.push_back({param, place.begin});
         laid_out_ = false;
+        can_go_back_ = false;
         return number;
     }
     [[nodiscard]] std::size_t shards() const noexcept { return places_.size(); }
     [[nodiscard]] std::string const& name(std::size_t shard) const { return params_[places_.at(shard).param].name; }
 
-    // What prepare() will allocate, in bytes, with the journal of begin_step() or without.
+    // What prepare() will allocate, in bytes, with the journal of begin_step() or without; to some KiB, as there are a
+    // few things for each thread and group, too.
     [[nodiscard]] std::size_t memory_bytes(bool with_journal = true) const noexcept
     {
-        std::size_t blocks = 0;
-        for (detail::tracked_shard const& s : passes_.shards)
-            blocks += s.shard.blocks();
-        return blocks * (sizeof(grad_squares) + sizeof(void*)) +
+        return passes_.memory_bytes() + passes_.shards.size() * sizeof(unsigned) +
                (with_journal || options_.keep_last_step ? journal_budget() : 0);
     }
-    // Allocates what steps need; else the first one does, and after it nothing is allocated. with_journal: for
+    // Allocates all that steps need; else the first one does, and after it none allocates. with_journal: for
     // begin_step(), too. Throws invalid_argument where arrays overlap, and what buffer does.
     void prepare(bool with_journal = true)
     {
@@ -151,8 +165,8 @@ public:
         if (!laid_out_) {
             refuse_overlaps();
             passes_.lay_out();
+            reserve_for_steps(groups_.size());
             has_journal_ = false;
-            can_go_back_ = false;
             laid_out_ = true;
         }
         if ((with_journal || options_.keep_last_step) && !has_journal_) {
@@ -223,17 +237,29 @@ public:
         stage_ = stage::idle;
         return report_;
     }
-    // Gives up the step that is open: what it has stepped is taken back. Accumulated gradients stay.
+    // Gives up the step that is open: what it has stepped is taken back, to the bit. Accumulated gradients stay. Throws
+    // unavailable, and the step stays open, where that cannot be: where shards were submitted to a step that needs no
+    // norm (it neither skips nor clips by it, and there is no reduce), without keep_last_step.
     void abandon()
     {
         require_step_open("abandon()");
+        if (!can_take_back())
+            throw unavailable("adamant: abandon() is called, but this step needs no norm, so what was submitted has been "
+                              "stepped, and " +
+                              std::to_string(passes_.unrecorded_blocks()) +
+                              " blocks of it cannot be taken back; finish() the step, or set keep_last_step in the "
+                              "options" +
+                              (options_.keep_last_step
+                                   ? " and journal_budget_bytes to " + std::to_string(longest_journal())
+                                   : std::string()));
         take_back();
     }
 
-    // Takes back the last step, which must have been applied with keep_last_step; its gradients must still be there
-    // (which is looked at, by their sums of squares). Restores every bit of param, exp_avg and exp_avg_sq, the step
-    // count and the loss scale, and makes weight_out of param. Throws invalid_argument where there is none or the
-    // gradients are others, and unavailable where the journal's budget was too small.
+    // Takes back the last step, which must have been applied with keep_last_step, and nothing begun, accumulated, added
+    // or loaded since; its gradients must still be there (which is looked at, by their sums of squares: that a gradient
+    // has changed its sign goes unnoticed). Restores every bit of param, exp_avg and exp_avg_sq, the step count and the
+    // loss scale, and makes weight_out of param. Throws invalid_argument where there is no such step or those sums are
+    // others, and unavailable where the journal's budget was too small.
     void rollback()
     {
         require_idle("rollback()");
@@ -241,14 +267,16 @@ public:
             throw invalid_argument(
                 !options_.keep_last_step
                     ? "adamant: rollback() is called, but the last step was not kept; set keep_last_step in the options"
-                    : "adamant: rollback() is called, but there is no step to take back: none was applied since the "
-                      "start, the last rollback() or the last skipped step");
+                    : "adamant: rollback() is called, but there is no step to take back: none was applied yet, or "
+                      "since then another was begun or taken back, a gradient accumulated, something added or a state "
+                      "loaded");
         if (std::size_t const n = passes_.unrecorded_blocks(); n != 0)
             throw unavailable("adamant: the last step cannot be taken back: for " + std::to_string(n) + " of " +
                               std::to_string(passes_.blocks()) + " blocks the journal's budget of " +
                               std::to_string(journal_budget()) + " bytes was full; set journal_budget_bytes to " +
                               std::to_string(longest_journal()) + " to be sure");
         set_summed(summed_before_);
+        passes_.check_caller();
         passes_.begin();
         run_all(detail::block_pass::compare);
         if (!passes_.same_gradients()) {
@@ -311,7 +339,8 @@ public:
         }
         bool wait_for(std::chrono::nanoseconds time) const
         {
-            return wait_until(std::chrono::steady_clock::now() + time);
+            auto const now = std::chrono::steady_clock::now();
+            return wait_until(now + std::min(time, std::chrono::steady_clock::time_point::max() - now));
         }
         // Waits for as long as it takes. Throws what options.reduce threw; nothing is changed by that step then.
         optimizer_report wait() const { return of_->collect(); }
@@ -338,7 +367,8 @@ public:
     }
 
     // The state as views of the shards' arrays, which last as long as those; their bits are those of the last step.
-    // Throws invalid_argument while a step is under way.
+    // What was accumulated since is no part of it: a run goes on from here to the bit where it is taken between a step
+    // and the next micro-step. Throws invalid_argument while a step is under way.
     [[nodiscard]] state_dict state() const
     {
         require_idle("state()");
@@ -418,8 +448,10 @@ private:
     }
 
     // The parameter of a new shard, made where it is new.
-    std::size_t place_in_param(std::string const& name, std::size_t group, std::size_t size, shard_place& place)
+    std::size_t place_in_param(std::string const& name, std::size_t group, detail::offload_shard const& added,
+                               shard_place& place)
     {
+        std::size_t const size = added.size();
         bool const whole = place.shape.empty() && place.begin == 0;
         if (place.shape.empty())
             place.shape = {size};
@@ -444,7 +476,31 @@ private:
             throw invalid_argument("adamant: there is a shard of '" + name + "' already, " +
                                    (known.group != group ? "in another group" : "of another shape") +
                                    "; shards of one parameter have one group, and the whole parameter's shape");
+        for (std::size_t i = 0; i < places_.size(); ++i)
+            if (places_[i].param == at->second)
+                refuse_beside(i, added, place.begin);
         return at->second;
+    }
+    // What no checkpoint could hold.
+    void refuse_beside(std::size_t shard, detail::offload_shard const& added, std::size_t begin) const
+    {
+        using arrays = detail::offload_shard;
+        arrays const& there = passes_.shards[shard].shard;
+        if (there.size() == 0 || added.size() == 0)
+            return;
+        std::size_t const there_begin = places_[shard].begin;
+        if (begin < there_begin + there.size() && there_begin < begin + added.size())
+            throw invalid_argument("adamant: a shard of '" + name(shard) + "' has elements " + std::to_string(begin) +
+                                   " to " + std::to_string(begin + added.size()) + ", but shard " +
+                                   std::to_string(shard) + " has " + std::to_string(there_begin) + " to " +
+                                   std::to_string(there_begin + there.size()) +
+                                   " of it; each element is stepped once");
+        for (auto const which : {arrays::param, arrays::exp_avg, arrays::exp_avg_sq})
+            if (there.type(which) != added.type(which))
+                throw invalid_argument("adamant: a shard of '" + name(shard) + "' has " + detail::array_names[which] + " of " +
+                                       std::string(adamant::name(added.type(which))) + ", but shard " +
+                                       std::to_string(shard) + " of " + std::string(adamant::name(there.type(which))) +
+                                       "; shards of one parameter have the same types");
     }
 
     void refuse_overlaps() const
@@ -455,7 +511,8 @@ private:
             arrays const& s = passes_.shards[i].shard;
             for (auto const which : {arrays::param, arrays::grad, arrays::exp_avg, arrays::exp_avg_sq, arrays::weight_out,
                                      arrays::accumulator})
-                detail::append_extent(extents, s.data(which), s.size() * s.elem_bytes(which), i, which != arrays::grad);
+                detail::append_extent(extents, which == arrays::accumulator ? "accumulator" : detail::array_names[which],
+                                      s.data(which), s.size() * s.elem_bytes(which), i, which != arrays::grad);
         }
         detail::refuse_overlaps(std::move(extents));
     }

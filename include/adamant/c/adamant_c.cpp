@@ -137,72 +137,81 @@ void give(T* where, T const& value)
 
 // ---- Structs that may grow
 
-// Their sizes in version 1, below which none can be; what is appended later has its default for callers without it.
-static_assert(sizeof(adamant_core_options) == 64 && sizeof(adamant_executor_options) == 40 &&
-                  sizeof(adamant_loss_scaling) == 56 && sizeof(adamant_optimizer_options) == 72 &&
-                  sizeof(adamant_hyperparameters) == 56 && sizeof(adamant_shard) == 112 &&
-                  sizeof(adamant_step_values) == 64 && sizeof(adamant_report) == 168,
-              "programs that are compiled already have these sizes: only append fields, and keep the old sizes here");
-
+// What is said of a struct where it is refused, and its size in version 1, below which none can be: fields that were
+// appended later have their defaults for callers without them.
+struct struct_kind {
+    char const* name;
+    std::size_t first_bytes;
+};
 template <class Struct>
-constexpr char const* struct_name = nullptr;
+constexpr struct_kind kind_of = {};
 template <>
-constexpr char const* struct_name<adamant_core_options> = "adamant_core_options";
+constexpr struct_kind kind_of<adamant_core_options> = {"adamant_core_options", 64};
 template <>
-constexpr char const* struct_name<adamant_executor_options> = "adamant_executor_options";
+constexpr struct_kind kind_of<adamant_executor_options> = {"adamant_executor_options", 40};
 template <>
-constexpr char const* struct_name<adamant_loss_scaling> = "adamant_loss_scaling";
+constexpr struct_kind kind_of<adamant_loss_scaling> = {"adamant_loss_scaling", 56};
 template <>
-constexpr char const* struct_name<adamant_optimizer_options> = "adamant_optimizer_options";
+constexpr struct_kind kind_of<adamant_optimizer_options> = {"adamant_optimizer_options", 72};
 template <>
-constexpr char const* struct_name<adamant_hyperparameters> = "adamant_hyperparameters";
+constexpr struct_kind kind_of<adamant_hyperparameters> = {"adamant_hyperparameters", 56};
 template <>
-constexpr char const* struct_name<adamant_shard> = "adamant_shard";
+constexpr struct_kind kind_of<adamant_shard> = {"adamant_shard", 112};
 template <>
-constexpr char const* struct_name<adamant_step_values> = "adamant_step_values";
+constexpr struct_kind kind_of<adamant_step_values> = {"adamant_step_values", 64};
 template <>
-constexpr char const* struct_name<adamant_report> = "adamant_report";
+constexpr struct_kind kind_of<adamant_report> = {"adamant_report", 168};
+template <>
+constexpr struct_kind kind_of<adamant_deepspeed_offload> = {"adamant_deepspeed_offload", 56};
+
+// No struct of any version is so large: what is has not been initialised.
+constexpr std::size_t most_struct_bytes = 4096;
 
 template <class Struct>
 void check_bytes(std::size_t bytes)
 {
-    if (bytes < sizeof(Struct))
-        throw invalid_argument(std::string("adamant: struct_bytes of ") + struct_name<Struct> + " is " +
-                               std::to_string(bytes) + ", but the struct has " + std::to_string(sizeof(Struct)) +
-                               "; call " + struct_name<Struct> + "_init(&it, sizeof it) first");
+    constexpr struct_kind kind = kind_of<Struct>;
+    static_assert(kind.first_bytes != 0 && kind.first_bytes <= sizeof(Struct) && sizeof(Struct) <= most_struct_bytes);
+    if (bytes < kind.first_bytes || bytes > most_struct_bytes)
+        throw invalid_argument(std::string("adamant: struct_bytes of ") + kind.name + " is " + std::to_string(bytes) +
+                               ", but the struct has " + std::to_string(sizeof(Struct)) + "; call " + kind.name +
+                               "_init(&it, sizeof it) first");
 }
 // Throws unless the caller's struct can be written to.
 template <class Struct>
 void check_target(Struct const* target)
 {
-    check_bytes<Struct>(needed(target, struct_name<Struct>).struct_bytes);
+    check_bytes<Struct>(needed(target, kind_of<Struct>.name).struct_bytes);
 }
+// With what `known` has for fields that the caller's struct does not reach.
 template <class Struct>
-Struct read(Struct const* from)
+Struct read(Struct const* from, Struct known = {})
 {
     check_target(from);
     auto const* const bytes = reinterpret_cast<unsigned char const*>(from);
     for (std::size_t i = sizeof(Struct); i < from->struct_bytes; ++i)
         if (bytes[i] != 0)
-            throw invalid_argument(std::string("adamant: byte ") + std::to_string(i) + " of " + struct_name<Struct> +
+            throw invalid_argument(std::string("adamant: byte ") + std::to_string(i) + " of " + kind_of<Struct>.name +
                                    " is set, which this version of the library (" + adamant_version() +
                                    ") does not know; was the program compiled for a later one?");
-    return *from;
+    std::memcpy(&known, from, std::min(sizeof(Struct), from->struct_bytes));
+    return known;
 }
-// Writes all but struct_bytes; what the library does not know is zero.
+// Writes all but struct_bytes, as far as the caller's struct goes; what the library does not know is zero.
 template <class Struct>
 void write(Struct known, Struct* to)
 {
     std::size_t const bytes = to->struct_bytes;
     known.struct_bytes = bytes;
-    std::memcpy(to, &known, sizeof known);
-    std::memset(reinterpret_cast<unsigned char*>(to) + sizeof known, 0, bytes - sizeof known);
+    std::memcpy(to, &known, std::min(sizeof known, bytes));
+    if (bytes > sizeof known)
+        std::memset(reinterpret_cast<unsigned char*>(to) + sizeof known, 0, bytes - sizeof known);
 }
 template <class Struct>
 adamant_status init(Struct* to, std::size_t bytes, Struct const& defaults) noexcept
 {
     return guarded([&] {
-        needed(to, struct_name<Struct>);
+        needed(to, kind_of<Struct>.name);
         check_bytes<Struct>(bytes);
         to->struct_bytes = bytes;
         write(defaults, to);
@@ -290,11 +299,14 @@ adamant::executor from_c(adamant_executor_options const* options)
                                        .pus = adamant::parse_index_set(text_or_empty(o.pus)),
                                        .bind = bindings[o.bind],
                                        .min_slice_elems = o.min_slice_elems};
-    if (to.threads == 1 && !to.pus.empty())
+    adamant::executor cpu(to.threads == 1 && !to.pus.empty() ? adamant::executor_options{.tier = to.tier, .threads = 1}
+                                                              : to);
+    if (cpu.team() == nullptr && (!to.pus.empty() || o.bind == ADAMANT_BIND_REQUIRED)) // one thread, and it is to be bound
         return adamant::executor(
-            std::make_shared<adamant::team>(adamant::team_options{.pus = to.pus, .threads = 1, .bind = to.bind}),
+            std::make_shared<adamant::team>(adamant::team_options{
+                .pus = to.pus.empty() ? adamant::detail::pus_for(1) : to.pus, .threads = 1, .bind = to.bind}),
             to.tier, to.min_slice_elems);
-    return adamant::executor(to);
+    return cpu;
 }
 
 adamant::optimizer_options from_c(adamant_optimizer_options const* options)
@@ -396,32 +408,51 @@ adamant::kernel::step_function step_of(types_of_arrays const& types, adamant::is
     throw std::logic_error("a combination of types has no step");
 }
 
-constexpr std::size_t most_dims = 64; // more is a slip
-
 template <class T>
 T* as(void const* array) // gradients, too, for one way to say it; nothing is written through theirs
 {
     return static_cast<T*>(const_cast<void*>(array));
 }
 
-template <class Accumulator, class P, class G, class M, class V, class W>
-adamant::detail::offload_shard make_shard(adamant_shard const& s, adamant::isa tier)
+template <class P, class G, class M, class V, class W>
+adamant::shard<P, G, M, V, W> view_of(adamant_shard const& s)
 {
-    auto const view = [&] {
-        if constexpr (std::is_void_v<W>)
-            return adamant::shard<P, G, M, V, W>(as<P>(s.param), as<G>(s.grad), as<M>(s.exp_avg), as<V>(s.exp_avg_sq),
-                                                 s.elements);
-        else
-            return adamant::shard<P, G, M, V, W>(as<P>(s.param), as<G>(s.grad), as<M>(s.exp_avg), as<V>(s.exp_avg_sq),
-                                                 as<W>(s.weight_out), s.elements);
-    }();
-    types_of_arrays types = adamant::combination<P, G, M, V, W>::dtypes;
-    adamant::detail::offload_kernels kernels = adamant::detail::offload_kernels_beside_step<G, W, Accumulator>(
-        tier, std::is_same_v<P, float> && std::is_same_v<M, float> && std::is_same_v<V, float>);
+    if constexpr (std::is_void_v<W>)
+        return {as<P>(s.param), as<G>(s.grad), as<M>(s.exp_avg), as<V>(s.exp_avg_sq), s.elements};
+    else
+        return {as<P>(s.param), as<G>(s.grad), as<M>(s.exp_avg), as<V>(s.exp_avg_sq), as<W>(s.weight_out), s.elements};
+}
+
+template <class G, class W>
+adamant::detail::offload_kernels kernels_beside_step(adamant::dtype sum, adamant::isa tier, bool has_float_state)
+{
+    using namespace adamant::detail;
+    return sum == adamant::dtype::none      ? offload_kernels_beside_step<G, W, void>(tier, has_float_state)
+           : sum == adamant::dtype::float32 ? offload_kernels_beside_step<G, W, float>(tier, has_float_state)
+                                            : offload_kernels_beside_step<G, W, adamant::bfloat16>(tier, has_float_state);
+}
+template <class G>
+adamant::detail::offload_kernels kernels_beside_step(types_of_arrays const& types, adamant::dtype sum, adamant::isa tier)
+{
+    using adamant::dtype;
+    bool const has_float_state =
+        types[0] == dtype::float32 && types[2] == dtype::float32 && types[3] == dtype::float32;
+    return types[4] == dtype::none       ? kernels_beside_step<G, void>(sum, tier, has_float_state)
+           : types[4] == dtype::bfloat16 ? kernels_beside_step<G, adamant::bfloat16>(sum, tier, has_float_state)
+                                         : kernels_beside_step<G, adamant::float16>(sum, tier, has_float_state);
+}
+// For types that some shard has.
+adamant::detail::offload_kernels kernels_of(types_of_arrays types, adamant::dtype sum, adamant::isa tier)
+{
+    using adamant::dtype;
+    adamant::detail::offload_kernels kernels =
+        types[1] == dtype::float32    ? kernels_beside_step<float>(types, sum, tier)
+        : types[1] == dtype::bfloat16 ? kernels_beside_step<adamant::bfloat16>(types, sum, tier)
+                                      : kernels_beside_step<adamant::float16>(types, sum, tier);
     kernels.step = step_of(types, tier);
-    types[1] = adamant::dtype::float32;
+    types[1] = dtype::float32;
     kernels.step_scratch = step_of(types, tier);
-    return {view, as<Accumulator>(s.accumulator), kernels};
+    return kernels;
 }
 
 adamant::detail::offload_shard make_shard(adamant_shard const& s, adamant::isa tier)
@@ -449,9 +480,8 @@ adamant::detail::offload_shard make_shard(adamant_shard const& s, adamant::isa t
     auto const look = [&]<class P, class G, class M, class V, class W>(adamant::combination<P, G, M, V, W> of) {
         if (of.dtypes != types)
             return;
-        made = sum == dtype::none      ? make_shard<void, P, G, M, V, W>(s, tier)
-               : sum == dtype::float32 ? make_shard<float, P, G, M, V, W>(s, tier)
-                                       : make_shard<adamant::bfloat16, P, G, M, V, W>(s, tier);
+        made.emplace(view_of<P, G, M, V, W>(s), static_cast<std::byte*>(s.accumulator), sum,
+                     kernels_of(types, sum, tier));
     };
     adamant::for_each_combination_of<float>(look);
     adamant::for_each_combination_of<adamant::bfloat16>(look);
@@ -647,12 +677,9 @@ adamant_status adamant_get_hyperparameters(const adamant_optimizer* optimizer, s
                                            adamant_hyperparameters* hyper)
 {
     return guarded([&] {
-        auto const& groups = of(optimizer).groups();
+        adamant::parameter_group const& from = of(optimizer).group(group);
         check_target(hyper);
-        if (group >= groups.size())
-            throw invalid_argument("adamant: there is no parameter group " + std::to_string(group) + "; there are " +
-                                   std::to_string(groups.size()));
-        write(to_c(groups[group].hyper), hyper);
+        write(to_c(from.hyper), hyper);
     });
 }
 
@@ -672,9 +699,9 @@ adamant_status adamant_add_shard(adamant_optimizer* optimizer, size_t group, con
         if ((s.shape == nullptr) != (s.dims == 0))
             throw invalid_argument("adamant: dims is " + std::to_string(s.dims) + ", but shape is " +
                                    (s.shape == nullptr ? "a null pointer" : "given"));
-        if (s.dims > most_dims)
+        if (s.dims > adamant::detail::max_dimensions)
             throw invalid_argument("adamant: dims is " + std::to_string(s.dims) + ", but a parameter has at most " +
-                                   std::to_string(most_dims));
+                                   std::to_string(adamant::detail::max_dimensions));
         adamant::shard_place place{{s.shape, s.shape + s.dims}, s.begin};
         give(number, o.add_shard(group, param, make_shard(s, o.cpu().tier()), std::move(place)));
     });
@@ -851,14 +878,35 @@ adamant_status adamant_deepspeed_apply(const adamant_deepspeed* config, adamant_
             options->max_norm = c.max_norm;
             options->loss_scaling = c.dynamic_loss_scaling ? &from.scaling : nullptr;
         }
-        if (values != nullptr && !c.dynamic_loss_scaling) {
-            values->has_loss_scale = 1;
+        if (values != nullptr) {
+            values->has_loss_scale = !c.dynamic_loss_scaling;
             values->loss_scale = c.loss_scale;
         }
-        if (cores != nullptr) {
+        if (cores != nullptr && (request.cpuadam_cores_perc || request.pt_reserved_cores_perc)) {
             cores->cpuadam_cores_perc = request.cpuadam_cores_perc.value_or(0);
             cores->pt_reserved_cores_perc = request.pt_reserved_cores_perc.value_or(0);
         }
+    });
+}
+adamant_status adamant_deepspeed_offload_init(adamant_deepspeed_offload* offload, size_t struct_bytes)
+{
+    return init(offload, struct_bytes, {});
+}
+adamant_status adamant_deepspeed_get_offload(const adamant_deepspeed* config, adamant_deepspeed_offload* offload)
+{
+    return guarded([&] {
+        adamant::offload_config const& c = needed(config, "the configuration").config.options;
+        check_target(offload);
+        adamant_deepspeed_offload to{};
+        to.zero_stage = c.zero_stage;
+        to.offload = c.offload;
+        to.sub_group_size_elems = c.sub_group_size_elems;
+        to.ratio = c.ratio;
+        to.pin_memory = c.pin_memory;
+        to.super_offload = c.super_offload;
+        to.cpuadam_cores_perc = c.cpuadam_cores_perc.value_or(0);
+        to.pt_reserved_cores_perc = c.pt_reserved_cores_perc.value_or(0);
+        write(to, offload);
     });
 }
 adamant_status adamant_deepspeed_model(const adamant_deepspeed* config, adamant_dtype* type,

@@ -143,7 +143,7 @@ typedef struct adamant_loss_scaling {
     double min_scale;         /* 1 */
     double max_scale;         /* 2^32 */
     uint32_t growth_interval; /* 2000; at least 1 */
-    uint32_t hysteresis;      /* 1: so many overflows in a row are let pass, with the one that backs off; at least 1 */
+    uint32_t hysteresis;      /* 1; which overflow since the scale last grew is the first to back off; at least 1 */
 } adamant_loss_scaling;
 ADAMANT_C_API adamant_status adamant_loss_scaling_init(adamant_loss_scaling* scaling, size_t struct_bytes);
 
@@ -213,7 +213,7 @@ typedef struct adamant_hyperparameters {
 } adamant_hyperparameters;
 ADAMANT_C_API adamant_status adamant_hyperparameters_init(adamant_hyperparameters* hyper, size_t struct_bytes);
 
-/* A new parameter group of a name that no other has; its number to *group, which may be null. maximize: steps go up.
+/* A new parameter group of a name, not empty, that no other has; its number to *group, which may be null. maximize: steps go up.
  * invalid argument: hyperparameters that cannot be, a name that is taken, and during a step. */
 ADAMANT_C_API adamant_status adamant_add_group(adamant_optimizer* optimizer, const char* name,
                                                const adamant_hyperparameters* hyper, int32_t maximize, size_t* group);
@@ -238,7 +238,8 @@ enum {
  * param:       read and written, any type but none.
  * grad:        read from adamant_submit() or adamant_step() to the end of the step; any type but none.
  * exp_avg, exp_avg_sq: the moments, read and written, zero before the first step; float32 or bfloat16.
- * weight_out:  the new weights rounded, written; bfloat16 or float16 with a float32 param, else none.
+ * weight_out:  the new weights rounded, written; bfloat16 or float16 with a float32 param, else none. It is taken to hold
+ *              the params, rounded, before the first step: a step that is taken back writes that.
  * accumulator: what adamant_accumulate() adds up in; float32, bfloat16 or none. */
 typedef struct adamant_shard {
     size_t struct_bytes;
@@ -265,7 +266,7 @@ ADAMANT_C_API adamant_status adamant_shard_init(adamant_shard* shard, size_t str
 
 /* A new shard of a group; its number to *number, which may be null. name: its parameter's, by which checkpoints go; in
  * UTF-8. The order of shards is the order in which the norm is added up. invalid argument: types, pointers or a place
- * that cannot be, arrays of it that overlap, and during a step. */
+ * that cannot be, elements of a parameter that another shard has, arrays of it that overlap, and during a step. */
 ADAMANT_C_API adamant_status adamant_add_shard(adamant_optimizer* optimizer, size_t group, const char* name,
                                                const adamant_shard* shard, size_t* number);
 ADAMANT_C_API adamant_status adamant_shard_count(const adamant_optimizer* optimizer, size_t* count);
@@ -340,29 +341,33 @@ ADAMANT_C_API adamant_status adamant_begin_step(adamant_optimizer* optimizer, co
  * until adamant_finish() has returned. From any thread. invalid argument: a shard that there is not or that has been
  * submitted or left out, and where no step is open. */
 ADAMANT_C_API adamant_status adamant_submit(adamant_optimizer* optimizer, size_t shard);
-/* This shard has no gradient in this step, and stays as it is. From any thread; errors as above. */
+/* This shard has no gradient in this step, and stays as it is; what was accumulated for it is forgotten. From any
+ * thread; errors as above. */
 ADAMANT_C_API adamant_status adamant_leave_out(adamant_optimizer* optimizer, size_t shard);
 /* Waits for what was submitted, and completes the step: applied, or skipped. report as for adamant_step().
  * invalid argument: a shard was neither submitted nor left out. reduce failed: as reduce said. The step stays open
  * after either: call this again, or adamant_abandon(). */
 ADAMANT_C_API adamant_status adamant_finish(adamant_optimizer* optimizer, adamant_report* report);
-/* Gives up the step that is open: params and moments are as before it, to the bit, and weight_out is made of param. */
+/* Gives up the step that is open: params and moments are as before it, to the bit, and weight_out is made of param.
+ * Accumulated gradients stay. unavailable, and the step stays open: shards were submitted to a step that needs no norm
+ * (it neither skips nor clips by it, and there is no reduce), without keep_last_step. */
 ADAMANT_C_API adamant_status adamant_abandon(adamant_optimizer* optimizer);
-/* Takes back the last step, which must have been applied, with keep_last_step, and whose gradients must still be there:
- * params, moments, weights, the step count and the loss scale are as before it, to the bit. invalid argument: there is
- * no such step, or the gradients have changed. unavailable: the journal's budget was too small. */
+/* Takes back the last step, which must have been applied, with keep_last_step, and nothing begun, accumulated, added or
+ * loaded since; its gradients must still be there. Params, moments, the step count and the loss scale are as before it,
+ * to the bit, and weight_out is made of param. invalid argument: there is no such step, or the gradients' sums of squares
+ * have changed. unavailable: the journal's budget was too small. */
 ADAMANT_C_API adamant_status adamant_rollback(adamant_optimizer* optimizer);
 
 /* Adds the shard's gradient to its accumulator: for the micro-steps before the last, whose gradient adamant_submit() or
- * adamant_step() adds by the way. Returns when it is done, so that the gradient's memory may be used again. The sum is
- * not divided: have the loss scale count the micro-steps. invalid argument: a shard without accumulator, one that was
- * submitted, and during adamant_step_async(). */
+ * adamant_step() adds by the way. Returns when it is done, so that the gradient's memory may be used again. The first one
+ * after a step overwrites what the accumulator holds. The sum is not divided: have the loss scale count the micro-steps.
+ * invalid argument: a shard without accumulator, one that was submitted, and during adamant_step_async(). */
 ADAMANT_C_API adamant_status adamant_accumulate(adamant_optimizer* optimizer, size_t shard);
 /* Forgets what was accumulated. */
 ADAMANT_C_API adamant_status adamant_clear_accumulators(adamant_optimizer* optimizer);
 
-/* adamant_step() that returns at once. The optimizer takes none but the next three calls until adamant_wait() has said
- * that the step is over. */
+/* adamant_step() that returns at once. The optimizer takes none but adamant_poll() and adamant_wait() until the latter
+ * has said that the step is over. */
 ADAMANT_C_API adamant_status adamant_step_async(adamant_optimizer* optimizer, const adamant_step_values* values);
 /* Whether it is over, and which share of the passes that are known to be needed is done, from 0 to 1; either result may
  * be null. Never blocks for long. invalid argument: there is no such step. */
@@ -378,10 +383,11 @@ ADAMANT_C_API adamant_status adamant_wait(adamant_optimizer* optimizer, uint64_t
 /* ---- Checkpoints ------------------------------------------------------------------------------------------------- */
 
 /* Writes step count, loss scale, groups and all params and moments to a safetensors file; whoever opens the path finds
- * the old file or the new one, both whole, whatever happens. invalid argument: a name that is no UTF-8, and during a
- * step. unavailable: the file cannot be written, with the system's reason. */
+ * the old file or the new one, both whole, whatever happens. What was accumulated since the last step is not in it.
+ * invalid argument: a name that is no UTF-8, and during a step. unavailable: the file cannot be written, with the system's reason. */
 ADAMANT_C_API adamant_status adamant_save_safetensors(const adamant_optimizer* optimizer, const char* path);
-/* Takes over what was saved, in one file or in several of the ranks of one run, however it was cut. Groups go by their
+/* Takes over what was saved, in one file or in several of the ranks of one run, however it was cut: ranks may have parts
+ * of a parameter, or whole ones that others lack. Groups go by their
  * names and shards by those of their parameters; weight_out is made of param. Everything is checked first.
  * invalid argument: something is missing or of another shape or type, and during a step. unavailable: a file cannot be
  * read. corrupted: it is damaged. */
@@ -397,12 +403,30 @@ typedef struct adamant_deepspeed adamant_deepspeed;
 ADAMANT_C_API adamant_status adamant_deepspeed_parse(const char* text, size_t bytes, adamant_deepspeed** made);
 /* May be null. */
 ADAMANT_C_API void adamant_deepspeed_free(adamant_deepspeed* config);
-/* What it says about each of these structs goes to it, and the rest of it stays as it is; each has to be initialised
- * and may be null. hyper and *maximize: of the one group. options: max_norm and loss_scaling, which points into config
- * and lives as long as that. values: the loss scale, where it is fixed. cores: the share. */
+/* Sets what a configuration decides, with DeepSpeed's defaults for keys that are not there; the rest of each struct
+ * stays as it is. Each has to be initialised, and may be null. hyper and *maximize: all of it, of the one group; without
+ * an optimizer in the configuration the decay is ADAMANT_DECAY_UNSET. options: max_norm and loss_scaling, which points
+ * into config and lives as long as that. values: the loss scale, where it is fixed, else none. cores: the share, where
+ * there is one. The rest of it: adamant_deepspeed_get_offload() and adamant_deepspeed_model(). */
 ADAMANT_C_API adamant_status adamant_deepspeed_apply(const adamant_deepspeed* config, adamant_hyperparameters* hyper,
                                                      int32_t* maximize, adamant_optimizer_options* options,
                                                      adamant_step_values* values, adamant_core_options* cores);
+/* What it says about offloading, for the engine to act on: the library acts on none of it. */
+typedef struct adamant_deepspeed_offload {
+    size_t struct_bytes;
+    uint64_t sub_group_size_elems; /* stage 3 steps so many params at a time; 0: each tensor alone */
+    double ratio;                  /* the share of the params that the CPU steps, from 0 to 1 */
+    double cpuadam_cores_perc;     /* of a rank's cores; 0 where it is not said, here and below */
+    double pt_reserved_cores_perc;
+    uint32_t zero_stage;   /* 0 to 3 */
+    int32_t offload;       /* whether the CPU steps at all: device is "cpu" */
+    int32_t pin_memory;    /* the CPU's arrays in page-locked memory */
+    int32_t super_offload; /* step while gradients still arrive */
+} adamant_deepspeed_offload;
+/* Sets struct_bytes, and the rest to zeros. */
+ADAMANT_C_API adamant_status adamant_deepspeed_offload_init(adamant_deepspeed_offload* offload, size_t struct_bytes);
+ADAMANT_C_API adamant_status adamant_deepspeed_get_offload(const adamant_deepspeed* config,
+                                                           adamant_deepspeed_offload* offload);
 /* The type of gradients and weights, and how many micro-steps are accumulated (0: left to the batch sizes). Each result
  * may be null. */
 ADAMANT_C_API adamant_status adamant_deepspeed_model(const adamant_deepspeed* config, adamant_dtype* type,

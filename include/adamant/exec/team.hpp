@@ -165,6 +165,9 @@ public:
         return {state_, std::forward<Task>(task), chunks, takers == 0 || takers > size() ? size() : takers};
     }
 
+    // Throws what submit() would throw if it were called here, and does nothing else.
+    void check_submit() const { state_->check_submit(); }
+
     // Submits and waits; throws what the task throws.
     template <class Task>
     void run(Task&& task)

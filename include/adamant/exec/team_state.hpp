@@ -154,7 +154,8 @@ public:
             throw unavailable(problem_);
     }
 
-    void submit(team_request& request)
+    // Throws where submit() would.
+    void check_submit() const
     {
         if (!in_this_process())
             throw unavailable("adamant: a team of process " + std::to_string(process_) + " is used in process " +
@@ -164,6 +165,10 @@ public:
         if (is_member())
             throw invalid_argument("adamant: a task of a team gives that team more work and would wait for itself; "
                                    "give it to another team, or do it in the task");
+    }
+    void submit(team_request& request)
+    {
+        check_submit();
         bool start = false;
         {
             std::lock_guard const lock(mutex_);

@@ -22,7 +22,8 @@ namespace detail {
 class work_line {
 public:
     // work(member, begin, end) does pieces [begin, end); it must not throw. at_end is called when all that was added is
-    // done, in one of the team's threads, and says whether it has added more; it must not throw either.
+    // done, in one of the team's threads, once or, where more is added meanwhile, again; it says whether it has added
+    // more itself, and must not throw either.
     using work_function = std::function<void(unsigned, std::size_t, std::size_t)>;
     using end_function = std::function<bool()>;
     work_line(std::shared_ptr<adamant::team> team, work_function work, end_function at_end)
@@ -39,36 +40,30 @@ public:
         most_at_once_.store(std::max<std::size_t>(most_at_once, 1), std::memory_order_relaxed);
     }
 
+    // Throws what team::submit() would throw here: nobody may add to the line, or wait for it, in a task of the team.
+    void check_caller() const { team_->check_submit(); }
+
     // describe() writes down what the next pieces are and returns how many, under the line's lock. From any thread but
-    // the team's own. Throws what team::submit() throws, with nothing added, and what describe() throws.
+    // the team's own. Throws what check_caller() does, before anything else happens. describe() must not throw.
     template <class Describe>
     void add(Describe const& describe)
     {
-        bool start = false;
-        std::size_t pieces = 0;
+        check_caller();
         {
             std::lock_guard const lock(mutex_);
-            pieces = describe();
+            std::size_t const pieces = describe();
             if (pieces == 0)
                 return;
             added_.fetch_add(pieces, std::memory_order_release);
-            start = std::exchange(idle_, false);
+            if (!std::exchange(idle_, false))
+                return;
         }
-        if (!start)
-            return;
         // A shift may still be returning when the next begins, so there are two, in turns. Only one thread at a time
         // finds the line idle; the lock is for the turn after.
         std::lock_guard const lock(start_mutex_);
         shift& next = shifts_[turn_ ^= 1];
         next.end(); // waits for the one before the last, if need be
-        try {
-            next.begin(*team_, task{this, &next});
-        } catch (...) {
-            std::lock_guard const relock(mutex_);
-            added_.fetch_sub(pieces, std::memory_order_relaxed);
-            idle_ = true;
-            throw;
-        }
+        next.begin(*team_, task{this, &next});
     }
     // The same in at_end.
     void add_at_end(std::size_t pieces) noexcept { added_.fetch_add(pieces, std::memory_order_release); }
@@ -134,7 +129,9 @@ private:
 
     void work_in(shift& in, unsigned member)
     {
-        for (;;) {
+        // Whatever is added once a shift is closed is the next one's, which all members join: who is late here must not
+        // do it alone.
+        while (!in.closed.load(std::memory_order_acquire)) {
             std::size_t taken = taken_.load(std::memory_order_acquire);
             std::size_t const added = added_.load(std::memory_order_acquire);
             if (taken < added) {
@@ -143,27 +140,34 @@ private:
                     work_(member, taken, end);
                     done_.fetch_add(end - taken, std::memory_order_acq_rel);
                 }
-                continue;
+            } else if (done() == added) {
+                come_to_the_end(in);
+            } else { // others are at their last pieces, and more may come
+                for (int i = 0; i < 32; ++i)
+                    relax();
+                if (team_->size() > 1)
+                    sched_yield();
             }
-            if (in.closed.load(std::memory_order_acquire))
-                return;
-            if (done() == added) {
-                std::lock_guard const lock(mutex_);
-                if (in.closed.load(std::memory_order_relaxed))
-                    return;
-                if (done() != added_.load(std::memory_order_relaxed) || at_end_())
-                    continue;
-                idle_ = true;
-                in.closed.store(true, std::memory_order_release);
-                changed_.notify_all();
-                return;
-            }
-            // Others are at their last pieces, and more may come.
-            for (int i = 0; i < 32; ++i)
-                relax();
-            if (team_->size() > 1)
-                sched_yield();
         }
+    }
+    // Closes the shift, unless there is more after all. at_end_ may take its time: nobody else waits for the lock
+    // meanwhile, and the other members sleep.
+    void come_to_the_end(shift& in)
+    {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return !ending_; });
+        if (in.closed.load(std::memory_order_relaxed) || done() != added_.load(std::memory_order_relaxed))
+            return;
+        ending_ = true;
+        lock.unlock();
+        bool const more = at_end_();
+        lock.lock();
+        ending_ = false;
+        if (!more && done() == added_.load(std::memory_order_relaxed)) {
+            idle_ = true;
+            in.closed.store(true, std::memory_order_release);
+        }
+        changed_.notify_all();
     }
 
     std::shared_ptr<adamant::team> team_;
@@ -173,9 +177,10 @@ private:
     alignas(64) std::atomic<std::size_t> taken_{0};
     alignas(64) std::atomic<std::size_t> done_{0};
     alignas(64) std::atomic<std::size_t> added_{0};
-    mutable std::mutex mutex_; // guards what is added, idle_ and the end
+    mutable std::mutex mutex_; // guards what is added, idle_ and ending_
     std::condition_variable changed_;
     bool idle_ = true;
+    bool ending_ = false; // whether a member is in at_end_
     std::mutex start_mutex_;
     unsigned turn_ = 0;
     shift shifts_[2];

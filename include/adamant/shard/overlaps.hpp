@@ -15,20 +15,31 @@ namespace detail {
 
 // An array of a shard.
 struct array_extent {
+    char const* name;
     std::uintptr_t begin;
     std::uintptr_t end;
     std::size_t shard;
     bool written;
 };
-inline void append_extent(std::vector<array_extent>& extents, std::byte const* begin, std::size_t bytes,
+inline void append_extent(std::vector<array_extent>& extents, char const* name, std::byte const* begin, std::size_t bytes,
                           std::size_t shard, bool written)
 {
     auto const at = reinterpret_cast<std::uintptr_t>(begin);
     if (bytes != 0)
-        extents.push_back({at, at + bytes, shard, written});
+        extents.push_back({name, at, at + bytes, shard, written});
 }
 
-// Throws invalid_argument, naming the shards by their numbers, where an array that is written overlaps another. Takes
+[[noreturn]] inline void refuse_overlap(array_extent a, array_extent b)
+{
+    if (b.shard < a.shard)
+        std::swap(a, b);
+    auto const of_shard = [](array_extent const& e) { return " of shard " + std::to_string(e.shard); };
+    throw invalid_argument(std::string("adamant: ") + a.name + (a.shard == b.shard ? "" : of_shard(a)) + " and " +
+                           b.name + of_shard(b) +
+                           " overlap in memory, and a step writes there; each needs memory of its own");
+}
+
+// Throws invalid_argument, naming the arrays and the shards by their numbers, where an array that is written overlaps another. Takes
 // time in proportion to n log n.
 inline void refuse_overlaps(std::vector<array_extent> extents)
 {
@@ -40,9 +51,7 @@ inline void refuse_overlaps(std::vector<array_extent> extents)
     for (array_extent const& e : extents) {
         array_extent const* const other = e.written ? furthest : furthest_written;
         if (other != nullptr && e.begin < other->end)
-            throw invalid_argument("adamant: shards " + std::to_string(std::min(e.shard, other->shard)) + " and " +
-                                   std::to_string(std::max(e.shard, other->shard)) +
-                                   " of the list overlap in memory that a step writes; each needs arrays of its own");
+            refuse_overlap(*other, e);
         if (furthest == nullptr || e.end > furthest->end)
             furthest = &e;
         if (e.written && (furthest_written == nullptr || e.end > furthest_written->end))

@@ -27,6 +27,10 @@ template <class WeightOut, class Param>
 concept weight_out_type = std::is_void_v<WeightOut> ||
                           (std::is_same_v<Param, float> && element_type<WeightOut> && !std::is_same_v<WeightOut, float>);
 
+namespace detail {
+inline constexpr char const* array_names[] = {"param", "grad", "exp_avg", "exp_avg_sq", "weight_out"};
+}
+
 // A view of `size()` elements in up to five arrays, none of which it owns; they must outlive it. Any array may lie at
 // any address (of no particular alignment); no two may overlap. Copyable; const access from many threads is fine, but
 // two steps over the same arrays at once are a data race.
@@ -123,11 +127,12 @@ private:
         if (size_ > std::numeric_limits<std::size_t>::max() / 8)
             throw invalid_argument("adamant: a shard of " + std::to_string(size_) +
                                    " elements does not fit in memory; was a negative size converted?");
-        extent const extents[] = {{"param", pointers_.param, size_ * sizeof(Param)},
-                                  {"grad", pointers_.grad, size_ * sizeof(Grad)},
-                                  {"exp_avg", pointers_.exp_avg, size_ * sizeof(ExpAvg)},
-                                  {"exp_avg_sq", pointers_.exp_avg_sq, size_ * sizeof(ExpAvgSq)},
-                                  {"weight_out", pointers_.weight_out, size_ * size_bytes(dtype_of<WeightOut>)}};
+        auto const& names = detail::array_names;
+        extent const extents[] = {{names[0], pointers_.param, size_ * sizeof(Param)},
+                                  {names[1], pointers_.grad, size_ * sizeof(Grad)},
+                                  {names[2], pointers_.exp_avg, size_ * sizeof(ExpAvg)},
+                                  {names[3], pointers_.exp_avg_sq, size_ * sizeof(ExpAvgSq)},
+                                  {names[4], pointers_.weight_out, size_ * size_bytes(dtype_of<WeightOut>)}};
         for (extent const& a : extents) {
             if (a.bytes == 0)
                 continue;

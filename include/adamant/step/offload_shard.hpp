@@ -80,12 +80,11 @@ struct alignas(64) scratch_block {
 
 class offload_shard {
 public:
-    template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Accumulator>
-    offload_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of, Accumulator* sum,
+    template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+    offload_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of, std::byte* sum, dtype sum_type,
                   offload_kernels const& kernels)
-        : kernels_(kernels), pointers_(of.pointers()), sum_(reinterpret_cast<std::byte*>(sum)),
-          size_(of.size()), types_{dtype_of<Param>,    dtype_of<Grad>,      dtype_of<ExpAvg>,
-                                   dtype_of<ExpAvgSq>, dtype_of<WeightOut>, dtype_of<Accumulator>}
+        : kernels_(kernels), pointers_(of.pointers()), sum_(sum), size_(of.size()),
+          types_{dtype_of<Param>, dtype_of<Grad>, dtype_of<ExpAvg>, dtype_of<ExpAvgSq>, dtype_of<WeightOut>, sum_type}
     {
     }
 

@@ -64,10 +64,22 @@ public:
 
     [[nodiscard]] executor const& cpu() const noexcept { return cpu_; }
     [[nodiscard]] work_line& line() noexcept { return line_; }
-    [[nodiscard]] work_line const& line() const noexcept { return line_; }
+    // Throws where the work of a step may not be waited for; see work_line.
+    void check_caller() const { line_.check_caller(); }
     [[nodiscard]] std::size_t blocks() const noexcept { return squares_.size(); }
     [[nodiscard]] std::size_t journal_bytes() const noexcept { return journal_.bytes(); }
-    [[nodiscard]] std::size_t unrecorded_blocks() const noexcept { return unrecorded_.load(std::memory_order_relaxed); }
+    // Of the shards that were submitted. While the line is idle.
+    [[nodiscard]] std::size_t unrecorded_blocks() const noexcept
+    {
+        std::size_t n = 0;
+        for (tracked_shard const& s : shards)
+            if (s.submitted)
+                n += static_cast<std::size_t>(std::count(records_.begin() + static_cast<std::ptrdiff_t>(s.first_block),
+                                                         records_.begin() +
+                                                             static_cast<std::ptrdiff_t>(s.first_block + s.shard.blocks()),
+                                                         nullptr));
+        return n;
+    }
     [[nodiscard]] bool same_gradients() const noexcept { return !differs_.load(std::memory_order_relaxed); }
     [[nodiscard]] std::size_t longest_record() const noexcept
     {
@@ -78,6 +90,14 @@ public:
         return longest;
     }
 
+    // What lay_out() allocates.
+    [[nodiscard]] std::size_t memory_bytes() const noexcept
+    {
+        std::size_t blocks = 0;
+        for (tracked_shard const& s : shards)
+            blocks += s.shard.blocks();
+        return blocks * (sizeof(grad_squares) + sizeof(std::byte*)) + most_passes * shards.size() * sizeof(entry);
+    }
     // After shards were added. Allocates.
     void lay_out()
     {
@@ -109,10 +129,9 @@ public:
     {
         journal_.clear();
         std::fill(records_.begin(), records_.end(), nullptr);
-        unrecorded_.store(0, std::memory_order_relaxed);
     }
 
-    // Under the line's lock, or before anything else is added: one more shard for the team to work on.
+    // Under the line's lock, or where nobody else adds: one more shard for the team to work on.
     [[nodiscard]] std::size_t describe(std::size_t shard, block_pass pass) noexcept
     {
         std::size_t const count = entry_count_.load(std::memory_order_relaxed);
@@ -127,8 +146,9 @@ public:
     // The share of what was described that is done.
     [[nodiscard]] double progress() const noexcept
     {
+        std::size_t const done = line_.done() - begin_; // first: what is added meanwhile must not lag behind it
         std::size_t const all = line_.added() - begin_;
-        return all == 0 ? 1.0 : static_cast<double>(line_.done() - begin_) / static_cast<double>(all);
+        return all == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(all);
     }
     // All shards that take part.
     [[nodiscard]] std::size_t describe_all(block_pass pass) noexcept
@@ -173,8 +193,8 @@ public:
     }
 
 private:
-    // Passes that one step can have over a shard: the first, back, and again; and two for a rollback().
-    static constexpr std::size_t most_passes = 4;
+    // That begin() is followed by, over a shard: the first, back, and again.
+    static constexpr std::size_t most_passes = 3;
     struct entry {
         std::size_t shard;
         block_pass pass;
@@ -258,7 +278,6 @@ private:
                     record = room;
                     continue;
                 }
-                unrecorded_.fetch_add(1, std::memory_order_relaxed);
                 if (pass == block_pass::speculate)
                     continue;
             }
@@ -276,7 +295,6 @@ private:
     std::vector<std::byte*> records_;   // of each block that was stepped with one
     std::vector<entry> entries_;
     std::atomic<std::size_t> entry_count_{0};
-    std::atomic<std::size_t> unrecorded_{0};
     std::atomic<bool> hopeless_{false};
     std::atomic<bool> differs_{false};
     std::size_t elements_ = 0;

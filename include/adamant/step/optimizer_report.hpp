@@ -68,7 +68,7 @@ struct optimizer_report {
     std::size_t shards_waited = 0; // for the norm, as the journal's budget was full
     std::size_t journal_bytes = 0; // of records written
     double seconds = 0;            // from its beginning to its end; what gradients took to arrive is in it
-    step_phase gradients;          // from the first gradient: norm, and what was stepped at once
+    step_phase gradients;          // from its beginning: gradients arriving, the norm, and what was stepped at once
     step_phase update;             // once the norm was known: the step, the rest of it, or the way back
     [[nodiscard]] std::size_t bytes_moved() const noexcept { return gradients.bytes_moved + update.bytes_moved; }
     isa tier = isa::scalar;

@@ -38,6 +38,14 @@ protected:
     }
     ~step_course() = default;
 
+    void reserve_for_steps(std::size_t groups)
+    {
+        passes_.speculated.reserve(groups);
+        passes_.settled.reserve(groups);
+        lr_.reserve(groups);
+        summed_before_.reserve(passes_.shards.size());
+    }
+
     // What the next loss is to be multiplied with.
     [[nodiscard]] double next_loss_scale() const noexcept { return scaler_ ? scaler_->scale : 1.0; }
 
@@ -53,7 +61,10 @@ protected:
         if (stage_ != stage::open)
             throw invalid_argument(std::string("adamant: ") + call +
                                    " is called, but no step is open; begin_step() first");
-    } // All is laid out. The groups stay where they are until the step is over.
+        passes_.check_caller();
+    }
+
+    // All is laid out. The groups stay where they are until the step is over.
     void open_step(std::vector<parameter_group> const& groups, step_values const& values, bool as_they_arrive)
     {
         bool const own_limit = !values.max_norm && !values.max_abs_grad; // one that is said replaces both
@@ -71,7 +82,8 @@ protected:
         loss_scale_ = values.loss_scale.value_or(next_loss_scale());
         scales_itself_ = !values.loss_scale;
         lr_.assign(values.lr.begin(), values.lr.end());
-        make_group_steps(1.0, passes_.speculated); // throws what values cannot be
+        // Throws what values cannot be.
+        rounded_to_nearest([&] { make_group_steps(1.0, passes_.speculated); });
         passes_.settled = passes_.speculated;
         summed_before_.resize(passes_.shards.size()); // here, as nothing may fail once arrays have been written
         passes_.keep_records = options_.keep_last_step;
@@ -85,6 +97,7 @@ protected:
         for (tracked_shard& s : passes_.shards)
             s.submitted = s.left_out = false;
         passes_.forget_records();
+        records_were_forgotten_ = false;
         passes_.begin();
         can_go_back_ = false;
         error_ = nullptr;
@@ -141,14 +154,35 @@ protected:
         for (std::size_t i = 0; i < passes_.shards.size(); ++i)
             passes_.shards[i].summed = summed.empty() ? 0 : summed[i];
     }
-    // Whatever the open step has done is undone.
+    // Whether what the open step has done can be undone: not where shards are stepped without waiting for a norm, and
+    // nothing is kept of them. Waits for what was submitted.
+    [[nodiscard]] bool can_take_back()
+    {
+        passes_.line().wait();
+        return first_pass_ != block_pass::step || passes_.unrecorded_blocks() == 0;
+    }
+    // What the open step has done is undone, where it can be.
     void take_back()
     {
         passes_.line().wait();
-        if (first_pass_ == block_pass::speculate && at_ == progress::first_pass)
+        if (first_pass_ != block_pass::measure && at_ == progress::first_pass)
             run_all(block_pass::undo);
         passes_.forget_records();
         stage_ = stage::idle;
+    }
+
+    // The caller's floating-point mode has no say in what is reckoned here. Not inlined, so that it stays between the
+    // two switches.
+    template <class Work>
+    static void rounded_to_nearest(Work const& work)
+    {
+        float_mode_scope const mode(subnormals::kept);
+        do_it(work);
+    }
+    template <class Work>
+    [[gnu::noinline]] static void do_it(Work const& work)
+    {
+        work();
     }
 
     [[nodiscard]] static double seconds_since(std::chrono::steady_clock::time_point start)
@@ -165,6 +199,7 @@ protected:
             more = decide();
         } else if (at_ == progress::back) {
             passes_.forget_records();
+            records_were_forgotten_ = true;
             next_pass_ = block_pass::rest;
             at_ = progress::last_pass;
             more = true;
@@ -182,23 +217,25 @@ protected:
             found = options_.reduce(found);
         report_.gradients.seconds = seconds_since(started_);
         report_.nonfinite_grads = found.nonfinite;
-        report_.global_norm = std::sqrt(found.sum) / loss_scale_;
         bool const skips = passes_.now_skips && found.nonfinite != 0;
         report_.outcome = skips ? step_outcome::skipped : step_outcome::applied;
         bool const speculated = first_pass_ == block_pass::speculate;
         report_.speculated = speculated;
-        bool fits = true; // what was speculated on
-        if (!skips && max_norm_ != 0) {
+        rounded_to_nearest([&] {
+            report_.global_norm = std::sqrt(found.sum) / loss_scale_;
+            if (skips || max_norm_ == 0)
+                return;
             report_.clip_coefficient = clip_coefficient(report_.global_norm, max_norm_);
             make_group_steps(report_.clip_coefficient, passes_.settled);
-            fits = same_scales();
-        }
+        });
+        bool const fits = same_scales(); // what was speculated on
         count_first_pass();
         started_update_ = std::chrono::steady_clock::now();
         taken_back_of_last_eight_ = static_cast<std::uint8_t>(taken_back_of_last_eight_ << 1 | (skips || !fits));
         at_ = progress::last_pass;
         if (skips) {
             report_.rolled_back = speculated && report_.journal_bytes != 0;
+            report_.update.bytes_moved = report_.rolled_back ? undo_bytes_ : 0;
             next_pass_ = block_pass::undo;
             return report_.rolled_back;
         }
@@ -207,7 +244,7 @@ protected:
         if (!speculated || fits) {
             next_pass_ = block_pass::rest;
             report_.update.bytes_moved = rest_bytes_;
-            return !speculated || report_.shards_waited != 0;
+            return rest_bytes_ != 0;
         }
         report_.rolled_back = report_.journal_bytes != 0;
         report_.update.bytes_moved = step_bytes() + undo_bytes_;
@@ -274,7 +311,8 @@ protected:
             report_.gradients.bytes_moved += stepped * step_bytes_of(s) + waiting * grad_bytes_of(s);
             rest_bytes_ += waiting * step_bytes_of(s);
             undo_bytes_ += stepped * (2 * s.shard.state_bytes() + grad_bytes_of(s));
-            report_.shards_waited += first_pass_ == block_pass::speculate && waiting != 0;
+            report_.shards_waited += first_pass_ == block_pass::speculate &&
+                                     report_.outcome == step_outcome::applied && waiting != 0;
         }
         report_.gradients.bytes_moved += report_.journal_bytes;
         undo_bytes_ += report_.journal_bytes;
@@ -282,11 +320,17 @@ protected:
 
     void complete()
     {
+        // What the last pass has recorded, for rollback().
+        std::size_t const recorded =
+            passes_.journal_bytes() - (records_were_forgotten_ ? 0 : report_.journal_bytes);
+        report_.journal_bytes += recorded;
+        report_.update.bytes_moved += recorded;
         report_.update.seconds = seconds_since(started_update_);
         report_.seconds = seconds_since(started_);
         scaler_before_ = scaler_;
         if (scaler_ && scales_itself_)
-            scaler_ = next(*scaler_, *options_.loss_scaling, report_.nonfinite_grads != 0);
+            rounded_to_nearest(
+                [&] { scaler_ = next(*scaler_, *options_.loss_scaling, report_.nonfinite_grads != 0); });
         for (std::size_t i = 0; i < passes_.shards.size(); ++i)
             summed_before_[i] = passes_.shards[i].summed;
         set_summed({});
@@ -302,8 +346,6 @@ protected:
     bool next_at_end() noexcept
     {
         if (stage_ != stage::async)
-            return false;
-        if (error_ != nullptr) // what was speculated is back
             return false;
         try {
             while (next_stage())
@@ -353,6 +395,7 @@ protected:
     std::vector<double> lr_;
     std::size_t rest_bytes_ = 0;
     std::size_t undo_bytes_ = 0;
+    bool records_were_forgotten_ = false;
     std::chrono::steady_clock::time_point started_, started_update_;
     optimizer_report report_;
     std::exception_ptr error_;
