@@ -144,19 +144,23 @@ struct simd {
         x[1] = _mm512_unpackhi_epi16(both, _mm512_setzero_si512());
     }
 
-    struct partial_sums {
+    struct float_sums {
         __m512d low, high;
     };
-    ADAMANT_SIMD static void clear(partial_sums& sums) { sums.low = sums.high = _mm512_setzero_pd(); }
+    template <class T>
+    using partial_sums = float_sums;
+    template <class T>
+    static constexpr bool adds_sixteen = false;
+    ADAMANT_SIMD static void clear(float_sums& sums) { sums.low = sums.high = _mm512_setzero_pd(); }
     template <std::size_t Part>
-    ADAMANT_SIMD static void add_squares(partial_sums& sums, f32 x)
+    ADAMANT_SIMD static void add_squares(float_sums& sums, f32 x)
     {
         __m512d const low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
         __m512d const high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
         sums.low = _mm512_fmadd_pd(low, low, sums.low);
         sums.high = _mm512_fmadd_pd(high, high, sums.high);
     }
-    ADAMANT_SIMD static void read(partial_sums const& sums, double* out)
+    ADAMANT_SIMD static void read(float_sums const& sums, double* out)
     {
         _mm512_storeu_pd(out, sums.low);
         _mm512_storeu_pd(out + 8, sums.high);

@@ -273,17 +273,22 @@ struct simd {
         }
     }
 
-    // Sixteen partial sums in double; part says which lanes-wide stretch of the sixteen x is.
-    struct partial_sums {
+    // Sixteen partial sums in double of the squares of T, which is added by the lanes, Part saying which stretch of the
+    // sixteen x is, or sixteen at once by the sums' own function. Squares of what is not finite make a sum that is not.
+    struct float_sums {
         quad::f64 pair[8];
     };
-    ADAMANT_SIMD static void clear(partial_sums& sums)
+    template <class T>
+    using partial_sums = float_sums;
+    template <class T>
+    static constexpr bool adds_sixteen = false;
+    ADAMANT_SIMD static void clear(float_sums& sums)
     {
         for (quad::f64& pair : sums.pair)
             pair = quad::f64{0.0, 0.0};
     }
     template <std::size_t Part, class Batch>
-    ADAMANT_SIMD static void add_squares(partial_sums& sums, Batch x)
+    ADAMANT_SIMD static void add_squares(float_sums& sums, Batch x)
     {
         if constexpr (Batch::size == 4) {
             add_quad(sums.pair + 2 * Part, x);
@@ -294,7 +299,7 @@ struct simd {
                 add_quad(sums.pair + (Part * lanes + i) / 2, get(wide + i));
         }
     }
-    ADAMANT_SIMD static void read(partial_sums const& sums, double* out)
+    ADAMANT_SIMD static void read(float_sums const& sums, double* out)
     {
         std::memcpy(out, sums.pair, sizeof sums.pair);
     }

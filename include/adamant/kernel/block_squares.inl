@@ -4,9 +4,11 @@
 // them.
 
 template <class Grad, std::size_t Part = 0>
-ADAMANT_SIMD void add_sixteen(simd::partial_sums& sums, std::byte const* grad)
+ADAMANT_SIMD void add_sixteen(typename simd::template partial_sums<Grad>& sums, std::byte const* grad)
 {
-    if constexpr (Part * simd::lanes < 16) {
+    if constexpr (simd::template adds_sixteen<Grad>) {
+        sums.add_sixteen(grad);
+    } else if constexpr (Part * simd::lanes < 16) {
         simd::f32 g = simd::load<Grad>(grad + Part * simd::lanes * sizeof(Grad));
         if constexpr (!std::is_same_v<Grad, float16>) // which has no value that small
             g = simd::flush(g, float_min_normal_bits);
@@ -21,7 +23,7 @@ template <class Grad>
 grad_squares block_squares(std::byte const* grad, std::size_t n) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
-    simd::partial_sums sums;
+    typename simd::template partial_sums<Grad> sums;
     simd::clear(sums);
     std::size_t i = 0;
     for (; n - i >= 16; i += 16)
