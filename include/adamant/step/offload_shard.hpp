@@ -16,15 +16,15 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // Everything that is done to a shard, a block of norm_block_elems at a time. The gradient of a block is used where it
-// lies, or made in a scratch block of floats first. Records are made from there only: half as many kernels to compile,
-// for some two hundredths of a step.
+// lies, or made in a scratch block of floats first. A step is taken back from there only, as that is rare.
 struct offload_kernels {
     kernel::step_function step;
     kernel::step_function step_scratch; // the same with a gradient of floats
     kernel::block_squares_function squares;
     kernel::block_squares_function squares_scratch;
-    kernel::recorded_step_function recorded; // with a gradient of floats. null: records are copies
-    kernel::undo_function undo;
+    kernel::recorded_step_function recorded; // null: records are copies
+    kernel::recorded_step_function recorded_scratch;
+    kernel::undo_function undo_scratch;
     kernel::add_gradients_function to_scratch;     // grad (+ accumulator) -> float
     kernel::add_gradients_function begin_sum;      // grad -> accumulator; null: there is none
     kernel::add_gradients_function add_to_sum;     // grad + accumulator -> accumulator
@@ -42,8 +42,9 @@ template <class Grad, class WeightOut, class Accumulator>
     k.squares = kernel::block_squares_for<Grad>(tier);
     k.squares_scratch = kernel::block_squares_for<float>(tier);
     if (has_float_state) {
-        k.recorded = kernel::recorded_step_for<float, WeightOut>(tier);
-        k.undo = kernel::undo_for<float>(tier);
+        k.recorded = kernel::recorded_step_for<Grad, WeightOut>(tier);
+        k.recorded_scratch = kernel::recorded_step_for<float, WeightOut>(tier);
+        k.undo_scratch = kernel::undo_for<float>(tier);
     }
     k.to_scratch = kernel::add_gradients_for<Grad, void, float>(tier);
     if constexpr (!std::is_void_v<Accumulator>) {
@@ -161,14 +162,12 @@ public:
         kernels_.step(pointers_, begin * norm_block_elems, std::min(size_, end * norm_block_elems), c, stream);
     }
     // With a record for undo(); returns its end.
-    [[nodiscard]] std::byte* step_recorded(std::size_t block, ready_gradient g, coefficients const& c, bool stream,
-                                           std::byte* record, scratch_block& scratch) const noexcept
+    [[nodiscard]] std::byte* step_recorded(std::size_t block, ready_gradient const& g, coefficients const& c,
+                                           bool stream, std::byte* record) const noexcept
     {
         std::size_t const n = length(block);
-        if (kernels_.recorded != nullptr) {
-            into_scratch(block, g, scratch);
-            return kernels_.recorded(at(block, g.at), n, c, stream, record);
-        }
+        if (!records_are_copies())
+            return (g.in_scratch ? kernels_.recorded_scratch : kernels_.recorded)(at(block, g.at), n, c, stream, record);
         for (array const which : {param, exp_avg, exp_avg_sq}) {
             std::memcpy(record, data(which) + block * norm_block_elems * elem_bytes(which), n * elem_bytes(which));
             record += n * elem_bytes(which);
@@ -180,9 +179,9 @@ public:
               scratch_block& scratch) const noexcept
     {
         std::size_t const n = length(block);
-        if (kernels_.recorded != nullptr) {
+        if (!records_are_copies()) {
             into_scratch(block, g, scratch);
-            kernels_.undo(at(block, g.at), n, c, record);
+            kernels_.undo_scratch(at(block, g.at), n, c, record);
             return;
         }
         for (array const which : {param, exp_avg, exp_avg_sq}) {

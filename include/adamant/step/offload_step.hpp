@@ -274,7 +274,7 @@ private:
             }
             if (pass == block_pass::speculate || keep_records) {
                 if (std::byte* const room = journal_.room(member, s.shard.record_bytes_at_most(s.shard.length(b)))) {
-                    journal_.wrote(member, s.shard.step_recorded(b, g, now.c, stream, room, scratch));
+                    journal_.wrote(member, s.shard.step_recorded(b, g, now.c, stream, room));
                     record = room;
                     continue;
                 }
