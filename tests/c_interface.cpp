@@ -487,7 +487,8 @@ template <class Struct, class Init, class Use>
 void check_struct(Init init, std::string const& name, Use use)
 {
     Struct known = initialised<Struct>(init);
-    for (std::size_t const bytes : {std::size_t{0}, sizeof(std::size_t), sizeof(Struct) - 1, std::size_t{4097}, SIZE_MAX}) {
+    for (std::size_t const bytes :
+         {std::size_t{0}, sizeof(std::size_t), sizeof(Struct) - 1, std::size_t{4097}, SIZE_MAX}) {
         Struct untouched = known;
         refused(init(&untouched, bytes), name + " is " + std::to_string(bytes));
         REQUIRE(std::memcmp(&untouched, &known, sizeof known) == 0);

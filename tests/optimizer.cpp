@@ -683,8 +683,8 @@ TEST_CASE("The caller's rounding changes no bit of norm, clip coefficient, loss 
     for (int const mode : {FE_TONEAREST, FE_UPWARD, FE_TOWARDZERO}) {
         simple data(30000);
         data.spread();
-        optimizer o(executor_of(1),
-                    {.max_norm = 0.1, .loss_scaling = loss_scaling_options{.growth_factor = 1.1, .growth_interval = 1}});
+        optimizer o(executor_of(1), {.max_norm = 0.1,
+                                     .loss_scaling = loss_scaling_options{.growth_factor = 1.1, .growth_interval = 1}});
         o.add_group("all", adamw);
         o.add_shard(0, "w", data.view());
         std::fesetround(mode);
@@ -786,8 +786,7 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
           "adamant: lr is -1, but must be a finite number, 0 or above");
     CHECK(message_of([&] { o.add_group("", adamw); }).find("has no name") != std::string::npos);
     CHECK(o.groups().size() == 1);
-    CHECK(message_of([&] { static_cast<void>(o.group(1)); }) ==
-          "adamant: there is no parameter group 1; there are 1");
+    CHECK(message_of([&] { static_cast<void>(o.group(1)); }) == "adamant: there is no parameter group 1; there are 1");
     CHECK(message_of([&] { o.add_shard(0, "", data.view()); }).find("has no name") != std::string::npos);
     CHECK(
         message_of([&] {
@@ -802,8 +801,9 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
           std::string::npos);
     CHECK(message_of([&] {
               o.add_shard(0, "w", other.view(), {{2, 100}, 99});
-          }) == "adamant: a shard of 'w' has elements 99 to 199, but shard 0 has 0 to 100 of it; each element is stepped "
-                "once");
+          }) ==
+          "adamant: a shard of 'w' has elements 99 to 199, but shard 0 has 0 to 100 of it; each element is stepped "
+          "once");
     std::vector<bfloat16> narrow_exp_avg(100);
     CHECK(message_of([&] {
               o.add_shard(0, "w",
@@ -848,8 +848,7 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     optimizer into_grad(executor_of(1));
     into_grad.add_group("all", adamw);
     into_grad.add_shard(
-        0, "a",
-        shard(own.data(), own_grad.data(), other.exp_avg.data(), other.exp_avg_sq.data(), std::size_t{100}), {},
+        0, "a", shard(own.data(), own_grad.data(), other.exp_avg.data(), other.exp_avg_sq.data(), std::size_t{100}), {},
         own_grad.data());
     CHECK(message_of([&] { into_grad.prepare(); }).find("adamant: grad and accumulator of shard 0 overlap") == 0);
     CHECK(message_of([&] {

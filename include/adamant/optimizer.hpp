@@ -54,10 +54,7 @@ class optimizer : detail::step_course {
 public:
     // Works with the executor's team; an executor without one gets a team of one thread, bound to nothing. Throws
     // invalid_argument for options that cannot be.
-    explicit optimizer(executor const& cpu, optimizer_options options = {})
-        : step_course(cpu, std::move(options))
-    {
-    }
+    explicit optimizer(executor const& cpu, optimizer_options options = {}) : step_course(cpu, std::move(options)) {}
     optimizer(optimizer const&) = delete;
     optimizer& operator=(optimizer const&) = delete;
     // A step that is under way is waited for; one that has been begun and not finished is taken back, where abandon()
@@ -69,7 +66,8 @@ public:
             take_back();
     }
 
-    // A new group, by its number; its name must be new, and not empty. The last step cannot be taken back any more. Throws invalid_argument where check() does.
+    // A new group, by its number; its name must be new, and not empty. The last step cannot be taken back any more.
+    // Throws invalid_argument where check() does.
     std::size_t add_group(parameter_group group)
     {
         require_idle("add_group()");
@@ -105,10 +103,10 @@ public:
     }
 
     // A new shard, by its number. Its arrays stay the caller's and must outlive the optimizer. `name` is the
-    // parameter's, of which there may be several shards, with other elements each and of the same types. accumulator: an
-    // array of the shard's size for accumulate(), of float or bfloat16, or null. The last step cannot be taken back any
-    // more. Throws invalid_argument for a place outside the parameter or in another shard, and for arrays that overlap
-    // others' (here or in prepare()).
+    // parameter's, of which there may be several shards, with other elements each and of the same types. accumulator:
+    // an array of the shard's size for accumulate(), of float or bfloat16, or null. The last step cannot be taken back
+    // any more. Throws invalid_argument for a place outside the parameter or in another shard, and for arrays that
+    // overlap others' (here or in prepare()).
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Accumulator = float>
         requires(std::is_same_v<Accumulator, float> || std::is_same_v<Accumulator, bfloat16>)
     std::size_t add_shard(std::size_t group, std::string const& name,
@@ -122,12 +120,11 @@ public:
                                  added, nullptr, dtype::none,
                                  detail::offload_kernels_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, void>(tier)),
                              std::move(place));
-        return add_shard(
-            group, name,
-            detail::offload_shard(
-                added, reinterpret_cast<std::byte*>(accumulator), dtype_of<Accumulator>,
-                detail::offload_kernels_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, Accumulator>(tier)),
-            std::move(place));
+        return add_shard(group, name,
+                         detail::offload_shard(
+                             added, reinterpret_cast<std::byte*>(accumulator), dtype_of<Accumulator>,
+                             detail::offload_kernels_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, Accumulator>(tier)),
+                         std::move(place));
     }
     // The same for kernels that were chosen elsewhere, for this optimizer's instruction set.
     std::size_t add_shard(std::size_t group, std::string const& name, detail::offload_shard const& added,
@@ -244,14 +241,14 @@ public:
     {
         require_step_open("abandon()");
         if (!can_take_back())
-            throw unavailable("adamant: abandon() is called, but this step needs no norm, so what was submitted has been "
-                              "stepped, and " +
-                              std::to_string(passes_.unrecorded_blocks()) +
-                              " blocks of it cannot be taken back; finish() the step, or set keep_last_step in the "
-                              "options" +
-                              (options_.keep_last_step
-                                   ? " and journal_budget_bytes to " + std::to_string(longest_journal())
-                                   : std::string()));
+            throw unavailable(
+                "adamant: abandon() is called, but this step needs no norm, so what was submitted has been "
+                "stepped, and " +
+                std::to_string(passes_.unrecorded_blocks()) +
+                " blocks of it cannot be taken back; finish() the step, or set keep_last_step in the "
+                "options" +
+                (options_.keep_last_step ? " and journal_budget_bytes to " + std::to_string(longest_journal())
+                                         : std::string()));
         take_back();
     }
 
@@ -328,10 +325,7 @@ public:
         // Whether it is over. Never blocks for long.
         [[nodiscard]] bool done() const { return of_->passes_.line().idle(); }
         // The share of the work that is done, from 0 to 1; of the passes that are known to be needed.
-        [[nodiscard]] double progress() const
-        {
-            return done() ? 1.0 : of_->passes_.progress();
-        }
+        [[nodiscard]] double progress() const { return done() ? 1.0 : of_->passes_.progress(); }
         // False where it is not over by then; it goes on all the same.
         bool wait_until(std::chrono::steady_clock::time_point deadline) const
         {
@@ -493,12 +487,11 @@ private:
             throw invalid_argument("adamant: a shard of '" + name(shard) + "' has elements " + std::to_string(begin) +
                                    " to " + std::to_string(begin + added.size()) + ", but shard " +
                                    std::to_string(shard) + " has " + std::to_string(there_begin) + " to " +
-                                   std::to_string(there_begin + there.size()) +
-                                   " of it; each element is stepped once");
+                                   std::to_string(there_begin + there.size()) + " of it; each element is stepped once");
         for (auto const which : {arrays::param, arrays::exp_avg, arrays::exp_avg_sq})
             if (there.type(which) != added.type(which))
-                throw invalid_argument("adamant: a shard of '" + name(shard) + "' has " + detail::array_names[which] + " of " +
-                                       std::string(adamant::name(added.type(which))) + ", but shard " +
+                throw invalid_argument("adamant: a shard of '" + name(shard) + "' has " + detail::array_names[which] +
+                                       " of " + std::string(adamant::name(added.type(which))) + ", but shard " +
                                        std::to_string(shard) + " of " + std::string(adamant::name(there.type(which))) +
                                        "; shards of one parameter have the same types");
     }
@@ -509,9 +502,10 @@ private:
         std::vector<detail::array_extent> extents;
         for (std::size_t i = 0; i < passes_.shards.size(); ++i) {
             arrays const& s = passes_.shards[i].shard;
-            for (auto const which : {arrays::param, arrays::grad, arrays::exp_avg, arrays::exp_avg_sq, arrays::weight_out,
-                                     arrays::accumulator})
-                detail::append_extent(extents, which == arrays::accumulator ? "accumulator" : detail::array_names[which],
+            for (auto const which : {arrays::param, arrays::grad, arrays::exp_avg, arrays::exp_avg_sq,
+                                     arrays::weight_out, arrays::accumulator})
+                detail::append_extent(extents,
+                                      which == arrays::accumulator ? "accumulator" : detail::array_names[which],
                                       s.data(which), s.size() * s.elem_bytes(which), i, which != arrays::grad);
         }
         detail::refuse_overlaps(std::move(extents));

@@ -300,8 +300,9 @@ adamant::executor from_c(adamant_executor_options const* options)
                                        .bind = bindings[o.bind],
                                        .min_slice_elems = o.min_slice_elems};
     adamant::executor cpu(to.threads == 1 && !to.pus.empty() ? adamant::executor_options{.tier = to.tier, .threads = 1}
-                                                              : to);
-    if (cpu.team() == nullptr && (!to.pus.empty() || o.bind == ADAMANT_BIND_REQUIRED)) // one thread, and it is to be bound
+                                                             : to);
+    bool const is_bound = !to.pus.empty() || o.bind == ADAMANT_BIND_REQUIRED;
+    if (cpu.team() == nullptr && is_bound) // one thread
         return adamant::executor(
             std::make_shared<adamant::team>(adamant::team_options{
                 .pus = to.pus.empty() ? adamant::detail::pus_for(1) : to.pus, .threads = 1, .bind = to.bind}),
@@ -427,16 +428,17 @@ template <class G, class W>
 adamant::detail::offload_kernels kernels_beside_step(adamant::dtype sum, adamant::isa tier, bool has_float_state)
 {
     using namespace adamant::detail;
-    return sum == adamant::dtype::none      ? offload_kernels_beside_step<G, W, void>(tier, has_float_state)
-           : sum == adamant::dtype::float32 ? offload_kernels_beside_step<G, W, float>(tier, has_float_state)
-                                            : offload_kernels_beside_step<G, W, adamant::bfloat16>(tier, has_float_state);
+    return sum == adamant::dtype::none ? offload_kernels_beside_step<G, W, void>(tier, has_float_state)
+           : sum == adamant::dtype::float32
+               ? offload_kernels_beside_step<G, W, float>(tier, has_float_state)
+               : offload_kernels_beside_step<G, W, adamant::bfloat16>(tier, has_float_state);
 }
 template <class G>
-adamant::detail::offload_kernels kernels_beside_step(types_of_arrays const& types, adamant::dtype sum, adamant::isa tier)
+adamant::detail::offload_kernels kernels_beside_step(types_of_arrays const& types, adamant::dtype sum,
+                                                     adamant::isa tier)
 {
     using adamant::dtype;
-    bool const has_float_state =
-        types[0] == dtype::float32 && types[2] == dtype::float32 && types[3] == dtype::float32;
+    bool const has_float_state = types[0] == dtype::float32 && types[2] == dtype::float32 && types[3] == dtype::float32;
     return types[4] == dtype::none       ? kernels_beside_step<G, void>(sum, tier, has_float_state)
            : types[4] == dtype::bfloat16 ? kernels_beside_step<G, adamant::bfloat16>(sum, tier, has_float_state)
                                          : kernels_beside_step<G, adamant::float16>(sum, tier, has_float_state);
@@ -445,10 +447,10 @@ adamant::detail::offload_kernels kernels_beside_step(types_of_arrays const& type
 adamant::detail::offload_kernels kernels_of(types_of_arrays types, adamant::dtype sum, adamant::isa tier)
 {
     using adamant::dtype;
-    adamant::detail::offload_kernels kernels =
-        types[1] == dtype::float32    ? kernels_beside_step<float>(types, sum, tier)
-        : types[1] == dtype::bfloat16 ? kernels_beside_step<adamant::bfloat16>(types, sum, tier)
-                                      : kernels_beside_step<adamant::float16>(types, sum, tier);
+    adamant::detail::offload_kernels kernels = types[1] == dtype::float32 ? kernels_beside_step<float>(types, sum, tier)
+                                               : types[1] == dtype::bfloat16
+                                                   ? kernels_beside_step<adamant::bfloat16>(types, sum, tier)
+                                                   : kernels_beside_step<adamant::float16>(types, sum, tier);
     kernels.step = step_of(types, tier);
     types[1] = dtype::float32;
     kernels.step_scratch = step_of(types, tier);

@@ -52,14 +52,12 @@ struct simd {
         __m256 const nan = _mm256_cmp_ps(of, of, _CMP_UNORD_Q);
         return _mm256_blendv_ps(x, _mm256_castsi256_ps(set(canonical_nan_bits)), nan);
     }
-    ADAMANT_SIMD static u32 finite_mask(f32 x)
-    {
-        return _mm256_cmpgt_epi32(set(float_infinity_bits), abs_bits(x));
-    }
+    ADAMANT_SIMD static u32 finite_mask(f32 x) { return _mm256_cmpgt_epi32(set(float_infinity_bits), abs_bits(x)); }
     ADAMANT_SIMD static unsigned count_nonfinite(f32 x)
     {
         u32 const bad = _mm256_cmpgt_epi32(abs_bits(x), set(float_infinity_bits - 1));
-        return static_cast<unsigned>(__builtin_popcount(static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(bad)))));
+        return static_cast<unsigned>(
+            __builtin_popcount(static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(bad)))));
     }
 
     template <class T>
@@ -75,8 +73,8 @@ struct simd {
                 return widen_float16(half);
         }
     }
-    // Each word of a half becomes the upper one of a lane, with zeros below. Shuffles and shifts are what processors have
-    // fewest units for, so here is one instead of two.
+    // Each word of a half becomes the upper one of a lane, with zeros below. Shuffles and shifts are what processors
+    // have fewest units for, so here is one instead of two.
     ADAMANT_SIMD static u32 upper_words()
     {
         return _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, //
@@ -125,7 +123,8 @@ struct simd {
             u32 const rebased = _mm256_sub_epi32(abs, set((112u << 23) - 0x0fffu));
             u32 const normal = _mm256_srli_epi32(_mm256_add_epi32(rebased, lsb), 13);
             f32 const one_half = set(0.5f);
-            u32 const subnormal = _mm256_sub_epi32(bits(_mm256_add_ps(_mm256_castsi256_ps(abs), one_half)), bits(one_half));
+            u32 const subnormal =
+                _mm256_sub_epi32(bits(_mm256_add_ps(_mm256_castsi256_ps(abs), one_half)), bits(one_half));
             half = _mm256_blendv_epi8(subnormal, normal, _mm256_cmpgt_epi32(abs, set(0x387fffffu)));
             half = _mm256_blendv_epi8(half, set(0x7c00u), _mm256_cmpgt_epi32(abs, set(0x477fffffu)));
             half = _mm256_blendv_epi8(half, set(0x7e00u), _mm256_cmpgt_epi32(abs, set(float_infinity_bits)));
@@ -210,8 +209,8 @@ struct simd {
         __m256d sum[4]; // in the order of add_sixteen()
         u32 most;       // absolute bits that there were
 
-        // The bits of bfloat16 become those of doubles, the exponents' bias with them: a conversion would cost more than the
-        // square. What is flushed becomes zero, and what is not finite only something large.
+        // The bits of bfloat16 become those of doubles, the exponents' bias with them: a conversion would cost more
+        // than the square. What is flushed becomes zero, and what is not finite only something large.
         ADAMANT_SIMD void add_sixteen(std::byte const* grad)
         {
             u32 const zero = _mm256_setzero_si256();

@@ -93,7 +93,8 @@ void round_weights(std::byte const* param, std::size_t n, std::byte* out) noexce
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[nodiscard]] step_function step_for(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, (scalar::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>), fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>);
+    ADAMANT_FOR_TIER(tier, (scalar::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>),
+                     fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>);
 }
 
 // The same for the sum of squares of one block.

@@ -21,8 +21,8 @@ struct array_extent {
     std::size_t shard;
     bool written;
 };
-inline void append_extent(std::vector<array_extent>& extents, char const* name, std::byte const* begin, std::size_t bytes,
-                          std::size_t shard, bool written)
+inline void append_extent(std::vector<array_extent>& extents, char const* name, std::byte const* begin,
+                          std::size_t bytes, std::size_t shard, bool written)
 {
     auto const at = reinterpret_cast<std::uintptr_t>(begin);
     if (bytes != 0)
@@ -39,8 +39,8 @@ inline void append_extent(std::vector<array_extent>& extents, char const* name, 
                            " overlap in memory, and a step writes there; each needs memory of its own");
 }
 
-// Throws invalid_argument, naming the arrays and the shards by their numbers, where an array that is written overlaps another. Takes
-// time in proportion to n log n.
+// Throws invalid_argument, naming the arrays and the shards by their numbers, where an array that is written overlaps
+// another. Takes time in proportion to n log n.
 inline void refuse_overlaps(std::vector<array_extent> extents)
 {
     std::sort(extents.begin(), extents.end(),

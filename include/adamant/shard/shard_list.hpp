@@ -122,7 +122,8 @@ private:
             std::byte const* const begins[] = {s.pointers_.param, s.pointers_.grad, s.pointers_.exp_avg,
                                                s.pointers_.exp_avg_sq, s.pointers_.weight_out};
             for (std::size_t a = 0; a < 5; ++a)
-                detail::append_extent(extents, detail::array_names[a], begins[a], s.size_ * s.elem_bytes_[a], i, a != 1);
+                detail::append_extent(extents, detail::array_names[a], begins[a], s.size_ * s.elem_bytes_[a], i,
+                                      a != 1);
         }
         detail::refuse_overlaps(std::move(extents));
     }

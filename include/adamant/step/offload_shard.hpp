@@ -84,8 +84,9 @@ public:
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
     offload_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of, std::byte* sum, dtype sum_type,
                   offload_kernels const& kernels)
-        : kernels_(kernels), pointers_(of.pointers()), sum_(sum), size_(of.size()),
-          types_{dtype_of<Param>, dtype_of<Grad>, dtype_of<ExpAvg>, dtype_of<ExpAvgSq>, dtype_of<WeightOut>, sum_type}
+        : kernels_(kernels), pointers_(of.pointers()), sum_(sum),
+          size_(of.size()), types_{dtype_of<Param>,    dtype_of<Grad>,      dtype_of<ExpAvg>,
+                                   dtype_of<ExpAvgSq>, dtype_of<WeightOut>, sum_type}
     {
     }
 
@@ -167,7 +168,8 @@ public:
     {
         std::size_t const n = length(block);
         if (!records_are_copies())
-            return (g.in_scratch ? kernels_.recorded_scratch : kernels_.recorded)(at(block, g.at), n, c, stream, record);
+            return (g.in_scratch ? kernels_.recorded_scratch : kernels_.recorded)(at(block, g.at), n, c, stream,
+                                                                                  record);
         for (array const which : {param, exp_avg, exp_avg_sq}) {
             std::memcpy(record, data(which) + block * norm_block_elems * elem_bytes(which), n * elem_bytes(which));
             record += n * elem_bytes(which);

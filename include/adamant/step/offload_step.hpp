@@ -74,10 +74,9 @@ public:
         std::size_t n = 0;
         for (tracked_shard const& s : shards)
             if (s.submitted)
-                n += static_cast<std::size_t>(std::count(records_.begin() + static_cast<std::ptrdiff_t>(s.first_block),
-                                                         records_.begin() +
-                                                             static_cast<std::ptrdiff_t>(s.first_block + s.shard.blocks()),
-                                                         nullptr));
+                n += static_cast<std::size_t>(std::count(
+                    records_.begin() + static_cast<std::ptrdiff_t>(s.first_block),
+                    records_.begin() + static_cast<std::ptrdiff_t>(s.first_block + s.shard.blocks()), nullptr));
         return n;
     }
     [[nodiscard]] bool same_gradients() const noexcept { return !differs_.load(std::memory_order_relaxed); }
@@ -160,10 +159,7 @@ public:
         return blocks;
     }
 
-    [[nodiscard]] bool nothing_described() const noexcept
-    {
-        return entry_count_.load(std::memory_order_relaxed) == 0;
-    }
+    [[nodiscard]] bool nothing_described() const noexcept { return entry_count_.load(std::memory_order_relaxed) == 0; }
     // Of all blocks of the shards that took part, added in order.
     [[nodiscard]] grad_squares total() const noexcept
     {
@@ -300,7 +296,7 @@ private:
     std::size_t elements_ = 0;
     std::size_t at_once_ = 1;
     std::size_t begin_ = 0; // of this step, on the line
-    work_line line_; // last: it ends before what it works on
+    work_line line_;        // last: it ends before what it works on
 };
 
 } // namespace detail

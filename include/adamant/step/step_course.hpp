@@ -311,8 +311,8 @@ protected:
             report_.gradients.bytes_moved += stepped * step_bytes_of(s) + waiting * grad_bytes_of(s);
             rest_bytes_ += waiting * step_bytes_of(s);
             undo_bytes_ += stepped * (2 * s.shard.state_bytes() + grad_bytes_of(s));
-            report_.shards_waited += first_pass_ == block_pass::speculate &&
-                                     report_.outcome == step_outcome::applied && waiting != 0;
+            report_.shards_waited +=
+                first_pass_ == block_pass::speculate && report_.outcome == step_outcome::applied && waiting != 0;
         }
         report_.gradients.bytes_moved += report_.journal_bytes;
         undo_bytes_ += report_.journal_bytes;
@@ -321,16 +321,14 @@ protected:
     void complete()
     {
         // What the last pass has recorded, for rollback().
-        std::size_t const recorded =
-            passes_.journal_bytes() - (records_were_forgotten_ ? 0 : report_.journal_bytes);
+        std::size_t const recorded = passes_.journal_bytes() - (records_were_forgotten_ ? 0 : report_.journal_bytes);
         report_.journal_bytes += recorded;
         report_.update.bytes_moved += recorded;
         report_.update.seconds = seconds_since(started_update_);
         report_.seconds = seconds_since(started_);
         scaler_before_ = scaler_;
         if (scaler_ && scales_itself_)
-            rounded_to_nearest(
-                [&] { scaler_ = next(*scaler_, *options_.loss_scaling, report_.nonfinite_grads != 0); });
+            rounded_to_nearest([&] { scaler_ = next(*scaler_, *options_.loss_scaling, report_.nonfinite_grads != 0); });
         for (std::size_t i = 0; i < passes_.shards.size(); ++i)
             summed_before_[i] = passes_.shards[i].summed;
         set_summed({});
