@@ -3,8 +3,8 @@
 // each time in a namespace of its own that holds a facade `simd`. Sixteen partial sums in double, as the oracle adds
 // them.
 
-template <class Grad, std::size_t Part = 0>
-ADAMANT_SIMD void add_sixteen(typename simd::template partial_sums<Grad>& sums, std::byte const* grad)
+template <class Grad, std::size_t Part = 0, class Sums>
+ADAMANT_SIMD void add_sixteen(Sums& sums, std::byte const* grad)
 {
     if constexpr (simd::template adds_sixteen<Grad>) {
         sums.add_sixteen(grad);
