@@ -12,13 +12,13 @@
 #include <cstring>
 #include <exception>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <adamant/checkpoint/param_places.hpp>
 #include <adamant/checkpoint/restore.hpp>
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/core/error.hpp>
@@ -30,12 +30,6 @@
 #include <adamant/step/step_course.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
-
-// Where a shard lies in its parameter.
-struct shard_place {
-    std::vector<std::size_t> shape = {}; // of the whole parameter, kept for checkpoints; empty: the shard is all of it
-    std::size_t begin = 0;               // the shard's first element in it, in row-major order
-};
 
 // Adam or AdamW over parameter groups, with all memory the caller's. Set up: groups, shards; prepare(). Then for every
 // batch either step(), or begin_step(), a submit() for each shard as its gradient arrives, and finish(). Both have the
@@ -132,20 +126,19 @@ public:
     {
         require_idle("add_shard()");
         require_group(group);
-        if (name.empty())
-            throw invalid_argument("adamant: a shard has no name; checkpoints go by the parameter's name");
-        std::size_t const number = places_.size();
-        passes_.shards.reserve(number + 1); // so that what follows either fails before anything is added, or does not
-        places_.reserve(number + 1);
-        std::size_t const param = place_in_param(name, group, added, place);
         passes_.shards.push_back({added, group});
-        places_.push_back({param, place.begin});
+        try {
+            places_.add(name, group, added, std::move(place));
+        } catch (...) {
+            passes_.shards.pop_back();
+            throw;
+        }
         laid_out_ = false;
         can_go_back_ = false;
-        return number;
+        return places_.size() - 1;
     }
     [[nodiscard]] std::size_t shards() const noexcept { return places_.size(); }
-    [[nodiscard]] std::string const& name(std::size_t shard) const { return params_[places_.at(shard).param].name; }
+    [[nodiscard]] std::string const& name(std::size_t shard) const { return places_.name(shard); }
 
     // What prepare() will allocate, in bytes, with the journal of begin_step() or without; to some KiB, as there are a
     // few things for each thread and group, too.
@@ -367,7 +360,8 @@ public:
     {
         require_idle("state()");
         using arrays = detail::offload_shard;
-        state_dict all{.step = steps_, .loss_scaler = scaler_, .groups = groups_, .params = params_, .tensors = {}};
+        state_dict all{
+            .step = steps_, .loss_scaler = scaler_, .groups = groups_, .params = places_.params(), .tensors = {}};
         for (std::size_t i = 0; i < places_.size(); ++i) {
             arrays const& s = passes_.shards[i].shard;
             for (auto const& [array, kept] :
@@ -414,11 +408,6 @@ public:
     }
 
 private:
-    struct placed {
-        std::size_t param;
-        std::size_t begin;
-    };
-
     void require_group(std::size_t group) const
     {
         if (group >= groups_.size())
@@ -439,61 +428,6 @@ private:
         if (s.submitted || s.left_out)
             throw invalid_argument("adamant: shard " + std::to_string(shard) + " ('" + name(shard) + "') has been " +
                                    (s.submitted ? "submitted" : "left out") + " in this step already");
-    }
-
-    // The parameter of a new shard, made where it is new.
-    std::size_t place_in_param(std::string const& name, std::size_t group, detail::offload_shard const& added,
-                               shard_place& place)
-    {
-        std::size_t const size = added.size();
-        bool const whole = place.shape.empty() && place.begin == 0;
-        if (place.shape.empty())
-            place.shape = {size};
-        std::size_t const all = detail::element_count({name, place.shape, group});
-        if (place.begin > all || size > all - place.begin)
-            throw invalid_argument("adamant: a shard of '" + name + "' has elements " + std::to_string(place.begin) +
-                                   " to " + std::to_string(place.begin + size) + " of " + std::to_string(all) +
-                                   "; give the whole parameter's shape, and a place inside it");
-        auto const at = param_by_name_.find(name);
-        if (at == param_by_name_.end()) {
-            params_.push_back({name, place.shape, group});
-            try {
-                param_by_name_.emplace(name, params_.size() - 1);
-            } catch (...) {
-                params_.pop_back();
-                throw;
-            }
-            return params_.size() - 1;
-        }
-        state_param const& known = params_[at->second];
-        if (whole || known.shape != place.shape || known.group != group)
-            throw invalid_argument("adamant: there is a shard of '" + name + "' already, " +
-                                   (known.group != group ? "in another group" : "of another shape") +
-                                   "; shards of one parameter have one group, and the whole parameter's shape");
-        for (std::size_t i = 0; i < places_.size(); ++i)
-            if (places_[i].param == at->second)
-                refuse_beside(i, added, place.begin);
-        return at->second;
-    }
-    // What no checkpoint could hold.
-    void refuse_beside(std::size_t shard, detail::offload_shard const& added, std::size_t begin) const
-    {
-        using arrays = detail::offload_shard;
-        arrays const& there = passes_.shards[shard].shard;
-        if (there.size() == 0 || added.size() == 0)
-            return;
-        std::size_t const there_begin = places_[shard].begin;
-        if (begin < there_begin + there.size() && there_begin < begin + added.size())
-            throw invalid_argument("adamant: a shard of '" + name(shard) + "' has elements " + std::to_string(begin) +
-                                   " to " + std::to_string(begin + added.size()) + ", but shard " +
-                                   std::to_string(shard) + " has " + std::to_string(there_begin) + " to " +
-                                   std::to_string(there_begin + there.size()) + " of it; each element is stepped once");
-        for (auto const which : {arrays::param, arrays::exp_avg, arrays::exp_avg_sq})
-            if (there.type(which) != added.type(which))
-                throw invalid_argument("adamant: a shard of '" + name(shard) + "' has " + detail::array_names[which] +
-                                       " of " + std::string(adamant::name(added.type(which))) + ", but shard " +
-                                       std::to_string(shard) + " of " + std::string(adamant::name(there.type(which))) +
-                                       "; shards of one parameter have the same types");
     }
 
     void refuse_overlaps() const
@@ -546,9 +480,7 @@ private:
     }
 
     std::vector<parameter_group> groups_;
-    std::vector<state_param> params_;
-    std::map<std::string, std::size_t> param_by_name_;
-    std::vector<placed> places_;
+    detail::param_places places_;
     bool laid_out_ = false;
     bool has_journal_ = false;
     std::mutex submit_mutex_;

@@ -52,4 +52,23 @@ private:
 #endif
 };
 
+namespace detail {
+
+template <class Work>
+[[gnu::noinline]] void do_out_of_line(Work const& work)
+{
+    work();
+}
+
+// Has work() done in that mode, whatever the caller's is. Not inlined, so that all of it stays between the two
+// switches.
+template <class Work>
+void rounded_to_nearest(Work const& work)
+{
+    float_mode_scope const mode(subnormals::kept);
+    do_out_of_line(work);
+}
+
+} // namespace detail
+
 ADAMANT_END_NAMESPACE

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <adamant/core/error.hpp>
+#include <adamant/numerics/float_mode.hpp>
 #include <adamant/step/offload_step.hpp>
 #include <adamant/step/optimizer_options.hpp>
 #include <adamant/step/optimizer_report.hpp>
@@ -169,20 +170,6 @@ protected:
             run_all(block_pass::undo);
         passes_.forget_records();
         stage_ = stage::idle;
-    }
-
-    // The caller's floating-point mode has no say in what is reckoned here. Not inlined, so that it stays between the
-    // two switches.
-    template <class Work>
-    static void rounded_to_nearest(Work const& work)
-    {
-        float_mode_scope const mode(subnormals::kept);
-        do_it(work);
-    }
-    template <class Work>
-    [[gnu::noinline]] static void do_it(Work const& work)
-    {
-        work();
     }
 
     [[nodiscard]] static double seconds_since(std::chrono::steady_clock::time_point start)

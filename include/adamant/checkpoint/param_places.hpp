@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which elements of which parameters the shards of an optimizer are: what checkpoints go by.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <adamant/checkpoint/state_check.hpp>
+#include <adamant/checkpoint/state_dict.hpp>
+#include <adamant/core/error.hpp>
+#include <adamant/shard/shard.hpp>
+#include <adamant/step/offload_shard.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+// Where a shard lies in its parameter.
+struct shard_place {
+    std::vector<std::size_t> shape = {}; // of the whole parameter, kept for checkpoints; empty: the shard is all of it
+    std::size_t begin = 0;               // the shard's first element in it, in row-major order
+};
+
+namespace detail {
+
+class param_places {
+public:
+    struct placed {
+        std::size_t param; // in params()
+        std::size_t begin;
+        std::size_t elements;
+        std::array<dtype, 5> types; // of array_names
+    };
+
+    [[nodiscard]] std::size_t size() const noexcept { return places_.size(); }
+    [[nodiscard]] placed const& operator[](std::size_t shard) const noexcept { return places_[shard]; }
+    [[nodiscard]] std::string const& name(std::size_t shard) const { return params_[places_.at(shard).param].name; }
+    [[nodiscard]] std::vector<state_param> const& params() const noexcept { return params_; }
+
+    // The next shard. Throws invalid_argument for a place outside the parameter, and for what no checkpoint could hold:
+    // no name, another shape or group than the parameter has, elements of another shard, other types. Then nothing is
+    // changed.
+    void add(std::string const& name, std::size_t group, offload_shard const& added, shard_place place)
+    {
+        if (name.empty())
+            throw invalid_argument("adamant: a shard has no name; checkpoints go by the parameter's name");
+        std::size_t const size = added.size();
+        bool const whole = place.shape.empty() && place.begin == 0;
+        state_param param{name, place.shape.empty() ? std::vector{size} : std::move(place.shape), group};
+        std::size_t const all = element_count(param);
+        if (place.begin > all || size > all - place.begin)
+            throw invalid_argument("adamant: a shard of '" + name + "' has elements " + std::to_string(place.begin) +
+                                   " to " + std::to_string(place.begin + size) + " of " + std::to_string(all) +
+                                   "; give the whole parameter's shape, and a place inside it");
+        placed here{params_.size(), place.begin, size, {}};
+        for (std::size_t which = 0; which < here.types.size(); ++which)
+            here.types[which] = added.type(static_cast<offload_shard::array>(which));
+        auto const at = by_name_.find(name);
+        if (at != by_name_.end()) {
+            state_param const& known = params_[at->second];
+            if (whole || known.shape != param.shape || known.group != group)
+                throw invalid_argument("adamant: there is a shard of '" + name + "' already, " +
+                                       (known.group != group ? "in another group" : "of another shape") +
+                                       "; shards of one parameter have one group, and the whole parameter's shape");
+            here.param = at->second;
+            for (std::size_t shard = 0; shard < places_.size(); ++shard)
+                if (places_[shard].param == here.param)
+                    refuse_beside(shard, here);
+            places_.push_back(here);
+            return;
+        }
+        places_.push_back(here);
+        try {
+            params_.push_back(std::move(param));
+            by_name_.emplace(name, here.param);
+        } catch (...) {
+            places_.pop_back();
+            params_.resize(here.param);
+            throw;
+        }
+    }
+
+private:
+    void refuse_beside(std::size_t shard, placed const& added) const
+    {
+        placed const& there = places_[shard];
+        if (there.elements == 0 || added.elements == 0)
+            return;
+        if (added.begin < there.begin + there.elements && there.begin < added.begin + added.elements)
+            throw invalid_argument("adamant: a shard of '" + name(shard) + "' has elements " +
+                                   std::to_string(added.begin) + " to " + std::to_string(added.begin + added.elements) +
+                                   ", but shard " + std::to_string(shard) + " has " + std::to_string(there.begin) +
+                                   " to " + std::to_string(there.begin + there.elements) +
+                                   " of it; each element is stepped once");
+        using arrays = offload_shard;
+        for (auto const which : {arrays::param, arrays::exp_avg, arrays::exp_avg_sq})
+            if (there.types[which] != added.types[which])
+                throw invalid_argument("adamant: a shard of '" + name(shard) + "' has " + array_names[which] + " of " +
+                                       std::string(adamant::name(added.types[which])) + ", but shard " +
+                                       std::to_string(shard) + " of " + std::string(adamant::name(there.types[which])) +
+                                       "; shards of one parameter have the same types");
+    }
+
+    std::vector<placed> places_;
+    std::vector<state_param> params_;
+    std::map<std::string, std::size_t> by_name_;
+};
+
+} // namespace detail
+ADAMANT_END_NAMESPACE
