@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstddef>
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -65,29 +66,41 @@ public:
                                        (known.group != group ? "in another group" : "of another shape") +
                                        "; shards of one parameter have one group, and the whole parameter's shape");
             here.param = at->second;
-            for (std::size_t shard = 0; shard < places_.size(); ++shard)
-                if (places_[shard].param == here.param)
-                    refuse_beside(shard, here);
-            places_.push_back(here);
-            return;
+            refuse_beside_neighbours(here);
         }
+        std::size_t const params = params_.size();
         places_.push_back(here);
         try {
-            params_.push_back(std::move(param));
-            by_name_.emplace(name, here.param);
+            if (here.param == params) {
+                params_.push_back(std::move(param));
+                by_name_.emplace(name, params);
+            }
+            if (size != 0)
+                by_begin_.emplace(std::pair(here.param, here.begin), places_.size() - 1);
         } catch (...) {
             places_.pop_back();
-            params_.resize(here.param);
+            params_.resize(params);
+            if (here.param == params)
+                by_name_.erase(name);
             throw;
         }
     }
 
 private:
+    // All others are alike, and do not overlap.
+    void refuse_beside_neighbours(placed const& added) const
+    {
+        if (added.elements == 0)
+            return;
+        auto const next = by_begin_.lower_bound(std::pair(added.param, added.begin));
+        if (next != by_begin_.end() && next->first.first == added.param)
+            refuse_beside(next->second, added);
+        if (next != by_begin_.begin() && std::prev(next)->first.first == added.param)
+            refuse_beside(std::prev(next)->second, added);
+    }
     void refuse_beside(std::size_t shard, placed const& added) const
     {
         placed const& there = places_[shard];
-        if (there.elements == 0 || added.elements == 0)
-            return;
         if (added.begin < there.begin + there.elements && there.begin < added.begin + added.elements)
             throw invalid_argument("adamant: a shard of '" + name(shard) + "' has elements " +
                                    std::to_string(added.begin) + " to " + std::to_string(added.begin + added.elements) +
@@ -106,6 +119,7 @@ private:
     std::vector<placed> places_;
     std::vector<state_param> params_;
     std::map<std::string, std::size_t> by_name_;
+    std::map<std::pair<std::size_t, std::size_t>, std::size_t> by_begin_; // of a param's elements; shards that have any
 };
 
 } // namespace detail
