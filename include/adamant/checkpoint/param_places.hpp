@@ -14,7 +14,7 @@
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/core/error.hpp>
 #include <adamant/shard/shard.hpp>
-#include <adamant/step/offload_shard.hpp>
+#include <adamant/shard/offload_shard.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 

@@ -14,28 +14,11 @@
 #include <adamant/exec/work_line.hpp>
 #include <adamant/step/grad_norm.hpp>
 #include <adamant/step/journal.hpp>
-#include <adamant/step/offload_shard.hpp>
+#include <adamant/shard/offload_shard.hpp>
 #include <adamant/step/step.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
-
-// What a pass does to each block.
-enum class block_pass : std::uint8_t {
-    measure,   // sum of squares
-    step,      // sum of squares, and the step
-    speculate, // the same with a record; where there is no room for one, the block waits
-    rest,      // the step, of blocks without a record
-    redo,      // back by the record where there is one, and the step
-    undo,      // back by the record
-    compare,   // whether the gradients are those of the last step
-};
-
-// How the shards of one parameter group are stepped.
-struct group_step {
-    coefficients c;
-    gradient_rules rules;
-};
 
 // One shard and what is known of it from step to step.
 struct tracked_shard {

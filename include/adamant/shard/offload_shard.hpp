@@ -75,6 +75,23 @@ struct gradient_rules {
     float bound = 0;
 };
 
+// What a pass does to each block.
+enum class block_pass : std::uint8_t {
+    measure,   // sum of squares
+    step,      // sum of squares, and the step
+    speculate, // the same with a record; where there is no room for one, the block waits
+    rest,      // the step, of blocks without a record
+    redo,      // back by the record where there is one, and the step
+    undo,      // back by the record
+    compare,   // whether the gradients are those of the last step
+};
+
+// How the shards of one parameter group are stepped.
+struct group_step {
+    coefficients c;
+    gradient_rules rules;
+};
+
 struct alignas(64) scratch_block {
     std::byte grad[norm_block_elems * sizeof(float)];
 };
