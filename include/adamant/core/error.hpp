@@ -26,6 +26,11 @@ class unavailable : public error {
     using error::error;
 };
 
+// A device (a GPU) has failed at something, or stopped answering. The text names the device and what it was doing.
+class device_error : public error {
+    using error::error;
+};
+
 // A file that does not hold what it was written with: cut short, altered, or not of the format at all. An older file
 // may be whole.
 class corrupted : public error {

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a device must be able to do to take a part of an optimizer's shards: memory of its own, copies both ways, and
+// the passes of a step over blocks. Everything is enqueued; what fails is found by whoever waits.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <adamant/core/dtype.hpp>
+#include <adamant/core/error.hpp>
+#include <adamant/shard/offload_shard.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+// An address in a device's memory; the host must not look there. Of CUDA it is the pointer itself.
+struct device_ptr {
+    std::uint64_t address = 0;
+    [[nodiscard]] explicit operator bool() const noexcept { return address != 0; }
+    friend device_ptr operator+(device_ptr base, std::size_t bytes) noexcept { return {base.address + bytes}; }
+    friend bool operator==(device_ptr, device_ptr) = default;
+};
+
+// The queues of a device. What is enqueued in one is done in that order; several go on at once.
+enum class device_lane : std::uint8_t {
+    work, // passes
+    up,   // copies from the host
+    down, // copies to it
+};
+inline constexpr std::size_t device_lanes = 3;
+[[nodiscard]] constexpr char const* name(device_lane of) noexcept
+{
+    constexpr char const* names[] = {"work", "up", "down"};
+    return names[static_cast<std::size_t>(of)];
+}
+
+// All that had been enqueued in a lane at some time.
+struct device_mark {
+    device_lane lane = device_lane::work;
+    std::uint64_t number = 0;
+};
+
+struct device_memory {
+    std::size_t total_bytes = 0;
+    std::size_t free_bytes = 0;
+};
+
+// What the lanes have done since the device was made.
+struct device_usage {
+    double busy_s[device_lanes] = {};
+    std::uint64_t bytes[device_lanes] = {}; // copied; of work, read and written
+};
+
+// Consecutive elements of a shard that lie on a device, from a multiple of norm_block_elems on. Every array begins at a
+// multiple of 16 bytes.
+struct device_piece {
+    // As detail::offload_shard::array names them. weight_out and accumulator may be null.
+    device_ptr arrays[6];
+    dtype types[6] = {};
+    std::size_t elems = 0;
+    std::size_t group = 0;
+    // For the same types in host memory, for a device that is only imitated.
+    detail::offload_kernels host_kernels = {};
+    [[nodiscard]] std::size_t blocks() const noexcept { return (elems + norm_block_elems - 1) / norm_block_elems; }
+};
+
+// A pass over some pieces. Spans are read before run() returns.
+struct device_pass {
+    detail::block_pass pass = detail::block_pass::measure;
+    std::span<std::uint32_t const> pieces = {};          // by number
+    std::span<detail::group_step const> speculated = {}; // for each group: what records were made with, ...
+    std::span<detail::group_step const> settled = {};    // ... and what the other steps are made with
+    std::span<std::uint8_t const> summed = {};           // for each piece of the part: whether its accumulator counts
+    bool keep_records = false;
+};
+
+// An optimizer's pieces on one device, with room for records of all their blocks. What its functions enqueue goes to
+// the lane work, but where said otherwise. Blocks are counted over all pieces in order.
+//
+// The passes do to a block what they do on the CPU, with the same bits: see detail::block_pass. There is always room for
+// a record. What differs: redo and rest make records where keep_records says so, measure and compare both leave sums of
+// squares in the results, undo makes weight_out of the params that it brings back.
+class device_part {
+public:
+    virtual ~device_part() = default;
+    virtual void run(device_pass const& pass) = 0;
+    // accumulator = grad, or += grad.
+    virtual void accumulate(std::uint32_t piece, bool first) = 0;
+    // weight_out of param, of all pieces that have one.
+    virtual void round_weights() = 0;
+    virtual void forget_records() = 0;
+    // In the lane down, after all work so far: the sums of squares that the last pass to take them has left, and whether
+    // there is a record (0 or 1), of each block. The spans have all blocks, and are written until that lane is through.
+    virtual void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) = 0;
+};
+
+// A device. Functions that enqueue may be called from any thread, from several at once; they return at once and throw
+// nothing but bad_alloc. Where something enqueued fails, all that is enqueued after it, in any lane, is left undone,
+// until reset(): so what was not done can be told from what was, and whoever waits gets a device_error that says which.
+class device {
+public:
+    using clock = std::chrono::steady_clock;
+
+    device() = default;
+    device(device const&) = delete;
+    device& operator=(device const&) = delete;
+    virtual ~device() = default;
+
+    // For people: "NVIDIA H200 (cuda:0)".
+    [[nodiscard]] virtual std::string name() const = 0;
+    [[nodiscard]] virtual device_memory memory() const = 0;
+
+    // At a multiple of 256 bytes; contents undefined. Throws unavailable, with both numbers, where it does not fit, and
+    // device_error where it fails otherwise. bytes 0: null.
+    [[nodiscard]] virtual device_ptr allocate(std::size_t bytes) = 0;
+    // Of allocate(), or null. Nothing that is enqueued may use it.
+    virtual void release(device_ptr memory) noexcept = 0;
+
+    // In their lanes. Host memory must stay until the lane is through with it; pinned memory is faster where the device
+    // knows it.
+    virtual void copy_up(device_ptr to, void const* from, std::size_t bytes) = 0;
+    virtual void copy_down(void* to, device_ptr from, std::size_t bytes) = 0;
+    // Calls it in a thread of the device's when the lane comes to it. It must be quick, must not throw, and must not
+    // call the device. Not called where something before it has failed.
+    virtual void call(device_lane lane, std::function<void()> function) = 0;
+
+    [[nodiscard]] virtual device_mark mark(device_lane lane) = 0;
+    // What is enqueued in `lane` from now on waits for that.
+    virtual void follow(device_lane lane, device_mark before) = 0;
+    // Until then; false where it is not there by the deadline. Throws device_error where anything has failed.
+    [[nodiscard]] virtual bool wait_until(device_mark until, clock::time_point deadline) = 0;
+
+    // Drops what has not begun and forgets the failure, if the device can go on after it: false where it cannot, or does
+    // not answer. Its memory holds what it held. Waits for what has begun, to the deadline.
+    [[nodiscard]] virtual bool reset(clock::time_point deadline) noexcept = 0;
+
+    // Memory that copies are fastest with, of at least that many bytes, at a multiple of 4096; freed with the last
+    // pointer to it. Throws unavailable.
+    [[nodiscard]] virtual std::shared_ptr<std::byte> pinned(std::size_t bytes) = 0;
+
+    // The pieces are checked by the caller. Throws as allocate() does. The device must outlive it.
+    [[nodiscard]] virtual std::unique_ptr<device_part> make_part(std::vector<device_piece> pieces) = 0;
+    // What make_part() will allocate.
+    [[nodiscard]] virtual std::size_t part_bytes(std::span<device_piece const> pieces) const noexcept = 0;
+
+    // Up to what has been waited for.
+    [[nodiscard]] virtual device_usage usage() const = 0;
+};
+
+ADAMANT_END_NAMESPACE
