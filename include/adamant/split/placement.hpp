@@ -2,7 +2,6 @@
 // Which parts of which shards are stepped on the CPU and which on the device. Plain data.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -30,10 +29,12 @@ struct placement {
     std::size_t cpu_elems = 0;
     std::size_t device_elems = 0;
     double ratio_asked = 1;
-    // A memory limit stood against the ratio that was asked, and this is the nearest that it allows.
+    // A memory limit stood against the ratio that was asked, and this is the nearest that it allows. Where one only
+    // stood against the nearest place for a cut, or set of shards, the ratio is what tells.
     bool limited = false;
-    // No other placement of this kind comes nearer to the ratio. Always so but for whole shards whose sizes have too
-    // little in common for all of their sums to be gone through; then it is a near one.
+    // No other placement of this kind, in this order and within the limits, comes nearer to the ratio. Always so but
+    // for whole shards whose sizes have too little in common for all of their sums to be gone through; then it is a
+    // near one.
     bool nearest = true;
 
     // The share of elements that the CPU has; 1 where there are none.
@@ -45,7 +46,8 @@ struct placement {
     friend bool operator==(placement const&, placement const&) = default;
 };
 
-// Throws invalid_argument where the placement does not give each element of shards of these sizes one side, in order.
+// Throws invalid_argument where the placement does not give each element of shards of these sizes one side, in order,
+// with cuts at multiples of norm_block_elems, or counts them wrongly.
 inline void check(placement const& of, std::vector<std::size_t> const& sizes)
 {
     std::size_t shard = 0;
@@ -63,8 +65,12 @@ inline void check(placement const& of, std::vector<std::size_t> const& sizes)
     };
     for (shard_piece const& piece : of.pieces) {
         pass_full_shards();
-        if (piece.elems == 0 || piece.shard != shard || piece.begin != at || shard == sizes.size() ||
-            piece.elems > sizes[shard] - at)
+        if (piece.elems == 0)
+            refuse("has a piece without elements, of shard " + std::to_string(piece.shard));
+        if (piece.on != side::cpu && piece.on != side::device)
+            refuse("has a piece of shard " + std::to_string(piece.shard) +
+                   " that is neither on the CPU nor on the device");
+        if (piece.shard != shard || piece.begin != at || shard == sizes.size() || piece.elems > sizes[shard] - at)
             refuse("has elements " + std::to_string(piece.begin) + " to " + std::to_string(piece.begin + piece.elems) +
                    " of shard " + std::to_string(piece.shard) + " where " +
                    (shard == sizes.size() ? "all shards are complete"
@@ -88,7 +94,7 @@ inline void check(placement const& of, std::vector<std::size_t> const& sizes)
 
 namespace detail {
 
-// Pieces in order, of shards cut at most once; what is empty is left out and neighbours of one side are one.
+// Pieces come in order; what is empty is left out.
 inline void append_piece(placement& to, std::size_t shard, std::size_t begin, std::size_t elems, side on)
 {
     if (elems == 0)

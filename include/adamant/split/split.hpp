@@ -60,9 +60,9 @@ inline std::vector<std::size_t> order_of(split_request const& request, std::size
     std::vector<bool> seen(shards);
     for (std::size_t const shard : request.device_order)
         if (shard >= shards || seen[shard])
-            throw invalid_argument("adamant: device_order names shard " + std::to_string(shard) +
-                                   (shard < shards ? " twice"
-                                                   : ", but there are " + std::to_string(shards) + ", counted from 0"));
+            throw invalid_argument(
+                "adamant: device_order names shard " + std::to_string(shard) +
+                (shard < shards ? " twice" : ", but there are " + std::to_string(shards) + ", counted from 0"));
         else
             seen[shard] = true;
     if (request.device_order.size() != shards)
@@ -71,23 +71,35 @@ inline std::vector<std::size_t> order_of(split_request const& request, std::size
     return request.device_order;
 }
 
+// Beyond 2^53 a ratio of the elements is no longer exact to one of them, and sums may wrap around.
+inline std::size_t sum_of(std::vector<std::size_t> const& sizes)
+{
+    std::uint64_t const most = std::uint64_t{1} << 53;
+    std::uint64_t all = 0;
+    for (std::size_t const elems : sizes) {
+        if (elems > most - all)
+            throw invalid_argument("adamant: the shards have more than 2^53 elements, which is more than can be split");
+        all += elems;
+    }
+    return static_cast<std::size_t>(all);
+}
+
 inline void check_split(split_request const& request)
 {
     if (!(request.ratio >= 0 && request.ratio <= 1))
-        throw invalid_argument("adamant: ratio is " + std::to_string(request.ratio) +
+        throw invalid_argument("adamant: ratio is " + text(request.ratio) +
                                ", but it is the CPU's share of the elements, from 0 to 1");
     if (request.unit > split_unit::deepspeed)
         throw invalid_argument("adamant: unit holds no split_unit");
     if (request.order > split_order::back)
         throw invalid_argument("adamant: order holds no split_order");
-    if (request.unit == split_unit::deepspeed &&
-        (!request.device_order.empty() || request.order != split_order::front))
+    if (request.unit == split_unit::deepspeed && (!request.device_order.empty() || request.order != split_order::front))
         throw invalid_argument("adamant: an order is given for split_unit::deepspeed, whose rule is that the first "
                                "shards go to the device; leave the order out, or set split_unit::shard");
 }
 
-// Shards are taken for the device in their order until it has `wanted` elements: all of each, but of the last one a part,
-// from its beginning or up to its end, to half a block.
+// Shards are taken for the device in their order until it has `wanted` elements: all of each, but of the last one a
+// part, from its beginning or up to its end, to half a block.
 inline std::vector<std::size_t> take_elements(std::vector<std::size_t> const& sizes,
                                               std::vector<std::size_t> const& order, bool from_the_end,
                                               std::size_t wanted, std::size_t least, std::size_t most)
@@ -143,13 +155,14 @@ inline std::vector<std::size_t> take_whole_shards(std::vector<std::size_t> const
 } // namespace detail
 
 // Shards of these sizes, in elements, in the order in which an optimizer has them. Throws invalid_argument for a
-// request that cannot be, and unavailable where both memories together are too small, or where no set of whole shards
-// fits them. A limit that stands against the ratio is kept, and the placement says so. Pure.
+// request that cannot be or more than 2^53 elements, and unavailable where both memories together are too small, or
+// where no cut in this order, or no set of whole shards, fits them. A limit that stands against the ratio is kept, and
+// the placement says so; for split_unit::deepspeed, whose rule does not bend, it is unavailable. Pure.
 [[nodiscard]] inline placement split(std::vector<std::size_t> const& sizes, split_request const& request)
 {
     detail::check_split(request);
     std::vector<std::size_t> const order = detail::order_of(request, sizes.size());
-    std::size_t const all = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
+    std::size_t const all = detail::sum_of(sizes);
     std::size_t const most_on_cpu = std::min(all, request.most_on_cpu.value_or(all));
     std::size_t const most_on_device = std::min(all, request.most_on_device.value_or(all));
     std::size_t const least_on_device = all - most_on_cpu;
@@ -171,19 +184,20 @@ inline std::vector<std::size_t> take_whole_shards(std::vector<std::size_t> const
         std::size_t const elems = std::accumulate(on_device.begin(), on_device.end(), std::size_t{0});
         if (elems > most_on_device || elems < least_on_device)
             refuse("DeepSpeed's rule puts the first " + std::to_string(n) + " of " + std::to_string(sizes.size()) +
-                   " shards, " + std::to_string(elems) + " elements, on the device, which does not fit; set another "
-                                                        "ratio, or another unit, which the limits can bend");
+                   " shards, " + std::to_string(elems) +
+                   " elements, on the device, which does not fit; set another "
+                   "ratio, or another unit, which the limits can bend");
     } else {
         // 1 - ratio in floating point would miss what a ratio of 0.9 means by a bit of it.
         std::size_t const on_cpu =
             std::min(all, static_cast<std::size_t>(std::llround(request.ratio * static_cast<double>(all))));
         std::size_t const wanted = std::clamp(all - on_cpu, least_on_device, most_on_device);
         result.limited = wanted != all - on_cpu;
-        on_device = request.unit == split_unit::element
-                        ? detail::take_elements(sizes, order, request.order == split_order::back, wanted,
-                                                least_on_device, most_on_device)
-                        : detail::take_whole_shards(sizes, order, wanted, least_on_device, most_on_device,
-                                                    result.nearest);
+        on_device =
+            request.unit == split_unit::element
+                ? detail::take_elements(sizes, order, request.order == split_order::back, wanted, least_on_device,
+                                        most_on_device)
+                : detail::take_whole_shards(sizes, order, wanted, least_on_device, most_on_device, result.nearest);
     }
     for (std::size_t i = 0; i < sizes.size(); ++i) {
         std::size_t const others = sizes[i] - on_device[i];
@@ -194,9 +208,10 @@ inline std::vector<std::size_t> take_whole_shards(std::vector<std::size_t> const
                              device_first ? side::cpu : side::device);
     }
     if (result.device_elems > most_on_device || result.cpu_elems > most_on_cpu)
-        refuse(request.unit == split_unit::element ? "no cut at a multiple of " + std::to_string(norm_block_elems) +
-                                                         " elements fits both"
-                                                   : "no set of whole shards fits both; set split_unit::element");
+        refuse(request.unit == split_unit::element
+                   ? "no cut at a multiple of " + std::to_string(norm_block_elems) + " elements fits both"
+               : result.nearest ? "no set of whole shards fits both; set split_unit::element"
+                                : "no set of whole shards that fits both was found; set split_unit::element");
     return result;
 }
 

@@ -47,10 +47,11 @@ public:
             for (std::size_t many = 1; left != 0; many *= 2) {
                 many = std::min(many, left);
                 left -= many;
-                std::size_t const weight = (classes[c].elems + unit / 2) / unit;
-                if (weight == 0 || many > most / weight) // nothing in these units, or more than any sum that is looked for
+                // Rounded for the bundle as a whole, so that many small errors do not add up.
+                std::size_t const weight = (many * classes[c].elems + unit / 2) / unit;
+                if (weight == 0 || weight > most) // nothing in these units, or more than any sum that is looked for
                     continue;
-                bundles_.push_back({c, many, many * weight});
+                bundles_.push_back({c, many, weight});
                 add(most);
             }
         }
@@ -100,8 +101,9 @@ private:
     std::vector<std::uint32_t> by_; // the bundle that reached it first
 };
 
-// Of the sets of shards of at least `least` and at most `most` elements one whose sum is nearest to `wanted`, which lies
-// between them; of two as near the smaller. Where there is none within these bounds, the largest below them.
+// Of the sets of shards of at least `least` and at most `most` elements one whose sum is nearest to `wanted`, which
+// lies between them; of two as near the smaller. Where none within these bounds was found, one outside. Only where that
+// is proven is there none, or none nearer.
 class nearest_subset {
 public:
     nearest_subset(std::span<size_class const> classes, std::size_t wanted, std::size_t least, std::size_t most)
@@ -111,22 +113,27 @@ public:
         std::size_t all = 0;
         std::size_t unit = 0;
         std::size_t bundles = 1;
+        std::size_t largest = 0;
         for (size_class const& c : classes) {
             all += c.elems * c.shards;
             unit = std::gcd(unit, c.elems);
+            largest = std::max(largest, c.elems);
             bundles += static_cast<std::size_t>(std::bit_width(c.shards));
         }
         if (unit == 0)
             return;
-        // Some 40 MB and a tenth of a second at most.
-        std::size_t const most_units = std::clamp((std::size_t{1} << 33) / bundles, std::size_t{1} << 16, std::size_t{1} << 23);
-        std::size_t const top = std::min(all, most);
+        // Some 40 MB and some tenths of a second at most.
+        std::size_t const most_units =
+            std::clamp((std::size_t{1} << 33) / bundles, std::size_t{1} << 16, std::size_t{1} << 23);
+        // Shards taken one after the other come by in steps of the largest at most: nothing beyond this one is nearer.
+        std::size_t const top = std::min({all, most, wanted + largest});
         found_.proven = top / unit <= most_units;
         if (!found_.proven)
             unit = top / most_units + 1;
         search(unit, (top + unit / 2) / unit);
         if (!found_.proven)
             improve();
+        found_.proven = found_.proven || found_.elems == wanted;
     }
     [[nodiscard]] nearest_set const& found() const noexcept { return found_; }
 
@@ -143,16 +150,22 @@ private:
         std::size_t const found_far = distance(found_.elems, wanted_);
         return far < found_far || (far == found_far && elems < found_.elems);
     }
-    // From the wanted sum outwards. In units that are exact the first that lies within the bounds is the nearest.
+    // From the wanted sum outwards, and down first. In units that are exact the first that lies within the bounds is
+    // the nearest. Else sums are about right, so a few are looked at; only so many, where hardly any lies within the
+    // bounds.
     void search(std::size_t unit, std::size_t last)
     {
         subset_sums const sums(classes_, unit, last);
-        std::size_t const middle = std::min(last, (wanted_ + unit / 2) / unit);
+        std::size_t const middle =
+            std::min(last, (wanted_ + (unit - 1) / 2) / unit); // a half down, for the smaller of two
         std::size_t const enough = found_.proven ? 1 : 64;
+        std::size_t const patience = 1024;
         std::size_t seen = 0;
+        std::size_t looked = 0;
         auto const look_at = [&](std::size_t sum) {
-            if (!sums.has(sum))
+            if (!sums.has(sum) || (found_.proven && !within(sum * unit)))
                 return;
+            ++looked;
             std::vector<std::size_t> taken = sums.set_of(sum, classes_.size());
             std::size_t elems = 0;
             for (std::size_t c = 0; c < classes_.size(); ++c)
@@ -163,26 +176,30 @@ private:
                 found_.elems = elems;
             }
         };
-        for (std::size_t d = 0; d <= std::max(middle, last - middle) && seen < enough; ++d) {
+        for (std::size_t d = 0; d <= std::max(middle, last - middle) && seen < enough && looked < patience; ++d) {
             if (d <= middle)
                 look_at(middle - d);
             if (d != 0 && d <= last - middle)
                 look_at(middle + d);
         }
     }
-    // What rounding to units has left: one shard more or less, while that brings it nearer.
+    // What rounding to units has left: more shards of a size, or fewer, while that brings it nearer.
     void improve()
     {
         for (bool again = true; again;) {
             again = false;
             for (std::size_t c = 0; c < classes_.size(); ++c) {
-                if (found_.taken[c] < classes_[c].shards && better(found_.elems + classes_[c].elems)) {
-                    ++found_.taken[c];
-                    found_.elems += classes_[c].elems;
+                std::size_t const elems = classes_[c].elems;
+                std::size_t const many = std::max(std::size_t{1}, distance(found_.elems, wanted_) / elems);
+                std::size_t const more = std::min(many, classes_[c].shards - found_.taken[c]);
+                std::size_t const less = std::min(many, found_.taken[c]);
+                if (better(found_.elems + more * elems)) {
+                    found_.taken[c] += more;
+                    found_.elems += more * elems;
                     again = true;
-                } else if (found_.taken[c] != 0 && better(found_.elems - classes_[c].elems)) {
-                    --found_.taken[c];
-                    found_.elems -= classes_[c].elems;
+                } else if (better(found_.elems - less * elems)) {
+                    found_.taken[c] -= less;
+                    found_.elems -= less * elems;
                     again = true;
                 }
             }

@@ -36,15 +36,16 @@ public:
         : rates_(rates), options_(options)
     {
         if (!(options.weight > 0 && options.weight <= 1))
-            throw invalid_argument("adamant: the weight of a measurement is " + std::to_string(options.weight) +
+            throw invalid_argument("adamant: the weight of a measurement is " + detail::text(options.weight) +
                                    ", but must be above 0, and at most 1");
         if (!(options.worth >= 0 && options.worth < 1))
-            throw invalid_argument("adamant: worth is " + std::to_string(options.worth) +
+            throw invalid_argument("adamant: worth is " + detail::text(options.worth) +
                                    ", but it is a share of the step, from 0 to below 1");
         (void)best_ratio(rates_, options_.least, options_.most); // throws for the others
     }
 
-    // Takes in what a step has measured. What is no number above 0 counts for nothing.
+    // Takes in what a step has measured: the first measurement instead of what was guessed, others by their weight.
+    // What is not finite and above 0 counts for nothing.
     void observe(measured_step const& step) noexcept
     {
         take_in(rates_.cpu_elems_per_s, step.cpu_elems, step.cpu_s, known_[0]);
@@ -52,7 +53,8 @@ public:
         take_in(rates_.down_bytes_per_s, step.down_bytes, step.down_s, known_[2]);
         take_in(rates_.up_bytes_per_s, step.up_bytes, step.up_s, known_[3]);
     }
-    // Backward and forward belong to the caller, who times them.
+    // Backward and forward belong to the caller, who times them. Throws invalid_argument for what is no time, and keeps
+    // what it had.
     void set_times(double backward_s, double forward_s)
     {
         step_rates changed = rates_;
@@ -63,7 +65,8 @@ public:
     }
 
     [[nodiscard]] step_rates const& rates() const noexcept { return rates_; }
-    // A ratio that is worth moving shards for, from the one that the optimizer has; absent: stay.
+    // A ratio that is worth moving shards for, from the one that the optimizer has; absent: stay. Throws
+    // invalid_argument where the latter is not from 0 to 1.
     [[nodiscard]] std::optional<double> proposal(double ratio) const
     {
         step_forecast const best = best_ratio(rates_, options_.least, options_.most);
@@ -75,9 +78,9 @@ private:
     // Times are averaged, not rates: they add up.
     void take_in(double& rate, double amount, double seconds, bool& known) noexcept
     {
-        if (!(amount > 0 && seconds > 0) || !std::isfinite(amount / seconds))
-            return;
         double const time = seconds / amount;
+        if (!(amount > 0 && seconds > 0) || !std::isnormal(time) || !std::isfinite(amount))
+            return;
         double const weight = known ? options_.weight : 1;
         rate = 1 / (weight * time + (1 - weight) / rate);
         known = true;
