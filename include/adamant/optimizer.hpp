@@ -22,8 +22,10 @@
 #include <adamant/checkpoint/restore.hpp>
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/core/error.hpp>
+#include <adamant/device/device.hpp>
 #include <adamant/exec/executor.hpp>
 #include <adamant/shard/overlaps.hpp>
+#include <adamant/split/placement.hpp>
 #include <adamant/step/loss_scaler.hpp>
 #include <adamant/step/optimizer_options.hpp>
 #include <adamant/step/optimizer_report.hpp>
@@ -56,7 +58,7 @@ public:
     ~optimizer()
     {
         passes_.line().wait();
-        if (stage_ == stage::open)
+        if (std::exchange(stage_, stage::idle) == stage::open || device_failed_)
             take_back();
     }
 
@@ -127,6 +129,7 @@ public:
         require_idle("add_shard()");
         require_group(group);
         passes_.shards.push_back({added, group});
+        passes_.shards.back().cpu_elems = added.size();
         try {
             places_.add(name, group, added, std::move(place));
         } catch (...) {
@@ -142,10 +145,10 @@ public:
 
     // What prepare() will allocate, in bytes, with the journal of begin_step() or without; to some KiB, as there are a
     // few things for each thread and group, too.
-    [[nodiscard]] std::size_t memory_bytes(bool with_journal = true) const noexcept
+    [[nodiscard]] std::size_t memory_bytes(bool with_journal = true) const
     {
-        return passes_.memory_bytes() + passes_.shards.size() * sizeof(unsigned) +
-               (with_journal || options_.keep_last_step ? journal_budget() : 0);
+        return passes_.memory_bytes(side_.cpu_ranges().size()) + passes_.shards.size() * sizeof(unsigned) +
+               (with_journal || options_.keep_last_step || side_.there() ? journal_budget() : 0);
     }
     // Allocates all that steps need; else the first one does, and after it none allocates. with_journal: for
     // begin_step(), too. Throws invalid_argument where arrays overlap, and what buffer does.
@@ -154,12 +157,12 @@ public:
         require_idle("prepare()");
         if (!laid_out_) {
             refuse_overlaps();
-            passes_.lay_out();
+            passes_.lay_out(side_.cpu_ranges());
             reserve_for_steps(groups_.size());
             has_journal_ = false;
             laid_out_ = true;
         }
-        if ((with_journal || options_.keep_last_step) && !has_journal_) {
+        if ((with_journal || options_.keep_last_step || side_.there()) && !has_journal_) {
             passes_.make_journal(journal_budget());
             has_journal_ = true;
         }
@@ -180,7 +183,8 @@ public:
             submit_all();
             return finish();
         } catch (...) {
-            take_back();
+            if (stage_ == stage::open)
+                take_back();
             throw;
         }
     }
@@ -193,8 +197,8 @@ public:
     {
         std::lock_guard const lock(submit_mutex_);
         require_open("submit()", shard);
-        passes_.line().add([&] { return passes_.describe(shard, first_pass_); });
         passes_.shards[shard].submitted = true;
+        on_device([&] { start(shard); });
     }
     // This shard has no gradient in this step and stays as it is; what was accumulated for it is forgotten.
     void leave_out(std::size_t shard)
@@ -219,10 +223,16 @@ public:
                                    std::to_string(how_many) + " have not been submitted: " + missing +
                                    (how_many > 3 ? ", ..." : "") +
                                    "; submit() them, or leave_out() those without a gradient");
-        passes_.line().wait();
-        while (next_stage()) {
-            passes_.line().add([&] { return passes_.describe_all(next_pass_); });
-            passes_.line().wait();
+        try {
+            if (device_failed_)
+                throw device_error("adamant: a submit() to this step has failed; the step is taken back");
+            wait_for_pass();
+            while (next_stage())
+                run_all(next_pass_);
+        } catch (...) {
+            if (device_failed_)
+                take_back();
+            throw;
         }
         stage_ = stage::idle;
         return report_;
@@ -265,21 +275,37 @@ public:
                               std::to_string(passes_.blocks()) + " blocks the journal's budget of " +
                               std::to_string(journal_budget()) + " bytes was full; set journal_budget_bytes to " +
                               std::to_string(longest_journal()) + " to be sure");
-        set_summed(summed_before_);
+        settle();
         passes_.check_caller();
+        set_summed(summed_before_);
         passes_.begin();
-        run_all(detail::block_pass::compare);
-        if (!passes_.same_gradients()) {
+        bool same = true;
+        try {
+            begin_pass(detail::block_pass::compare);
+            passes_.line().wait();
+            same = passes_.same_gradients();
+            if (side_.there())
+                same = side_.wait_for_results(true) && same;
+        } catch (...) {
+            passes_.line().wait();
+            (void)side_.stop();
+            set_summed({});
+            throw;
+        }
+        if (!same) {
             set_summed({});
             throw invalid_argument("adamant: the last step cannot be taken back: it needs that step's gradients, and "
                                    "they have changed since");
         }
         passes_.speculated = passes_.settled;
-        run_all(detail::block_pass::undo);
+        undo_recorded();
+        device_is_behind_ = !side_.take_back();
         passes_.forget_records();
         can_go_back_ = false;
         --steps_;
         scaler_ = scaler_before_;
+        if (device_is_behind_)
+            settle(); // throws
     }
 
     // Adds the shard's gradient to its accumulator: for the micro-steps before the last one, whose gradient submit() or
@@ -299,8 +325,17 @@ public:
                 "') is to be accumulated, but the shard is being stepped; accumulate before submit()");
         can_go_back_ = false;
         bool const first = s.summed == 0;
-        passes_.cpu().for_each_slice(s.shard.size(),
-                                     [&](slice part) { s.shard.accumulate(part.begin, part.end, first); });
+        if (!side_.there()) {
+            passes_.cpu().for_each_slice(s.shard.size(),
+                                         [&](slice part) { s.shard.accumulate(part.begin, part.end, first); });
+        } else {
+            if (stage_ == stage::idle)
+                prepare();
+            accumulate_on_device(shard, first);
+            for (std::size_t r = passes_.first_range(shard); r < passes_.first_range(shard + 1); ++r)
+                for_each_slice_of(passes_.ranges()[r],
+                                  [&](std::size_t begin, std::size_t end) { s.shard.accumulate(begin, end, first); });
+        }
         ++s.summed;
     }
     // Forgets what was accumulated.
@@ -353,12 +388,86 @@ public:
         return ticket(this);
     }
 
+    // Gives a part of the shards to a device, or back, or changes what it has: from the next step on the device steps
+    // its pieces and the CPU the others, at once, with the same bits wherever the cut. Make the placement by split()
+    // from shard_sizes(). The state moves: what a device has is in its memory alone, and the shards' own arrays of it
+    // are out of date until state() is called or it comes back (their pages may be given back to the system meanwhile,
+    // and are touched again by those two). Shards added later are the CPU's. Null takes everything back.
+    //
+    // Where an error says that the device failed, or did not answer in time, the step is taken back on both sides:
+    // state and accumulated gradients are as before it. For that the steps of both sides are recorded (see
+    // journal_budget_bytes; a device has room for all of its part), whether or not they wait for a norm.
+    //
+    // Throws, with everything where it was: invalid_argument for a placement of other shards, what the device throws
+    // where it lacks the memory or fails. The last step cannot be taken back any more.
+    void place(std::shared_ptr<device> on, placement const& where)
+    {
+        require_idle("place()");
+        settle();
+        check(where, shard_sizes());
+        if (on == nullptr && where.device_elems != 0)
+            throw invalid_argument("adamant: a placement gives " + std::to_string(where.device_elems) +
+                                   " elements to a device, but there is none (a null pointer)");
+        side_.place(std::move(on), where.pieces);
+        passes_.on_weights = {};
+        for (std::size_t i = 0; i < passes_.shards.size(); ++i)
+            if (side_.there() && side_.has_arrays(i))
+                passes_.on_weights = [this](std::size_t range) { send_weights(range); };
+        laid_out_ = false;
+        can_go_back_ = false;
+        prepare();
+        if (!passes_.on_weights)
+            return;
+        // The weights of what comes back were on the device alone; from now on they go up from here.
+        for (detail::block_range const& r : passes_.ranges())
+            if (side_.has_arrays(r.shard))
+                for_each_slice_of(r, [&](std::size_t begin, std::size_t end) {
+                    passes_.shards[r.shard].shard.round_weights(begin, end);
+                });
+    }
+    // The shards' sizes in elements, in order: for split().
+    [[nodiscard]] std::vector<std::size_t> shard_sizes() const
+    {
+        std::vector<std::size_t> sizes;
+        for (detail::tracked_shard const& s : passes_.shards)
+            sizes.push_back(s.shard.size());
+        return sizes;
+    }
+    // What place() would allocate on that device, in bytes, beside what it has there already.
+    [[nodiscard]] std::size_t device_bytes(device const& on, placement const& where) const
+    {
+        check(where, shard_sizes());
+        return side_.bytes_for(on, where.pieces);
+    }
+    // A shard's gradient is made on the device that place() names next, and its weights are wanted there: in arrays of
+    // the caller's in the device's memory. See device_arrays. Throws invalid_argument where a device has been placed
+    // on already, or an array is missing.
+    void set_device_arrays(std::size_t shard, device_arrays const& arrays)
+    {
+        require_idle("set_device_arrays()");
+        require_shard(shard);
+        if (side_.there())
+            throw invalid_argument("adamant: set_device_arrays() is called after place(); take everything back with "
+                                   "place(nullptr, ...) first");
+        if (!arrays.grad || bool(arrays.weight_out) != passes_.shards[shard].shard.has_weight_out())
+            throw invalid_argument("adamant: shard " + std::to_string(shard) + " ('" + name(shard) + "') " +
+                                   (passes_.shards[shard].shard.has_weight_out()
+                                        ? "needs two arrays on the device, of gradients and of weights"
+                                        : "has no weights, so it needs an array of gradients on the device, and none "
+                                          "of weights"));
+        side_.set_arrays(shard, arrays);
+    }
+
     // The state as views of the shards' arrays, which last as long as those; their bits are those of the last step.
     // What was accumulated since is no part of it: a run goes on from here to the bit where it is taken between a step
-    // and the next micro-step. Throws invalid_argument while a step is under way.
-    [[nodiscard]] state_dict state() const
+    // and the next micro-step. A device's part is copied into those arrays first. Throws invalid_argument while a step
+    // is under way, and device_error.
+    [[nodiscard]] state_dict state()
     {
         require_idle("state()");
+        settle();
+        if (side_.has_pieces())
+            at_rest([&] { side_.copy_home(); });
         using arrays = detail::offload_shard;
         state_dict all{
             .step = steps_, .loss_scaler = scaler_, .groups = groups_, .params = places_.params(), .tensors = {}};
@@ -375,6 +484,7 @@ public:
     // Takes over a state: step count, loss scale, the groups' hyperparameters (by name), and all arrays (by the
     // parameter's name), however they were cut; weight_out is made of param. What the state has besides is ignored.
     // Checks everything first: throws invalid_argument that says what is missing or does not fit, with nothing changed.
+    // A device_error leaves a state that is neither; no step can be taken until load() has been through.
     void load(state_dict const& from)
     {
         require_idle("load()");
@@ -393,6 +503,7 @@ public:
                                    (scaler_ ? "has no dynamic loss scale, but this optimizer scales"
                                             : "has a dynamic loss scale, but this optimizer does not scale") +
                                    " dynamically; set loss_scaling in the options as it was");
+        is_half_loaded_ = side_.there();
         for (detail::state_copy const& copy : copies)
             std::memcpy(copy.to, copy.from, copy.bytes);
         for (detail::tracked_shard& s : passes_.shards) {
@@ -400,6 +511,11 @@ public:
                                          [&](slice part) { s.shard.round_weights(part.begin, part.end); });
             s.summed = 0;
         }
+        if (side_.there()) {
+            prepare();
+            at_rest([&] { side_.copy_state_from_home(); });
+        }
+        is_half_loaded_ = false;
         groups_ = std::move(groups);
         scaler_ = from.loss_scaler;
         steps_ = from.step;
@@ -455,9 +571,8 @@ private:
     {
         std::size_t bytes = 0;
         for (detail::tracked_shard const& s : passes_.shards)
-            if (std::size_t const blocks = s.shard.blocks(); blocks != 0)
-                bytes += (blocks - 1) * s.shard.record_bytes_at_most(norm_block_elems) +
-                         s.shard.record_bytes_at_most(s.shard.length(blocks - 1));
+            bytes += s.cpu_elems / norm_block_elems * s.shard.record_bytes_at_most(norm_block_elems) +
+                     s.shard.record_bytes_at_most(s.cpu_elems % norm_block_elems);
         return with_losses(bytes);
     }
     [[nodiscard]] std::size_t journal_budget() const noexcept
@@ -468,21 +583,53 @@ private:
             return longest_journal();
         std::size_t bytes = 0;
         for (detail::tracked_shard const& s : passes_.shards)
-            bytes += s.shard.size() * (s.shard.records_are_copies() ? s.shard.state_bytes() : 3);
+            bytes += s.cpu_elems * (s.shard.records_are_copies() ? s.shard.state_bytes() : 3);
         return std::min(longest_journal(), with_losses(bytes));
     }
 
     void open(step_values const& values, bool as_they_arrive)
     {
         require_idle(as_they_arrive ? "begin_step()" : "step()");
+        settle();
+        if (is_half_loaded_)
+            throw device_error("adamant: a step is to be taken, but the device has failed while a state was loaded; "
+                               "load() it again");
         prepare(as_they_arrive);
         open_step(groups_, values, as_they_arrive);
+    }
+
+    // What fails in there is to leave nothing behind on the device's lanes.
+    template <class Work>
+    void at_rest(Work const& work)
+    {
+        try {
+            work();
+        } catch (...) {
+            (void)side_.stop();
+            throw;
+        }
+    }
+    template <class Work>
+    void for_each_slice_of(detail::block_range const& range, Work const& work) const
+    {
+        std::size_t const begin = range.begin * norm_block_elems;
+        std::size_t const end = std::min(passes_.shards[range.shard].shard.size(), range.end * norm_block_elems);
+        passes_.cpu().for_each_slice(end - begin, [&](slice part) { work(begin + part.begin, begin + part.end); });
+    }
+    // In an open step the failure stays, and finish() finds it.
+    void accumulate_on_device(std::size_t shard, bool first)
+    {
+        if (stage_ == stage::open)
+            on_device([&] { side_.accumulate(shard, first); });
+        else
+            at_rest([&] { side_.accumulate(shard, first); });
     }
 
     std::vector<parameter_group> groups_;
     detail::param_places places_;
     bool laid_out_ = false;
     bool has_journal_ = false;
+    bool is_half_loaded_ = false;
     std::mutex submit_mutex_;
 };
 

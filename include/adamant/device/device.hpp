@@ -82,9 +82,9 @@ struct device_pass {
 // An optimizer's pieces on one device, with room for records of all their blocks. What its functions enqueue goes to
 // the lane work, but where said otherwise. Blocks are counted over all pieces in order.
 //
-// The passes do to a block what they do on the CPU, with the same bits: see detail::block_pass. There is always room for
-// a record. What differs: redo and rest make records where keep_records says so, measure and compare both leave sums of
-// squares in the results, undo makes weight_out of the params that it brings back.
+// The passes do to a block what they do on the CPU, with the same bits: see detail::block_pass. There is always room
+// for a record. What differs: redo and rest make records where keep_records says so, measure and compare both leave
+// sums of squares in the results, undo makes weight_out of the params that it brings back.
 class device_part {
 public:
     virtual ~device_part() = default;
@@ -93,9 +93,12 @@ public:
     virtual void accumulate(std::uint32_t piece, bool first) = 0;
     // weight_out of param, of all pieces that have one.
     virtual void round_weights() = 0;
-    virtual void forget_records() = 0;
-    // In the lane down, after all work so far: the sums of squares that the last pass to take them has left, and whether
-    // there is a record (0 or 1), of each block. The spans have all blocks, and are written until that lane is through.
+    // For what is enqueued from now on there are no records of what was enqueued before. Enqueues nothing, and cannot
+    // fail: else records of an old step could be taken for those of the next.
+    virtual void forget_records() noexcept = 0;
+    // In the lane down, after all work so far: the sums of squares that the last pass to take them has left, and
+    // whether there is a record (0 or 1), of each block. The spans have all blocks, and are written until that lane is
+    // through.
     virtual void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) = 0;
 };
 
@@ -135,8 +138,8 @@ public:
     // Until then; false where it is not there by the deadline. Throws device_error where anything has failed.
     [[nodiscard]] virtual bool wait_until(device_mark until, clock::time_point deadline) = 0;
 
-    // Drops what has not begun and forgets the failure, if the device can go on after it: false where it cannot, or does
-    // not answer. Its memory holds what it held. Waits for what has begun, to the deadline.
+    // Drops what has not begun and forgets the failure, if the device can go on after it: false where it cannot, or
+    // does not answer. Its memory holds what it held. Waits for what has begun, to the deadline.
     [[nodiscard]] virtual bool reset(clock::time_point deadline) noexcept = 0;
 
     // Memory that copies are fastest with, of at least that many bytes, at a multiple of 4096; freed with the last

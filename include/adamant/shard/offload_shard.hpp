@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <type_traits>
 
@@ -86,6 +87,22 @@ enum class block_pass : std::uint8_t {
     compare,   // whether the gradients are those of the last step
 };
 
+[[nodiscard]] constexpr char const* name(block_pass of) noexcept
+{
+    constexpr char const* names[] = {"measure", "step", "speculate", "rest", "redo", "undo", "compare"};
+    return names[static_cast<std::size_t>(of)];
+}
+// Whether it leaves sums of squares.
+[[nodiscard]] constexpr bool is_first(block_pass of) noexcept
+{
+    return of <= block_pass::speculate || of == block_pass::compare;
+}
+// Whether it leaves params and moments as they are.
+[[nodiscard]] constexpr bool only_reads(block_pass of) noexcept
+{
+    return of == block_pass::measure || of == block_pass::compare;
+}
+
 // How the shards of one parameter group are stepped.
 struct group_step {
     coefficients c;
@@ -107,11 +124,20 @@ public:
     {
     }
 
+    // The same from arrays whose types are known at run time.
+    offload_shard(kernel::step_pointers const& pointers, std::byte* sum, std::size_t size, dtype const (&types)[6],
+                  offload_kernels const& kernels) noexcept
+        : kernels_(kernels), pointers_(pointers), sum_(sum), size_(size)
+    {
+        std::copy(std::begin(types), std::end(types), std::begin(types_));
+    }
+
     enum array : std::size_t { param, grad, exp_avg, exp_avg_sq, weight_out, accumulator };
 
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     [[nodiscard]] std::size_t blocks() const noexcept { return (size_ + norm_block_elems - 1) / norm_block_elems; }
     [[nodiscard]] dtype type(array which) const noexcept { return types_[which]; }
+    [[nodiscard]] offload_kernels const& kernels() const noexcept { return kernels_; }
     [[nodiscard]] bool has_accumulator() const noexcept { return kernels_.begin_sum != nullptr; }
     [[nodiscard]] bool has_weight_out() const noexcept { return kernels_.round_weights != nullptr; }
     [[nodiscard]] std::byte* data(array which) const noexcept

@@ -42,6 +42,8 @@ struct optimizer_options {
     // for the norm.
     std::optional<std::size_t> journal_budget_bytes = {};
     bool keep_last_step = false; // so that rollback() can take it back
+    // How long a device may take for what it was given for a step before it counts as one that has stopped answering.
+    double device_timeout_s = 300;
     // Where gradients are spread over ranks: is given this process's sum and count, returns those of all (a sum by MPI
     // or NCCL). Every rank must add in the same order, or their bits differ. Called once in every step, by finish(),
     // step(), or, for step_async(), in one of the team's threads. May throw: the step is then taken back.
@@ -68,6 +70,8 @@ inline void check(optimizer_options const& options)
     detail::check_limit("max_norm", options.max_norm);
     detail::check_limit("max_abs_grad", options.max_abs_grad);
     detail::check_one_limit(options.max_norm, options.max_abs_grad);
+    if (!(options.device_timeout_s > 0 && options.device_timeout_s <= 1e6))
+        detail::refuse_hyperparameter("device_timeout_s", options.device_timeout_s, "above 0, and at most 1e6");
     if (options.on_nonfinite > nonfinite_policy::apply)
         throw invalid_argument("adamant: on_nonfinite holds no nonfinite_policy");
     if (options.speculate > speculation::never)

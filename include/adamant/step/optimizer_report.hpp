@@ -49,6 +49,17 @@ struct step_phase {
     }
 };
 
+// What a device had to do with a step, and how long it was busy with each kind of work.
+struct device_report {
+    std::size_t elements = 0; // stepped there
+    double work_s = 0;
+    double up_s = 0; // copies from the host
+    double down_s = 0;
+    std::size_t work_bytes = 0;
+    std::size_t up_bytes = 0;
+    std::size_t down_bytes = 0;
+};
+
 struct optimizer_report {
     std::uint64_t step = 0; // the number of this step, whether it was applied or skipped
     step_outcome outcome = step_outcome::applied;
@@ -64,7 +75,10 @@ struct optimizer_report {
         std::size_t index;
     };
     std::optional<place> first_nonfinite = {};
-    std::size_t elements = 0;      // stepped
+    std::size_t elements = 0;      // stepped, on both sides
+    double ratio = 1;              // the share of them that the CPU has stepped
+    double cpu_busy_s = 0;         // how long its threads have worked, on average
+    device_report device;
     std::size_t shards_waited = 0; // for the norm, as the journal's budget was full
     std::size_t journal_bytes = 0; // of records written
     double seconds = 0;            // from its beginning to its end; what gradients took to arrive is in it

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/numerics/float_mode.hpp>
+#include <adamant/step/device_side.hpp>
 #include <adamant/step/offload_step.hpp>
 #include <adamant/step/optimizer_options.hpp>
 #include <adamant/step/optimizer_report.hpp>
@@ -27,12 +29,13 @@ namespace detail {
 class step_course {
 protected:
     enum class stage : std::uint8_t { idle, open, async };
-    enum class progress : std::uint8_t { first_pass, back, last_pass };
+    enum class progress : std::uint8_t { first_pass, back, last_pass, without_room };
 
     step_course(executor const& cpu, optimizer_options options)
-        : options_(std::move(options)), passes_(cpu, [this] { return next_at_end(); })
+        : options_(std::move(options)), passes_(cpu, [this] { return next_at_end(); }), side_(passes_)
     {
         check(options_);
+        side_.set_timeout(options_.device_timeout_s);
         if (options_.loss_scaling)
             scaler_ = initial_state(*options_.loss_scaling);
         pus_ = passes_.cpu().team()->bound() ? to_list(passes_.cpu().team()->bound_to()) : std::string();
@@ -87,14 +90,18 @@ protected:
         rounded_to_nearest([&] { make_group_steps(1.0, passes_.speculated); });
         passes_.settled = passes_.speculated;
         summed_before_.resize(passes_.shards.size()); // here, as nothing may fail once arrays have been written
-        passes_.keep_records = options_.keep_last_step;
+        // With a device every step can be taken back until both sides are through with it, for a device may fail.
+        passes_.keep_records = options_.keep_last_step || side_.there();
+        passes_.waits_for_room = side_.there();
         passes_.now_skips = options_.on_nonfinite == nonfinite_policy::skip;
-        bool const norm_first = max_norm_ != 0 || passes_.now_skips || options_.reduce;
+        norm_first_ = max_norm_ != 0 || passes_.now_skips || options_.reduce;
         bool const speculates =
-            norm_first && as_they_arrive &&
+            norm_first_ && as_they_arrive &&
             (options_.speculate == speculation::always ||
              (options_.speculate == speculation::automatic && std::popcount(taken_back_of_last_eight_) <= 4));
-        first_pass_ = !norm_first ? block_pass::step : speculates ? block_pass::speculate : block_pass::measure;
+        first_pass_ = !norm_first_ ? (side_.there() ? block_pass::speculate : block_pass::step)
+                      : speculates ? block_pass::speculate
+                                   : block_pass::measure;
         for (tracked_shard& s : passes_.shards)
             s.submitted = s.left_out = false;
         passes_.forget_records();
@@ -102,6 +109,10 @@ protected:
         passes_.begin();
         can_go_back_ = false;
         error_ = nullptr;
+        if (side_.there()) {
+            side_.forget_records();
+            usage_before_ = side_.device().usage();
+        }
         at_ = progress::first_pass;
         report_ = {};
         report_.step = steps_ + 1;
@@ -139,16 +150,103 @@ protected:
         }
     }
 
+    // The first pass over a shard whose gradient is there.
+    void start(std::size_t shard)
+    {
+        if (side_.has_arrays(shard) && side_.there()) {
+            passes_.check_caller();
+            fetch_gradients(shard);
+        } else {
+            passes_.line().add([&] { return passes_.describe(shard, first_pass_); });
+        }
+        if (side_.there())
+            side_.submit(shard, first_pass_);
+    }
     void submit_all()
     {
+        passes_.check_caller();
+        std::lock_guard const lock(submit_all_mutex_);
         for (tracked_shard& s : passes_.shards)
             s.submitted = true;
-        passes_.line().add([&] { return passes_.describe_all(first_pass_); });
+        if (side_.there()) {
+            side_.submit_all(first_pass_);
+            for (std::size_t i = 0; i < passes_.shards.size(); ++i)
+                if (side_.has_arrays(i))
+                    fetch_gradients(i);
+        }
+        passes_.line().add([&] {
+            std::size_t blocks = 0;
+            for (std::size_t i = 0; i < passes_.shards.size(); ++i)
+                if (!side_.there() || !side_.has_arrays(i))
+                    blocks += passes_.describe(i, first_pass_);
+            // So that somebody comes to the end, who waits for the device.
+            return blocks == 0 && side_.there() && stage_ == stage::async ? passes_.describe_nothing() : blocks;
+        });
+    }
+    // The CPU's part of a shard is stepped as its gradient comes down.
+    void fetch_gradients(std::size_t shard)
+    {
+        for (std::size_t r = passes_.first_range(shard); r < passes_.first_range(shard + 1); ++r)
+            side_.fetch_gradient(r, [this, r] { arrived(r); });
+    }
+    void arrived(std::size_t range) noexcept
+    {
+        keep_error([&] { passes_.line().add([&] { return passes_.describe_range(range, first_pass_); }); });
+    }
+    // In one of the team's threads.
+    void send_weights(std::size_t range) noexcept
+    {
+        keep_error([&] { side_.send_weights(range); });
+    }
+    // For wait_for_pass() to throw.
+    template <class Work>
+    void keep_error(Work const& work) noexcept
+    {
+        try {
+            work();
+        } catch (...) {
+            std::lock_guard const lock(arrival_mutex_);
+            arrival_error_ = std::current_exception();
+        }
+    }
+    // What both sides have been given is done, and known. Throws device_error, and what was kept for it.
+    void wait_for_pass()
+    {
+        if (side_.there())
+            on_device([&] { side_.wait(); }); // all that comes down is on the line then
+        passes_.line().wait();
+        if (side_.there())
+            on_device([&] { take_results(); });
+    }
+    void take_results()
+    {
+        side_.wait_for_results();
+        std::lock_guard const lock(arrival_mutex_);
+        if (arrival_error_ != nullptr)
+            std::rethrow_exception(std::exchange(arrival_error_, nullptr));
+    }
+    // What fails in there leaves a step that has to be taken back.
+    template <class Work>
+    void on_device(Work const& work)
+    {
+        try {
+            work();
+        } catch (...) {
+            device_failed_ = true;
+            throw;
+        }
+    }
+    // Over all that take part, on both sides; the caller waits.
+    void begin_pass(block_pass pass)
+    {
+        if (side_.there() && at_ != progress::without_room)
+            on_device([&] { side_.run(pass); });
+        passes_.line().add([&] { return passes_.describe_all(pass); });
     }
     void run_all(block_pass pass)
     {
-        passes_.line().add([&] { return passes_.describe_all(pass); });
-        passes_.line().wait();
+        begin_pass(pass);
+        wait_for_pass();
     }
     void set_summed(std::vector<unsigned> const& summed) noexcept
     {
@@ -162,14 +260,36 @@ protected:
         passes_.line().wait();
         return first_pass_ != block_pass::step || passes_.unrecorded_blocks() == 0;
     }
-    // What the open step has done is undone, where it can be.
+    // What the open step has done is undone, where it can be. A device that does not answer is left for settle().
     void take_back()
     {
+        device_failed_ = false;
+        bool const answers = side_.stop();
         passes_.line().wait();
-        if (first_pass_ != block_pass::measure && at_ == progress::first_pass)
-            run_all(block_pass::undo);
+        if (side_.there() && at_ >= progress::last_pass)
+            passes_.speculated = passes_.settled; // which its records were made with
+        if (side_.there() || (first_pass_ != block_pass::measure && at_ == progress::first_pass))
+            undo_recorded();
+        device_is_behind_ = !answers || !side_.take_back();
         passes_.forget_records();
         stage_ = stage::idle;
+    }
+    void undo_recorded()
+    {
+        passes_.line().add([&] { return passes_.describe_all(block_pass::undo); });
+        passes_.line().wait();
+    }
+    // What a device has yet to take back of a step that failed, it must before anything else. Throws device_error.
+    void settle()
+    {
+        if (!device_is_behind_)
+            return;
+        if (!side_.stop() || !side_.take_back())
+            throw device_error("adamant: " + side_.device().name() +
+                               " has failed in a step and does not answer yet; its part of that step is still to be "
+                               "taken back. Call again later, or load a checkpoint into a new optimizer");
+        passes_.forget_records();
+        device_is_behind_ = false;
     }
 
     [[nodiscard]] static double seconds_since(std::chrono::steady_clock::time_point start)
@@ -186,9 +306,16 @@ protected:
             more = decide();
         } else if (at_ == progress::back) {
             passes_.forget_records();
+            if (side_.there())
+                side_.forget_records();
             records_were_forgotten_ = true;
             next_pass_ = block_pass::rest;
             at_ = progress::last_pass;
+            more = true;
+        } else if (at_ == progress::last_pass && passes_.waits_for_room && report_.outcome == step_outcome::applied &&
+                   passes_.unrecorded_blocks() != 0) {
+            // The device is through: what is left cannot fail, and need not be taken back.
+            step_without_room();
             more = true;
         }
         if (!more)
@@ -196,6 +323,12 @@ protected:
         return more;
     }
 
+    void step_without_room() noexcept
+    {
+        passes_.waits_for_room = false;
+        next_pass_ = block_pass::rest;
+        at_ = progress::without_room;
+    }
     bool decide()
     {
         grad_squares found = passes_.total();
@@ -207,7 +340,7 @@ protected:
         bool const skips = passes_.now_skips && found.nonfinite != 0;
         report_.outcome = skips ? step_outcome::skipped : step_outcome::applied;
         bool const speculated = first_pass_ == block_pass::speculate;
-        report_.speculated = speculated;
+        report_.speculated = speculated && norm_first_;
         rounded_to_nearest([&] {
             report_.global_norm = std::sqrt(found.sum) / loss_scale_;
             if (skips || max_norm_ == 0)
@@ -221,7 +354,7 @@ protected:
         taken_back_of_last_eight_ = static_cast<std::uint8_t>(taken_back_of_last_eight_ << 1 | (skips || !fits));
         at_ = progress::last_pass;
         if (skips) {
-            report_.rolled_back = speculated && report_.journal_bytes != 0;
+            report_.rolled_back = speculated && something_stepped_;
             report_.update.bytes_moved = report_.rolled_back ? undo_bytes_ : 0;
             next_pass_ = block_pass::undo;
             return report_.rolled_back;
@@ -231,9 +364,11 @@ protected:
         if (!speculated || fits) {
             next_pass_ = block_pass::rest;
             report_.update.bytes_moved = rest_bytes_;
-            return rest_bytes_ != 0;
+            if (speculated && side_.there())
+                step_without_room();
+            return rest_bytes_ != 0 || (!speculated && side_.there());
         }
-        report_.rolled_back = report_.journal_bytes != 0;
+        report_.rolled_back = something_stepped_;
         report_.update.bytes_moved = step_bytes() + undo_bytes_;
         if (passes_.keep_records && report_.rolled_back) {
             next_pass_ = block_pass::undo;
@@ -261,7 +396,10 @@ protected:
                 continue;
             std::size_t const b = passes_.first_nonfinite_block(s);
             if (b < s.shard.blocks()) {
-                report_.first_nonfinite = {i, s.shard.first_nonfinite(b, s.summed != 0)};
+                std::optional<std::size_t> there;
+                if (side_.there())
+                    on_device([&] { there = side_.first_nonfinite(i, b); });
+                report_.first_nonfinite = {i, there ? *there : s.shard.first_nonfinite(b, s.summed != 0)};
                 return;
             }
         }
@@ -280,21 +418,24 @@ protected:
     {
         std::size_t bytes = 0;
         for (tracked_shard const& s : passes_.shards)
-            bytes += s.left_out ? 0 : s.shard.size() * step_bytes_of(s);
+            bytes += s.left_out ? 0 : s.cpu_elems * step_bytes_of(s);
         return bytes;
     }
     void count_first_pass()
     {
         report_.journal_bytes = passes_.journal_bytes();
         rest_bytes_ = undo_bytes_ = 0;
+        something_stepped_ = false;
         for (tracked_shard const& s : passes_.shards) {
             if (s.left_out)
                 continue;
             report_.elements += report_.outcome == step_outcome::applied ? s.shard.size() : 0;
-            std::size_t const stepped = first_pass_ == block_pass::step        ? s.shard.size()
+            report_.device.elements += report_.outcome == step_outcome::applied ? s.shard.size() - s.cpu_elems : 0;
+            std::size_t const stepped = first_pass_ == block_pass::step        ? s.cpu_elems
                                         : first_pass_ == block_pass::speculate ? passes_.recorded_elements(s)
                                                                                : 0;
-            std::size_t const waiting = s.shard.size() - stepped;
+            std::size_t const waiting = s.cpu_elems - stepped;
+            something_stepped_ = something_stepped_ || stepped != 0 || s.cpu_elems != s.shard.size();
             report_.gradients.bytes_moved += stepped * step_bytes_of(s) + waiting * grad_bytes_of(s);
             rest_bytes_ += waiting * step_bytes_of(s);
             undo_bytes_ += stepped * (2 * s.shard.state_bytes() + grad_bytes_of(s));
@@ -311,6 +452,12 @@ protected:
         std::size_t const recorded = passes_.journal_bytes() - (records_were_forgotten_ ? 0 : report_.journal_bytes);
         report_.journal_bytes += recorded;
         report_.update.bytes_moved += recorded;
+        report_.cpu_busy_s = passes_.busy_seconds();
+        report_.ratio = report_.elements == 0
+                            ? 1.0
+                            : 1 - static_cast<double>(report_.device.elements) / static_cast<double>(report_.elements);
+        if (side_.there())
+            report_device();
         report_.update.seconds = seconds_since(started_update_);
         report_.seconds = seconds_since(started_);
         scaler_before_ = scaler_;
@@ -326,6 +473,21 @@ protected:
         if (!can_go_back_)
             passes_.forget_records();
     }
+    void report_device()
+    {
+        device_usage const now = side_.device().usage();
+        auto const bytes = [&](device_lane lane) {
+            auto const i = static_cast<std::size_t>(lane);
+            return static_cast<std::size_t>(now.bytes[i] - usage_before_.bytes[i]);
+        };
+        auto const seconds = [&](device_lane lane) {
+            auto const i = static_cast<std::size_t>(lane);
+            return now.busy_s[i] - usage_before_.busy_s[i];
+        };
+        report_.device = {report_.device.elements,    seconds(device_lane::work), seconds(device_lane::up),
+                          seconds(device_lane::down), bytes(device_lane::work),   bytes(device_lane::up),
+                          bytes(device_lane::down)};
+    }
 
     // For step_async(): in one of the team's threads, when a pass is over.
     bool next_at_end() noexcept
@@ -333,12 +495,24 @@ protected:
         if (stage_ != stage::async)
             return false;
         try {
-            while (next_stage())
+            if (side_.there()) // the first gradients may have come down, and been stepped, before all was submitted
+                std::lock_guard const lock(submit_all_mutex_);
+            for (;;) {
+                if (side_.there()) {
+                    on_device([&] { side_.wait(); });
+                    if (passes_.line().done() != passes_.line().added())
+                        return false; // gradients have come down meanwhile
+                    on_device([&] { take_results(); });
+                }
+                if (!next_stage())
+                    return false;
+                if (side_.there() && at_ != progress::without_room)
+                    on_device([&] { side_.run(next_pass_); });
                 if (std::size_t const blocks = passes_.describe_all(next_pass_); blocks != 0) {
                     passes_.line().add_at_end(blocks);
                     return true;
                 }
-            return false;
+            }
         } catch (...) {
             error_ = std::current_exception();
             return false;
@@ -349,7 +523,9 @@ protected:
         if (stage_ != stage::async)
             throw invalid_argument("adamant: a ticket is waited for twice, or its step is over");
         passes_.line().wait();
-        stage_ = stage::idle;
+        stage_ = stage::idle; // first: who comes to the end from now on has nothing more to decide
+        if (device_failed_)
+            take_back();
         if (error_ != nullptr)
             std::rethrow_exception(std::exchange(error_, nullptr));
         return report_;
@@ -357,6 +533,8 @@ protected:
 
     optimizer_options options_;
     offload_passes passes_;
+    device_side side_;              // after the passes: its device is still at work on them when it goes
+    bool device_is_behind_ = false; // it has yet to take back what it did of a step that failed
     std::string pus_;
     std::uint64_t steps_ = 0;
     std::optional<loss_scaler_state> scaler_;
@@ -378,6 +556,13 @@ protected:
     double loss_scale_ = 1;
     bool scales_itself_ = true;
     std::vector<double> lr_;
+    bool norm_first_ = false;        // it must be known before anything may stay stepped
+    bool something_stepped_ = false; // by the first pass, on either side
+    bool device_failed_ = false;     // the step has to be taken back
+    device_usage usage_before_;
+    std::mutex submit_all_mutex_;
+    std::mutex arrival_mutex_; // guards the next
+    std::exception_ptr arrival_error_;
     std::size_t rest_bytes_ = 0;
     std::size_t undo_bytes_ = 0;
     bool records_were_forgotten_ = false;

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+// The optimizer with a part of its shards on a device: the same bits, and what becomes of a step when the device fails.
+#include <cmath>
+#include <map>
+#include <memory>
+
+#include <adamant/device/emulated_device.hpp>
+#include <adamant/optimizer.hpp>
+#include <adamant/split/split.hpp>
+
+#include "catch.hpp"
+#include "slow_optimizer.hpp"
+
+using namespace adamant;
+using namespace slow;
+
+TEST_CASE("Any run of an optimizer with a device has the bits of the oracle applied the slow way")
+{
+    for (std::uint64_t seed = 1; seed <= 40; ++seed)
+        run_random(seed, true);
+}
+
+TEST_CASE("Any run of an optimizer with a device, many of them", "[slow]")
+{
+    for (std::uint64_t seed = 300; seed < 400; ++seed)
+        run_random(seed, true);
+}
+
+namespace {
+
+// Three tensors of all kinds, of which the one in the middle has its gradients and weights on the device.
+struct model {
+    std::shared_ptr<emulated_device> gpu = std::make_shared<emulated_device>();
+    std::vector<tensor> tensors;
+    on_device there;
+    std::unique_ptr<optimizer> steps; // before what it works on
+
+    explicit model(optimizer_options options = {}, double ratio = 0.5)
+    {
+        test::random_bits random(7);
+        tensors.emplace_back(kinds[0], 3 * norm_block_elems + 11, random);
+        tensors.emplace_back(kinds[0], 5 * norm_block_elems, random);
+        tensors.emplace_back(kinds[1], 2 * norm_block_elems + 1, random);
+        options.device_timeout_s = std::min(options.device_timeout_s, 20.0);
+        steps = std::make_unique<optimizer>(executor_of(1), options);
+        steps->add_group("all", adamw);
+        for (std::size_t k = 0; k < tensors.size(); ++k)
+            add(*steps, tensors[k], "tensor " + std::to_string(k));
+        there.device = gpu;
+        there.at = {gpu->allocate(tensors[1].size() * 2), gpu->allocate(tensors[1].size() * 2)};
+        there.put(there.at.weight_out, tensors[1].mine[weight_out], dtype::bfloat16);
+        if (ratio >= 0) {
+            steps->set_device_arrays(1, there.at);
+            steps->place(gpu, split(steps->shard_sizes(), {.ratio = ratio}));
+        }
+    }
+    // A device that hangs is asked to go on first.
+    ~model() { gpu->resume(); }
+
+    // Of a step, the same every time.
+    void make_gradients(std::uint64_t step)
+    {
+        test::random_bits random(step);
+        for (tensor& t : tensors)
+            t.draw_gradient(random, -12, -6);
+        there.put(there.at.grad, tensors[1].mine[grad], dtype::bfloat16);
+    }
+    // In one of the ways that a step can be taken; way 3 adds up a micro-step first.
+    optimizer_report step(std::uint64_t number, std::size_t way, step_values const& values = {})
+    {
+        make_gradients(number);
+        if (way == 0)
+            return steps->step(values);
+        if (way == 1)
+            return steps->step_async(values).wait();
+        steps->begin_step(values);
+        for (std::size_t k = tensors.size(); k-- > 0;)
+            steps->submit(k);
+        return steps->finish();
+    }
+    // All that an optimizer has changed, in host memory.
+    [[nodiscard]] std::vector<test::array> all()
+    {
+        (void)steps->state();
+        std::vector<test::array> result;
+        for (std::size_t k = 0; k < tensors.size(); ++k)
+            for (auto const which : {param, exp_avg, exp_avg_sq, weight_out})
+                result.emplace_back(tensors[k].mine[which]);
+        if (steps->shards() != 0 && placed)
+            there.get(result[7], there.at.weight_out, dtype::bfloat16);
+        return result;
+    }
+    bool placed = true;
+};
+
+std::string difference(std::vector<test::array> const& a, std::vector<test::array> const& b)
+{
+    for (std::size_t i = 0; i < a.size(); ++i)
+        if (std::string const text = a[i].difference(b[i]); !text.empty())
+            return "array " + std::to_string(i) + ": " + text;
+    return {};
+}
+
+// What four steps come to without a device, and after each of them.
+std::vector<std::vector<test::array>> const& expected(optimizer_options const& options, step_values const& values)
+{
+    static std::map<std::pair<double, bool>, std::vector<std::vector<test::array>>> known;
+    auto& states = known[{values.max_norm.value_or(0), options.loss_scaling.has_value()}];
+    if (states.empty()) {
+        model alone(options, -1);
+        alone.placed = false;
+        states.push_back(alone.all());
+        for (std::uint64_t i = 1; i <= 4; ++i) {
+            (void)alone.step(i, 0, values);
+            states.push_back(alone.all());
+        }
+    }
+    return states;
+}
+
+} // namespace
+
+TEST_CASE("Training has the same bits at every ratio, and wherever it is moved to between steps")
+{
+    for (double const max_norm : {0.0, 1e-3, 1e9}) {
+        step_values const values{.max_norm = max_norm};
+        auto const& states = expected({}, values);
+        for (double const ratio : {0.0, 0.37, 0.9, 1.0})
+            for (std::size_t way = 0; way < 3; ++way) {
+                INFO("ratio " << ratio << ", way " << way << ", max_norm " << max_norm);
+                model hybrid({}, ratio);
+                for (std::uint64_t i = 1; i <= 4; ++i) {
+                    optimizer_report const report = hybrid.step(i, way, values);
+                    CHECK(std::fabs(report.ratio - ratio) <= 2048.0 / (10 * norm_block_elems + 12));
+                    CHECK(report.elements == 10 * norm_block_elems + 12);
+                    CHECK(report.device.elements ==
+                          static_cast<std::size_t>(std::lround((1 - report.ratio) * (10 * norm_block_elems + 12))));
+                    REQUIRE(difference(hybrid.all(), states[i]) == "");
+                    if (i == 2) // moves
+                        hybrid.steps->place(hybrid.gpu, split(hybrid.steps->shard_sizes(),
+                                                              {.ratio = ratio, .order = split_order::back}));
+                }
+            }
+    }
+}
+
+TEST_CASE("What fails on a device is named, and leaves everything as it was before the step")
+{
+    for (auto const& [max_norm, text] : {std::pair{0.0, "no limit"}, std::pair{1e-3, "clipped"}}) {
+        step_values const values{.max_norm = max_norm};
+        for (std::size_t way = 0; way < 3; ++way)
+            for (auto const kind : {device_operation::copy_up, device_operation::copy_down, device_operation::work}) {
+                auto const& states = expected({}, values);
+                std::size_t failures = 0;
+                for (std::size_t after = 0;; ++after) {
+                    INFO(text << ", way " << way << ", operation " << static_cast<int>(kind) << ", number " << after);
+                    model hybrid;
+                    (void)hybrid.step(1, way, values);
+                    (void)hybrid.step(2, way, values);
+                    hybrid.make_gradients(3);
+                    hybrid.gpu->fail(kind, after);
+                    std::string what;
+                    try {
+                        if (way == 0) {
+                            (void)hybrid.steps->step(values);
+                        } else if (way == 1) {
+                            (void)hybrid.steps->step_async(values).wait();
+                        } else {
+                            hybrid.steps->begin_step(values);
+                            for (std::size_t k = 3; k-- > 0;)
+                                hybrid.steps->submit(k);
+                            (void)hybrid.steps->finish();
+                        }
+                    } catch (device_error const& error) {
+                        what = error.what();
+                    }
+                    hybrid.gpu->resume();
+                    if (what.empty()) { // so many there are not
+                        CHECK(hybrid.steps->steps() == 3);
+                        REQUIRE(difference(hybrid.all(), states[3]) == "");
+                        break;
+                    }
+                    ++failures;
+                    CHECK(what.find("emulated device failed at ") != what.npos);
+                    CHECK(hybrid.steps->steps() == 2);
+                    REQUIRE(difference(hybrid.all(), states[2]) == "");
+                    // And it goes on as if nothing had been.
+                    (void)hybrid.step(3, way, values);
+                    REQUIRE(difference(hybrid.all(), states[3]) == "");
+                }
+                CHECK(failures >= 2);
+            }
+    }
+}
+
+TEST_CASE("A device that stops answering is named; the CPU's part is as before the step, and so is the device's later")
+{
+    step_values const values{.max_norm = 1e-3};
+    auto const& states = expected({}, values);
+    for (auto const kind : {device_operation::copy_up, device_operation::copy_down, device_operation::work})
+        for (std::size_t way = 0; way < 3; ++way) {
+            INFO("operation " << static_cast<int>(kind) << ", way " << way);
+            optimizer_options options;
+            options.device_timeout_s = 0.05;
+            model hybrid(options);
+            (void)hybrid.step(1, 0, values);
+            hybrid.make_gradients(2);
+            hybrid.gpu->hang(kind, 1);
+            try {
+                (void)(way == 0 ? hybrid.steps->step(values) : hybrid.steps->step_async(values).wait());
+                FAIL("it went on");
+            } catch (device_error const& error) {
+                CHECK(std::string(error.what()).find("stopped answering") != std::string::npos);
+            }
+            CHECK(hybrid.steps->steps() == 1);
+            if (way == 0) { // nothing can be done with it meanwhile
+                CHECK_THROWS_AS(hybrid.steps->state(), device_error);
+                CHECK_THROWS_AS(hybrid.steps->step(), device_error);
+            }
+            hybrid.gpu->resume();
+            REQUIRE(difference(hybrid.all(), states[1]) == "");
+            (void)hybrid.step(2, way, values);
+            REQUIRE(difference(hybrid.all(), states[2]) == "");
+        }
+}
+
+TEST_CASE("An optimizer whose device hangs, or has an open step, can be dropped")
+{
+    {
+        model hybrid({.device_timeout_s = 0.02});
+        hybrid.make_gradients(1);
+        hybrid.gpu->hang(device_operation::work);
+        hybrid.steps->begin_step();
+        hybrid.steps->submit(0);
+    }
+    model hybrid;
+    hybrid.make_gradients(1);
+    hybrid.steps->begin_step();
+    hybrid.steps->submit(1);
+    hybrid.steps->abandon();
+    CHECK(difference(hybrid.all(), expected({}, {.max_norm = 0.0})[0]) == "");
+    hybrid.steps->begin_step();
+    hybrid.steps->submit(1);
+}
+
+TEST_CASE("A device without the memory says so, and everything stays where it was")
+{
+    model hybrid({}, 0.9);
+    auto const& states = expected({}, {.max_norm = 0.0});
+    (void)hybrid.step(1, 0, {.max_norm = 0.0});
+    std::size_t const before = hybrid.gpu->memory().free_bytes;
+    placement const all = split(hybrid.steps->shard_sizes(), {.ratio = 0});
+    auto const small = std::make_shared<emulated_device>(emulation_options{.name = "small", .memory_bytes = 200000});
+    CHECK(hybrid.steps->device_bytes(*small, all) > 200000);
+    CHECK(message_of([&] { hybrid.steps->place(small, all); }).find("small is asked for ") != std::string::npos);
+    CHECK(small->memory().free_bytes == 200000);
+    for (std::size_t after = 0; after < 3; ++after) {
+        hybrid.gpu->fail(device_operation::allocate, after);
+        CHECK(message_of([&] { hybrid.steps->place(hybrid.gpu, all); }).find("failed to allocate") !=
+              std::string::npos);
+        hybrid.gpu->fail(device_operation::copy_up, after);
+        CHECK(message_of([&] { hybrid.steps->place(hybrid.gpu, all); }).find("bytes up") != std::string::npos);
+        hybrid.gpu->fail(device_operation::copy_down, after);
+        CHECK(message_of([&] { hybrid.steps->place(hybrid.gpu, all); }).find("bytes down") != std::string::npos);
+        CHECK(hybrid.gpu->memory().free_bytes == before);
+        CHECK(difference(hybrid.all(), states[1]) == "");
+    }
+    (void)hybrid.step(2, 0, {.max_norm = 0.0});
+    CHECK(difference(hybrid.all(), states[2]) == "");
+    // What is given back is given back.
+    hybrid.steps->place(nullptr, split(hybrid.steps->shard_sizes(), {.ratio = 1}));
+    CHECK(hybrid.gpu->memory().free_bytes == hybrid.gpu->memory().total_bytes - 2 * 40960);
+}
+
+TEST_CASE("A checkpoint of one ratio loads under another")
+{
+    auto const& states = expected({}, {.max_norm = 0.0});
+    model from({}, 0.25);
+    (void)from.step(1, 0, {.max_norm = 0.0});
+    (void)from.step(2, 2, {.max_norm = 0.0});
+    for (double const ratio : {0.0, 0.6, 1.0}) {
+        model to({}, ratio);
+        (void)to.step(9, 0); // something else
+        state_dict const state = from.steps->state();
+        to.steps->load(state);
+        CHECK(to.steps->steps() == 2);
+        CHECK(difference(to.all(), states[2]) == "");
+        (void)to.step(3, 1, {.max_norm = 0.0});
+        CHECK(difference(to.all(), states[3]) == "");
+        // Where the device fails, it is neither the one nor the other, and says so until it is loaded again.
+        to.gpu->fail(device_operation::copy_up, 1);
+        if (ratio != 1) {
+            CHECK_THROWS_AS(to.steps->load(state), device_error);
+            CHECK(message_of([&] { to.steps->step(); }).find("load() it again") != std::string::npos);
+            to.steps->load(state);
+            CHECK(difference(to.all(), states[2]) == "");
+        }
+        to.gpu->resume();
+    }
+}
+
+TEST_CASE("Gradients that are added up move with their shards, and survive a step that fails")
+{
+    auto const run = [](double ratio, bool moves, bool fails) {
+        model m({}, ratio);
+        m.placed = ratio >= 0;
+        for (std::uint64_t i = 1; i <= 3; ++i) {
+            m.make_gradients(100 + i);
+            for (std::size_t k = 0; k < 3; ++k)
+                m.steps->accumulate(k);
+            m.make_gradients(200 + i);
+            m.steps->accumulate(0);
+            if (moves)
+                m.steps->place(m.gpu, split(m.steps->shard_sizes(), {.ratio = 0.3 * static_cast<double>(i)}));
+            if (fails) {
+                m.gpu->fail(device_operation::work, 1);
+                CHECK_THROWS_AS(m.step(i, 0), device_error);
+            }
+            (void)m.step(i, i % 3, {.max_norm = 1e-2});
+        }
+        return m.all();
+    };
+    auto const alone = run(-1, false, false);
+    CHECK(difference(run(0.5, false, false), alone) == "");
+    CHECK(difference(run(0.0, true, false), alone) == "");
+    CHECK(difference(run(0.5, false, true), alone) == "");
+    CHECK(difference(run(0.8, true, true), alone) == "");
+}
+
+TEST_CASE("What cannot be placed is refused")
+{
+    model hybrid;
+    auto const& states = expected({}, {.max_norm = 0.0});
+    std::vector<std::size_t> const sizes = hybrid.steps->shard_sizes();
+    CHECK(message_of([&] { hybrid.steps->place(nullptr, split(sizes, {.ratio = 0.5})); }).find("there is none") !=
+          std::string::npos);
+    CHECK(message_of([&] {
+              hybrid.steps->place(hybrid.gpu, split({4096, 1}, {.ratio = 0.5}));
+          }).find("make it by split()") != std::string::npos);
+    CHECK(message_of([&] { hybrid.steps->set_device_arrays(0, hybrid.there.at); }).find("after place()") !=
+          std::string::npos);
+    hybrid.steps->begin_step();
+    CHECK(message_of([&] {
+              hybrid.steps->place(hybrid.gpu, split(sizes, {.ratio = 1}));
+          }).find("while a step is under way") != std::string::npos);
+    hybrid.steps->abandon();
+    hybrid.steps->place(nullptr, split(sizes, {.ratio = 1}));
+    CHECK(message_of([&] { hybrid.steps->set_device_arrays(2, hybrid.there.at); }).find("has no weights") !=
+          std::string::npos);
+    CHECK(message_of([&] {
+              hybrid.steps->set_device_arrays(0, {hybrid.there.at.grad, {}});
+          }).find("two arrays") != std::string::npos);
+    CHECK(difference(hybrid.all(), states[0]) == "");
+    CHECK_THROWS_AS(optimizer(executor_of(1), {.device_timeout_s = 0}), invalid_argument);
+}
+
+TEST_CASE("A shard that is added to a placed optimizer is the CPU's until the next placement")
+{
+    model hybrid({}, 0.0);
+    test::random_bits random(3);
+    tensor more(kinds[0], 5000, random);
+    more.draw_gradient(random, -12, -6);
+    tensor const before = more;
+    add(*hybrid.steps, more, "more");
+    optimizer_report const report = hybrid.step(1, 0);
+    CHECK(report.elements - report.device.elements == 5000);
+    CHECK(more.mine[param].difference(before.mine[param]) != "");
+    hybrid.steps->place(hybrid.gpu, split(hybrid.steps->shard_sizes(), {.ratio = 0}));
+    CHECK(hybrid.step(2, 0).ratio == 0);
+}
