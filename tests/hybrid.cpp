@@ -327,6 +327,42 @@ TEST_CASE("Gradients that are added up move with their shards, and survive a ste
     CHECK(difference(run(0.8, true, true), alone) == "");
 }
 
+TEST_CASE("A step is taken back on both sides, if its gradients are still there on both")
+{
+    auto const& states = expected({}, {.max_norm = 0.0});
+    for (double const ratio : {0.0, 0.5, 1.0}) {
+        model m({.keep_last_step = true}, ratio);
+        (void)m.step(1, 0, {.max_norm = 0.0});
+        (void)m.step(2, 2, {.max_norm = 0.0});
+        // One element of a gradient on the device is another.
+        std::vector<bfloat16> gradient(m.tensors[1].size());
+        std::byte* const real = m.gpu->real(m.there.at.grad, gradient.size() * 2);
+        std::byte const kept = real[1];
+        if (ratio != 1) { // where the CPU has it all, it has its own copy
+            real[1] = static_cast<std::byte>(static_cast<unsigned>(kept) ^ 1u);
+            CHECK(message_of([&] { m.steps->rollback(); }).find("they have changed since") != std::string::npos);
+            real[1] = kept;
+        }
+        m.gpu->fail(device_operation::work);
+        if (ratio != 1) // while the gradients are compared: nothing has been taken back yet
+            CHECK_THROWS_AS(m.steps->rollback(), device_error);
+        m.gpu->resume();
+        CHECK(difference(m.all(), states[2]) == "");
+        m.steps->rollback();
+        CHECK(m.steps->steps() == 1);
+        CHECK(difference(m.all(), states[1]) == "");
+        (void)m.step(2, 1, {.max_norm = 0.0});
+        m.gpu->fail(device_operation::work, 1);
+        if (ratio != 1) // while it is taken back: that is completed as soon as the device answers
+            CHECK_NOTHROW(m.steps->rollback());
+        m.gpu->resume();
+        if (ratio == 1)
+            m.steps->rollback();
+        CHECK(m.steps->steps() == 1);
+        CHECK(difference(m.all(), states[1]) == "");
+    }
+}
+
 TEST_CASE("What cannot be placed is refused")
 {
     model hybrid;

@@ -180,7 +180,7 @@ public:
     {
         open(values, false);
         try {
-            submit_all();
+            submit_all(false);
             return finish();
         } catch (...) {
             if (stage_ == stage::open)
@@ -198,7 +198,7 @@ public:
         std::lock_guard const lock(submit_mutex_);
         require_open("submit()", shard);
         passes_.shards[shard].submitted = true;
-        on_device([&] { start(shard); });
+        side_.there() ? on_device([&] { start(shard); }) : start(shard);
     }
     // This shard has no gradient in this step and stays as it is; what was accumulated for it is forgotten.
     void leave_out(std::size_t shard)
@@ -278,6 +278,7 @@ public:
         settle();
         passes_.check_caller();
         set_summed(summed_before_);
+        passes_.waits_for_room = side_.there(); // in the passes of a step
         passes_.begin();
         bool same = true;
         try {
@@ -378,7 +379,7 @@ public:
         open(values, false);
         stage_ = stage::async;
         try {
-            submit_all();
+            submit_all(true);
         } catch (...) {
             stage_ = stage::idle;
             throw;
@@ -408,19 +409,13 @@ public:
         if (on == nullptr && where.device_elems != 0)
             throw invalid_argument("adamant: a placement gives " + std::to_string(where.device_elems) +
                                    " elements to a device, but there is none (a null pointer)");
-        side_.place(std::move(on), where.pieces);
-        passes_.on_weights = {};
-        for (std::size_t i = 0; i < passes_.shards.size(); ++i)
-            if (side_.there() && side_.has_arrays(i))
-                passes_.on_weights = [this](std::size_t range) { send_weights(range); };
         laid_out_ = false;
         can_go_back_ = false;
+        side_.place(std::move(on), where.pieces);
         prepare();
-        if (!passes_.on_weights)
-            return;
         // The weights of what comes back were on the device alone; from now on they go up from here.
         for (detail::block_range const& r : passes_.ranges())
-            if (side_.has_arrays(r.shard))
+            if (side_.there() && side_.has_arrays(r.shard))
                 for_each_slice_of(r, [&](std::size_t begin, std::size_t end) {
                     passes_.shards[r.shard].shard.round_weights(begin, end);
                 });

@@ -1,171 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of an optimizer's shards that lies on a device: its memory, its passes, and what crosses the link.
+// The passes of a step over the part of an optimizer's shards that lies on a device, and what crosses the link for
+// them.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include <adamant/core/error.hpp>
-#include <adamant/device/device.hpp>
-#include <adamant/split/placement.hpp>
-#include <adamant/step/offload_step.hpp>
+#include <adamant/step/device_pieces.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
-// Where a shard's gradient is made and its weights are wanted, if that is on a device: arrays of the shard's size and
-// types in that device's memory, the caller's. Then the shard's own arrays of these are where the CPU's part of them
-// passes through, pinned memory at best. Without, gradients and weights are in host memory, as for a CPU alone.
-struct device_arrays {
-    device_ptr grad;
-    device_ptr weight_out; // null for a shard without
-};
-
 namespace detail {
 
-class device_side {
+class device_side : public device_pieces {
 public:
-    explicit device_side(offload_passes& passes) : passes_(passes) {}
-    device_side(device_side const&) = delete;
-    device_side& operator=(device_side const&) = delete;
-    ~device_side()
-    {
-        if (device_ == nullptr)
-            return;
-        part_.reset();
-        for (piece const& p : pieces_)
-            device_->release(p.memory);
-    }
-
-    // Whether there is one, with a part of the shards or with gradients of the CPU's part.
-    [[nodiscard]] bool there() const noexcept { return device_ != nullptr; }
-    [[nodiscard]] adamant::device const& device() const noexcept { return *device_; }
-    [[nodiscard]] bool has_pieces() const noexcept { return !pieces_.empty(); }
-    [[nodiscard]] std::size_t elements() const noexcept
-    {
-        std::size_t all = 0;
-        for (piece const& p : pieces_)
-            all += p.on.elems;
-        return all;
-    }
-    void set_timeout(double seconds) noexcept { timeout_s_ = seconds; }
-
-    // Of shard number `shard`; before place().
-    void set_arrays(std::size_t shard, device_arrays const& arrays)
-    {
-        arrays_.resize(std::max(arrays_.size(), shard + 1));
-        arrays_[shard] = arrays;
-    }
-    [[nodiscard]] bool has_arrays(std::size_t shard) const noexcept
-    {
-        return shard < arrays_.size() && arrays_[shard].grad;
-    }
-
-    // Moves what has to be moved. Throws what the device does, with everything where it was.
-    void place(std::shared_ptr<adamant::device> to, std::vector<shard_piece> const& where)
-    {
-        std::vector<piece> next;
-        std::vector<std::size_t> fresh; // of next
-        bool const same_device = to == device_;
-        adamant::device* const target = to.get();
-        try {
-            for (shard_piece const& w : where) {
-                if (w.on != side::device)
-                    continue;
-                auto const kept =
-                    std::lower_bound(pieces_.begin(), pieces_.end(), w, [](piece const& p, shard_piece const& q) {
-                        return std::pair(p.shard, p.begin) < std::pair(q.shard, q.begin);
-                    });
-                if (same_device && kept != pieces_.end() && kept->shard == w.shard && kept->begin == w.begin &&
-                    kept->on.elems == w.elems) {
-                    next.push_back(*kept);
-                    continue;
-                }
-                next.push_back(describe(w));
-                fresh.push_back(next.size() - 1);
-                next.back().memory = target->allocate(own_bytes(next.back()));
-                give_memory(next.back());
-            }
-            std::vector<device_piece> described;
-            for (piece const& p : next)
-                described.push_back(p.on);
-            std::unique_ptr<device_part> part = next.empty() ? nullptr : target->make_part(std::move(described));
-            // What is on the device now goes home, from where it is taken for the other places.
-            if (!pieces_.empty())
-                copy_home(true);
-            for (std::size_t const i : fresh)
-                copy_state_up(*target, next[i], true);
-            if (part != nullptr) { // so that weights may come down from any piece at any time
-                target->follow(device_lane::work, target->mark(device_lane::up));
-                part->round_weights();
-            }
-            if (target != nullptr)
-                wait_all(*target);
-            part_ = std::move(part);
-        } catch (...) {
-            if (target != nullptr)
-                (void)target->reset(deadline());
-            for (std::size_t const i : fresh)
-                target->release(next[i].memory);
-            throw;
-        }
-        std::set<std::uint64_t> kept;
-        for (piece const& p : next)
-            kept.insert(p.memory.address);
-        for (piece const& p : pieces_)
-            if (!same_device || !kept.contains(p.memory.address))
-                device_->release(p.memory);
-        pieces_ = std::move(next);
-        device_ = std::move(to);
-        first_result_.assign(1, 0);
-        for (piece const& p : pieces_)
-            first_result_.push_back(first_result_.back() + p.on.blocks());
-        squares_.assign(first_result_.back(), {});
-        recorded_.assign(first_result_.back(), 0);
-        summed_.assign(pieces_.size(), 0);
-        list_.reserve(pieces_.size());
-    }
-    // What place() allocates on the device for these.
-    [[nodiscard]] std::size_t bytes_for(adamant::device const& on, std::vector<shard_piece> const& where) const
-    {
-        std::size_t bytes = 0;
-        std::vector<device_piece> described;
-        for (shard_piece const& w : where)
-            if (w.on == side::device) {
-                piece const p = describe(w);
-                bytes += own_bytes(p);
-                described.push_back(p.on);
-            }
-        return bytes + on.part_bytes(described);
-    }
-
-    // The blocks that stay with the CPU, in ranges that gradients come down in and weights go up.
-    [[nodiscard]] std::vector<block_range> cpu_ranges() const
-    {
-        std::vector<block_range> ranges;
-        auto piece_at = pieces_.begin();
-        auto const add = [&](std::size_t shard, std::size_t begin, std::size_t end) {
-            std::size_t const most = has_arrays(shard) ? chunk_blocks : std::max<std::size_t>(end - begin, 1);
-            for (; begin < end; begin += std::min(most, end - begin))
-                ranges.push_back({shard, begin, begin + std::min(most, end - begin)});
-        };
-        for (std::size_t i = 0; i < passes_.shards.size(); ++i) {
-            std::size_t at = 0;
-            for (; piece_at != pieces_.end() && piece_at->shard == i; ++piece_at) {
-                add(i, at, piece_at->begin / norm_block_elems);
-                at = piece_at->begin / norm_block_elems + piece_at->on.blocks();
-            }
-            add(i, at, passes_.shards[i].shard.blocks());
-        }
-        return ranges;
-    }
+    using device_pieces::device_pieces;
 
     // The first pass over a shard's pieces, once their gradients are there.
     void submit(std::size_t shard, block_pass pass)
@@ -231,8 +85,6 @@ public:
                          elems * s.elem_bytes(s.weight_out));
     }
 
-    // Until all that was enqueued is done; throws device_error where it is not by the timeout, or fails.
-    void wait() { wait_all(*device_); }
     // The same, after which the passes know what this side has found. compare: the sums that they know stay, and the
     // result is whether those of this side are the same.
     bool wait_for_results(bool compare = false)
@@ -287,18 +139,6 @@ public:
         }
     }
 
-    // Params and moments of this side into the shards' own arrays. Throws device_error.
-    void copy_home(bool with_sums = false)
-    {
-        using arrays = offload_shard;
-        for (piece const& p : pieces_)
-            for (auto const which : {arrays::param, arrays::exp_avg, arrays::exp_avg_sq, arrays::accumulator}) {
-                tracked_shard const& s = passes_.shards[p.shard];
-                if (which != arrays::accumulator || (with_sums && s.summed != 0 && s.shard.has_accumulator()))
-                    device_->copy_down(home(p, which), p.on.arrays[which], p.on.elems * s.shard.elem_bytes(which));
-            }
-        wait();
-    }
     // The other way, with weights made of the params.
     void copy_state_from_home()
     {
@@ -359,83 +199,6 @@ public:
     }
 
 private:
-    // Gradients come down, and weights go up, in so many blocks at a time: 2 MiB of 16-bit numbers.
-    static constexpr std::size_t chunk_blocks = 256;
-
-    struct piece {
-        std::size_t shard;
-        std::size_t begin; // in the shard
-        device_piece on;
-        device_ptr memory = {}; // of the arrays that are ours
-    };
-
-    [[nodiscard]] std::chrono::steady_clock::time_point deadline() const
-    {
-        return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                      std::chrono::duration<double>(timeout_s_));
-    }
-    void wait_all(adamant::device& on) const
-    {
-        auto const until = deadline();
-        for (device_lane const lane : {device_lane::up, device_lane::work, device_lane::down})
-            if (!on.wait_until(on.mark(lane), until))
-                throw device_error("adamant: " + on.name() + " has not come to the end of its lane '" + name(lane) +
-                                   "' in " + text(timeout_s_) +
-                                   " s; it seems to have stopped answering (see device_timeout_s in the options)");
-    }
-
-    [[nodiscard]] piece describe(shard_piece const& w) const
-    {
-        tracked_shard const& s = passes_.shards[w.shard];
-        piece p{w.shard, w.begin, {}};
-        for (std::size_t i = 0; i < 6; ++i)
-            p.on.types[i] = s.shard.type(static_cast<offload_shard::array>(i));
-        p.on.elems = w.elems;
-        p.on.group = s.group;
-        p.on.host_kernels = s.shard.kernels();
-        return p;
-    }
-    // Whether the array is the caller's.
-    [[nodiscard]] bool is_given(piece const& p, std::size_t array) const noexcept
-    {
-        return has_arrays(p.shard) && (array == offload_shard::grad || array == offload_shard::weight_out);
-    }
-    static constexpr std::size_t aligned(std::size_t bytes) noexcept { return (bytes + 255) / 256 * 256; }
-    [[nodiscard]] std::size_t own_bytes(piece const& p) const noexcept
-    {
-        std::size_t bytes = 0;
-        for (std::size_t i = 0; i < 6; ++i)
-            if (!is_given(p, i))
-                bytes += aligned(p.on.elems * size_bytes(p.on.types[i]));
-        return bytes;
-    }
-    void give_memory(piece& p) const
-    {
-        device_ptr at = p.memory;
-        for (std::size_t i = 0; i < 6; ++i) {
-            std::size_t const elem_bytes = size_bytes(p.on.types[i]);
-            if (is_given(p, i)) {
-                device_ptr const base = i == offload_shard::grad ? arrays_[p.shard].grad : arrays_[p.shard].weight_out;
-                p.on.arrays[i] = elem_bytes == 0 ? device_ptr{} : base + p.begin * elem_bytes;
-            } else if (elem_bytes != 0) {
-                p.on.arrays[i] = at;
-                at = at + aligned(p.on.elems * elem_bytes);
-            }
-        }
-    }
-    [[nodiscard]] std::byte* home(piece const& p, offload_shard::array which) const noexcept
-    {
-        offload_shard const& s = passes_.shards[p.shard].shard;
-        return s.data(which) + p.begin * s.elem_bytes(which);
-    }
-    void copy_state_up(adamant::device& on, piece const& p, bool with_sums) const
-    {
-        using arrays = offload_shard;
-        tracked_shard const& s = passes_.shards[p.shard];
-        for (auto const which : {arrays::param, arrays::exp_avg, arrays::exp_avg_sq, arrays::accumulator})
-            if (which != arrays::accumulator || (with_sums && s.summed != 0 && s.shard.has_accumulator()))
-                on.copy_up(p.on.arrays[which], home(p, which), p.on.elems * s.shard.elem_bytes(which));
-    }
     void copy_gradient_up(piece const& p)
     {
         if (!is_given(p, offload_shard::grad))
@@ -446,6 +209,7 @@ private:
     {
         if (list_.empty())
             return;
+        summed_.resize(pieces_.size());
         for (std::uint32_t const i : list_)
             summed_[i] = passes_.shards[pieces_[i].shard].summed != 0;
         device_->follow(device_lane::work, device_->mark(device_lane::up));
@@ -484,19 +248,10 @@ private:
         return {begin, std::min(passes_.shards[r.shard].shard.size(), r.end * norm_block_elems) - begin};
     }
 
-    offload_passes& passes_;
-    std::shared_ptr<adamant::device> device_;
-    std::unique_ptr<device_part> part_;
-    std::vector<piece> pieces_; // in the order of shards
-    std::vector<device_arrays> arrays_;
-    std::vector<std::size_t> first_result_; // of each piece, and the end
-    std::vector<grad_squares> squares_;
-    std::vector<std::uint8_t> recorded_;
-    std::vector<std::uint8_t> summed_;
-    std::vector<std::uint32_t> list_; // of the pass that is being enqueued
+    std::vector<std::uint8_t> summed_; // of each piece
+    std::vector<std::uint32_t> list_;  // of the pass that is being enqueued
     std::unique_ptr<std::pair<scratch_block, scratch_block>> scratch_ =
         std::make_unique<std::pair<scratch_block, scratch_block>>();
-    double timeout_s_ = 300;
 };
 
 } // namespace detail

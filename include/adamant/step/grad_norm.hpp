@@ -42,7 +42,9 @@ template <element_type Grad>
     for (std::size_t begin = 0; begin < n; begin += round_elems) {
         std::size_t const length = std::min(round_elems, n - begin);
         auto const* const base = reinterpret_cast<std::byte const*>(grad) + begin * sizeof(Grad);
-        auto const first_block = [](std::size_t element) { return (element + norm_block_elems - 1) / norm_block_elems; };
+        auto const first_block = [](std::size_t element) {
+            return (element + norm_block_elems - 1) / norm_block_elems;
+        };
         cpu.for_each_slice(length, [&](slice part) {
             // The blocks that begin in this slice.
             for (std::size_t b = first_block(part.begin); b < first_block(part.end); ++b) {

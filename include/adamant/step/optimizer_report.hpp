@@ -75,9 +75,9 @@ struct optimizer_report {
         std::size_t index;
     };
     std::optional<place> first_nonfinite = {};
-    std::size_t elements = 0;      // stepped, on both sides
-    double ratio = 1;              // the share of them that the CPU has stepped
-    double cpu_busy_s = 0;         // how long its threads have worked, on average
+    std::size_t elements = 0; // stepped, on both sides
+    double ratio = 1;         // the share of them that the CPU has stepped
+    double cpu_busy_s = 0;    // how long its threads have worked, on average
     device_report device;
     std::size_t shards_waited = 0; // for the norm, as the journal's budget was full
     std::size_t journal_bytes = 0; // of records written

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,8 +16,7 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/numerics/float_mode.hpp>
-#include <adamant/step/device_side.hpp>
-#include <adamant/step/offload_step.hpp>
+#include <adamant/step/both_sides.hpp>
 #include <adamant/step/optimizer_options.hpp>
 #include <adamant/step/optimizer_report.hpp>
 
@@ -26,13 +24,13 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // The inside of an optimizer, which checks who may call what when.
-class step_course {
+class step_course : protected both_sides {
 protected:
     enum class stage : std::uint8_t { idle, open, async };
     enum class progress : std::uint8_t { first_pass, back, last_pass, without_room };
 
     step_course(executor const& cpu, optimizer_options options)
-        : options_(std::move(options)), passes_(cpu, [this] { return next_at_end(); }), side_(passes_)
+        : both_sides(cpu, [this] { return next_at_end(); }), options_(std::move(options))
     {
         check(options_);
         side_.set_timeout(options_.device_timeout_s);
@@ -93,6 +91,9 @@ protected:
         // With a device every step can be taken back until both sides are through with it, for a device may fail.
         passes_.keep_records = options_.keep_last_step || side_.there();
         passes_.waits_for_room = side_.there();
+        passes_.on_weights = {};
+        if (side_.there())
+            passes_.on_weights = [this](std::size_t range) { send_weights(range); };
         passes_.now_skips = options_.on_nonfinite == nonfinite_policy::skip;
         norm_first_ = max_norm_ != 0 || passes_.now_skips || options_.reduce;
         bool const speculates =
@@ -150,104 +151,6 @@ protected:
         }
     }
 
-    // The first pass over a shard whose gradient is there.
-    void start(std::size_t shard)
-    {
-        if (side_.has_arrays(shard) && side_.there()) {
-            passes_.check_caller();
-            fetch_gradients(shard);
-        } else {
-            passes_.line().add([&] { return passes_.describe(shard, first_pass_); });
-        }
-        if (side_.there())
-            side_.submit(shard, first_pass_);
-    }
-    void submit_all()
-    {
-        passes_.check_caller();
-        std::lock_guard const lock(submit_all_mutex_);
-        for (tracked_shard& s : passes_.shards)
-            s.submitted = true;
-        if (side_.there()) {
-            side_.submit_all(first_pass_);
-            for (std::size_t i = 0; i < passes_.shards.size(); ++i)
-                if (side_.has_arrays(i))
-                    fetch_gradients(i);
-        }
-        passes_.line().add([&] {
-            std::size_t blocks = 0;
-            for (std::size_t i = 0; i < passes_.shards.size(); ++i)
-                if (!side_.there() || !side_.has_arrays(i))
-                    blocks += passes_.describe(i, first_pass_);
-            // So that somebody comes to the end, who waits for the device.
-            return blocks == 0 && side_.there() && stage_ == stage::async ? passes_.describe_nothing() : blocks;
-        });
-    }
-    // The CPU's part of a shard is stepped as its gradient comes down.
-    void fetch_gradients(std::size_t shard)
-    {
-        for (std::size_t r = passes_.first_range(shard); r < passes_.first_range(shard + 1); ++r)
-            side_.fetch_gradient(r, [this, r] { arrived(r); });
-    }
-    void arrived(std::size_t range) noexcept
-    {
-        keep_error([&] { passes_.line().add([&] { return passes_.describe_range(range, first_pass_); }); });
-    }
-    // In one of the team's threads.
-    void send_weights(std::size_t range) noexcept
-    {
-        keep_error([&] { side_.send_weights(range); });
-    }
-    // For wait_for_pass() to throw.
-    template <class Work>
-    void keep_error(Work const& work) noexcept
-    {
-        try {
-            work();
-        } catch (...) {
-            std::lock_guard const lock(arrival_mutex_);
-            arrival_error_ = std::current_exception();
-        }
-    }
-    // What both sides have been given is done, and known. Throws device_error, and what was kept for it.
-    void wait_for_pass()
-    {
-        if (side_.there())
-            on_device([&] { side_.wait(); }); // all that comes down is on the line then
-        passes_.line().wait();
-        if (side_.there())
-            on_device([&] { take_results(); });
-    }
-    void take_results()
-    {
-        side_.wait_for_results();
-        std::lock_guard const lock(arrival_mutex_);
-        if (arrival_error_ != nullptr)
-            std::rethrow_exception(std::exchange(arrival_error_, nullptr));
-    }
-    // What fails in there leaves a step that has to be taken back.
-    template <class Work>
-    void on_device(Work const& work)
-    {
-        try {
-            work();
-        } catch (...) {
-            device_failed_ = true;
-            throw;
-        }
-    }
-    // Over all that take part, on both sides; the caller waits.
-    void begin_pass(block_pass pass)
-    {
-        if (side_.there() && at_ != progress::without_room)
-            on_device([&] { side_.run(pass); });
-        passes_.line().add([&] { return passes_.describe_all(pass); });
-    }
-    void run_all(block_pass pass)
-    {
-        begin_pass(pass);
-        wait_for_pass();
-    }
     void set_summed(std::vector<unsigned> const& summed) noexcept
     {
         for (std::size_t i = 0; i < passes_.shards.size(); ++i)
@@ -274,24 +177,6 @@ protected:
         passes_.forget_records();
         stage_ = stage::idle;
     }
-    void undo_recorded()
-    {
-        passes_.line().add([&] { return passes_.describe_all(block_pass::undo); });
-        passes_.line().wait();
-    }
-    // What a device has yet to take back of a step that failed, it must before anything else. Throws device_error.
-    void settle()
-    {
-        if (!device_is_behind_)
-            return;
-        if (!side_.stop() || !side_.take_back())
-            throw device_error("adamant: " + side_.device().name() +
-                               " has failed in a step and does not answer yet; its part of that step is still to be "
-                               "taken back. Call again later, or load a checkpoint into a new optimizer");
-        passes_.forget_records();
-        device_is_behind_ = false;
-    }
-
     [[nodiscard]] static double seconds_since(std::chrono::steady_clock::time_point start)
     {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -495,8 +380,7 @@ protected:
         if (stage_ != stage::async)
             return false;
         try {
-            if (side_.there()) // the first gradients may have come down, and been stepped, before all was submitted
-                std::lock_guard const lock(submit_all_mutex_);
+            wait_until_all_is_submitted();
             for (;;) {
                 if (side_.there()) {
                     on_device([&] { side_.wait(); });
@@ -506,8 +390,7 @@ protected:
                 }
                 if (!next_stage())
                     return false;
-                if (side_.there() && at_ != progress::without_room)
-                    on_device([&] { side_.run(next_pass_); });
+                begin_on_device(next_pass_);
                 if (std::size_t const blocks = passes_.describe_all(next_pass_); blocks != 0) {
                     passes_.line().add_at_end(blocks);
                     return true;
@@ -532,9 +415,6 @@ protected:
     }
 
     optimizer_options options_;
-    offload_passes passes_;
-    device_side side_;              // after the passes: its device is still at work on them when it goes
-    bool device_is_behind_ = false; // it has yet to take back what it did of a step that failed
     std::string pus_;
     std::uint64_t steps_ = 0;
     std::optional<loss_scaler_state> scaler_;
@@ -548,7 +428,6 @@ protected:
     // Of the step that is under way.
     stage stage_ = stage::idle;
     progress at_ = progress::first_pass;
-    block_pass first_pass_ = block_pass::measure;
     block_pass next_pass_ = block_pass::rest;
     std::vector<parameter_group> const* stepped_groups_ = nullptr;
     double max_norm_ = 0;
@@ -558,11 +437,7 @@ protected:
     std::vector<double> lr_;
     bool norm_first_ = false;        // it must be known before anything may stay stepped
     bool something_stepped_ = false; // by the first pass, on either side
-    bool device_failed_ = false;     // the step has to be taken back
     device_usage usage_before_;
-    std::mutex submit_all_mutex_;
-    std::mutex arrival_mutex_; // guards the next
-    std::exception_ptr arrival_error_;
     std::size_t rest_bytes_ = 0;
     std::size_t undo_bytes_ = 0;
     bool records_were_forgotten_ = false;
