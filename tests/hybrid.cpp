@@ -224,6 +224,46 @@ TEST_CASE("A device that stops answering is named; the CPU's part is as before t
         }
 }
 
+TEST_CASE("A device without records has the same bits, and says where it cannot go back")
+{
+    for (double const max_norm : {0.0, 1e-3}) {
+        step_values const values{.max_norm = max_norm};
+        auto const& states = expected({}, values);
+        optimizer_options options;
+        options.device_records = false;
+        for (std::size_t way = 0; way < 3; ++way) {
+            INFO("way " << way << ", max_norm " << max_norm);
+            model hybrid(options, 0.3);
+            std::size_t const free = hybrid.gpu->memory().free_bytes;
+            CHECK(free > model({}, 0.3).gpu->memory().free_bytes);
+            for (std::uint64_t i = 1; i <= 3; ++i) {
+                (void)hybrid.step(i, way, values);
+                REQUIRE(difference(hybrid.all(), states[i]) == "");
+            }
+            hybrid.make_gradients(4);
+            hybrid.gpu->fail(device_operation::copy_up, 1); // before anything is stepped
+            CHECK_THROWS_AS(hybrid.step(4, way, values), device_error);
+            hybrid.gpu->resume();
+            REQUIRE(difference(hybrid.all(), states[3]) == "");
+            model from({}, 1.0);
+            for (std::uint64_t i = 1; i <= 3; ++i)
+                (void)from.step(i, 0, values);
+            hybrid.gpu->fail(device_operation::work, way == 2 ? 2 : 1); // the update
+            CHECK(message_of([&] { (void)hybrid.step(4, way, values); }).find("no known step now: load() a state") !=
+                  std::string::npos);
+            CHECK_THROWS_AS(hybrid.steps->step(), device_error);
+            CHECK_THROWS_AS(hybrid.steps->state(), device_error);
+            hybrid.steps->load(from.steps->state());
+            (void)hybrid.step(4, way, values);
+            REQUIRE(difference(hybrid.all(), states[4]) == "");
+        }
+    }
+    optimizer_options both;
+    both.device_records = false;
+    both.keep_last_step = true;
+    CHECK_THROWS_AS(model(both, 0.5), invalid_argument);
+}
+
 TEST_CASE("An optimizer whose device hangs, or has an open step, can be dropped")
 {
     {
@@ -291,7 +331,7 @@ TEST_CASE("A checkpoint of one ratio loads under another")
         to.gpu->fail(device_operation::copy_up, 1);
         if (ratio != 1) {
             CHECK_THROWS_AS(to.steps->load(state), device_error);
-            CHECK(message_of([&] { to.steps->step(); }).find("load() it again") != std::string::npos);
+            CHECK(message_of([&] { to.steps->step(); }).find("load() a state") != std::string::npos);
             to.steps->load(state);
             CHECK(difference(to.all(), states[2]) == "");
         }

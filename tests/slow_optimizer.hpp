@@ -203,6 +203,8 @@ inline void run_random(std::uint64_t seed, bool with_device = false)
     options.keep_last_step = random.below(3) == 0;
     if (options.keep_last_step)
         options.journal_budget_bytes.reset();
+    if (with_device && !options.keep_last_step)
+        options.device_records = random.below(3) != 0;
     if (random.below(2) == 0)
         options.loss_scaling = loss_scaling_options{.initial_scale = 1024, .growth_interval = 2, .hysteresis = 2};
     optimizer mine(executor_of(static_cast<unsigned>(random.below(3))), options);

@@ -231,7 +231,7 @@ public:
                 run_all(next_pass_);
         } catch (...) {
             if (device_failed_)
-                take_back();
+                take_back_and_rethrow();
             throw;
         }
         stage_ = stage::idle;
@@ -405,6 +405,11 @@ public:
     {
         require_idle("place()");
         settle();
+        require_not_lost();
+        if (options_.keep_last_step && !options_.device_records && where.device_elems != 0)
+            throw invalid_argument(
+                "adamant: the last step is to be kept for rollback(), but a device is to have shards "
+                "without records of it; set device_records in the options");
         check(where, shard_sizes());
         if (on == nullptr && where.device_elems != 0)
             throw invalid_argument("adamant: a placement gives " + std::to_string(where.device_elems) +
@@ -461,20 +466,10 @@ public:
     {
         require_idle("state()");
         settle();
+        require_not_lost();
         if (side_.has_pieces())
             at_rest([&] { side_.copy_home(); });
-        using arrays = detail::offload_shard;
-        state_dict all{
-            .step = steps_, .loss_scaler = scaler_, .groups = groups_, .params = places_.params(), .tensors = {}};
-        for (std::size_t i = 0; i < places_.size(); ++i) {
-            arrays const& s = passes_.shards[i].shard;
-            for (auto const& [array, kept] :
-                 {std::pair{arrays::param, state_array::param}, std::pair{arrays::exp_avg, state_array::exp_avg},
-                  std::pair{arrays::exp_avg_sq, state_array::exp_avg_sq}})
-                all.tensors.push_back(
-                    {places_[i].param, kept, s.type(array), places_[i].begin, s.size(), s.data(array)});
-        }
-        return all;
+        return views();
     }
     // Takes over a state: step count, loss scale, the groups' hyperparameters (by name), and all arrays (by the
     // parameter's name), however they were cut; weight_out is made of param. What the state has besides is ignored.
@@ -483,7 +478,8 @@ public:
     void load(state_dict const& from)
     {
         require_idle("load()");
-        state_dict const here = state();
+        settle();
+        state_dict const here = views();
         std::vector<detail::state_copy> const copies = detail::plan_copies(from, here);
         std::vector<parameter_group> groups = groups_;
         for (parameter_group& group : groups) {
@@ -498,7 +494,7 @@ public:
                                    (scaler_ ? "has no dynamic loss scale, but this optimizer scales"
                                             : "has a dynamic loss scale, but this optimizer does not scale") +
                                    " dynamically; set loss_scaling in the options as it was");
-        is_half_loaded_ = side_.there();
+        is_lost_ = side_.has_pieces();
         for (detail::state_copy const& copy : copies)
             std::memcpy(copy.to, copy.from, copy.bytes);
         for (detail::tracked_shard& s : passes_.shards) {
@@ -510,7 +506,7 @@ public:
             prepare();
             at_rest([&] { side_.copy_state_from_home(); });
         }
-        is_half_loaded_ = false;
+        is_lost_ = false;
         groups_ = std::move(groups);
         scaler_ = from.loss_scaler;
         steps_ = from.step;
@@ -519,6 +515,21 @@ public:
     }
 
 private:
+    [[nodiscard]] state_dict views() const
+    {
+        using arrays = detail::offload_shard;
+        state_dict all{
+            .step = steps_, .loss_scaler = scaler_, .groups = groups_, .params = places_.params(), .tensors = {}};
+        for (std::size_t i = 0; i < places_.size(); ++i) {
+            arrays const& s = passes_.shards[i].shard;
+            for (auto const& [array, kept] :
+                 {std::pair{arrays::param, state_array::param}, std::pair{arrays::exp_avg, state_array::exp_avg},
+                  std::pair{arrays::exp_avg_sq, state_array::exp_avg_sq}})
+                all.tensors.push_back(
+                    {places_[i].param, kept, s.type(array), places_[i].begin, s.size(), s.data(array)});
+        }
+        return all;
+    }
     void require_group(std::size_t group) const
     {
         if (group >= groups_.size())
@@ -586,9 +597,7 @@ private:
     {
         require_idle(as_they_arrive ? "begin_step()" : "step()");
         settle();
-        if (is_half_loaded_)
-            throw device_error("adamant: a step is to be taken, but the device has failed while a state was loaded; "
-                               "load() it again");
+        require_not_lost();
         prepare(as_they_arrive);
         open_step(groups_, values, as_they_arrive);
     }
@@ -624,7 +633,6 @@ private:
     detail::param_places places_;
     bool laid_out_ = false;
     bool has_journal_ = false;
-    bool is_half_loaded_ = false;
     std::mutex submit_mutex_;
 };
 

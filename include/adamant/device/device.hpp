@@ -79,12 +79,13 @@ struct device_pass {
     bool keep_records = false;
 };
 
-// An optimizer's pieces on one device, with room for records of all their blocks. What its functions enqueue goes to
-// the lane work, but where said otherwise. Blocks are counted over all pieces in order.
+// An optimizer's pieces on one device, with room for records of all their blocks, or for none. What its functions
+// enqueue goes to the lane work, but where said otherwise. Blocks are counted over all pieces in order.
 //
-// The passes do to a block what they do on the CPU, with the same bits: see detail::block_pass. There is always room
-// for a record. What differs: redo and rest make records where keep_records says so, measure and compare both leave
-// sums of squares in the results, undo makes weight_out of the params that it brings back.
+// The passes do to a block what they do on the CPU, with the same bits: see detail::block_pass. What differs: a part
+// with records never lacks room for one, and one without is not told to make any (no speculate, redo or undo, no
+// keep_records); measure and compare both leave sums of squares in the results; undo makes weight_out of the params
+// that it brings back.
 class device_part {
 public:
     virtual ~device_part() = default;
@@ -147,9 +148,11 @@ public:
     [[nodiscard]] virtual std::shared_ptr<std::byte> pinned(std::size_t bytes) = 0;
 
     // The pieces are checked by the caller. Throws as allocate() does. The device must outlive it.
-    [[nodiscard]] virtual std::unique_ptr<device_part> make_part(std::vector<device_piece> pieces) = 0;
+    [[nodiscard]] virtual std::unique_ptr<device_part> make_part(std::vector<device_piece> pieces,
+                                                                 bool with_records) = 0;
     // What make_part() will allocate.
-    [[nodiscard]] virtual std::size_t part_bytes(std::span<device_piece const> pieces) const noexcept = 0;
+    [[nodiscard]] virtual std::size_t part_bytes(std::span<device_piece const> pieces,
+                                                 bool with_records) const noexcept = 0;
 
     // Up to what has been waited for.
     [[nodiscard]] virtual device_usage usage() const = 0;

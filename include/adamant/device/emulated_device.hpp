@@ -163,9 +163,10 @@ public:
         return {static_cast<std::byte*>(memory), [](std::byte* p) { std::free(p); }};
     }
 
-    [[nodiscard]] std::unique_ptr<device_part> make_part(std::vector<device_piece> pieces) override; // in
-    [[nodiscard]] std::size_t
-    part_bytes(std::span<device_piece const> pieces) const noexcept override; // emulated_part.hpp
+    // These two are in emulated_part.hpp.
+    [[nodiscard]] std::unique_ptr<device_part> make_part(std::vector<device_piece> pieces, bool with_records) override;
+    [[nodiscard]] std::size_t part_bytes(std::span<device_piece const> pieces,
+                                         bool with_records) const noexcept override;
 
     [[nodiscard]] device_usage usage() const override
     {

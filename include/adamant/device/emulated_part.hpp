@@ -19,7 +19,8 @@ ADAMANT_BEGIN_NAMESPACE
 // The passes, by the CPU's own kernels.
 class emulated_part final : public device_part {
 public:
-    emulated_part(emulated_device& on, std::vector<device_piece> pieces) : on_(on), pieces_(std::move(pieces))
+    emulated_part(emulated_device& on, std::vector<device_piece> pieces, bool with_records)
+        : on_(on), pieces_(std::move(pieces))
     {
         std::size_t records = 0;
         for (device_piece const& piece : pieces_) {
@@ -35,7 +36,8 @@ public:
             first_block_.push_back(slots_.size());
             for (std::size_t b = 0; b < piece.blocks(); ++b) {
                 slots_.push_back(records);
-                records += (shards_.back().record_bytes_at_most(shards_.back().length(b)) + 63) / 64 * 64;
+                if (with_records)
+                    records += (shards_.back().record_bytes_at_most(shards_.back().length(b)) + 63) / 64 * 64;
             }
         }
         squares_.resize(slots_.size());
@@ -159,13 +161,15 @@ private:
     detail::scratch_block scratch_;
 };
 
-inline std::unique_ptr<device_part> emulated_device::make_part(std::vector<device_piece> pieces)
+inline std::unique_ptr<device_part> emulated_device::make_part(std::vector<device_piece> pieces, bool with_records)
 {
-    return std::make_unique<emulated_part>(*this, std::move(pieces));
+    return std::make_unique<emulated_part>(*this, std::move(pieces), with_records);
 }
-inline std::size_t emulated_device::part_bytes(std::span<device_piece const> pieces) const noexcept
+inline std::size_t emulated_device::part_bytes(std::span<device_piece const> pieces, bool with_records) const noexcept
 {
     std::size_t bytes = 0;
+    if (!with_records)
+        return bytes;
     for (device_piece const& piece : pieces) {
         detail::offload_shard const s({}, nullptr, piece.elems, piece.types, piece.host_kernels);
         for (std::size_t b = 0; b < piece.blocks(); ++b)

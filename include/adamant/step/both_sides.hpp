@@ -140,11 +140,19 @@ protected:
         passes_.forget_records();
         device_is_behind_ = false;
     }
+    void require_not_lost() const
+    {
+        if (is_lost_)
+            throw device_error("adamant: " + side_.device().name() +
+                               " has failed while a state was loaded, or in the update itself without records (see "
+                               "device_records in the options), so what it has is of no known step; load() a state");
+    }
 
     offload_passes passes_;
     device_side side_;                            // after the passes: its device is still at work on them when it goes
     block_pass first_pass_ = block_pass::measure; // of the step that is under way
     bool device_failed_ = false;                  // that step has to be taken back
+    bool is_lost_ = false;                        // what the device has is of no known step, until a state is loaded
     bool device_is_behind_ = false;               // it has yet to take back what it did of a step that failed
 
 private:

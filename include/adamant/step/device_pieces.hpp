@@ -54,7 +54,13 @@ public:
             all += p.on.elems;
         return all;
     }
-    void set_timeout(double seconds) noexcept { timeout_s_ = seconds; }
+    // Before place().
+    void set_options(double timeout_s, bool with_records) noexcept
+    {
+        timeout_s_ = timeout_s;
+        with_records_ = with_records;
+    }
+    [[nodiscard]] bool with_records() const noexcept { return with_records_; }
 
     // Of shard number `shard`; before place().
     void set_arrays(std::size_t shard, device_arrays const& arrays)
@@ -139,7 +145,7 @@ public:
                 bytes += own_bytes(p);
                 described.push_back(p.on);
             }
-        return bytes + on.part_bytes(described);
+        return bytes + on.part_bytes(described, with_records_);
     }
 
     // The blocks that stay with the CPU, in ranges that gradients come down in and weights go up.
@@ -213,12 +219,12 @@ protected:
             at != pieces_.end() && at->shard == w.shard && at->begin == w.begin && at->on.elems == w.elems;
         return same ? &*at : nullptr;
     }
-    [[nodiscard]] static std::unique_ptr<device_part> make_part(adamant::device* on, std::vector<piece> const& pieces)
+    [[nodiscard]] std::unique_ptr<device_part> make_part(adamant::device* on, std::vector<piece> const& pieces) const
     {
         std::vector<device_piece> described;
         for (piece const& p : pieces)
             described.push_back(p.on);
-        return pieces.empty() ? nullptr : on->make_part(std::move(described));
+        return pieces.empty() ? nullptr : on->make_part(std::move(described), with_records_);
     }
     // With the pieces that there were, after place() has failed.
     void stay()
@@ -298,6 +304,7 @@ protected:
     std::vector<grad_squares> squares_;
     std::vector<std::uint8_t> recorded_;
     double timeout_s_ = 300;
+    bool with_records_ = true;
 };
 
 } // namespace detail

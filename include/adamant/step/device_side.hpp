@@ -21,9 +21,14 @@ class device_side : public device_pieces {
 public:
     using device_pieces::device_pieces;
 
-    // The first pass over a shard's pieces, once their gradients are there.
+    // Whether it was told to step since records were forgotten, and makes none: then there may be no way back.
+    [[nodiscard]] bool stepped_for_good() const noexcept { return stepped_for_good_; }
+
+    // The first pass over a shard's pieces, once their gradients are there. Without records nothing is stepped on an
+    // assumption.
     void submit(std::size_t shard, block_pass pass)
     {
+        pass = first_pass(pass);
         auto const [from, to] = pieces_of(shard);
         list_.clear();
         for (std::size_t i = from; i < to; ++i) {
@@ -35,6 +40,7 @@ public:
     // Of all shards that take part; in portions, so that work begins before the last gradient is there.
     void submit_all(block_pass pass)
     {
+        pass = first_pass(pass);
         constexpr std::size_t portion_elems = std::size_t{1} << 24;
         list_.clear();
         std::size_t elems = 0;
@@ -101,13 +107,15 @@ public:
                 grad_squares const& found = squares_[first_result_[i] + b];
                 grad_squares const& known = passes_.squares(first + b);
                 same = same && (s.left_out || (found.sum == known.sum && found.nonfinite == known.nonfinite));
-                passes_.set_result(first + b, compare ? known : found, recorded_[first_result_[i] + b] != 0);
+                passes_.set_result(first + b, compare ? known : found,
+                                   !with_records_ || recorded_[first_result_[i] + b] != 0);
             }
         }
         return same;
     }
     void forget_records() noexcept
     {
+        stepped_for_good_ = false;
         if (part_ != nullptr)
             part_->forget_records();
     }
@@ -128,7 +136,8 @@ public:
             list_.clear();
             for (std::size_t i = 0; i < pieces_.size(); ++i)
                 list_.push_back(static_cast<std::uint32_t>(i));
-            run_listed(block_pass::undo);
+            if (with_records_)
+                run_listed(block_pass::undo);
             for (std::size_t range = 0; range < passes_.ranges().size(); ++range)
                 send_weights(range);
             wait_for_results();
@@ -199,6 +208,10 @@ public:
     }
 
 private:
+    [[nodiscard]] block_pass first_pass(block_pass pass) const noexcept
+    {
+        return with_records_ ? pass : block_pass::measure;
+    }
     void copy_gradient_up(piece const& p)
     {
         if (!is_given(p, offload_shard::grad))
@@ -218,9 +231,10 @@ private:
                     .speculated = passes_.speculated,
                     .settled = passes_.settled,
                     .summed = summed_,
-                    .keep_records = passes_.keep_records});
+                    .keep_records = passes_.keep_records && with_records_});
         if (only_reads(pass))
             return;
+        stepped_for_good_ = stepped_for_good_ || !with_records_;
         bool first = true;
         for (std::uint32_t const i : list_) {
             piece const& p = pieces_[i];
@@ -248,6 +262,7 @@ private:
         return {begin, std::min(passes_.shards[r.shard].shard.size(), r.end * norm_block_elems) - begin};
     }
 
+    bool stepped_for_good_ = false;
     std::vector<std::uint8_t> summed_; // of each piece
     std::vector<std::uint32_t> list_;  // of the pass that is being enqueued
     std::unique_ptr<std::pair<scratch_block, scratch_block>> scratch_ =

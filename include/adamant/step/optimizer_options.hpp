@@ -44,6 +44,10 @@ struct optimizer_options {
     bool keep_last_step = false; // so that rollback() can take it back
     // How long a device may take for what it was given for a step before it counts as one that has stopped answering.
     double device_timeout_s = 300;
+    // Whether a device has room for records of all of its part: as much again as its params and moments. Without, it
+    // never begins before the norm is known, and where it fails in the update itself, there is no way back: the error
+    // says so, and a state has to be loaded.
+    bool device_records = true;
     // Where gradients are spread over ranks: is given this process's sum and count, returns those of all (a sum by MPI
     // or NCCL). Every rank must add in the same order, or their bits differ. Called once in every step, by finish(),
     // step(), or, for step_async(), in one of the team's threads. May throw: the step is then taken back.

@@ -33,7 +33,7 @@ protected:
         : both_sides(cpu, [this] { return next_at_end(); }), options_(std::move(options))
     {
         check(options_);
-        side_.set_timeout(options_.device_timeout_s);
+        side_.set_options(options_.device_timeout_s, options_.device_records);
         if (options_.loss_scaling)
             scaler_ = initial_state(*options_.loss_scaling);
         pus_ = passes_.cpu().team()->bound() ? to_list(passes_.cpu().team()->bound_to()) : std::string();
@@ -173,10 +173,26 @@ protected:
             passes_.speculated = passes_.settled; // which its records were made with
         if (side_.there() || (first_pass_ != block_pass::measure && at_ == progress::first_pass))
             undo_recorded();
+        is_lost_ = is_lost_ || side_.stepped_for_good();
         device_is_behind_ = !answers || !side_.take_back();
         passes_.forget_records();
         stage_ = stage::idle;
     }
+    // In a handler.
+    [[noreturn]] void take_back_and_rethrow()
+    {
+        take_back();
+        if (!is_lost_)
+            throw;
+        try {
+            throw;
+        } catch (std::exception const& failure) {
+            throw device_error(std::string(failure.what()) +
+                               "; as there are no records (see device_records in the options), what it has is of no "
+                               "known step now: load() a state");
+        }
+    }
+
     [[nodiscard]] static double seconds_since(std::chrono::steady_clock::time_point start)
     {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -249,9 +265,10 @@ protected:
         if (!speculated || fits) {
             next_pass_ = block_pass::rest;
             report_.update.bytes_moved = rest_bytes_;
-            if (speculated && side_.there())
+            bool const device_waits = side_.has_pieces() && (!speculated || !side_.with_records());
+            if (side_.there() && !device_waits)
                 step_without_room();
-            return rest_bytes_ != 0 || (!speculated && side_.there());
+            return rest_bytes_ != 0 || device_waits;
         }
         report_.rolled_back = something_stepped_;
         report_.update.bytes_moved = step_bytes() + undo_bytes_;
@@ -407,11 +424,15 @@ protected:
             throw invalid_argument("adamant: a ticket is waited for twice, or its step is over");
         passes_.line().wait();
         stage_ = stage::idle; // first: who comes to the end from now on has nothing more to decide
-        if (device_failed_)
-            take_back();
-        if (error_ != nullptr)
+        if (error_ == nullptr)
+            return report_;
+        try {
             std::rethrow_exception(std::exchange(error_, nullptr));
-        return report_;
+        } catch (...) {
+            if (device_failed_)
+                take_back_and_rethrow();
+            throw;
+        }
     }
 
     optimizer_options options_;
