@@ -82,6 +82,18 @@ public:
         return result;
     }
 
+    // The first word that is no option; takes it off the list. To be called when all options with values are read.
+    std::optional<std::string> word()
+    {
+        for (auto word = words_.begin(); word != words_.end(); ++word)
+            if (!word->empty() && word->front() != '-') {
+                std::string result = *std::move(word);
+                words_.erase(word);
+                return result;
+            }
+        return std::nullopt;
+    }
+
     // Throws for whatever nobody took.
     void done() const
     {

@@ -12,6 +12,7 @@
 
 #include "arguments.hpp"
 #include "cores.hpp"
+#include "plan.hpp"
 #include "verify.hpp"
 
 ADAMANT_KEEP_LAUNCH_MASK
@@ -45,6 +46,30 @@ constexpr char const* usage = R"(adamant: the optimizer step of offloaded traini
         --bind-test starts the optimizer's threads there, and says where the kernel has them
       PUs are a list (0,4-11), a mask (0x7ff1) or places (numa:1, package:0, core:0-7), joined with +.
 
+  adamant plan MODEL --gpus 4xGH200 [--ratio R] [--batch N] [--seq N] ...
+      What lies where when MODEL is trained with its optimizer offloaded, whether it fits, how long a step takes, and
+      which ratio is best. Exit status 0: it fits; 1: it does not fit, and what would help is named; 2: the question
+      is not understood, or cannot be answered.
+        --list        the models and machines that are known by name
+        --gpus        how many of which machine: 4xGH200, GH200-144, 8xH100-PCIe; or a number, with
+                      --gpu-memory 80GB --host-memory 500GB (for each GPU) [--link GB/S, or --link-down and --link-up]
+                      [--flops N]. These also replace what is known of a machine
+        --params      instead of MODEL: --params 7e9 --layers 32 --hidden 4096 [--vocab N] [--active-params N]
+        --shapes      instead of MODEL: a file with a line for each tensor, its name and dimensions; with --layers,
+                      --hidden and --vocab activations and logits are counted, too
+        --ratio       the share of the elements that the CPU steps, 0.9 or 90% (default: the best that fits)
+        --batch       sequences on each GPU (default 1), --seq  tokens of each (default 4096)
+        --param, --grad, --exp-avg, --exp-avg-sq, --weight-out
+                      types (default: float32, and bfloat16 for grad and weight-out)
+        --bucket      elements of a bucket of gradients on the GPU (default 8e8, as SuperOffload's examples have it)
+        --journal     budget for taking steps back, in bytes an element (default 3); 0: steps wait for the norm
+        --device-records  the GPU has room to take its part back, too;  --give-back  its part has no pages on the host
+        --gpu-reserve, --host-reserve  what others need (default 4GB and 24GB)
+        --measure     the CPU's rate from steps on this machine; or --cpu-rate, --gpu-rate in elements a second
+        --backward, --forward  in seconds; or --utilisation of the GPU's peak (default 50%)
+        --overlap-forward      forward begins while the last weights are still on their way
+        --json        the result as one JSON object, with "fits" and all figures
+
   adamant --version
   adamant --help
 )";
@@ -69,6 +94,8 @@ int run(int argc, char** argv)
         return cli::verify(arguments);
     if (command == "cores")
         return cli::cores(arguments);
+    if (command == "plan")
+        return cli::plan(arguments);
     throw cli::usage_error("there is no command '" + std::string(command) + "'; try adamant --help");
 }
 

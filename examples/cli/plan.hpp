@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "arguments.hpp"
+
+namespace cli {
+
+// Exit status: 0, it fits; 1, it does not.
+int plan(arguments& options);
+
+} // namespace cli

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan for programs: bytes and elements are whole numbers, times and rates numbers, what is not known null.
+
+#include "plan_result.hpp"
+
+#include <charconv>
+#include <cmath>
+#include <initializer_list>
+#include <string_view>
+#include <utility>
+
+namespace cli {
+
+namespace {
+
+using namespace adamant;
+
+// Sources and names are ASCII, but for names from a file, in which other bytes become question marks.
+std::string quoted(std::string_view text)
+{
+    std::string json = "\"";
+    for (char const c : text) {
+        bool const plain = c >= ' ' && c <= '~';
+        json += c == '"' || c == '\\' ? std::string{'\\', c} : std::string(1, plain ? c : '?');
+    }
+    return json + '"';
+}
+std::string number(double value)
+{
+    if (!std::isfinite(value))
+        return "null";
+    char text[32];
+    return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+std::string number(std::size_t value)
+{
+    return std::to_string(value);
+}
+std::string boolean(bool value)
+{
+    return value ? "true" : "false";
+}
+
+using member = std::pair<char const*, std::string>; // the value as JSON
+std::string object(std::initializer_list<member> members)
+{
+    std::string json = "{";
+    for (member const& one : members)
+        json += (json.size() == 1 ? "" : ", ") + quoted(one.first) + ": " + one.second;
+    return json + "}";
+}
+template <class List, class ToJson>
+std::string array(List const& list, ToJson to_json)
+{
+    std::string json = "[";
+    for (auto const& one : list)
+        json += (json.size() == 1 ? "" : ", ") + to_json(one);
+    return json + "]";
+}
+
+std::string of(figure const& f)
+{
+    return object({{"value", f.value > 0 ? number(f.value) : "null"}, {"source", quoted(f.source)}});
+}
+
+std::string of(std::vector<memory_item> const& items, figure const& limit)
+{
+    std::size_t const total = memory_plan::total(items);
+    std::string json = "{\"items\": {";
+    for (memory_item const& one : items)
+        json += (&one == &items.front() ? "" : ", ") + quoted(one.key) + ": " + number(one.bytes);
+    return json + "}, \"total_bytes\": " + number(total) +
+           ", \"available_bytes\": " + number(static_cast<std::size_t>(limit.value)) +
+           ", \"fits\": " + boolean(static_cast<double>(total) <= limit.value) + "}";
+}
+
+std::string of(std::optional<step_forecast> const& f)
+{
+    if (!f)
+        return "null";
+    return object({{"ratio", number(f->ratio)},
+                   {"step_s", number(f->step_s)},
+                   {"update_s", number(f->update_s)},
+                   {"bound_by", quoted(name(f->bound_by))},
+                   {"timeline", array(f->timeline, [](time_span const& span) {
+                        return object({{"lane", quoted(name(span.on))},
+                                       {"begin_s", number(span.begin_s)},
+                                       {"end_s", number(span.end_s)}});
+                    })}});
+}
+
+} // namespace
+
+std::string plan_json(plan_result const& plan)
+{
+    plan_request const& r = plan.request;
+    double const all = static_cast<double>(plan.share_elems);
+    auto const type = [](dtype one) { return quoted(name(one)); };
+    std::string const ratios = plan.range.empty
+                                   ? "null"
+                                   : object({{"least", number(static_cast<double>(plan.range.least) / all)},
+                                             {"most", number(static_cast<double>(plan.range.most) / all)}});
+    step_rates const& rates = plan.rates.rates;
+    return object({{"fits", boolean(plan.fits)},
+                   {"model", object({{"name", quoted(r.of.name)},
+                                     {"source", quoted(r.of.source)},
+                                     {"params", number(r.of.params)},
+                                     {"tensors", number(r.of.tensors.size())},
+                                     {"layers", number(r.of.layers)},
+                                     {"hidden", number(r.of.hidden)},
+                                     {"vocab", number(r.of.vocab)}})},
+                   {"gpus", number(r.gpus)},
+                   {"machine", object({{"name", quoted(r.on.name)},
+                                       {"unified_memory", boolean(r.on.unified)},
+                                       {"gpu_bytes", of(r.on.gpu_bytes)},
+                                       {"host_bytes", of(r.on.host_bytes)},
+                                       {"gpu_bytes_per_s", of(r.on.gpu_bytes_per_s)},
+                                       {"cpu_step_bytes_per_s", of(r.on.cpu_step_bytes_per_s)},
+                                       {"down_bytes_per_s", of(r.on.down_bytes_per_s)},
+                                       {"up_bytes_per_s", of(r.on.up_bytes_per_s)},
+                                       {"flops", of(r.on.flops)}})},
+                   {"types", object({{"param", type(r.param)},
+                                     {"grad", type(r.grad)},
+                                     {"exp_avg", type(r.exp_avg)},
+                                     {"exp_avg_sq", type(r.exp_avg_sq)},
+                                     {"weight_out", type(r.weight_out)}})},
+                   {"batch", number(r.batch)},
+                   {"sequence", number(r.sequence)},
+                   {"ratio", number(plan.split.ratio())},
+                   {"ratio_asked", r.ratio ? number(*r.ratio) : "null"},
+                   {"ratios_that_fit", ratios},
+                   {"elems", object({{"share", number(plan.share_elems)},
+                                     {"cpu", number(plan.split.cpu_elems)},
+                                     {"device", number(plan.split.device_elems)}})},
+                   {"gpu", of(plan.memory.gpu, r.on.gpu_bytes)},
+                   {"host", r.on.unified ? "null" : of(plan.memory.host, r.on.host_bytes)},
+                   {"pinned_bytes", number(plan.memory.pinned())},
+                   {"helps", array(plan.advice, [](std::string const& one) { return quoted(one); })},
+                   {"step", of(plan.forecast)},
+                   {"best", plan.range.empty ? "null" : of(plan.best)},
+                   {"missing", quoted(plan.rates.missing)},
+                   {"rates", object({{"cpu_elems_per_s", number(rates.cpu_elems_per_s)},
+                                     {"device_elems_per_s", number(rates.device_elems_per_s)},
+                                     {"down_bytes_per_s", number(rates.down_bytes_per_s)},
+                                     {"up_bytes_per_s", number(rates.up_bytes_per_s)},
+                                     {"backward_s", number(rates.backward_s)},
+                                     {"forward_s", number(rates.forward_s)},
+                                     {"sources", array(plan.rates.lines,
+                                                       [](auto const& one) {
+                                                           return quoted(one.first + ": " + one.second);
+                                                       })}})}}) +
+           "\n";
+}
+
+} // namespace cli

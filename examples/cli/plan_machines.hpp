@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The machines that `adamant plan` knows. All figures are of one GPU and of what of the host is for it.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace cli {
+
+// A number and who says so. 0: not known.
+struct figure {
+    double value = 0;
+    std::string source = {};
+};
+
+struct gpu_host {
+    std::string name;
+    bool unified = false; // GPU and host use one memory, which is the GPU's; nothing crosses a link
+    figure gpu_bytes;
+    figure host_bytes;           // for each GPU
+    figure gpu_bytes_per_s;      // of the GPU's memory
+    figure cpu_step_bytes_per_s; // that an optimizer step of this GPU's CPU cores moves
+    figure down_bytes_per_s;     // from the GPU to the host, as is reached
+    figure up_bytes_per_s;
+    figure flops; // peak of dense 16-bit matrix products
+};
+
+struct gpu_count {
+    std::size_t gpus = 1;
+    gpu_host each;
+};
+
+// "4xGH200", "GH200-144", or a number alone for GPUs that are described by other options: those have no name. Throws
+// usage_error, with the names there are.
+gpu_count parse_gpus(std::string const& text);
+
+std::string list_of_machines();
+
+} // namespace cli

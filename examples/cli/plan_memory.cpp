@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory model of `adamant plan`: ZeRO-3 with the optimizer offloaded, as ZeRO-Offload and SuperOffload do it, and
+// arrays as adamant::optimizer wants them. Each item says what it counts.
+
+#include "plan_memory.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+
+#include "plan_numbers.hpp"
+
+namespace cli {
+
+namespace {
+
+using namespace adamant;
+
+std::string each_of(std::size_t bytes, std::size_t elems)
+{
+    return std::to_string(bytes) + " B for each of " + grouped(elems);
+}
+std::string type_text(dtype type)
+{
+    return std::string(name(type));
+}
+
+// Of the layer that is computed again in backward, for one token: what its operations keep, in elements. Of the width
+// of the layer: its input, both norms' outputs, the attention's output, the sum after it, the MLP's output. Queries and
+// the attention's result; keys and values; gate, its activation, up and their product.
+std::size_t kept_elems(model const& of)
+{
+    return 6 * of.hidden + 2 * of.query + of.key_value + 4 * of.feed_forward;
+}
+
+void add_weights(plan_request const& r, std::size_t share, memory_plan& to)
+{
+    to.gpu.push_back({'W', "weights", "weights", product(share, size_bytes(r.weight())),
+                      type_text(r.weight()) + ", this GPU's share of the model"});
+}
+
+void add_gradients(plan_request const& r, std::size_t share, std::size_t device_elems, memory_plan& to)
+{
+    std::size_t const each = size_bytes(r.grad);
+    if (r.on.unified) {
+        to.gpu.push_back({'g', "gradients", "gradients", product(share, each),
+                          type_text(r.grad) + ", the whole share: the CPU reads them where they are made"});
+        return;
+    }
+    // Gradients are made for all ranks and then divided, so a bucket has whole tensors.
+    std::size_t const bucket = std::min(r.of.params, std::max(r.bucket_elems, r.of.largest_tensor));
+    to.gpu.push_back({'g', "gradient_buckets", "gradient buckets", product(2 * bucket, each),
+                      "two of " + grouped(bucket) + " elements" +
+                          (bucket == r.of.largest_tensor ? " (the largest tensor)" : "") +
+                          ", one filled while the other goes down; the CPU's gradients do not stay here"});
+    to.gpu.push_back({'d', "device_gradients", "gradients of its part", product(device_elems, each),
+                      device_elems == 0 ? "" : "those that the GPU steps itself stay until backward is through"});
+}
+
+void add_device_state(plan_request const& r, std::size_t device_elems, memory_plan& to)
+{
+    std::size_t const bytes = product(device_elems, r.state_bytes());
+    std::string state;
+    std::string records;
+    if (device_elems != 0) {
+        state = "master weights and moments, " + each_of(r.state_bytes(), device_elems);
+        records = r.device_records
+                      ? "to take a step back there: room for the longest, " + each_of(r.state_bytes(), device_elems)
+                      : "none: its part is stepped when the norm is known (--device-records has room for them)";
+    }
+    to.gpu.push_back({'O', "device_state", "optimizer, its part", bytes, state});
+    to.gpu.push_back({'R', "device_records", "records, its part", r.device_records ? bytes : 0, records});
+}
+
+void add_working_set(plan_request const& r, memory_plan& to)
+{
+    std::size_t const tokens = product(r.batch, r.sequence);
+    std::size_t const weight = size_bytes(r.weight());
+    std::size_t const two = r.of.layer_params + std::max(r.of.layer_params, r.of.ends_params);
+    to.gpu.push_back({'G', "gathered", "gathered weights", r.gpus == 1 ? 0 : product(two, weight),
+                      r.gpus == 1 ? "none: one GPU has all weights"
+                                  : "a whole layer in use, and the next or the embedding on its way"});
+    std::size_t const inputs = product(product(product(r.of.layers, tokens), r.of.hidden), 2);
+    std::size_t const layer = product(product(kept_elems(r.of), tokens), 4);
+    to.gpu.push_back({'A', "activations", "activations", inputs + layer,
+                      r.of.hidden == 0
+                          ? "not known: give --hidden and --layers"
+                          : "checkpointed: every layer's input, 2 B x layers x tokens x hidden; one layer's "
+                            "own and their gradients, 4 B x tokens x (6 hidden + 2 q + kv + 4 ffn); no "
+                            "matrix of attention scores"});
+    to.gpu.push_back({'L', "logits", "logits", product(product(tokens, r.of.vocab), 12),
+                      r.of.vocab == 0 ? "not known: give --vocab"
+                                      : "12 B x tokens x vocabulary: 16-bit and float32, and the gradients of both"});
+}
+
+void add_host(plan_request const& r, std::size_t cpu, std::size_t device, memory_plan& to)
+{
+    std::vector<memory_item>& items = r.on.unified ? to.gpu : to.host;
+    auto const here = [&](std::size_t each) { return product(cpu, each); };
+    items.push_back({'M', "state", "optimizer, CPU's part", here(r.state_bytes()),
+                     "master weights and moments, " + each_of(r.state_bytes(), cpu)});
+    if (!r.on.unified) {
+        items.push_back({'g', "gradients", "gradients, CPU's part", here(size_bytes(r.grad)),
+                         "pinned, whole: a step that is done again reads them again", true});
+        items.push_back({'w', "weights_out", "new weights, CPU's part", here(size_bytes(r.weight_out)),
+                         r.weight_out == dtype::none ? "none: the params themselves go up"
+                                                     : "pinned, whole, written by the step and copied up",
+                         true});
+    }
+    items.push_back(
+        {'J', "journal", "journal", static_cast<std::size_t>(std::ceil(r.journal_bytes() * static_cast<double>(cpu))),
+         "budget of " + fixed(r.journal_bytes(), r.journal_bytes() == std::floor(r.journal_bytes()) ? 0 : 1) +
+             " B an element, to take back steps that were begun before the norm was known"});
+    if (r.on.unified)
+        return;
+    std::size_t const arrays = product(device, r.state_bytes() + size_bytes(r.grad) + size_bytes(r.weight_out));
+    std::string meaning;
+    if (arrays != 0)
+        meaning = r.give_back ? "given back, as --give-back says; checkpoints need " + gb(arrays) + " GB again"
+                              : "the shards' host arrays, which are the home of all state; their pages can be given "
+                                "back between checkpoints (--give-back)";
+    to.host.push_back({'B', "device_arrays", "arrays, GPU's part", r.give_back ? 0 : arrays, meaning});
+}
+
+} // namespace
+
+std::size_t memory_plan::total(std::vector<memory_item> const& items)
+{
+    std::size_t all = 0;
+    for (memory_item const& one : items)
+        all += one.bytes;
+    return all;
+}
+
+std::size_t memory_plan::pinned() const
+{
+    std::size_t all = 0;
+    for (memory_item const& one : host)
+        all += one.pinned ? one.bytes : 0;
+    return all;
+}
+
+std::vector<std::size_t> shares(model const& of, std::size_t gpus)
+{
+    std::vector<std::size_t> sizes;
+    sizes.reserve(of.tensors.size());
+    for (model_tensor const& one : of.tensors)
+        sizes.push_back(one.elems / gpus + (one.elems % gpus != 0));
+    return sizes;
+}
+
+std::size_t sum(std::vector<std::size_t> const& sizes)
+{
+    return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
+}
+
+memory_plan memory_of(plan_request const& r, std::size_t cpu_elems, std::size_t device_elems)
+{
+    memory_plan result;
+    add_weights(r, cpu_elems + device_elems, result);
+    add_gradients(r, cpu_elems + device_elems, device_elems, result);
+    add_device_state(r, device_elems, result);
+    add_working_set(r, result);
+    add_host(r, cpu_elems, device_elems, result);
+    std::string const assumed = " (assumed; ";
+    result.gpu.push_back({'C', "reserve", "context", r.gpu_reserve,
+                          "of the driver and libraries, and gaps in the allocator" + assumed + "--gpu-reserve)"});
+    (r.on.unified ? result.gpu : result.host)
+        .push_back({'S', "system", "system", r.host_reserve,
+                    "operating system, framework, data loader" + assumed + "--host-reserve)"});
+    return result;
+}
+
+namespace {
+
+// Three digits, or as many as tell the bounds apart.
+int digits_of(fitting_range const& range)
+{
+    if (range.least >= range.most)
+        return range.empty ? 3 : 9;
+    double const width = static_cast<double>(range.most - range.least) / static_cast<double>(range.share);
+    int digits = 3;
+    while (digits < 9 && width * std::pow(10.0, digits) < 1)
+        ++digits;
+    return digits;
+}
+
+} // namespace
+
+std::string fitting_range::least_text() const
+{
+    return ratio_text(static_cast<double>(least) / static_cast<double>(share), true, digits_of(*this));
+}
+std::string fitting_range::most_text() const
+{
+    return ratio_text(static_cast<double>(most) / static_cast<double>(share), false, digits_of(*this));
+}
+std::string fitting_range::text_within(double ratio) const
+{
+    double const elems = std::stod(nearest_ratio(ratio)) * static_cast<double>(share);
+    if (elems < static_cast<double>(least))
+        return least_text();
+    return elems > static_cast<double>(most) ? most_text() : nearest_ratio(ratio);
+}
+
+fitting_range fitting(plan_request const& r, std::size_t share)
+{
+    // Every total is a line over the elements on the CPU, but for roundings.
+    auto const gpu = [&](std::size_t cpu) {
+        return static_cast<double>(memory_plan::total(memory_of(r, cpu, share - cpu).gpu)) <= r.on.gpu_bytes.value;
+    };
+    auto const host = [&](std::size_t cpu) {
+        return r.on.unified ||
+               static_cast<double>(memory_plan::total(memory_of(r, cpu, share - cpu).host)) <= r.on.host_bytes.value;
+    };
+    fitting_range result{0, share, share};
+    auto const narrow = [&](auto const& fits, bool& short_of) {
+        bool const low = fits(0);
+        bool const high = fits(share);
+        if (!low && !high)
+            short_of = true;
+        if (low == high)
+            return;
+        std::size_t good = low ? 0 : share;
+        std::size_t bad = low ? share : 0;
+        while ((good > bad ? good - bad : bad - good) > 1) {
+            std::size_t const middle = good / 2 + bad / 2 + (good % 2 + bad % 2) / 2;
+            (fits(middle) ? good : bad) = middle;
+        }
+        (low ? result.most : result.least) = low ? std::min(result.most, good) : std::max(result.least, good);
+    };
+    narrow(gpu, result.gpu_short);
+    narrow(host, result.host_short);
+    result.empty = result.gpu_short || result.host_short || result.least > result.most;
+    return result;
+}
+
+} // namespace cli

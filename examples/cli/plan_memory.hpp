@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// What lies where in a step with offload: bytes of each GPU and of the host's memory for it. Pure functions.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <adamant/core/dtype.hpp>
+
+#include "plan_machines.hpp"
+#include "plan_models.hpp"
+
+namespace cli {
+
+struct plan_request {
+    model of;
+    std::size_t gpus = 1;
+    gpu_host on;
+    std::optional<double> ratio; // none: the best that fits
+    adamant::dtype param = adamant::dtype::float32;
+    adamant::dtype grad = adamant::dtype::bfloat16;
+    adamant::dtype exp_avg = adamant::dtype::float32;
+    adamant::dtype exp_avg_sq = adamant::dtype::float32;
+    adamant::dtype weight_out = adamant::dtype::bfloat16;
+    std::size_t batch = 1;
+    std::size_t sequence = 4096;
+    std::size_t bucket_elems = 800'000'000;
+    std::optional<double> journal; // bytes of an element; none: the optimizer's own budget
+    bool device_records = false;
+    bool give_back = false; // the pages of what the device has
+    std::size_t gpu_reserve = 4'000'000'000;
+    std::size_t host_reserve = 24'000'000'000;
+
+    [[nodiscard]] std::size_t state_bytes() const
+    {
+        return size_bytes(param) + size_bytes(exp_avg) + size_bytes(exp_avg_sq);
+    }
+    [[nodiscard]] bool has_float_state() const { return state_bytes() == 12; }
+    // As adamant::optimizer_options has it.
+    [[nodiscard]] double journal_bytes() const
+    {
+        return journal.value_or(has_float_state() ? 3.0 : static_cast<double>(state_bytes()));
+    }
+    // What backward and forward compute with.
+    [[nodiscard]] adamant::dtype weight() const { return weight_out == adamant::dtype::none ? param : weight_out; }
+    // Read and written by a step, without records.
+    [[nodiscard]] std::size_t step_bytes() const
+    {
+        return 2 * state_bytes() + size_bytes(grad) + size_bytes(weight_out);
+    }
+    // Of the records that a step makes while it does not know the norm: 16 bits and a little where all state is floats.
+    [[nodiscard]] double record_bytes() const
+    {
+        return journal_bytes() <= 0 ? 0 : has_float_state() ? 2.1 : static_cast<double>(state_bytes());
+    }
+    [[nodiscard]] std::size_t tokens() const { return batch * sequence; }
+};
+
+// One line of a plan.
+struct memory_item {
+    char letter;      // in the drawing
+    std::string key;  // in JSON
+    std::string name; // for people
+    std::size_t bytes;
+    std::string meaning; // empty: there is nothing to say of 0 bytes
+    bool pinned = false;
+};
+
+struct memory_plan {
+    std::vector<memory_item> gpu;
+    std::vector<memory_item> host; // empty where the memory is one
+    [[nodiscard]] static std::size_t total(std::vector<memory_item> const& items);
+    [[nodiscard]] std::size_t pinned() const;
+};
+
+// Each tensor divided among the GPUs, rounded up, as ZeRO-3 does it.
+std::vector<std::size_t> shares(model const& of, std::size_t gpus);
+std::size_t sum(std::vector<std::size_t> const& sizes);
+
+// With so many elements of the share on the CPU and on the device.
+memory_plan memory_of(plan_request const& request, std::size_t cpu_elems, std::size_t device_elems);
+
+// Elements on the CPU with which all fits.
+struct fitting_range {
+    std::size_t least = 0;
+    std::size_t most = 0;
+    std::size_t share = 0; // of all elements
+    bool empty = false;
+    bool gpu_short = false; // does not fit whatever the ratio
+    bool host_short = false;
+
+    // As shares, in text that is still within them when it is typed in again.
+    [[nodiscard]] std::string least_text() const;
+    [[nodiscard]] std::string most_text() const;
+    // Of a ratio within them.
+    [[nodiscard]] std::string text_within(double ratio) const;
+};
+fitting_range fitting(plan_request const& request, std::size_t share_elems);
+
+} // namespace cli

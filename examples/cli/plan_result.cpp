@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a request to a plan: the ratio, the split, what fits, and what would help where it does not.
+
+#include "plan_result.hpp"
+
+#include <algorithm>
+
+#include <adamant/core/error.hpp>
+#include <adamant/split/split.hpp>
+
+#include "cores_text.hpp"
+#include "plan_numbers.hpp"
+
+namespace cli {
+
+namespace {
+
+using namespace adamant;
+
+constexpr std::size_t most_gpus = 65536;
+
+bool some_ratio_fits(plan_request const& r)
+{
+    return !fitting(r, sum(shares(r.of, r.gpus))).empty;
+}
+
+// The smallest number of GPUs, above the plan's, with which some ratio fits; 0: none does. More GPUs need less each.
+std::size_t gpus_that_fit(plan_request r)
+{
+    std::size_t low = r.gpus;
+    std::size_t high = low;
+    do {
+        if (high == most_gpus)
+            return 0;
+        low = high;
+        high = std::min(2 * high, most_gpus);
+        r.gpus = high;
+    } while (!some_ratio_fits(r));
+    while (high - low > 1) {
+        r.gpus = low + (high - low) / 2;
+        (some_ratio_fits(r) ? high : low) = r.gpus;
+    }
+    return high;
+}
+
+// Changes of one thing each after which it fits.
+std::vector<std::string> what_helps(plan_result const& plan)
+{
+    plan_request const& r = plan.request;
+    std::vector<std::string> advice;
+    if (!plan.range.empty) {
+        std::string const least = plan.range.least_text();
+        std::string const most = plan.range.most_text();
+        advice.push_back(least == most ? "--ratio " + least : "a --ratio from " + least + " to " + most);
+    }
+    auto const helps = [&](auto const& change) {
+        plan_request other = r;
+        change(other);
+        fitting_range const range = fitting(other, plan.share_elems);
+        if (range.empty || !r.ratio)
+            return !range.empty;
+        auto const cpu = static_cast<std::size_t>(*r.ratio * static_cast<double>(plan.share_elems));
+        return cpu >= range.least && cpu <= range.most;
+    };
+    if (r.device_records && helps([](plan_request& o) { o.device_records = false; }))
+        advice.push_back("leaving --device-records out");
+    if (!r.give_back && helps([](plan_request& o) { o.give_back = true; }))
+        advice.push_back("giving back the arrays of what the GPU has (--give-back)");
+    if (r.journal_bytes() > 0 && helps([](plan_request& o) { o.journal = 0; }))
+        advice.push_back("--journal 0: steps then wait for the norm");
+    if ((r.exp_avg != dtype::bfloat16 || r.exp_avg_sq != dtype::bfloat16) &&
+        helps([](plan_request& o) { o.exp_avg = o.exp_avg_sq = dtype::bfloat16; }))
+        advice.push_back("moments in 16 bits (--exp-avg bfloat16 --exp-avg-sq bfloat16)");
+    if (r.batch > 1 && helps([](plan_request& o) { o.batch = 1; }))
+        advice.push_back("--batch 1");
+    if (r.sequence > 1024 && helps([](plan_request& o) { o.sequence = 1024; }))
+        advice.push_back("shorter sequences (--seq 1024)");
+    if (plan.range.empty)
+        if (std::size_t const gpus = gpus_that_fit(r); gpus != 0)
+            advice.push_back(plural(gpus, "GPU") + " of this kind");
+    return advice;
+}
+
+} // namespace
+
+plan_result make_plan(plan_request const& request, given_rates const& given)
+{
+    plan_result result;
+    result.request = request;
+    std::vector<std::size_t> const sizes = shares(request.of, request.gpus);
+    result.share_elems = sum(sizes);
+    double const all = static_cast<double>(result.share_elems);
+    result.range = fitting(request, result.share_elems);
+    result.rates = rates_of(request, given, result.share_elems);
+    double least = 0;
+    double most = 1;
+    if (!result.range.empty) {
+        least = static_cast<double>(result.range.least) / all;
+        most = static_cast<double>(result.range.most) / all;
+    }
+    if (result.rates.missing.empty())
+        result.best = best_ratio(result.rates.rates, least, most);
+
+    split_request wanted;
+    if (request.ratio) {
+        wanted.ratio = *request.ratio;
+        result.ratio_from = "as --ratio says";
+    } else if (result.range.empty) {
+        wanted.ratio = 1; // needs least of the GPU
+        result.ratio_from = "no ratio fits; this one leaves the GPU most";
+    } else {
+        wanted.ratio = result.best ? result.best->ratio : most;
+        wanted.most_on_cpu = result.range.most;
+        wanted.most_on_device = result.share_elems - result.range.least;
+        result.ratio_from = result.best ? "the best of those that fit" : "the largest that fits";
+    }
+    try {
+        result.split = split(sizes, wanted);
+    } catch (unavailable const&) { // between both limits there is no place for a cut
+        wanted.most_on_cpu.reset();
+        wanted.most_on_device.reset();
+        result.split = split(sizes, wanted);
+    }
+    result.memory = memory_of(request, result.split.cpu_elems, result.split.device_elems);
+    auto const within = [](std::vector<memory_item> const& items, figure const& limit) {
+        return static_cast<double>(memory_plan::total(items)) <= limit.value;
+    };
+    result.fits = within(result.memory.gpu, request.on.gpu_bytes) &&
+                  (request.on.unified || within(result.memory.host, request.on.host_bytes));
+    if (result.rates.missing.empty())
+        result.forecast = forecast(result.rates.rates, result.split.ratio());
+    if (!result.fits)
+        result.advice = what_helps(result);
+    return result;
+}
+
+} // namespace cli

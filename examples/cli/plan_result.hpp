@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan: what was asked for, and all that follows from it.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <adamant/split/best_ratio.hpp>
+#include <adamant/split/placement.hpp>
+
+#include "plan_memory.hpp"
+#include "plan_time.hpp"
+
+namespace cli {
+
+struct plan_result {
+    plan_request request;
+    std::size_t share_elems = 0;
+    bool fits = false;
+    fitting_range range;
+    adamant::placement split;
+    memory_plan memory;
+    plan_rates rates;
+    std::optional<adamant::step_forecast> best;     // within the ratios that fit, or of all where none does
+    std::optional<adamant::step_forecast> forecast; // of the plan's ratio
+    std::string ratio_from;                         // who chose it
+    std::vector<std::string> advice;                // what would make it fit
+};
+
+plan_result make_plan(plan_request const& request, given_rates const& given);
+
+// Lines of at most 100 columns.
+std::string plan_text(plan_result const& plan);
+// The lanes of a step, one below the other, over the time.
+std::string draw_timeline(adamant::step_forecast const& step);
+// An object.
+std::string plan_json(plan_result const& plan);
+
+} // namespace cli

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan for people: the answer first, then what lies where, then times and where their numbers are from.
+
+#include "plan_result.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cores_text.hpp"
+#include "plan_numbers.hpp"
+
+namespace cli {
+
+namespace {
+
+using namespace adamant;
+
+constexpr std::size_t bar_columns = 84;
+
+std::string padded(std::string text, std::size_t columns)
+{
+    text.resize(std::max(columns, text.size()), ' ');
+    return text;
+}
+
+char const* in_words(lane of)
+{
+    constexpr char const* words[] = {"backward",    "the link down",  "the CPU's step",
+                                     "the link up", "the GPU's step", "forward"};
+    return words[static_cast<std::size_t>(of)];
+}
+
+class printer {
+public:
+    explicit printer(plan_result const& plan) : plan_(plan), r_(plan.request) {}
+
+    std::string print()
+    {
+        job();
+        answer();
+        memory(r_.on.unified ? "memory, of CPU and GPU in one, for each GPU" : "memory of each GPU", plan_.memory.gpu,
+               r_.on.gpu_bytes);
+        if (!r_.on.unified)
+            memory("memory of the host, for each GPU", plan_.memory.host, r_.on.host_bytes);
+        times();
+        return out_;
+    }
+
+private:
+    void say(std::string const& what, std::string const& text) { out_ += wrapped(padded(what, 10), text); }
+
+    // The tensors that lie on the device, from the first to the last.
+    std::string device_tensors() const
+    {
+        shard_piece const* first = nullptr;
+        shard_piece const* last = nullptr;
+        for (shard_piece const& piece : plan_.split.pieces)
+            if (piece.on == side::device) {
+                first = first == nullptr ? &piece : first;
+                last = &piece;
+            }
+        if (first == nullptr)
+            return "";
+        auto const name = [&](shard_piece const& of) { return printable(r_.of.tensors[of.shard].name); };
+        return first->shard == last->shard ? name(*first) : name(*first) + " to " + name(*last);
+    }
+
+    void job()
+    {
+        model const& m = r_.of;
+        say("model", m.name + ": " + grouped(m.params) + " parameters in " + plural(m.tensors.size(), "tensor") + "; " +
+                         m.source);
+        std::string const gpus = r_.on.name.empty() ? plural(r_.gpus, "GPU") + " as described"
+                                                    : std::to_string(r_.gpus) + " x " + r_.on.name;
+        say("machine", gpus + "; GPU memory " + gb(bytes_of(r_.on.gpu_bytes)) + " GB each: " + r_.on.gpu_bytes.source);
+        if (!r_.on.unified)
+            say("", "host memory " + gb(bytes_of(r_.on.host_bytes)) + " GB for each: " + r_.on.host_bytes.source);
+        say("types", "params " + type(r_.param) + ", moments " + type(r_.exp_avg) +
+                         (r_.exp_avg_sq == r_.exp_avg ? "" : " and " + type(r_.exp_avg_sq)) + ", gradients " +
+                         type(r_.grad) + ", weights " + type(r_.weight()));
+        say("batch", plural(r_.batch, "sequence") + " of " + std::to_string(r_.sequence) + " tokens on each GPU");
+        say("share",
+            grouped(plan_.share_elems) + " parameters for each GPU" +
+                (r_.gpus == 1 ? "" : ": weights, gradients and optimizer are divided among them, as by ZeRO-3"));
+        std::string text = ratio() + ", " + plan_.ratio_from + ": the CPU steps " + grouped(plan_.split.cpu_elems);
+        if (plan_.split.device_elems != 0)
+            text += ", the GPU " + grouped(plan_.split.device_elems) + ", of " + device_tensors();
+        say("ratio", text);
+    }
+
+    static std::string type(dtype of) { return std::string(name(of)); }
+    static std::size_t bytes_of(figure const& of) { return static_cast<std::size_t>(of.value); }
+    std::string ratio() const
+    {
+        double const one = plan_.split.ratio();
+        return plan_.fits && !plan_.range.empty ? plan_.range.text_within(one) : nearest_ratio(one);
+    }
+
+    void answer()
+    {
+        out_ += "\n";
+        std::string const least = plan_.range.least_text();
+        std::string const most = plan_.range.most_text();
+        std::string ratios = "no ratio fits: ";
+        if (!plan_.range.empty) {
+            ratios = least == most ? "only ratio " + least + " fits" : "ratios from " + least + " to " + most + " fit";
+            if (plan_.range.least != 0)
+                ratios += "; with smaller ones the GPU's memory is full";
+            if (plan_.range.most != plan_.share_elems)
+                ratios += std::string("; with larger ones the ") + (r_.on.unified ? "" : "host's ") + "memory is full";
+        } else if (plan_.range.gpu_short || plan_.range.host_short) {
+            ratios += std::string(plan_.range.gpu_short ? (r_.on.unified ? "the memory" : "the GPU's memory") : "") +
+                      (plan_.range.gpu_short && plan_.range.host_short ? " and " : "") +
+                      (plan_.range.host_short ? "the host's memory" : "") +
+                      (plan_.range.gpu_short && plan_.range.host_short ? " are" : " is") + " too small for all of them";
+        } else {
+            ratios += "the GPU's memory needs " + least + " or more, the host's " + most + " or less";
+        }
+        say("fits", std::string(plan_.fits ? "yes; " : "NO; ") + ratios);
+        if (!plan_.fits) {
+            std::string text;
+            for (std::string const& one : plan_.advice)
+                text += (text.empty() ? "" : "; or ") + one;
+            say("helps", text.empty()
+                             ? "none of the changes that were tried alone: GPUs, batch, sequence, journal, types"
+                             : text);
+        }
+        if (plan_.forecast) {
+            double const s = plan_.forecast->step_s;
+            std::string text = seconds(s) + " with this ratio";
+            if (double const tokens = static_cast<double>(r_.tokens()) * static_cast<double>(r_.gpus); s > 0)
+                text += ", " + grouped(static_cast<std::size_t>(std::min(tokens / s, 1e18))) + " tokens/s on all GPUs";
+            text += std::string("; ") + in_words(plan_.forecast->bound_by) + " sets the pace";
+            say("step", text);
+            if (!plan_.range.empty)
+                say("best",
+                    "ratio " + plan_.range.text_within(plan_.best->ratio) + " with " + seconds(plan_.best->step_s));
+        } else {
+            say("step", "no time without " + plan_.rates.missing);
+        }
+    }
+
+    // Each item has a letter and as many columns as it has of the memory.
+    std::string bar(std::vector<memory_item> const& items, std::size_t limit) const
+    {
+        std::size_t const total = memory_plan::total(items);
+        double const scale = static_cast<double>(bar_columns) / static_cast<double>(std::max(total, limit));
+        auto const column = [&](std::size_t bytes) {
+            return static_cast<std::size_t>(std::lround(scale * static_cast<double>(bytes)));
+        };
+        std::string text;
+        std::size_t end = 0;
+        for (memory_item const& one : items) {
+            end += one.bytes;
+            text.resize(std::max(text.size(), column(end)), one.letter);
+        }
+        text.resize(std::max(text.size(), column(limit)), '.');
+        text.insert(std::min(text.size(), column(limit)), "|");
+        return "  |" + text + (total > limit ? " too much\n" : "\n");
+    }
+
+    void memory(std::string const& title, std::vector<memory_item> const& items, figure const& limit)
+    {
+        constexpr std::size_t name_columns = 26;
+        out_ += "\n" + title + "\n";
+        out_ += bar(items, bytes_of(limit));
+        std::size_t const total = memory_plan::total(items);
+        std::size_t const digits = std::max<std::size_t>(gb(std::max(total, bytes_of(limit))).size(), 6);
+        auto const row = [&](char letter, std::string const& name, std::size_t bytes, std::string const& meaning) {
+            std::string const number = gb(bytes);
+            out_ += wrapped(std::string("  ") + letter + " " + padded(name, name_columns) +
+                                std::string(digits - std::min(digits, number.size()), ' ') + number + " GB  ",
+                            meaning);
+        };
+        for (memory_item const& one : items)
+            if (!one.meaning.empty())
+                row(one.letter, one.name, one.bytes, one.meaning);
+        std::size_t const have = bytes_of(limit);
+        row(' ', "together", total,
+            "of " + gb(have) + " GB: " +
+                (total <= have ? "fits, " + gb(have - total) + " GB to spare" : gb(total - have) + " GB TOO MUCH"));
+        if (&items == &plan_.memory.host) {
+            row(' ', "of these pinned", plan_.memory.pinned(), "which the system cannot move or swap");
+            for (memory_item const& one : items)
+                if (one.key == "device_arrays" && one.bytes != 0)
+                    row(' ', "without B", total - one.bytes, "with their pages given back");
+        }
+    }
+
+    void times()
+    {
+        if (plan_.forecast)
+            out_ += "\na step with ratio " + ratio() + "\n" + draw_timeline(*plan_.forecast);
+        if (plan_.rates.lines.empty())
+            return;
+        out_ += "\nrates, and where they are from\n";
+        for (auto const& [number, source] : plan_.rates.lines)
+            out_ += wrapped("  " + padded(number + "  ", 31), source);
+        if (plan_.forecast)
+            out_ +=
+                wrapped("  ", "The CPU steps gradients as backward makes them, and the GPU its part after backward. "
+                              "Weights that GPUs gather from each other are taken to hide behind computing.");
+    }
+
+    plan_result const& plan_;
+    plan_request const& r_;
+    std::string out_;
+};
+
+} // namespace
+
+std::string plan_text(plan_result const& plan)
+{
+    return printer(plan).print();
+}
+
+} // namespace cli

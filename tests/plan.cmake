@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+# `adamant plan`: what is known to fit does, what cannot does not, the figures are those of the formulas, and the errors
+# say what to do. FOLDER: where files may be written.
+cmake_minimum_required(VERSION 3.25)
+
+function(run)
+    execute_process(COMMAND ${EMULATOR} ${ADAMANT} plan ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE out
+                    ERROR_VARIABLE err)
+    set(status "${status}" PARENT_SCOPE)
+    set(out "${out}" PARENT_SCOPE)
+    set(err "${err}" PARENT_SCOPE)
+endfunction()
+
+# Part of the text, whose lines have 100 columns at most. expected: 0, it fits; 1, it does not.
+function(shows expected pattern)
+    run(${ARGN})
+    if(NOT status EQUAL ${expected} OR NOT out MATCHES "${pattern}" OR NOT err STREQUAL "")
+        message(FATAL_ERROR "adamant plan ${ARGN}: exit status ${status}, expected ${expected} and '${pattern}'\n${out}${err}")
+    endif()
+    string(REPEAT "[^\n]" 101 long)
+    if(out MATCHES "${long}")
+        message(FATAL_ERROR "adamant plan ${ARGN}: a line is too long:\n${out}")
+    endif()
+endfunction()
+
+# Members of the object, as "path,to,member" and value, one after the other; ON and OFF are JSON's true and false.
+function(json expected)
+    list(POP_BACK ARGN wanted)
+    string(REPLACE "|" ";" wanted "${wanted}")
+    run(${ARGN} --json)
+    if(NOT status EQUAL ${expected})
+        message(FATAL_ERROR "adamant plan ${ARGN} --json: exit status ${status}, expected ${expected}\n${out}${err}")
+    endif()
+    while(wanted)
+        list(POP_FRONT wanted path value)
+        string(REPLACE "," ";" members "${path}")
+        string(JSON found ERROR_VARIABLE error GET "${out}" ${members})
+        if(NOT error STREQUAL NOTFOUND OR NOT found STREQUAL value)
+            message(FATAL_ERROR "adamant plan ${ARGN} --json: ${path} is '${found}', expected '${value}' (${error})\n${out}")
+        endif()
+    endwhile()
+    set(out "${out}" PARENT_SCOPE)
+endfunction()
+
+# An error: exit status 2, nothing on stdout.
+function(fails pattern)
+    run(${ARGN})
+    if(NOT status EQUAL 2 OR NOT out STREQUAL "" OR NOT err MATCHES "${pattern}")
+        message(FATAL_ERROR "adamant plan ${ARGN}: exit status ${status}, expected 2 and '${pattern}'\n${out}${err}")
+    endif()
+endfunction()
+
+# The published numbers of parameters, and what SuperOffload's authors say fits, with their ratio and with the best one.
+foreach(line
+        "qwen2.5-3b 1 3085938688"
+        "llama-3.1-8b 1 8030261248"
+        "phi-4 1 14659507200"
+        "qwen3-14b 1 14768307200"
+        "gpt-oss-20b 1 20914757184"
+        "qwen3-30b-a3b 2 30532122624"
+        "seed-oss-36b 2 36151104512"
+        "llama-3-70b 4 70553706496")
+    string(REPLACE " " ";" line "${line}")
+    list(GET line 0 model)
+    list(GET line 1 gpus)
+    list(GET line 2 params)
+    json(0 ${model} --gpus ${gpus}xGH200 --ratio 0.9 "fits|ON|model,params|${params}|gpus|${gpus}|gpu,fits|ON|host,fits|ON")
+    json(0 ${model} --gpus ${gpus}xGH200 "fits|ON|model,params|${params}")
+endforeach()
+
+# And what cannot fit.
+json(1 llama-3-70b --gpus 1xGH200 "fits|OFF|gpu,fits|OFF|host,fits|OFF|host,items,state|846644477952|ratios_that_fit||best|")
+json(1 gpt-oss-20b --gpus 1xH100-PCIe --host-memory 128GB "fits|OFF|gpu,fits|ON|host,fits|OFF|host,available_bytes|128000000000")
+foreach(line "qwen3-30b-a3b 1" "seed-oss-36b 1" "llama-3-70b 2")
+    string(REPLACE " " ";" line "${line}")
+    list(GET line 0 model)
+    list(GET line 1 gpus)
+    json(1 ${model} --gpus ${gpus}xGH200 "fits|OFF")
+endforeach()
+
+# Every figure of one plan: 1e9 parameters on 2 GPUs, a tenth of them, which is the embedding, stepped there. Of a layer's
+# 80e6, attention has 4 * 2000^2, and each projection of the MLP is 10666 wide.
+set(small --params 1e9 --layers 10 --hidden 2000 --vocab 50000 --gpus 2 --gpu-memory 80GB --host-memory 100GB
+    --bucket 1e8 --batch 2 --seq 1000)
+string(CONCAT figures
+    "fits|ON|elems,share|500000000|elems,cpu|450000000|elems,device|50000000|"
+    "gpu,items,weights|1000000000|gpu,items,gradient_buckets|400000000|gpu,items,device_gradients|100000000|"
+    "gpu,items,device_state|600000000|gpu,items,device_records|0|gpu,items,gathered|360000000|"
+    "gpu,items,activations|581312000|gpu,items,logits|1200000000|gpu,items,reserve|4000000000|"
+    "gpu,total_bytes|8241312000|host,items,state|5400000000|host,items,gradients|900000000|"
+    "host,items,weights_out|900000000|host,items,journal|1350000000|host,items,device_arrays|800000000|"
+    "host,items,system|24000000000|host,total_bytes|33350000000|pinned_bytes|1800000000|step||missing|"
+    "--cpu-rate or --measure, --gpu-rate, --link-down (or --link), --link-up (or --link), "
+    "--backward (or --flops), --forward (or --flops)")
+json(0 ${small} --ratio 0.9 "${figures}")
+string(CONCAT figures "gpu,items,device_records|600000000|gpu,items,reserve|0|host,items,journal|0|"
+    "host,items,device_arrays|0|host,total_bytes|31200000000")
+json(0 ${small} --ratio 90% --device-records --give-back --journal 0 --gpu-reserve 0 "${figures}")
+# Moments in 16 bits; records are then copies of the state, which is 8 bytes.
+string(CONCAT figures "gpu,items,weights|2000000000|gpu,items,gradient_buckets|800000000|host,items,state|4000000000|"
+    "host,items,gradients|2000000000|host,items,weights_out|0|host,items,journal|4000000000|types,grad|float32")
+json(0 ${small} --ratio 1 --exp-avg bf16 --exp-avg-sq bf16 --grad fp32 --weight-out none "${figures}")
+
+# Its time: the CPU takes 5 s for all, backward 2 s, forward 1 s, links and GPU next to nothing.
+set(rates --cpu-rate 1e8 --gpu-rate 1e15 --link 100000 --backward 2 --forward 1)
+json(0 ${small} ${rates} --ratio 1 "step,step_s|6|step,update_s|3|step,bound_by|cpu|step,timeline,0,lane|backward")
+# With 0.4 of them it takes as long as backward; with overlap it may take a part of forward's time, too.
+shows(0 "\nstep      3.00 s with this ratio, 1,333 tokens/s .*\nbest      ratio 0.4 with 3.00 s\n" ${small} ${rates})
+shows(0 "\nbest      ratio 0.5 with 3.00 s\n" ${small} ${rates} --overlap-forward)
+shows(0 [[
+
+a step with ratio 1
+  backward  \|#####################                                           \| 2.00 s
+  down      \|=====================                                           \| 2.00 s
+  CPU       \|#####################################################           \| 5.00 s
+  up        \|=====================================================           \| 5.00 s
+  GPU step  \|                                                                \| -
+  forward   \|                                                     ###########\| 1.00 s
+            0             1.50 s          3.00 s          4.50 s          6.00 s
+]] ${small} ${rates} --ratio 1)
+
+# Without times: (2 * 9e8 + 2 * 10 * 2000 * 1000) operations for each of 2000 tokens, at half of the peak, and three times as
+# many in backward.
+shows(0 "\n  backward  22.1 ms .*\n  forward   7.36 ms " ${small} --flops 1e15)
+# The published 0.082 s for 1e9 parameters are 28 B an element; with records it is 30.1.
+shows(0 "\n  CPU step  11.34e9 elements/s   30.1 B an element" phi-4 --gpus GH200)
+shows(0 "\n  CPU step  12.20e9 elements/s   28 B an element" phi-4 --gpus GH200 --journal 0)
+
+# What does not fit says what would help; what it says is so.
+shows(1 "fits      NO; ratios from 0.88 to 1 fit; with smaller ones the GPU's memory is full\nhelps     a --ratio from 0.88 to 1\n"
+      gpt-oss-20b --gpus GH200 --ratio 0.5)
+shows(0 "fits      yes; ratios from 0.88 to 1 fit" gpt-oss-20b --gpus GH200 --ratio 0.88)
+shows(1 "fits      NO" gpt-oss-20b --gpus GH200 --ratio 0.879)
+shows(1 "helps     a --ratio from 0.926 to 1; or leaving --device-records out;" llama-3-70b --gpus 4xGH200 --ratio 0.9
+      --device-records)
+shows(1 "no ratio fits: the host's memory is too small for all of them\nhelps     4 GPUs of this kind\n"
+      gpt-oss-20b --gpus 1xH100-PCIe --host-memory 128GB)
+shows(0 "fits      yes; ratios from 0.353 to 1 fit" gpt-oss-20b --gpus 4xH100-PCIe --host-memory 128GB)
+shows(1 "GPU's memory needs 0.906 or more, the host's 0.68 or less" llama-3-70b --gpus 2xGH200-144 --give-back)
+
+# One memory for both; other machines and names; what is measured; shapes in a file.
+json(0 llama-3.1-8b --gpus 4xMI300A "host||pinned_bytes|0|gpu,items,gradients|4015130624|machine,unified_memory|ON")
+shows(0 "memory, of CPU and GPU in one, for each GPU\n.*\nrates.*link +none +CPU and GPU use one memory" qwen2.5-3b
+      --gpus MI300A)
+shows(1 "helps " llama-3.1-8b --gpus MI300A)
+foreach(machine GH200-144 gh200_96 GB200 H100-PCIe 8xh100sxm "2 x H200-NVL" 3*H200-SXM)
+    shows(0 "fits      yes; .*\nbest " qwen2.5-3b --gpus ${machine})
+endforeach()
+foreach(name "Meta-Llama/Meta_Llama 3 70B-Instruct" LLAMA-3.3-70b llama3-70b)
+    shows(0 "^model     Llama-3-70B: 70,553,706,496 parameters in 723 tensors" ${name} --gpus 4xGH200)
+endforeach()
+shows(0 "Qwen3-30B-A3B +30,532,122,624 parameters .*GB200 +186 GB, host 240 GB" --list)
+if(NOT EMULATOR) # which takes its time
+    shows(0 "\n  CPU step .* B an element, records among them at .*measured[ \n]+here \\(" qwen2.5-3b --gpus GH200 --measure)
+endif()
+set(file ${FOLDER}/plan_shapes.txt)
+file(WRITE ${file} "# a model\nembed.weight [1000, 64]\n\nlayers.0.w (64x256)\nlayers.1.w\t64 256 # the other\nnorm 64\n")
+json(0 --shapes ${file} --gpus GH200 --hidden 64 --vocab 1000 "model,params|96832|model,tensors|4|model,layers|2|gpu,items,logits|49152000")
+shows(0 "activations +0.0 GB  not known: give --hidden" --gpus GH200 --shapes ${file})
+
+# What cannot be, or is not understood.
+fails("^adamant: on what\\? --gpus has" phi-4)
+fails("which model\\? adamant plan MODEL" --gpus GH200)
+fails("no model is known by the name 'llama'; known are Qwen2.5-3B, Llama-3.1-8B, .*Describe another by --params" llama --gpus GH200)
+fails("by the name 'llama3.18b'" llama3.18b --gpus GH200)
+fails("two models are named, 'phi-4' and 'qwen3-14b'" phi-4 --gpus GH200 qwen3-14b)
+fails("the model is 'phi-4', but --params, --layers would describe another" phi-4 --params 7B --layers 2 --gpus GH200)
+fails("--layers is missing" --params 7B --gpus GH200)
+fails("--params is 100, but 10 layers, and an embedding" --params 100 --layers 10 --hidden 8 --vocab 9 --gpus GH200)
+fails("--params is 'inf', but must be a number from 1 to 1e15" --params inf --layers 1 --hidden 1 --gpus GH200)
+fails("--active-params is 8,000,000,000, but the model has 7,000,000,000" --params 7B --layers 2 --hidden 64 --active-params 8B
+      --gpus GH200)
+fails("--gpus is '4xA100', which names no machine that is known; .*GH200-96, " phi-4 --gpus 4xA100)
+fails("but there are from 1 to 65536 GPUs" phi-4 --gpus 0xGH200)
+fails("--host-memory is missing: --gpus is '4', which names no machine" phi-4 --gpus 4 --gpu-memory 80GB)
+fails("--gpu-memory is '80', but must be a size with its unit" phi-4 --gpus GH200 --gpu-memory 80)
+fails("--host-memory is given, but MI300A has one memory" phi-4 --gpus MI300A --host-memory 9GB)
+fails("--ratio is '1.5', but must be a share from 0 to 1" phi-4 --gpus GH200 --ratio 1.5)
+fails("--ratio is 'nan'" phi-4 --gpus GH200 --ratio nan)
+fails("adamant has no step for these types" phi-4 --gpus GH200 --exp-avg float16)
+fails("--param is 'int8', but must be float32, bfloat16 or float16\n$" phi-4 --gpus GH200 --param int8)
+fails("--link is '0', but must be a rate in GB/s" phi-4 --gpus GH200 --link 0)
+fails("--cpu-rate is '12', but must be elements a second" phi-4 --gpus GH200 --cpu-rate 12)
+fails("--measure and --cpu-rate are both given" phi-4 --gpus GH200 --measure --cpu-rate 1e9)
+fails("more than 2\\^58 bytes" phi-4 --gpus GH200 --batch 1000000 --seq 100000000)
+fails("'--jsn' is not understood" phi-4 --gpus GH200 --jsn)
+fails("no_such.txt cannot be opened: No such file" --shapes ${FOLDER}/no_such.txt --gpus GH200)
+file(WRITE ${file} "a 64\nb 64 x 2\n")
+fails("line 2 of .* has 'x' for a dimension" --shapes ${file} --gpus GH200)
+file(WRITE ${file} "a\n")
+fails("line 1 of .* has no dimensions" --shapes ${file} --gpus GH200)
+file(WRITE ${file} "# nothing\n")
+fails("has no tensors" --shapes ${file} --gpus GH200)
+
+execute_process(COMMAND ${EMULATOR} ${ADAMANT} plan phi-4 --gpus GH200 RESULT_VARIABLE status ERROR_VARIABLE err
+                OUTPUT_FILE /dev/full)
+if(NOT status EQUAL 2 OR NOT err MATCHES "could not be written")
+    message(FATAL_ERROR "adamant plan on a full disk: exit status ${status}\n${err}")
+endif()
