@@ -17,13 +17,13 @@ using namespace slow;
 TEST_CASE("Any run of an optimizer with a device has the bits of the oracle applied the slow way")
 {
     for (std::uint64_t seed = 1; seed <= 40; ++seed)
-        run_random(seed, true);
+        run_random(seed, std::make_shared<emulated_device>());
 }
 
 TEST_CASE("Any run of an optimizer with a device, many of them", "[slow]")
 {
     for (std::uint64_t seed = 300; seed < 400; ++seed)
-        run_random(seed, true);
+        run_random(seed, std::make_shared<emulated_device>());
 }
 
 namespace {

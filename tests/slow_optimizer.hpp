@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include <adamant/device/emulated_device.hpp>
+#include <adamant/device/device.hpp>
 #include <adamant/optimizer.hpp>
 #include <adamant/split/split.hpp>
 
@@ -174,24 +174,25 @@ inline executor executor_of(unsigned threads)
 
 // Arrays of a tensor on a device, as an engine has them that makes gradients there.
 struct on_device {
-    std::shared_ptr<emulated_device> device;
+    std::shared_ptr<adamant::device> device;
     device_arrays at;
 
     void put(device_ptr to, test::array const& from, dtype type) const
     {
         device->copy_up(to, from.data(), from.size() * size_bytes(type));
-        REQUIRE(device->wait_until(device->mark(device_lane::up), device::clock::time_point::max()));
+        REQUIRE(device->wait_until(device->mark(device_lane::up), adamant::device::clock::time_point::max()));
     }
     void get(test::array& to, device_ptr from, dtype type) const
     {
         device->copy_down(to.data(), from, to.size() * size_bytes(type));
-        REQUIRE(device->wait_until(device->mark(device_lane::down), device::clock::time_point::max()));
+        REQUIRE(device->wait_until(device->mark(device_lane::down), adamant::device::clock::time_point::max()));
     }
 };
 
 // A whole run of random choices; with a device, shards lie on both sides, and move between steps.
-inline void run_random(std::uint64_t seed, bool with_device = false)
+inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> const& gpu = nullptr)
 {
+    bool const with_device = gpu != nullptr;
     test::random_bits random(seed);
     INFO("seed " << seed);
     bool const big = random.below(4) == 0;
@@ -230,7 +231,6 @@ inline void run_random(std::uint64_t seed, bool with_device = false)
     for (std::size_t k = 0; k < count; ++k)
         REQUIRE(add(mine, tensors[k], "tensor " + std::to_string(k)) == k);
 
-    auto const gpu = with_device ? std::make_shared<emulated_device>() : nullptr;
     std::vector<on_device> there(count);
     for (std::size_t k = 0; with_device && k < count; ++k)
         if (random.below(2) == 0 && tensors[k].size() != 0) {

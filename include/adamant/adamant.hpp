@@ -6,6 +6,8 @@
 #include <adamant/core/abi.hpp>
 #include <adamant/core/dtype.hpp>
 #include <adamant/core/error.hpp>
+#include <adamant/device/device.hpp>
+#include <adamant/device/emulated_device.hpp>
 #include <adamant/exec/executor.hpp>
 #include <adamant/exec/first_touch.hpp>
 #include <adamant/exec/memory.hpp>
@@ -23,6 +25,9 @@
 #include <adamant/optimizer.hpp>
 #include <adamant/shard/shard.hpp>
 #include <adamant/shard/shard_list.hpp>
+#include <adamant/split/best_ratio.hpp>
+#include <adamant/split/placement.hpp>
+#include <adamant/split/split.hpp>
 #include <adamant/step/grad_norm.hpp>
 #include <adamant/step/loss_scaler.hpp>
 #include <adamant/step/optimizer_report.hpp>
@@ -32,6 +37,7 @@
 #include <adamant/topology/machine.hpp>
 #include <adamant/topology/ranks.hpp>
 #include <adamant/topology/selection.hpp>
+#include <adamant/tune/ratio_follower.hpp>
 #if !defined(ADAMANT_NO_HWLOC)
 #include <adamant/topology/hwloc.hpp>
 #endif

@@ -168,6 +168,10 @@ public:
         }
     }
 
+    // How many blocks of norm_block_elems the CPU's threads have been through since the optimizer was made, every pass
+    // over one counted: for whoever shows what is going on. From any thread, at any time.
+    [[nodiscard]] std::uint64_t cpu_blocks_done() noexcept { return passes_.line().done(); }
+
     // Steps taken so far.
     [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
     // What the next loss is to be multiplied with.

@@ -125,12 +125,12 @@ public:
     // Of allocate(), or null. Nothing that is enqueued may use it.
     virtual void release(device_ptr memory) noexcept = 0;
 
-    // In their lanes. Host memory must stay until the lane is through with it; pinned memory is faster where the device
-    // knows it.
+    // In their lanes. Host memory must stay until the lane is through with it. To and from memory that is not pinned()
+    // copies are slower, and a copy down may then return only when the lane has come to it.
     virtual void copy_up(device_ptr to, void const* from, std::size_t bytes) = 0;
     virtual void copy_down(void* to, device_ptr from, std::size_t bytes) = 0;
     // Calls it in a thread of the device's when the lane comes to it. It must be quick, must not throw, and must not
-    // call the device. Not called where something before it has failed.
+    // call the device. Not called where something before it has failed; what it has captured may live until reset().
     virtual void call(device_lane lane, std::function<void()> function) = 0;
 
     [[nodiscard]] virtual device_mark mark(device_lane lane) = 0;
@@ -139,8 +139,8 @@ public:
     // Until then; false where it is not there by the deadline. Throws device_error where anything has failed.
     [[nodiscard]] virtual bool wait_until(device_mark until, clock::time_point deadline) = 0;
 
-    // Drops what has not begun and forgets the failure, if the device can go on after it: false where it cannot, or
-    // does not answer. Its memory holds what it held. Waits for what has begun, to the deadline.
+    // Drops what has not begun, as far as the device can, waits for the rest, to the deadline, and forgets the failure:
+    // false where the device cannot go on after it, or does not answer. Its memory holds what it held.
     [[nodiscard]] virtual bool reset(clock::time_point deadline) noexcept = 0;
 
     // Memory that copies are fastest with, of at least that many bytes, at a multiple of 4096; freed with the last

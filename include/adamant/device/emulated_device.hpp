@@ -90,6 +90,7 @@ public:
             throw unavailable("adamant: " + options_.name + " is imitated in host memory, which has no " +
                               std::to_string(bytes) + " bytes left");
         std::unique_ptr<void, void (*)(void*)> own(real, std::free);
+        std::memset(real, 0xa5, rounded); // nobody is to count on zeros, and the pages are to be there
         blocks_.emplace(next_address_, block{static_cast<std::byte*>(real), rounded});
         (void)own.release();
         used_bytes_ += rounded;
@@ -160,6 +161,7 @@ public:
         void* const memory = std::aligned_alloc(4096, rounded);
         if (memory == nullptr)
             throw unavailable("adamant: " + std::to_string(bytes) + " bytes of pinned memory are not to be had");
+        std::memset(memory, 0, rounded); // pages that are pinned are there
         return {static_cast<std::byte*>(memory), [](std::byte* p) { std::free(p); }};
     }
 

@@ -7,7 +7,11 @@
 #define ADAMANT_SIMD [[gnu::always_inline]] inline
 
 // Before a loop over the few vectors of a group: unrolled fully, so that the arrays it indexes stay in registers.
-#if defined(__clang__)
+// nvcc knows neither pragma, and what it compiles of these is not used: a program's files of CUDA make the device, and
+// its files of C++ the optimizer.
+#if defined(__CUDACC__)
+#define ADAMANT_UNROLL
+#elif defined(__clang__)
 #define ADAMANT_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define ADAMANT_UNROLL _Pragma("GCC unroll 64")

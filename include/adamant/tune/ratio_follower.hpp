@@ -9,6 +9,7 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/split/best_ratio.hpp>
+#include <adamant/step/optimizer_report.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -20,6 +21,21 @@ struct measured_step {
     double down_bytes = 0, down_s = 0;
     double up_bytes = 0, up_s = 0;
 };
+
+// Of a step by an optimizer. A step that was taken back and done again has worked twice for its elements, and counts as
+// it was.
+[[nodiscard]] inline measured_step measured(optimizer_report const& step) noexcept
+{
+    auto const number = [](std::size_t n) { return static_cast<double>(n); };
+    return {.cpu_elems = number(step.elements - step.device.elements),
+            .cpu_s = step.cpu_busy_s,
+            .device_elems = number(step.device.elements),
+            .device_s = step.device.work_s,
+            .down_bytes = number(step.device.down_bytes),
+            .down_s = step.device.down_s,
+            .up_bytes = number(step.device.up_bytes),
+            .up_s = step.device.up_s};
+}
 
 struct follower_options {
     double weight = 0.2; // of a new measurement, against all before

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+// The passes over blocks as GPU kernels, with the oracle's bits: what detail::offload_passes does on the CPU. A thread
+// block does one norm block of one piece; a launch does any number of blocks of any number of pieces.
+//
+// dtypes   of the common combinations known when compiled; of the others looked up, the same in all of a block
+// memory   each array is read once and written once, 16 bytes of float a thread (8 of the 16-bit types), and a thread
+//          asks for its next group before it works on this one
+// sums     in double, one after another as the oracle says, by 16 threads that do nothing else, from gradients that the
+//          others have put into shared memory; so the chain of additions runs beside the step
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <adamant/device/gpu_numerics.cuh>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail::cuda {
+
+// A piece as kernels see it. In device memory, made once.
+struct piece {
+    void* arrays[6];  // as offload_shard::array names them
+    void* records[3]; // copies of param, exp_avg and exp_avg_sq
+    std::uint64_t elems;
+    std::uint32_t first_block; // of all blocks of the part
+    std::uint32_t group;
+    dtype types[6];
+};
+
+// What the kernels find of a part. In device memory.
+struct part_memory {
+    piece const* pieces;
+    std::uint32_t const* piece_of; // of each block
+    grad_squares* squares;         // of each block
+    std::uint32_t* recorded;       // of each block: the epoch that its record is of; 0 where it was used up
+};
+
+// What a launch does to its blocks.
+enum task : std::uint32_t {
+    sums = 1,         // leaves the sum of squares
+    steps = 2,        // takes the step ...
+    back = 4,         // ... from the record, where there is one, which is then used up; without steps: goes back only
+    keeps = 8,        // there is a record of what the step began with, in the end
+    unrecorded = 16,  // leaves alone what has a record
+    reads_state = 32, // looks whether there is a record
+};
+
+// Consecutive blocks of a part, as a launch numbers them. Those of one run have one answer to whether they are summed.
+struct block_run {
+    std::uint32_t launch_block; // the first of them
+    std::uint32_t part_block;   // the first of them, and summed_bit
+};
+inline constexpr std::uint32_t summed_bit = 0x80000000u;
+
+struct group_rules {
+    coefficients c;
+    float scale; // of oracle::tamed()
+    float bound;
+    bool tames;
+    bool zero_nonfinite;
+};
+
+// A launch, as its one parameter: so nothing of the host's is read once it is enqueued, and nothing has to be copied.
+struct launch {
+    static constexpr std::size_t most_runs = 192;
+    static constexpr std::size_t most_groups = 32;
+    part_memory part;
+    std::uint32_t tasks;
+    std::uint32_t runs;
+    std::uint32_t first_group; // of the groups, for pieces of these groups only
+    std::uint32_t epoch;       // records of others are forgotten
+    block_run run[most_runs];
+    group_rules group[most_groups];
+};
+static_assert(sizeof(launch) <= 4000, "CUDA takes 4 KiB of parameters at most");
+
+inline constexpr unsigned step_threads = 256;
+inline constexpr unsigned sum_threads = 32; // of which 16 work
+inline constexpr unsigned groups_each = norm_block_elems / group_elems / step_threads;
+static_assert(groups_each * step_threads * group_elems == norm_block_elems);
+
+// Types as kernels' parameters: the number of a dtype, or any of them, looked up. (Numbers, because CUDA 13.0 writes
+// code that does not compile for parameters of an enumeration in a namespace.)
+inline constexpr int any_dtype = -1;
+template <int Known>
+[[nodiscard]] __device__ inline dtype type_of([[maybe_unused]] piece const& p, [[maybe_unused]] unsigned array)
+{
+    if constexpr (Known == any_dtype)
+        return p.types[array];
+    else
+        return static_cast<dtype>(Known);
+}
+
+// One norm block of a piece.
+struct block {
+    std::size_t begin;   // in the piece
+    unsigned elems;      // 1 to norm_block_elems
+    std::uint32_t piece; // its number
+    std::uint32_t part_block;
+    bool summed;
+};
+[[nodiscard]] __device__ inline block find_block(launch const& of, std::uint32_t launch_block)
+{
+    unsigned low = 0; // the last run that begins at or before the block
+    for (unsigned high = of.runs; high - low > 1;) {
+        unsigned const middle = (low + high) / 2;
+        (of.run[middle].launch_block <= launch_block ? low : high) = middle;
+    }
+    std::uint32_t const first = of.run[low].part_block;
+    std::uint32_t const at = (first & ~summed_bit) + (launch_block - of.run[low].launch_block);
+    std::uint32_t const number = of.part.piece_of[at];
+    piece const& p = of.part.pieces[number];
+    std::size_t const begin = static_cast<std::size_t>(at - p.first_block) * norm_block_elems;
+    std::uint64_t const left = p.elems - begin;
+    return {begin, static_cast<unsigned>(left < norm_block_elems ? left : norm_block_elems), number, at,
+            (first & summed_bit) != 0};
+}
+
+// How many elements of a block group `group` has.
+[[nodiscard]] __device__ inline unsigned group_count(unsigned elems, unsigned group)
+{
+    unsigned const begin = group * group_elems;
+    return elems <= begin ? 0 : elems - begin < group_elems ? elems - begin : group_elems;
+}
+
+// Gradients as the step sees them, but for its rules: with the accumulator where that counts. Flushed.
+template <int Grad>
+[[nodiscard]] __device__ inline float_group load_gradients(piece const& p, bool summed, std::size_t at, unsigned count)
+{
+    dtype const type = type_of<Grad>(p, offload_shard::grad);
+    float_group g = widen_group(load_group(p.arrays[offload_shard::grad], at, count, type), type);
+    float_group sum = {{0, 0, 0, 0}};
+    if (summed) {
+        dtype const sum_type = p.types[offload_shard::accumulator];
+        sum = widen_group(load_group(p.arrays[offload_shard::accumulator], at, count, sum_type), sum_type);
+    }
+    ADAMANT_GPU_UNROLL(4)
+    for (unsigned k = 0; k < group_elems; ++k)
+        g.value[k] = summed ? added(g.value[k], sum.value[k]) : flush(g.value[k]);
+    return g;
+}
+
+// One of oracle::block_squares()'s partial sums, over flushed gradients. What is not finite adds +0: no sum changes.
+__device__ inline void add_squares(float const* grads, unsigned elems, unsigned which, double& sum, unsigned& nonfinite)
+{
+    sum = 0;
+    nonfinite = 0;
+    ADAMANT_GPU_UNROLL(8)
+    for (unsigned i = which; i < elems; i += 16) {
+        float const g = grads[i];
+        bool const finite = is_finite(g);
+        double const wide = static_cast<double>(finite ? g : 0.0f);
+        sum = __fma_rn(wide, wide, sum);
+        nonfinite += finite ? 0u : 1u;
+    }
+}
+[[nodiscard]] __device__ inline grad_squares add_partial_sums(double (&sums)[16], unsigned const (&nonfinite)[16])
+{
+    grad_squares total;
+    total.nonfinite = 0;
+    ADAMANT_GPU_UNROLL(16)
+    for (unsigned j = 0; j < 16; ++j)
+        total.nonfinite += nonfinite[j];
+    ADAMANT_GPU_UNROLL(4)
+    for (unsigned width = 8; width > 0; width /= 2)
+        for (unsigned j = 0; j < width; ++j)
+            sums[j] = __dadd_rn(sums[j], sums[j + width]);
+    total.sum = sums[0];
+    return total;
+}
+
+struct raw_state {
+    raw_group param, exp_avg, exp_avg_sq;
+};
+template <int Param, int ExpAvg, int ExpAvgSq>
+[[nodiscard]] __device__ inline raw_state load_state(piece const& p, bool from_record, std::size_t at, unsigned count)
+{
+    using arrays = offload_shard;
+    return {
+        load_group(from_record ? p.records[0] : p.arrays[arrays::param], at, count, type_of<Param>(p, arrays::param)),
+        load_group(from_record ? p.records[1] : p.arrays[arrays::exp_avg], at, count,
+                   type_of<ExpAvg>(p, arrays::exp_avg)),
+        load_group(from_record ? p.records[2] : p.arrays[arrays::exp_avg_sq], at, count,
+                   type_of<ExpAvgSq>(p, arrays::exp_avg_sq))};
+}
+template <int Param, int ExpAvg, int ExpAvgSq>
+__device__ inline void store_state(piece const& p, bool to_record, std::size_t at, unsigned count, raw_state const& s)
+{
+    using arrays = offload_shard;
+    store_group(to_record ? p.records[0] : p.arrays[arrays::param], at, count, type_of<Param>(p, arrays::param),
+                s.param);
+    store_group(to_record ? p.records[1] : p.arrays[arrays::exp_avg], at, count, type_of<ExpAvg>(p, arrays::exp_avg),
+                s.exp_avg);
+    store_group(to_record ? p.records[2] : p.arrays[arrays::exp_avg_sq], at, count,
+                type_of<ExpAvgSq>(p, arrays::exp_avg_sq), s.exp_avg_sq);
+}
+
+// One step of a group.
+template <int Param, int ExpAvg, int ExpAvgSq, int WeightOut>
+__device__ inline void step_group(piece const& p, group_rules const& rules, float_group const& grads,
+                                  raw_state const& old, std::size_t at, unsigned count)
+{
+    using arrays = offload_shard;
+    dtype const param_type = type_of<Param>(p, arrays::param);
+    dtype const exp_avg_type = type_of<ExpAvg>(p, arrays::exp_avg);
+    dtype const exp_avg_sq_type = type_of<ExpAvgSq>(p, arrays::exp_avg_sq);
+    float_group param = widen_group(old.param, param_type);
+    float_group exp_avg = widen_group(old.exp_avg, exp_avg_type);
+    float_group exp_avg_sq = widen_group(old.exp_avg_sq, exp_avg_sq_type);
+    ADAMANT_GPU_UNROLL(4)
+    for (unsigned k = 0; k < group_elems; ++k) {
+        float g = grads.value[k];
+        if (rules.tames)
+            g = tamed(g, rules.zero_nonfinite, rules.scale, rules.bound);
+        oracle::element const now = update({param.value[k], exp_avg.value[k], exp_avg_sq.value[k]}, g, rules.c);
+        param.value[k] = now.param;
+        exp_avg.value[k] = now.exp_avg;
+        exp_avg_sq.value[k] = now.exp_avg_sq;
+    }
+    store_state<Param, ExpAvg, ExpAvgSq>(p, false, at, count,
+                                         {stored_group(param, param_type), stored_group(exp_avg, exp_avg_type),
+                                          stored_group(exp_avg_sq, exp_avg_sq_type)});
+    if (dtype const out = type_of<WeightOut>(p, arrays::weight_out); out != dtype::none)
+        store_group(p.arrays[arrays::weight_out], at, count, out, stored_group(param, out));
+}
+
+// weight_out of params as they are.
+__device__ inline void round_group(piece const& p, raw_group const& raw, dtype param_type, std::size_t at,
+                                   unsigned count)
+{
+    float_group param = widen_group(raw, param_type);
+    ADAMANT_GPU_UNROLL(4)
+    for (unsigned k = 0; k < group_elems; ++k)
+        param.value[k] = canonical(flush(param.value[k]));
+    dtype const out = p.types[offload_shard::weight_out];
+    store_group(p.arrays[offload_shard::weight_out], at, count, out, stored_group(param, out));
+}
+
+// How many thread blocks of a kernel a multiprocessor is to have room for: three keep enough loads under way to fill
+// the memory's bus, and leave 72 registers a thread, which types that are looked up do not get by with.
+template <int Known>
+inline constexpr int thread_blocks = Known == any_dtype ? 2 : 3;
+
+// The passes that look at gradients. Types that are not any_dtype are those of all pieces of the launch. With sums,
+// step_threads + sum_threads threads; else step_threads. Every thread comes to every barrier.
+template <int Param, int Grad, int ExpAvg, int ExpAvgSq, int WeightOut>
+__global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Param>)
+    pass_kernel(__grid_constant__ launch const of)
+{
+    alignas(16) __shared__ float staged[norm_block_elems];
+    __shared__ double partial_sums[16];
+    __shared__ unsigned partial_counts[16];
+
+    unsigned const thread = threadIdx.x;
+    block const b = find_block(of, blockIdx.x);
+    piece const& in_memory = of.part.pieces[b.piece];
+    piece const p = in_memory; // a copy: what is stored could be it, for all that a compiler knows
+    bool const works = thread < step_threads;
+    bool const has_record = (of.tasks & reads_state) != 0 && of.part.recorded[b.part_block] == of.epoch;
+    if ((of.tasks & unrecorded) != 0 && has_record)
+        return; // all of them
+    bool const from_record = (of.tasks & back) != 0 && has_record;
+    bool const steps_here = (of.tasks & steps) != 0 && works;
+    auto const at = [&](unsigned group) { return b.begin + group * group_elems; };
+
+    raw_state next = {};
+    if (unsigned const count = group_count(b.elems, thread); steps_here && count != 0)
+        next = load_state<Param, ExpAvg, ExpAvgSq>(p, from_record, at(thread), count);
+    if ((of.tasks & sums) != 0 && works) {
+        ADAMANT_GPU_UNROLL(4)
+        for (unsigned k = 0; k < groups_each; ++k) {
+            unsigned const group = k * step_threads + thread;
+            if (unsigned const count = group_count(b.elems, group); count != 0) {
+                float_group const g = load_gradients<Grad>(p, b.summed, at(group), count);
+                *reinterpret_cast<float4*>(staged + group * group_elems) =
+                    make_float4(g.value[0], g.value[1], g.value[2], g.value[3]);
+            }
+        }
+    }
+    __syncthreads(); // all have seen whether there is a record, and gradients are staged
+
+    if (steps_here) {
+        group_rules const& rules = of.group[p.group - of.first_group];
+        bool const makes_record = (of.tasks & keeps) != 0 && !from_record;
+        ADAMANT_GPU_UNROLL(1)
+        for (unsigned k = 0; k < groups_each; ++k) {
+            unsigned const group = k * step_threads + thread;
+            unsigned const count = group_count(b.elems, group);
+            if (count == 0)
+                break;
+            raw_state const old = next;
+            if (unsigned const count_next = group_count(b.elems, group + step_threads);
+                k + 1 < groups_each && count_next != 0)
+                next = load_state<Param, ExpAvg, ExpAvgSq>(p, from_record, at(group + step_threads), count_next);
+            float_group g;
+            if ((of.tasks & sums) != 0) {
+                float4 const all = *reinterpret_cast<float4 const*>(staged + group * group_elems);
+                g = {{all.x, all.y, all.z, all.w}};
+            } else {
+                g = load_gradients<Grad>(p, b.summed, at(group), count);
+            }
+            if (makes_record) // where to, is asked for each time: that leaves registers for the rest
+                store_state<Param, ExpAvg, ExpAvgSq>(in_memory, true, at(group), count, old);
+            step_group<Param, ExpAvg, ExpAvgSq, WeightOut>(p, rules, g, old, at(group), count);
+        }
+        if (thread == 0 && (of.tasks & (keeps | back)) != 0)
+            of.part.recorded[b.part_block] = (of.tasks & keeps) != 0 ? of.epoch : 0;
+    } else if (!works && thread - step_threads < 16) {
+        unsigned const which = thread - step_threads;
+        add_squares(staged, b.elems, which, partial_sums[which], partial_counts[which]);
+    }
+    if ((of.tasks & sums) != 0) {
+        __syncthreads();
+        if (thread == step_threads)
+            of.part.squares[b.part_block] = add_partial_sums(partial_sums, partial_counts);
+    }
+}
+
+// Goes back, where there is a record, and uses it up.
+template <int = 0>
+__global__ void __launch_bounds__(step_threads) undo_kernel(__grid_constant__ launch const of)
+{
+    block const b = find_block(of, blockIdx.x);
+    piece const p = of.part.pieces[b.piece]; // a copy: what is stored could be it, for all that a compiler knows
+    bool const has_record = of.part.recorded[b.part_block] == of.epoch;
+    __syncthreads(); // all have seen that
+    if (!has_record)
+        return;
+    for (unsigned group = threadIdx.x; group * group_elems < b.elems; group += step_threads) {
+        unsigned const count = group_count(b.elems, group);
+        std::size_t const at = b.begin + group * group_elems;
+        raw_state const old = load_state<any_dtype, any_dtype, any_dtype>(p, true, at, count);
+        store_state<any_dtype, any_dtype, any_dtype>(p, false, at, count, old);
+        if (p.types[offload_shard::weight_out] != dtype::none)
+            round_group(p, old.param, p.types[offload_shard::param], at, count);
+    }
+    if (threadIdx.x == 0)
+        of.part.recorded[b.part_block] = 0;
+}
+
+// accumulator = grad, or += grad where blocks are summed.
+template <int = 0>
+__global__ void __launch_bounds__(step_threads) accumulate_kernel(__grid_constant__ launch const of)
+{
+    block const b = find_block(of, blockIdx.x);
+    piece const p = of.part.pieces[b.piece]; // a copy: what is stored could be it, for all that a compiler knows
+    dtype const type = p.types[offload_shard::accumulator];
+    for (unsigned group = threadIdx.x; group * group_elems < b.elems; group += step_threads) {
+        unsigned const count = group_count(b.elems, group);
+        std::size_t const at = b.begin + group * group_elems;
+        float_group sum = load_gradients<any_dtype>(p, b.summed, at, count);
+        ADAMANT_GPU_UNROLL(4)
+        for (unsigned k = 0; k < group_elems; ++k)
+            sum.value[k] = canonical(sum.value[k]);
+        store_group(p.arrays[offload_shard::accumulator], at, count, type, stored_group(sum, type));
+    }
+}
+
+// weight_out of param, of pieces that have one.
+template <int = 0>
+__global__ void __launch_bounds__(step_threads) round_kernel(__grid_constant__ launch const of)
+{
+    block const b = find_block(of, blockIdx.x);
+    piece const p = of.part.pieces[b.piece]; // a copy: what is stored could be it, for all that a compiler knows
+    dtype const type = p.types[offload_shard::param];
+    for (unsigned group = threadIdx.x; group * group_elems < b.elems; group += step_threads) {
+        unsigned const count = group_count(b.elems, group);
+        std::size_t const at = b.begin + group * group_elems;
+        round_group(p, load_group(p.arrays[offload_shard::param], at, count, type), type, at, count);
+    }
+}
+
+} // namespace detail::cuda
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the passes of a device leave, by the oracle: pieces in one stretch of host memory, laid out as on the device.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <adamant/device/device.hpp>
+#include <adamant/numerics/float_mode.hpp>
+#include <adamant/numerics/oracle.hpp>
+
+#include "catch.hpp"
+
+namespace test {
+
+using arrays = adamant::detail::offload_shard;
+using adamant::dtype;
+
+// One piece; its arrays by their offsets in the stretch.
+struct model_piece {
+    std::array<dtype, 6> types;
+    std::size_t elems;
+    std::size_t group = 0;
+    std::size_t at[6] = {};
+    std::size_t first_block = 0;
+};
+
+class model {
+public:
+    std::vector<model_piece> pieces;
+    std::vector<std::byte> image;
+    std::vector<adamant::grad_squares> squares;
+    std::vector<std::uint8_t> recorded;
+
+    // Between arrays there are bytes that nobody writes.
+    void add(std::array<dtype, 6> const& types, std::size_t elems, std::size_t group = 0)
+    {
+        model_piece p{types, elems, group, {}, squares.size()};
+        for (std::size_t a = 0; a < 6; ++a) {
+            p.at[a] = image.size();
+            image.resize((image.size() + elems * size_bytes(types[a]) + 15) / 16 * 16 + 16, std::byte{0x5a});
+        }
+        pieces.push_back(p);
+        squares.resize(squares.size() + (elems + adamant::norm_block_elems - 1) / adamant::norm_block_elems);
+        recorded.assign(squares.size(), 0);
+        records_.resize(squares.size());
+    }
+
+    [[nodiscard]] std::byte* element(model_piece const& p, std::size_t array, std::size_t i)
+    {
+        return image.data() + p.at[array] + i * size_bytes(p.types[array]);
+    }
+    [[nodiscard]] float get(model_piece const& p, std::size_t array, std::size_t i)
+    {
+        return load(element(p, array, i), p.types[array]);
+    }
+    void set(model_piece const& p, std::size_t array, std::size_t i, float x)
+    {
+        switch (p.types[array]) {
+        case dtype::float32: adamant::store_unaligned(element(p, array, i), x); break;
+        case dtype::bfloat16:
+            adamant::store_unaligned(element(p, array, i), adamant::narrow<adamant::bfloat16>(x));
+            break;
+        case dtype::float16:
+            adamant::store_unaligned(element(p, array, i), adamant::narrow<adamant::float16>(x));
+            break;
+        case dtype::none: break;
+        }
+    }
+    // As tests/kernels.cpp does: hostile values meet ordinary ones, too.
+    void fill(model_piece const& p, values kind, random_bits& random)
+    {
+        auto const some = [&](int low, int high) {
+            return value_of(random.below(4) == 0 ? values::ordinary : kind, random, low, high);
+        };
+        for (std::size_t i = 0; i < p.elems; ++i) {
+            set(p, arrays::param, i, some(-9, -4));
+            set(p, arrays::exp_avg, i, some(-18, -4));
+            float const v = some(-36, -8);
+            set(p, arrays::exp_avg_sq, i, random.below(16) == 0 ? v : from_bits(bits(v) & adamant::float_abs_mask));
+            set(p, arrays::accumulator, i, some(-16, -2));
+            set(p, arrays::weight_out, i, 7);
+            if (kind == values::any_bits && random.below(2) == 0) {
+                std::uint64_t const any = random();
+                std::memcpy(element(p, arrays::param, i), &any, size_bytes(p.types[arrays::param]));
+            }
+        }
+        fill_gradient(p, kind, random);
+    }
+    void fill_gradient(model_piece const& p, values kind, random_bits& random)
+    {
+        for (std::size_t i = 0; i < p.elems; ++i) {
+            set(p, arrays::grad, i, value_of(random.below(4) == 0 ? values::ordinary : kind, random, -16, -2));
+            if (kind == values::any_bits && random.below(2) == 0) {
+                std::uint64_t const any = random();
+                std::memcpy(element(p, arrays::grad, i), &any, size_bytes(p.types[arrays::grad]));
+            }
+        }
+    }
+
+    void run(adamant::device_pass const& pass)
+    {
+        adamant::detail::rounded_to_nearest([&] {
+            for (std::uint32_t const i : pass.pieces)
+                for (std::size_t b = 0; b * adamant::norm_block_elems < pieces[i].elems; ++b)
+                    run_block(pass, i, b);
+        });
+    }
+    void accumulate(std::size_t piece, bool first)
+    {
+        adamant::detail::rounded_to_nearest([&] {
+            model_piece const& p = pieces[piece];
+            for (std::size_t i = 0; i < p.elems; ++i) {
+                float const g = get(p, arrays::grad, i);
+                store(element(p, arrays::accumulator, i), p.types[arrays::accumulator],
+                      first ? canonical(g) : adamant::oracle::added(g, get(p, arrays::accumulator, i)));
+            }
+        });
+    }
+    void round_weights()
+    {
+        adamant::detail::rounded_to_nearest([&] {
+            for (model_piece const& p : pieces)
+                round(p, 0, p.elems);
+        });
+    }
+    void forget_records() { recorded.assign(recorded.size(), 0); }
+
+    // Where a stretch differs from this one; empty where it does not.
+    [[nodiscard]] std::string difference(std::vector<std::byte> const& found) const
+    {
+        auto const at = std::mismatch(image.begin(), image.end(), found.begin()).first;
+        if (at == image.end())
+            return {};
+        auto const byte = static_cast<std::size_t>(at - image.begin());
+        for (std::size_t i = 0; i < pieces.size(); ++i)
+            for (std::size_t a = 0; a < 6; ++a) {
+                model_piece const& p = pieces[i];
+                std::size_t const size = size_bytes(p.types[a]);
+                if (byte < p.at[a] || byte >= p.at[a] + p.elems * size)
+                    continue;
+                std::size_t const element = (byte - p.at[a]) / size;
+                std::uint32_t mine = 0;
+                std::uint32_t theirs = 0;
+                std::memcpy(&mine, image.data() + p.at[a] + element * size, size);
+                std::memcpy(&theirs, found.data() + p.at[a] + element * size, size);
+                char text[160];
+                std::snprintf(text, sizeof text, "piece %zu array %zu element %zu of %zu is %08x, expected %08x", i, a,
+                              element, p.elems, theirs, mine);
+                return text;
+            }
+        return "byte " + std::to_string(byte) + ", which is in no array, was written";
+    }
+
+private:
+    static float load(std::byte const* at, dtype type)
+    {
+        return type == dtype::float32    ? adamant::load_unaligned<float>(at)
+               : type == dtype::bfloat16 ? adamant::widen(adamant::load_unaligned<adamant::bfloat16>(at))
+                                         : adamant::widen(adamant::load_unaligned<adamant::float16>(at));
+    }
+    static void store(std::byte* at, dtype type, float x)
+    {
+        if (type == dtype::float32)
+            adamant::store_unaligned(at, adamant::oracle::stored<float>(x));
+        else if (type == dtype::bfloat16)
+            adamant::store_unaligned(at, adamant::oracle::stored<adamant::bfloat16>(x));
+        else
+            adamant::store_unaligned(at, adamant::oracle::stored<adamant::float16>(x));
+    }
+    static float canonical(float x) { return adamant::is_nan(x) ? from_bits(adamant::canonical_nan_bits) : x; }
+
+    void round(model_piece const& p, std::size_t begin, std::size_t end)
+    {
+        if (p.types[arrays::weight_out] != dtype::none)
+            for (std::size_t i = begin; i < end; ++i)
+                store(element(p, arrays::weight_out, i), p.types[arrays::weight_out],
+                      canonical(get(p, arrays::param, i)));
+    }
+
+    // As detail::offload_passes::run() and detail::offload_shard do it, with records that are copies.
+    void run_block(adamant::device_pass const& pass, std::size_t piece, std::size_t b)
+    {
+        using adamant::detail::block_pass;
+        model_piece const& p = pieces[piece];
+        std::size_t const begin = b * adamant::norm_block_elems;
+        std::size_t const n = std::min(adamant::norm_block_elems, p.elems - begin);
+        std::size_t const block = p.first_block + b;
+        if ((pass.pass == block_pass::rest && recorded[block] != 0) ||
+            (pass.pass == block_pass::undo && recorded[block] == 0))
+            return;
+        if ((pass.pass == block_pass::undo || pass.pass == block_pass::redo) && recorded[block] != 0) {
+            copy_state(p, begin, n, block, false);
+            recorded[block] = 0;
+            if (pass.pass == block_pass::undo) {
+                round(p, begin, begin + n);
+                return;
+            }
+        }
+        bool const summed = pass.summed[piece] != 0;
+        std::vector<float> g(n);
+        for (std::size_t i = 0; i < n; ++i) {
+            g[i] = get(p, arrays::grad, begin + i);
+            if (summed)
+                g[i] = adamant::oracle::stored<float>(
+                    adamant::oracle::added(g[i], get(p, arrays::accumulator, begin + i)));
+        }
+        adamant::grad_squares const found =
+            adamant::oracle::block_squares<float>(reinterpret_cast<std::byte const*>(g.data()), n);
+        if (pass.pass <= block_pass::speculate || pass.pass == block_pass::compare)
+            squares[block] = found;
+        if (pass.pass == block_pass::measure || pass.pass == block_pass::compare)
+            return;
+        adamant::detail::group_step const& now =
+            (pass.pass == block_pass::speculate ? pass.speculated : pass.settled)[p.group];
+        bool const zero = now.rules.zero_nonfinite && found.nonfinite != 0;
+        if (zero || now.rules.limited)
+            for (float& x : g)
+                x = adamant::oracle::tamed(x, zero, now.rules.limited ? now.rules.scale : 1.0f,
+                                           now.rules.limited ? now.rules.bound
+                                                             : from_bits(adamant::float_infinity_bits));
+        if (pass.pass == block_pass::speculate || pass.keep_records) {
+            copy_state(p, begin, n, block, true);
+            recorded[block] = 1;
+        }
+        for (std::size_t i = 0; i < n; ++i) {
+            std::size_t const e = begin + i;
+            adamant::oracle::element const stepped = adamant::oracle::update(
+                {get(p, arrays::param, e), get(p, arrays::exp_avg, e), get(p, arrays::exp_avg_sq, e)}, g[i], now.c);
+            store(element(p, arrays::param, e), p.types[arrays::param], stepped.param);
+            store(element(p, arrays::exp_avg, e), p.types[arrays::exp_avg], stepped.exp_avg);
+            store(element(p, arrays::exp_avg_sq, e), p.types[arrays::exp_avg_sq], stepped.exp_avg_sq);
+            if (p.types[arrays::weight_out] != dtype::none)
+                store(element(p, arrays::weight_out, e), p.types[arrays::weight_out], stepped.param);
+        }
+    }
+    void copy_state(model_piece const& p, std::size_t begin, std::size_t n, std::size_t block, bool to_record)
+    {
+        std::vector<std::byte>& record = records_[block];
+        if (to_record)
+            record.clear();
+        std::size_t offset = 0;
+        for (std::size_t const a :
+             {std::size_t{arrays::param}, std::size_t{arrays::exp_avg}, std::size_t{arrays::exp_avg_sq}}) {
+            std::byte* const at = element(p, a, begin);
+            std::size_t const size = n * size_bytes(p.types[a]);
+            if (to_record)
+                record.insert(record.end(), at, at + size);
+            else
+                std::memcpy(at, record.data() + offset, size);
+            offset += size;
+        }
+    }
+
+    std::vector<std::vector<std::byte>> records_; // of each block
+};
+
+} // namespace test

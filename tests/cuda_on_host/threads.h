@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// The threads of a thread block, on the host: each has a stack, and they change at barriers. For cuda_runtime.h beside
+// this. In an order that is another for every block, so that a barrier that is missing is found.
+#pragma once
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ucontext.h>
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define CUDA_ON_HOST_ASAN
+#endif
+#if __has_feature(thread_sanitizer)
+#define CUDA_ON_HOST_TSAN
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) && !defined(CUDA_ON_HOST_ASAN)
+#define CUDA_ON_HOST_ASAN
+#endif
+#if defined(__SANITIZE_THREAD__) && !defined(CUDA_ON_HOST_TSAN)
+#define CUDA_ON_HOST_TSAN
+#endif
+#if defined(CUDA_ON_HOST_ASAN)
+#include <sanitizer/common_interface_defs.h>
+#endif
+#if defined(CUDA_ON_HOST_TSAN)
+#include <sanitizer/tsan_interface.h>
+#endif
+
+#include "device_words.h"
+
+namespace cuda_on_host {
+
+// Runs thread blocks, one at a time, on the thread that calls it.
+class block_runner {
+public:
+    block_runner() = default;
+    block_runner(block_runner const&) = delete;
+    block_runner& operator=(block_runner const&) = delete;
+#if defined(CUDA_ON_HOST_TSAN)
+    ~block_runner()
+    {
+        for (auto& each : fibers_)
+            __tsan_destroy_fiber(each->tsan);
+    }
+#endif
+
+    // body() once for each of `threads` threads.
+    template <class Body>
+    void run(unsigned block, unsigned threads, Body& body)
+    {
+        body_ = &body;
+        call_ = [](void* of) { (*static_cast<Body*>(of))(); };
+        block_.x = block;
+        threads_ = threads;
+        started_ = ended_ = 0;
+        random_ = random_ * 6364136223846793005u + 1442695040888963407u;
+        first_ = static_cast<unsigned>(random_ >> 33) % threads;
+        upwards_ = (random_ >> 63) != 0;
+        waiting_.clear();
+        while (started_ < threads_)
+            resume(free_fiber());
+        while (!waiting_.empty()) {
+            if (waiting_.size() != threads_) {
+                std::fprintf(stderr, "cuda_on_host: of %u threads of a block, only %zu come to a barrier\n", threads_,
+                             waiting_.size());
+                std::abort();
+            }
+            std::vector<fiber*> const all = std::exchange(waiting_, {});
+            for (std::size_t i = 0; i < all.size(); ++i)
+                resume(*all[(i + first_) % all.size()]);
+        }
+    }
+
+    void barrier()
+    {
+        waiting_.push_back(current_);
+        leave(*current_);
+    }
+    [[nodiscard]] index3 const& thread() const
+    {
+        return current_->thread;
+    }
+    [[nodiscard]] index3 const& block() const
+    {
+        return block_;
+    }
+
+private:
+    static constexpr std::size_t stack_bytes = std::size_t{256} << 10;
+    struct fiber {
+        block_runner* runner = nullptr;
+        ucontext_t context = {};
+        std::unique_ptr<std::byte[]> stack;
+        index3 thread;
+        bool busy = false;
+        void* tsan = nullptr;
+    };
+
+    // Runs threads for as long as none of them comes to a barrier.
+    void work(fiber& self)
+    {
+        for (;;) {
+            while (started_ < threads_) {
+                unsigned const i = started_++;
+                self.thread.x = (first_ + (upwards_ ? i : threads_ - i)) % threads_;
+                self.busy = true;
+                call_(body_);
+                self.busy = false;
+                ++ended_;
+            }
+            leave(self);
+        }
+    }
+    static void entry(unsigned low, unsigned high)
+    {
+        auto* const self =
+            reinterpret_cast<fiber*>(static_cast<std::uintptr_t>(high) << 32 | static_cast<std::uintptr_t>(low));
+#if defined(CUDA_ON_HOST_ASAN)
+        __sanitizer_finish_switch_fiber(nullptr, &self->runner->stack_, &self->runner->stack_bytes_);
+#endif
+        self->runner->work(*self);
+    }
+    fiber& free_fiber()
+    {
+        for (auto& each : fibers_)
+            if (!each->busy)
+                return *each;
+        auto made = std::make_unique<fiber>();
+        made->runner = this;
+        made->stack = std::make_unique<std::byte[]>(stack_bytes);
+        getcontext(&made->context);
+        made->context.uc_stack.ss_sp = made->stack.get();
+        made->context.uc_stack.ss_size = stack_bytes;
+        made->context.uc_link = nullptr;
+#if defined(CUDA_ON_HOST_TSAN)
+        made->tsan = __tsan_create_fiber(0);
+#endif
+        auto const address = reinterpret_cast<std::uintptr_t>(made.get());
+        makecontext(&made->context, reinterpret_cast<void (*)()>(&entry), 2, static_cast<unsigned>(address),
+                    static_cast<unsigned>(address >> 32));
+        fibers_.push_back(std::move(made));
+        return *fibers_.back();
+    }
+    void resume(fiber& next)
+    {
+        current_ = &next;
+#if defined(CUDA_ON_HOST_ASAN)
+        void* fake = nullptr;
+        __sanitizer_start_switch_fiber(&fake, next.stack.get(), stack_bytes);
+#endif
+#if defined(CUDA_ON_HOST_TSAN)
+        tsan_ = __tsan_get_current_fiber();
+        __tsan_switch_to_fiber(next.tsan, 0);
+#endif
+        swapcontext(&here_, &next.context);
+#if defined(CUDA_ON_HOST_ASAN)
+        __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+    }
+    void leave(fiber& self)
+    {
+#if defined(CUDA_ON_HOST_ASAN)
+        void* fake = nullptr;
+        __sanitizer_start_switch_fiber(&fake, stack_, stack_bytes_);
+#endif
+#if defined(CUDA_ON_HOST_TSAN)
+        __tsan_switch_to_fiber(tsan_, 0);
+#endif
+        swapcontext(&self.context, &here_);
+#if defined(CUDA_ON_HOST_ASAN)
+        __sanitizer_finish_switch_fiber(fake, &stack_, &stack_bytes_);
+#endif
+    }
+
+    ucontext_t here_ = {};
+    std::vector<std::unique_ptr<fiber>> fibers_;
+    std::vector<fiber*> waiting_;
+    fiber* current_ = nullptr;
+    void* body_ = nullptr;
+    void (*call_)(void*) = nullptr;
+    index3 block_;
+    unsigned threads_ = 0;
+    unsigned started_ = 0;
+    unsigned ended_ = 0;
+    unsigned first_ = 0;
+    bool upwards_ = true;
+    std::uint64_t random_ = 1;
+    // Of the thread that runs blocks, for sanitizers.
+    void const* stack_ = nullptr;
+    std::size_t stack_bytes_ = 0;
+    void* tsan_ = nullptr;
+};
+
+// The one whose blocks the calling thread runs.
+inline thread_local block_runner* runner = nullptr;
+
+} // namespace cuda_on_host
+
+#define threadIdx (cuda_on_host::runner->thread())
+#define blockIdx (cuda_on_host::runner->block())
+inline void __syncthreads()
+{
+    cuda_on_host::runner->barrier();
+}
