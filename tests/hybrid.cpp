@@ -201,7 +201,7 @@ TEST_CASE("A device that stops answering is named; the CPU's part is as before t
         for (std::size_t way = 0; way < 3; ++way) {
             INFO("operation " << static_cast<int>(kind) << ", way " << way);
             optimizer_options options;
-            options.device_timeout_s = 0.05;
+            options.device_timeout_s = 0.5; // an emulator takes its time for a step
             model hybrid(options);
             (void)hybrid.step(1, 0, values);
             hybrid.make_gradients(2);
@@ -292,8 +292,13 @@ TEST_CASE("A device without the memory says so, and everything stays where it wa
     placement const all = split(hybrid.steps->shard_sizes(), {.ratio = 0});
     auto const small = std::make_shared<emulated_device>(emulation_options{.name = "small", .memory_bytes = 200000});
     CHECK(hybrid.steps->device_bytes(*small, all) > 200000);
-    CHECK(message_of([&] { hybrid.steps->place(small, all); }).find("small is asked for ") != std::string::npos);
+    CHECK(message_of([&] { hybrid.steps->place(small, all); }).find("take everything back") != std::string::npos);
+    model other({}, 1.0);
+    other.steps->place(nullptr, split(other.steps->shard_sizes(), {.ratio = 1}));
+    CHECK(message_of([&] { other.steps->place(small, all); }).find("small is asked for ") != std::string::npos);
     CHECK(small->memory().free_bytes == 200000);
+    CHECK(message_of([&] { other.steps->place(hybrid.gpu, all); }).find("of another optimizer already") !=
+          std::string::npos);
     for (std::size_t after = 0; after < 3; ++after) {
         hybrid.gpu->fail(device_operation::allocate, after);
         CHECK(message_of([&] { hybrid.steps->place(hybrid.gpu, all); }).find("failed to allocate") !=
@@ -401,6 +406,74 @@ TEST_CASE("A step is taken back on both sides, if its gradients are still there 
         CHECK(m.steps->steps() == 1);
         CHECK(difference(m.all(), states[1]) == "");
     }
+}
+
+TEST_CASE("Gradients that come down during step_async() are stepped as they come, and none is forgotten")
+{
+    auto const& states = expected({}, {.max_norm = 0.0});
+    for (int i = 0; i < 200; ++i) { // a race, if there is one
+        model m({}, i % 2 == 0 ? 1.0 : 0.5);
+        optimizer_report const report = m.step(1, 1, {.max_norm = 0.0});
+        REQUIRE(report.elements == 10 * norm_block_elems + 12);
+        REQUIRE(m.steps->steps() == 1);
+        if (i % 50 == 0)
+            REQUIRE(difference(m.all(), states[1]) == "");
+    }
+}
+
+TEST_CASE("Weights that cannot be sent when nothing else is left to do are sent later: the step has been taken")
+{
+    step_values const values{.max_norm = 1e9};
+    optimizer_options options;
+    options.journal_budget_bytes = 0; // the CPU steps last
+    auto const& states = expected({}, values);
+    model m(options, 0.5);
+    (void)m.step(1, 0, values);
+    std::string what;
+    for (std::size_t after = 0; what.find("has been taken all the same") == what.npos && after < 10; ++after) {
+        m.make_gradients(2);
+        m.gpu->fail(device_operation::copy_up, after);
+        what = message_of([&] { (void)m.steps->step(values); });
+        m.gpu->resume();
+        if (what.find("has been taken") == what.npos && m.steps->steps() != 1)
+            FAIL("the step was taken, but what is wrong with the weights was not said: " << what);
+    }
+    CHECK(m.steps->steps() == 2);
+    CHECK(difference(m.all(), states[2]) == "");
+    (void)m.step(3, 0, values);
+    CHECK(difference(m.all(), states[3]) == "");
+}
+
+TEST_CASE("While a device has yet to take back its part, nothing that it needs for that can be changed")
+{
+    optimizer_options options;
+    options.device_timeout_s = 0.3;
+    model m(options, 0.5);
+    auto const& states = expected({}, {.max_norm = 1e9});
+    m.make_gradients(1);
+    m.gpu->hang(device_operation::copy_down, 0);
+    CHECK_THROWS_AS(m.steps->step({.max_norm = 1e9}), device_error);
+    CHECK_THROWS_AS(m.steps->accumulate(0), device_error);
+    CHECK_THROWS_AS(m.steps->clear_accumulators(), device_error);
+    m.gpu->resume();
+    CHECK(difference(m.all(), states[0]) == "");
+}
+
+TEST_CASE("Weights come home with what is taken back, and a device that has nothing to do is let go")
+{
+    model m({}, 0.0);
+    (void)m.step(1, 0, {.max_norm = 0.0});
+    for (bfloat16 *w = reinterpret_cast<bfloat16*>(m.tensors[1].mine[weight_out].data()),
+                  *end = w + m.tensors[1].size();
+         w != end; ++w)
+        *w = {};
+    m.steps->place(nullptr, split(m.steps->shard_sizes(), {.ratio = 1}));
+    CHECK(m.tensors[1].mine[weight_out].difference(expected({}, {.max_norm = 0.0})[1][7]) == "");
+    model other({}, 1.0);
+    other.steps->place(nullptr, split(other.steps->shard_sizes(), {.ratio = 1}));
+    other.steps->place(m.gpu, split(other.steps->shard_sizes(), {.ratio = 1}));
+    m.steps->place(m.gpu, split(m.steps->shard_sizes(), {.ratio = 0})); // nobody else has it
+    CHECK(m.steps->step().ratio == 0);
 }
 
 TEST_CASE("What cannot be placed is refused")

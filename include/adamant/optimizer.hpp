@@ -58,7 +58,7 @@ public:
     ~optimizer()
     {
         passes_.line().wait();
-        if (std::exchange(stage_, stage::idle) == stage::open || device_failed_)
+        if (device_failed_ || (stage_ == stage::open && can_take_back()))
             take_back();
     }
 
@@ -150,17 +150,15 @@ public:
         return passes_.memory_bytes(side_.cpu_ranges().size()) + passes_.shards.size() * sizeof(unsigned) +
                (with_journal || options_.keep_last_step || side_.there() ? journal_budget() : 0);
     }
-    // Allocates all that steps need; else the first one does, and after it none allocates. with_journal: for
+    // Allocates all that steps need; else the first one does, and after it none allocates (with a device, only small
+    // things, for what is enqueued). with_journal: for
     // begin_step(), too. Throws invalid_argument where arrays overlap, and what buffer does.
     void prepare(bool with_journal = true)
     {
         require_idle("prepare()");
         if (!laid_out_) {
             refuse_overlaps();
-            passes_.lay_out(side_.cpu_ranges());
-            reserve_for_steps(groups_.size());
-            has_journal_ = false;
-            laid_out_ = true;
+            lay_out();
         }
         if ((with_journal || options_.keep_last_step || side_.there()) && !has_journal_) {
             passes_.make_journal(journal_budget());
@@ -294,6 +292,7 @@ public:
         } catch (...) {
             passes_.line().wait();
             (void)side_.stop();
+            forget_failures();
             set_summed({});
             throw;
         }
@@ -328,6 +327,10 @@ public:
             throw invalid_argument(
                 "adamant: a gradient of shard " + std::to_string(shard) + " ('" + name(shard) +
                 "') is to be accumulated, but the shard is being stepped; accumulate before submit()");
+        if (stage_ == stage::idle) {
+            settle();
+            require_not_lost();
+        }
         can_go_back_ = false;
         bool const first = s.summed == 0;
         if (!side_.there()) {
@@ -347,6 +350,7 @@ public:
     void clear_accumulators()
     {
         require_idle("clear_accumulators()");
+        settle();
         can_go_back_ = false;
         for (detail::tracked_shard& s : passes_.shards)
             s.summed = 0;
@@ -385,7 +389,8 @@ public:
         try {
             submit_all(true);
         } catch (...) {
-            stage_ = stage::idle;
+            stage_ = stage::open; // nobody is to decide anything at the line's end
+            take_back();
             throw;
         }
         if (passes_.nothing_described()) // nothing to do, so nobody comes to the end
@@ -401,10 +406,15 @@ public:
     //
     // Where an error says that the device failed, or did not answer in time, the step is taken back on both sides:
     // state and accumulated gradients are as before it. For that the steps of both sides are recorded (see
-    // journal_budget_bytes; a device has room for all of its part), whether or not they wait for a norm.
+    // journal_budget_bytes and device_records), whether or not they wait for a norm. A device that does not answer does
+    // its part of that later, before anything else; until then the gradients of that step must stay where they are on
+    // it.
+    //
+    // The device needs room for what it gets beside what it has: a piece whose cut moves is allocated anew.
     //
     // Throws, with everything where it was: invalid_argument for a placement of other shards, what the device throws
-    // where it lacks the memory or fails. The last step cannot be taken back any more.
+    // where it lacks the memory or fails, or has another optimizer's shards. What prepare() throws comes when all has
+    // moved. The last step cannot be taken back any more.
     void place(std::shared_ptr<device> on, placement const& where)
     {
         require_idle("place()");
@@ -418,16 +428,27 @@ public:
         if (on == nullptr && where.device_elems != 0)
             throw invalid_argument("adamant: a placement gives " + std::to_string(where.device_elems) +
                                    " elements to a device, but there is none (a null pointer)");
+        bool const has_arrays = side_.has_arrays();
+        if (has_arrays && side_.there() && on != nullptr && &side_.device() != on.get())
+            throw invalid_argument("adamant: shards have arrays on " + side_.device().name() +
+                                   " and are to be placed on " + on->name() +
+                                   "; take everything back with place(nullptr, ...) first");
+        refuse_overlaps();
+        if (where.device_elems == 0 && !has_arrays)
+            on.reset(); // it would have nothing to do
         laid_out_ = false;
         can_go_back_ = false;
         side_.place(std::move(on), where.pieces);
-        prepare();
+        lay_out();
         // The weights of what comes back were on the device alone; from now on they go up from here.
         for (detail::block_range const& r : passes_.ranges())
-            if (side_.there() && side_.has_arrays(r.shard))
+            if (side_.has_arrays(r.shard))
                 for_each_slice_of(r, [&](std::size_t begin, std::size_t end) {
                     passes_.shards[r.shard].shard.round_weights(begin, end);
                 });
+        if (!side_.there())
+            side_.forget_arrays();
+        prepare();
     }
     // The shards' sizes in elements, in order: for split().
     [[nodiscard]] std::vector<std::size_t> shard_sizes() const
@@ -437,15 +458,15 @@ public:
             sizes.push_back(s.shard.size());
         return sizes;
     }
-    // What place() would allocate on that device, in bytes, beside what it has there already.
+    // What all pieces of such a placement take on that device, in bytes.
     [[nodiscard]] std::size_t device_bytes(device const& on, placement const& where) const
     {
         check(where, shard_sizes());
         return side_.bytes_for(on, where.pieces);
     }
     // A shard's gradient is made on the device that place() names next, and its weights are wanted there: in arrays of
-    // the caller's in the device's memory. See device_arrays. Throws invalid_argument where a device has been placed
-    // on already, or an array is missing.
+    // the caller's in the device's memory, until place(nullptr). None: in host memory. See device_arrays. Throws
+    // invalid_argument where a device has been placed on already, or an array is missing.
     void set_device_arrays(std::size_t shard, device_arrays const& arrays)
     {
         require_idle("set_device_arrays()");
@@ -453,6 +474,13 @@ public:
         if (side_.there())
             throw invalid_argument("adamant: set_device_arrays() is called after place(); take everything back with "
                                    "place(nullptr, ...) first");
+        if (!arrays.grad && !arrays.weight_out) {
+            side_.set_arrays(shard, {});
+            return;
+        }
+        if (arrays.grad.address % 16 != 0 || arrays.weight_out.address % 16 != 0)
+            throw invalid_argument("adamant: an array on the device for shard " + std::to_string(shard) + " ('" +
+                                   name(shard) + "') does not begin at a multiple of 16 bytes, as it must");
         if (!arrays.grad || bool(arrays.weight_out) != passes_.shards[shard].shard.has_weight_out())
             throw invalid_argument("adamant: shard " + std::to_string(shard) + " ('" + name(shard) + "') " +
                                    (passes_.shards[shard].shard.has_weight_out()
@@ -498,7 +526,10 @@ public:
                                    (scaler_ ? "has no dynamic loss scale, but this optimizer scales"
                                             : "has a dynamic loss scale, but this optimizer does not scale") +
                                    " dynamically; set loss_scaling in the options as it was");
-        is_lost_ = side_.has_pieces();
+        if (side_.there())
+            prepare();
+        can_go_back_ = false;
+        is_lost_ = side_.there();
         for (detail::state_copy const& copy : copies)
             std::memcpy(copy.to, copy.from, copy.bytes);
         for (detail::tracked_shard& s : passes_.shards) {
@@ -506,10 +537,8 @@ public:
                                          [&](slice part) { s.shard.round_weights(part.begin, part.end); });
             s.summed = 0;
         }
-        if (side_.there()) {
-            prepare();
+        if (side_.there())
             at_rest([&] { side_.copy_state_from_home(); });
-        }
         is_lost_ = false;
         groups_ = std::move(groups);
         scaler_ = from.loss_scaler;
@@ -556,6 +585,13 @@ private:
                                    (s.submitted ? "submitted" : "left out") + " in this step already");
     }
 
+    void lay_out()
+    {
+        passes_.lay_out(side_.cpu_ranges());
+        reserve_for_steps(groups_.size());
+        has_journal_ = false;
+        laid_out_ = true;
+    }
     void refuse_overlaps() const
     {
         using arrays = detail::offload_shard;
@@ -564,9 +600,9 @@ private:
             arrays const& s = passes_.shards[i].shard;
             for (auto const which : {arrays::param, arrays::grad, arrays::exp_avg, arrays::exp_avg_sq,
                                      arrays::weight_out, arrays::accumulator})
-                detail::append_extent(extents,
-                                      which == arrays::accumulator ? "accumulator" : detail::array_names[which],
-                                      s.data(which), s.size() * s.elem_bytes(which), i, which != arrays::grad);
+                detail::append_extent(
+                    extents, which == arrays::accumulator ? "accumulator" : detail::array_names[which], s.data(which),
+                    s.size() * s.elem_bytes(which), i, which != arrays::grad || side_.has_arrays(i));
         }
         detail::refuse_overlaps(std::move(extents));
     }
@@ -627,10 +663,19 @@ private:
     // In an open step the failure stays, and finish() finds it.
     void accumulate_on_device(std::size_t shard, bool first)
     {
-        if (stage_ == stage::open)
-            on_device([&] { side_.accumulate(shard, first); });
-        else
-            at_rest([&] { side_.accumulate(shard, first); });
+        auto const carefully = [&](auto const& work) { stage_ == stage::open ? on_device(work) : at_rest(work); };
+        if (!side_.has_pieces_of(shard) && !side_.has_arrays(shard))
+            return;
+        carefully([&] { side_.bring_gradients(shard); });
+        if (!side_.has_pieces_of(shard))
+            return;
+        try {
+            carefully([&] { side_.accumulate(shard, first); });
+        } catch (device_error const& failure) {
+            passes_.shards[shard].summed = 0;
+            throw device_error(std::string(failure.what()) + "; the gradients accumulated for shard " +
+                               std::to_string(shard) + " ('" + name(shard) + "') are lost");
+        }
     }
 
     std::vector<parameter_group> groups_;

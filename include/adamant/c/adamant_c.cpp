@@ -824,7 +824,7 @@ adamant_status adamant_wait(adamant_optimizer* optimizer, uint64_t timeout_ns, i
 adamant_status adamant_save_safetensors(const adamant_optimizer* optimizer, const char* path)
 {
     return guarded([&] {
-        adamant::optimizer const& o = of(optimizer);
+        adamant::optimizer& o = of(const_cast<adamant_optimizer*>(optimizer)); // which changes only with a device
         adamant::save_safetensors(&needed(path, "path"), o.state());
     });
 }

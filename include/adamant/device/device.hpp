@@ -3,6 +3,7 @@
 // the passes of a step over blocks. Everything is enqueued; what fails is found by whoever waits.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -106,9 +107,27 @@ public:
 // A device. Functions that enqueue may be called from any thread, from several at once; they return at once and throw
 // nothing but bad_alloc. Where something enqueued fails, all that is enqueued after it, in any lane, is left undone,
 // until reset(): so what was not done can be told from what was, and whoever waits gets a device_error that says which.
+//
+// One optimizer at a time has pieces on a device object, for reset() drops whatever anybody has enqueued; give each
+// optimizer an object of its own, of the same GPU if need be.
 class device {
 public:
     using clock = std::chrono::steady_clock;
+
+    // For optimizers. Throws invalid_argument where another has it.
+    void claim(void const* by)
+    {
+        void const* none = nullptr;
+        if (!user_.compare_exchange_strong(none, by) && none != by)
+            throw invalid_argument("adamant: " + name() +
+                                   " has the shards of another optimizer already; give each "
+                                   "optimizer a device object of its own");
+    }
+    void leave(void const* by) noexcept
+    {
+        void const* user = by;
+        (void)user_.compare_exchange_strong(user, nullptr);
+    }
 
     device() = default;
     device(device const&) = delete;
@@ -156,6 +175,9 @@ public:
 
     // Up to what has been waited for.
     [[nodiscard]] virtual device_usage usage() const = 0;
+
+private:
+    std::atomic<void const*> user_{nullptr};
 };
 
 ADAMANT_END_NAMESPACE

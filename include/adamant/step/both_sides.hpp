@@ -2,8 +2,11 @@
 // A pass over all shards, on the CPU and on a device at once: who is given what, and the wait for both.
 #pragma once
 
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -17,7 +20,7 @@ namespace detail {
 class both_sides {
 protected:
     both_sides(executor const& cpu, work_line::end_function at_end) : passes_(cpu, std::move(at_end)), side_(passes_) {}
-    ~both_sides() = default;
+    ~both_sides() { close_gate(true); }
 
     // The first pass over a shard whose gradient is there.
     void start(std::size_t shard)
@@ -57,17 +60,50 @@ protected:
     // The CPU's part of a shard is stepped as its gradient comes down.
     void fetch_gradients(std::size_t shard)
     {
-        for (std::size_t r = passes_.first_range(shard); r < passes_.first_range(shard + 1); ++r)
-            side_.fetch_gradient(r, [this, r] { arrived(r); });
+        for (std::size_t r = passes_.first_range(shard); r < passes_.first_range(shard + 1); ++r) {
+            {
+                std::lock_guard const lock(gate_->mutex);
+                ++gate_->expected;
+            }
+            side_.fetch_gradient(r, [gate = gate_, r] {
+                std::lock_guard const lock(gate->mutex);
+                if (gate->to != nullptr) // else it comes too late
+                    gate->to->arrived(r);
+            });
+        }
     }
-    void arrived(std::size_t range) noexcept
+    // What has been expected until now does not arrive any more; false: what will be is awaited.
+    void close_gate(bool closed)
     {
-        keep_error([&] { passes_.line().add([&] { return passes_.describe_range(range, first_pass_); }); });
+        std::lock_guard const lock(gate_->mutex);
+        gate_->to = closed ? nullptr : this;
+        gate_->expected = 0;
+    }
+    // In the team's end function. Whether gradients are still expected: then one has come, or may have.
+    [[nodiscard]] bool awaits_gradients()
+    {
+        std::unique_lock lock(gate_->mutex);
+        std::size_t const expected = gate_->expected;
+        if (expected == 0)
+            return false;
+        gate_->changed.wait_for(lock, std::chrono::milliseconds(2), [&] { return gate_->expected != expected; });
+        bool const came = gate_->expected != expected;
+        lock.unlock();
+        if (!came)
+            side_.require_answer();
+        return true;
     }
     // In one of the team's threads.
     void send_weights(std::size_t range) noexcept
     {
         keep_error([&] { side_.send_weights(range); });
+    }
+    // What is kept for a step that is over means nothing to the next.
+    void forget_failures()
+    {
+        device_failed_ = false;
+        std::lock_guard const lock(arrival_mutex_);
+        arrival_error_ = nullptr;
     }
     // For wait_for_pass() to throw.
     template <class Work>
@@ -133,7 +169,9 @@ protected:
     {
         if (!device_is_behind_)
             return;
-        if (!side_.stop() || !side_.take_back())
+        bool const answers = side_.stop();
+        passes_.line().wait();
+        if (!answers || !side_.take_back())
             throw device_error("adamant: " + side_.device().name() +
                                " has failed in a step and does not answer yet; its part of that step is still to be "
                                "taken back. Call again later, or load a checkpoint into a new optimizer");
@@ -156,6 +194,22 @@ protected:
     bool device_is_behind_ = false;               // it has yet to take back what it did of a step that failed
 
 private:
+    // In a thread of the device's, with the gate's lock.
+    void arrived(std::size_t range) noexcept
+    {
+        --gate_->expected;
+        keep_error([&] { passes_.line().add([&] { return passes_.describe_range(range, first_pass_); }); });
+        gate_->changed.notify_all();
+    }
+
+    // What stands between gradients that come down and those that wait for them, which may be gone by then.
+    struct gate {
+        std::mutex mutex;
+        std::condition_variable changed;
+        both_sides* to = nullptr;
+        std::size_t expected = 0;
+    };
+    std::shared_ptr<gate> gate_ = std::make_shared<gate>();
     std::mutex submit_all_mutex_;
     std::mutex arrival_mutex_; // guards the next
     std::exception_ptr arrival_error_;

@@ -41,6 +41,7 @@ public:
         part_.reset();
         for (piece const& p : pieces_)
             device_->release(p.memory);
+        device_->leave(this);
     }
 
     // Whether there is one, with a part of the shards or with gradients of the CPU's part.
@@ -62,7 +63,7 @@ public:
     }
     [[nodiscard]] bool with_records() const noexcept { return with_records_; }
 
-    // Of shard number `shard`; before place().
+    // Of shard number `shard`; before place(). None: gradients are in host memory.
     void set_arrays(std::size_t shard, device_arrays const& arrays)
     {
         arrays_.resize(std::max(arrays_.size(), shard + 1));
@@ -72,6 +73,12 @@ public:
     {
         return shard < arrays_.size() && arrays_[shard].grad;
     }
+
+    [[nodiscard]] bool has_arrays() const noexcept
+    {
+        return std::any_of(arrays_.begin(), arrays_.end(), [](device_arrays const& a) { return bool(a.grad); });
+    }
+    void forget_arrays() noexcept { arrays_.clear(); }
 
     // Moves what has to be moved. Throws what the device does, with everything where it was; where not even that can
     // be, the CPU has everything.
@@ -85,9 +92,15 @@ public:
                 throw;
             }
         }
+        if (to != nullptr)
+            to->claim(this);
         part_.reset(); // its records are of no more use, and the next one may need their memory
         std::vector<piece> next;
-        std::vector<std::size_t> fresh; // of next
+        std::vector<std::size_t> fresh;      // of next
+        std::vector<std::size_t> results{0}; // where those of each piece of next begin
+        std::vector<grad_squares> squares;   // with all that there is to come
+        std::vector<std::uint8_t> recorded;
+        std::set<std::uint64_t> kept;
         try {
             for (shard_piece const& w : where) {
                 if (w.on != side::device)
@@ -101,6 +114,13 @@ public:
                 next.back().memory = to->allocate(own_bytes(next.back()));
                 give_memory(next.back());
             }
+            for (piece const& p : next) {
+                results.push_back(results.back() + p.on.blocks());
+                if (to == device_)
+                    kept.insert(p.memory.address);
+            }
+            squares.resize(results.back());
+            recorded.resize(results.back());
             part_ = make_part(to.get(), next);
             for (std::size_t const i : fresh)
                 copy_state_up(*to, next[i], true);
@@ -116,23 +136,21 @@ public:
             part_.reset();
             for (std::size_t const i : fresh)
                 to->release(next[i].memory);
+            if (to != nullptr && to != device_)
+                to->leave(this);
             stay();
             throw;
         }
-        std::set<std::uint64_t> kept;
-        if (to == device_)
-            for (piece const& p : next)
-                kept.insert(p.memory.address);
         for (piece const& p : pieces_)
             if (!kept.contains(p.memory.address))
                 device_->release(p.memory);
+        if (device_ != nullptr && to != device_)
+            device_->leave(this);
         pieces_ = std::move(next);
         device_ = std::move(to);
-        first_result_.assign(1, 0);
-        for (piece const& p : pieces_)
-            first_result_.push_back(first_result_.back() + p.on.blocks());
-        squares_.assign(first_result_.back(), {});
-        recorded_.assign(first_result_.back(), 0);
+        first_result_ = std::move(results);
+        squares_ = std::move(squares);
+        recorded_ = std::move(recorded);
     }
     // What place() allocates on the device for these.
     [[nodiscard]] std::size_t bytes_for(adamant::device const& on, std::vector<shard_piece> const& where) const
@@ -205,9 +223,14 @@ protected:
         auto const until = deadline();
         for (device_lane const lane : {device_lane::up, device_lane::work, device_lane::down})
             if (!on.wait_until(on.mark(lane), until))
-                throw device_error("adamant: " + on.name() + " has not come to the end of its lane '" + name(lane) +
-                                   "' in " + text(timeout_s_) +
-                                   " s; it seems to have stopped answering (see device_timeout_s in the options)");
+                throw_late(on, lane);
+    }
+    [[noreturn]] void throw_late(adamant::device const& on, device_lane lane) const
+    {
+        is_late_ = true;
+        throw device_error("adamant: " + on.name() + " has not come to the end of its lane '" + name(lane) + "' in " +
+                           text(timeout_s_) +
+                           " s; it seems to have stopped answering (see device_timeout_s in the options)");
     }
 
     [[nodiscard]] piece const* find(shard_piece const& w) const
@@ -236,6 +259,7 @@ protected:
             for (piece const& p : pieces_)
                 device_->release(p.memory);
             pieces_.clear();
+            device_->leave(this);
             device_.reset();
             throw unavailable("adamant: shards were to move to or from " + name +
                               ", which failed, and so did going on as before (" + again.what() +
@@ -305,6 +329,7 @@ protected:
     std::vector<std::uint8_t> recorded_;
     double timeout_s_ = 300;
     bool with_records_ = true;
+    mutable bool is_late_ = false; // it was waited for in vain
 };
 
 } // namespace detail

@@ -59,6 +59,8 @@ public:
     // A later pass over all that take part.
     void run(block_pass pass)
     {
+        if (pass == block_pass::undo && !with_records_) // nothing was stepped
+            return;
         list_.clear();
         for (std::size_t i = 0; i < pieces_.size(); ++i)
             if (!passes_.shards[pieces_[i].shard].left_out)
@@ -116,15 +118,28 @@ public:
     void forget_records() noexcept
     {
         stepped_for_good_ = false;
+        answer_by_ = deadline();
         if (part_ != nullptr)
             part_->forget_records();
     }
 
-    // Drops what has not begun. False where the device does not answer, or cannot go on.
+    // Drops what has not begun. False where the device does not answer, or cannot go on. One that was waited for in
+    // vain is not waited for as long again.
     [[nodiscard]] bool stop() noexcept
     {
-        return device_ == nullptr ||
-               device_->reset(std::min(deadline(), std::chrono::steady_clock::now() + std::chrono::seconds(1)));
+        if (device_ == nullptr)
+            return true;
+        auto const soon = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+        bool const answers = device_->reset(is_late_ ? std::min(soon, deadline()) : deadline());
+        is_late_ = !answers;
+        return answers;
+    }
+    // Throws device_error where something has failed, or the step takes longer than a device is given.
+    void require_answer()
+    {
+        if (!device_->wait_until(device_->mark(device_lane::down), std::chrono::steady_clock::now()) &&
+            std::chrono::steady_clock::now() > answer_by_)
+            throw_late(*device_, device_lane::down);
     }
     // After that: takes back all that there are records of, and has the weights on the device be the params' again.
     // False where the device fails.
@@ -162,18 +177,29 @@ public:
         wait();
     }
 
-    // This side's part of the shard's gradient is added up; returns when it is done.
-    void accumulate(std::size_t shard, bool first)
+    // For accumulate(): this side's part of the shard's gradient is there, and the CPU's has come down. Nothing has
+    // been added up yet.
+    void bring_gradients(std::size_t shard)
     {
         auto const [from, to] = pieces_of(shard);
         for (std::size_t i = from; i < to; ++i)
             copy_gradient_up(pieces_[i]);
-        device_->follow(device_lane::work, device_->mark(device_lane::up));
-        for (std::size_t i = from; i < to; ++i)
-            part_->accumulate(static_cast<std::uint32_t>(i), first);
         if (has_arrays(shard))
             for (std::size_t r = passes_.first_range(shard); r < passes_.first_range(shard + 1); ++r)
                 fetch_gradient(r, [] {});
+        wait();
+    }
+    [[nodiscard]] bool has_pieces_of(std::size_t shard) const noexcept
+    {
+        auto const [from, to] = pieces_of(shard);
+        return from != to;
+    }
+    // Then they are. Returns when it is done; where it throws, some may have been, and others not.
+    void accumulate(std::size_t shard, bool first)
+    {
+        auto const [from, to] = pieces_of(shard);
+        for (std::size_t i = from; i < to; ++i)
+            part_->accumulate(static_cast<std::uint32_t>(i), first);
         wait();
     }
 
@@ -263,8 +289,9 @@ private:
     }
 
     bool stepped_for_good_ = false;
-    std::vector<std::uint8_t> summed_; // of each piece
-    std::vector<std::uint32_t> list_;  // of the pass that is being enqueued
+    std::chrono::steady_clock::time_point answer_by_ = {}; // for gradients that are to come down
+    std::vector<std::uint8_t> summed_;                     // of each piece
+    std::vector<std::uint32_t> list_;                      // of the pass that is being enqueued
     std::unique_ptr<std::pair<scratch_block, scratch_block>> scratch_ =
         std::make_unique<std::pair<scratch_block, scratch_block>>();
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cmath>
@@ -110,7 +111,9 @@ protected:
         passes_.begin();
         can_go_back_ = false;
         error_ = nullptr;
+        forget_failures();
         if (side_.there()) {
+            close_gate(false);
             side_.forget_records();
             usage_before_ = side_.device().usage();
         }
@@ -167,6 +170,7 @@ protected:
     void take_back()
     {
         device_failed_ = false;
+        close_gate(true);
         bool const answers = side_.stop();
         passes_.line().wait();
         if (side_.there() && at_ >= progress::last_pass)
@@ -181,6 +185,8 @@ protected:
     // In a handler.
     [[noreturn]] void take_back_and_rethrow()
     {
+        if (at_ == progress::without_room) // all is stepped, and some of it for good: weights are all that is missing
+            complete_and_rethrow();
         take_back();
         if (!is_lost_)
             throw;
@@ -190,6 +196,26 @@ protected:
             throw device_error(std::string(failure.what()) +
                                "; as there are no records (see device_records in the options), what it has is of no "
                                "known step now: load() a state");
+        }
+    }
+
+    [[noreturn]] void complete_and_rethrow()
+    {
+        device_failed_ = false;
+        (void)side_.stop();
+        passes_.line().wait();
+        complete();
+        passes_.forget_records();
+        side_.forget_records();
+        can_go_back_ = false;
+        device_is_behind_ = true; // so settle() sends them
+        stage_ = stage::idle;
+        try {
+            throw;
+        } catch (std::exception const& failure) {
+            throw device_error(std::string(failure.what()) + "; step " + std::to_string(report_.step) +
+                               " has been taken all the same, and the weights that could not be sent are sent again "
+                               "before anything else");
         }
     }
 
@@ -337,7 +363,8 @@ protected:
                                         : first_pass_ == block_pass::speculate ? passes_.recorded_elements(s)
                                                                                : 0;
             std::size_t const waiting = s.cpu_elems - stepped;
-            something_stepped_ = something_stepped_ || stepped != 0 || s.cpu_elems != s.shard.size();
+            something_stepped_ =
+                something_stepped_ || stepped != 0 || (s.cpu_elems != s.shard.size() && side_.with_records());
             report_.gradients.bytes_moved += stepped * step_bytes_of(s) + waiting * grad_bytes_of(s);
             rest_bytes_ += waiting * step_bytes_of(s);
             undo_bytes_ += stepped * (2 * s.shard.state_bytes() + grad_bytes_of(s));
@@ -394,15 +421,16 @@ protected:
     // For step_async(): in one of the team's threads, when a pass is over.
     bool next_at_end() noexcept
     {
-        if (stage_ != stage::async)
+        if (stage_ != stage::async || error_ != nullptr)
             return false;
         try {
             wait_until_all_is_submitted();
             for (;;) {
                 if (side_.there()) {
-                    on_device([&] { side_.wait(); });
-                    if (passes_.line().done() != passes_.line().added())
-                        return false; // gradients have come down meanwhile
+                    bool awaited = false;
+                    on_device([&] { awaited = awaits_gradients(); });
+                    if (awaited || passes_.line().done() != passes_.line().added())
+                        return true; // they may be stepped meanwhile
                     on_device([&] { take_results(); });
                 }
                 if (!next_stage())
@@ -447,7 +475,7 @@ protected:
     std::vector<unsigned> summed_before_;
 
     // Of the step that is under way.
-    stage stage_ = stage::idle;
+    std::atomic<stage> stage_ = stage::idle; // read where a pass ends, too
     progress at_ = progress::first_pass;
     block_pass next_pass_ = block_pass::rest;
     std::vector<parameter_group> const* stepped_groups_ = nullptr;
