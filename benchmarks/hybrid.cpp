@@ -165,7 +165,7 @@ std::shared_ptr<emulated_device> device_with(double cpu_elems_per_s, double link
 
 struct setting {
     adamant::executor cpu;
-    std::shared_ptr<emulated_device> gpu;
+    std::function<std::shared_ptr<emulated_device>()> gpu; // another one each time
     std::size_t n;
     adamant::step_rates rates;
 };
@@ -187,10 +187,10 @@ adamant::step_rates measure(adamant::executor const& cpu, std::shared_ptr<emulat
 void hybrid(State& state, setting const& at, double ratio)
 {
     auto const on_cpu = static_cast<std::size_t>(ratio * static_cast<double>(at.n));
-    side_by_side both(at.cpu, at.gpu, at.n, ratio);
+    side_by_side both(at.cpu, at.gpu(), at.n, ratio);
     side_by_side alone(at.cpu, nullptr, on_cpu, 1);
-    side_by_side there(at.cpu, at.gpu, at.n - on_cpu, 0);
-    crossing link(at.gpu, 2 * on_cpu);
+    side_by_side there(at.cpu, at.gpu(), at.n - on_cpu, 0);
+    crossing link(at.gpu(), 2 * on_cpu);
     std::vector<contender> all;
     all.push_back({part_in_race::subject, "hybrid", [&] { (void)both.step(); }});
     all.push_back({part_in_race::reference, "cpu", [&] { (void)alone.step(); }});
@@ -250,8 +250,8 @@ int main(int argc, char** argv)
         benchmark::AddCustomContext("threads", std::to_string(cpu.threads()));
         benchmark::AddCustomContext("cpu_elems_per_s", std::to_string(rate));
         for (auto const& [name, share] : {std::pair{"pcie5", 1.0 / 6}, std::pair{"c2c", 1.0}}) {
-            auto const gpu = device_with(rate, share);
-            setting const at{cpu, gpu, n, measure(cpu, gpu, n)};
+            auto const gpu = [rate, share = share] { return device_with(rate, share); };
+            setting const at{cpu, gpu, n, measure(cpu, gpu(), n)};
             for (double const ratio : {0.1, 0.25, 0.5, 0.75, 0.9})
                 benchmark::RegisterBenchmark(
                     ("hybrid/link:" + std::string(name) + "/ratio:" + std::to_string(ratio).substr(0, 4)).c_str(),

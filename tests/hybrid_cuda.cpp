@@ -10,13 +10,14 @@
 
 using namespace slow;
 
-TEST_CASE("Any run of an optimizer with a CUDA device has the bits of the oracle applied the slow way")
+TEST_CASE("Any run of an optimizer with a CUDA device has the bits of the oracle applied the slow way", "[cuda]")
 {
     for (std::uint64_t seed = 600; seed < 630; ++seed)
         run_random(seed, std::make_shared<adamant::cuda_device>());
 }
 
-TEST_CASE("What CUDA refuses leaves everything as it was before the step, and the next one is as if nothing had been")
+TEST_CASE("What CUDA refuses leaves everything as it was before the step, and the next one is as if nothing had been",
+          "[cuda]")
 {
     using cuda_on_host::call;
     for (auto const kind : {call::copy, call::launch, call::record}) {
