@@ -13,34 +13,16 @@
 #include <adamant/tune/ratio_follower.hpp>
 
 #include "catch.hpp"
+#include "refusal.hpp"
 
 using namespace adamant;
+using test::mentions;
+using test::refusal;
 
 namespace {
 
 constexpr double infinite = std::numeric_limits<double>::infinity();
 constexpr lane all_lanes[] = {lane::backward, lane::down, lane::cpu, lane::up, lane::device, lane::forward};
-
-template <class Error, class Function>
-std::string refusal(Function const& function)
-{
-    try {
-        function();
-    } catch (Error const& error) {
-        return error.what();
-    }
-    return "not refused, or not so";
-}
-bool mentions(std::string const& text, std::initializer_list<char const*> words)
-{
-    INFO(text);
-    for (std::string const word : words)
-        if (text.find(word) == std::string::npos) {
-            CHECK(word == "mentioned");
-            return false;
-        }
-    return text.compare(0, 9, "adamant: ") == 0;
-}
 
 std::string shown(step_rates const& r)
 {

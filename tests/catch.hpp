@@ -18,6 +18,7 @@
 #include <adamant/core/dtype.hpp>
 #include <adamant/isa/isa.hpp>
 #include <adamant/numerics/convert.hpp>
+#include <adamant/numerics/hyperparameters.hpp>
 
 namespace test {
 
@@ -55,6 +56,26 @@ inline float with_exponent(std::uint64_t random, int low, int high)
     auto const span = static_cast<std::uint64_t>(high - low + 1);
     auto const exponent = static_cast<std::uint32_t>(127 + low + static_cast<int>((random >> 32) % span));
     return from_bits((static_cast<std::uint32_t>(random) & 0x807fffffu) | exponent << 23);
+}
+
+// Such as make extreme coefficients.
+inline std::vector<adamant::hyperparameters> odd_hyperparameters()
+{
+    return {
+        {.lr = 0},
+        {.lr = 1e-30},
+        {.lr = 1e6},
+        {.beta1 = 0, .beta2 = 0},
+        {.beta1 = 1 - 0x1p-53, .beta2 = 1 - 0x1p-53},
+        {.beta1 = 0x1p-20, .beta2 = 0.25},
+        {.eps = 0},
+        {.eps = 1e-37},
+        {.eps = 1e30},
+        {.lr = 0.5, .weight_decay = 2, .mode = adamant::decay_mode::decoupled}, // decay 0
+        {.lr = 0.5, .weight_decay = 20, .mode = adamant::decay_mode::decoupled},
+        {.lr = 1e-3, .weight_decay = 1e30, .mode = adamant::decay_mode::l2},
+        {.lr = 1e-3, .weight_decay = 1e-30, .mode = adamant::decay_mode::l2},
+    };
 }
 
 // The kinds of values a kernel must get right. Which one decides what share of them is plain.

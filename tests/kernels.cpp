@@ -115,21 +115,7 @@ TEST_CASE("bf16_avx2: every combination has the oracle's bits, for every kind of
 
 TEST_CASE("coefficients of any kind, ordinary for the fast path or not")
 {
-    std::vector<hyperparameters> const choices = {
-        {.lr = 0},
-        {.lr = 1e-30},
-        {.lr = 1e6},
-        {.beta1 = 0, .beta2 = 0},
-        {.beta1 = 1 - 0x1p-53, .beta2 = 1 - 0x1p-53},
-        {.beta1 = 0x1p-20, .beta2 = 0.25},
-        {.eps = 0},
-        {.eps = 1e-37},
-        {.eps = 1e30},
-        {.lr = 0.5, .weight_decay = 2, .mode = decay_mode::decoupled}, // decay 0
-        {.lr = 0.5, .weight_decay = 20, .mode = decay_mode::decoupled},
-        {.lr = 1e-3, .weight_decay = 1e30, .mode = decay_mode::l2},
-        {.lr = 1e-3, .weight_decay = 1e-30, .mode = decay_mode::l2},
-    };
+    std::vector<hyperparameters> const choices = test::odd_hyperparameters();
     std::uint64_t seed = 1000;
     for (std::size_t const at : test::sizes{0, 5, 13, 14, 28, 41, 47, 59}) {
         combination_entry const& types = all_combinations()[at];

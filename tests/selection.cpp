@@ -17,8 +17,11 @@
 #endif
 
 #include "catch.hpp"
+#include "refusal.hpp"
 
 using namespace adamant;
+using test::mentions;
+using test::refusal;
 
 namespace {
 
@@ -705,27 +708,6 @@ std::vector<std::string> answer(machine const& m, core_request const& request)
     return lines;
 }
 using lines = std::vector<std::string>;
-
-template <class Error>
-std::string refusal(std::function<void()> const& function)
-{
-    try {
-        function();
-    } catch (Error const& error) {
-        return error.what();
-    }
-    return "not refused, or not so";
-}
-bool mentions(std::string const& text, std::initializer_list<char const*> words)
-{
-    INFO(text);
-    for (std::string const word : words)
-        if (text.find(word) == std::string::npos) {
-            CHECK(word == "mentioned");
-            return false;
-        }
-    return text.compare(0, 9, "adamant: ") == 0;
-}
 
 } // namespace
 

@@ -12,8 +12,11 @@
 #include <adamant/split/split.hpp>
 
 #include "catch.hpp"
+#include "refusal.hpp"
 
 using namespace adamant;
+using test::mentions;
+using test::refusal;
 
 namespace {
 
@@ -23,27 +26,6 @@ using shard_sizes = std::vector<std::size_t>;
 std::size_t sum(shard_sizes const& sizes)
 {
     return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
-}
-
-template <class Error, class Function>
-std::string refusal(Function const& function)
-{
-    try {
-        function();
-    } catch (Error const& error) {
-        return error.what();
-    }
-    return "not refused, or not so";
-}
-bool mentions(std::string const& text, std::initializer_list<char const*> words)
-{
-    INFO(text);
-    for (std::string const word : words)
-        if (text.find(word) == std::string::npos) {
-            CHECK(word == "mentioned");
-            return false;
-        }
-    return text.compare(0, 9, "adamant: ") == 0;
 }
 
 split_request at_ratio(double ratio, split_unit unit = split_unit::element, split_order order = split_order::front)
