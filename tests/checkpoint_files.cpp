@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Saving against the world: killed processes, full disks, other savers, folders that are not to be written.
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -98,7 +99,7 @@ int status_of(::pid_t child)
 
 void sleep_us(std::size_t microseconds)
 {
-    ::timespec const time = {0, static_cast<long>(microseconds * 1000)};
+    ::timespec const time = {static_cast<::time_t>(microseconds / 1'000'000), static_cast<long>(microseconds % 1'000'000 * 1000)};
     ::nanosleep(&time, nullptr);
 }
 
@@ -126,7 +127,11 @@ TEST_CASE("a killed process leaves a whole file behind", "[slow]")
     fs::path const path = folder / "state.safetensors";
     random_bits random(30);
     std::uint64_t step = 1;
-    save_safetensors(path, numbered_state(step).state);
+    // As long as a few saves take on this machine, so that kills fall into saves and after them.
+    auto const begin = std::chrono::steady_clock::now();
+    for (int save = 0; save < 5; ++save)
+        save_safetensors(path, numbered_state(step).state);
+    auto const five_saves = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);
     std::size_t left_behind = 0, advanced = 0;
     for (int kill = 0; kill < 200; ++kill) {
         ::pid_t const child = in_child([&] {
@@ -134,7 +139,7 @@ TEST_CASE("a killed process leaves a whole file behind", "[slow]")
                 save_safetensors(path, numbered_state(next).state);
             return false;
         });
-        sleep_us(random.below(20'000));
+        sleep_us(random.below(static_cast<std::size_t>(five_saves.count()) + 1));
         ::kill(child, SIGKILL);
         int const status = status_of(child);
         REQUIRE(WIFSIGNALED(status));

@@ -25,6 +25,7 @@
 
 #include "catch.hpp"
 #include "folder.hpp"
+#include "refusal.hpp"
 
 namespace test {
 
@@ -196,28 +197,6 @@ inline std::string difference(adamant::state_dict const& a, adamant::state_dict 
         }
     }
     return {};
-}
-
-// The text of the exception of this type that the call must throw.
-template <class Error, class F>
-std::string refusal(F const& call)
-{
-    try {
-        call();
-    } catch (Error const& error) {
-        CHECK(std::string(error.what()).starts_with("adamant: "));
-        return error.what();
-    } catch (std::exception const& other) {
-        return std::string("another exception: ") + other.what();
-    }
-    return "no exception";
-}
-
-inline bool mentions(std::string const& text, std::initializer_list<char const*> words)
-{
-    UNSCOPED_INFO(text);
-    return std::all_of(words.begin(), words.end(),
-                       [&](char const* word) { return text.find(word) != std::string::npos; });
 }
 
 } // namespace test

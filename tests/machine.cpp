@@ -18,8 +18,11 @@
 #include <adamant/topology/hwloc.hpp>
 
 #include "catch.hpp"
+#include "refusal.hpp"
 
 using namespace adamant;
+using test::mentions;
+using test::refusal;
 
 namespace {
 
@@ -100,23 +103,6 @@ std::string cores(machine const& m)
     for (core const& c : m.cores)
         text += (text.empty() ? "" : " ") + to_list(c.pus);
     return text;
-}
-
-template <class Error, class Function>
-std::string refusal(Function function)
-{
-    try {
-        function();
-    } catch (Error const& error) {
-        return error.what();
-    }
-    return "not refused, or not so";
-}
-bool mentions(std::string const& text, std::string const& word)
-{
-    INFO(text);
-    CHECK(text.find(word) != std::string::npos);
-    return text.find(word) != std::string::npos;
 }
 
 // A file that is gone at the end of the scope.

@@ -18,8 +18,11 @@
 #include <adamant/shard/shard.hpp>
 
 #include "catch.hpp"
+#include "refusal.hpp"
 
 using namespace adamant;
+using test::mentions;
+using test::refusal;
 
 namespace {
 
@@ -27,27 +30,6 @@ constexpr std::size_t kib = 1024;
 constexpr std::size_t mib = 1024 * kib;
 constexpr std::size_t gib = 1024 * mib;
 std::size_t const page = detail::page_bytes(page_kind::normal);
-
-template <class Error, class Function>
-std::string error_of(Function function)
-{
-    try {
-        function();
-    } catch (Error const& error) {
-        return error.what();
-    }
-    return {};
-}
-template <class Function>
-std::string refusal(Function function)
-{
-    return error_of<unavailable>(function);
-}
-bool mentions(std::string const& text, std::string const& word)
-{
-    UNSCOPED_INFO("\"" << text << "\" should mention \"" << word << "\"");
-    return text.find(word) != std::string::npos;
-}
 
 // A folder that stands for /, with files made to order.
 class fake_root {
@@ -314,11 +296,11 @@ TEST_CASE("sizes that no machine has are refused")
 {
     std::size_t const most = std::numeric_limits<std::size_t>::max();
     for (page_kind const kind : all_kinds) {
-        CHECK(mentions(error_of<invalid_argument>([&] { memory_block(most, with(kind)); }), "negative"));
-        CHECK(mentions(error_of<invalid_argument>([&] { buffer<float>(most / 4 + 2, with(kind)); }), "of 4 bytes"));
+        CHECK(mentions(refusal([&] { memory_block(most, with(kind)); }), "negative"));
+        CHECK(mentions(refusal([&] { buffer<float>(most / 4 + 2, with(kind)); }), "of 4 bytes"));
     }
     std::size_t const wraps_to_4 = most / 4 + 2; // times four: 4
-    CHECK(error_of<invalid_argument>([&] { buffer<float>{wraps_to_4}; }).find(std::to_string(wraps_to_4)) !=
+    CHECK(refusal([&] { buffer<float>{wraps_to_4}; }).find(std::to_string(wraps_to_4)) !=
           std::string::npos);
 }
 
@@ -327,13 +309,13 @@ TEST_CASE("host_oom: too much memory is refused before anything is mapped")
     std::size_t const much = std::size_t{1} << 44;
     std::size_t const before = mappings_of(96 * mib);
     for (page_kind const kind : all_kinds) {
-        std::string const text = refusal([&] { memory_block(much, with(kind)); });
+        std::string const text = refusal<unavailable>([&] { memory_block(much, with(kind)); });
         CHECK(mentions(text, std::to_string(much) + " bytes (16384 GiB)"));
         CHECK(mentions(text, "only "));
         CHECK(mappings_of(much) == 0);
     }
     // mmap's own refusal.
-    CHECK(mentions(refusal([&] {
+    CHECK(mentions(refusal<unavailable>([&] {
                        memory_options anyway;
                        anyway.check_available = false;
                        memory_block(std::size_t{1} << 60, anyway);
@@ -343,7 +325,7 @@ TEST_CASE("host_oom: too much memory is refused before anything is mapped")
 
     fake_root root;
     root.put("proc/meminfo", "MemTotal:  262144 kB\nMemFree: 1 kB\nMemAvailable:  98304 kB\n");
-    std::string const text = refusal([&] { memory_block(96 * mib + 1, {}, root.path()); });
+    std::string const text = refusal<unavailable>([&] { memory_block(96 * mib + 1, {}, root.path()); });
     CHECK(mentions(text, "adamant: 100663297 bytes (96"));
     CHECK(mentions(text, "only 100663296 bytes (96 MiB) are left, says MemAvailable in /proc/meminfo"));
     CHECK(mappings_of(96 * mib) == before);
@@ -355,7 +337,7 @@ TEST_CASE("host_oom: too much memory is refused before anything is mapped")
     CHECK(forced.size() == 97 * mib);
     // A total is asked for before the first allocation.
     check_memory(96 * mib, {}, root.path());
-    CHECK(mentions(refusal([&] { check_memory(3 * 64 * mib, {}, root.path()); }), "201326592 bytes (192 MiB)"));
+    CHECK(mentions(refusal<unavailable>([&] { check_memory(3 * 64 * mib, {}, root.path()); }), "201326592 bytes (192 MiB)"));
 }
 
 TEST_CASE("the least of the machine and all cgroups is what is available")
@@ -422,7 +404,7 @@ TEST_CASE("the least of the machine and all cgroups is what is available")
         CHECK(available_memory({0, 3}, root.path()).bytes == 1127 * kib);
         CHECK(mentions(available_memory({0, 3}, root.path()).source, "NUMA nodes 0,3"));
         CHECK(available_memory({0, 1}, root.path()).bytes == gib); // what node 1 has is not known
-        CHECK(mentions(refusal([&] { check_memory(127 * kib + 1, {0}, root.path()); }), "NUMA nodes 0"));
+        CHECK(mentions(refusal<unavailable>([&] { check_memory(127 * kib + 1, {0}, root.path()); }), "NUMA nodes 0"));
     }
     SECTION("files that make no sense")
     {
@@ -456,7 +438,7 @@ TEST_CASE("transparent pages where the kernel has switched them off are normal o
     memory_block const block(page, {}, root.path());
     CHECK(block.report().pages == page_kind::normal);
     CHECK(mentions(block.report().notes, "transparent_hugepage/enabled is never; as root, write madvise to it"));
-    CHECK(mentions(refusal([&] { memory_block(page, with(page_kind::transparent, true), root.path()); }), "is never"));
+    CHECK(mentions(refusal<unavailable>([&] { memory_block(page, with(page_kind::transparent, true), root.path()); }), "is never"));
     CHECK(memory_block(page, with(page_kind::normal, true), root.path()).report().notes.empty());
     // Since Linux 6.8 each size has a switch of its own.
     root.put(folder + "hpage_pmd_size", "33554432\n");
@@ -499,7 +481,7 @@ TEST_CASE("hugetlb pages are taken where the pool has them, else it is said how 
         std::string const pool = "sys/kernel/mm/hugepages/hugepages-" + std::to_string(huge / kib) + "kB/";
         root.put(pool + "nr_hugepages", "10\n").put(pool + "free_hugepages", "3\n").put(pool + "resv_hugepages", "1\n");
         std::size_t const before = mappings_of(more);
-        std::string const text = refusal([&] { memory_block(more, with(kind, true), root.path()); });
+        std::string const text = refusal<unavailable>([&] { memory_block(more, with(kind, true), root.path()); });
         CHECK(
             mentions(text, std::to_string(there + 1) + " pages of kind " + std::string(name(kind)) + " are asked for"));
         CHECK(mentions(text, "but 2 are free (mmap: "));
@@ -510,7 +492,7 @@ TEST_CASE("hugetlb pages are taken where the pool has them, else it is said how 
         CHECK(!detail::is_hugetlb(fallback.report().pages));
         CHECK(mentions(fallback.report().notes, "but 2 are free"));
         fake_root const without;
-        CHECK(mentions(refusal([&] { memory_block(more, with(kind, true), without.path()); }), "there is no "));
+        CHECK(mentions(refusal<unavailable>([&] { memory_block(more, with(kind, true), without.path()); }), "there is no "));
     }
 }
 
@@ -524,20 +506,20 @@ TEST_CASE("hugetlb pages over a cgroup's limit, which the first touch would die 
         root.put(limit, "2097152\n");
         root.put(v2 ? "sys/fs/cgroup/pod/hugetlb.2MB.current" : "sys/fs/cgroup/hugetlb/pod/hugetlb.2MB.usage_in_bytes",
                  "1\n");
-        std::string const text = refusal([&] { memory_block(mib, with(page_kind::hugetlb_2m, true), root.path()); });
+        std::string const text = refusal<unavailable>([&] { memory_block(mib, with(page_kind::hugetlb_2m, true), root.path()); });
         CHECK(mentions(text, limit + " leaves 2097151 bytes"));
         memory_block const fallback(mib, with(page_kind::hugetlb_2m), root.path());
         CHECK(!detail::is_hugetlb(fallback.report().pages));
         CHECK(mentions(fallback.report().notes, limit));
         // The limit of another size means nothing.
-        CHECK(!mentions(refusal([&] { memory_block(mib, with(page_kind::hugetlb_1g, true), root.path()); }), limit));
+        CHECK(!mentions(refusal<unavailable>([&] { memory_block(mib, with(page_kind::hugetlb_1g, true), root.path()); }), limit));
     }
 }
 
 TEST_CASE("nodes that there are not are named beside those that there are")
 {
     node_set const none = {4000};
-    std::string const text = refusal([&] { memory_block(page, on(none, true)); });
+    std::string const text = refusal<unavailable>([&] { memory_block(page, on(none, true)); });
     CHECK(mentions(text, "NUMA nodes 4000 are asked for, but this "));
     memory_block const block(page, on(none));
     CHECK(block.report().binding == memory_binding::none);
@@ -596,7 +578,7 @@ TEST_CASE("memory is not bound to nodes with less free than it needs: the OOM ki
     root.put("sys/devices/system/node/node0/meminfo", "Node 0 MemFree: 1024 kB\n");
     std::size_t const before = mappings_of(64 * mib);
     CHECK(
-        mentions(refusal([&] { memory_block(64 * mib, on({0}, true), root.path()); }), "meminfo of the NUMA nodes 0"));
+        mentions(refusal<unavailable>([&] { memory_block(64 * mib, on({0}, true), root.path()); }), "meminfo of the NUMA nodes 0"));
     CHECK(mappings_of(64 * mib) == before);
     memory_block const block(64 * mib, on({0}), root.path());
     CHECK(block.report().binding == memory_binding::preferred);
@@ -628,7 +610,7 @@ TEST_CASE("hugetlb pages are bound only where that is required and the nodes hav
     root.put("sys/kernel/mm/" + pool + "resv_hugepages", "3\n");
     root.put("sys/devices/system/node/node0/" + pool + "free_hugepages", "2\n");
     std::size_t const free = free_huge_pages(page_kind::hugetlb_2m);
-    CHECK(mentions(refusal([&] { memory_block(mib, options, root.path()); }), "2 free huge pages, but 3 are promised"));
+    CHECK(mentions(refusal<unavailable>([&] { memory_block(mib, options, root.path()); }), "2 free huge pages, but 3 are promised"));
     CHECK(free_huge_pages(page_kind::hugetlb_2m) == free);
     root.put("sys/devices/system/node/node0/" + pool + "free_hugepages", "3\n");
     if (free == 0) // the block above has the only one
@@ -687,7 +669,7 @@ TEST_CASE("no_numactl: where binding is refused, as in containers, memory is the
         block.touch(0, block.size());
         if (!all_zero(block))
             return 3;
-        std::string const text = refusal([] { memory_block(3 * mib, on({0}, true)); });
+        std::string const text = refusal<unavailable>([] { memory_block(3 * mib, on({0}, true)); });
         if (text.find("binding to the NUMA nodes 0 failed: " + call) == std::string::npos)
             return 4;
         memory_placement const got = measure(block);
@@ -798,5 +780,5 @@ TEST_CASE("buffers are arrays of a shard")
     CHECK(std::as_const(param)[n - 1] == 2.5f);
     CHECK(param.data()[0] == 0.0f);
     buffer<float> const three(3);
-    CHECK(mentions(error_of<invalid_argument>([&] { shard(param, three, exp_avg, exp_avg_sq); }), "grad has 3"));
+    CHECK(mentions(refusal([&] { shard(param, three, exp_avg, exp_avg_sq); }), "grad has 3"));
 }

@@ -25,15 +25,11 @@
 
 #include "catch.hpp"
 #include "folder.hpp"
+#include "refusal.hpp"
 
 using namespace adamant;
+using test::mentions;
 namespace fs = std::filesystem;
-
-static bool mentions(std::string const& text, std::string const& word)
-{
-    INFO(text);
-    return text.find(word) != std::string::npos;
-}
 
 static std::string text_of(fs::path const& path)
 {
