@@ -6,6 +6,7 @@
 // float_mode_scope(subnormals::flushed). Nothing needs alignment but stream_pair().
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -75,22 +76,14 @@ struct simd {
         return fma_by_quads(a, b, c);
     }
 
-    ADAMANT_SIMD static u32 bits(f32 x)
+    // Not xsimd's bitwise_cast, which takes seconds to compile for NEON.
+    template <class To, class From>
+    ADAMANT_SIMD static To cast(From x)
     {
-#if XSIMD_VERSION_MAJOR < 9
-        return xsimd::bitwise_cast<u32>(x);
-#else
-        return xsimd::bitwise_cast<std::uint32_t>(x);
-#endif
+        return To(std::bit_cast<typename To::register_type>(x.data));
     }
-    ADAMANT_SIMD static f32 from_bits(u32 x)
-    {
-#if XSIMD_VERSION_MAJOR < 9
-        return xsimd::bitwise_cast<f32>(x);
-#else
-        return xsimd::bitwise_cast<float>(x);
-#endif
-    }
+    ADAMANT_SIMD static u32 bits(f32 x) { return cast<u32>(x); }
+    ADAMANT_SIMD static f32 from_bits(u32 x) { return cast<f32>(x); }
     ADAMANT_SIMD static u32 abs_bits(f32 x)
     {
         return bits(x) & set(float_abs_mask);
@@ -109,13 +102,8 @@ struct simd {
     }
     ADAMANT_SIMD static u32 min_signed(u32 a, u32 b) // as if the lanes were std::int32_t
     {
-#if XSIMD_VERSION_MAJOR < 9
         using i32 = xsimd::batch<std::int32_t>;
-        return xsimd::bitwise_cast<u32>(xsimd::min(xsimd::bitwise_cast<i32>(a), xsimd::bitwise_cast<i32>(b)));
-#else
-        return xsimd::bitwise_cast<std::uint32_t>(
-            xsimd::min(xsimd::bitwise_cast<std::int32_t>(a), xsimd::bitwise_cast<std::int32_t>(b)));
-#endif
+        return cast<u32>(xsimd::min(cast<i32>(a), cast<i32>(b)));
     }
     ADAMANT_SIMD static u32 and3(u32 a, u32 b, u32 c)
     {
