@@ -486,7 +486,7 @@ TEST_CASE("cuda: gradients are limited and made zero as the CPU does it")
         }
 }
 
-TEST_CASE("cuda: 3,000 small pieces of many types and 70 groups in one run, in any order")
+TEST_CASE("cuda: 3,000 small pieces of many types and 70 groups in one run, in any order", "[slow]")
 {
     test::random_bits random(8);
     test::model start;

@@ -14,15 +14,15 @@
 using namespace adamant;
 using namespace slow;
 
-TEST_CASE("Any run of an optimizer with a device has the bits of the oracle applied the slow way")
+TEST_CASE("Any run of an optimizer with a device has the bits of the oracle applied the slow way", "[both]")
 {
-    for (std::uint64_t seed = 1; seed <= 40; ++seed)
+    for (std::uint64_t seed = 1; seed <= 20; ++seed)
         run_random(seed, std::make_shared<emulated_device>());
 }
 
-TEST_CASE("Any run of an optimizer with a device, many of them", "[slow]")
+TEST_CASE("Any run of an optimizer with a device, many of them", "[slow][once]")
 {
-    for (std::uint64_t seed = 300; seed < 400; ++seed)
+    for (std::uint64_t seed = 300; seed < 420; ++seed)
         run_random(seed, std::make_shared<emulated_device>());
 }
 
@@ -120,7 +120,7 @@ std::vector<std::vector<test::array>> const& expected(optimizer_options const& o
 
 } // namespace
 
-TEST_CASE("Training has the same bits at every ratio, and wherever it is moved to between steps")
+TEST_CASE("Training has the same bits at every ratio, and wherever it is moved to between steps", "[both]")
 {
     for (double const max_norm : {0.0, 1e-3, 1e9}) {
         step_values const values{.max_norm = max_norm};
@@ -144,7 +144,7 @@ TEST_CASE("Training has the same bits at every ratio, and wherever it is moved t
     }
 }
 
-TEST_CASE("What fails on a device is named, and leaves everything as it was before the step")
+TEST_CASE("What fails on a device is named, and leaves everything as it was before the step", "[once]")
 {
     for (auto const& [max_norm, text] : {std::pair{0.0, "no limit"}, std::pair{1e-3, "clipped"}}) {
         step_values const values{.max_norm = max_norm};
@@ -193,7 +193,8 @@ TEST_CASE("What fails on a device is named, and leaves everything as it was befo
     }
 }
 
-TEST_CASE("A device that stops answering is named; the CPU's part is as before the step, and so is the device's later")
+TEST_CASE("A device that stops answering is named; the CPU's part is as before the step, and so is the device's later",
+          "[once]")
 {
     step_values const values{.max_norm = 1e-3};
     auto const& states = expected({}, values);
@@ -224,7 +225,7 @@ TEST_CASE("A device that stops answering is named; the CPU's part is as before t
         }
 }
 
-TEST_CASE("A device without records has the same bits, and says where it cannot go back")
+TEST_CASE("A device without records has the same bits, and says where it cannot go back", "[both]")
 {
     for (double const max_norm : {0.0, 1e-3}) {
         step_values const values{.max_norm = max_norm};
@@ -264,7 +265,7 @@ TEST_CASE("A device without records has the same bits, and says where it cannot 
     CHECK_THROWS_AS(model(both, 0.5), invalid_argument);
 }
 
-TEST_CASE("An optimizer whose device hangs, or has an open step, can be dropped")
+TEST_CASE("An optimizer whose device hangs, or has an open step, can be dropped", "[once]")
 {
     {
         model hybrid({.device_timeout_s = 0.02});
@@ -344,7 +345,7 @@ TEST_CASE("A checkpoint of one ratio loads under another")
     }
 }
 
-TEST_CASE("Gradients that are added up move with their shards, and survive a step that fails")
+TEST_CASE("Gradients that are added up move with their shards, and survive a step that fails", "[both]")
 {
     auto const run = [](double ratio, bool moves, bool fails) {
         model m({}, ratio);
@@ -408,7 +409,7 @@ TEST_CASE("A step is taken back on both sides, if its gradients are still there 
     }
 }
 
-TEST_CASE("Gradients that come down during step_async() are stepped as they come, and none is forgotten")
+TEST_CASE("Gradients that come down during step_async() are stepped as they come, and none is forgotten", "[once]")
 {
     auto const& states = expected({}, {.max_norm = 0.0});
     for (int i = 0; i < 200; ++i) { // a race, if there is one
@@ -444,7 +445,7 @@ TEST_CASE("Weights that cannot be sent when nothing else is left to do are sent 
     CHECK(difference(m.all(), states[3]) == "");
 }
 
-TEST_CASE("While a device has yet to take back its part, nothing that it needs for that can be changed")
+TEST_CASE("While a device has yet to take back its part, nothing that it needs for that can be changed", "[once]")
 {
     optimizer_options options;
     options.device_timeout_s = 0.3;

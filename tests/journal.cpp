@@ -3,6 +3,7 @@
 #include <adamant/kernel/dispatch.hpp>
 
 #include "catch.hpp"
+#include "kernels_once.hpp"
 
 using namespace adamant;
 

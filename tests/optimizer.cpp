@@ -52,7 +52,7 @@ TEST_CASE("Any run of the optimizer has the bits of the oracle applied the slow 
         run_random(seed);
 }
 
-TEST_CASE("Any run of the optimizer, many of them", "[slow]")
+TEST_CASE("Any run of the optimizer, many of them", "[slow][once]")
 {
     for (std::uint64_t seed = 200; seed < 335; ++seed) // some of which step over nothing
         run_random(seed);

@@ -17,6 +17,7 @@
 #include <adamant/split/split.hpp>
 
 #include "catch.hpp"
+#include "kernels_once.hpp"
 
 namespace slow {
 

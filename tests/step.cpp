@@ -7,6 +7,7 @@
 #include <adamant/adamant.hpp>
 
 #include "catch.hpp"
+#include "kernels_once.hpp"
 
 using namespace adamant;
 
