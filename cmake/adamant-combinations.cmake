@@ -2,7 +2,7 @@
 # Kernels compiled once for several of our own programs, as each is code for five instruction sets.
 
 # Those that training mostly takes, for sources that include kernels_once.hpp, be it by this option.
-set(with_kernels_once "SHELL:-include ${PROJECT_SOURCE_DIR}/examples/kernels_once.hpp")
+set(with_kernels_once -include ${PROJECT_SOURCE_DIR}/examples/kernels_once.hpp)
 add_library(adamant_kernels_once OBJECT EXCLUDE_FROM_ALL examples/kernels_once.cpp)
 target_include_directories(adamant_kernels_once INTERFACE examples)
 

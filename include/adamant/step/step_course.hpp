@@ -17,27 +17,26 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/numerics/float_mode.hpp>
-#include <adamant/step/both_sides.hpp>
 #include <adamant/step/optimizer_options.hpp>
 #include <adamant/step/optimizer_report.hpp>
+#include <adamant/step/step_account.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // The inside of an optimizer, which checks who may call what when.
-class step_course : protected both_sides {
+class step_course : protected step_account {
 protected:
     enum class stage : std::uint8_t { idle, open, async };
     enum class progress : std::uint8_t { first_pass, back, last_pass, without_room };
 
     step_course(executor const& cpu, optimizer_options options)
-        : both_sides(cpu, [this] { return next_at_end(); }), options_(std::move(options))
+        : step_account(cpu, [this] { return next_at_end(); }), options_(std::move(options))
     {
         check(options_);
         side_.set_options(options_.device_timeout_s, options_.device_records);
         if (options_.loss_scaling)
             scaler_ = initial_state(*options_.loss_scaling);
-        pus_ = passes_.cpu().team()->bound() ? to_list(passes_.cpu().team()->bound_to()) : std::string();
     }
     ~step_course() = default;
 
@@ -107,7 +106,6 @@ protected:
         for (tracked_shard& s : passes_.shards)
             s.submitted = s.left_out = false;
         passes_.forget_records();
-        records_were_forgotten_ = false;
         passes_.begin();
         can_go_back_ = false;
         error_ = nullptr;
@@ -115,16 +113,11 @@ protected:
         if (side_.there()) {
             close_gate(false);
             side_.forget_records();
-            usage_before_ = side_.device().usage();
         }
         at_ = progress::first_pass;
-        report_ = {};
+        begin_report();
         report_.step = steps_ + 1;
         report_.loss_scale = loss_scale_;
-        report_.tier = passes_.cpu().tier();
-        report_.threads = passes_.cpu().threads();
-        report_.pus = pus_;
-        started_ = std::chrono::steady_clock::now();
         stage_ = stage::open;
     }
 
@@ -217,11 +210,6 @@ protected:
                                " has been taken all the same, and the weights that could not be sent are sent again "
                                "before anything else");
         }
-    }
-
-    [[nodiscard]] static double seconds_since(std::chrono::steady_clock::time_point start)
-    {
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
 
     // When a pass is over: whether there is another, which is then next_pass_. Throws what options.reduce throws, with
@@ -332,63 +320,9 @@ protected:
             }
         }
     }
-    [[nodiscard]] static std::size_t step_bytes_of(tracked_shard const& s) noexcept
-    {
-        using arrays = offload_shard;
-        return 2 * s.shard.state_bytes() + s.shard.elem_bytes(arrays::weight_out) + grad_bytes_of(s);
-    }
-    [[nodiscard]] static std::size_t grad_bytes_of(tracked_shard const& s) noexcept
-    {
-        using arrays = offload_shard;
-        return s.shard.elem_bytes(arrays::grad) + (s.summed != 0 ? s.shard.elem_bytes(arrays::accumulator) : 0);
-    }
-    [[nodiscard]] std::size_t step_bytes() const noexcept
-    {
-        std::size_t bytes = 0;
-        for (tracked_shard const& s : passes_.shards)
-            bytes += s.left_out ? 0 : s.cpu_elems * step_bytes_of(s);
-        return bytes;
-    }
-    void count_first_pass()
-    {
-        report_.journal_bytes = passes_.journal_bytes();
-        rest_bytes_ = undo_bytes_ = 0;
-        something_stepped_ = false;
-        for (tracked_shard const& s : passes_.shards) {
-            if (s.left_out)
-                continue;
-            report_.elements += report_.outcome == step_outcome::applied ? s.shard.size() : 0;
-            report_.device.elements += report_.outcome == step_outcome::applied ? s.shard.size() - s.cpu_elems : 0;
-            std::size_t const stepped = first_pass_ == block_pass::step        ? s.cpu_elems
-                                        : first_pass_ == block_pass::speculate ? passes_.recorded_elements(s)
-                                                                               : 0;
-            std::size_t const waiting = s.cpu_elems - stepped;
-            something_stepped_ =
-                something_stepped_ || stepped != 0 || (s.cpu_elems != s.shard.size() && side_.with_records());
-            report_.gradients.bytes_moved += stepped * step_bytes_of(s) + waiting * grad_bytes_of(s);
-            rest_bytes_ += waiting * step_bytes_of(s);
-            undo_bytes_ += stepped * (2 * s.shard.state_bytes() + grad_bytes_of(s));
-            report_.shards_waited +=
-                first_pass_ == block_pass::speculate && report_.outcome == step_outcome::applied && waiting != 0;
-        }
-        report_.gradients.bytes_moved += report_.journal_bytes;
-        undo_bytes_ += report_.journal_bytes;
-    }
-
     void complete()
     {
-        // What the last pass has recorded, for rollback().
-        std::size_t const recorded = passes_.journal_bytes() - (records_were_forgotten_ ? 0 : report_.journal_bytes);
-        report_.journal_bytes += recorded;
-        report_.update.bytes_moved += recorded;
-        report_.cpu_busy_s = passes_.busy_seconds();
-        report_.ratio = report_.elements == 0
-                            ? 1.0
-                            : 1 - static_cast<double>(report_.device.elements) / static_cast<double>(report_.elements);
-        if (side_.there())
-            report_device();
-        report_.update.seconds = seconds_since(started_update_);
-        report_.seconds = seconds_since(started_);
+        finish_report();
         scaler_before_ = scaler_;
         if (scaler_ && scales_itself_)
             rounded_to_nearest([&] { scaler_ = next(*scaler_, *options_.loss_scaling, report_.nonfinite_grads != 0); });
@@ -402,22 +336,6 @@ protected:
         if (!can_go_back_)
             passes_.forget_records();
     }
-    void report_device()
-    {
-        device_usage const now = side_.device().usage();
-        auto const bytes = [&](device_lane lane) {
-            auto const i = static_cast<std::size_t>(lane);
-            return static_cast<std::size_t>(now.bytes[i] - usage_before_.bytes[i]);
-        };
-        auto const seconds = [&](device_lane lane) {
-            auto const i = static_cast<std::size_t>(lane);
-            return now.busy_s[i] - usage_before_.busy_s[i];
-        };
-        report_.device = {report_.device.elements,    seconds(device_lane::work), seconds(device_lane::up),
-                          seconds(device_lane::down), bytes(device_lane::work),   bytes(device_lane::up),
-                          bytes(device_lane::down)};
-    }
-
     // For step_async(): in one of the team's threads, when a pass is over.
     bool next_at_end() noexcept
     {
@@ -464,7 +382,6 @@ protected:
     }
 
     optimizer_options options_;
-    std::string pus_;
     std::uint64_t steps_ = 0;
     std::optional<loss_scaler_state> scaler_;
     std::uint8_t taken_back_of_last_eight_ = 0; // a bit for each
@@ -484,14 +401,7 @@ protected:
     double loss_scale_ = 1;
     bool scales_itself_ = true;
     std::vector<double> lr_;
-    bool norm_first_ = false;        // it must be known before anything may stay stepped
-    bool something_stepped_ = false; // by the first pass, on either side
-    device_usage usage_before_;
-    std::size_t rest_bytes_ = 0;
-    std::size_t undo_bytes_ = 0;
-    bool records_were_forgotten_ = false;
-    std::chrono::steady_clock::time_point started_, started_update_;
-    optimizer_report report_;
+    bool norm_first_ = false; // it must be known before anything may stay stepped
     std::exception_ptr error_;
 };
 
