@@ -89,6 +89,10 @@ TEST_CASE("every element is worked on once, by as many threads as were asked for
     }
     CHECK(executor({.threads = 8, .min_slice_elems = 1000}).chunks(3500).threads == 3);
     CHECK(executor({.threads = 8, .min_slice_elems = 0}).chunks(3500).threads == 8);
+    CHECK(executor({.threads = 2}).chunks(1 << 24).chunk_elems == default_max_chunk_elems);
+    CHECK(executor({.threads = 2, .max_chunk_elems = 10000}).chunks(1 << 24).chunk_elems == 9984);
+    CHECK(executor({.threads = 2, .max_chunk_elems = 1}).max_chunk_elems() == min_chunk_elems);
+    CHECK(executor({.threads = 2, .max_chunk_elems = 1}).chunks(1 << 24).chunk_elems == min_chunk_elems);
 #else
     CHECK_THROWS_AS(executor({.threads = 2}), unavailable);
 #endif

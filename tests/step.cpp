@@ -76,6 +76,20 @@ TEST_CASE("the number of threads changes no bit")
 #endif
 }
 
+TEST_CASE("how far ahead memory is asked for, and how much a thread takes at once, change no bit")
+{
+    training expected(100003);
+    expected.run(executor({.threads = 1}), 1, 3);
+    executor const cpu;
+    for (std::uint32_t const ahead : {0u, 64u, 1000003u, 0xffffffffu})
+        for (std::size_t const most : test::sizes{0, 5000, std::numeric_limits<std::size_t>::max()}) {
+            executor_options const options{.min_slice_elems = 1, .max_chunk_elems = most, .prefetch_bytes = ahead};
+            training found(100003);
+            found.run(cpu.team() == nullptr ? executor(options) : executor(cpu.team(), options), 1, 3);
+            CHECK(found == expected);
+        }
+}
+
 TEST_CASE("bad_resume, step_drift: a run that is stopped and goes on has the bits of one that was not")
 {
     executor const cpu;

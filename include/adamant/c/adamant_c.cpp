@@ -306,7 +306,7 @@ adamant::executor from_c(adamant_executor_options const* options)
         return adamant::executor(
             std::make_shared<adamant::team>(adamant::team_options{
                 .pus = to.pus.empty() ? adamant::detail::pus_for(1) : to.pus, .threads = 1, .bind = to.bind}),
-            to.tier, to.min_slice_elems);
+            to);
     return cpu;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include <adamant/exec/slices.hpp>
 #include <adamant/exec/team.hpp>
 #include <adamant/isa/isa.hpp>
+#include <adamant/kernel/step_pointers.hpp>
 #include <adamant/topology/allowed.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -25,6 +27,10 @@ struct executor_options {
     binding bind = default_binding;
     // Below this many elements a thread, fewer threads are used: waking one costs about what it would save.
     std::size_t min_slice_elems = 16384;
+    // The two that a tuner may change; see tune/core_tuning.hpp. No thread takes more elements at once (rounded down to
+    // a multiple of 64, at least 4096), and how far ahead a step asks for memory.
+    std::size_t max_chunk_elems = default_max_chunk_elems;
+    std::uint32_t prefetch_bytes = kernel::default_prefetch_bytes;
 };
 
 // Chosen once, at construction, and reported; nothing about it changes any bit of a result. Copyable and cheap to copy:
@@ -36,7 +42,8 @@ public:
     // Throws unavailable where the CPU lacks the instruction set, or threads cannot be had or bound; and
     // invalid_argument where ADAMANT_ISA holds no name.
     explicit executor(executor_options const& options = {})
-        : isa_(resolve_isa(options.tier)), min_slice_elems_(std::max<std::size_t>(options.min_slice_elems, 1))
+        : isa_(resolve_isa(options.tier)), min_slice_elems_(std::max<std::size_t>(options.min_slice_elems, 1)),
+          max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)), prefetch_bytes_(options.prefetch_bytes)
     {
         if (options.threads == 1)
             return;
@@ -52,25 +59,52 @@ public:
 #endif
     }
 
-    // On a team that is there already. Throws what the other one throws about instruction sets, and invalid_argument
-    // for null.
+    // On a team that is there already, which has its own threads, PUs and binding. Throws what the other one throws
+    // about instruction sets, and invalid_argument for null.
     explicit executor(std::shared_ptr<adamant::team> team, isa tier = isa::automatic,
                       std::size_t min_slice_elems = executor_options{}.min_slice_elems)
-        : isa_(resolve_isa(tier)), min_slice_elems_(std::max<std::size_t>(min_slice_elems, 1)), team_(std::move(team))
+        : executor(std::move(team), executor_options{.tier = tier, .min_slice_elems = min_slice_elems})
+    {
+    }
+    executor(std::shared_ptr<adamant::team> team, executor_options const& options)
+        : isa_(resolve_isa(options.tier)), min_slice_elems_(std::max<std::size_t>(options.min_slice_elems, 1)),
+          max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)), prefetch_bytes_(options.prefetch_bytes),
+          team_(std::move(team))
     {
         if (team_ == nullptr)
             throw invalid_argument("adamant: an executor is to work on a team, but there is none (a null pointer)");
     }
 
     // The instruction set in use, never automatic.
-    [[nodiscard]] isa tier() const noexcept { return isa_; }
+    [[nodiscard]] isa tier() const noexcept
+    {
+        return isa_;
+    }
     // The most threads that a call uses.
-    [[nodiscard]] unsigned threads() const noexcept { return team_ == nullptr ? 1 : team_->size(); }
+    [[nodiscard]] unsigned threads() const noexcept
+    {
+        return team_ == nullptr ? 1 : team_->size();
+    }
     // The team that does the work; null where the calling thread does it.
-    [[nodiscard]] std::shared_ptr<adamant::team> const& team() const noexcept { return team_; }
+    [[nodiscard]] std::shared_ptr<adamant::team> const& team() const noexcept
+    {
+        return team_;
+    }
 
     // How n elements are cut.
-    [[nodiscard]] chunking chunks(std::size_t n) const noexcept { return chunks_of(n, threads(), min_slice_elems_); }
+    [[nodiscard]] chunking chunks(std::size_t n) const noexcept
+    {
+        return chunks_of(n, threads(), min_slice_elems_, max_chunk_elems_);
+    }
+    [[nodiscard]] std::size_t max_chunk_elems() const noexcept
+    {
+        return max_chunk_elems_;
+    }
+    // How far ahead its steps ask for memory.
+    [[nodiscard]] std::uint32_t prefetch_bytes() const noexcept
+    {
+        return prefetch_bytes_;
+    }
 
     // Calls work(slice) for slices that are disjoint and together n elements, in parallel, and returns when all are
     // done. Each thread begins with the same slices every time, and takes from others when it is through. Little work
@@ -106,10 +140,15 @@ public:
 
 private:
     // Quicker done than handed over.
-    [[nodiscard]] bool is_little(std::size_t n) const noexcept { return team_ == nullptr || n < 2 * min_slice_elems_; }
+    [[nodiscard]] bool is_little(std::size_t n) const noexcept
+    {
+        return team_ == nullptr || n < 2 * min_slice_elems_;
+    }
 
     isa isa_;
     std::size_t min_slice_elems_;
+    std::size_t max_chunk_elems_;
+    std::uint32_t prefetch_bytes_;
     std::shared_ptr<adamant::team> team_;
 };
 

@@ -42,13 +42,19 @@ struct chunking {
     }
 };
 
+// No thread takes more than this many elements at once, where nobody says otherwise: the end would wait for one.
+inline constexpr std::size_t default_max_chunk_elems = 65536;
+// The least that this may be; shorter chunks there are where there is little work.
+inline constexpr std::size_t min_chunk_elems = 4096;
+
 // Cuts n elements for up to `threads` threads, none of which is worth waking for fewer than min_slice_elems (from 1). A
 // thread has some sixteen chunks, so that others can take of them where it is held up, but none so small that taking
-// one costs more than a hundredth of working on it, and none so large that the end waits for one.
-[[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems) noexcept
+// one costs more than a hundredth of working on it, and none of more than max_chunk_elems.
+[[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems,
+                                           std::size_t max_chunk_elems = default_max_chunk_elems) noexcept
 {
-    constexpr std::size_t smallest = 4096;
-    constexpr std::size_t largest = 65536;
+    constexpr std::size_t smallest = min_chunk_elems;
+    std::size_t const largest = std::max(max_chunk_elems, smallest);
     std::size_t const granules = n / slice_granule_elems + (n % slice_granule_elems != 0);
     std::size_t const useful = std::clamp<std::size_t>(std::min(n / min_slice_elems, granules), 1, threads);
     std::size_t chunk = std::clamp(n / useful / 16, std::min(smallest, n / useful), largest);

@@ -15,7 +15,7 @@ namespace scalar {
 
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
-                         bool /*stream*/) noexcept
+                         memory_access) noexcept
 {
     float_mode_scope const mode(subnormals::kept);
     std::uint64_t nonfinite = 0;

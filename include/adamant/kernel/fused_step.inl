@@ -143,15 +143,14 @@ ADAMANT_SIMD simd::f32 finish_param(param_update const& u, coefficient_vectors c
 #include <adamant/kernel/careful_step.inl>
 
 inline constexpr std::size_t group_elems = simd::lanes * simd::vectors;
-inline constexpr std::size_t prefetch_bytes = ADAMANT_PREFETCH_BYTES;
 
-// Asks for the cache lines that one group of T covers, prefetch_bytes on. Past the end of an array that does nothing.
+// Asks for the cache lines that one group of T covers, so many bytes on.
 template <class T>
-ADAMANT_SIMD void prefetch(std::byte const* address)
+ADAMANT_SIMD void prefetch(std::byte const* address, std::size_t ahead_bytes)
 {
     ADAMANT_UNROLL
     for (std::size_t line = 0; line < group_elems * sizeof(T); line += 64)
-        __builtin_prefetch(address + prefetch_bytes + line);
+        __builtin_prefetch(address + ahead_bytes + line);
 }
 
 // What is carried from the first half of a group's work to the second.
@@ -181,17 +180,17 @@ struct no_recorder {
 // the group is not tame.
 template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class Recorder>
 ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
-                              started_group<Recorder>& group, Recorder& recorder)
+                              started_group<Recorder>& group, std::size_t ahead_bytes, Recorder& recorder)
 {
     param_update(&updates)[simd::vectors] = group.updates;
     std::byte const* const param = a.param + i * sizeof(Param);
     std::byte const* const grad = a.grad + i * sizeof(Grad);
     std::byte* const exp_avg = a.exp_avg + i * sizeof(ExpAvg);
     std::byte* const exp_avg_sq = a.exp_avg_sq + i * sizeof(ExpAvgSq);
-    prefetch<Param>(param);
-    prefetch<Grad>(grad);
-    prefetch<ExpAvg>(exp_avg);
-    prefetch<ExpAvgSq>(exp_avg_sq);
+    prefetch<Param>(param, ahead_bytes);
+    prefetch<Grad>(grad, ahead_bytes);
+    prefetch<ExpAvg>(exp_avg, ahead_bytes);
+    prefetch<ExpAvgSq>(exp_avg_sq, ahead_bytes);
 
     state_vectors s[simd::vectors];
     simd::f32 g[simd::vectors];
@@ -273,7 +272,8 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficien
 // the next divisions out.
 template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Recorder>
 [[gnu::noinline]] std::size_t fast_step(step_pointers const& arrays, std::size_t begin, std::size_t end,
-                                        coefficients const& scalars, bool stream, Recorder& records) noexcept
+                                        coefficients const& scalars, memory_access const how,
+                                        Recorder& records) noexcept
 {
     step_pointers const a = arrays; // copies, which no store below can change
     Recorder recorder = records;
@@ -284,20 +284,21 @@ template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, clas
                                  std::is_void_v<WeightOut>;
     started_group<Recorder> group;
     if (end - begin < group_elems ||
-        !start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, begin, c, group, recorder))
+        !start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, begin, c, group, how.prefetch_bytes, recorder))
         return begin;
     std::size_t i = begin + group_elems;
     for (; end - i >= group_elems; i += group_elems) {
         started_group<Recorder> next;
-        if (!start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, i, c, next, recorder)) [[unlikely]]
+        if (!start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, i, c, next, how.prefetch_bytes, recorder))
+            [[unlikely]]
             break;
-        finish_group<Path, interleaved, Param, WeightOut>(a, i - group_elems, c, group, stream, recorder);
+        finish_group<Path, interleaved, Param, WeightOut>(a, i - group_elems, c, group, how.stream, recorder);
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k)
             group.updates[k] = next.updates[k];
         group.recorded = next.recorded;
     }
-    finish_group<Path, interleaved, Param, WeightOut>(a, i - group_elems, c, group, stream, recorder);
+    finish_group<Path, interleaved, Param, WeightOut>(a, i - group_elems, c, group, how.stream, recorder);
     records = recorder;
     return i;
 }
@@ -337,13 +338,13 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 struct plain_steps {
     step_pointers const& a;
     coefficients const& c;
-    bool stream;
+    memory_access how;
 
     template <path Path>
     std::size_t fast(std::size_t begin, std::size_t end) const noexcept
     {
         no_recorder none;
-        return fast_step<Path, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c, stream, none);
+        return fast_step<Path, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c, how, none);
     }
     std::uint64_t careful(std::size_t begin, std::size_t end) const noexcept
     {
@@ -354,7 +355,7 @@ struct plain_steps {
 // See step_function.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
-                         bool stream) noexcept
+                         memory_access how) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
     if (!fast_paths_apply(c))
@@ -363,15 +364,16 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
         // Whole cache lines only: a line written in two goes to memory twice. So the first elements go by themselves.
         std::size_t const before_line =
             -reinterpret_cast<std::uintptr_t>(a.weight_out + begin * sizeof(WeightOut)) % 64;
-        if (stream && before_line % sizeof(WeightOut) == 0 && end - begin > before_line) {
+        if (how.stream && before_line % sizeof(WeightOut) == 0 && end - begin > before_line) {
             std::size_t const aligned = begin + before_line / sizeof(WeightOut);
             std::uint64_t nonfinite = careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, aligned, c);
-            plain_steps<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const steps{a, c, true};
+            plain_steps<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const steps{a, c, how};
             nonfinite += alternate(steps, aligned, end, ordinary_path_applies(c));
             simd::stream_fence();
             return nonfinite;
         }
     }
-    plain_steps<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const steps{a, c, false};
+    plain_steps<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const steps{
+        a, c, {false, how.prefetch_bytes}};
     return alternate(steps, begin, end, ordinary_path_applies(c));
 }

@@ -174,13 +174,13 @@ template <class Grad, class WeightOut>
 struct recorded_steps {
     step_pointers const& a;
     coefficients const& c;
-    bool stream;
+    memory_access how;
     recorder& record;
 
     template <path Path>
     std::size_t fast(std::size_t begin, std::size_t end) noexcept
     {
-        return fast_step<Path, float, Grad, float, float, WeightOut>(a, begin, end, c, stream, record);
+        return fast_step<Path, float, Grad, float, float, WeightOut>(a, begin, end, c, how, record);
     }
     std::uint64_t careful(std::size_t begin, std::size_t end) noexcept
     {
@@ -196,7 +196,7 @@ ADAMANT_SIMD std::size_t whole_groups(std::size_t n)
 
 // See recorded_step_function.
 template <class Grad, class WeightOut>
-std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, bool stream,
+std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access how,
                          std::byte* record) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
@@ -209,15 +209,15 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
                      record + whole_groups(n) * sizeof(std::uint16_t),
                      {moments[0], moments[1]}};
     if constexpr (std::is_void_v<WeightOut> || !simd::can_stream)
-        stream = false;
+        how.stream = false;
     else
-        stream = stream && reinterpret_cast<std::uintptr_t>(a.weight_out) % 64 == 0;
-    recorded_steps<Grad, WeightOut> steps{a, c, stream, records};
+        how.stream = how.stream && reinterpret_cast<std::uintptr_t>(a.weight_out) % 64 == 0;
+    recorded_steps<Grad, WeightOut> steps{a, c, how, records};
     if (fast_paths_apply(c))
         alternate(steps, 0, n, ordinary_path_applies(c));
     else
         steps.careful(0, n);
-    if (stream)
+    if (how.stream)
         simd::stream_fence();
     return records.old;
 }

@@ -20,18 +20,31 @@ struct step_pointers {
     std::byte* weight_out;
 };
 
-// One step over elements [begin, end); returns how many elements of grad are infinite or NaN. `stream` asks for stores
-// of weight_out that go past the caches: a matter of speed, never of bits.
+// How far ahead a step asks for memory where nobody says otherwise.
+inline constexpr std::uint32_t default_prefetch_bytes = 2048;
+
+// How a step goes to memory: a matter of speed, never of bits.
+struct memory_access {
+    bool stream = false;                                   // store weight_out past the caches
+    std::uint32_t prefetch_bytes = default_prefetch_bytes; // past the end of an array that does nothing
+    constexpr memory_access(bool stream_weight_out, std::uint32_t ahead_bytes = default_prefetch_bytes) noexcept
+        : stream(stream_weight_out), prefetch_bytes(ahead_bytes)
+    {
+    }
+};
+
+// One step over elements [begin, end); returns how many elements of grad are infinite or NaN.
 using step_function = std::uint64_t (*)(step_pointers const&, std::size_t begin, std::size_t end, coefficients const&,
-                                        bool stream) noexcept;
+                                        memory_access) noexcept;
 
 // oracle::block_squares of one block of n elements.
 using block_squares_function = grad_squares (*)(std::byte const* grad, std::size_t n) noexcept;
 
-// One step over the first n elements (at most norm_block_elems) of a shard of float params and moments, with a record of
-// what undo_function needs to bring back every bit of param, exp_avg and exp_avg_sq. The record begins at a multiple of
-// 64 bytes, takes at most record_bytes_at_most(n), and means something only to the same instruction set. Returns its end.
-using recorded_step_function = std::byte* (*)(step_pointers const&, std::size_t n, coefficients const&, bool stream,
+// One step over the first n elements (at most norm_block_elems) of a shard of float params and moments, with a record
+// of what undo_function needs to bring back every bit of param, exp_avg and exp_avg_sq. The record begins at a multiple
+// of 64 bytes, takes at most record_bytes_at_most(n), and means something only to the same instruction set. Returns its
+// end.
+using recorded_step_function = std::byte* (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access,
                                               std::byte* record) noexcept;
 [[nodiscard]] constexpr std::size_t record_bytes_at_most(std::size_t n) noexcept
 {

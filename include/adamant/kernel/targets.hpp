@@ -21,11 +21,6 @@
 #include <adamant/kernel/step_pointers.hpp>
 #include <adamant/numerics/float_mode.hpp>
 
-// How far ahead the step asks for memory. Tuned by benchmarks/step.cpp; of no influence on bits.
-#if !defined(ADAMANT_PREFETCH_BYTES)
-#define ADAMANT_PREFETCH_BYTES 2048
-#endif
-
 #if !defined(__clang__)
 // GCC's own AVX-512 intrinsics start from a deliberately undefined register, and GCC 12 then warns of it.
 #pragma GCC diagnostic push

@@ -196,28 +196,29 @@ public:
         return g;
     }
 
-    void step(std::size_t block, ready_gradient const& g, coefficients const& c, bool stream) const noexcept
+    void step(std::size_t block, ready_gradient const& g, coefficients const& c,
+              kernel::memory_access how) const noexcept
     {
-        (g.in_scratch ? kernels_.step_scratch : kernels_.step)(at(block, g.at), 0, length(block), c, stream);
+        (g.in_scratch ? kernels_.step_scratch : kernels_.step)(at(block, g.at), 0, length(block), c, how);
     }
     // Blocks [begin, end) at once, with the gradient where it lies.
-    void step(std::size_t begin, std::size_t end, coefficients const& c, bool stream) const noexcept
+    void step(std::size_t begin, std::size_t end, coefficients const& c, kernel::memory_access how) const noexcept
     {
-        kernels_.step(pointers_, begin * norm_block_elems, std::min(size_, end * norm_block_elems), c, stream);
+        kernels_.step(pointers_, begin * norm_block_elems, std::min(size_, end * norm_block_elems), c, how);
     }
     // With a record for undo(); returns its end.
     [[nodiscard]] std::byte* step_recorded(std::size_t block, ready_gradient const& g, coefficients const& c,
-                                           bool stream, std::byte* record) const noexcept
+                                           kernel::memory_access how, std::byte* record) const noexcept
     {
         std::size_t const n = length(block);
         if (!records_are_copies())
-            return (g.in_scratch ? kernels_.recorded_scratch : kernels_.recorded)(at(block, g.at), n, c, stream,
+            return (g.in_scratch ? kernels_.recorded_scratch : kernels_.recorded)(at(block, g.at), n, c, how,
                                                                                   record);
         for (array const which : {param, exp_avg, exp_avg_sq}) {
             std::memcpy(record, data(which) + block * norm_block_elems * elem_bytes(which), n * elem_bytes(which));
             record += n * elem_bytes(which);
         }
-        step(block, g, c, stream);
+        step(block, g, c, how);
         return record;
     }
     void undo(std::size_t block, ready_gradient g, coefficients const& c, std::byte const* record,

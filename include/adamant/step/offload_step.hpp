@@ -126,7 +126,7 @@ public:
         left_ = std::vector<std::atomic<std::size_t>>(entries_.size());
         ranges_ = std::move(ranges);
         std::size_t const threads = cpu_.threads();
-        at_once_ = std::clamp<std::size_t>(cpu_blocks / (16 * threads), 1, 16);
+        at_once_ = std::clamp<std::size_t>(cpu_blocks / (16 * threads), 1, cpu_.max_chunk_elems() / norm_block_elems);
     }
     [[nodiscard]] std::vector<block_range> const& ranges() const noexcept { return ranges_; }
     // The numbers of the ranges of a shard: from this on, up to that of the next shard.
@@ -285,7 +285,7 @@ private:
         bool const first = is_first(pass);
         group_step const& old = speculated[s.group];
         group_step const& now = pass == block_pass::speculate ? old : settled[s.group];
-        bool const stream = elements_ >= stream_weight_out_from_elems;
+        kernel::memory_access const how{elements_ >= stream_weight_out_from_elems, cpu_.prefetch_bytes()};
         bool const summed = s.summed != 0;
         for (std::size_t b = begin; b < end; ++b) {
             grad_squares& squares = squares_[s.first_block + b];
@@ -297,7 +297,7 @@ private:
                 std::size_t stop = b + 1;
                 while (stop < end && records_[s.first_block + stop] == nullptr)
                     ++stop;
-                s.shard.step(b, stop, now.c, stream);
+                s.shard.step(b, stop, now.c, how);
                 b = stop - 1;
                 continue;
             }
@@ -330,14 +330,14 @@ private:
             }
             if (pass == block_pass::speculate || keep_records) {
                 if (std::byte* const room = journal_.room(member, s.shard.record_bytes_at_most(s.shard.length(b)))) {
-                    journal_.wrote(member, s.shard.step_recorded(b, g, now.c, stream, room));
+                    journal_.wrote(member, s.shard.step_recorded(b, g, now.c, how, room));
                     record = room;
                     continue;
                 }
                 if (pass == block_pass::speculate || waits_for_room)
                     continue;
             }
-            s.shard.step(b, g, now.c, stream);
+            s.shard.step(b, g, now.c, how);
         }
     }
 

@@ -35,10 +35,10 @@ namespace detail {
 inline step_report run_step(executor const& cpu, kernel::step_function run, kernel::step_pointers const& arrays,
                             std::size_t n, std::size_t bytes_per_element, coefficients const& c)
 {
-    bool const stream = n >= stream_weight_out_from_elems;
+    kernel::memory_access const how{n >= stream_weight_out_from_elems, cpu.prefetch_bytes()};
     std::atomic<std::uint64_t> nonfinite{0};
     unsigned const threads = cpu.for_each_slice(n, [&](slice part) {
-        nonfinite.fetch_add(run(arrays, part.begin, part.end, c, stream), std::memory_order_relaxed);
+        nonfinite.fetch_add(run(arrays, part.begin, part.end, c, how), std::memory_order_relaxed);
     });
     return {n, n * bytes_per_element, nonfinite.load(std::memory_order_relaxed), cpu.tier(), threads};
 }
@@ -75,7 +75,7 @@ inline step_report step(executor const& cpu, shard_list const& shards, std::span
         throw invalid_argument("adamant: the list has " + std::to_string(shards.groups()) +
                                " parameter groups, but there are coefficients for " +
                                std::to_string(group_coefficients.size()) + "; give one for each group");
-    bool const stream = shards.elements() >= stream_weight_out_from_elems;
+    kernel::memory_access const how{shards.elements() >= stream_weight_out_from_elems, cpu.prefetch_bytes()};
     std::atomic<std::uint64_t> nonfinite{0};
     // On the line of granules the shards are one range of elements, some of which do not exist.
     unsigned const threads = cpu.for_each_slice(shards.granules() * shard_list::granule_elems, [&](slice part) {
@@ -83,7 +83,7 @@ inline step_report step(executor const& cpu, shard_list const& shards, std::span
         shards.for_each_piece(part.begin / shard_list::granule_elems, part.end / shard_list::granule_elems,
                               [&](grouped_shard const& s, std::size_t begin, std::size_t end) {
                                   found += s.shard.step_for(cpu.tier())(s.shard.pointers(), begin, end,
-                                                                        group_coefficients[s.group], stream);
+                                                                        group_coefficients[s.group], how);
                               });
         nonfinite.fetch_add(found, std::memory_order_relaxed);
     });
