@@ -37,6 +37,7 @@
 #include <adamant/topology/machine.hpp>
 #include <adamant/topology/ranks.hpp>
 #include <adamant/topology/selection.hpp>
+#include <adamant/tune/core_tuning.hpp>
 #include <adamant/tune/ratio_follower.hpp>
 #if !defined(ADAMANT_NO_HWLOC)
 #include <adamant/topology/hwloc.hpp>

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// What may be said about times that were measured several times over: medians, their spread, and how sure a difference
+// is. Nothing here takes it that errors are normally distributed, for those of a shared machine are not.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <adamant/core/error.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+// The value below which the share q of all values lies, linear between the two nearest (Hyndman and Fan's type 7).
+// Throws invalid_argument for no values, and for a q outside [0, 1].
+[[nodiscard]] inline double quantile(std::vector<double> values, double q)
+{
+    if (values.empty())
+        throw invalid_argument("adamant: a quantile of no values is asked for; there is one from the first value on");
+    if (!(q >= 0 && q <= 1))
+        throw invalid_argument("adamant: quantile " + detail::text(q) +
+                               " is asked for, but there are those from 0 to 1");
+    std::sort(values.begin(), values.end());
+    double const at = q * static_cast<double>(values.size() - 1);
+    auto const below = static_cast<std::size_t>(at);
+    std::size_t const above = std::min(below + 1, values.size() - 1);
+    return values[below] + (at - static_cast<double>(below)) * (values[above] - values[below]);
+}
+
+[[nodiscard]] inline double median(std::vector<double> values)
+{
+    return quantile(std::move(values), 0.5);
+}
+
+// A range that holds the median of what the values are a sample of, with at least `confidence` where there are enough
+// of them: between the order statistics that the sign test leaves (each value lies below the true median with
+// probability 1/2, so ranks are binomial). With too few, from the least to the greatest, and `confidence` says how much
+// that is worth.
+struct median_range {
+    double low = 0;
+    double high = 0;
+    double confidence = 0; // of this very range
+};
+// Throws invalid_argument for no values, and for a confidence outside (0, 1).
+[[nodiscard]] inline median_range range_of_median(std::vector<double> values, double confidence)
+{
+    if (values.empty())
+        throw invalid_argument("adamant: the range of the median of no values is asked for");
+    if (!(confidence > 0 && confidence < 1))
+        throw invalid_argument("adamant: confidence " + detail::text(confidence) +
+                               " is asked for, but it lies between 0 and 1");
+    std::sort(values.begin(), values.end());
+    std::size_t const n = values.size();
+    // outside: the probability that at most k of n values lie below the median, for each k; twice that is what the
+    // range from value k to value n - 1 - k leaves out.
+    double term = std::exp2(-static_cast<double>(n));
+    double outside = term;
+    std::size_t k = 0;
+    for (; k + 1 < (n + 1) / 2; ++k) {
+        double const next = term * static_cast<double>(n - k) / static_cast<double>(k + 1);
+        if (1 - 2 * (outside + next) < confidence)
+            break;
+        term = next;
+        outside += next;
+    }
+    return {values[k], values[n - 1 - k], 1 - 2 * outside};
+}
+
+ADAMANT_END_NAMESPACE
