@@ -19,12 +19,10 @@
 #include <adamant/topology/machine.hpp>
 #include <adamant/topology/ranks.hpp>
 #include <adamant/topology/selection.hpp>
-#if !defined(ADAMANT_NO_HWLOC)
-#include <adamant/topology/hwloc.hpp>
-#endif
 
 #include "bind_test.hpp"
 #include "cores_drawing.hpp"
+#include "this_machine.hpp"
 
 namespace cli {
 
@@ -151,16 +149,6 @@ options_read read_options(arguments& options)
         throw usage_error("--bind-test is asked for with --json, which has no place for its result; leave one of the "
                           "two away");
     return read;
-}
-
-machine machine_of([[maybe_unused]] std::optional<std::string> const& topology)
-{
-#if defined(ADAMANT_NO_HWLOC)
-    throw unavailable("adamant: cores asks hwloc about the machine, and this program was compiled without it; install "
-                      "hwloc (libhwloc-dev) and compile again");
-#else
-    return topology ? read_machine(*topology) : live_machine();
-#endif
 }
 
 // As JSON. What is no UTF-8, as file names may be, becomes the replacement character.

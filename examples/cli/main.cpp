@@ -13,6 +13,8 @@
 #include "arguments.hpp"
 #include "cores.hpp"
 #include "plan.hpp"
+#include "roofline.hpp"
+#include "tune.hpp"
 #include "verify.hpp"
 
 ADAMANT_KEEP_LAUNCH_MASK
@@ -70,6 +72,35 @@ constexpr char const* usage = R"(adamant: the optimizer step of offloaded traini
         --overlap-forward      forward begins while the last weights are still on their way
         --json        the result as one JSON object, with "fits" and all figures
 
+  adamant roofline [--params N] [--ranks N] [--dtypes NAMES] [--plot FILE.svg|png] ...
+      What this machine can do for an optimizer step: loops that move a step's bytes and compute nothing, by number of
+      cores and by NUMA node, and real steps against them; then the whole job, a process for each rank, all at once.
+      Takes minutes, and the machine to itself. Ctrl-C leaves what was measured.
+        --params    of the job (default 3085938688); what does not fit in memory is projected from what does
+        --ranks     processes that share them (default 1), each on cores of its own
+        --perc      the share of a rank's cores that steps (default: all of them)
+        --dtypes    mixed (float32 state, bfloat16 gradients and weights), f32, bf16_f32, bf16, or the five types as
+                    float32/bfloat16/float32/float32/bfloat16; with commas (default: those four; the job has the first)
+        --threads   numbers of cores, with commas (default: 1, 2, 4, ... and all)
+        --bytes     of the arrays of each row (default 2.25GB), --rounds  of each row (default 9)
+        --no-job    leaves the whole job out
+        --json FILE, --csv FILE (or --csv: instead of the table), --plot FILE.svg or FILE.png
+        --peers     others' steps, for the picture: a file that benchmarks/peers.py has made here
+
+  adamant tune [--ranks N] [--dtypes NAME] [--host-load N] [--save FILE] [--plot FILE.svg|png] ...
+      How many cores the optimizer needs: grows their number until more are not worth having. Takes a minute at most,
+      and the machine to itself.
+        --ranks     processes on this host (default 1), stepping all at once
+        --dtypes    mixed (default), f32, bf16_f32, bf16, or the five types
+        --worth     more cores are worth having where they bring this share of what they would if the time were
+                    inversely proportional to their number (default 0.25)
+        --deadline  in seconds (default 60), --elements  of each rank (default: out of cache)
+        --cores-only  does not try other chunks and prefetching
+        --host-load N threads that launch, copy and compute beside the optimizer: the split of the cores with which
+                    both are through first, and how much the host is delayed; --rounds of that (default 21)
+        --save FILE what was found, for adamant::load_tuned() and --load FILE, which refuse it on another machine
+        --json FILE, --plot FILE.svg or FILE.png
+
   adamant --version
   adamant --help
 )";
@@ -96,6 +127,10 @@ int run(int argc, char** argv)
         return cli::cores(arguments);
     if (command == "plan")
         return cli::plan(arguments);
+    if (command == "roofline")
+        return cli::roofline(arguments);
+    if (command == "tune")
+        return cli::tune(arguments);
     throw cli::usage_error("there is no command '" + std::string(command) + "'; try adamant --help");
 }
 

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "limit_loops.hpp"
+
+#include <array>
+#include <chrono>
+#include <cstring>
+
+#include "../../benchmarks/limit.hpp"
+#include "arguments.hpp"
+
+namespace cli {
+
+namespace {
+
+using adamant::dtype;
+using adamant::size_bytes;
+using adamant::slice;
+using move_function = void (*)(std::byte* const*, std::size_t, std::size_t, std::size_t);
+
+// The loops are of 64 elements at a time.
+constexpr std::size_t granule = 64;
+
+template <std::size_t Param, std::size_t Grad, std::size_t Moment, std::size_t WeightOut>
+move_function with_stores(limit::stores stores)
+{
+    switch (stores) {
+    case limit::stores::cached: return limit::move_bytes<Param, Grad, Moment, WeightOut, limit::stores::cached>;
+    case limit::stores::weight_out_streamed:
+        return limit::move_bytes<Param, Grad, Moment, WeightOut, limit::stores::weight_out_streamed>;
+    case limit::stores::all_streamed: break;
+    }
+    return limit::move_bytes<Param, Grad, Moment, WeightOut, limit::stores::all_streamed>;
+}
+
+template <std::size_t Param, std::size_t Grad, std::size_t Moment>
+move_function with_weight_out(std::size_t weight_out, limit::stores stores)
+{
+    return weight_out == 0 ? with_stores<Param, Grad, Moment, 0>(stores) : with_stores<Param, Grad, Moment, 2>(stores);
+}
+
+move_function move_for(std::array<dtype, 5> const& types, limit::stores stores)
+{
+    std::size_t const out = size_bytes(types[4]);
+    bool const wide_param = types[0] == dtype::float32;
+    bool const wide_grad = types[1] == dtype::float32;
+    if (types[2] == dtype::float32) {
+        if (wide_param)
+            return wide_grad ? with_weight_out<4, 4, 4>(out, stores) : with_weight_out<4, 2, 4>(out, stores);
+        return wide_grad ? with_weight_out<2, 4, 4>(out, stores) : with_weight_out<2, 2, 4>(out, stores);
+    }
+    if (wide_param)
+        return wide_grad ? with_weight_out<4, 4, 2>(out, stores) : with_weight_out<4, 2, 2>(out, stores);
+    return wide_grad ? with_weight_out<2, 4, 2>(out, stores) : with_weight_out<2, 2, 2>(out, stores);
+}
+
+template <class Work>
+double timed(adamant::executor const& cpu, std::size_t n, Work const& work)
+{
+    auto const from = std::chrono::steady_clock::now();
+    cpu.for_each_slice(n, work);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
+}
+
+} // namespace
+
+std::vector<limit_loop> limit_loops(adamant::trial_types const& types)
+{
+    if (size_bytes(types.dtypes[2]) != size_bytes(types.dtypes[3]))
+        throw usage_error("the roof is measured for moments of one size, but the types are " + types.text());
+    std::vector<limit_loop> all;
+    auto const add = [&](limit::stores stores, char const* name) {
+        for (std::size_t const ahead : {std::size_t{0}, std::size_t{1024}, std::size_t{2048}, std::size_t{4096}})
+            all.push_back({std::string(name) + (ahead == 0 ? ", no prefetch" : ", prefetch " + std::to_string(ahead)),
+                           ahead, move_for(types.dtypes, stores)});
+    };
+    add(limit::stores::cached, "cached stores");
+    if (limit::can_stream && types.dtypes[4] != dtype::none)
+        add(limit::stores::weight_out_streamed, "weight_out streamed");
+    if (limit::can_stream)
+        add(limit::stores::all_streamed, "all stores streamed");
+    return all;
+}
+
+double limit_seconds(limit_loop const& loop, adamant::executor const& cpu, adamant::trial_step& arrays)
+{
+    std::byte* const pointers[] = {arrays.array(0), arrays.array(1), arrays.array(2), arrays.array(3), arrays.array(4)};
+    return timed(cpu, arrays.size() / granule * granule,
+                 [&](slice part) { loop.move(pointers, part.begin, part.end, loop.prefetch_bytes); });
+}
+
+std::size_t read_bytes_per_element(adamant::trial_types const& types)
+{
+    return size_bytes(types.dtypes[0]) + size_bytes(types.dtypes[2]) + size_bytes(types.dtypes[3]);
+}
+
+double read_seconds(adamant::executor const& cpu, adamant::trial_step& arrays)
+{
+    return timed(cpu, arrays.size() / granule * granule, [&](slice part) {
+        for (std::size_t const k : {std::size_t{0}, std::size_t{2}, std::size_t{3}})
+            size_bytes(arrays.types().dtypes[k]) == 4
+                ? limit::read_bytes<4>(arrays.array(k), part.begin, part.end, 2048)
+                : limit::read_bytes<2>(arrays.array(k), part.begin, part.end, 2048);
+    });
+}
+
+double copy_seconds(adamant::executor const& cpu, adamant::trial_step& arrays, std::byte* to)
+{
+    std::size_t const each = size_bytes(arrays.types().dtypes[1]);
+    return timed(cpu, arrays.size(), [&](slice part) {
+        std::memcpy(to + part.begin * each, arrays.array(1) + part.begin * each, part.size() * each);
+    });
+}
+
+} // namespace cli

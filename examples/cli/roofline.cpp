@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// `adamant roofline`: what this machine can do for an optimizer step, and how near real steps come to it.
+
+#include "roofline.hpp"
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <adamant/exec/memory_limits.hpp>
+#include <adamant/tune/core_tuning.hpp>
+
+#include "cores_text.hpp"
+#include "output_file.hpp"
+#include "plan_numbers.hpp"
+#include "roofline_report.hpp"
+#include "surroundings.hpp"
+
+namespace cli {
+
+namespace {
+
+using namespace adamant;
+
+// More of the machine than this for somebody else, and figures say little.
+constexpr double busy_from = 0.05;
+
+struct request {
+    std::size_t params;
+    unsigned ranks;
+    std::optional<double> perc;
+    std::vector<unsigned> threads;
+    roofline_options measure;
+    bool job;
+    std::string json, csv, plot, peers;
+};
+
+std::vector<unsigned> counts(std::string const& text, unsigned most)
+{
+    std::vector<unsigned> all;
+    if (text.empty()) {
+        for (unsigned n = 1; n < most; n *= 2)
+            all.push_back(n);
+        all.push_back(most);
+        return all;
+    }
+    for (std::size_t begin = 0; begin <= text.size();) {
+        std::size_t const end = std::min(text.find(',', begin), text.size());
+        double const n = plain_number("--threads", text.substr(begin, end - begin), 1, most,
+                                      "numbers of cores from 1 to " + std::to_string(most) + ", with commas");
+        all.push_back(static_cast<unsigned>(n));
+        begin = end + 1;
+    }
+    return all;
+}
+
+request read_request(arguments& options, machine const& on, unsigned cores)
+{
+    request r;
+    r.params = element_count("--params", options.value("--params", "3085938688"));
+    r.ranks = options.number("--ranks", 1, 1, static_cast<unsigned>(on.cores.size()));
+    if (std::optional<std::string> const text = options.value("--perc"))
+        r.perc = plain_number("--perc", *text, 1e-9, 1, "a share of a rank's cores, above 0 and at most 1");
+    r.measure.types = parse_types(options.value("--dtypes", "mixed,f32,bf16_f32,bf16"));
+    for (named_types const& types : r.measure.types)
+        static_cast<void>(limit_loops(types.types)); // throws for those without
+    r.threads = counts(options.value("--threads", ""), cores);
+    r.measure.bytes = std::min(byte_count("--bytes", options.value("--bytes", "2.25GB")), available_memory().bytes / 3);
+    r.measure.rounds = options.number("--rounds", 9, 1, 999);
+    r.job = !options.flag("--no-job");
+    r.json = options.value("--json", "");
+    r.csv = options.value("--csv", "", "-");
+    r.plot = options.value("--plot", "");
+    r.peers = options.value("--peers", "");
+    if (!r.plot.empty())
+        check_picture(r.plot);
+    options.done();
+    return r;
+}
+
+std::string clock_text(double before, double after)
+{
+    std::string const governor = clock_governor();
+    if (before == 0)
+        return governor.empty() ? "clock: not known" : "clock: governor " + governor;
+    return "clock: " + fixed(before, 2) + " GHz before, " + fixed(after, 2) + " GHz after" +
+           (governor.empty() ? "" : ", governor " + governor);
+}
+
+// The nodes that have cores, where there are several.
+std::vector<roofline_place> node_places(machine const& on)
+{
+    std::vector<roofline_place> all;
+    for (unsigned n = 0; n < on.nodes.size(); ++n) {
+        roofline_place place;
+        for (core const& c : on.cores)
+            if (c.node == n && c.pus.intersects(on.allowed))
+                place.pus.insert((c.pus & on.allowed).front());
+        if (!place.pus.empty() && on.nodes[n].allowed) {
+            place.nodes.insert(on.nodes[n].os_index);
+            all.push_back(place);
+        }
+    }
+    if (all.size() < 2)
+        all.clear();
+    return all;
+}
+
+} // namespace
+
+int roofline(arguments& options)
+{
+    machine const on = machine_of();
+    core_request alone;
+    unsigned const cores = adamant::detail::cores_of_each_rank(on, alone);
+    request const r = read_request(options, on, cores);
+    core_request together;
+    together.ranks = r.ranks;
+    job_request job;
+    job.params = r.params;
+    job.rounds = r.measure.rounds;
+    job.types = r.measure.types.front();
+    if (r.perc) {
+        together.cpuadam_cores_perc = r.perc;
+        job.ranks = select_cores(on, together);
+    } else {
+        unsigned const each = adamant::detail::cores_of_each_rank(on, together);
+        job.ranks = adamant::detail::cores_for_trial(on, together, each, each);
+    }
+
+    output_file json(r.json); // before anything is measured, so that nothing is measured in vain
+    output_file csv(r.csv == "-" ? "" : r.csv);
+    output_file picture(r.plot);
+    roofline_found found;
+    found.machine = describe(on);
+    found.date = date_and_time();
+    found.params = r.params;
+    if (!r.peers.empty()) {
+        found.peers = read_peers(r.peers);
+        found.peers_from = r.peers;
+    }
+    interruption const interrupt;
+    others const besides;
+    double const clock_before = measured_clock_ghz();
+    {
+        std::vector<roofline_place> const nodes = node_places(on);
+        roofline_options of_nodes = r.measure;
+        of_nodes.types.resize(1, r.measure.types.front());
+        progress bar(expected_rounds(r.measure) * static_cast<double>(r.threads.size()) +
+                     expected_rounds(of_nodes) * static_cast<double>(nodes.size()) +
+                     (r.job ? expected_rounds(job) : 0));
+        std::vector<std::vector<limit_loop>> best;
+        std::vector<std::vector<limit_loop>> best_on_node;
+        for (unsigned const count : r.threads)
+            if (!interruption::noted())
+                measure_place({adamant::detail::cores_for_trial(on, alone, count, cores)[0].adam_pus, {}}, r.measure,
+                              bar, found.rows, best);
+        for (roofline_place const& node : nodes)
+            if (!interruption::noted())
+                measure_place(node, of_nodes, bar, found.rows, best_on_node);
+        if (r.job && !interruption::noted() && !best.empty()) {
+            job.loops = best.front();
+            found.job = run_job(job, bar);
+        }
+    }
+    found.interrupted = interruption::noted();
+    found.notes.push_back(clock_text(clock_before, measured_clock_ghz()));
+    found.notes.push_back(
+        "huge pages: the kernel says \"" + huge_page_state() + "\"" +
+        (found.job ? "; " + fixed(100 * found.job->huge_share, 0) + "% of the job's arrays lie in them" : ""));
+    double const busy = besides.busy();
+    found.notes.push_back("others had " + fixed(100 * busy, 1) + "% of the processors meanwhile");
+    if (busy > busy_from)
+        found.warnings.push_back("the machine was busy with something else for " + fixed(100 * busy, 0) +
+                                 "% of its processors' time; measure again when it is quiet");
+    std::size_t last_caches = 0;
+    for (cache const& c : on.caches)
+        last_caches += c.level == 3 ? c.bytes : 0;
+    if (r.measure.bytes < 4 * last_caches)
+        found.warnings.push_back("arrays of " + size_text(r.measure.bytes) + " lie in part in the last caches (" +
+                                 size_text(last_caches) + "): this is not the limit of memory; give more --bytes");
+    std::string const text = r.csv == "-" ? to_csv(found) : to_text(found);
+    std::fputs(text.c_str(), stdout);
+    json.write(to_json(found));
+    csv.write(to_csv(found));
+    if (!r.plot.empty())
+        picture.write(drawn(r.plot, picture_of(found)));
+    return found.interrupted ? 128 + SIGINT : 0;
+}
+
+} // namespace cli

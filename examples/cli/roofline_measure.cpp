@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "roofline_measure.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include <adamant/exec/executor.hpp>
+#include <adamant/exec/memory.hpp>
+#include <adamant/tune/statistics.hpp>
+
+namespace cli {
+
+namespace {
+
+using namespace adamant;
+
+constexpr std::size_t trial_rounds = 2; // in which the fastest loops are found
+constexpr std::size_t loops_kept = 3;
+
+std::size_t elements_for(std::size_t bytes, std::size_t bytes_each)
+{
+    return std::max<std::size_t>(bytes / bytes_each / 4096, 1) * 4096;
+}
+
+roofline_row row_of(roofline_row row, std::vector<double> const& times)
+{
+    double const to_ns = 1e9 / static_cast<double>(row.elements);
+    row.rounds = times.size();
+    row.ns_per_element = median(times) * to_ns;
+    row.ns_p10 = quantile(times, 0.1) * to_ns;
+    row.ns_p90 = quantile(times, 0.9) * to_ns;
+    return row;
+}
+
+executor executor_on(pu_set const& pus)
+{
+    return executor(std::make_shared<team>(team_options{.pus = pus}));
+}
+
+void measure_read_and_copy(executor const& cpu, roofline_row const& common, roofline_options const& options,
+                           memory_options const& memory, progress& bar, std::vector<roofline_row>& rows)
+{
+    trial_types const types = trial_types_of<float, float, float>();
+    std::size_t const n = elements_for(options.bytes, types.memory_per_element() + 4);
+    bar.about("read and copy");
+    trial_step arrays(cpu, types, n, memory);
+    buffer<float> to(n, memory);
+    cpu.for_each_home(n, [&](slice part) { to.touch(part.begin, part.end); });
+    auto* const target = reinterpret_cast<std::byte*>(to.data());
+    std::vector<timed_work> all;
+    all.push_back({[&] { return read_seconds(cpu, arrays); }});
+    all.push_back({[&] { return copy_seconds(cpu, arrays, target); }});
+    run_rounds(all, options.rounds, bar);
+    if (all[1].times.empty())
+        return;
+    roofline_row row = common;
+    row.elements = n;
+    row.what = "read";
+    row.bytes_per_element = read_bytes_per_element(types);
+    rows.push_back(row_of(row, all[0].times));
+    row.what = "copy";
+    row.bytes_per_element = 8;
+    row.note = "memcpy";
+    rows.push_back(row_of(row, all[1].times));
+}
+
+} // namespace
+
+void run_rounds(std::vector<timed_work>& all, std::size_t rounds, progress& bar)
+{
+    std::vector<std::size_t> order(all.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::minstd_rand random;
+    for (std::size_t round = 0; round <= rounds && !interruption::noted(); ++round) {
+        std::shuffle(order.begin(), order.end(), random); // nothing always finds the caches as the same other left them
+        for (std::size_t const k : order) {
+            double const seconds = all[k].seconds();
+            if (round != 0)
+                all[k].times.push_back(seconds);
+        }
+        bar.advance();
+    }
+}
+
+std::vector<roofline_row> rows_of(roofline_row const& common, std::vector<double> const& step,
+                                  std::vector<timed_work> const& limits, std::vector<limit_loop> const& which)
+{
+    if (step.empty())
+        return {};
+    std::size_t best = 0;
+    for (std::size_t k = 1; k < limits.size(); ++k)
+        if (median(limits[k].times) < median(limits[best].times))
+            best = k;
+    roofline_row row = common;
+    row.what = "limit";
+    row.note = which[best].name;
+    row.isa.clear();
+    roofline_row const limit = row_of(row, limits[best].times);
+    row.what = "step";
+    row.note.clear();
+    row.isa = common.isa;
+    row = row_of(row, step);
+    std::vector<double> percents;
+    for (std::size_t i = 0; i < step.size(); ++i)
+        percents.push_back(100 * limits[best].times[i] / step[i]);
+    row.percent_of_limit = median(percents);
+    row.percent_p10 = quantile(percents, 0.1);
+    row.percent_p90 = quantile(percents, 0.9);
+    return {limit, row};
+}
+
+double expected_rounds(roofline_options const& options)
+{
+    return static_cast<double>(options.rounds + 1) +
+           static_cast<double>(options.types.size() * (trial_rounds + 1 + options.rounds + 1));
+}
+
+void measure_place(roofline_place const& where, roofline_options const& options, progress& bar,
+                   std::vector<roofline_row>& rows, std::vector<std::vector<limit_loop>>& best_loops)
+{
+    executor const cpu = executor_on(where.pus);
+    memory_options const memory{.nodes = where.nodes};
+    roofline_row common;
+    common.threads = cpu.threads();
+    common.pus = to_list(where.pus);
+    common.node = to_list(where.nodes);
+    measure_read_and_copy(cpu, common, options, memory, bar, rows);
+    best_loops.resize(options.types.size());
+    for (std::size_t t = 0; t < options.types.size() && !interruption::noted(); ++t) {
+        named_types const& chosen = options.types[t];
+        std::size_t const n = elements_for(options.bytes, chosen.types.memory_per_element());
+        bar.about(chosen.name + " on " + std::to_string(cpu.threads()) + (cpu.threads() == 1 ? " core" : " cores"));
+        trial_step arrays(cpu, chosen.types, n, memory);
+        std::vector<limit_loop> loops = limit_loops(chosen.types);
+        auto const timed = [&](limit_loop const& loop) {
+            return timed_work{[&] { return limit_seconds(loop, cpu, arrays); }};
+        };
+        std::vector<timed_work> trial;
+        for (limit_loop const& loop : loops)
+            trial.push_back(timed(loop));
+        run_rounds(trial, trial_rounds, bar);
+        if (trial.back().times.empty())
+            return;
+        std::vector<std::size_t> by_time(loops.size());
+        std::iota(by_time.begin(), by_time.end(), std::size_t{0});
+        std::sort(by_time.begin(), by_time.end(),
+                  [&](std::size_t a, std::size_t b) { return median(trial[a].times) < median(trial[b].times); });
+        std::vector<limit_loop> kept;
+        for (std::size_t k = 0; k < std::min(loops_kept, loops.size()); ++k)
+            kept.push_back(loops[by_time[k]]);
+        std::vector<timed_work> all;
+        for (limit_loop const& loop : kept)
+            all.push_back(timed(loop));
+        all.push_back({[&] { return arrays.seconds(cpu); }});
+        run_rounds(all, options.rounds, bar);
+        common.types = chosen.name;
+        common.elements = n;
+        common.bytes_per_element = chosen.types.bytes_per_element();
+        common.isa = name(cpu.tier());
+        std::vector<double> const step = all.back().times;
+        all.pop_back();
+        for (roofline_row const& row : rows_of(common, step, all, kept))
+            rows.push_back(row);
+        best_loops[t] = kept;
+    }
+}
+
+} // namespace cli

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "roofline_report.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include "arguments.hpp"
+#include "cores_text.hpp"
+#include "plan_numbers.hpp"
+
+namespace cli {
+
+namespace {
+
+using json = nlohmann::ordered_json;
+
+json row_json(roofline_row const& row, bool projected)
+{
+    json result = {{"what", row.what},
+                   {"types", row.types},
+                   {"threads", row.threads},
+                   {"ranks", row.ranks},
+                   {"pus", row.pus},
+                   {"numa_node", row.node},
+                   {"elements", row.elements},
+                   {"bytes_per_element", row.bytes_per_element},
+                   {"rounds", row.rounds},
+                   {"ns_per_element", row.ns_per_element},
+                   {"ns_p10", row.ns_p10},
+                   {"ns_p90", row.ns_p90},
+                   {"gb_per_s", row.gb_per_s()}};
+    if (row.what == "step") {
+        result["percent_of_limit"] = row.percent_of_limit;
+        result["percent_p10"] = row.percent_p10;
+        result["percent_p90"] = row.percent_p90;
+        result["isa"] = row.isa;
+        result["projected"] = projected;
+    } else {
+        result["loop"] = row.note;
+    }
+    return result;
+}
+
+// As the headings have them: "f32/bf16/f32/f32/bf16".
+std::string short_types(std::string types)
+{
+    for (std::size_t at = 0; (at = types.find("float", at)) != std::string::npos;)
+        types.replace(at, 5, "f");
+    return types;
+}
+
+std::string row_text(roofline_row const& row, std::size_t width)
+{
+    char text[200];
+    std::string const share = row.what != "step" ? std::string()
+                                                 : fixed(row.percent_of_limit, 0) + " (" + fixed(row.percent_p10, 0) +
+                                                       " to " + fixed(row.percent_p90, 0) + ")";
+    std::string const cores = (row.ranks > 1 ? std::to_string(row.ranks) + " x " : "") + std::to_string(row.threads) +
+                              (row.node.empty() ? "" : " of node " + row.node);
+    std::snprintf(text, sizeof text, "%-*s %-12s %-6s %7.3f  (%.3f to %.3f)  %5zu  %6.1f  %-16s %s\n",
+                  static_cast<int>(width), short_types(row.types).c_str(), cores.c_str(), row.what.c_str(),
+                  row.ns_per_element, row.ns_p10, row.ns_p90, row.bytes_per_element, row.gb_per_s(), share.c_str(),
+                  row.isa.c_str());
+    std::string line = text;
+    line.erase(line.find_last_not_of(" \n") + 1);
+    return line + "\n";
+}
+
+// Longer lines are broken; those that go on are indented.
+std::string wrapped(std::string const& text)
+{
+    std::string out;
+    std::string line;
+    std::size_t at = 0;
+    while (at < text.size()) {
+        std::size_t const end = std::min(text.find(' ', at), text.size());
+        std::string const word = text.substr(at, end - at);
+        if (line.size() > 4 && line.size() + 1 + word.size() > text_columns) {
+            out += line + "\n";
+            line = "   ";
+        }
+        line += (line.empty() ? "" : " ") + word;
+        at = end + 1;
+    }
+    return out + line + "\n";
+}
+
+std::string job_text(roofline_found const& found)
+{
+    job_result const& job = *found.job;
+    if (job.rows.empty())
+        return "";
+    roofline_row const& step = job.rows.back();
+    std::string text = grouped(found.params) + " params, " + step.types + ", over " + plural(step.ranks, "rank") +
+                       " of " + plural(step.threads, "core") + " (PUs " + step.pus + "): " + seconds(job.step_s) +
+                       " a step" + (job.projected ? ", PROJECTED" : "") + ", " + fixed(step.gb_per_s(), 1) + " GB/s, " +
+                       fixed(step.percent_of_limit, 0) + "% of the limit (p10 to p90 " + fixed(step.percent_p10, 0) +
+                       " to " + fixed(step.percent_p90, 0) + ")";
+    if (job.projected)
+        text += "; that is in proportion to the " + grouped(job.params_measured) + " that fit in memory, which took " +
+                seconds(step.ns_per_element * 1e-9 * static_cast<double>(step.elements));
+    std::string out = wrapped(text);
+    if (found.params == 3'085'938'688)
+        out += wrapped("published for as many (DeepSpeed issue 7478): 0.6 s on 2 x 64 cores, 0.2 s on two Xeon 6972P");
+    return out;
+}
+
+} // namespace
+
+std::vector<peer_point> read_peers(std::string const& path)
+{
+    std::ifstream file(path);
+    if (!file)
+        throw usage_error("--peers is '" + path + "', which cannot be read; benchmarks/peers.py --json makes one");
+    try {
+        std::vector<peer_point> all;
+        json const all_rows = json::parse(file);
+        for (json const& row : all_rows.at("rows"))
+            if (std::string const name = row.at("name"); name != "limit" && name != "adamant")
+                all.push_back({name, row.at("dtypes"), row.at("threads"), row.at("gb_per_s")});
+        return all;
+    } catch (nlohmann::json::exception const& e) {
+        throw usage_error("--peers is '" + path + "', which benchmarks/peers.py has not made (" + e.what() + ")");
+    }
+}
+
+std::string to_text(roofline_found const& found)
+{
+    std::string out = "adamant roofline, " + found.date + "\n" + wrapped(found.machine);
+    for (std::string const& note : found.notes)
+        out += wrapped(note);
+    for (std::string const& warning : found.warnings)
+        out += wrapped("WARNING: " + warning);
+    out +=
+        "\nlimit: the fastest loop that moves a step's bytes and computes nothing; read and copy: loops that only do\n"
+        "that. Bytes written count as those read, but cost less where the line is there already: so a step moves\n"
+        "more GB/s than a loop that reads. Medians of rounds; limit and step in each; in brackets p10 to p90.\n\n";
+    std::size_t width = 8;
+    for (roofline_row const& row : found.rows)
+        width = std::max(width, short_types(row.types).size());
+    out += "types" + std::string(width - 4, ' ') +
+           "cores        what   ns/elem                    bytes    GB/s  % of limit       isa\n";
+    for (roofline_row const& row : found.rows)
+        out += row_text(row, width);
+    if (found.job && !found.job->rows.empty()) {
+        out += "\nthe whole job, every rank a process on cores of its own, all stepping at once:\n";
+        for (roofline_row const& row : found.job->rows)
+            out += row_text(row, width);
+        out += "\n" + job_text(found);
+    }
+    if (!found.peers.empty())
+        out += wrapped("others, from " + found.peers_from + ", are in the picture (--plot)");
+    if (found.interrupted)
+        out += "\ninterrupted: what was measured until then is above\n";
+    return out;
+}
+
+std::string to_json(roofline_found const& found)
+{
+    json result = {{"machine", found.machine},
+                   {"date", found.date},
+                   {"notes", found.notes},
+                   {"warnings", found.warnings},
+                   {"interrupted", found.interrupted},
+                   {"rows", json::array()}};
+    for (roofline_row const& row : found.rows)
+        result["rows"].push_back(row_json(row, false));
+    if (found.job && !found.job->rows.empty()) {
+        for (roofline_row const& row : found.job->rows)
+            result["rows"].push_back(row_json(row, found.job->projected));
+        result["job"] = {{"params", found.params},
+                         {"params_measured", found.job->params_measured},
+                         {"ranks", found.job->rows.back().ranks},
+                         {"step_s", found.job->step_s},
+                         {"projected", found.job->projected}};
+    }
+    return result.dump(2) + "\n";
+}
+
+std::string to_csv(roofline_found const& found)
+{
+    std::string out = "what,types,threads,ranks,numa_node,elements,bytes_per_element,ns_per_element,ns_p10,ns_p90,"
+                      "gb_per_s,percent_of_limit,percent_p10,percent_p90,isa\n";
+    auto const add = [&](roofline_row const& row) {
+        bool const step = row.what == "step";
+        out += row.what + "," + row.types + "," + std::to_string(row.threads) + "," + std::to_string(row.ranks) +
+               ",\"" + row.node + "\"," + std::to_string(row.elements) + "," + std::to_string(row.bytes_per_element) +
+               "," + fixed(row.ns_per_element, 5) + "," + fixed(row.ns_p10, 5) + "," + fixed(row.ns_p90, 5) + "," +
+               fixed(row.gb_per_s(), 3) + "," + (step ? fixed(row.percent_of_limit, 2) : "") + "," +
+               (step ? fixed(row.percent_p10, 2) : "") + "," + (step ? fixed(row.percent_p90, 2) : "") + "," + row.isa +
+               "\n";
+    };
+    for (roofline_row const& row : found.rows)
+        add(row);
+    if (found.job)
+        for (roofline_row const& row : found.job->rows)
+            add(row);
+    return out;
+}
+
+chart picture_of(roofline_found const& found)
+{
+    chart picture;
+    picture.title = "The roof of an optimizer step, and what reaches it";
+    picture.subtitle = found.machine + "; " + found.date;
+    picture.x_label = "cores";
+    picture.y_label = "GB/s that the step moves";
+    auto const point = [](roofline_row const& row) {
+        double const bytes = static_cast<double>(row.bytes_per_element);
+        return chart_point{static_cast<double>(row.threads), row.gb_per_s(), bytes / row.ns_p90, bytes / row.ns_p10};
+    };
+    std::vector<std::string> types;
+    for (roofline_row const& row : found.rows)
+        if (!row.types.empty() && std::find(types.begin(), types.end(), row.types) == types.end())
+            types.push_back(row.types);
+    for (std::string const& name : types) {
+        chart_panel panel;
+        chart_series limit{"limit: a step's bytes moved, nothing computed", mark_style::roof, {}};
+        chart_series step{"adamant", mark_style::points, {}};
+        for (roofline_row const& row : found.rows)
+            if (row.types == name && row.node.empty()) {
+                (row.what == "limit" ? limit : step).points.push_back(point(row));
+                panel.title = name + ": " + std::to_string(row.bytes_per_element) + " bytes an element";
+            }
+        panel.series = {limit, step};
+        for (peer_point const& peer : found.peers) {
+            if (peer.types != name)
+                continue;
+            auto there = std::find_if(panel.series.begin(), panel.series.end(),
+                                      [&](chart_series const& s) { return s.label == peer.name; });
+            if (there == panel.series.end())
+                there = panel.series.insert(panel.series.end(), {peer.name, mark_style::points, {}});
+            there->points.push_back({static_cast<double>(peer.threads), peer.gb_per_s, peer.gb_per_s, peer.gb_per_s});
+        }
+        picture.panels.push_back(panel);
+    }
+    if (found.job && !found.job->rows.empty())
+        picture.notes.push_back(grouped(found.params) + " params, " + found.job->rows.back().types + ", " +
+                                plural(found.job->rows.back().ranks, "rank") + ": " + seconds(found.job->step_s) +
+                                " a step" + (found.job->projected ? " (projected from what fits in memory)" : "") +
+                                ", " + fixed(found.job->rows.back().percent_of_limit, 0) + "% of the limit");
+    picture.notes.push_back(
+        "medians; bars from p10 to p90 of " + std::to_string(found.rows.empty() ? 0 : found.rows.back().rounds) +
+        " rounds; arrays out of cache" + (found.peers.empty() ? "" : "; others: " + found.peers_from));
+    for (std::string const& warning : found.warnings)
+        picture.notes.push_back("warning: " + warning);
+    return picture;
+}
+
+} // namespace cli

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "this_machine.hpp"
+
+#include <algorithm>
+#include <ctime>
+#include <string_view>
+#include <utility>
+
+#include <adamant/core/error.hpp>
+#if !defined(ADAMANT_NO_HWLOC)
+#include <adamant/topology/hwloc.hpp>
+#endif
+#include <adamant/tune/tuned_cores.hpp>
+
+#include "../combinations.hpp"
+#include "arguments.hpp"
+#include "cores_text.hpp"
+
+namespace cli {
+
+namespace {
+
+using namespace adamant;
+
+constexpr std::pair<std::string_view, std::string_view> names[] = {
+    {"mixed", "float32/bfloat16/float32/float32/bfloat16"},
+    {"f32", "float32/float32/float32/float32/-"},
+    {"bf16_f32", "bfloat16/bfloat16/float32/float32/-"},
+    {"bf16", "bfloat16/bfloat16/bfloat16/bfloat16/-"},
+};
+
+} // namespace
+
+machine machine_of([[maybe_unused]] std::optional<std::string> const& topology)
+{
+#if defined(ADAMANT_NO_HWLOC)
+    throw unavailable("adamant: this command asks hwloc about the machine, and this program was compiled without it; "
+                      "install hwloc (libhwloc-dev) and compile again");
+#else
+    return topology ? read_machine(*topology) : live_machine();
+#endif
+}
+
+std::vector<named_types> parse_types(std::string const& text)
+{
+    std::vector<named_types> all;
+    for (std::size_t begin = 0; begin <= text.size();) {
+        std::size_t const end = std::min(text.find(',', begin), text.size());
+        std::string const word = text.substr(begin, end - begin);
+        begin = end + 1;
+        std::string_view wanted = word;
+        for (auto const& [name, types] : names)
+            if (word == name)
+                wanted = types;
+        bool found = false;
+        for (combination_entry const& entry : all_combinations())
+            if (trial_types const types{entry.dtypes, entry.step_for}; types.text() == wanted) {
+                all.push_back({word, types});
+                found = true;
+            }
+        if (!found)
+            throw usage_error("the types '" + word +
+                              "' are none: name mixed, f32, bf16_f32, bf16, or those of param, grad, exp_avg, "
+                              "exp_avg_sq and weight_out, such as float32/bfloat16/float32/float32/bfloat16 (- for no "
+                              "weight_out); `adamant verify` lists all that there are");
+    }
+    return all;
+}
+
+std::string describe(machine const& on)
+{
+    std::size_t memories = 0;
+    for (numa_node const& node : on.nodes)
+        memories += !node.pus.empty();
+    std::size_t last_cache = 0;
+    for (cache const& c : on.caches)
+        last_cache += c.level == 3 ? c.bytes : 0;
+    return cpu_model() + ", " + plural(on.cores.size(), "core") + " (" + plural(on.pus().size(), "PU") + "), " +
+           plural(memories, "NUMA node") + (last_cache == 0 ? "" : ", " + size_text(last_cache) + " L3");
+}
+
+std::string date_and_time()
+{
+    std::time_t const now = std::time(nullptr);
+    std::tm local{};
+    localtime_r(&now, &local);
+    char text[40];
+    std::strftime(text, sizeof text, "%Y-%m-%d %H:%M", &local);
+    return text;
+}
+
+} // namespace cli

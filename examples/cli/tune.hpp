@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "arguments.hpp"
+
+namespace cli {
+
+// `adamant tune`: how many cores the optimizer needs. Returns the exit status; throws usage_error.
+int tune(arguments& options);
+
+} // namespace cli
