@@ -97,6 +97,19 @@ TEST_CASE("tune: an odd core that brings nothing does not end the search, nor do
         return 1 / (first + second);
     };
     CHECK(search_cores(64, two_nodes, never).cores == 12);
+    // Dies of eight cores with a cache, and a way to memory that three of them fill.
+    auto const dies = [](unsigned cores) {
+        double sum = 0;
+        for (unsigned first = 0; first < cores; first += 8)
+            sum += std::min(cores - first, 3u);
+        return 1 / sum;
+    };
+    core_search_options by_die;
+    for (unsigned count = 8; count < 96; count += 8)
+        by_die.boundaries.push_back(count);
+    unsigned const on_dies = search_cores(96, dies, never, by_die).cores;
+    CHECK(on_dies >= 88 + 2);
+    CHECK(on_dies <= 88 + 3);
     core_search_result const found = search_cores(64, two_nodes, never, {.boundaries = {32, 64}});
     CHECK(found.cores == 44);
 }
@@ -112,6 +125,15 @@ TEST_CASE("tune: when time is up what is known so far is the answer, and it says
     CHECK_FALSE(nothing.finished);
     CHECK(nothing.cores == 1);
     CHECK(nothing.curve.empty());
+}
+
+TEST_CASE("tune: two counts are not told apart for sure by fewer rounds than that takes")
+{
+    auto const luck = [turn = 0](unsigned cores) mutable { return ++turn <= 2 ? 1.0 / cores : 1.0; };
+    core_search_result const found = search_cores(2, luck, never, {.rounds = 1, .most_rounds = 20});
+    CHECK(found.cores == 1);
+    CHECK(found.comparisons.front().sure);
+    CHECK(found.comparisons.front().fewer == 1);
 }
 
 TEST_CASE("tune: how flat a curve is")
@@ -151,10 +173,16 @@ TEST_CASE("the range of a median is as sure as it says")
     median_range const nine = range_of_median({1, 2, 3, 4, 5, 6, 7, 8, 9}, 0.95);
     CHECK(nine.low == 2);
     CHECK(nine.high == 8);
-    CHECK(nine.confidence == 1 - 20.0 / 512);
+    CHECK(std::abs(nine.confidence - (1 - 20.0 / 512)) < 1e-12);
     CHECK(range_of_median({1, 2, 3}, 0.95).low == 1);
-    CHECK(range_of_median({1, 2, 3}, 0.95).confidence == 0.75);
-    CHECK(range_of_median({5}, 0.95).confidence == 0);
+    CHECK(std::abs(range_of_median({1, 2, 3}, 0.95).confidence - 0.75) < 1e-12);
+    CHECK(std::abs(range_of_median({5}, 0.95).confidence) < 1e-12);
+    // Of many: by the normal approximation 2.576 * sqrt(10000) / 2 = 129 from the middle.
+    std::vector<double> many(10000);
+    for (std::size_t i = 0; i < many.size(); ++i)
+        many[i] = static_cast<double>(i);
+    CHECK(std::abs(range_of_median(many, 0.99).low - (5000 - 129)) <= 2);
+    CHECK(std::abs(range_of_median(many, 0.99).high - (4999 + 129)) <= 2);
     // Of skewed samples, as often as promised; and no wider than it has to be.
     std::mt19937 random(1);
     for (std::size_t const n : test::sizes{6, 7, 15, 40, 101}) {

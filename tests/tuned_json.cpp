@@ -57,6 +57,13 @@ TEST_CASE("tune: a result is saved and loaded, and a stale one is noticed")
                          "masks of ranks was none and is not known"));
     CHECK_NOTHROW(check_key(saved, saved.key));
 
+    tuned_cores unfinished = saved;
+    unfinished.finished = false;
+    save_tuned(path, unfinished);
+    CHECK_FALSE(read_tuned(path).finished);
+    CHECK(test::mentions(test::refusal<unavailable>([&] { (void)load_tuned(path, saved.key); }),
+                         {path.string(), "more than 6 of 8", "later deadline"}));
+
     CHECK(test::mentions(test::refusal<unavailable>([&] { (void)read_tuned(folder / "none"); }),
                          {"none", "adamant tune"}));
     CHECK(test::mentions(test::refusal<unavailable>([&] { (void)read_tuned(folder); }), "cannot be read"));

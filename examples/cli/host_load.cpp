@@ -13,6 +13,8 @@
 
 #include <sched.h>
 
+#include <adamant/exec/memory_limits.hpp>
+
 namespace cli {
 
 namespace {
@@ -60,8 +62,15 @@ struct host_load::thread_state {
     }
 };
 
-host_load::host_load(unsigned threads) : states_(threads) {}
-host_load::~host_load() = default;
+host_load::host_load(unsigned threads)
+{
+    adamant::check_memory(threads * copied_bytes * (copies_apart + 1));
+    states_ = std::vector<thread_state>(threads);
+}
+host_load::~host_load()
+{
+    join(); // where not all could be started
+}
 
 void host_load::start(adamant::pu_set const& on)
 {

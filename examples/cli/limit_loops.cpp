@@ -71,7 +71,7 @@ std::vector<limit_loop> limit_loops(adamant::trial_types const& types)
     auto const add = [&](limit::stores stores, char const* name) {
         for (std::size_t const ahead : {std::size_t{0}, std::size_t{1024}, std::size_t{2048}, std::size_t{4096}})
             all.push_back({std::string(name) + (ahead == 0 ? ", no prefetch" : ", prefetch " + std::to_string(ahead)),
-                           ahead, move_for(types.dtypes, stores)});
+                           name, ahead, move_for(types.dtypes, stores)});
     };
     add(limit::stores::cached, "cached stores");
     if (limit::can_stream && types.dtypes[4] != dtype::none)

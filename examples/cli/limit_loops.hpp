@@ -15,6 +15,7 @@ namespace cli {
 // One way to move the bytes: some machines are faster one way, some another, and the limit is the fastest.
 struct limit_loop {
     std::string name;
+    std::string stores; // the part of the name that says how it stores
     std::size_t prefetch_bytes;
     void (*move)(std::byte* const* arrays, std::size_t begin, std::size_t end, std::size_t prefetch_bytes);
 };

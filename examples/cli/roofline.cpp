@@ -35,6 +35,7 @@ struct request {
     std::vector<unsigned> threads;
     roofline_options measure;
     bool job;
+    std::string note; // on what was asked for and is not done
     std::string json, csv, plot, peers;
 };
 
@@ -54,6 +55,8 @@ std::vector<unsigned> counts(std::string const& text, unsigned most)
         all.push_back(static_cast<unsigned>(n));
         begin = end + 1;
     }
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
     return all;
 }
 
@@ -63,12 +66,22 @@ request read_request(arguments& options, machine const& on, unsigned cores)
     r.params = element_count("--params", options.value("--params", "3085938688"));
     r.ranks = options.number("--ranks", 1, 1, static_cast<unsigned>(on.cores.size()));
     if (std::optional<std::string> const text = options.value("--perc"))
-        r.perc = plain_number("--perc", *text, 1e-9, 1, "a share of a rank's cores, above 0 and at most 1");
+        if (double const share =
+                plain_number("--perc", *text, 1e-9, 1, "a share of a rank's cores, above 0 and at most 1");
+            share < 1) // all of them is what there is without
+            r.perc = share;
+    if (r.params < r.ranks * std::size_t{4096})
+        throw usage_error("--params is " + grouped(r.params) + ", but a rank has 4,096 at the least");
     r.measure.types = parse_types(options.value("--dtypes", "mixed,f32,bf16_f32,bf16"));
     for (named_types const& types : r.measure.types)
         static_cast<void>(limit_loops(types.types)); // throws for those without
     r.threads = counts(options.value("--threads", ""), cores);
-    r.measure.bytes = std::min(byte_count("--bytes", options.value("--bytes", "2.25GB")), available_memory().bytes / 3);
+    r.measure.bytes = byte_count("--bytes", options.value("--bytes", "2.25GB"));
+    if (std::size_t const most = available_memory().bytes / 3; r.measure.bytes > most) {
+        r.note = "arrays: " + size_text(r.measure.bytes) +
+                 " are asked for, but of the available memory a third is taken, " + size_text(most);
+        r.measure.bytes = most;
+    }
     r.measure.rounds = options.number("--rounds", 9, 1, 999);
     r.job = !options.flag("--no-job");
     r.json = options.value("--json", "");
@@ -145,6 +158,9 @@ int roofline(arguments& options)
     interruption const interrupt;
     others const besides;
     double const clock_before = measured_clock_ghz();
+    bool job_failed = false;
+    if (!r.note.empty())
+        found.notes.push_back(r.note);
     {
         std::vector<roofline_place> const nodes = node_places(on);
         roofline_options of_nodes = r.measure;
@@ -163,7 +179,12 @@ int roofline(arguments& options)
                 measure_place(node, of_nodes, bar, found.rows, best_on_node);
         if (r.job && !interruption::noted() && !best.empty()) {
             job.loops = best.front();
-            found.job = run_job(job, bar);
+            try {
+                found.job = run_job(job, bar);
+            } catch (adamant::unavailable const& failed) { // what was measured is not lost for that
+                found.warnings.push_back(std::string("the whole job has failed: ") + failed.what());
+                job_failed = true;
+            }
         }
     }
     found.interrupted = interruption::noted();
@@ -179,16 +200,23 @@ int roofline(arguments& options)
     std::size_t last_caches = 0;
     for (cache const& c : on.caches)
         last_caches += c.level == 3 ? c.bytes : 0;
-    if (r.measure.bytes < 4 * last_caches)
-        found.warnings.push_back("arrays of " + size_text(r.measure.bytes) + " lie in part in the last caches (" +
-                                 size_text(last_caches) + "): this is not the limit of memory; give more --bytes");
+    auto const warn_of_cache = [&](std::string const& what, std::size_t bytes, char const* option) {
+        if (bytes < 4 * last_caches)
+            found.warnings.push_back(what + " of " + size_text(bytes) + " lie in part in the last caches (" +
+                                     size_text(last_caches) + "): this is not the limit of memory; give more " +
+                                     option);
+    };
+    warn_of_cache("arrays", r.measure.bytes, "--bytes");
+    if (found.job)
+        warn_of_cache("the job's arrays", found.job->params_measured * job.types.types.memory_per_element(),
+                      "--params");
     std::string const text = r.csv == "-" ? to_csv(found) : to_text(found);
     std::fputs(text.c_str(), stdout);
     json.write(to_json(found));
     csv.write(to_csv(found));
     if (!r.plot.empty())
         picture.write(drawn(r.plot, picture_of(found)));
-    return found.interrupted ? 128 + SIGINT : 0;
+    return found.interrupted ? 128 + SIGINT : job_failed ? 2 : 0;
 }
 
 } // namespace cli

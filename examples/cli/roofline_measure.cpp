@@ -2,6 +2,7 @@
 #include "roofline_measure.hpp"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -17,7 +18,6 @@ namespace {
 using namespace adamant;
 
 constexpr std::size_t trial_rounds = 2; // in which the fastest loops are found
-constexpr std::size_t loops_kept = 3;
 
 std::size_t elements_for(std::size_t bytes, std::size_t bytes_each)
 {
@@ -143,13 +143,16 @@ void measure_place(roofline_place const& where, roofline_options const& options,
         run_rounds(trial, trial_rounds, bar);
         if (trial.back().times.empty())
             return;
-        std::vector<std::size_t> by_time(loops.size());
-        std::iota(by_time.begin(), by_time.end(), std::size_t{0});
-        std::sort(by_time.begin(), by_time.end(),
-                  [&](std::size_t a, std::size_t b) { return median(trial[a].times) < median(trial[b].times); });
+        // The fastest of each kind of stores: which kind is, may depend on how many cores there are.
+        std::map<std::string, std::size_t> fastest;
+        for (std::size_t k = 0; k < loops.size(); ++k) {
+            auto const [at, first] = fastest.emplace(loops[k].stores, k);
+            if (!first && median(trial[k].times) < median(trial[at->second].times))
+                at->second = k;
+        }
         std::vector<limit_loop> kept;
-        for (std::size_t k = 0; k < std::min(loops_kept, loops.size()); ++k)
-            kept.push_back(loops[by_time[k]]);
+        for (auto const& [stores, k] : fastest)
+            kept.push_back(loops[k]);
         std::vector<timed_work> all;
         for (limit_loop const& loop : kept)
             all.push_back(timed(loop));

@@ -196,10 +196,21 @@ private:
 
 std::size_t params_that_fit(job_request const& job)
 {
-    // All but a tenth, which is left to the pages' own tables and to others.
-    std::size_t const room = available_memory().bytes / 10 * 9;
-    std::size_t const most = room / job.types.types.memory_per_element();
-    return job.params <= most ? job.params : most / 4096 * 4096;
+    // All but a tenth, which is left to the pages' own tables and to others; of the machine, and of the nodes that
+    // ranks are bound to.
+    double const each = static_cast<double>(job.types.types.memory_per_element());
+    double most = static_cast<double>(available_memory().bytes) * 0.9 / each;
+    for (rank_cores const& one : job.ranks) {
+        if (one.numa_nodes.empty())
+            continue;
+        double sharing = 0; // ranks that may take of the same nodes
+        for (rank_cores const& other : job.ranks)
+            sharing += other.numa_nodes.intersects(one.numa_nodes);
+        double const here = static_cast<double>(available_memory(one.numa_nodes).bytes) * 0.9 / each;
+        most = std::min(most, here / sharing * static_cast<double>(job.ranks.size()));
+    }
+    auto const whole = static_cast<std::size_t>(most);
+    return job.params <= whole ? job.params : whole / 4096 * 4096;
 }
 
 std::string all_pus(job_request const& job)
@@ -226,7 +237,7 @@ job_result run_job(job_request const& asked, progress& bar)
     result.params_measured = params_that_fit(job);
     result.projected = result.params_measured != job.params;
     if (result.params_measured < 4096 * job.ranks.size())
-        throw unavailable("adamant: there is no memory for a job of any size");
+        throw unavailable("adamant: there is too little memory for a job of any size");
     bar.about("filling " + gb(result.params_measured * job.types.types.memory_per_element()) + " GB");
     shared_memory const memory(job.ranks.size());
     shared& state = memory.state();
@@ -272,7 +283,8 @@ job_result run_job(job_request const& asked, progress& bar)
         return result;
     roofline_row common;
     common.types = job.types.name;
-    common.threads = static_cast<unsigned>(job.ranks[0].adam_pus.size());
+    for (rank_cores const& cores : job.ranks) // of the rank with most
+        common.threads = std::max(common.threads, static_cast<unsigned>(cores.adam_pus.size()));
     common.ranks = static_cast<unsigned>(job.ranks.size());
     common.pus = all_pus(job);
     common.elements = share_of(result.params_measured, job.ranks.size()) * job.ranks.size();

@@ -103,7 +103,7 @@ std::string job_text(roofline_found const& found)
         text += "; that is in proportion to the " + grouped(job.params_measured) + " that fit in memory, which took " +
                 seconds(step.ns_per_element * 1e-9 * static_cast<double>(step.elements));
     std::string out = wrapped(text);
-    if (found.params == 3'085'938'688)
+    if (found.params == 3'085'938'688 && (step.types == "f32" || step.types == "mixed"))
         out += wrapped("published for as many (DeepSpeed issue 7478): 0.6 s on 2 x 64 cores, 0.2 s on two Xeon 6972P");
     return out;
 }
@@ -242,9 +242,9 @@ chart picture_of(roofline_found const& found)
                                 plural(found.job->rows.back().ranks, "rank") + ": " + seconds(found.job->step_s) +
                                 " a step" + (found.job->projected ? " (projected from what fits in memory)" : "") +
                                 ", " + fixed(found.job->rows.back().percent_of_limit, 0) + "% of the limit");
-    picture.notes.push_back(
-        "medians; bars from p10 to p90 of " + std::to_string(found.rows.empty() ? 0 : found.rows.back().rounds) +
-        " rounds; arrays out of cache" + (found.peers.empty() ? "" : "; others: " + found.peers_from));
+    picture.notes.push_back("medians; bars from p10 to p90 of " +
+                            std::to_string(found.rows.empty() ? 0 : found.rows.back().rounds) + " rounds" +
+                            (found.peers.empty() ? "" : "; others: " + found.peers_from));
     for (std::string const& warning : found.warnings)
         picture.notes.push_back("warning: " + warning);
     return picture;

@@ -4,6 +4,7 @@
 #include "tune.hpp"
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -48,21 +49,32 @@ request read_request(arguments& options, machine const& on)
     if (types.size() != 1)
         throw usage_error("--dtypes names several types, but tuning is for one at a time");
     r.types = types.front();
+    bool searched = false; // something is said about the search
     auto const number = [&](std::string_view name, double otherwise, double least, double most, std::string_view what) {
         std::optional<std::string> const text = options.value(name);
+        searched = searched || text;
         return text ? plain_number(name, *text, least, most, what) : otherwise;
     };
     r.tuning.deadline_s = number("--deadline", 60, 0.001, 1e6, "seconds, above 0");
     r.tuning.search.worth = number("--worth", r.tuning.search.worth, 1e-6, 1, "a share, above 0 and at most 1");
-    if (std::optional<std::string> const text = options.value("--elements"))
+    if (std::optional<std::string> const text = options.value("--elements")) {
         r.tuning.elements = element_count("--elements", *text);
+        searched = true;
+    }
     r.tuning.settings = !options.flag("--cores-only");
+    searched = searched || !r.tuning.settings;
     r.host_threads = options.number("--host-load", 0, 0, 4096);
-    r.rounds = options.number("--rounds", 21, 6, 999);
+    std::optional<unsigned> const rounds = options.number("--rounds", 6, 999);
+    r.rounds = rounds.value_or(21);
+    if (rounds && r.host_threads == 0)
+        throw usage_error("--rounds is given, which are those with a host's threads, but --host-load is not");
     r.json = options.value("--json", "");
     r.plot = options.value("--plot", "");
     r.save = options.value("--save", "");
     r.load = options.value("--load", "");
+    if (!r.load.empty() && searched)
+        throw usage_error("--load takes what an earlier tuning has found, so --worth, --deadline, --elements and "
+                          "--cores-only have no meaning beside it; leave one or the other away");
     options.done();
     if (!r.plot.empty())
         check_picture(r.plot);
@@ -85,7 +97,9 @@ std::string curve_text(tuned_cores const& found, named_types const& types)
                       milliseconds(at.median_s).c_str(), milliseconds(at.p10_s).c_str(), milliseconds(at.p90_s).c_str(),
                       1, "", bytes / at.median_s * 1e-9,
                       before == nullptr ? "-" : fixed(before->median_s / at.median_s, 3).c_str(),
-                      at.cores == found.cores ? "   <- enough" : "");
+                      at.cores != found.cores ? ""
+                      : found.finished        ? "   <- enough"
+                                              : "   <- so far");
         out += text;
         before = &at;
     }
@@ -237,7 +251,7 @@ int tune(arguments& options)
                 found = tune_cores(on, r.cores, r.types.types, tuning);
             } catch (stopped const&) {
                 std::fputs("adamant: interrupted before there was a result\n", stderr);
-                return 130;
+                return 128 + SIGINT;
             }
         } else {
             found = load_tuned(r.load, tuning_key_of(on, r.cores, r.types.types));
@@ -257,13 +271,18 @@ int tune(arguments& options)
         out += host_text(with, found.of);
     std::fputs(out.c_str(), stdout);
     nlohmann::ordered_json result = to_json(found);
-    save.write(result.dump(2) + "\n");
+    if (found.finished)
+        save.write(result.dump(2) + "\n");
+    else if (!r.save.empty())
+        std::fputs("adamant: not saved, as the deadline came first; give a later --deadline\n", stderr);
     if (!with.splits.empty())
         result["host_load"] = host_json(with);
     json.write(result.dump(2) + "\n");
     if (!r.plot.empty())
         picture.write(drawn(r.plot, picture_of(found, with, on, r.types)));
-    return 0;
+    if (interruption::noted())
+        std::fputs("adamant: interrupted: the rounds with a host's threads are fewer than asked for\n", stderr);
+    return interruption::noted() ? 128 + SIGINT : found.finished ? 0 : 1;
 }
 
 } // namespace cli

@@ -44,19 +44,30 @@ struct split {
     std::vector<double> both, step, host_s;
 };
 
+// Every PU of these cores that may be used, siblings too: a framework's threads are not one to a core.
+pu_set whole_cores(machine const& on, pu_set const& pus)
+{
+    pu_set all;
+    for (core const& c : on.cores)
+        if (c.pus.intersects(pus))
+            all |= c.pus & on.allowed;
+    return all;
+}
+
 pu_set host_of(machine const& on, core_request const& request, unsigned count, unsigned of)
 {
     pu_set host;
     for (rank_cores const& r : adamant::detail::cores_for_trial(on, request, count, of))
         host |= count == of ? r.adam_pus | r.host_pus : r.host_pus;
-    return host;
+    return whole_cores(on, host);
 }
 
 void measure(split& s, host_load& load)
 {
+    rank_trials::pause();
     auto const from = std::chrono::steady_clock::now();
     double step = 0;
-    double const host = load.run(s.host, [&] { step = s.trials.seconds(); });
+    double const host = load.run(s.host, [&] { step = s.trials.seconds_now(); });
     s.both.push_back(seconds_since(from));
     s.step.push_back(step);
     s.host_s.push_back(host);
@@ -86,12 +97,17 @@ host_tuning tune_with_host(machine const& on, core_request const& request, trial
         return result;
     std::vector<unsigned> const counts = candidates(found.of, found.cores);
     // All splits' arrays are there at once, so that rounds can go through them.
-    std::size_t const room = available_memory().bytes / 3 / (counts.size() + 1) / types.memory_per_element();
+    std::size_t available = available_memory().bytes;
+    for (unsigned const count : counts)
+        for (rank_cores const& r : adamant::detail::cores_for_trial(on, request, count, found.of))
+            available = std::min(available, available_memory(r.numa_nodes).bytes);
+    std::size_t const room = available / 3 / (counts.size() + 1) / types.memory_per_element();
     std::size_t const elements = std::max<std::size_t>(std::min(found.elements, room / request.ranks) / 64, 1) * 64;
     bar.about("arrays for " + std::to_string(counts.size() + 1) + " splits");
     std::list<split> splits;
     auto const add = [&](unsigned count, unsigned shown_as) {
-        splits.push_back({{on, request, count, found.of, types, elements, isa::automatic},
+        rank_trials const* const last = splits.empty() ? nullptr : &splits.back().trials;
+        splits.push_back({{on, request, count, found.of, types, elements, isa::automatic, last},
                           host_of(on, request, count, found.of),
                           {},
                           {},
@@ -151,7 +167,7 @@ host_tuning tune_with_host(machine const& on, core_request const& request, trial
         s.result.gain_low = range.low;
         s.result.gain_high = range.high;
         result.splits.push_back(s.result);
-        if (s.result.cores != 0 && range.low > 1 && (best == 0 || s.result.both_s < best)) {
+        if (s.result.cores != 0 && range.confidence >= 0.95 && range.low > 1 && (best == 0 || s.result.both_s < best)) {
             best = s.result.both_s;
             result.best = s.result.cores;
         }

@@ -135,10 +135,17 @@ inline void save_tuned(std::filesystem::path const& path, tuned_cores const& fou
     }
 }
 
-// For this machine and work: the key is tuning_key_of()'s. Throws what read_tuned() and check_key() throw.
+// For this machine and work: the key is tuning_key_of()'s. Throws what read_tuned() and check_key() throw, and
+// unavailable for a result that is not finished.
 [[nodiscard]] inline tuned_cores load_tuned(std::filesystem::path const& path, tuning_key const& here)
 {
     tuned_cores found = read_tuned(path);
+    if (!found.finished)
+        throw unavailable("adamant: " + path.string() +
+                          ": this tuning came to its deadline before it was known whether "
+                          "more than " +
+                          std::to_string(found.cores) + " of " + std::to_string(found.of) +
+                          " cores are worth having; tune again, with a later deadline");
     try {
         check_key(found, here);
     } catch (unavailable const& e) {

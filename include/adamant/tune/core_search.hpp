@@ -25,7 +25,8 @@ struct core_search_options {
     double confidence = 0.99;
     std::size_t rounds = 9;
     std::size_t most_rounds = 41;
-    // Counts beyond which the next core is of another kind, as the first of another NUMA node is: where more cores have
+    // Counts beyond which the next core has more than itself to bring, as the first of another NUMA node or last cache
+    // does: where more cores have
     // stopped paying, half as many and as many of the next kind are still tried. Ascending; may be empty.
     std::vector<unsigned> boundaries = {};
 };
@@ -100,7 +101,7 @@ public:
     }
 
 private:
-    // A core more as long as that can be seen, then an eighth more.
+    // A core more as long as that can be seen, then an eighth more, which halved() and shrink() look into.
     static unsigned increment(unsigned count) noexcept { return std::max(1u, count / 8); }
 
     // The next count that is worth having, or 0.
@@ -170,7 +171,7 @@ private:
             median_range const range = range_of_median(ratios, options_.confidence);
             c.low = range.low;
             c.high = range.high;
-            c.sure = range.low >= c.needed || range.high < c.needed;
+            c.sure = range.confidence >= options_.confidence && (range.low >= c.needed || range.high < c.needed);
         }
         c.speed_up = median(ratios);
         c.worth = c.speed_up >= c.needed;

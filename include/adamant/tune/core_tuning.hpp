@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <list>
 #include <memory>
 #include <string>
@@ -42,6 +43,15 @@ struct core_tuning_options {
 
 namespace detail {
 
+// How many of the machine's cores have a PU in the set.
+inline unsigned cores_in(machine const& on, pu_set const& pus)
+{
+    unsigned count = 0;
+    for (core const& c : on.cores)
+        count += c.pus.intersects(pus);
+    return count;
+}
+
 // The PUs of each rank's optimizer with `count` cores of the `of` that a rank has. Selection keeps one for the host;
 // here all may be had.
 inline std::vector<rank_cores> cores_for_trial(machine const& on, core_request request, unsigned count, unsigned of)
@@ -51,19 +61,15 @@ inline std::vector<rank_cores> cores_for_trial(machine const& on, core_request r
     request.pt_reserved_cores_perc.reset();
     request.cpuadam_cores = std::max(1u, std::min(count, of - 1));
     std::vector<rank_cores> ranks = select_cores(on, request);
-    if (count == of && of > 1)
-        for (rank_cores& r : ranks)
-            r.adam_pus |= r.host_pus;
+    for (rank_cores& r : ranks)
+        for (core const& c : on.cores)
+            if (c.pus.intersects(r.host_pus) && cores_in(on, r.adam_pus) < count) {
+                r.adam_pus |= c.pus & r.host_pus;
+                r.host_pus = r.host_pus - c.pus;
+                if (c.node < on.nodes.size() && on.nodes[c.node].allowed && !r.numa_nodes.empty())
+                    r.numa_nodes.insert(on.nodes[c.node].os_index);
+            }
     return ranks;
-}
-
-// How many of the machine's cores have a PU in the set.
-inline unsigned cores_in(machine const& on, pu_set const& pus)
-{
-    unsigned count = 0;
-    for (core const& c : on.cores)
-        count += c.pus.intersects(pus);
-    return count;
 }
 
 // As many as every rank has.
@@ -96,14 +102,26 @@ inline std::size_t trial_elements(machine const& on, trial_types const& types, u
 // Every rank's team and arrays on so many cores.
 class rank_trials {
 public:
+    // like: null, or another one, whose arrays are used again where they lie as they would here: each rank's in one
+    // node.
     rank_trials(machine const& on, core_request const& request, unsigned count, unsigned of, trial_types const& types,
-                std::size_t elements, isa tier)
+                std::size_t elements, isa tier, rank_trials const* like = nullptr)
         : count_(count)
     {
-        for (rank_cores const& r : cores_for_trial(on, request, count, of)) {
+        std::vector<rank_cores> const ranks = cores_for_trial(on, request, count, of);
+        bool in_one = true;
+        for (rank_cores const& r : ranks) {
+            nodes_.push_back(r.numa_nodes);
+            in_one = in_one && r.numa_nodes.size() == 1;
             executors_.emplace_back(std::make_shared<team>(team_options{.pus = r.adam_pus}),
                                     executor_options{.tier = tier});
-            steps_.emplace_back(executors_.back(), types, elements, memory_options{.nodes = r.numa_nodes});
+        }
+        if (like != nullptr && in_one && nodes_ == like->nodes_) {
+            steps_ = like->steps_;
+        } else {
+            steps_ = std::make_shared<std::vector<trial_step>>();
+            for (std::size_t r = 0; r < ranks.size(); ++r)
+                steps_->emplace_back(executors_[r], types, elements, memory_options{.nodes = nodes_[r]});
         }
         for (int i = 0; i < 2; ++i) // what happens only once: the kernel makes up its mind about pages
             seconds();
@@ -120,31 +138,45 @@ public:
             changed.emplace_back(cpu.team(), settings);
         return seconds(changed);
     }
+    // At once, for who has paused before.
+    double seconds_now() { return seconds_now(executors_); }
+    // Threads of other teams that were busy before spin for a while, and then sleep.
+    static void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
 
 private:
     double seconds(std::vector<executor> const& on)
     {
-        // Threads of other teams that were busy before spin for a while, and then sleep.
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        pause();
+        return seconds_now(on);
+    }
+    double seconds_now(std::vector<executor> const& on)
+    {
+        using clock = std::chrono::steady_clock;
         if (on.size() == 1)
-            return steps_[0].seconds(on[0]);
-        std::barrier<> line(static_cast<std::ptrdiff_t>(on.size()) + 1);
-        std::vector<std::thread> ranks;
-        for (std::size_t r = 0; r < on.size(); ++r)
-            ranks.emplace_back([&, r] {
-                line.arrive_and_wait();
-                steps_[r].seconds(on[r]);
-            });
-        line.arrive_and_wait();
-        auto const from = std::chrono::steady_clock::now();
-        for (std::thread& rank : ranks)
-            rank.join();
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
+            return (*steps_)[0].seconds(on[0]);
+        std::barrier<> line(static_cast<std::ptrdiff_t>(on.size()));
+        // Each rank notes its own times: a thread that only watched might itself have to wait for a PU.
+        std::vector<clock::time_point> begin(on.size());
+        std::vector<clock::time_point> end(on.size());
+        {
+            std::vector<std::jthread> ranks;
+            for (std::size_t r = 0; r < on.size(); ++r)
+                ranks.emplace_back([&, r] {
+                    line.arrive_and_wait();
+                    begin[r] = clock::now();
+                    (*steps_)[r].seconds(on[r]);
+                    end[r] = clock::now();
+                });
+        }
+        return std::chrono::duration<double>(*std::max_element(end.begin(), end.end()) -
+                                             *std::min_element(begin.begin(), begin.end()))
+            .count();
     }
 
     unsigned count_;
+    std::vector<node_set> nodes_;
     std::vector<executor> executors_;
-    std::vector<trial_step> steps_;
+    std::shared_ptr<std::vector<trial_step>> steps_;
 };
 
 class core_tuner {
@@ -187,18 +219,22 @@ private:
         }
         if (trials_.size() == 2)
             trials_.pop_back();
-        return trials_.emplace_front(on_, request_, count, found_.of, types_, found_.elements, options_.tier);
+        rank_trials const* const last = trials_.empty() ? nullptr : &trials_.front();
+        return trials_.emplace_front(on_, request_, count, found_.of, types_, found_.elements, options_.tier, last);
     }
-    // After which counts the cores are those of more NUMA nodes.
+    // After which counts there are more NUMA nodes, or more last caches, each of which has a way to memory of its own.
     [[nodiscard]] std::vector<unsigned> boundaries() const
     {
         std::vector<unsigned> all;
-        node_set nodes;
-        for (unsigned count = 1; count < found_.of; ++count) {
-            node_set const now = cores_for_trial(on_, request_, count, found_.of)[0].numa_nodes;
-            if (count > 1 && now != nodes)
+        std::size_t before = 0;
+        for (unsigned count = 1; count <= found_.of; ++count) {
+            rank_cores const cores = cores_for_trial(on_, request_, count, found_.of)[0];
+            std::size_t ways = cores.numa_nodes.size();
+            for (cache const& c : on_.caches)
+                ways += c.level == 3 && c.pus.intersects(cores.adam_pus);
+            if (count > 1 && ways > before)
                 all.push_back(count - 1);
-            nodes = now;
+            before = ways;
         }
         return all;
     }
@@ -239,9 +275,10 @@ private:
         for (std::size_t i = 0; i < settings.size(); ++i) {
             bool const chunk = i < of_chunks;
             median_range const range = range_of_median(ratios[i], options_.search.confidence);
+            bool const known = range.confidence >= options_.search.confidence;
             found_.tried.push_back({chunk ? "max_chunk_elems" : "prefetch_bytes",
                                     chunk ? settings[i].max_chunk_elems : settings[i].prefetch_bytes, median(ratios[i]),
-                                    range.low, range.high});
+                                    known ? range.low : 0, known ? range.high : std::numeric_limits<double>::max()});
         }
         tuned_cores const before = found_;
         if (tried_setting const* const best = fastest("max_chunk_elems"))

@@ -56,15 +56,14 @@ struct median_range {
     std::size_t const n = values.size();
     // outside: the probability that at most k of n values lie below the median, for each k; twice that is what the
     // range from value k to value n - 1 - k leaves out.
-    double term = std::exp2(-static_cast<double>(n));
-    double outside = term;
+    double log_term = -static_cast<double>(n) * std::log(2.0); // of n, as 2^-n itself may be too small for a double
+    double outside = std::exp(log_term);
     std::size_t k = 0;
     for (; k + 1 < (n + 1) / 2; ++k) {
-        double const next = term * static_cast<double>(n - k) / static_cast<double>(k + 1);
-        if (1 - 2 * (outside + next) < confidence)
+        log_term += std::log(static_cast<double>(n - k) / static_cast<double>(k + 1));
+        if (1 - 2 * (outside + std::exp(log_term)) < confidence)
             break;
-        term = next;
-        outside += next;
+        outside += std::exp(log_term);
     }
     return {values[k], values[n - 1 - k], 1 - 2 * outside};
 }
