@@ -27,8 +27,8 @@ function(fails pattern)
     endif()
 endfunction()
 
-file(WRITE ${FOLDER}/peers.json "{\"rows\":[{\"name\":\"limit\",\"dtypes\":\"f32\",\"threads\":1,\"gb_per_s\":9},
-    {\"name\":\"Somebody & Co\",\"dtypes\":\"f32\",\"threads\":1,\"gb_per_s\":5.5}]}")
+file(WRITE ${FOLDER}/peers.json "{\"rows\":[{\"name\":\"limit\",\"dtypes\":\"f32\",\"threads\":1,\"elements\":9,\"percent_of_limit\":100},
+    {\"name\":\"Somebody & Co\",\"dtypes\":\"f32\",\"threads\":1,\"elements\":9,\"percent_of_limit\":55.5}]}")
 run(0 ${quick} --dtypes f32,float32/float16/float32/float32/bfloat16 --threads 1 --json ${FOLDER}/a.json --csv ${FOLDER}/a.csv
     --plot ${FOLDER}/a.svg --peers ${FOLDER}/peers.json)
 holds("${out}" "huge pages: the kernel says")

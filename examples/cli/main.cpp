@@ -97,7 +97,7 @@ constexpr char const* usage = R"(adamant: the optimizer step of offloaded traini
         --deadline  in seconds (default 60), --elements  of each rank (default: out of cache)
         --cores-only  does not try other chunks and prefetching
         --host-load N threads that launch, copy and compute beside the optimizer: the split of the cores with which
-                    both are through first, and how much the host is delayed; --rounds of that (default 21)
+                    both are through first, and how much the host is delayed; --rounds of that (default 61)
         --save FILE what was found, for adamant::load_tuned() and --load FILE, which refuse it on another machine
         --json FILE, --plot FILE.svg or FILE.png
 

@@ -117,10 +117,15 @@ std::vector<peer_point> read_peers(std::string const& path)
         throw usage_error("--peers is '" + path + "', which cannot be read; benchmarks/peers.py --json makes one");
     try {
         std::vector<peer_point> all;
-        json const all_rows = json::parse(file);
-        for (json const& row : all_rows.at("rows"))
-            if (std::string const name = row.at("name"); name != "limit" && name != "adamant")
-                all.push_back({name, row.at("dtypes"), row.at("threads"), row.at("gb_per_s")});
+        json const found = json::parse(file);
+        json const& rows = found.at("rows");
+        double largest = 0; // others are in cache, where memory is no limit
+        for (json const& row : rows)
+            largest = std::max(largest, row.at("elements").get<double>());
+        for (json const& row : rows)
+            if (std::string const name = row.at("name");
+                name != "limit" && name != "adamant" && row.at("elements").get<double>() == largest)
+                all.push_back({name, row.at("dtypes"), row.at("threads"), row.at("percent_of_limit")});
         return all;
     } catch (nlohmann::json::exception const& e) {
         throw usage_error("--peers is '" + path + "', which benchmarks/peers.py has not made (" + e.what() + ")");
@@ -137,7 +142,9 @@ std::string to_text(roofline_found const& found)
     out +=
         "\nlimit: the fastest loop that moves a step's bytes and computes nothing; read and copy: loops that only do\n"
         "that. Bytes written count as those read, but cost less where the line is there already: so a step moves\n"
-        "more GB/s than a loop that reads. Medians of rounds; limit and step in each; in brackets p10 to p90.\n\n";
+        "more GB/s than a loop that reads. Medians of rounds; limit and step in each; in brackets p10 to p90. Where "
+        "both are as\n"
+        "fast, the machine's drift makes a step seem faster than its limit.\n\n";
     std::size_t width = 8;
     for (roofline_row const& row : found.rows)
         width = std::max(width, short_types(row.types).size());
@@ -227,13 +234,16 @@ chart picture_of(roofline_found const& found)
             }
         panel.series = {limit, step};
         for (peer_point const& peer : found.peers) {
-            if (peer.types != name)
+            auto const roof = std::find_if(limit.points.begin(), limit.points.end(),
+                                           [&](chart_point const& p) { return p.x == peer.threads; });
+            if (peer.types != name || roof == limit.points.end())
                 continue;
             auto there = std::find_if(panel.series.begin(), panel.series.end(),
                                       [&](chart_series const& s) { return s.label == peer.name; });
             if (there == panel.series.end())
                 there = panel.series.insert(panel.series.end(), {peer.name, mark_style::points, {}});
-            there->points.push_back({static_cast<double>(peer.threads), peer.gb_per_s, peer.gb_per_s, peer.gb_per_s});
+            double const y = roof->y * peer.percent_of_limit / 100;
+            there->points.push_back({roof->x, y, y, y});
         }
         picture.panels.push_back(panel);
     }
@@ -242,9 +252,10 @@ chart picture_of(roofline_found const& found)
                                 plural(found.job->rows.back().ranks, "rank") + ": " + seconds(found.job->step_s) +
                                 " a step" + (found.job->projected ? " (projected from what fits in memory)" : "") +
                                 ", " + fixed(found.job->rows.back().percent_of_limit, 0) + "% of the limit");
-    picture.notes.push_back("medians; bars from p10 to p90 of " +
-                            std::to_string(found.rows.empty() ? 0 : found.rows.back().rounds) + " rounds" +
-                            (found.peers.empty() ? "" : "; others: " + found.peers_from));
+    picture.notes.push_back(
+        "medians; bars from p10 to p90 of " + std::to_string(found.rows.empty() ? 0 : found.rows.back().rounds) +
+        " rounds" +
+        (found.peers.empty() ? "" : "; the others by their share of the limit in a run of their own (peers.py)"));
     for (std::string const& warning : found.warnings)
         picture.notes.push_back("warning: " + warning);
     return picture;

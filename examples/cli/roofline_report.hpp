@@ -16,7 +16,7 @@ struct peer_point {
     std::string name;
     std::string types;
     unsigned threads = 0;
-    double gb_per_s = 0;
+    double percent_of_limit = 0; // of the limit in its own run
 };
 
 struct roofline_found {

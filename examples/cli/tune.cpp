@@ -37,7 +37,7 @@ struct request {
     named_types types;
     core_tuning_options tuning;
     unsigned host_threads = 0;
-    std::size_t rounds = 21; // with a host
+    std::size_t rounds = 61; // with a host
     std::string json, plot, save, load;
 };
 
@@ -65,7 +65,7 @@ request read_request(arguments& options, machine const& on)
     searched = searched || !r.tuning.settings;
     r.host_threads = options.number("--host-load", 0, 0, 4096);
     std::optional<unsigned> const rounds = options.number("--rounds", 6, 999);
-    r.rounds = rounds.value_or(21);
+    r.rounds = rounds.value_or(61);
     if (rounds && r.host_threads == 0)
         throw usage_error("--rounds is given, which are those with a host's threads, but --host-load is not");
     r.json = options.value("--json", "");

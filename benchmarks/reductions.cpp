@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sum of squares of a gradient and the check that it is finite, against loops that only read.
+//
+//   reductions/TYPE/elems:N/threads:T/pages:4K or 2M
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <adamant/step/grad_norm.hpp>
+
+#include "arrays.hpp"
+#include "references.hpp"
+#include "rows.hpp"
+
+namespace bench {
+
+namespace {
+
+template <class Grad>
+void sum(benchmark::State& state, executor const& cpu, std::size_t n, page_kind pages)
+{
+    arrays const a({0, sizeof(Grad), 0, 0, 0}, n, pages);
+    cpu.for_each_home(n, [&](slice part) { fill_ordinary_grad<Grad>(a, part); });
+    std::vector<contender> contenders;
+    contenders.push_back({part_in_race::subject, "sum", "",
+                          [&] { benchmark::DoNotOptimize(adamant::sum_of_squares(cpu, a.get<Grad const>(1), n)); }});
+    add_reads<Grad>(contenders, cpu, a.get<Grad const>(1), n);
+    race::run(state, contenders, {repeats_for(n)});
+    report(state, contenders, moving(n, sizeof(Grad)));
+}
+
+template <class Grad>
+void add(setup const& given, std::string const& type)
+{
+    std::vector<std::size_t> const all = sizes(given.chosen, sizeof(Grad));
+    for_each_place(given, all, [&](executor const& cpu, std::size_t n) {
+        for (page_kind const pages : {page_kind::normal, page_kind::transparent}) {
+            if (pages == page_kind::normal && (n != all.back() || given.chosen.quick))
+                continue;
+            add_row("reductions/" + type + "/" + place_name(cpu, n) +
+                        (pages == page_kind::normal ? "/pages:4K" : "/pages:2M"),
+                    rounds_for(given.chosen, n),
+                    [&cpu, n, pages](benchmark::State& state) { sum<Grad>(state, cpu, n, pages); });
+        }
+    });
+}
+
+} // namespace
+
+void add_reductions(setup const& given)
+{
+    add<float>(given, "f32");
+    add<bfloat16>(given, "bf16");
+}
+
+} // namespace bench

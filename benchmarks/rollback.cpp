@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// A step that began before its norm was known (training.hpp), and the way back.
+//
+//   rollback/right/elems:N/threads:T   nothing had to be taken back. Against a step that knows its norm, one that needs
+//                                      none, and a journal of plain copies; the limit moves one step's bytes
+//   rollback/wrong/elems:N/threads:T   all was taken back and done again with the clip coefficient. Against a clipped
+//                                      step that waited; the limit moves what that one has to move
+//   rollback/undo/elems:N/threads:T    optimizer::rollback() of the last step, which reads the gradient twice; the
+//   limit
+//                                      moves those bytes and the state's
+
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "references.hpp"
+#include "rows.hpp"
+#include "training.hpp"
+
+namespace bench {
+
+namespace {
+
+using benchmark::State;
+
+constexpr std::size_t step_bytes = mixed::bytes_per_element();
+constexpr std::size_t step_bytes_after_norm = step_bytes + sizeof(bfloat16);
+
+void count_journal(State& state, optimizer_report const& of, std::size_t n)
+{
+    state.counters["journal_bytes"] = static_cast<double>(of.journal_bytes) / static_cast<double>(n);
+    state.counters["shards_waited"] = static_cast<double>(of.shards_waited);
+}
+
+// A step with a record for every block as it would be if the records were the old values themselves.
+void step_with_copies(training const& data, std::byte* journal, adamant::coefficients const& c)
+{
+    constexpr std::size_t block = adamant::norm_block_elems;
+    constexpr std::size_t bytes = block * sizeof(float);
+    adamant::isa const tier = data.cpu().tier();
+    auto const squares = adamant::kernel::block_squares_for<bfloat16>(tier);
+    auto const step = adamant::kernel::step_for<float, bfloat16, float, float, bfloat16>(tier);
+    bool const stream = data.elems() >= adamant::stream_weight_out_from_elems;
+    data.cpu().for_each_slice(data.elems(), [&](slice part) { // the blocks that begin in it
+        for (std::size_t b = (part.begin + block - 1) / block; b * block < part.end; ++b) {
+            adamant::kernel::step_pointers const at = shard_of<mixed>(data.arrays(), b * block, block).pointers();
+            benchmark::DoNotOptimize(squares(at.grad, block));
+            std::byte* const record = journal + 3 * bytes * b;
+            std::memcpy(record, at.param, bytes);
+            std::memcpy(record + bytes, at.exp_avg, bytes);
+            std::memcpy(record + 2 * bytes, at.exp_avg_sq, bytes);
+            step(at, 0, block, c, stream);
+        }
+    });
+}
+
+void right(State& state, executor const& cpu, std::size_t n)
+{
+    training data(cpu, n);
+    optimizer opt(cpu, {.speculate = adamant::speculation::always});
+    data.add_to(opt);
+    opt.prepare();
+    optimizer no_norm(cpu, {.on_nonfinite = adamant::nonfinite_policy::apply});
+    data.add_to(no_norm);
+    no_norm.prepare(false);
+    data.warm_up(opt);
+    auto copies = make_buffer<std::byte>(cpu, n * 3 * sizeof(float));
+    adamant::coefficients const c = adamant::make_coefficients(training_adamw, 1, {.loss_scale = loss_scale});
+
+    std::vector<contender> all;
+    optimizer_report speculated, without_norm;
+    auto const add = [&](part_in_race part, char const* name, std::function<void()> const& run) {
+        all.push_back({part, name, "", run, data.before_step()});
+    };
+    add(part_in_race::subject, "speculated", [&] { speculated = submitted_step(opt, never_reached); });
+    add(part_in_race::aside, "step", [&] { whole_step(opt, never_reached); });
+    add(part_in_race::aside, "no_norm", [&] { without_norm = no_norm.step({.loss_scale = loss_scale}); });
+    add(part_in_race::aside, "copies", [&] { step_with_copies(data, copies.data(), c); });
+    add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::once, data.before_limit());
+    race::run(state, all, {training_repeats_for(n)});
+    require(speculated.speculated && !speculated.rolled_back, "speculation that comes true");
+    require(without_norm.update.bytes_moved == 0, "a step without a norm");
+    report(state, all, moving(n, step_bytes));
+    count_journal(state, speculated, n);
+}
+
+void wrong(State& state, executor const& cpu, std::size_t n)
+{
+    training data(cpu, n);
+    optimizer opt(cpu, {.speculate = adamant::speculation::always});
+    data.add_to(opt);
+    opt.prepare();
+    double const biting = 0.5 * data.warm_up(opt).global_norm;
+
+    std::vector<contender> all;
+    optimizer_report redone;
+    all.push_back(
+        {part_in_race::subject, "redone", "", [&] { redone = submitted_step(opt, biting); }, data.before_step()});
+    all.push_back({part_in_race::aside, "clipped", "", [&] { whole_step(opt, biting); }, data.before_step()});
+    add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::twice, data.before_limit());
+    race::run(state, all, {training_repeats_for(n)});
+    require(redone.speculated && redone.rolled_back, "speculation that is taken back");
+    report(state, all, moving(n, step_bytes_after_norm));
+    count_journal(state, redone, n);
+}
+
+void undo(State& state, executor const& cpu, std::size_t n)
+{
+    training data(cpu, n);
+    optimizer opt(cpu, {.keep_last_step = true});
+    data.add_to(opt);
+    opt.prepare();
+    data.warm_up(opt);
+
+    std::vector<contender> all;
+    optimizer_report last;
+    all.push_back({part_in_race::subject, "rollback", "", [&] { opt.rollback(); },
+                   [&] {
+                       data.draw();
+                       last = whole_step(opt, never_reached);
+                   }});
+    add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::twice, data.before_limit());
+    race::run(state, all);
+    require(last.outcome == adamant::step_outcome::applied, "steps that are taken back");
+    report(state, all, moving(n, step_bytes_after_norm));
+    count_journal(state, last, n);
+}
+
+} // namespace
+
+void add_rollback(setup const& given)
+{
+    for_each_place(given, sizes(given.chosen, training_bytes_each), [&](executor const& cpu, std::size_t n) {
+        auto const add = [&](char const* what, void (*run)(State&, executor const&, std::size_t)) {
+            add_row("rollback/" + std::string(what) + "/" + place_name(cpu, n), rounds_for(given.chosen, n),
+                    [&cpu, n, run](State& state) { run(state, cpu, n); });
+        };
+        add("right", right);
+        add("wrong", wrong);
+        add("undo", undo);
+    });
+}
+
+} // namespace bench

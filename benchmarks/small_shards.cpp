@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it costs that a model has many tensors: one call for a small shard, and many shards in one call against one
+// shard of the same total.
+//
+//   small_shards/call/TYPES/elems:N          one shard, hot
+//   small_shards/LAYOUT/elems:N/threads:T    N elements in shards of 4096, of float state with bfloat16 gradients and
+//                                            weights
+//
+// adjacent: stretches of flat arrays, in their order. shuffled: the same in a random order. separate: each array of
+// each shard is an allocation of its own, as in a program of many tensors.
+
+#include <algorithm>
+#include <cstddef>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <adamant/shard/shard_list.hpp>
+
+#include "arrays.hpp"
+#include "references.hpp"
+#include "rows.hpp"
+
+namespace bench {
+
+namespace {
+
+constexpr std::size_t shard_elems = 4096;
+
+template <class Shard>
+void call(benchmark::State& state, executor const& cpu, std::size_t n)
+{
+    arrays const a(elem_bytes_of<Shard>, n);
+    fill<Shard>(cpu, a, n, content::ordinary);
+    Shard const shard = shard_of<Shard>(a, 0, n);
+    adamant::coefficients const c = adamw();
+    std::vector<contender> contenders;
+    contenders.push_back({part_in_race::subject, "step", "", [&] { adamant::step(cpu, shard, c); }});
+    add_limits<Shard>(contenders, cpu, a, n);
+    race::run(state, contenders, {repeats_for(n)});
+    report(state, contenders, moving(n, Shard::bytes_per_element()));
+}
+
+enum class layout { adjacent, shuffled, separate };
+
+// Five allocations.
+struct tensor {
+    std::vector<float> param, exp_avg, exp_avg_sq;
+    std::vector<bfloat16> grad, weight_out;
+
+    explicit tensor(std::size_t n)
+        : param(n, 1e-3f), exp_avg(n, 1e-6f), exp_avg_sq(n, 1e-9f), grad(n, adamant::narrow<bfloat16>(1e-5f)),
+          weight_out(n)
+    {
+    }
+};
+
+void many(benchmark::State& state, executor const& cpu, std::size_t n, layout where)
+{
+    arrays const flat(elem_bytes_of<mixed>, n);
+    fill<mixed>(cpu, flat, n, content::ordinary);
+    std::vector<tensor> tensors;
+    std::vector<adamant::any_shard> parts;
+    for (std::size_t i = 0; i < n / shard_elems; ++i)
+        if (where == layout::separate)
+            tensors.emplace_back(shard_elems);
+        else
+            parts.emplace_back(shard_of<mixed>(flat, i * shard_elems, shard_elems));
+    for (tensor& t : tensors)
+        parts.emplace_back(adamant::shard(t.param, t.grad, t.exp_avg, t.exp_avg_sq, t.weight_out));
+    if (where == layout::shuffled)
+        std::shuffle(parts.begin(), parts.end(), std::minstd_rand(1));
+    adamant::shard_list const list(parts);
+    mixed const whole = shard_of<mixed>(flat, 0, n);
+    adamant::coefficients const c = adamw();
+
+    std::vector<contender> contenders;
+    contenders.push_back({part_in_race::subject, "many", "", [&] { adamant::step(cpu, list, std::span(&c, 1)); }});
+    contenders.push_back({part_in_race::aside, "one_shard", "", [&] { adamant::step(cpu, whole, c); }});
+    add_limits<mixed>(contenders, cpu, flat, n);
+    race::run(state, contenders, {repeats_for(n)});
+    report(state, contenders, {static_cast<double>(n), static_cast<double>(list.bytes_moved())});
+}
+
+} // namespace
+
+void add_small_shards(setup const& given)
+{
+    auto const add_call = [&]<class Shard>(std::string const& types) {
+        for (std::size_t const n : {std::size_t{1101}, std::size_t{4096}})
+            add_row("small_shards/call/" + types + "/" + place_name(given.one(), n), rounds_for(given.chosen, n),
+                    [&, n](benchmark::State& state) { call<Shard>(state, given.one(), n); });
+    };
+    add_call.template operator()<f32>("f32");
+    add_call.template operator()<mixed>("mixed");
+
+    std::vector<std::size_t> totals{65536, std::size_t{1} << 20, 10000 * shard_elems};
+    if (given.chosen.quick)
+        totals = {65536, 2500 * shard_elems};
+    for (auto const& [where, name] :
+         {std::pair{layout::adjacent, "adjacent"}, {layout::shuffled, "shuffled"}, {layout::separate, "separate"}})
+        for_each_place(given, totals, [&, where = where, name = name](executor const& cpu, std::size_t n) {
+            add_row("small_shards/" + std::string(name) + "/" + place_name(cpu, n),
+                    // Where shards lie all over memory times spread the more.
+                    rounds_for(given.chosen, n) * (n == totals.back() ? 2 : 1),
+                    [&cpu, n, where](benchmark::State& state) { many(state, cpu, n, where); });
+        });
+}
+
+} // namespace bench
