@@ -95,7 +95,7 @@ if(PNG)
         message(FATAL_ERROR "a.png begins with ${signature}")
     endif()
 else()
-    fails("without librsvg.*name it .svg" --plot ${FOLDER}/a.png)
+    fails("without librsvg.*name it .svg" ${quick} --plot ${FOLDER}/a.png)
 endif()
 
 # Ctrl-C: what is complete is shown and saved.
