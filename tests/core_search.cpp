@@ -24,7 +24,9 @@ public:
     {
         asked.insert(cores);
         double const seconds = 1 / std::min(static_cast<double>(cores), full_);
-        double const neighbour = std::bernoulli_distribution(0.1)(random_) && noise_ > 0 ? 1.5 : 1;
+        if (noise_ == 0)
+            return seconds;
+        double const neighbour = std::bernoulli_distribution(0.1)(random_) ? 1.5 : 1;
         return seconds * neighbour * std::exp(std::normal_distribution<double>(0, noise_)(random_));
     }
     std::set<unsigned> asked;
