@@ -67,7 +67,7 @@ struct roofline_options {
 double expected_rounds(roofline_options const& options);
 
 // Read, copy, and for each of the types limit and step. Stops early after Ctrl-C, with the rows that are complete.
-// best_loops: for each of the types, which loops were the fastest so far; filled in.
+// best_loops: for each of the types, which loop of each kind of stores was the fastest here; filled in.
 void measure_place(roofline_place const& where, roofline_options const& options, progress& bar,
                    std::vector<roofline_row>& rows, std::vector<std::vector<limit_loop>>& best_loops);
 
