@@ -4,12 +4,12 @@
 
 #include <cstdint>
 
-// The finalizer of MurmurHash3 (Appleby): as good as random, and any element's is found without the others'.
+#include <adamant/tune/trial_step.hpp>
+
+// As good as random, and any element's is found without the others'.
 inline std::uint32_t random_bits(std::uint32_t x)
 {
-    x = (x ^ x >> 16) * 0x85ebca6bu;
-    x = (x ^ x >> 13) * 0xc2b2ae35u;
-    return x ^ x >> 16;
+    return adamant::detail::scattered(x);
 }
 
 // About as a normal distribution of standard deviation 1; never 0, for an odd number is halved.
