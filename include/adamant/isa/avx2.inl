@@ -191,6 +191,19 @@ struct simd {
     }
     ADAMANT_SIMD static halves either(halves x, halves y) { return x | y; }
     ADAMANT_SIMD static bool any(halves x) { return !_mm256_testz_si256(x, x); }
+    // Of each eight halves that lie together the first four are of the first vector.
+    ADAMANT_SIMD static unsigned vectors_of(halves x)
+    {
+        auto const zeros = static_cast<unsigned>(_mm256_movemask_epi8(_mm256_cmpeq_epi16(x, _mm256_setzero_si256())));
+        return ((zeros & 0x00ff00ffu) != 0x00ff00ffu ? 1u : 0u) | ((zeros & 0xff00ff00u) != 0xff00ff00u ? 2u : 0u);
+    }
+    ADAMANT_SIMD static halves of_vectors(halves x, unsigned which)
+    {
+        long long const first = (which & 1) != 0 ? -1 : 0;
+        long long const second = (which & 2) != 0 ? -1 : 0;
+        return x & _mm256_set_epi64x(second, first, second, first);
+    }
+    static constexpr std::size_t code_at(std::size_t vector) { return 8 * vector; }
     ADAMANT_SIMD static void store_halves(std::byte* address, halves x)
     {
         _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), x);

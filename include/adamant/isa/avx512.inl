@@ -16,7 +16,9 @@ struct simd {
     ADAMANT_SIMD static f32 fma(f32 a, f32 b, f32 c) { return _mm512_fmadd_ps(a, b, c); }
     ADAMANT_SIMD static f32 minus(f32 a, f32 b)
     {
+#if !defined(ADAMANT_EMULATED_AVX512) // which is compiled without contraction
         asm("" : "+v"(b));
+#endif
         return _mm512_sub_ps(a, b);
     }
     ADAMANT_SIMD static f32 div(f32 a, f32 b) { return _mm512_div_ps(a, b); }
@@ -136,6 +138,20 @@ struct simd {
     }
     ADAMANT_SIMD static halves either(halves x, halves y) { return x | y; }
     ADAMANT_SIMD static bool any(halves x) { return _mm512_test_epi32_mask(x, x) != 0; }
+    // Of each eight halves that lie together the first four are of the first vector.
+    ADAMANT_SIMD static unsigned vectors_of(halves x)
+    {
+        __mmask32 const some = _mm512_test_epi16_mask(x, x);
+        return ((some & 0x0f0f0f0fu) != 0 ? 1u : 0u) | ((some & 0xf0f0f0f0u) != 0 ? 2u : 0u);
+    }
+    ADAMANT_SIMD static halves of_vectors(halves x, unsigned which)
+    {
+        return _mm512_maskz_mov_epi16(((which & 1) != 0 ? 0x0f0f0f0fu : 0) | ((which & 2) != 0 ? 0xf0f0f0f0u : 0), x);
+    }
+    static constexpr std::size_t code_at(std::size_t vector)
+    {
+        return 8 * vector;
+    }
     ADAMANT_SIMD static void store_halves(std::byte* address, halves x) { _mm512_storeu_epi32(address, x); }
     ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
     {

@@ -246,6 +246,26 @@ struct simd {
         return x;
     }
     ADAMANT_SIMD static bool any(halves const& x) { return any_sign((x.of[0] | x.of[1]) | (x.of[2] | x.of[3])); }
+    // The vectors that hold such excess, a bit for each; and x of those vectors, with zeros in the others.
+    ADAMANT_SIMD static unsigned vectors_of(halves const& x)
+    {
+        unsigned found = 0;
+        for (std::size_t k = 0; k < vectors; ++k)
+            found |= (any_sign(x.of[k]) ? 1u : 0u) << k;
+        return found;
+    }
+    ADAMANT_SIMD static halves of_vectors(halves x, unsigned which)
+    {
+        for (std::size_t k = 0; k < vectors; ++k)
+            if ((which >> k & 1) == 0)
+                x.of[k] = set(0u);
+        return x;
+    }
+    // Where store_halves() puts the first element of a vector, in bytes.
+    static constexpr std::size_t code_at(std::size_t vector)
+    {
+        return vector / 2 * lanes * sizeof(std::uint32_t) + vector % 2 * sizeof(std::uint16_t);
+    }
     ADAMANT_SIMD static void store_halves(std::byte* address, halves const& x)
     {
         (x.of[0] | shift_left<16>(x.of[1])).store_unaligned(reinterpret_cast<std::uint32_t*>(address));

@@ -8,8 +8,10 @@
 // the way back is, only on its being the same both times. That is why both use the functions below, in one mode, on
 // paths whose values are finite, and why no sum in them can be contracted.
 //
-// A record of n elements: 16 bits for each, n rounded up to whole groups; then old values of those groups that need
-// them, in order: params, if the first element's lowest field says so, then both moments, if its highest does.
+// A record of n elements: 16 bits for each, n rounded up to whole groups; then the old values of those units of
+// record_unit elements that need them, in order: params, if the lowest field of the unit's first element says so, then
+// both moments, if its highest does. Units are as long on every instruction set, whatever its groups are: one element
+// that needs old values takes as many bytes everywhere.
 
 struct inverse_vectors {
     simd::f32 step_size, inv_decay, inv_beta1, inv_beta2;
@@ -52,6 +54,16 @@ struct exp_avg_sq_field {
 inline constexpr std::uint16_t whole_param = 0x0007;
 inline constexpr std::uint16_t whole_moments = 0xf000;
 
+// A unit is one vector or more, and a group one unit or more.
+inline constexpr std::size_t units = group_elems / record_unit;
+inline constexpr std::size_t unit_vectors = record_unit / simd::lanes;
+static_assert(group_elems % record_unit == 0 && record_unit % simd::lanes == 0);
+// Where the code of the first element of a unit is, from the first code of its group on.
+constexpr std::size_t first_code(std::size_t unit)
+{
+    return simd::code_at(unit * unit_vectors);
+}
+
 ADAMANT_SIMD simd::u32 missing(simd::f32 old, simd::f32 undone)
 {
     return simd::sub(simd::bits(old), simd::bits(undone));
@@ -77,7 +89,7 @@ ADAMANT_SIMD simd::f32 restored(simd::f32 undone, simd::u32 packed)
 struct recorder {
     struct started {
         simd::halves moments; // their fields, in place
-        bool fits;
+        unsigned misfits;     // vectors of units whose old moments are kept whole, a bit for each
     };
     inverse_vectors inverse;
     field_vectors of_param, of_exp_avg, of_exp_avg_sq;
@@ -104,10 +116,10 @@ struct recorder {
         }
         simd::halves const m = simd::plus(simd::saturated(exp_avg_lacks), of_exp_avg.middle);
         simd::halves const v = simd::plus(simd::saturated(exp_avg_sq_lacks), of_exp_avg_sq.middle);
-        group.fits = !simd::any(simd::either(simd::excess(m, of_exp_avg.most), simd::excess(v, of_exp_avg_sq.most)));
+        group.misfits = misfits(simd::either(simd::excess(m, of_exp_avg.most), simd::excess(v, of_exp_avg_sq.most)));
         group.moments =
             simd::either(simd::template shifted<exp_avg_field::at>(m), simd::template shifted<exp_avg_sq_field::at>(v));
-        if (!group.fits) [[unlikely]] {
+        if (group.misfits != 0) [[unlikely]] {
             __builtin_memcpy(room(i), a.exp_avg + i * sizeof(float), group_elems * sizeof(float));
             __builtin_memcpy(room(i) + group_elems * sizeof(float), a.exp_avg_sq + i * sizeof(float),
                              group_elems * sizeof(float));
@@ -124,38 +136,40 @@ struct recorder {
             lacks[k] = missing(before, undo_param(param[k], group.updates[k].quotient, inverse));
         }
         simd::halves const p = simd::plus(simd::saturated(lacks), of_param.middle);
-        bool const fits = !simd::any(simd::excess(p, of_param.most));
+        unsigned const of_params = misfits(simd::excess(p, of_param.most));
+        unsigned const of_moments = group.recorded.misfits;
         std::byte* const at = codes + i * sizeof(std::uint16_t);
-        if (fits && group.recorded.fits) [[likely]] {
+        if ((of_params | of_moments) == 0) [[likely]] {
             simd::store_halves(at, simd::either(p, group.recorded.moments));
             return;
         }
         // What does not fit would reach into other fields.
-        simd::u32 const none[simd::vectors] = {};
-        simd::halves packed = simd::saturated(none);
-        if (fits)
-            packed = p;
-        if (group.recorded.fits)
-            packed = simd::either(packed, group.recorded.moments);
-        simd::store_halves(at, packed);
-        std::uint16_t first;
-        __builtin_memcpy(&first, at, sizeof first);
-        first =
-            static_cast<std::uint16_t>(first | (fits ? 0 : whole_param) | (group.recorded.fits ? 0 : whole_moments));
-        __builtin_memcpy(at, &first, sizeof first);
-        if (!fits)
-            keep(a.param + i * sizeof(float), group_elems);
-        if (!group.recorded.fits)
-            keep(room(i), 2 * group_elems);
+        simd::store_halves(
+            at, simd::either(simd::of_vectors(p, ~of_params), simd::of_vectors(group.recorded.moments, ~of_moments)));
+        for (std::size_t unit = 0; unit < units; ++unit) {
+            bool const param_is_whole = of_params >> unit * unit_vectors & 1;
+            bool const moments_are_whole = of_moments >> unit * unit_vectors & 1;
+            mark(at + first_code(unit), param_is_whole, moments_are_whole);
+            std::size_t const in_group = unit * record_unit * sizeof(float);
+            if (param_is_whole)
+                keep(a.param + i * sizeof(float) + in_group, record_unit);
+            if (moments_are_whole) {
+                keep(room(i) + in_group, record_unit);
+                keep(room(i) + group_elems * sizeof(float) + in_group, record_unit);
+            }
+        }
     }
 
     // The old values of elements [begin, end), whole groups but for the last.
     void keep_all(step_pointers const& a, std::size_t begin, std::size_t end)
     {
-        for (std::size_t i = begin; i < end; i += group_elems) {
-            std::uint16_t const marked = whole_param | whole_moments;
-            __builtin_memcpy(codes + i * sizeof marked, &marked, sizeof marked);
-            std::size_t const elements = end - i < group_elems ? end - i : group_elems;
+        for (std::size_t i = begin; i < end; i += record_unit) {
+            std::size_t const in_group = i % group_elems;
+            std::uint16_t const nothing = 0;
+            std::byte* const at = codes + (i - in_group) * sizeof nothing + first_code(in_group / record_unit);
+            __builtin_memcpy(at, &nothing, sizeof nothing);
+            mark(at, true, true);
+            std::size_t const elements = end - i < record_unit ? end - i : record_unit;
             keep(a.param + i * sizeof(float), elements);
             keep(a.exp_avg + i * sizeof(float), elements);
             keep(a.exp_avg_sq + i * sizeof(float), elements);
@@ -163,6 +177,26 @@ struct recorder {
     }
 
 private:
+    // All vectors of the units in which something is too much for its field.
+    ADAMANT_SIMD unsigned misfits(simd::halves excess) const
+    {
+        if (!simd::any(excess)) [[likely]]
+            return 0;
+        constexpr unsigned one_unit = (1u << unit_vectors) - 1;
+        unsigned const vectors = simd::vectors_of(excess);
+        unsigned all = 0;
+        for (std::size_t k = 0; k < simd::vectors; k += unit_vectors)
+            all |= (vectors >> k & one_unit) != 0 ? one_unit << k : 0;
+        return all;
+    }
+    ADAMANT_SIMD void mark(std::byte* code, bool param_is_whole, bool moments_are_whole) const
+    {
+        std::uint16_t first;
+        __builtin_memcpy(&first, code, sizeof first);
+        first = static_cast<std::uint16_t>(first | (param_is_whole ? whole_param : 0) |
+                                           (moments_are_whole ? whole_moments : 0));
+        __builtin_memcpy(code, &first, sizeof first);
+    }
     ADAMANT_SIMD void keep(std::byte const* values, std::size_t elements)
     {
         __builtin_memcpy(old, values, elements * sizeof(float));
@@ -235,23 +269,40 @@ void undo_step(step_pointers const& arrays, std::size_t n, coefficients const& s
     for (std::size_t i = 0; i < n; i += group_elems) {
         std::byte const* const codes = record + i * sizeof(std::uint16_t);
         std::size_t const elements = n - i < group_elems ? n - i : group_elems;
-        std::uint16_t first;
-        __builtin_memcpy(&first, codes, sizeof first);
-        bool const param_is_whole = (first & whole_param) == whole_param;
-        bool const moments_are_whole = (first & whole_moments) == whole_moments;
-        std::byte const* const old_moments = old + (param_is_whole ? elements * sizeof(float) : 0);
-        if (!param_is_whole || !moments_are_whole) {
+        struct kept_unit {
+            std::byte const *param, *moments; // null: not kept whole
+            std::size_t bytes;                // of one array
+        };
+        kept_unit kept[units] = {};
+        bool all_is_kept = true; // always so where a group is cut short
+        for (std::size_t unit = 0; unit * record_unit < elements; ++unit) {
+            std::size_t const left = elements - unit * record_unit;
+            kept_unit& of = kept[unit];
+            of.bytes = (left < record_unit ? left : record_unit) * sizeof(float);
+            std::uint16_t first;
+            __builtin_memcpy(&first, codes + first_code(unit), sizeof first);
+            if ((first & whole_param) == whole_param) {
+                of.param = old;
+                old += of.bytes;
+            }
+            if ((first & whole_moments) == whole_moments) {
+                of.moments = old;
+                old += 2 * of.bytes;
+            }
+            all_is_kept = all_is_kept && of.param != nullptr && of.moments != nullptr;
+        }
+        if (!all_is_kept) {
             simd::u32 packed[simd::vectors];
             simd::load_halves(codes, packed);
             ADAMANT_UNROLL
             for (std::size_t k = 0; k < simd::vectors; ++k) {
-                std::size_t const in_group = k * simd::lanes * sizeof(float);
-                std::size_t const here = i * sizeof(float) + in_group;
+                std::byte const* const param = kept[k / unit_vectors].param;
+                std::size_t const here = (i + k * simd::lanes) * sizeof(float);
                 state_vectors s{simd::load<float>(a.param + here), simd::load<float>(a.exp_avg + here),
                                 simd::load<float>(a.exp_avg_sq + here)};
                 simd::f32 const quotient = start_param<path::lenient>(s, c).quotient;
-                s.param = param_is_whole ? simd::load<float>(old + in_group)
-                                         : restored<param_field>(undo_param(s.param, quotient, inverse), packed[k]);
+                s.param = param != nullptr ? simd::load<float>(param + k % unit_vectors * simd::lanes * sizeof(float))
+                                           : restored<param_field>(undo_param(s.param, quotient, inverse), packed[k]);
                 undo_moments<path::lenient>(s.exp_avg, s.exp_avg_sq,
                                             simd::load<Grad>(a.grad + (i + k * simd::lanes) * sizeof(Grad)), s.param, c,
                                             inverse);
@@ -260,15 +311,15 @@ void undo_step(step_pointers const& arrays, std::size_t n, coefficients const& s
                 simd::store<float>(a.exp_avg_sq + here, restored<exp_avg_sq_field>(s.exp_avg_sq, packed[k]));
             }
         }
-        if (param_is_whole) {
-            __builtin_memcpy(a.param + i * sizeof(float), old, elements * sizeof(float));
-            old += elements * sizeof(float);
-        }
-        if (moments_are_whole) {
-            __builtin_memcpy(a.exp_avg + i * sizeof(float), old_moments, elements * sizeof(float));
-            __builtin_memcpy(a.exp_avg_sq + i * sizeof(float), old_moments + elements * sizeof(float),
-                             elements * sizeof(float));
-            old += 2 * elements * sizeof(float);
+        for (std::size_t unit = 0; unit < units; ++unit) {
+            kept_unit const& of = kept[unit];
+            std::size_t const here = (i + unit * record_unit) * sizeof(float);
+            if (of.param != nullptr)
+                __builtin_memcpy(a.param + here, of.param, of.bytes);
+            if (of.moments != nullptr) {
+                __builtin_memcpy(a.exp_avg + here, of.moments, of.bytes);
+                __builtin_memcpy(a.exp_avg_sq + here, of.moments + of.bytes, of.bytes);
+            }
         }
     }
 }

@@ -40,6 +40,9 @@ using step_function = std::uint64_t (*)(step_pointers const&, std::size_t begin,
 // oracle::block_squares of one block of n elements.
 using block_squares_function = grad_squares (*)(std::byte const* grad, std::size_t n) noexcept;
 
+// A record keeps old values whole for so many elements at a time, on every instruction set.
+inline constexpr std::size_t record_unit = 16;
+
 // One step over the first n elements (at most norm_block_elems) of a shard of float params and moments, with a record
 // of what undo_function needs to bring back every bit of param, exp_avg and exp_avg_sq. The record begins at a multiple
 // of 64 bytes, takes at most record_bytes_at_most(n), and means something only to the same instruction set. Returns its
