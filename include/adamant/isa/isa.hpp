@@ -39,7 +39,9 @@ inline constexpr isa all_isas[] = {isa::scalar, isa::generic, isa::avx2, isa::av
 // Whether this CPU and its operating system can run the tier. The vendor is never asked for, only features.
 [[nodiscard]] inline bool is_available(isa tier) noexcept
 {
-#if defined(__x86_64__)
+#if defined(ADAMANT_EMULATED_AVX512) // see kernel/targets.hpp
+    return tier == isa::scalar || tier == isa::avx512 || tier == isa::avx512_bf16;
+#elif defined(__x86_64__)
     switch (tier) {
     case isa::avx2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     case isa::avx512:

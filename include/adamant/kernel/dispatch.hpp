@@ -80,7 +80,16 @@ template <class... Stored>
 inline constexpr bool stores_bfloat16 = (std::is_same_v<Stored, bfloat16> || ...);
 
 // A function of that name and these types for each tier; on the scalar one, which may be without, what is said.
-#if defined(__x86_64__)
+#if defined(ADAMANT_EMULATED_AVX512) // which has those tiers and the oracle only
+#define ADAMANT_FOR_TIER(tier, on_scalar, on_bf16, ...)                                                                \
+    if ((tier) == isa::scalar)                                                                                         \
+        return on_scalar;                                                                                              \
+    if constexpr (on_bf16) {                                                                                           \
+        if ((tier) == isa::avx512_bf16)                                                                                \
+            return avx512_bf16::__VA_ARGS__;                                                                           \
+    }                                                                                                                  \
+    return avx512::__VA_ARGS__
+#elif defined(__x86_64__)
 #define ADAMANT_FOR_TIER(tier, on_scalar, on_bf16, ...)                                                                \
     switch (tier) {                                                                                                    \
     case isa::scalar: return on_scalar;                                                                                \

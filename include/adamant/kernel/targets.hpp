@@ -21,6 +21,10 @@
 #include <adamant/kernel/step_pointers.hpp>
 #include <adamant/numerics/float_mode.hpp>
 
+#if defined(ADAMANT_EMULATED_AVX512) // our tests' header, with the intrinsics of AVX-512 for CPUs that lack them
+#include ADAMANT_EMULATED_AVX512
+#endif
+
 #if !defined(__clang__)
 // GCC's own AVX-512 intrinsics start from a deliberately undefined register, and GCC 12 then warns of it.
 #pragma GCC diagnostic push
@@ -60,10 +64,15 @@ namespace avx2 {
 } // namespace avx2
 #if defined(__clang__)
 #pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#if defined(ADAMANT_EMULATED_AVX512)
+#elif defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))),                   \
                              apply_to = function)
 #else
-#pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
 #endif
@@ -76,7 +85,8 @@ namespace avx512 {
 #include <adamant/kernel/gradient.inl>
 #include <adamant/kernel/journal.inl>
 } // namespace avx512
-#if defined(__clang__)
+#if defined(ADAMANT_EMULATED_AVX512)
+#elif defined(__clang__)
 #pragma clang attribute pop
 #pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"))),        \
                              apply_to = function)
@@ -96,7 +106,8 @@ namespace avx512_bf16 {
 #include <adamant/kernel/journal.inl>
 } // namespace avx512_bf16
 #undef ADAMANT_AVX512_BF16
-#if defined(__clang__)
+#if defined(ADAMANT_EMULATED_AVX512)
+#elif defined(__clang__)
 #pragma clang attribute pop
 #else
 #pragma GCC pop_options

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// The AVX-512 intrinsics of isa/avx512.inl on CPUs that have only AVX2, by SIMDe, so that every machine tests the
+// kernels of those tiers. kernel/targets.hpp includes this where ADAMANT_EMULATED_AVX512 names it. SIMDe fuses exactly
+// where AVX-512 does if the file is compiled with -mavx2 -mfma -mf16c -ffp-contract=off.
+#pragma once
+
+#if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__) || defined(__AVX512F__)
+#error "AVX-512 is emulated by AVX2, FMA and F16C: compile with -mavx2 -mfma -mf16c, and without AVX-512"
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include <immintrin.h>
+
+#include <simde/x86/avx512.h>
+
+#include <adamant/core/abi.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace emulated_avx512 {
+
+using v16 = simde__m512;
+using v16i = simde__m512i;
+
+// What SIMDe 0.7.4 lacks.
+[[gnu::noinline]] inline __mmask16 cmplt_epu32_mask(v16i a, v16i b)
+{
+    return static_cast<__mmask16>(~simde_mm512_cmple_epu32_mask(b, a));
+}
+[[gnu::noinline]] inline __mmask16 cmpge_epu32_mask(v16i a, v16i b)
+{
+    return simde_mm512_cmple_epu32_mask(b, a);
+}
+[[gnu::noinline]] inline __m256i cvtepi32_epi16(v16i a)
+{
+    simde__m512i_private const from = simde__m512i_to_private(a);
+    simde__m256i_private to;
+    for (std::size_t i = 0; i < 16; ++i)
+        to.i16[i] = static_cast<std::int16_t>(from.i32[i]);
+    return simde__m256i_from_private(to);
+}
+// To nearest even whatever the rounding mode; subnormals count as zeros, and come out as zeros.
+[[gnu::noinline]] inline __m256i cvtneps_pbh(v16 a)
+{
+    simde__m512_private const from = simde__m512_to_private(a);
+    simde__m256i_private to;
+    for (std::size_t i = 0; i < 16; ++i) {
+        auto const bits = __builtin_bit_cast(std::uint32_t, static_cast<float>(from.f32[i]));
+        std::uint32_t const magnitude = bits & 0x7fffffffu;
+        std::uint32_t rounded = bits + 0x7fffu + (bits >> 16 & 1);
+        if (magnitude > 0x7f800000u)
+            rounded = bits | 0x00400000u;
+        else if (magnitude < 0x00800000u)
+            rounded = bits & 0x80000000u;
+        to.i16[i] = static_cast<std::int16_t>(rounded >> 16);
+    }
+    return simde__m256i_from_private(to);
+}
+inline v16 join(__m256 low, __m256 high)
+{
+    simde__m512_private to;
+    to.m256[0] = low;
+    to.m256[1] = high;
+    return simde__m512_from_private(to);
+}
+inline __m256 half(v16 a, int which)
+{
+    return simde__m512_to_private(a).m256[which];
+}
+[[gnu::noinline]] inline v16 cvtph_ps(__m256i a)
+{
+    return join(_mm256_cvtph_ps(_mm256_castsi256_si128(a)), _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)));
+}
+[[gnu::noinline]] inline __m256i cvtps_ph(v16 a)
+{
+    constexpr int nearest = _MM_FROUND_TO_NEAREST_INT;
+    return _mm256_set_m128i(_mm256_cvtps_ph(half(a, 1), nearest), _mm256_cvtps_ph(half(a, 0), nearest));
+}
+[[gnu::noinline]] inline simde__m512d cvtps_pd(__m256 a)
+{
+    simde__m512d_private to;
+    to.m256d[0] = _mm256_cvtps_pd(_mm256_castps256_ps128(a));
+    to.m256d[1] = _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1));
+    return simde__m512d_from_private(to);
+}
+
+// Macros there.
+[[gnu::noinline]] inline __mmask16 cmp_ps_mask(v16 a, v16 b, int)
+{
+    return simde_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); // the only one that is used
+}
+[[gnu::noinline]] inline void storeu_epi32(void* to, v16i a)
+{
+    simde_mm512_storeu_si512(to, a);
+}
+
+// Functions that are not inlined: each is compiled once rather than in every kernel, which takes half the time.
+#define ADAMANT_EMULATED(name)                                                                                         \
+    template <class... Arguments>                                                                                      \
+    [[gnu::noinline]] auto name(Arguments... arguments)                                                                \
+    {                                                                                                                  \
+        return simde_mm512_##name(arguments...);                                                                       \
+    }
+ADAMANT_EMULATED(add_epi16)
+ADAMANT_EMULATED(add_epi32)
+ADAMANT_EMULATED(and_epi32)
+ADAMANT_EMULATED(castps512_ps256)
+ADAMANT_EMULATED(castps_si512)
+ADAMANT_EMULATED(castsi256_si512)
+ADAMANT_EMULATED(castsi512_ps)
+ADAMANT_EMULATED(cmple_epu32_mask)
+ADAMANT_EMULATED(div_ps)
+ADAMANT_EMULATED(fmadd_pd)
+ADAMANT_EMULATED(fmadd_ps)
+ADAMANT_EMULATED(loadu_epi32)
+ADAMANT_EMULATED(loadu_ps)
+ADAMANT_EMULATED(mask_and_epi32)
+ADAMANT_EMULATED(mask_mov_epi32)
+ADAMANT_EMULATED(maskz_mov_epi16)
+ADAMANT_EMULATED(maskz_permutexvar_epi16)
+ADAMANT_EMULATED(max_epu32)
+ADAMANT_EMULATED(min_epi32)
+ADAMANT_EMULATED(min_epu32)
+ADAMANT_EMULATED(movepi32_mask)
+ADAMANT_EMULATED(movm_epi32)
+ADAMANT_EMULATED(mul_ps)
+ADAMANT_EMULATED(packs_epi32)
+ADAMANT_EMULATED(set1_epi16)
+ADAMANT_EMULATED(set1_epi32)
+ADAMANT_EMULATED(set1_ps)
+ADAMANT_EMULATED(set_epi32)
+ADAMANT_EMULATED(setzero_pd)
+ADAMANT_EMULATED(setzero_si512)
+ADAMANT_EMULATED(slli_epi16)
+ADAMANT_EMULATED(slli_epi32)
+ADAMANT_EMULATED(sqrt_ps)
+ADAMANT_EMULATED(srli_epi32)
+ADAMANT_EMULATED(storeu_pd)
+ADAMANT_EMULATED(storeu_ps)
+ADAMANT_EMULATED(sub_epi32)
+ADAMANT_EMULATED(sub_ps)
+ADAMANT_EMULATED(subs_epu16)
+ADAMANT_EMULATED(ternarylogic_epi32)
+ADAMANT_EMULATED(test_epi16_mask)
+ADAMANT_EMULATED(test_epi32_mask)
+ADAMANT_EMULATED(unpackhi_epi16)
+ADAMANT_EMULATED(unpacklo_epi16)
+#undef ADAMANT_EMULATED
+
+} // namespace emulated_avx512
+ADAMANT_END_NAMESPACE
+
+#define __m512 simde__m512
+#define __m512i simde__m512i
+#define __m512d simde__m512d
+
+#undef _mm512_add_epi16
+#define _mm512_add_epi16 emulated_avx512::add_epi16
+#undef _mm512_add_epi32
+#define _mm512_add_epi32 emulated_avx512::add_epi32
+#undef _mm512_and_epi32
+#define _mm512_and_epi32 emulated_avx512::and_epi32
+#undef _mm512_castps512_ps256
+#define _mm512_castps512_ps256 emulated_avx512::castps512_ps256
+#undef _mm512_castps_si512
+#define _mm512_castps_si512 emulated_avx512::castps_si512
+#undef _mm512_castsi256_si512
+#define _mm512_castsi256_si512 emulated_avx512::castsi256_si512
+#undef _mm512_castsi512_ps
+#define _mm512_castsi512_ps emulated_avx512::castsi512_ps
+#undef _mm512_cmp_ps_mask
+#define _mm512_cmp_ps_mask emulated_avx512::cmp_ps_mask
+#undef _mm512_cmpge_epu32_mask
+#define _mm512_cmpge_epu32_mask emulated_avx512::cmpge_epu32_mask
+#undef _mm512_cmple_epu32_mask
+#define _mm512_cmple_epu32_mask emulated_avx512::cmple_epu32_mask
+#undef _mm512_cmplt_epu32_mask
+#define _mm512_cmplt_epu32_mask emulated_avx512::cmplt_epu32_mask
+#undef _mm512_cvtepi32_epi16
+#define _mm512_cvtepi32_epi16 emulated_avx512::cvtepi32_epi16
+#undef _mm512_cvtneps_pbh
+#define _mm512_cvtneps_pbh emulated_avx512::cvtneps_pbh
+#undef _mm512_cvtph_ps
+#define _mm512_cvtph_ps emulated_avx512::cvtph_ps
+#undef _mm512_cvtps_pd
+#define _mm512_cvtps_pd emulated_avx512::cvtps_pd
+#undef _mm512_cvtps_ph
+#define _mm512_cvtps_ph(x, rounding) emulated_avx512::cvtps_ph(x)
+#undef _mm512_div_ps
+#define _mm512_div_ps emulated_avx512::div_ps
+#undef _mm512_extractf32x8_ps
+#define _mm512_extractf32x8_ps(x, which) emulated_avx512::half(x, which)
+#undef _mm512_fmadd_pd
+#define _mm512_fmadd_pd emulated_avx512::fmadd_pd
+#undef _mm512_fmadd_ps
+#define _mm512_fmadd_ps emulated_avx512::fmadd_ps
+#undef _mm512_loadu_epi32
+#define _mm512_loadu_epi32 emulated_avx512::loadu_epi32
+#undef _mm512_loadu_ps
+#define _mm512_loadu_ps emulated_avx512::loadu_ps
+#undef _mm512_mask_and_epi32
+#define _mm512_mask_and_epi32 emulated_avx512::mask_and_epi32
+#undef _mm512_mask_mov_epi32
+#define _mm512_mask_mov_epi32 emulated_avx512::mask_mov_epi32
+#undef _mm512_maskz_mov_epi16
+#define _mm512_maskz_mov_epi16 emulated_avx512::maskz_mov_epi16
+#undef _mm512_maskz_permutexvar_epi16
+#define _mm512_maskz_permutexvar_epi16 emulated_avx512::maskz_permutexvar_epi16
+#undef _mm512_max_epu32
+#define _mm512_max_epu32 emulated_avx512::max_epu32
+#undef _mm512_min_epi32
+#define _mm512_min_epi32 emulated_avx512::min_epi32
+#undef _mm512_min_epu32
+#define _mm512_min_epu32 emulated_avx512::min_epu32
+#undef _mm512_movepi32_mask
+#define _mm512_movepi32_mask emulated_avx512::movepi32_mask
+#undef _mm512_movm_epi32
+#define _mm512_movm_epi32 emulated_avx512::movm_epi32
+#undef _mm512_mul_ps
+#define _mm512_mul_ps emulated_avx512::mul_ps
+#undef _mm512_packs_epi32
+#define _mm512_packs_epi32 emulated_avx512::packs_epi32
+#undef _mm512_set1_epi16
+#define _mm512_set1_epi16 emulated_avx512::set1_epi16
+#undef _mm512_set1_epi32
+#define _mm512_set1_epi32 emulated_avx512::set1_epi32
+#undef _mm512_set1_ps
+#define _mm512_set1_ps emulated_avx512::set1_ps
+#undef _mm512_set_epi32
+#define _mm512_set_epi32 emulated_avx512::set_epi32
+#undef _mm512_setzero_pd
+#define _mm512_setzero_pd emulated_avx512::setzero_pd
+#undef _mm512_setzero_si512
+#define _mm512_setzero_si512 emulated_avx512::setzero_si512
+#undef _mm512_slli_epi16
+#define _mm512_slli_epi16 emulated_avx512::slli_epi16
+#undef _mm512_slli_epi32
+#define _mm512_slli_epi32 emulated_avx512::slli_epi32
+#undef _mm512_sqrt_ps
+#define _mm512_sqrt_ps emulated_avx512::sqrt_ps
+#undef _mm512_srli_epi32
+#define _mm512_srli_epi32 emulated_avx512::srli_epi32
+#undef _mm512_storeu_epi32
+#define _mm512_storeu_epi32 emulated_avx512::storeu_epi32
+#undef _mm512_storeu_pd
+#define _mm512_storeu_pd emulated_avx512::storeu_pd
+#undef _mm512_storeu_ps
+#define _mm512_storeu_ps emulated_avx512::storeu_ps
+#undef _mm512_sub_epi32
+#define _mm512_sub_epi32 emulated_avx512::sub_epi32
+#undef _mm512_sub_ps
+#define _mm512_sub_ps emulated_avx512::sub_ps
+#undef _mm512_subs_epu16
+#define _mm512_subs_epu16 emulated_avx512::subs_epu16
+#undef _mm512_ternarylogic_epi32
+#define _mm512_ternarylogic_epi32 emulated_avx512::ternarylogic_epi32
+#undef _mm512_test_epi16_mask
+#define _mm512_test_epi16_mask emulated_avx512::test_epi16_mask
+#undef _mm512_test_epi32_mask
+#define _mm512_test_epi32_mask emulated_avx512::test_epi32_mask
+#undef _mm512_unpackhi_epi16
+#define _mm512_unpackhi_epi16 emulated_avx512::unpackhi_epi16
+#undef _mm512_unpacklo_epi16
+#define _mm512_unpacklo_epi16 emulated_avx512::unpacklo_epi16
