@@ -16,7 +16,8 @@ static bool same(coefficients const& a, coefficients const& b)
 
 TEST_CASE("coefficients are those of the formula, rounded once")
 {
-    hyperparameters const adamw{.lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .mode = decay_mode::decoupled};
+    hyperparameters const adamw{
+        .lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .mode = decay_mode::decoupled};
     for (std::uint64_t t : {1ul, 2ul, 3ul, 10ul, 1000ul, 123456ul, 10000000000ul}) {
         coefficients const c = make_coefficients(adamw, t, {.loss_scale = 65536, .clip_coefficient = 0.5});
         auto const n = static_cast<long double>(t);
@@ -40,7 +41,8 @@ TEST_CASE("the power is right to the last bits over the whole life of a run")
     // below 1e-90 may come out as 0: it is only ever taken from 1.
     for (double const beta : {0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 0.9999, 1 - 0x1p-53})
         for (std::uint64_t t = 1; t < 5000000; t = t * 5 / 4 + 1) {
-            auto const expected = static_cast<double>(std::pow(static_cast<long double>(beta), static_cast<long double>(t)));
+            auto const expected =
+                static_cast<double>(std::pow(static_cast<long double>(beta), static_cast<long double>(t)));
             REQUIRE(std::fabs(detail::power(beta, t) - expected) <= std::fabs(expected) * 0x1p-51 + 1e-90);
         }
 }
@@ -55,7 +57,9 @@ TEST_CASE("step_drift: coefficients depend on the step number alone, and match a
         product2 *= static_cast<long double>(0.999);
         coefficients const c = make_coefficients(hyper, t);
         REQUIRE(same(c, make_coefficients(hyper, t)));
-        auto const close = [](float x, long double y) { return std::fabs(static_cast<long double>(x) / y - 1) < 0x1p-23L; };
+        auto const close = [](float x, long double y) {
+            return std::fabs(static_cast<long double>(x) / y - 1) < 0x1p-23L;
+        };
         REQUIRE(close(c.neg_step_size, -1e-3L / (1 - product1)));
         REQUIRE(close(c.inv_sqrt_bias2, 1 / std::sqrt(1 - product2)));
     }
@@ -110,14 +114,58 @@ TEST_CASE("what cannot be is refused, by name")
     }
     CHECK(refused({}, "loss_scale", {.loss_scale = 0}));
     // Not zero, but zero or infinite as a float.
-    CHECK(refused({.lr = 1e-42}, "lr"));
     CHECK(refused({.lr = 1e39}, "lr"));
-    CHECK(refused({.eps = 1e-39}, "eps"));
+    CHECK(refused({.lr = 1e38, .beta1 = 0.99}, "lr / (1 - beta1)"));
+    CHECK(refused({.lr = 1e20, .weight_decay = 1e20, .mode = decay_mode::decoupled}, "lr * weight_decay"));
+    for (double const tiny : {1e-300, 1e-42, 0x1p-126, 0x1.000001p-126}) {
+        CHECK(refused({.beta1 = tiny}, "beta1"));
+        CHECK(refused({.beta2 = tiny}, "beta2"));
+        CHECK(refused({.eps = tiny}, "eps"));
+        CHECK(refused({.weight_decay = tiny, .mode = decay_mode::l2}, "weight_decay"));
+        CHECK(refused({}, "loss_scale", {.clip_coefficient = tiny}));
+        CHECK(refused({}, "loss_scale", {.loss_scale = 1 / tiny}));
+    }
     CHECK(refused({}, "loss_scale", {.loss_scale = 1e300}));
+    CHECK(refused({}, "loss_scale", {.loss_scale = 1e-300}));
+    CHECK(make_coefficients({}, 1, {.clip_coefficient = 0x1.000002p-126}).grad_scale == 0x1.000002p-126f);
     CHECK(refused({.mode = static_cast<decay_mode>(7)}, "mode"));
     CHECK_THROWS_AS(make_coefficients({}, 0), invalid_argument);
     CHECK_NOTHROW(make_coefficients({.lr = 0, .beta1 = 0, .beta2 = 0, .eps = 0}, 1));
     CHECK_NOTHROW(make_coefficients({}, std::numeric_limits<std::uint64_t>::max()));
+}
+
+TEST_CASE("what passes at set-up is taken in every step, and a learning rate may decay to nothing")
+{
+    for (double lr = 1e-3; lr > 0; lr *= 1e-3)
+        for (std::uint64_t const t : {1ul, 10ul, 100000ul}) {
+            hyperparameters const hyper{.lr = lr, .weight_decay = 0.1, .mode = decay_mode::decoupled};
+            check(hyper);
+            coefficients const c = make_coefficients(hyper, t);
+            CHECK((lr < 1e-40 ? c.neg_step_size == 0 : lr < 1e-37 || c.neg_step_size < 0));
+        }
+    std::uint64_t seed = 5;
+    auto const random = [&] { return seed = seed * 6364136223846793005u + 1442695040888963407u, seed >> 33; };
+    auto const magnitude = [&] {
+        return std::ldexp(1.0 + static_cast<double>(random() % 1024) / 1024, static_cast<int>(random() % 300) - 150);
+    };
+    for (int round = 0; round < 20000; ++round) {
+        hyperparameters const hyper{.lr = magnitude(),
+                                    .beta1 = std::min(magnitude(), 1 - 0x1p-53),
+                                    .beta2 = std::min(magnitude(), 1 - 0x1p-53),
+                                    .eps = magnitude(),
+                                    .weight_decay = magnitude(),
+                                    .mode = random() % 2 == 0 ? decay_mode::l2 : decay_mode::decoupled,
+                                    .bias_correction = random() % 2 == 0};
+        try {
+            check(hyper);
+        } catch (invalid_argument const&) {
+            continue;
+        }
+        coefficients const c = make_coefficients(hyper, 1 + random() % 50);
+        for (float const each : {c.beta1, c.beta2, c.one_minus_beta1, c.one_minus_beta2, c.inv_sqrt_bias2, c.eps})
+            REQUIRE((std::isfinite(each) && each > 0));
+        REQUIRE((std::isfinite(c.neg_step_size) && std::isfinite(c.decay) && std::isfinite(c.l2)));
+    }
 }
 
 TEST_CASE("the caller's rounding mode changes no coefficient")

@@ -137,9 +137,9 @@ inline std::vector<state_tensor> checked_tensors(state_dict const& state)
         } catch (invalid_argument const& error) {
             throw invalid_argument("adamant: group " + in_quotes(group.name) + ": " + reason(error));
         }
-    if (state.loss_scaler && !(std::isfinite(state.loss_scaler->scale) && state.loss_scaler->scale > 0))
+    if (state.loss_scaler && !is_loss_scale(state.loss_scaler->scale))
         throw invalid_argument("adamant: the loss scaler's scale is " + text(state.loss_scaler->scale) +
-                               ", but must be a finite number above 0");
+                               ", but must be " + loss_scale_rule);
     index_of_names(state.params, "param");
     std::vector<std::size_t> counts;
     for (state_param const& param : state.params) {
@@ -181,7 +181,7 @@ inline std::vector<state_tensor> checked_tensors(state_dict const& state)
 } // namespace detail
 
 // Throws invalid_argument naming the first thing that cannot be: hyperparameters that check() refuses, a loss scale
-// that is not finite and above 0, params or groups without a name or with one twice, a shape that no memory holds or of
+// whose inverse no float holds, params or groups without a name or with one twice, a shape that no memory holds or of
 // more than 64 dimensions, an index out of range, a tensor past its param's end, of a type that the array cannot have
 // or without data, and parts of one array that overlap or differ in type. A state may be partial: one rank's share.
 // Pure; reads no data; thread-safe.

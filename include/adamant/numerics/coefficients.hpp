@@ -54,19 +54,15 @@ inline double power(double base, std::uint64_t exponent) noexcept
     }
 }
 
-inline float round_coefficient(char const* key, double value)
+// check() has refused what would overflow, and what would become zero, but for the learning rate's.
+inline float round_coefficient(double value) noexcept
 {
-    float const rounded = flush(static_cast<float>(value));
-    if (!is_finite(rounded) || (rounded == 0.0f) != (value == 0.0))
-        throw invalid_argument(std::string("adamant: ") + key + " comes to " + text(value) +
-                               ", which a float holds neither as a normal number nor as zero; bring it to within 1e-37 "
-                               "and 1e38, or to 0");
-    return rounded;
+    return flush(static_cast<float>(value));
 }
 
 // Apart and not inlined, so that no compiler moves its arithmetic out of the floating-point scope around the call.
 [[gnu::noinline]] inline void compute_coefficients(hyperparameters const& hyper, std::uint64_t step,
-                                                   grad_scaling const& scaling, coefficients& out)
+                                                   grad_scaling const& scaling, coefficients& out) noexcept
 {
     double bias1 = 1.0;
     double bias2 = 1.0;
@@ -75,23 +71,22 @@ inline float round_coefficient(char const* key, double value)
         bias2 = 1.0 - power(hyper.beta2, step);
     }
     bool const l2 = hyper.mode == decay_mode::l2;
-    out.beta1 = round_coefficient("beta1", hyper.beta1);
-    out.beta2 = round_coefficient("beta2", hyper.beta2);
-    out.one_minus_beta1 = round_coefficient("1 - beta1", 1.0 - hyper.beta1);
-    out.one_minus_beta2 = round_coefficient("1 - beta2", 1.0 - hyper.beta2);
-    out.inv_sqrt_bias2 = round_coefficient("1 / sqrt(1 - beta2^step)", 1.0 / std::sqrt(bias2));
-    out.eps = round_coefficient("eps", hyper.eps);
-    out.neg_step_size = round_coefficient("-lr / (1 - beta1^step)", -hyper.lr / bias1);
-    out.decay = round_coefficient("1 - lr * weight_decay", l2 ? 1.0 : std::fma(-hyper.lr, hyper.weight_decay, 1.0));
-    out.l2 = round_coefficient("weight_decay", l2 ? hyper.weight_decay : 0.0);
-    out.grad_scale = round_coefficient("clip_coefficient / loss_scale", scaling.clip_coefficient / scaling.loss_scale);
+    out.beta1 = round_coefficient(hyper.beta1);
+    out.beta2 = round_coefficient(hyper.beta2);
+    out.one_minus_beta1 = round_coefficient(1.0 - hyper.beta1);
+    out.one_minus_beta2 = round_coefficient(1.0 - hyper.beta2);
+    out.inv_sqrt_bias2 = round_coefficient(1.0 / std::sqrt(bias2));
+    out.eps = round_coefficient(hyper.eps);
+    out.neg_step_size = round_coefficient(-hyper.lr / bias1);
+    out.decay = round_coefficient(l2 ? 1.0 : std::fma(-hyper.lr, hyper.weight_decay, 1.0));
+    out.l2 = round_coefficient(l2 ? hyper.weight_decay : 0.0);
+    out.grad_scale = round_coefficient(scaling.clip_coefficient / scaling.loss_scale);
 }
 
 } // namespace detail
 
-// The coefficients of step number `step`, which counts from 1. Throws invalid_argument where check() does, for step 0,
-// and where a coefficient that is not zero would round to zero or infinity. The caller's floating-point mode neither
-// matters nor changes. Pure; thread-safe.
+// The coefficients of step number `step`, which counts from 1. Throws invalid_argument where check() does, and for step
+// 0. The caller's floating-point mode neither matters nor changes. Pure; thread-safe.
 [[nodiscard]] inline coefficients make_coefficients(hyperparameters const& hyper, std::uint64_t step,
                                                     grad_scaling const& scaling = {})
 {

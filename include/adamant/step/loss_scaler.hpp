@@ -33,6 +33,15 @@ struct loss_scaler_state {
     friend bool operator==(loss_scaler_state const&, loss_scaler_state const&) = default;
 };
 
+namespace detail {
+// One whose inverse, which gradients are multiplied with, float holds.
+[[nodiscard]] inline bool is_loss_scale(double scale) noexcept
+{
+    return scale >= 0x1p-125 && scale <= 0x1p125;
+}
+inline constexpr char const* loss_scale_rule = "from 2.4e-38 to 4.2e37, so that float holds its inverse";
+} // namespace detail
+
 // Throws invalid_argument naming the first field that cannot be.
 inline void check(loss_scaling_options const& options)
 {
@@ -40,8 +49,8 @@ inline void check(loss_scaling_options const& options)
         throw invalid_argument(std::string("adamant: ") + key + " is " + detail::text(value) + ", but must be " + rule);
     };
     auto const scale = [&](char const* key, double value) {
-        if (!std::isfinite(value) || value <= 0)
-            refuse(key, value, "a finite number above 0");
+        if (!detail::is_loss_scale(value))
+            refuse(key, value, detail::loss_scale_rule);
     };
     scale("initial_scale", options.initial_scale);
     scale("min_scale", options.min_scale);

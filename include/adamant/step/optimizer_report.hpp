@@ -67,6 +67,8 @@ struct optimizer_report {
     bool rolled_back = false; // and that was taken back, because clipping or a skip was called for
     double loss_scale = 1;
     double global_norm = 0; // of the finite gradients, unscaled, over all ranks
+    // What gradients were multiplied with to bring them down to max_norm. 0 where clip_coefficient / loss_scale would
+    // be at most 2^-126, which no float holds: such huge gradients count as zeros.
     double clip_coefficient = 1;
     std::uint64_t nonfinite_grads = 0; // over all ranks
     // The first of them in this process, by the order of shards.
