@@ -61,6 +61,23 @@ TEST_CASE("sizes that differ are refused by the array's name")
     CHECK(mentions(refusal([&] { shard(p, g, m, v, five); }), "weight_out has 5"));
 }
 
+TEST_CASE("arrays that are gone before the first step are not taken")
+{
+    using vector = std::vector<float>;
+    using from_vectors = shard<float, float, float>;
+    STATIC_REQUIRE(std::is_constructible_v<from_vectors, vector&, vector const&, vector&, vector&>);
+    STATIC_REQUIRE(!std::is_constructible_v<from_vectors, vector, vector&, vector&, vector&>);
+    STATIC_REQUIRE(!std::is_constructible_v<from_vectors, vector&, vector, vector&, vector&>);
+    STATIC_REQUIRE(!std::is_constructible_v<from_vectors, vector&, vector&, vector, vector&>);
+    STATIC_REQUIRE(!std::is_constructible_v<from_vectors, vector&, vector&, vector&, vector>);
+    using span = std::span<float>; // owns nothing
+    STATIC_REQUIRE(std::is_constructible_v<from_vectors, span, span, span, span>);
+    using with_out = shard<float, float, float, float, bfloat16>;
+    using outs = std::vector<bfloat16>;
+    STATIC_REQUIRE(std::is_constructible_v<with_out, vector&, vector&, vector&, vector&, outs&>);
+    STATIC_REQUIRE(!std::is_constructible_v<with_out, vector&, vector&, vector&, vector&, outs>);
+}
+
 TEST_CASE("null pointers and impossible sizes are refused, but for empty shards")
 {
     float* const none = nullptr;

@@ -28,6 +28,10 @@ concept weight_out_type = std::is_void_v<WeightOut> ||
                           (std::is_same_v<Param, float> && element_type<WeightOut> && !std::is_same_v<WeightOut, float>);
 
 namespace detail {
+// A vector that lives on, or a span: not a temporary vector, whose elements would be gone before the first step.
+template <class Range>
+concept array_range = std::ranges::contiguous_range<Range> && std::ranges::borrowed_range<Range>;
+
 inline constexpr char const* array_names[] = {"param", "grad", "exp_avg", "exp_avg_sq", "weight_out"};
 }
 
@@ -65,9 +69,8 @@ public:
         check();
     }
 
-    // From vectors, spans or other contiguous ranges. Throws invalid_argument also where their sizes differ.
-    template <std::ranges::contiguous_range P, std::ranges::contiguous_range G, std::ranges::contiguous_range M,
-              std::ranges::contiguous_range V>
+    // From vectors, spans or other contiguous ranges, but no temporary that owns its elements. Throws invalid_argument also where their sizes differ.
+    template <detail::array_range P, detail::array_range G, detail::array_range M, detail::array_range V>
         requires std::is_void_v<WeightOut>
     shard(P&& param, G&& grad, M&& exp_avg, V&& exp_avg_sq)
         : shard(std::ranges::data(param), std::ranges::data(grad), std::ranges::data(exp_avg),
@@ -77,8 +80,8 @@ public:
         check_size("exp_avg", std::ranges::size(exp_avg));
         check_size("exp_avg_sq", std::ranges::size(exp_avg_sq));
     }
-    template <std::ranges::contiguous_range P, std::ranges::contiguous_range G, std::ranges::contiguous_range M,
-              std::ranges::contiguous_range V, std::ranges::contiguous_range W>
+    template <detail::array_range P, detail::array_range G, detail::array_range M, detail::array_range V,
+              detail::array_range W>
         requires(!std::is_void_v<WeightOut>)
     shard(P&& param, G&& grad, M&& exp_avg, V&& exp_avg_sq, W&& weight_out)
         : shard(std::ranges::data(param), std::ranges::data(grad), std::ranges::data(exp_avg),
@@ -157,12 +160,11 @@ template <class P, class G, class M, class V>
 shard(P*, G const*, M*, V*, std::size_t) -> shard<P, G, M, V>;
 template <class P, class G, class M, class V, class W>
 shard(P*, G const*, M*, V*, W*, std::size_t) -> shard<P, G, M, V, W>;
-template <std::ranges::contiguous_range P, std::ranges::contiguous_range G, std::ranges::contiguous_range M,
-          std::ranges::contiguous_range V>
+template <detail::array_range P, detail::array_range G, detail::array_range M, detail::array_range V>
 shard(P&&, G&&, M&&, V&&) -> shard<std::ranges::range_value_t<P>, std::ranges::range_value_t<G>,
                                    std::ranges::range_value_t<M>, std::ranges::range_value_t<V>>;
-template <std::ranges::contiguous_range P, std::ranges::contiguous_range G, std::ranges::contiguous_range M,
-          std::ranges::contiguous_range V, std::ranges::contiguous_range W>
+template <detail::array_range P, detail::array_range G, detail::array_range M, detail::array_range V,
+          detail::array_range W>
 shard(P&&, G&&, M&&, V&&, W&&)
     -> shard<std::ranges::range_value_t<P>, std::ranges::range_value_t<G>, std::ranges::range_value_t<M>,
              std::ranges::range_value_t<V>, std::ranges::range_value_t<W>>;
