@@ -225,6 +225,36 @@ TEST_CASE("The norm is what all ranks say it is, and a rank's failure loses noth
     CHECK(!(data == before));
 }
 
+TEST_CASE("A sum over ranks that cannot be refuses the step, whichever way it is taken")
+{
+    double const nan = std::numeric_limits<double>::quiet_NaN();
+    double const inf = std::numeric_limits<double>::infinity();
+    for (auto const policy : {nonfinite_policy::skip, nonfinite_policy::apply})
+        for (grad_squares const bad : {grad_squares{nan, 9}, {inf, 9}, {-inf, 9}, {-1.0, 9}, {-1e-300, 9}, {1.0, 0}}) {
+            simple data(10000);
+            data.spread();
+            data.grad[5] = narrow<bfloat16>(std::nanf(""));
+            bool is_bad = true;
+            optimizer_options options{.max_norm = 1, .on_nonfinite = policy, .speculate = speculation::always};
+            options.reduce = [&](grad_squares own) { return is_bad ? bad : own; };
+            optimizer o(executor_of(1), options);
+            o.add_group("all", adamw);
+            o.add_shard(0, "w", data.view());
+            simple const before = data;
+            std::string const why = message_of([&] { o.step(); });
+            CHECK(why.find("adamant: reduce was given the sum of squares ") == 0);
+            CHECK(why.find(" and 1 non-finite gradients of this process, and returned ") != std::string::npos);
+            CHECK(data == before);
+            CHECK(message_of([&] { o.step_async().wait(); }) == why);
+            CHECK(data == before);
+            o.begin_step();
+            o.submit(0);
+            CHECK(message_of([&] { o.finish(); }) == why);
+            is_bad = false;
+            CHECK(o.finish().step == 1);
+        }
+}
+
 TEST_CASE("An open step that is abandoned, or whose optimizer is destroyed, leaves every bit as it was")
 {
     simple data(30000);
@@ -389,6 +419,15 @@ TEST_CASE("rollback() wants the last step's gradients, and says so where it cann
     CHECK(message_of([&] { o.rollback(); }).find("they have changed since") != std::string::npos);
     CHECK(data == stepped);
     data.grad[7] = kept;
+    // Nor of any other sign or order, which the sum of squares does not tell.
+    data.grad[8] = narrow<bfloat16>(-widen(data.grad[8]));
+    CHECK(message_of([&] { o.rollback(); }).find("they have changed since") != std::string::npos);
+    data.grad[8] = narrow<bfloat16>(-widen(data.grad[8]));
+    std::swap(data.grad[29000], data.grad[29016]);
+    REQUIRE(widen(data.grad[29000]) != widen(data.grad[29016]));
+    CHECK(message_of([&] { o.rollback(); }).find("they have changed since") != std::string::npos);
+    CHECK(data == stepped);
+    std::swap(data.grad[29000], data.grad[29016]);
     o.rollback();
     CHECK(data == before);
     CHECK(o.steps() == 0);
@@ -493,10 +532,26 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     std::vector<float> own(100), own_grad(100);
     optimizer into_grad(executor_of(1));
     into_grad.add_group("all", adamw);
-    into_grad.add_shard(
-        0, "a", shard(own.data(), own_grad.data(), other.exp_avg.data(), other.exp_avg_sq.data(), std::size_t{100}), {},
-        own_grad.data());
-    CHECK(message_of([&] { into_grad.prepare(); }).find("adamant: grad and accumulator of shard 0 overlap") == 0);
+    shard const mine(own.data(), own_grad.data(), other.exp_avg.data(), other.exp_avg_sq.data(), std::size_t{100});
+    CHECK(message_of([&] {
+              into_grad.add_shard(0, "a", mine, {}, own_grad.data());
+          }).find("adamant: grad and accumulator of shard 0 overlap") == 0);
+    CHECK(message_of([&] {
+              into_grad.add_shard(0, "a", mine, {}, own.data());
+          }).find("adamant: param and accumulator of shard 0 overlap") == 0);
+    CHECK(message_of([&] {
+              into_grad.add_shard(0, "a", mine, {}, other.exp_avg_sq.data() + 99);
+          }).find("adamant: exp_avg_sq and accumulator of shard 0 overlap") == 0);
+    CHECK(into_grad.shards() == 0);
+    std::vector<float> sum(100);
+    into_grad.add_shard(0, "a", mine, {}, sum.data());
+    std::vector<float> const untouched = data.param;
+    into_grad.add_shard(0, "b", data.view(), {}, own.data()); // another's param, which no shard sees by itself
+    CHECK(message_of([&] {
+              into_grad.accumulate(1);
+          }).find("adamant: param of shard 0 and accumulator of shard 1 overlap") == 0);
+    CHECK(own == std::vector<float>(100));
+    CHECK(data.param == untouched);
     CHECK(message_of([&] {
               optimizer(executor_of(1), {.max_norm = 1, .max_abs_grad = 1});
           }).find("set the other to 0") != std::string::npos);
@@ -517,6 +572,18 @@ TEST_CASE("host_oom: what an optimizer will allocate is known before it does")
     CHECK(o.memory_bytes() > 3 * n * 3);
     if (test::tier() != isa::scalar) // which keeps copies
         CHECK(o.memory_bytes() < 3 * n * 6);
+    // The budget is a bound: no more is allocated than the records of a step can take, whatever it says.
+    std::size_t const at_most = o.memory_bytes(false) + 3 * n * 16 + (std::size_t{4} << 20);
+    for (std::size_t const budget : {std::size_t{1'000'000'000'000}, SIZE_MAX - 1}) {
+        optimizer rich(executor_of(1), {.max_norm = 1, .journal_budget_bytes = budget});
+        rich.add_group("all", adamw);
+        for (simple& each : shards)
+            rich.add_shard(0, std::to_string(&each - shards.data()), each.view());
+        CHECK(rich.memory_bytes() > rich.memory_bytes(false));
+        CHECK(rich.memory_bytes() < at_most);
+        rich.begin_step();
+        rich.abandon();
+    }
     o.prepare();
     optimizer_report const report = [&] {
         o.begin_step();
@@ -633,8 +700,46 @@ TEST_CASE("Gradients that nothing brings down to max_norm count for nothing, and
     optimizer_report const report = o.step({.loss_scale = 1});
     CHECK(report.outcome == step_outcome::applied);
     CHECK(report.global_norm > 3e38);
-    CHECK(report.clip_coefficient == 1e-3 / (report.global_norm + 1e-6));
+    CHECK(report.clip_coefficient == 0); // as the report says
     CHECK(exp_avg[0] == 0.0f);
+
+    // Down to the last factor that a float holds it counts.
+    grad.assign(100, 0x1p120f);
+    double const norm = std::ldexp(10.0, 120);
+    for (double const factor : {0x1.000002p-126, 0x1.8p-126, 0x1p-125, 0x1.8p-125}) {
+        exp_avg.assign(100, 0);
+        optimizer_report const small = o.step({.max_norm = norm * factor});
+        CHECK(small.clip_coefficient > 0);
+        CHECK(test::bits(exp_avg[0]) == test::bits(0.1f * (0x1p120f * static_cast<float>(small.clip_coefficient))));
+    }
+    CHECK(o.step({.max_norm = norm * 0x1p-126}).clip_coefficient == 0);
+}
+
+TEST_CASE("What passes at set-up is not refused at a step, and what a step would refuse does not pass")
+{
+    simple data(100);
+    optimizer o(executor_of(1));
+    for (hyperparameters const& bad : {hyperparameters{.beta1 = 1e-300}, {.beta2 = 1e-300}, {.eps = 1e-50}})
+        CHECK(message_of([&] { o.add_group("bad", bad); }).find("which float holds") != std::string::npos);
+    CHECK(message_of([&] {
+              optimizer(executor_of(1), {.max_abs_grad = 1e-300});
+          }).find("max_abs_grad is 1e-300, but must be") != std::string::npos);
+    CHECK(message_of([&] {
+              optimizer(executor_of(1), {.loss_scaling = loss_scaling_options{.max_scale = 1e300}});
+          }).find("max_scale is 1e+300, but must be") != std::string::npos);
+    o.add_group("all", {.lr = 1e-40});
+    o.add_shard(0, "w", data.view());
+    simple const before = data;
+    CHECK(message_of([&] { o.step({.loss_scale = 1e300}); }).find("use a loss_scale that is smaller") !=
+          std::string::npos);
+    CHECK(message_of([&] { o.step({.loss_scale = 1e-300}); }).find("use a loss_scale that is larger") !=
+          std::string::npos);
+    CHECK(data == before);
+    for (double lr = 1e-3; lr > 0; lr *= 1e-6) // a schedule that ends at nothing
+        o.step({.lr = std::span<double const>(&lr, 1)});
+    std::vector<float> const last = data.param;
+    o.step();
+    CHECK(data.param == last);
 }
 
 TEST_CASE("stale_hyper: learning rate, weight decay and loss scale are those of the step, not of the one before")

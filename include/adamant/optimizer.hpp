@@ -42,8 +42,8 @@ public:
     explicit optimizer(executor const& cpu, optimizer_options options = {}) : optimizer_setup(cpu, std::move(options))
     {
     }
-    // A step that is under way is waited for; one that has been begun and not finished is taken back, where abandon()
-    // could do that.
+    // A step that is under way is waited for. One that has been begun and not finished is taken back where abandon()
+    // could do that; where it could not, shards that were submitted stay stepped, and the others are as before.
     ~optimizer()
     {
         passes_.line().wait();
@@ -133,10 +133,10 @@ public:
     }
 
     // Takes back the last step, which must have been applied with keep_last_step, and nothing begun, accumulated, added
-    // or loaded since; its gradients must still be there (which is looked at, by their sums of squares: that a gradient
-    // has changed its sign goes unnoticed). Restores every bit of param, exp_avg and exp_avg_sq, the step count and the
-    // loss scale, and makes weight_out of param. Throws invalid_argument where there is no such step or those sums are
-    // others, and unavailable where the journal's budget was too small.
+    // or loaded since; its gradients must still be there, as they were (which a checksum tells). Restores every bit of
+    // param, exp_avg and exp_avg_sq, the step count and the loss scale, and makes weight_out of param. Throws
+    // invalid_argument where there is no such step or the gradients have changed, with nothing touched, and unavailable
+    // where the journal's budget was too small.
     void rollback()
     {
         require_idle("rollback()");
@@ -205,6 +205,8 @@ public:
         if (stage_ == stage::idle) {
             settle();
             require_not_lost();
+            if (!laid_out_)
+                prepare(false); // which looks for overlaps
         }
         can_go_back_ = false;
         bool const first = s.summed == 0;
@@ -279,13 +281,13 @@ public:
     // is under way, and device_error.
     [[nodiscard]] state_dict state()
     {
-        require_idle("state()");
-        settle();
-        require_not_lost();
-        if (side_.has_pieces())
-            at_rest([&] { side_.copy_home(); });
+        update_host_arrays("state()");
         return views();
     }
+    // What a device has of params and moments is copied into the shards' own arrays, which are out of date otherwise
+    // (see place()): before they are read where they lie. Without a device nothing is to be done. Throws as state()
+    // does.
+    void update_host_arrays() { update_host_arrays("update_host_arrays()"); }
     // Takes over a state: step count, loss scale, the groups' hyperparameters (by name), and all arrays (by the
     // parameter's name), however they were cut; weight_out is made of param. What the state has besides is ignored.
     // Checks everything first: throws invalid_argument that says what is missing or does not fit, with nothing changed.
@@ -331,6 +333,14 @@ public:
     }
 
 private:
+    void update_host_arrays(char const* call)
+    {
+        require_idle(call);
+        settle();
+        require_not_lost();
+        if (side_.has_pieces())
+            at_rest([&] { side_.copy_home(); });
+    }
     [[nodiscard]] state_dict views() const
     {
         using arrays = detail::offload_shard;

@@ -68,7 +68,8 @@ public:
     // parameter's, of which there may be several shards, with other elements each and of the same types. accumulator:
     // an array of the shard's size for accumulate(), of float or bfloat16, or null. The last step cannot be taken back
     // any more. Throws invalid_argument for a place outside the parameter or in another shard, and for arrays that
-    // overlap others' (here or in prepare()).
+    // overlap: those of this shard here, others' in prepare(), or
+    // before anything is written to them.
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Accumulator = float>
         requires(std::is_same_v<Accumulator, float> || std::is_same_v<Accumulator, bfloat16>)
     std::size_t add_shard(std::size_t group, std::string const& name,
@@ -94,6 +95,7 @@ public:
     {
         require_idle("add_shard()");
         require_group(group);
+        refuse_overlaps_within(added, passes_.shards.size());
         passes_.shards.push_back({added, group});
         passes_.shards.back().cpu_elems = added.size();
         try {
@@ -145,8 +147,9 @@ public:
     // Gives a part of the shards to a device, or back, or changes what it has: from the next step on the device steps
     // its pieces and the CPU the others, at once, with the same bits wherever the cut. Make the placement by split()
     // from shard_sizes(). The state moves: what a device has is in its memory alone, and the shards' own arrays of it
-    // are out of date until state() is called or it comes back (their pages may be given back to the system meanwhile,
-    // and are touched again by those two). Shards added later are the CPU's. Null takes everything back.
+    // are out of date until update_host_arrays() or state() is called or it comes back (their pages may be given back
+    // to the system meanwhile, and are touched again by those two). Shards added later are the CPU's. Null takes
+    // everything back.
     //
     // Where an error says that the device failed, or did not answer in time, the step is taken back on both sides:
     // state and accumulated gradients are as before it. For that the steps of both sides are recorded (see
@@ -258,18 +261,28 @@ protected:
         has_journal_ = false;
         laid_out_ = true;
     }
-    void refuse_overlaps() const
+    static void append_extents(std::vector<detail::array_extent>& to, detail::offload_shard const& of,
+                               std::size_t shard, bool grad_is_written)
     {
         using arrays = detail::offload_shard;
+        for (auto const which : {arrays::param, arrays::grad, arrays::exp_avg, arrays::exp_avg_sq, arrays::weight_out,
+                                 arrays::accumulator})
+            detail::append_extent(to, which == arrays::accumulator ? "accumulator" : detail::array_names[which],
+                                  of.data(which), of.size() * of.elem_bytes(which), shard,
+                                  which != arrays::grad || grad_is_written);
+    }
+    // What needs no other shard to be seen, at once.
+    static void refuse_overlaps_within(detail::offload_shard const& of, std::size_t shard)
+    {
         std::vector<detail::array_extent> extents;
-        for (std::size_t i = 0; i < passes_.shards.size(); ++i) {
-            arrays const& s = passes_.shards[i].shard;
-            for (auto const which : {arrays::param, arrays::grad, arrays::exp_avg, arrays::exp_avg_sq,
-                                     arrays::weight_out, arrays::accumulator})
-                detail::append_extent(
-                    extents, which == arrays::accumulator ? "accumulator" : detail::array_names[which], s.data(which),
-                    s.size() * s.elem_bytes(which), i, which != arrays::grad || side_.has_arrays(i));
-        }
+        append_extents(extents, of, shard, true);
+        detail::refuse_overlaps(std::move(extents));
+    }
+    void refuse_overlaps() const
+    {
+        std::vector<detail::array_extent> extents;
+        for (std::size_t i = 0; i < passes_.shards.size(); ++i)
+            append_extents(extents, passes_.shards[i].shard, i, side_.has_arrays(i));
         detail::refuse_overlaps(std::move(extents));
     }
     // What the journal needs for records of so many bytes: it loses some at the ends of pages, of which each thread has
@@ -287,10 +300,11 @@ protected:
                      s.shard.record_bytes_at_most(s.cpu_elems % norm_block_elems);
         return with_losses(bytes);
     }
+    // What is allocated: no more than what was allowed, nor than what records of one step can take.
     [[nodiscard]] std::size_t journal_budget() const noexcept
     {
         if (options_.journal_budget_bytes)
-            return *options_.journal_budget_bytes;
+            return std::min(*options_.journal_budget_bytes, longest_journal());
         if (options_.keep_last_step)
             return longest_journal();
         std::size_t bytes = 0;

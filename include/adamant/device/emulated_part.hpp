@@ -42,6 +42,7 @@ public:
         }
         squares_.resize(slots_.size());
         recorded_.resize(slots_.size());
+        checksums_.resize(slots_.size());
         memory_ = on_.allocate(records);
         records_ = records == 0 ? nullptr : on_.real(memory_, records);
     }
@@ -137,11 +138,14 @@ private:
             s.gradient(b, summed, reads ? detail::gradient_rules{} : now.rules, is_first(pass), scratch);
         if (is_first(pass))
             squares_[at] = g.squares;
+        if (pass == block_pass::compare && s.gradient_checksum(b, summed) != checksums_[at])
+            squares_[at].sum = -1; // which none has: signs and order matter to the way back, too
         if (reads)
             return;
         if (pass == block_pass::speculate || keep_records) {
             (void)s.step_recorded(b, g, now.c, false, record);
             recorded_[at] = epoch;
+            checksums_[at] = s.gradient_checksum(b, summed);
         } else {
             s.step(b, g, now.c, false);
         }
@@ -157,7 +161,8 @@ private:
     std::byte* records_ = nullptr;
     // Of the lane work.
     std::vector<grad_squares> squares_;
-    std::vector<std::uint64_t> recorded_; // in which epoch; 0: there is no record
+    std::vector<std::uint64_t> recorded_;  // in which epoch; 0: there is no record
+    std::vector<std::uint64_t> checksums_; // of the gradients that records were made with
     detail::scratch_block scratch_;
 };
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <type_traits>
 
+#include <adamant/core/checksum.hpp>
 #include <adamant/kernel/dispatch.hpp>
 #include <adamant/shard/shard.hpp>
 
@@ -196,6 +197,17 @@ public:
         return g;
     }
 
+    // Of a block's gradient, and of what its accumulator holds where that is part of it: other for any other bits, but
+    // by chance of one in 2^64.
+    [[nodiscard]] std::uint64_t gradient_checksum(std::size_t block, bool summed) const noexcept
+    {
+        auto const of = [&](array which) {
+            return checksum(data(which) + block * norm_block_elems * elem_bytes(which),
+                            length(block) * elem_bytes(which));
+        };
+        return of(grad) + (summed ? 3 * of(accumulator) : 0);
+    }
+
     void step(std::size_t block, ready_gradient const& g, coefficients const& c,
               kernel::memory_access how) const noexcept
     {
@@ -212,8 +224,7 @@ public:
     {
         std::size_t const n = length(block);
         if (!records_are_copies())
-            return (g.in_scratch ? kernels_.recorded_scratch : kernels_.recorded)(at(block, g.at), n, c, how,
-                                                                                  record);
+            return (g.in_scratch ? kernels_.recorded_scratch : kernels_.recorded)(at(block, g.at), n, c, how, record);
         for (array const which : {param, exp_avg, exp_avg_sq}) {
             std::memcpy(record, data(which) + block * norm_block_elems * elem_bytes(which), n * elem_bytes(which));
             record += n * elem_bytes(which);

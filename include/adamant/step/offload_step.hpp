@@ -54,7 +54,8 @@ public:
     std::vector<tracked_shard> shards;
     // Of the first pass, and of what comes after it; one for each group.
     std::vector<group_step> speculated, settled;
-    bool keep_records = false; // of every pass that steps
+    bool keep_records = false;   // of every pass that steps
+    bool keep_checksums = false; // of the gradients that records were made with
     // A block for whose record there is no room waits, in every pass that keeps records.
     bool waits_for_room = false;
     // Called in one of the team's threads, when a range has been stepped, or taken back: its weights are new.
@@ -93,7 +94,7 @@ public:
         std::size_t blocks = 0;
         for (tracked_shard const& s : shards)
             blocks += s.shard.blocks();
-        return blocks * (sizeof(grad_squares) + sizeof(std::byte*)) +
+        return blocks * (sizeof(grad_squares) + sizeof(std::byte*) + (keep_checksums ? sizeof(std::uint64_t) : 0)) +
                most_passes * (ranges + 1) * (sizeof(entry) + sizeof(std::size_t)) + ranges * sizeof(block_range);
     }
     // After shards were added, or placed elsewhere. `ranges` is what the CPU has, in order, as long as each is to be
@@ -122,6 +123,7 @@ public:
             first_range_[i + 1] += first_range_[i];
         squares_.assign(blocks, {});
         records_.assign(blocks, nullptr);
+        checksums_.assign(keep_checksums ? blocks : 0, 0);
         entries_.resize(most_passes * (ranges.size() + 1));
         left_ = std::vector<std::atomic<std::size_t>>(entries_.size());
         ranges_ = std::move(ranges);
@@ -310,13 +312,13 @@ private:
                     continue;
                 }
             }
-            offload_shard::ready_gradient const g =
-                s.shard.gradient(b, summed, only_reads(pass) ? gradient_rules{} : now.rules, first, scratch);
             if (pass == block_pass::compare) {
-                if (g.squares.sum != squares.sum || g.squares.nonfinite != squares.nonfinite)
+                if (s.shard.gradient_checksum(b, summed) != checksums_[s.first_block + b])
                     differs_.store(true, std::memory_order_relaxed);
                 continue;
             }
+            offload_shard::ready_gradient const g =
+                s.shard.gradient(b, summed, only_reads(pass) ? gradient_rules{} : now.rules, first, scratch);
             if (first)
                 squares = g.squares;
             if (pass == block_pass::measure)
@@ -332,6 +334,8 @@ private:
                 if (std::byte* const room = journal_.room(member, s.shard.record_bytes_at_most(s.shard.length(b)))) {
                     journal_.wrote(member, s.shard.step_recorded(b, g, now.c, how, room));
                     record = room;
+                    if (keep_checksums)
+                        checksums_[s.first_block + b] = s.shard.gradient_checksum(b, summed);
                     continue;
                 }
                 if (pass == block_pass::speculate || waits_for_room)
@@ -347,8 +351,9 @@ public:
 private:
     executor cpu_;
     journal journal_;
-    std::vector<grad_squares> squares_; // of each block
-    std::vector<std::byte*> records_;   // of each block that was stepped with one
+    std::vector<grad_squares> squares_;    // of each block
+    std::vector<std::byte*> records_;      // of each block that was stepped with one
+    std::vector<std::uint64_t> checksums_; // of each block's gradient, then
     std::vector<block_range> ranges_;
     std::vector<std::size_t> first_range_; // of each shard, and the end
     std::vector<entry> entries_;

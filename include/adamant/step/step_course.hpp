@@ -34,6 +34,7 @@ protected:
         : step_account(cpu, [this] { return next_at_end(); }), options_(std::move(options))
     {
         check(options_);
+        passes_.keep_checksums = options_.keep_last_step;
         side_.set_options(options_.device_timeout_s, options_.device_records);
         if (options_.loss_scaling)
             scaler_ = initial_state(*options_.loss_scaling);
@@ -72,9 +73,7 @@ protected:
         bool const own_limit = !values.max_norm && !values.max_abs_grad; // one that is said replaces both
         double const max_norm = own_limit ? options_.max_norm : values.max_norm.value_or(0);
         double const max_abs = own_limit ? options_.max_abs_grad : values.max_abs_grad.value_or(0);
-        check_limit("max_norm", max_norm);
-        check_limit("max_abs_grad", max_abs);
-        check_one_limit(max_norm, max_abs);
+        check_limits(max_norm, max_abs);
         if (!values.lr.empty() && values.lr.size() != groups.size())
             throw invalid_argument("adamant: there are learning rates for " + std::to_string(values.lr.size()) +
                                    " groups, but there are " + std::to_string(groups.size()) + " groups");
@@ -125,9 +124,6 @@ protected:
     {
         std::vector<parameter_group> const& groups = *stepped_groups_;
         out.resize(groups.size());
-        // Gradients so large that nothing a float can hold brings them down count for nothing.
-        if (clip / loss_scale_ < 0x1p-125)
-            clip = 0;
         for (std::size_t i = 0; i < groups.size(); ++i) {
             hyperparameters hyper = groups[i].hyper;
             if (!lr_.empty())
@@ -249,7 +245,7 @@ protected:
         grad_squares found = passes_.total();
         find_nonfinite(found);
         if (options_.reduce)
-            found = options_.reduce(found);
+            found = reduced(options_, found);
         report_.gradients.seconds = seconds_since(started_);
         report_.nonfinite_grads = found.nonfinite;
         bool const skips = passes_.now_skips && found.nonfinite != 0;
@@ -261,6 +257,8 @@ protected:
             if (skips || max_norm_ == 0)
                 return;
             report_.clip_coefficient = clip_coefficient(report_.global_norm, max_norm_);
+            if (!float_holds(report_.clip_coefficient / loss_scale_)) // see the report
+                report_.clip_coefficient = 0;
             make_group_steps(report_.clip_coefficient, passes_.settled);
         });
         bool const fits = same_scales(); // what was speculated on
