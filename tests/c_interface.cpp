@@ -1091,8 +1091,60 @@ TEST_CASE("C: the sum over processes, and what becomes of a step when it fails")
     submit_all();
     fails(adamant_finish(o.get(), &r), ADAMANT_REDUCE_FAILED, "returned 7");
     reduce.status = 0;
+    for (double const impossible : {-1.0, static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+        reduce.factor = impossible;
+        refused(adamant_finish(o.get(), &r), "reduce was given the sum of squares");
+    }
+    reduce.factor = 4;
     ok(adamant_finish(o.get(), &r));
     REQUIRE((r.step == 2 && steps_of(o) == 2));
+}
+
+TEST_CASE("C: an optimizer that is freed in the midst of a step leaves what the header says")
+{
+    model const fresh;
+    model whole; // stepped
+    ok(adamant_step(make_optimizer(whole).get(), nullptr, nullptr));
+    for (bool const takes_back : {true, false}) {
+        model m;
+        adamant_optimizer_options p = options();
+        p.on_nonfinite = takes_back ? ADAMANT_NONFINITE_SKIP : ADAMANT_NONFINITE_APPLY; // which waits for no norm
+        {
+            optimizer const o = make_optimizer(m, p);
+            ok(adamant_begin_step(o.get(), nullptr));
+            ok(adamant_submit(o.get(), 1));
+            ok(adamant_submit(o.get(), 2));
+            ok(adamant_leave_out(o.get(), 3));
+        }
+        for (std::size_t i = 0; i < m.tensors.size(); ++i) {
+            bool const stays_stepped = !takes_back && (i == 1 || i == 2);
+            model::tensor const& expected = (stays_stepped ? whole : fresh).tensors[i];
+            REQUIRE(m.tensors[i].param == expected.param);
+            REQUIRE(m.tensors[i].exp_avg == expected.exp_avg);
+            REQUIRE(m.tensors[i].exp_avg_sq == expected.exp_avg_sq);
+        }
+    }
+}
+
+TEST_CASE("C: a budget for records is a bound, and rollback sees gradients of another sign")
+{
+    model m;
+    adamant_optimizer_options p = options();
+    p.journal_budget_bytes = SIZE_MAX - 1;
+    p.keep_last_step = 1;
+    optimizer const o = make_optimizer(m, p);
+    std::size_t bytes = 0;
+    ok(adamant_memory_bytes(o.get(), 1, &bytes));
+    REQUIRE(bytes < 10'000'000);
+    std::uint64_t const before = m.digest();
+    ok(adamant_step(o.get(), nullptr, nullptr));
+    std::uint64_t const stepped = m.digest();
+    m.tensors[0].grad[8999] *= -1;
+    refused(adamant_rollback(o.get()), "they have changed since");
+    REQUIRE(m.digest() == stepped);
+    m.tensors[0].grad[8999] *= -1;
+    ok(adamant_rollback(o.get()));
+    REQUIRE(m.digest() == before);
 }
 
 TEST_CASE("C: checkpoints, of one and of several files")

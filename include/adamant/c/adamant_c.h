@@ -163,7 +163,8 @@ enum {
 
 /* Where gradients are spread over processes: is given this one's sum of squares and count of elements that are infinite
  * or NaN, and puts those of all in their place (a sum by MPI or NCCL, added in the same order everywhere). Returns 0;
- * anything else fails the step with ADAMANT_REDUCE_FAILED. Called once in every step: by adamant_finish() or
+ * anything else fails the step with ADAMANT_REDUCE_FAILED, and a sum that is negative or not finite, or a count below
+ * this process's own, with ADAMANT_INVALID_ARGUMENT. Called once in every step: by adamant_finish() or
  * adamant_step() in their thread, and for adamant_step_async() in a thread of the executor. Must not call this
  * optimizer, nor wait for anyone who does. */
 typedef int32_t (*adamant_reduce)(void* user, double* sum, uint64_t* nonfinite);
@@ -177,11 +178,16 @@ typedef struct adamant_optimizer_options {
     adamant_nonfinite on_nonfinite;           /* ADAMANT_NONFINITE_SKIP */
     adamant_speculation speculate;            /* ADAMANT_SPECULATE_AUTOMATIC */
     const adamant_loss_scaling* loss_scaling; /* dynamic; may be null: every step says its scale, or it is 1 */
-    size_t journal_budget_bytes;              /* for what it takes to go back; ADAMANT_AUTOMATIC_BYTES */
+    size_t journal_budget_bytes;              /* ADAMANT_AUTOMATIC_BYTES; a bound: see below */
     int32_t keep_last_step;                   /* 0; so that adamant_rollback() can take it back */
     adamant_reduce reduce;                    /* may be null */
     void* reduce_user;                        /* given to it */
 } adamant_optimizer_options;
+/* journal_budget_bytes bounds the records that it takes to go back; no more is allocated than those of one step can take.
+ * They take, in bytes an element, with params and moments of float32: 2 in a first step, 2.1 to 2.3 in ordinary training
+ * and 14 at most; with other types what params and moments take themselves (6, 8 or 10); and an eighth more, as memory is
+ * handed out in pages. ADAMANT_AUTOMATIC_BYTES: 3 with float32, what they take themselves with others, and with
+ * keep_last_step the most that they can take. A shard that finds no room waits for the norm. */
 ADAMANT_C_API adamant_status adamant_optimizer_options_init(adamant_optimizer_options* options, size_t struct_bytes);
 
 /* Makes an optimizer, Adam or AdamW, without groups and shards, for *made; options may be null: the defaults. The
@@ -189,7 +195,9 @@ ADAMANT_C_API adamant_status adamant_optimizer_options_init(adamant_optimizer_op
 ADAMANT_C_API adamant_status adamant_optimizer_create(const adamant_executor* executor,
                                                       const adamant_optimizer_options* options,
                                                       adamant_optimizer** made);
-/* May be null. A step that is under way is waited for; one that was begun and not finished is taken back. */
+/* May be null. A step that is under way is waited for. One that was begun and not finished is taken back where
+ * adamant_abandon() could do that; where it could not, the shards that were submitted stay stepped, and the others are as
+ * before. */
 ADAMANT_C_API void adamant_optimizer_free(adamant_optimizer* optimizer);
 
 /* ---- Set-up: parameter groups and shards ------------------------------------------------------------------------- */
@@ -353,9 +361,9 @@ ADAMANT_C_API adamant_status adamant_finish(adamant_optimizer* optimizer, adaman
  * (it neither skips nor clips by it, and there is no reduce), without keep_last_step. */
 ADAMANT_C_API adamant_status adamant_abandon(adamant_optimizer* optimizer);
 /* Takes back the last step, which must have been applied, with keep_last_step, and nothing begun, accumulated, added or
- * loaded since; its gradients must still be there. Params, moments, the step count and the loss scale are as before it,
- * to the bit, and weight_out is made of param. invalid argument: there is no such step, or the gradients' sums of squares
- * have changed. unavailable: the journal's budget was too small. */
+ * loaded since; its gradients must still be there, as they were, which a checksum tells. Params, moments, the step count and the loss scale are as before it,
+ * to the bit, and weight_out is made of param. invalid argument: there is no such step, or gradients have changed;
+ * nothing is touched. unavailable: the journal's budget was too small. */
 ADAMANT_C_API adamant_status adamant_rollback(adamant_optimizer* optimizer);
 
 /* Adds the shard's gradient to its accumulator: for the micro-steps before the last, whose gradient adamant_submit() or
