@@ -706,10 +706,14 @@ TEST_CASE("C: options, groups and shards that cannot be")
         s.dims = dims;
         refused(add(s), "dims is " + std::to_string(dims));
     }
-    // An accumulator that overlaps is found when the step is laid out.
     s = other.describe(0);
     s.accumulator = const_cast<void*>(s.grad);
+    refused(add(s), "grad and accumulator of shard 4 overlap");
+    // Another shard's array is found before anything is written there.
+    s = other.describe(0);
+    s.accumulator = m.tensors[0].param.data();
     ok(add(s));
+    refused(adamant_accumulate(o.get(), 4), "param of shard 0 and accumulator of shard 4 overlap");
     refused(adamant_prepare(o.get(), 0), "overlap");
 }
 
