@@ -773,6 +773,11 @@ TEST_CASE("C: steps that cannot be, and an error for each thread")
     }).join();
     ok(adamant_step(o.get(), nullptr, nullptr));
     REQUIRE(last_error() == mine);
+    // Names that no checkpoint could hold.
+    adamant_hyperparameters const hyper = hyperparameters();
+    refused(adamant_add_group(o.get(), "gr\xfc", &hyper, 0, nullptr), "'gr\\xfc', is not UTF-8");
+    adamant_shard const added = m.describe(0);
+    refused(adamant_add_shard(o.get(), 0, "\xff", &added, nullptr), "'\\xff', is not UTF-8");
     // Texts longer than there is room are cut, between characters.
     std::string name;
     while (name.size() < 6000)
@@ -1173,6 +1178,9 @@ TEST_CASE("C: checkpoints, of one and of several files")
         return adamant_load_safetensors(to, &path, 1);
     };
     fails(load(dir.file("none"), into.get()), ADAMANT_UNAVAILABLE, "none");
+    // A path of any bytes, in a text that is UTF-8 all the same.
+    fails(load(dir.file("\xc3\xa4\xff\xe2\x82.safetensors"), into.get()), ADAMANT_UNAVAILABLE,
+          "/\xc3\xa4\\xff\\xe2\\x82.safetensors: cannot be read");
     {
         std::ifstream in(whole, std::ios::binary);
         std::string bytes((std::istreambuf_iterator<char>(in)), {});

@@ -13,6 +13,7 @@
 
 #include <adamant/checkpoint/param_places.hpp>
 #include <adamant/core/error.hpp>
+#include <adamant/core/utf8.hpp>
 #include <adamant/device/device.hpp>
 #include <adamant/exec/executor.hpp>
 #include <adamant/shard/overlaps.hpp>
@@ -28,14 +29,15 @@ public:
     optimizer_setup(optimizer_setup const&) = delete;
     optimizer_setup& operator=(optimizer_setup const&) = delete;
 
-    // A new group, by its number; its name must be new, and not empty. The last step cannot be taken back any more.
-    // Throws invalid_argument where check() does.
+    // A new group, by its number; its name must be new, not empty, and UTF-8. The last step cannot be taken back any
+    // more. Throws invalid_argument where check() does.
     std::size_t add_group(parameter_group group)
     {
         require_idle("add_group()");
         check(group.hyper);
         if (group.name.empty())
             throw invalid_argument("adamant: a parameter group has no name; checkpoints go by it");
+        detail::check_utf8("the name of a parameter group", group.name);
         for (parameter_group const& other : groups_)
             if (other.name == group.name)
                 throw invalid_argument("adamant: there is a parameter group '" + group.name + "' already");
@@ -67,9 +69,8 @@ public:
     // A new shard, by its number. Its arrays stay the caller's and must outlive the optimizer. `name` is the
     // parameter's, of which there may be several shards, with other elements each and of the same types. accumulator:
     // an array of the shard's size for accumulate(), of float or bfloat16, or null. The last step cannot be taken back
-    // any more. Throws invalid_argument for a place outside the parameter or in another shard, and for arrays that
-    // overlap: those of this shard here, others' in prepare(), or
-    // before anything is written to them.
+    // any more. Throws invalid_argument for a place outside the parameter or in another shard, a name that is empty or
+    // not UTF-8, and for arrays that overlap: this shard's here, those of others before anything is written to them.
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Accumulator = float>
         requires(std::is_same_v<Accumulator, float> || std::is_same_v<Accumulator, bfloat16>)
     std::size_t add_shard(std::size_t group, std::string const& name,

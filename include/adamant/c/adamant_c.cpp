@@ -24,6 +24,7 @@
 #include <adamant/adamant.hpp>
 #include <adamant/checkpoint/safetensors.hpp>
 #include <adamant/config/deepspeed_json.hpp>
+#include <adamant/core/utf8.hpp>
 #include <adamant/shard/combinations.hpp>
 
 #include "combinations.hpp"
@@ -59,11 +60,13 @@ constinit thread_local char last_error[4096] = "";
 
 adamant_status fail(adamant_status status, std::string_view text) noexcept
 {
-    std::size_t n = std::min(text.size(), sizeof last_error - 1);
-    if (n < text.size())
-        while (n != 0 && (static_cast<unsigned char>(text[n]) & 0xc0) == 0x80) // not inside of a character
-            --n;
-    std::memcpy(last_error, text.data(), n);
+    std::size_t n = 0;
+    adamant::detail::each_utf8(text, [&](std::string_view character) { // paths need not be UTF-8
+        bool const fits = character.size() < sizeof last_error - n;
+        if (fits)
+            n += character.copy(last_error + n, character.size());
+        return fits;
+    });
     last_error[n] = '\0';
     return status;
 }

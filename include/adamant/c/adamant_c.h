@@ -62,8 +62,9 @@ enum {
     ADAMANT_REDUCE_FAILED = 5, /* adamant_optimizer_options.reduce said so */
     ADAMANT_INTERNAL = 6       /* a defect of the library */
 };
-/* What this thread's last call that failed has said, in at most 4095 bytes of UTF-8; "" before there was one. Lives
- * until the next call of this thread that fails, or the thread's end. Never null. */
+/* What this thread's last call that failed has said, in at most 4095 bytes of UTF-8; "" before there was one. Bytes of
+ * a path or name that are not UTF-8 are written as \xff. Lives until the next call of this thread that fails, or the
+ * thread's end. Never null. */
 ADAMANT_C_API const char* adamant_last_error(void);
 /* "ok", "invalid argument" and so on; "unknown status" for others. Lives for ever. */
 ADAMANT_C_API const char* adamant_status_name(adamant_status status);
@@ -221,8 +222,9 @@ typedef struct adamant_hyperparameters {
 } adamant_hyperparameters;
 ADAMANT_C_API adamant_status adamant_hyperparameters_init(adamant_hyperparameters* hyper, size_t struct_bytes);
 
-/* A new parameter group of a name, not empty, that no other has; its number to *group, which may be null. maximize: steps go up.
- * invalid argument: hyperparameters that cannot be, a name that is taken, and during a step. */
+/* A new parameter group of a name, not empty and in UTF-8, that no other has; its number to *group, which may be null.
+ * maximize: steps go up. invalid argument: hyperparameters that cannot be, a name that is taken or not UTF-8, and during
+ * a step. */
 ADAMANT_C_API adamant_status adamant_add_group(adamant_optimizer* optimizer, const char* name,
                                                const adamant_hyperparameters* hyper, int32_t maximize, size_t* group);
 ADAMANT_C_API adamant_status adamant_group_count(const adamant_optimizer* optimizer, size_t* count);
@@ -274,7 +276,8 @@ ADAMANT_C_API adamant_status adamant_shard_init(adamant_shard* shard, size_t str
 
 /* A new shard of a group; its number to *number, which may be null. name: its parameter's, by which checkpoints go; in
  * UTF-8. The order of shards is the order in which the norm is added up. invalid argument: types, pointers or a place
- * that cannot be, elements of a parameter that another shard has, arrays of it that overlap, and during a step. */
+ * that cannot be, a name that is empty or not UTF-8, elements of a parameter that another shard has, arrays of it that
+ * overlap, and during a step. */
 ADAMANT_C_API adamant_status adamant_add_shard(adamant_optimizer* optimizer, size_t group, const char* name,
                                                const adamant_shard* shard, size_t* number);
 ADAMANT_C_API adamant_status adamant_shard_count(const adamant_optimizer* optimizer, size_t* count);
@@ -392,13 +395,14 @@ ADAMANT_C_API adamant_status adamant_wait(adamant_optimizer* optimizer, uint64_t
 
 /* Writes step count, loss scale, groups and all params and moments to a safetensors file; whoever opens the path finds
  * the old file or the new one, both whole, whatever happens. What was accumulated since the last step is not in it.
- * invalid argument: a name that is no UTF-8, and during a step. unavailable: the file cannot be written, with the system's reason. */
+ * invalid argument: during a step. unavailable: the file cannot be written, with the system's reason. */
 ADAMANT_C_API adamant_status adamant_save_safetensors(const adamant_optimizer* optimizer, const char* path);
 /* Takes over what was saved, in one file or in several of the ranks of one run, however it was cut: ranks may have parts
  * of a parameter, or whole ones that others lack. Groups go by their
  * names and shards by those of their parameters; weight_out is made of param. Everything is checked first.
  * invalid argument: something is missing or of another shape or type, and during a step. unavailable: a file cannot be
- * read. corrupted: it is damaged. */
+ * read. corrupted: it is damaged. Where another program cuts a file short or writes into it during the call, that is
+ * corrupted, too; params and moments may then be overwritten in part, and no step can be taken before a load succeeds. */
 ADAMANT_C_API adamant_status adamant_load_safetensors(adamant_optimizer* optimizer, const char* const* paths,
                                                       size_t count);
 

@@ -13,8 +13,9 @@
 #include <adamant/checkpoint/state_check.hpp>
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/core/error.hpp>
-#include <adamant/shard/shard.hpp>
+#include <adamant/core/utf8.hpp>
 #include <adamant/shard/offload_shard.hpp>
+#include <adamant/shard/shard.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -41,12 +42,13 @@ public:
     [[nodiscard]] std::vector<state_param> const& params() const noexcept { return params_; }
 
     // The next shard. Throws invalid_argument for a place outside the parameter, and for what no checkpoint could hold:
-    // no name, another shape or group than the parameter has, elements of another shard, other types. Then nothing is
-    // changed.
+    // no name or one that is not UTF-8, another shape or group than the parameter has, elements of another shard, other
+    // types. Then nothing is changed.
     void add(std::string const& name, std::size_t group, offload_shard const& added, shard_place place)
     {
         if (name.empty())
             throw invalid_argument("adamant: a shard has no name; checkpoints go by the parameter's name");
+        check_utf8("the name of a shard", name);
         std::size_t const size = added.size();
         bool const whole = place.shape.empty() && place.begin == 0;
         state_param param{name, place.shape.empty() ? std::vector{size} : std::move(place.shape), group};
