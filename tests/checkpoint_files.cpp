@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <adamant/checkpoint/restore.hpp>
 #include <adamant/checkpoint/safetensors.hpp>
 
 #include "catch.hpp"
@@ -99,7 +101,8 @@ int status_of(::pid_t child)
 
 void sleep_us(std::size_t microseconds)
 {
-    ::timespec const time = {static_cast<::time_t>(microseconds / 1'000'000), static_cast<long>(microseconds % 1'000'000 * 1000)};
+    ::timespec const time = {static_cast<::time_t>(microseconds / 1'000'000),
+                             static_cast<long>(microseconds % 1'000'000 * 1000)};
     ::nanosleep(&time, nullptr);
 }
 
@@ -131,7 +134,8 @@ TEST_CASE("a killed process leaves a whole file behind", "[slow]")
     auto const begin = std::chrono::steady_clock::now();
     for (int save = 0; save < 3; ++save)
         save_safetensors(path, numbered_state(step).state);
-    auto const three_saves = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);
+    auto const three_saves =
+        std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);
     std::size_t left_behind = 0, advanced = 0;
     int kills = 0;
     for (; kills < 1000 && (kills < 100 || left_behind <= 10 || advanced <= 10); ++kills) {
@@ -151,8 +155,8 @@ TEST_CASE("a killed process leaves a whole file behind", "[slow]")
         step = found;
         left_behind += fs::exists(folder / "state.safetensors.part");
     }
-    std::printf("%d kills: %zu in the middle of a save, %zu after one or more, last step %llu\n", kills, left_behind, advanced,
-                static_cast<unsigned long long>(step));
+    std::printf("%d kills: %zu in the middle of a save, %zu after one or more, last step %llu\n", kills, left_behind,
+                advanced, static_cast<unsigned long long>(step));
     CHECK(left_behind > 10); // else the test has not looked
     CHECK(advanced > 10);
     save_safetensors(path, numbered_state(5).state); // what was left behind is in nobody's way
@@ -267,6 +271,26 @@ TEST_CASE("a file that cannot be written is an error with its path")
     ::chmod((folder / "folder").c_str(), 0755);
 }
 
+TEST_CASE("what a save needs is known before it, and nothing is changed")
+{
+    scratch_folder const folder;
+    check_can_save(folder / "new");
+    CHECK(fs::is_empty(folder.path()));
+    save_safetensors(folder / "a", numbered_state(1).state);
+    std::string const before = bytes_of(folder / "a");
+    check_can_save(folder / "a");
+    CHECK((bytes_of(folder / "a") == before));
+    CHECK_FALSE(fs::exists(folder / "a.part"));
+    CHECK(
+        mentions(refusal<unavailable>([&] { check_can_save(folder / "none/a"); }), {"/none/a: the folder cannot be"}));
+    CHECK(mentions(refusal<unavailable>([&] { check_can_save(folder.path()); }), {"only a file", "Is a directory"}));
+    int const other = ::open((folder / "a.part").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    REQUIRE(::flock(other, LOCK_EX) == 0);
+    CHECK(mentions(refusal<unavailable>([&] { check_can_save(folder / "a"); }), {"another save"}));
+    CHECK(fs::exists(folder / "a.part"));
+    ::close(other);
+}
+
 TEST_CASE("a replaced file keeps its permissions, and a link to it stays one")
 {
     scratch_folder const folder;
@@ -310,6 +334,109 @@ TEST_CASE("a reader keeps the file that it opened")
     CHECK(std::memcmp(first.state().tensors[0].data, expected.state.tensors[0].data,
                       4 * expected.state.tensors[0].elements) == 0);
     CHECK(whole_step(folder / "a") == 2);
+}
+
+namespace {
+
+// 200,000 bytes in two arrays.
+owned_state short_state(std::uint64_t step)
+{
+    owned_state result;
+    result.state.step = step;
+    result.state.groups = {{"g", {}, false}};
+    result.state.params = {{"p", {25'000}, 0}};
+    for (state_array const array : {state_array::param, state_array::exp_avg})
+        result.add(0, array, dtype::float32, 0, 25'000, std::vector<std::byte>(100'000, static_cast<std::byte>(step)));
+    return result;
+}
+
+} // namespace
+
+// In a child, for what reads the mapping is killed.
+TEST_CASE("a file that is cut short or written into after it was opened is an error")
+{
+    scratch_folder const folder;
+    fs::path const path = folder / "a";
+    struct {
+        char const* says;
+        std::function<void()> spoil;
+    } const ways[] = {{"is truncated since it was opened", [&] { fs::resize_file(path, 0); }},
+                      {"is truncated since it was opened", [&] { fs::resize_file(path, fs::file_size(path) / 2); }},
+                      {"was written to since it was opened", [&] { fs::resize_file(path, fs::file_size(path) + 1); }},
+                      {"was written to since it was opened", [&] {
+                           sleep_us(20'000); // the kernel's clock for this is a coarse one
+                           std::fstream(path, std::ios::in | std::ios::out | std::ios::binary).seekp(-1, std::ios::end)
+                               << 'x';
+                       }}};
+    owned_state const one = short_state(1), two = short_state(2);
+    save_safetensors(path, one.state);
+    std::string const good = bytes_of(path);
+    for (auto const& way : ways) {
+        set_bytes(path, good);
+        CHECK(status_of(in_child([&] {
+                  safetensors_state const file(path);
+                  way.spoil();
+                  // Into arrays of an optimizer.
+                  std::vector<std::byte> to(4 * file.state().params[0].shape[0]);
+                  state_dict into = file.state();
+                  into.tensors = {into.tensors[0]};
+                  into.tensors[0].data = to.data();
+                  std::string text = "loaded";
+                  try {
+                      for (detail::state_copy const& copy : detail::plan_copies(merge({{file.state()}}), into))
+                          copy.run();
+                  } catch (corrupted const& error) {
+                      text = error.what();
+                  }
+                  // And into another file, which stays as it was.
+                  save_safetensors(folder / "b", two.state);
+                  std::string const before = bytes_of(folder / "b");
+                  std::string saved = "saved";
+                  try {
+                      save_safetensors(folder / "b", file.state());
+                  } catch (corrupted const& error) {
+                      saved = error.what();
+                  }
+                  if (!contains(text, way.says) || !contains(saved, way.says))
+                      return std::fprintf(stderr, "%s\n%s\n", text.c_str(), saved.c_str()) < 0;
+                  return bytes_of(folder / "b") == before && !fs::exists(folder / "b.part");
+              })) == 0);
+    }
+}
+
+TEST_CASE("a file that is cut short at any time is an error or was read before", "[slow]")
+{
+    scratch_folder const folder;
+    fs::path const path = folder / "a";
+    save_safetensors(path, short_state(1).state);
+    std::string const good = bytes_of(path);
+    ::pid_t const spoiler = in_child([&] {
+        random_bits random(31);
+        for (;;) {
+            int const file = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+            static_cast<void>(::ftruncate(file, static_cast<::off_t>(random.below(good.size()))));
+            sleep_us(random.below(200));
+            static_cast<void>(::pwrite(file, good.data(), good.size(), 0));
+            ::close(file);
+            sleep_us(random.below(2000));
+        }
+        return false;
+    });
+    CHECK(status_of(in_child([&] {
+              int cut = 0, whole = 0;
+              for (int i = 0; i < 5000 && (cut < 30 || whole < 10); ++i)
+                  try {
+                      save_safetensors(folder / "b", safetensors_state(path).state());
+                      ++whole;
+                      if (bytes_of(folder / "b") != good)
+                          return false;
+                  } catch (corrupted const&) {
+                      ++cut;
+                  }
+              return cut >= 30 || std::printf("cut short %d times, read %d times\n", cut, whole) < 0;
+          })) == 0);
+    ::kill(spoiler, SIGKILL);
+    status_of(spoiler);
 }
 
 TEST_CASE("a file that cannot be read is an error with its path")

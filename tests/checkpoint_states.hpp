@@ -116,6 +116,8 @@ inline owned_state random_state(random_bits& random)
         }
         state.groups.push_back(group);
     }
+    for (std::size_t n = random.below(3); n != 0; --n)
+        state.metadata[names[random.below(std::size(names))]] = names[random.below(std::size(names))];
     std::size_t const params = random.below(6);
     for (std::size_t p = 0; p < params; ++p) {
         state_param param{
@@ -152,6 +154,8 @@ inline std::string difference(adamant::state_dict const& a, adamant::state_dict 
     auto const bits = [](double x) { return std::bit_cast<std::uint64_t>(x); };
     if (a.step != b.step)
         return "step";
+    if (a.metadata != b.metadata)
+        return "metadata";
     if (a.loss_scaler.has_value() != b.loss_scaler.has_value())
         return "loss scaler";
     if (a.loss_scaler && (bits(a.loss_scaler->scale) != bits(b.loss_scaler->scale) || a.loss_scaler != b.loss_scaler))

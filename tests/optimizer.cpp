@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cfenv>
 #include <cmath>
+#include <cstring>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <thread>
@@ -473,6 +475,10 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     CHECK(o.groups().size() == 1);
     CHECK(message_of([&] { static_cast<void>(o.group(1)); }) == "adamant: there is no parameter group 1; there are 1");
     CHECK(message_of([&] { o.add_shard(0, "", data.view()); }).find("has no name") != std::string::npos);
+    CHECK(message_of([&] { o.add_group("a\xff", adamw); })
+              .find("the name of a parameter group, 'a\\xff', is not UTF-8: see its byte 1") != std::string::npos);
+    CHECK(message_of([&] { o.add_shard(0, "\xc3", data.view()); })
+              .find("the name of a shard, '\\xc3', is not UTF-8: see its byte 0") != std::string::npos);
     CHECK(
         message_of([&] {
             o.add_shard(0, "w", data.view(), {{10, 9}});
@@ -689,6 +695,77 @@ TEST_CASE("bad_resume: a run that is resumed, cut otherwise, is the run that was
     bad = state;
     bad.loss_scaler.reset();
     refused(bad, "has no dynamic loss scale, but this optimizer scales dynamically");
+}
+
+namespace {
+
+// A file that ends after so many reads.
+struct failing_source final : state_source {
+    mutable int reads_left = 0;
+    void read(std::byte const* from, std::size_t bytes, std::byte* to) const override
+    {
+        if (reads_left-- == 0)
+            throw corrupted("adamant: FILE is truncated");
+        std::memcpy(to, from, bytes);
+    }
+};
+
+} // namespace
+
+TEST_CASE("a file that fails while it is loaded leaves no state to go on from, until one is loaded", "[once]")
+{
+    simple data(1000), other(1000);
+    optimizer o(executor_of(1)), saved(executor_of(1));
+    for (optimizer* each : {&o, &saved}) {
+        each->add_group("all", adamw);
+        each->add_shard(0, "w", (each == &o ? data : other).view());
+    }
+    other.spread();
+    saved.step();
+    state_dict state = saved.state();
+    failing_source source;
+    for (state_tensor& tensor : state.tensors)
+        tensor.source = &source;
+    source.reads_left = 1;
+    CHECK_THROWS_AS(o.load(state), corrupted);
+    CHECK(o.steps() == 0);
+    for (auto const& call : {std::function<void()>([&] { o.step(); }), std::function<void()>([&] { o.begin_step(); }),
+                             std::function<void()>([&] { static_cast<void>(o.state()); })})
+        CHECK(message_of(call).find("of no known step; load() a state") != std::string::npos);
+    source.reads_left = 3;
+    o.load(state);
+    CHECK(o.steps() == 1);
+    CHECK(data.param == other.param);
+    CHECK(data.exp_avg_sq == other.exp_avg_sq);
+    o.step();
+    CHECK(o.steps() == 2);
+}
+
+TEST_CASE("a param in many pieces is loaded from pieces that are cut otherwise", "[once]")
+{
+    std::size_t const n = 1000;
+    for (std::size_t const piece : {1, 7, 333, 1000})
+        for (std::size_t const cut : {1, 10, 333, 999}) {
+            simple from(n), to(n);
+            from.spread();
+            optimizer saved(executor_of(1)), o(executor_of(1));
+            auto const add = [&](optimizer& each, simple& data, std::size_t size) {
+                each.add_group("all", adamw);
+                for (std::size_t at = 0; at < n; at += size) {
+                    std::size_t const some = std::min(size, n - at);
+                    each.add_shard(0, "w",
+                                   shard(data.param.data() + at, data.grad.data() + at, data.exp_avg.data() + at,
+                                         data.exp_avg_sq.data() + at, data.weight_out.data() + at, some),
+                                   {{n}, at});
+                }
+            };
+            add(saved, from, piece);
+            add(o, to, cut);
+            o.load(saved.state());
+            CHECK(to.param == from.param);
+            CHECK(to.exp_avg == from.exp_avg);
+            CHECK(to.exp_avg_sq == from.exp_avg_sq);
+        }
 }
 
 TEST_CASE("Gradients that nothing brings down to max_norm count for nothing, and finite huge ones do not overflow")

@@ -9,8 +9,7 @@
 #include <ctime>
 #include <functional>
 #include <limits>
-#include <memory>
-#include <span>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,18 +31,21 @@ std::string saved(state_dict const& state)
     return bytes_of(folder / "state.safetensors");
 }
 
-// A state of the bytes of a file, in memory that ends where the file does.
+// A state of the bytes of a file.
 class loaded {
 public:
-    explicit loaded(std::string const& bytes) : memory_(std::make_unique<std::byte[]>(bytes.size()))
+    explicit loaded(std::string const& bytes)
     {
-        std::memcpy(memory_.get(), bytes.data(), bytes.size());
-        state = detail::read_safetensors("FILE", {memory_.get(), bytes.size()});
+        static scratch_folder const folder;
+        set_bytes(folder / "loaded", bytes);
+        file_.emplace(folder / "loaded");
+        std::filesystem::remove(folder / "loaded"); // so that the next one is another file
+        state = detail::read_safetensors("FILE", *file_);
     }
     state_dict state;
 
 private:
-    std::unique_ptr<std::byte[]> memory_;
+    std::optional<detail::file_source> file_;
 };
 
 template <class Error = corrupted>
@@ -107,6 +109,7 @@ owned_state small_state()
     state.groups = {{"decay", {.lr = 0.1, .weight_decay = 0.01, .mode = decay_mode::decoupled}, false},
                     {"rest", {.lr = 0.3, .eps = 1e-7, .bias_correction = false}, true}};
     state.params = {{"w", {2, 3}, 0}, {"b", {5}, 1}};
+    state.metadata = {{"seed", "11"}};
     random_bits random(1);
     for (state_array const array : {state_array::param, state_array::exp_avg, state_array::exp_avg_sq}) {
         result.add(0, array, dtype::float32, 4, 2, random_bytes(random, 8));
@@ -160,7 +163,8 @@ TEST_CASE("the file is laid out as it says")
     json const metadata = header["__metadata__"];
     CHECK(metadata["adamant.format_version"] == "1");
     CHECK(metadata["adamant.step"] == "7");
-    CHECK(metadata.size() == 5);
+    CHECK(metadata.size() == 5 + 1);
+    CHECK(metadata["seed"] == "11");
     json const state = json::parse(metadata["adamant.state"].get<std::string>());
     CHECK(state["groups"][0]["mode"] == "decoupled");
     CHECK(state["groups"][0]["lr"] == 0.1);
@@ -244,18 +248,21 @@ TEST_CASE("states that cannot be are not saved")
         spoil(state);
         std::string const text = refusal<invalid_argument>([&] { save_safetensors(folder / "a", state.state); });
         CHECK(std::filesystem::is_empty(folder.path()));
-        CHECK(refusal<invalid_argument>([&] {
-                  check(state.state);
-                  detail::state_text(state.state); // which alone sees the encoding of names
-              }) == text);
+        CHECK(refusal<invalid_argument>([&] { check(state.state); }) == text);
         return text;
     };
     using state_ref = owned_state&;
     CHECK(mentions(save_refusal([](state_ref s) { s.state.groups[1].hyper.beta1 = 1; }), {"'rest'", "beta1 is 1"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.state.groups[0].name = "rest"; }), {"groups 0 and 1", "'rest'"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.state.groups[0].name = ""; }), {"group 0 has no name"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.state.groups[0].name = "\xff"; }), {"group", "UTF-8"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.state.params[0].name = "a\x80"; }), {"param", "UTF-8"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.state.groups[0].name = "\xff"; }),
+                   {"the name of a group, '\\xff', is not UTF-8"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.state.params[0].name = "a\x80"; }),
+                   {"the name of a param, 'a\\x80', is not UTF-8: see its byte 1"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.state.metadata["a\xff"] = "b"; }), {"key", "'a\\xff'", "UTF-8"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.state.metadata["a"] = "\xff"; }), {"'a'", "'\\xff'", "UTF-8"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.state.metadata[""] = "b"; }), {"metadata", "not empty"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.state.metadata["adamant.step"] = "8"; }), {"'adamant.step'"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.state.params[1].name = "w"; }), {"params 0 and 1", "'w'"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.state.params[1].name = ""; }), {"param 1 has no name"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.state.params[1].group = 2; }), {"'b'", "group 2", "there are 2"}));
@@ -369,6 +376,8 @@ TEST_CASE("a header with a right checksum is not believed either")
         CHECK(mentions(header([&](json& h) { h["__metadata__"][key] = 1; }), {"no text as", key}));
     }
     CHECK(mentions(header([](json& h) { h["__metadata__"]["adamant.step"] = "7 "; }), {"adamant.step"}));
+    CHECK(mentions(header([](json& h) { h["__metadata__"]["seed"] = 7; }), {"no text as", "seed"}));
+    CHECK(mentions(header([](json& h) { h["__metadata__"][""] = "7"; }), {"metadata", "not empty"}));
     CHECK(mentions(header([](json& h) { h["w.param"] = 1; }), {"'w.param'", "object"}));
     CHECK(mentions(header([](json& h) { h["w.param"].erase("shape"); }), {"'w.param'"}));
     CHECK(mentions(header([](json& h) { h["w.param"]["more"] = 1; }), {"'w.param'"}));
@@ -481,6 +490,49 @@ TEST_CASE("a header with a right checksum is not believed either")
     CHECK(mentions(state([](json& s) { s["loss_scaler"] = true; }), {"the loss scaler"}));
     std::string const infinite = "{\"groups\":[],\"loss_scaler\":null,\"params\":[1e999]}";
     CHECK(mentions(header([&](json& h) { h["__metadata__"]["adamant.state"] = infinite; }), {"number overflow"}));
+}
+
+TEST_CASE("UTF-8 is what the JSON library takes for it, and is shown with the rest escaped")
+{
+    random_bits random(25);
+    static constexpr char const pieces[][5] = {
+        "a",        "\x7f",     "\x80",         "\xbf",         "\xc1",         "\xc2\x80",
+        "\xdf",     "\xe0\xa0", "\xe0\x9f",     "\xed\x9f",     "\xed\xa0",     "\xef\xbf",
+        "\xf0\x90", "\xf0\x8f", "\xf4\x8f\xbf", "\xf4\x90\x80", "\xf5\x80\x80", "\xff"};
+    for (int i = 0; i < 3000; ++i) {
+        std::string text;
+        for (std::size_t n = random.below(5); n != 0; --n)
+            text += pieces[random.below(std::size(pieces))];
+        std::string shown;
+        detail::each_utf8(text, [&](std::string_view piece) {
+            shown += piece;
+            return true;
+        });
+        bool is_utf8 = true;
+        try {
+            static_cast<void>(json(text).dump());
+        } catch (json::exception const&) {
+            is_utf8 = false;
+        }
+        INFO(shown);
+        REQUIRE((shown == text) == is_utf8);
+        static_cast<void>(json(shown).dump()); // would throw
+        bool taken = true;
+        try {
+            detail::check_utf8("a text", text);
+        } catch (invalid_argument const& error) {
+            taken = false;
+            REQUIRE(mentions(error.what(), {"a text", "'" + shown + "'"}));
+        }
+        REQUIRE(taken == is_utf8);
+    }
+    std::string shown;
+    detail::each_utf8("\xe2\x82\xac, \xe2\x82, \xed\xa0\x80", [&](std::string_view piece) {
+        shown += piece;
+        return true;
+    });
+    CHECK(shown == "\xe2\x82\xac, \\xe2\\x82, \\xed\\xa0\\x80");
+    CHECK(refusal<invalid_argument>([] { detail::check_utf8("a text", std::string(3000, '\xff')); }).size() < 400);
 }
 
 TEST_CASE("JSON is read strictly")
@@ -720,6 +772,10 @@ TEST_CASE("states that are not of one run are not merged")
     CHECK(mentions(merge_refusal([](state_ref s) { s.step = 8; }), {"step is 7 in state 0 and 8 in state 2"}));
     CHECK(mentions(merge_refusal([](state_ref s) { s.loss_scaler->good_steps = 4; }), {"loss scaler", "state 2"}));
     CHECK(mentions(merge_refusal([](state_ref s) { s.loss_scaler.reset(); }), {"loss scaler", "none in state 2"}));
+    CHECK(mentions(merge_refusal([](state_ref s) { s.metadata["seed"] = "12"; }),
+                   {"metadata 'seed' is '11' in state 0 and '12' in state 2"}));
+    CHECK(mentions(merge_refusal([](state_ref s) { s.metadata["x"] = "1"; }), {"'x' is nothing in state 0 and '1'"}));
+    CHECK(mentions(merge_refusal([](state_ref s) { s.metadata.clear(); }), {"'seed' is '11' in state 0 and nothing"}));
     CHECK(mentions(merge_refusal([](state_ref s) { s.groups[1].name = "x"; }), {"group 'rest'", "state 0 only"}));
     CHECK(mentions(merge_refusal([](state_ref s) {
                        s.groups.push_back({"x", {}, false});
@@ -762,6 +818,7 @@ TEST_CASE("a file for another implementation", "[python]")
     owned_state all;
     all.state.step = 123456789012345;
     all.state.loss_scaler = loss_scaler_state{0x1p24, 17, 2};
+    all.state.metadata = {{"data", "\u00e4 \"q\""}};
     all.state.groups = {{"decay", {.lr = 1e-3, .weight_decay = 0.1, .mode = decay_mode::decoupled}, false},
                         {"no \"decay\"", {.lr = 0.1, .mode = decay_mode::l2}, true}};
     all.state.params = {{"embed.weight", {5, 7}, 0},

@@ -97,7 +97,8 @@ def main():
                         ({"F32": "float32", "F16": "float16"}[dtype], shape, data))
         metadata = file.metadata()
     compare("keys of the metadata", sorted(metadata), ["adamant.format_version", "adamant.header_xxh3", "adamant.state",
-                                                       "adamant.step", "adamant.xxh3"])
+                                                       "adamant.step", "adamant.xxh3", "data"])
+    compare("data", metadata["data"], '\u00e4 "q"')
     compare("adamant.format_version", metadata["adamant.format_version"], "1")
     compare("adamant.step", metadata["adamant.step"], "123456789012345")
     digests = json.loads(metadata["adamant.xxh3"])

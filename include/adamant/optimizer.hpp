@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <cstring>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -291,7 +290,8 @@ public:
     // Takes over a state: step count, loss scale, the groups' hyperparameters (by name), and all arrays (by the
     // parameter's name), however they were cut; weight_out is made of param. What the state has besides is ignored.
     // Checks everything first: throws invalid_argument that says what is missing or does not fit, with nothing changed.
-    // A device_error leaves a state that is neither; no step can be taken until load() has been through.
+    // What fails after that, a device (device_error) or the file that the state is read from (corrupted, unavailable),
+    // leaves a state that is neither; no step can be taken until load() has been through.
     void load(state_dict const& from)
     {
         require_idle("load()");
@@ -299,12 +299,12 @@ public:
         state_dict const here = views();
         std::vector<detail::state_copy> const copies = detail::plan_copies(from, here);
         std::vector<parameter_group> groups = groups_;
+        auto const by_name = detail::index_of_names(from.groups, "group");
         for (parameter_group& group : groups) {
-            auto const found = std::find_if(from.groups.begin(), from.groups.end(),
-                                            [&](parameter_group const& g) { return g.name == group.name; });
-            if (found == from.groups.end())
+            auto const found = by_name.find(group.name);
+            if (found == by_name.end())
                 throw invalid_argument("adamant: the state that is loaded has no parameter group '" + group.name + "'");
-            group = *found;
+            group = from.groups[found->second];
         }
         if (from.loss_scaler.has_value() != scaler_.has_value())
             throw invalid_argument(std::string("adamant: the state that is loaded ") +
@@ -314,9 +314,9 @@ public:
         if (side_.there())
             prepare();
         can_go_back_ = false;
-        is_lost_ = side_.there();
+        is_lost_ = true;
         for (detail::state_copy const& copy : copies)
-            std::memcpy(copy.to, copy.from, copy.bytes);
+            copy.run();
         for (detail::tracked_shard& s : passes_.shards) {
             passes_.cpu().for_each_slice(s.shard.size(),
                                          [&](slice part) { s.shard.round_weights(part.begin, part.end); });

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include <adamant/checkpoint/state_check.hpp>
@@ -22,6 +22,16 @@ struct state_copy {
     std::byte* to;
     std::byte const* from;
     std::size_t bytes;
+    state_source const* source; // of the bytes, or null
+
+    // Throws what the source does.
+    void run() const
+    {
+        if (source == nullptr)
+            std::memcpy(to, from, bytes);
+        else
+            source->read(from, bytes, to);
+    }
 };
 
 // What has to be copied for `into` to hold what `from` holds. Parameters go by their names; what `from` has besides is
@@ -45,13 +55,14 @@ struct state_copy {
                                    shape_text(param.shape) + " here");
         std::size_t at = to.begin;
         std::size_t const end = to.begin + to.elements;
-        auto const before = [](state_tensor const& a, std::pair<std::size_t, state_array> const& b) {
-            return std::pair(a.param, a.array) < b;
+        // The first piece that ends after its begin: pieces of an array do not overlap, so their ends are in order,
+        // too.
+        auto const before = [](state_tensor const& a, std::tuple<std::size_t, state_array, std::size_t> const& b) {
+            return std::tuple(a.param, a.array, a.begin + a.elements) <= b;
         };
-        for (auto piece = std::lower_bound(pieces.begin(), pieces.end(), std::pair(found->second, to.array), before);
+        for (auto piece =
+                 std::lower_bound(pieces.begin(), pieces.end(), std::tuple(found->second, to.array, at), before);
              piece != pieces.end() && piece->param == found->second && piece->array == to.array && at != end; ++piece) {
-            if (piece->begin + piece->elements <= at)
-                continue;
             if (piece->begin > at)
                 break;
             if (piece->type != to.type)
@@ -60,7 +71,7 @@ struct state_copy {
             std::size_t const n = std::min(end, piece->begin + piece->elements) - at;
             std::size_t const elem_bytes = size_bytes(to.type);
             copies.push_back({const_cast<std::byte*>(to.data) + (at - to.begin) * elem_bytes,
-                              piece->data + (at - piece->begin) * elem_bytes, n * elem_bytes});
+                              piece->data + (at - piece->begin) * elem_bytes, n * elem_bytes, piece->source});
             at += n;
         }
         if (at != end)

@@ -5,11 +5,12 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <adamant/checkpoint/durable_file.hpp>
-#include <adamant/checkpoint/mapped_file.hpp>
+#include <adamant/checkpoint/file_source.hpp>
 #include <adamant/checkpoint/safetensors_layout.hpp>
 #include <adamant/checkpoint/safetensors_parse.hpp>
 #include <adamant/checkpoint/state_check.hpp>
@@ -23,11 +24,12 @@ ADAMANT_BEGIN_NAMESPACE
 // folder, brought to the disk, and renamed. Reads each array twice and copies none; nobody may write to them meanwhile.
 // They may point into the very file that is replaced. The same state gives the same bytes, in whatever order and pieces
 // its tensors come; pieces without elements are left out.
-// Throws, before it writes anything, invalid_argument for what check(state) refuses, for names that are no UTF-8 and
-// for a header of more than 100 MB; and unavailable with the system's reason and the path where the file cannot be
-// written or another save to this path is under way. The old file is then as it was, and nothing of this save is left
-// (but for the one failure that can come after the renaming, which says so). A file that is replaced keeps its
-// permission bits but not its owner, a new one has those of the umask; a symbolic link is followed. Thread-safe.
+// Throws, before it writes anything, invalid_argument for what check(state) refuses and for a header of more than
+// 100 MB; and unavailable with the system's reason and the path where the file cannot be
+// written or another save to this path is under way; and what reading a state of a file throws. The old file is then as
+// it was, and nothing of this save is left (but for the one failure that can come after the renaming, which says so). A
+// file that is replaced keeps its permission bits but not its owner, a new one has those of the umask; a symbolic link
+// is followed. Thread-safe.
 inline void save_safetensors(std::filesystem::path const& path, state_dict const& state)
 {
     detail::decimal_scope const mode;
@@ -36,31 +38,44 @@ inline void save_safetensors(std::filesystem::path const& path, state_dict const
     std::string const head = detail::file_head(state, tensors);
     detail::durable_file file(path);
     file.write(head);
+    detail::tensor_reader reader;
     for (detail::file_tensor const& tensor : tensors)
         for (state_tensor const& piece : tensor.pieces)
-            file.write(piece.data, piece.elements * size_bytes(piece.type));
+            reader.each_piece(piece, [&](std::byte const* data, std::size_t bytes) { file.write(data, bytes); });
     file.commit();
 }
 
-// A file of save_safetensors(), mapped for reading; nothing in it is believed before it was checked, and all of it is,
-// checksums too, before the constructor returns. The state's tensors point into the mapping, so they live as long as
-// this object, or the one that it was moved to. The file may meanwhile be replaced or removed, but not written into or
-// cut short. Thread-safe for readers.
+// Throws what save_safetensors() would of this path, so that it is known before hours of training: the folder is there
+// and can be written to, the path is no folder, no other save is under way. Makes PATH.part as a save does, and removes
+// it; what is at the path is not touched. Says nothing of how much room there is. Thread-safe.
+inline void check_can_save(std::filesystem::path const& path)
+{
+    detail::durable_file const file(path);
+}
+
+// A file of save_safetensors(); nothing in it is believed before it was checked, and all of it is, checksums too,
+// before the constructor returns. The state's tensors and their source are this object's, so they live as long as it,
+// or the one that it was moved to; it keeps the file open. The file may meanwhile be replaced or removed. Where it is
+// cut short or written into, check(), merge() and looking at the rest of the state go on as if nothing had happened,
+// while optimizer::load() and save_safetensors() throw corrupted: both read it through the tensors' source. The data
+// pointers lead into a mapping of it, for whoever wants to look at elements and knows that nobody cuts the file short:
+// who reads past its new end, or where the disk fails, is killed by SIGBUS. Thread-safe for readers.
 class safetensors_state {
 public:
     // Throws unavailable with the system's reason where the file cannot be read, and for a version of the format that
     // this library does not know; corrupted where the file is cut short, altered, or no safetensors file; and
     // invalid_argument for a safetensors file that another program has written. Each says what is wrong, and where.
-    explicit safetensors_state(std::filesystem::path const& path) : file_(path)
+    explicit safetensors_state(std::filesystem::path const& path)
+        : file_(std::make_unique<detail::file_source const>(path))
     {
         detail::decimal_scope const mode;
-        state_ = detail::read_safetensors(path.string(), {file_.data(), file_.size()});
+        state_ = detail::read_safetensors(path.string(), *file_);
     }
 
     [[nodiscard]] state_dict const& state() const noexcept { return state_; }
 
 private:
-    detail::mapped_file file_;
+    std::unique_ptr<detail::file_source const> file_; // where tensors find it, wherever this object is moved to
     state_dict state_;
 };
 

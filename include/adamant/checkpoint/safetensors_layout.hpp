@@ -12,6 +12,7 @@
 //     adamant.xxh3             JSON: of each tensor the XXH3 of its bytes, 64 bits in 16 hex digits
 //     adamant.header_xxh3      the same of all bytes before the data, with 16 zeros in its own place. Later versions of
 //                              the format keep this one, so that a flipped bit is no version from the future.
+//     anything else            the state's own metadata
 #pragma once
 
 #include <algorithm>
@@ -24,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include <adamant/checkpoint/file_source.hpp>
 #include <adamant/checkpoint/state_check.hpp>
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/checkpoint/state_json.hpp>
@@ -68,8 +70,10 @@ inline std::vector<file_tensor> lay_out(state_dict const& state, std::span<state
         }
         result.push_back(std::move(tensor));
     }
-    std::stable_sort(result.begin(), result.end(),
-                     [](auto const& a, auto const& b) { return size_bytes(a.type()) > size_bytes(b.type()); });
+    // The pieces are in the order that those of one size are to keep. (Clang 19 warns of std::stable_sort.)
+    std::sort(result.begin(), result.end(), [](file_tensor const& a, file_tensor const& b) {
+        return std::pair(size_bytes(b.type()), a.pieces.data()) < std::pair(size_bytes(a.type()), b.pieces.data());
+    });
     return result;
 }
 
@@ -86,18 +90,20 @@ inline std::string header_digest(std::string_view bytes, std::size_t digits_at)
 // Everything before the data.
 inline std::string file_head(state_dict const& state, std::vector<file_tensor> const& tensors)
 {
-    json metadata = {{"adamant.format_version", std::to_string(format_version)},
-                     {"adamant.header_xxh3", "0000000000000000"},
-                     {"adamant.state", state_text(state)},
-                     {"adamant.step", std::to_string(state.step)}};
+    json metadata = state.metadata;
+    metadata["adamant.format_version"] = std::to_string(format_version);
+    metadata["adamant.header_xxh3"] = "0000000000000000";
+    metadata["adamant.state"] = state_text(state);
+    metadata["adamant.step"] = std::to_string(state.step);
     json digests = json::object();
     std::string entries;
     std::size_t begin = 0;
+    tensor_reader reader;
     for (file_tensor const& tensor : tensors) {
         xxh3 hash;
         std::size_t end = begin;
         for (state_tensor const& piece : tensor.pieces) {
-            hash.add(piece.data, piece.elements * size_bytes(piece.type));
+            reader.each_piece(piece, [&](std::byte const* data, std::size_t bytes) { hash.add(data, bytes); });
             end += piece.elements * size_bytes(piece.type);
         }
         digests[tensor.name] = digest_text(hash.digest());

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -17,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include <adamant/checkpoint/file_source.hpp>
 #include <adamant/checkpoint/safetensors_layout.hpp>
 #include <adamant/checkpoint/state_check.hpp>
 #include <adamant/checkpoint/state_dict.hpp>
@@ -166,10 +166,10 @@ inline header_parts read_header(std::string const& path, std::string_view header
     auto const metadata = parsed.find("__metadata__");
     if (metadata == parsed.end() || !metadata->is_object())
         throw malformed("it has no __metadata__");
-    auto const text = [&](char const* key) -> std::string const& {
+    auto const text = [&](std::string const& key) -> std::string const& {
         auto const found = metadata->find(key);
         if (found == metadata->end() || !found->is_string())
-            throw malformed(std::string("its metadata has no text as ") + key);
+            throw malformed("its metadata has no text as " + key.substr(0, 100));
         return found->get_ref<std::string const&>();
     };
     auto const number = [&](char const* key) {
@@ -187,6 +187,9 @@ inline header_parts read_header(std::string const& path, std::string_view header
         throw malformed("there is no version " + std::to_string(version) + " of the format");
     header_parts result{state_from_text(text("adamant.state")), {}, parse_json(text("adamant.xxh3"))};
     result.state.step = number("adamant.step");
+    for (auto const& item : metadata->items())
+        if (!item.key().starts_with(own_metadata))
+            result.state.metadata.emplace(item.key(), text(item.key()));
     try {
         result.tensors = find_tensors(parsed);
         auto const params = index_of_names(result.state.params, "param");
@@ -199,10 +202,10 @@ inline header_parts read_header(std::string const& path, std::string_view header
 }
 
 // Empty where the bytes are those that were written.
-inline std::string digest_problem(found_tensor const& found, std::byte const* data, json_members const& digests)
+inline std::string digest_problem(found_tensor const& found, tensor_reader& reader, json_members const& digests)
 {
     xxh3 hash;
-    hash.add(data, found.end - found.begin);
+    reader.each_piece(found.tensor, [&](std::byte const* data, std::size_t bytes) { hash.add(data, bytes); });
     std::string const digest = digest_text(hash.digest());
     if (std::string const expected = digests.string(found.name); digest != expected)
         return "is corrupted: " + tensor_text(found.name) + " has the checksum " + digest + ", but was written with " +
@@ -210,56 +213,58 @@ inline std::string digest_problem(found_tensor const& found, std::byte const* da
     return {};
 }
 
-// The state in the bytes of a file, its tensors pointing into them. path: for the messages.
-inline state_dict read_safetensors(std::string const& path, std::span<std::byte const> file)
+// The state in a file, its tensors pointing into it. path: for the messages.
+inline state_dict read_safetensors(std::string const& path, file_source const& file)
 {
     auto const damaged = [&](std::string const& what) { return corrupted("adamant: " + path + ' ' + what); };
-    std::string_view const bytes(reinterpret_cast<char const*>(file.data()), file.size());
     std::uint64_t length = 0;
-    if (bytes.size() < sizeof length)
-        throw damaged("is truncated or no safetensors file: it has " + std::to_string(bytes.size()) + " bytes");
-    std::memcpy(&length, bytes.data(), sizeof length);
+    if (file.size() < sizeof length)
+        throw damaged("is truncated or no safetensors file: it has " + std::to_string(file.size()) + " bytes");
+    file.read(file.data(), sizeof length, reinterpret_cast<std::byte*>(&length));
     if (length > max_header_bytes)
         throw damaged("is no safetensors file, or its header is corrupted: its first 8 bytes say that the header has " +
                       std::to_string(length) + " bytes, and " + std::to_string(max_header_bytes) + " is the most");
     std::size_t const head = sizeof length + length;
-    if (head > bytes.size())
-        throw damaged("is truncated or no safetensors file: it has " + std::to_string(bytes.size()) +
+    if (head > file.size())
+        throw damaged("is truncated or no safetensors file: it has " + std::to_string(file.size()) +
                       " bytes, but its header alone would end at " + std::to_string(head));
-    std::string_view const header = bytes.substr(sizeof length, length);
+    std::string bytes(head, '\0');
+    file.read(file.data(), head, reinterpret_cast<std::byte*>(bytes.data()));
+    std::string_view const header = std::string_view(bytes).substr(sizeof length);
     try {
         if (!header.starts_with('{'))
             throw malformed("it does not begin with {");
-        std::size_t digits = bytes.substr(0, head).find(header_digest_key, sizeof length);
+        std::size_t digits = bytes.find(header_digest_key, sizeof length);
         if (digits == bytes.npos)
             refuse_foreign(path, header);
         digits += header_digest_key.size();
-        if (digits + 16 > head || bytes.substr(digits, 16) != header_digest(bytes.substr(0, head), digits))
+        if (digits + 16 > head || bytes.compare(digits, 16, header_digest(bytes, digits)) != 0)
             throw malformed("its checksum does not match; another program may have written it anew");
 
-        header_parts const parts = read_header(path, header);
+        header_parts parts = read_header(path, header);
         // Not head + end, which a hostile header could have overflow.
-        std::size_t const data_bytes = bytes.size() - head;
+        std::size_t const data_bytes = file.size() - head;
         std::size_t const end = parts.tensors.empty() ? 0 : parts.tensors.back().end;
         if (data_bytes < end)
             throw damaged("is truncated: it has " + std::to_string(data_bytes) +
                           " bytes of data, but its header says " + std::to_string(end));
         if (data_bytes > end)
             throw damaged("has " + std::to_string(data_bytes - end) + " bytes after its last tensor");
-        state_dict state = parts.state;
         json_members const digests(parts.digests, "adamant.xxh3", parts.tensors.size());
-        for (found_tensor const& found : parts.tensors) {
-            state.tensors.push_back(found.tensor);
-            state.tensors.back().data = file.data() + head + found.begin;
-            if (std::string const problem = digest_problem(found, state.tensors.back().data, digests); !problem.empty())
+        tensor_reader reader;
+        for (found_tensor& found : parts.tensors) {
+            found.tensor.data = file.data() + head + found.begin;
+            found.tensor.source = &file;
+            if (std::string const problem = digest_problem(found, reader, digests); !problem.empty())
                 throw damaged(problem);
+            parts.state.tensors.push_back(found.tensor);
         }
         try {
-            state.tensors = checked_tensors(state);
+            parts.state.tensors = checked_tensors(parts.state);
         } catch (invalid_argument const& error) {
             throw malformed(reason(error));
         }
-        return state;
+        return std::move(parts.state);
     } catch (malformed const& error) {
         throw damaged(std::string("is no safetensors file, or its header is corrupted: ") + error.what());
     }

@@ -17,6 +17,7 @@
 
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/core/error.hpp>
+#include <adamant/core/utf8.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -85,7 +86,7 @@ inline std::size_t element_count(state_param const& param)
     return empty ? 0 : product;
 }
 
-// What comes with each element, by name; two of one name are an error.
+// Each element's place, by its name; no name, one that is not UTF-8, and two of one name are errors.
 template <class Named>
 std::unordered_map<std::string_view, std::size_t> index_of_names(std::vector<Named> const& all, char const* what)
 {
@@ -93,6 +94,7 @@ std::unordered_map<std::string_view, std::size_t> index_of_names(std::vector<Nam
     for (std::size_t i = 0; i < all.size(); ++i) {
         if (all[i].name.empty())
             throw invalid_argument(std::string("adamant: ") + what + ' ' + std::to_string(i) + " has no name");
+        check_utf8(std::string("the name of a ") + what, all[i].name);
         auto const [there, is_new] = result.emplace(all[i].name, i);
         if (!is_new)
             throw invalid_argument(std::string("adamant: ") + what + "s " + std::to_string(there->second) + " and " +
@@ -126,6 +128,20 @@ inline void check_tensor(state_dict const& state, std::vector<std::size_t> const
         refuse("(" + what + ") has no data");
 }
 
+inline constexpr std::string_view own_metadata = "adamant."; // what keys of the library begin with
+
+inline void check_metadata(state_dict const& state)
+{
+    for (auto const& [key, value] : state.metadata) {
+        check_utf8("a key of the metadata", key);
+        check_utf8("the metadata's text of '" + key + "'", value);
+        if (key.empty() || key.starts_with(own_metadata))
+            throw invalid_argument("adamant: the metadata have the key '" + key +
+                                   "', but must have keys that are not "
+                                   "empty and do not begin with 'adamant.', which are the library's");
+    }
+}
+
 // Those that hold something, or all there is of an array without elements: by param, array and begin. Throws what
 // check() does.
 inline std::vector<state_tensor> checked_tensors(state_dict const& state)
@@ -140,6 +156,7 @@ inline std::vector<state_tensor> checked_tensors(state_dict const& state)
     if (state.loss_scaler && !is_loss_scale(state.loss_scaler->scale))
         throw invalid_argument("adamant: the loss scaler's scale is " + text(state.loss_scaler->scale) +
                                ", but must be " + loss_scale_rule);
+    check_metadata(state);
     index_of_names(state.params, "param");
     std::vector<std::size_t> counts;
     for (state_param const& param : state.params) {
@@ -181,7 +198,8 @@ inline std::vector<state_tensor> checked_tensors(state_dict const& state)
 } // namespace detail
 
 // Throws invalid_argument naming the first thing that cannot be: hyperparameters that check() refuses, a loss scale
-// whose inverse no float holds, params or groups without a name or with one twice, a shape that no memory holds or of
+// whose inverse no float holds, params or groups without a name, with one twice or with one that is not UTF-8,
+// metadata that are not UTF-8 or have a key of the library's, a shape that no memory holds or of
 // more than 64 dimensions, an index out of range, a tensor past its param's end, of a type that the array cannot have
 // or without data, and parts of one array that overlap or differ in type. A state may be partial: one rank's share.
 // Pure; reads no data; thread-safe.
@@ -191,6 +209,12 @@ inline void check(state_dict const& state)
 }
 
 namespace detail {
+
+inline std::string metadata_text(state_dict const& state, std::string const& key)
+{
+    auto const at = state.metadata.find(key);
+    return at == state.metadata.end() ? "nothing" : in_quotes(at->second.substr(0, 100));
+}
 
 // Throws where two states of one run cannot differ so, but for their params. What: "state 2".
 inline void check_same_run(state_dict const& first, state_dict const& other, std::string const& what)
@@ -211,6 +235,12 @@ inline void check_same_run(state_dict const& first, state_dict const& other, std
         };
         refuse("the loss scaler", scaler(first), scaler(other));
     }
+    for (auto const& [one, two] : {std::pair(&first, &other), std::pair(&other, &first)})
+        for (auto const& [key, value] : one->metadata) {
+            auto const at = two->metadata.find(key);
+            if (at == two->metadata.end() || at->second != value)
+                refuse("metadata " + in_quotes(key), metadata_text(first, key), metadata_text(other, key));
+        }
     auto const there = [&](auto const& names, std::string const& name, char const* kind, bool in_first) {
         auto const at = names.find(name);
         if (at == names.end())
@@ -262,11 +292,11 @@ inline void check_same_param(state_dict const& of, state_param const& param, std
 
 } // namespace detail
 
-// The states of one run's ranks as one: same step, loss scaler and groups, with the params and tensors of all. Params
-// are those of the first in its order, then what others have besides. Groups and params may stand in any order; names
-// say which are the same. The tensors point where they did before, so that memory has to stay. Throws invalid_argument
-// naming what differs or overlaps; also for no states, and for what check() refuses. The result may still be partial.
-// Pure; thread-safe.
+// The states of one run's ranks as one: same step, loss scaler, metadata and groups, with the params and tensors of
+// all. Params are those of the first in its order, then what others have besides. Groups and params may stand in any
+// order; names say which are the same. The tensors point where they did before, so that memory has to stay. Throws
+// invalid_argument naming what differs or overlaps; also for no states, and for what check() refuses. The result may
+// still be partial. Pure; thread-safe.
 [[nodiscard]] inline state_dict merge(std::span<state_dict const> states)
 {
     if (states.empty())

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,6 +24,18 @@ enum class state_array : std::uint8_t { param, exp_avg, exp_avg_sq };
     return array == state_array::param ? "param" : array == state_array::exp_avg ? "exp_avg" : "exp_avg_sq";
 }
 
+// Where a state's bytes are that may go away while they are looked at: a file, which anyone may cut short.
+class state_source {
+public:
+    // Copies bytes that begin at an address of this source's. Throws where they are not to be had any more: corrupted
+    // or unavailable. Thread-safe.
+    virtual void read(std::byte const* from, std::size_t bytes, std::byte* to) const = 0;
+
+protected:
+    state_source() = default;
+    ~state_source() = default;
+};
+
 // Elements [begin, begin + elements) of one array of one parameter, whose elements are counted in row-major order. A
 // view: whoever made the state_dict says how long the memory lives.
 struct state_tensor {
@@ -32,6 +45,8 @@ struct state_tensor {
     std::size_t begin = 0;
     std::size_t elements = 0;
     std::byte const* data = nullptr; // elements * size_bytes(type) bytes, at any address
+    // Where it is not null, loading and saving read the data through it, and touch none themselves.
+    state_source const* source = nullptr;
 };
 
 struct state_param {
@@ -47,6 +62,9 @@ struct state_dict {
     std::vector<state_param> params;
     // In any order, without overlaps: one file of several ranks may hold parts of a parameter.
     std::vector<state_tensor> tensors;
+    // The caller's own, such as a seed or how far the data were read: kept in files, and ignored by optimizers. Keys
+    // that begin with "adamant." are the library's.
+    std::map<std::string, std::string> metadata = {};
 };
 
 ADAMANT_END_NAMESPACE

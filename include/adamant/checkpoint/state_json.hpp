@@ -15,7 +15,6 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -49,42 +48,84 @@ private:
     float_mode_scope const mode_{subnormals::kept};
 };
 
+// Builds what the parser reports, in time that is linear in the text (the library's own parser with a callback looks
+// through an object at the end of each of its members).
+class json_builder {
+public:
+    explicit json_builder(json& into) : into_(into) {}
+
+    bool null() { return value(nullptr); }
+    bool boolean(bool is) { return value(is); }
+    bool number_integer(json::number_integer_t number) { return value(number); }
+    bool number_unsigned(json::number_unsigned_t number) { return value(number); }
+    bool number_float(json::number_float_t number, std::string const&) { return value(number); }
+    bool string(std::string& text) { return value(std::move(text)); }
+    bool binary(json::binary_t&) { return false; } // JSON has none
+    bool start_object(std::size_t) { return open(json::value_t::object); }
+    bool start_array(std::size_t) { return open(json::value_t::array); }
+    bool end_object() { return close(); }
+    bool end_array() { return close(); }
+    bool key(std::string& name)
+    {
+        auto const [at, is_new] = levels_.back().in->get_ref<json::object_t&>().emplace(name, nullptr);
+        if (!is_new)
+            throw malformed("the key " + json(name).dump().substr(0, 200) + " is there twice");
+        levels_.back().member = &at->second;
+        return true;
+    }
+    bool parse_error(std::size_t, std::string const&, json::exception const& error)
+    {
+        throw malformed(std::string(error.what()).substr(0, 200)); // quotes what it read last, be it megabytes
+    }
+
+private:
+    struct level {
+        json* in;
+        json* member = nullptr; // of an object: the one whose key came last
+        std::size_t values = 0; // of an array: those that are no arrays or objects
+    };
+
+    json& put(json made)
+    {
+        if (levels_.empty())
+            return into_ = std::move(made);
+        level const& inside = levels_.back();
+        if (inside.in->is_object())
+            return *inside.member = std::move(made);
+        return inside.in->get_ref<json::array_t&>().emplace_back(std::move(made));
+    }
+    bool value(json made)
+    {
+        if (!levels_.empty() && levels_.back().in->is_array() && ++levels_.back().values > max_dimensions)
+            throw malformed("an array has more than " + std::to_string(max_dimensions) + " values");
+        put(std::move(made));
+        return true;
+    }
+    bool open(json::value_t kind)
+    {
+        if (levels_.size() == 4)
+            throw malformed("it is nested more than four levels deep");
+        levels_.push_back({&put(kind)}); // which stays where it is until it is closed: its parent gets no other before
+        return true;
+    }
+    bool close()
+    {
+        levels_.pop_back();
+        return true;
+    }
+
+    json& into_;
+    std::vector<level> levels_;
+};
+
 // Throws malformed for what is no JSON, for keys that an object has twice, and for what no file of ours has and only
 // serves to exhaust memory or the stack: more than four levels, arrays of more numbers than a shape has.
 inline json parse_json(std::string_view text)
 {
-    struct level {
-        std::unordered_set<std::string> keys;
-        std::size_t values = 0;
-    };
-    std::vector<level> open;
-    auto const watch = [&](int, json::parse_event_t event, json const& parsed) {
-        switch (event) {
-        case json::parse_event_t::object_start:
-        case json::parse_event_t::array_start:
-            if (open.size() == 4)
-                throw malformed("it is nested more than four levels deep");
-            open.emplace_back();
-            break;
-        case json::parse_event_t::object_end:
-        case json::parse_event_t::array_end: open.pop_back(); break;
-        case json::parse_event_t::key:
-            open.back().values = 0; // only arrays have many without a key
-            if (!open.back().keys.insert(parsed.get_ref<std::string const&>()).second)
-                throw malformed("the key " + parsed.dump().substr(0, 200) + " is there twice");
-            break;
-        case json::parse_event_t::value:
-            if (!open.empty() && ++open.back().values > max_dimensions)
-                throw malformed("an array has more than " + std::to_string(max_dimensions) + " values");
-            break;
-        }
-        return true;
-    };
-    try {
-        return json::parse(text.begin(), text.end(), watch);
-    } catch (json::exception const& error) { // quotes what it read last, be it megabytes
-        throw malformed(std::string(error.what()).substr(0, 200));
-    }
+    json result;
+    json_builder builder(result);
+    json::sax_parse(text.begin(), text.end(), &builder);
+    return result;
 }
 
 // The members of an object that has these keys and no others, one after the other.
@@ -151,22 +192,13 @@ private:
     std::string what_;
 };
 
-// Groups, loss scaler and params. The step and the tensors are elsewhere. Throws invalid_argument for names that are no
-// UTF-8, as JSON has no other strings. Doubles are written with as many digits as their bits need.
+// Groups, loss scaler and params, of a state that check() has passed. The step and the tensors are elsewhere. Doubles
+// are written with as many digits as their bits need.
 inline std::string state_text(state_dict const& state)
 {
-    auto const utf8 = [](char const* what, std::string const& name) {
-        try {
-            static_cast<void>(json(name).dump());
-        } catch (json::exception const&) {
-            throw invalid_argument(std::string("adamant: the name of ") + what + ' ' + in_quotes(name) +
-                                   " is no UTF-8, which JSON asks for");
-        }
-        return name;
-    };
     json groups = json::array();
     for (parameter_group const& group : state.groups) {
-        json entry = {{"name", utf8("group", group.name)},
+        json entry = {{"name", group.name},
                       {"mode", decay_mode_names[static_cast<unsigned>(group.hyper.mode)]},
                       {"bias_correction", group.hyper.bias_correction},
                       {"maximize", group.maximize}};
@@ -176,7 +208,7 @@ inline std::string state_text(state_dict const& state)
     }
     json params = json::array();
     for (state_param const& param : state.params)
-        params.push_back({{"name", utf8("param", param.name)}, {"shape", param.shape}, {"group", param.group}});
+        params.push_back({{"name", param.name}, {"shape", param.shape}, {"group", param.group}});
     json scaler = nullptr;
     if (state.loss_scaler)
         scaler = {{"scale", state.loss_scaler->scale},

@@ -180,9 +180,13 @@ protected:
     }
     void require_not_lost() const
     {
+        if (is_lost_ && !side_.there())
+            throw invalid_argument("adamant: the last load() failed in the middle, so params and moments are of no "
+                                   "known step; load() a state");
         if (is_lost_)
             throw device_error("adamant: " + side_.device().name() +
-                               " has failed while a state was loaded, or in the update itself without records (see "
+                               " or a file has failed while a state was loaded, or the device in the update itself "
+                               "without records (see "
                                "device_records in the options), so what it has is of no known step; load() a state");
     }
 
@@ -190,7 +194,7 @@ protected:
     device_side side_;                            // after the passes: its device is still at work on them when it goes
     block_pass first_pass_ = block_pass::measure; // of the step that is under way
     bool device_failed_ = false;                  // that step has to be taken back
-    bool is_lost_ = false;                        // what the device has is of no known step, until a state is loaded
+    bool is_lost_ = false;                        // the state is of no known step, until one is loaded
     bool device_is_behind_ = false;               // it has yet to take back what it did of a step that failed
 
 private:
