@@ -6,6 +6,7 @@
 //   checkpoint/save/elems:N
 //   checkpoint/load/from:memory/elems:N   the file is in the page cache
 //   checkpoint/load/from:disk/elems:N     the page cache was asked to drop it
+//   checkpoint/.../tensors:50000/elems:N  of so many small tensors, where names and checksums are all of the work
 //
 // Float params and moments: 12 bytes an element. All of it one file; its folder is a new one below --folder.
 
@@ -108,8 +109,9 @@ private:
 // The state in training, a file of it, and its bytes as they lie in memory, with something for the file's head.
 class saved {
 public:
-    saved(setup const& given, std::size_t n)
-        : folder_(given.chosen.folder), data_(given.all(), n), optimizer_(given.all())
+    // tensors: of equal sizes; 0: up to 64.
+    saved(setup const& given, std::size_t n, std::size_t tensors)
+        : folder_(given.chosen.folder), data_(given.all(), n, tensors), optimizer_(given.all())
     {
         data_.add_to(optimizer_);
         optimizer_.prepare(false);
@@ -163,18 +165,18 @@ private:
     std::vector<std::byte> head_;
 };
 
-void save(State& state, setup const& given, std::size_t n)
+void save(State& state, setup const& given, std::size_t n, std::size_t tensors)
 {
-    saved s(given, n);
+    saved s(given, n, tensors);
     std::vector<contender> all{{part_in_race::subject, "save", "", [&] { s.save(); }},
                                {part_in_race::limit, "writing", "fsync, rename, fsync", [&] { s.write_plainly(); }}};
     race::run(state, all);
     report(state, all, {static_cast<double>(n), static_cast<double>(s.bytes())});
 }
 
-void load(State& state, setup const& given, std::size_t n, bool from_disk)
+void load(State& state, setup const& given, std::size_t n, std::size_t tensors, bool from_disk)
 {
-    saved s(given, n);
+    saved s(given, n, tensors);
     std::function<void()> prepare;
     if (from_disk)
         prepare = [&] { s.drop_from_page_cache(); };
@@ -189,14 +191,19 @@ void load(State& state, setup const& given, std::size_t n, bool from_disk)
 void add_checkpoint(setup const& given)
 {
     std::size_t const most = elements_for(given.chosen.bytes / 8, 3 * sizeof(float)); // files are slower than memory
-    for (std::size_t const n : {std::size_t{1} << 20, most}) {
-        std::string const size = "elems:" + std::to_string(n);
+    auto const add = [&](std::size_t n, std::size_t tensors, std::vector<bool> const& from_disk) {
+        std::string const size =
+            (tensors == 0 ? "" : "tensors:" + std::to_string(tensors) + "/") + "elems:" + std::to_string(n);
         std::int64_t const rounds = std::min(rounds_for(given.chosen, n), 2 * given.chosen.rounds);
-        add_row("checkpoint/save/" + size, rounds, [&given, n](State& state) { save(state, given, n); });
-        for (bool const from_disk : {false, true})
-            add_row(std::string("checkpoint/load/from:") + (from_disk ? "disk/" : "memory/") + size, rounds,
-                    [&given, n, from_disk](State& state) { load(state, given, n, from_disk); });
-    }
+        add_row("checkpoint/save/" + size, rounds, [=, &given](State& state) { save(state, given, n, tensors); });
+        for (bool const disk : from_disk)
+            add_row(std::string("checkpoint/load/from:") + (disk ? "disk/" : "memory/") + size, rounds,
+                    [=, &given](State& state) { load(state, given, n, tensors, disk); });
+    };
+    for (std::size_t const n : {std::size_t{1} << 20, most})
+        add(n, 0, {false, true});
+    std::size_t const many = given.chosen.quick ? 1000 : 50'000;
+    add(many * 64, many, {false});
 }
 
 } // namespace bench

@@ -48,7 +48,7 @@ inline float heavy_tailed(std::uint32_t random)
 
 class training {
 public:
-    // n: a multiple of shards * norm_block_elems. shards 0: up to 64.
+    // n: a multiple of shards, and where all blocks are to be full of shards * norm_block_elems. shards 0: up to 64.
     training(executor const& on, std::size_t n, std::size_t shards = 0)
         : cpu_(on), n_(n),
           shards_(shards != 0 ? shards : std::clamp<std::size_t>(n / adamant::norm_block_elems, 1, 64)),
