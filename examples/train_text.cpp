@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A trainer of its own on top of the library: a small character-level language model learned from real text, with
-// bfloat16 weights and gradients, float32 master weights and moments, clipping, a loss scale and checkpoints. Each layer
-// is stepped as soon as backward has its gradient.
+// bfloat16 weights and gradients, float32 master weights and moments, clipping, a loss scale and checkpoints. Each
+// layer is stepped as soon as backward has its gradient.
 //
 // The weights it ends with have the same bits for every instruction set, number of threads, compiler and CPU; the
 // digest printed last is there to be compared. The step promises that; the rest of this file keeps to these rules:
@@ -113,6 +113,23 @@ struct generator {
 struct corpus {
     std::vector<std::uint8_t> train, held_out; // indices into bytes: the classes
     std::string bytes;                         // those that occur in the training text
+};
+
+// FNV-1a, as 16 hexadecimal digits.
+struct digest {
+    std::uint64_t value = 0xcbf29ce484222325u;
+    template <class Bytes>
+    void add(Bytes const& bytes)
+    {
+        for (std::byte const byte : std::as_bytes(std::span(bytes)))
+            value = (value ^ std::to_integer<std::uint64_t>(byte)) * 0x100000001b3u;
+    }
+    [[nodiscard]] std::string text() const
+    {
+        char digits[17];
+        std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(value));
+        return digits;
+    }
 };
 
 corpus load_corpus(std::string const& file)
@@ -456,6 +473,47 @@ std::optional<double> fixed_loss_scale(option_values const& values)
     return scale;
 }
 
+// What a run's weights depend on besides the state that an optimizer has: kept in checkpoints, so that no other run
+// goes on from one and calls the result its own.
+std::map<std::string, std::string> identity_of_run(option_values const& values, corpus const& text)
+{
+    digest of_text;
+    of_text.add(text.bytes);
+    of_text.add(text.train);
+    std::map<std::string, std::string> result{{"train_text.text", of_text.text()}};
+    for (char const* const option : {"--seed", "--steps", "--batch"})
+        result[std::string("train_text.") + (option + 2)] = std::to_string(number(values, option, 0, ~size_t{0}));
+    std::optional<double> const scale = fixed_loss_scale(values);
+    char digits[40] = "dynamic";
+    if (scale)
+        std::snprintf(digits, sizeof digits, "%.17g", *scale);
+    result["train_text.loss-scale"] = digits;
+    return result;
+}
+
+// Exits where the checkpoint is another run's.
+void require_same_run(std::map<std::string, std::string> const& here, std::map<std::string, std::string> const& saved,
+                      std::string const& file)
+{
+    for (auto const& [key, value] : here) {
+        auto const found = saved.find(key);
+        if (found == saved.end())
+            fail(2, "--resume: '" + file + "' does not say which run it is of (there is no " + key +
+                        " in its metadata), so it cannot be gone on from; it is of another program, or of an older "
+                        "train_text");
+        if (found->second == value)
+            continue;
+        if (key == "train_text.text")
+            fail(2, "--resume: '" + file +
+                        "' is of a run that learned from another text; give that one with --text, "
+                        "or leave out --resume to begin anew");
+        std::string const option = "--" + key.substr(key.find('.') + 1);
+        fail(2, "--resume: '" + file + "' is of a run with " + option + ' ' + found->second + ", but this one has " +
+                    option + ' ' + value + "; give " + option + ' ' + found->second +
+                    " to go on with that run, or leave out --resume to begin another");
+    }
+}
+
 void train(option_values const& values)
 {
     size_t const steps = number(values, "--steps", 1, 100'000'000);
@@ -464,6 +522,8 @@ void train(option_values const& values)
     size_t const save_every = number(values, "--every", 1, ~size_t{0});
     std::string const& checkpoint = values.at("--checkpoint");
     std::optional<double> const loss_scale = fixed_loss_scale(values);
+    if (!checkpoint.empty())
+        adamant::check_can_save(checkpoint); // now rather than after the first thousand steps
     generator random{seed};
     workers const on = hire(values);
     adamant::executor const& cpu = on.optimizer;
@@ -475,8 +535,11 @@ void train(option_values const& values)
     optimizer.add_group("all", {.lr = peak_lr, .weight_decay = weight_decay, .mode = adamant::decay_mode::decoupled});
     for (size_t i = 0; i < std::size(tensors); ++i)
         optimizer.add_shard(0, names[i], tensors[i]->shard(), {{tensors[i]->wide.rows, tensors[i]->wide.columns}});
+    std::map<std::string, std::string> const run = identity_of_run(values, text);
     if (std::string const& file = values.at("--resume"); !file.empty()) {
-        optimizer.load(adamant::safetensors_state(file).state());
+        adamant::safetensors_state const saved(file);
+        require_same_run(run, saved.state().metadata, file);
+        optimizer.load(saved.state());
         std::printf("resumed after step %zu\n", static_cast<size_t>(optimizer.steps()));
         for (tensor* each : tensors)
             each->widen_weight();
@@ -528,24 +591,23 @@ void train(option_values const& values)
                         terminal && t < steps ? "  " : "\n");
             std::fflush(stdout);
         }
-        if (!checkpoint.empty() && (t % save_every == 0 || t == steps))
-            adamant::save_safetensors(checkpoint, optimizer.state());
+        if (!checkpoint.empty() && (t % save_every == 0 || t == steps)) {
+            adamant::state_dict state = optimizer.state();
+            state.metadata = run;
+            adamant::save_safetensors(checkpoint, state);
+        }
     }
     std::printf("%.1f s, tier %s, %u threads, %zu steps skipped; losses are in nats per character\n"
                 "training loss %.4f\n",
                 seconds.count(), name(cpu.tier()).data(), cpu.threads(), skipped, recent_loss);
     print_held_out_loss(net, text);
     print_sample(net, text, random);
-    std::uint64_t digest = 0xcbf29ce484222325u; // FNV-1a
-    auto const add = [&](auto const& weights) {
-        for (std::byte const byte : std::as_bytes(std::span(weights)))
-            digest = (digest ^ std::to_integer<std::uint64_t>(byte)) * 0x100000001b3u;
-    };
+    digest weights;
     for (tensor const* each : tensors) {
-        add(each->master);
-        add(each->weight);
+        weights.add(each->master);
+        weights.add(each->weight);
     }
-    std::printf("weights digest %016zx\n", digest);
+    std::printf("weights digest %s\n", weights.text().c_str());
 }
 
 } // namespace

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # bad_resume: a training run that is killed again and again, and goes on from its checkpoint each time, ends with the
-# weights of the one that was left alone.
+# weights of the one that was left alone. A run that would be another one is refused, and so is a checkpoint that could
+# not be written.
 set(text ${CMAKE_CURRENT_LIST_DIR}/../LICENSE)
 set(file ${SCRATCH}/train_resume.safetensors)
 file(MAKE_DIRECTORY ${SCRATCH})
@@ -41,5 +42,26 @@ if(NOT out MATCHES "weights digest ${expected}")
 endif()
 if(kills EQUAL 0 OR resumed EQUAL 0)
     message(FATAL_ERROR "nothing was killed or resumed (${kills}, ${resumed}); make the run longer")
+endif()
+
+function(refuses expected)
+    execute_process(COMMAND ${TRAIN_TEXT} ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err TIMEOUT 60)
+    if(NOT result EQUAL 2 OR NOT err MATCHES "${expected}" OR out MATCHES "step ")
+        message(FATAL_ERROR "${ARGN}: exit status ${result}, expected 2 and \"${expected}\" before the first step:\n${out}${err}")
+    endif()
+endfunction()
+file(SHA256 ${file} before)
+set(same --text ${text} --steps 300 --batch 64 --resume ${file})
+refuses("is of a run with --seed 1, but this one has --seed 2; give --seed 1" ${same} --seed 2)
+refuses("is of a run with --steps 300, but this one has --steps 400; give --steps 300" ${same} --steps 400)
+refuses("is of a run with --batch 64, but this one has --batch 32" ${same} --batch 32)
+refuses("is of a run with --loss-scale dynamic, but this one has --loss-scale 64" ${same} --loss-scale 64)
+refuses("learned from another text" ${same} --text ${CMAKE_CURRENT_LIST_FILE})
+refuses("/none/a: the folder cannot be opened" ${same} --checkpoint ${SCRATCH}/none/a)
+refuses("only a file can be replaced" ${same} --checkpoint ${SCRATCH})
+refuses("is of a run with --seed 1" ${same} --seed 2 --checkpoint ${file}) # after it was found that it can be written
+file(SHA256 ${file} after)
+if(NOT before STREQUAL after OR EXISTS ${file}.part OR EXISTS ${SCRATCH}/none)
+    message(FATAL_ERROR "a run that was refused has touched files")
 endif()
 message(STATUS "killed ${kills} times, resumed ${resumed} times: ${expected}")
