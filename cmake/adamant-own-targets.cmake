@@ -11,8 +11,6 @@ set(ADAMANT_SANITIZE "" CACHE STRING "Sanitizers for our own programs: address,u
 add_library(adamant_own_flags INTERFACE)
 target_compile_options(adamant_own_flags INTERFACE
     -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -Wold-style-cast
-    # GCC 12 finds overlaps in "literal" + std::string (GCC bug 105651).
-    $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
     $<$<BOOL:${ADAMANT_WARNINGS_AS_ERRORS}>:-Werror>)
 if(ADAMANT_SANITIZE)
     target_compile_options(adamant_own_flags INTERFACE

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The package as its users meet it: installed and found, as a subdirectory, fetched, through pkg-config, and by one plain
-# compiler line. Each builds and runs the README's program.
+# compiler line. Each builds and runs the README's program; those by CMake compile a file whose warnings are errors, too.
 file(REMOVE_RECURSE ${SCRATCH})
 set(prefix ${SCRATCH}/prefix)
 set(consumer ${CMAKE_CURRENT_LIST_DIR}/consumer)

@@ -61,9 +61,10 @@ inline std::string strided_list(adamant::index_set const& set)
             ++last;
         if (stride != 1 && last < i + 3) // no shorter than the numbers themselves
             last = i;
-        text += (text.empty() ? "" : ",") + std::to_string(all[i]);
+        text += text.empty() ? "" : ",";
+        text += std::to_string(all[i]);
         if (last != i)
-            text += "-" + std::to_string(all[last]) + (stride == 1 ? "" : ":" + std::to_string(stride));
+            text += '-' + std::to_string(all[last]) + (stride == 1 ? "" : ':' + std::to_string(stride));
         i = last + 1;
     }
     return text;

@@ -99,7 +99,7 @@ inline std::string grouped(std::size_t n)
 {
     std::string text = std::to_string(n);
     for (std::size_t at = text.size(); at > 3; at -= 3)
-        text.insert(at - 3, ",");
+        text.insert(at - 3, 1, ',');
     return text;
 }
 // With three digits and the unit that fits: 4.62 s, 31.5 ms.

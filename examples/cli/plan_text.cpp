@@ -155,7 +155,7 @@ private:
             text.resize(std::max(text.size(), column(end)), one.letter);
         }
         text.resize(std::max(text.size(), column(limit)), '.');
-        text.insert(std::min(text.size(), column(limit)), "|");
+        text.insert(std::min(text.size(), column(limit)), 1, '|');
         return "  |" + text + (total > limit ? " too much\n" : "\n");
     }
 

@@ -156,7 +156,7 @@ std::string to_text(roofline_found const& found)
         out += "\nthe whole job, every rank a process on cores of its own, all stepping at once:\n";
         for (roofline_row const& row : found.job->rows)
             out += row_text(row, width);
-        out += "\n" + job_text(found);
+        out += '\n' + job_text(found);
     }
     if (!found.peers.empty())
         out += wrapped("others, from " + found.peers_from + ", are in the picture (--plot)");

@@ -266,7 +266,7 @@ int tune(arguments& options)
     if (double const busy = besides.busy(); busy > 0.05)
         out += "WARNING: the machine was busy with something else for " + fixed(100 * busy, 0) +
                "% of its processors' time; tune again when it is quiet\n";
-    out += "\n" + curve_text(found, r.types) + "\n" + verdict_text(found, r.cores.ranks);
+    out += '\n' + curve_text(found, r.types) + "\n" + verdict_text(found, r.cores.ranks);
     if (r.host_threads != 0)
         out += host_text(with, found.of);
     std::fputs(out.c_str(), stdout);

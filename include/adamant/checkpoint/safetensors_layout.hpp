@@ -70,7 +70,7 @@ inline std::vector<file_tensor> lay_out(state_dict const& state, std::span<state
         }
         result.push_back(std::move(tensor));
     }
-    // The pieces are in the order that those of one size are to keep. (Clang 19 warns of std::stable_sort.)
+    // The pieces are in the order that those of one size are to keep.
     std::sort(result.begin(), result.end(), [](file_tensor const& a, file_tensor const& b) {
         return std::pair(size_bytes(b.type()), a.pieces.data()) < std::pair(size_bytes(a.type()), b.pieces.data());
     });

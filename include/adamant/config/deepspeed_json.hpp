@@ -147,7 +147,7 @@ private:
         json_value const& found = *document_.find(path);
         std::string const text = found.is == kind::text ? lower(found.text) : "";
         if (text != lower(first) && text != lower(second))
-            refuse(path, found, "\"" + std::string(first) + "\" or \"" + std::string(second) + "\"");
+            refuse(path, found, '"' + std::string(first) + "\" or \"" + std::string(second) + "\"");
         return text == lower(second);
     }
 

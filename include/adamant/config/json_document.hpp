@@ -19,6 +19,7 @@
 
 #include <adamant/config/json_syntax.hpp>
 #include <adamant/core/error.hpp>
+#include <adamant/core/stable_sort.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -123,7 +124,8 @@ public:
     [[nodiscard]] std::vector<std::string> warnings() const
     {
         auto sorted = warnings_;
-        std::stable_sort(sorted.begin(), sorted.end(), [](auto const& a, auto const& b) { return a.first < b.first; });
+        detail::stable_sort(sorted.begin(), sorted.end(),
+                            [](auto const& a, auto const& b) { return a.first < b.first; });
         std::vector<std::string> texts;
         for (auto& [order, text] : sorted)
             texts.push_back(std::move(text));
@@ -218,7 +220,8 @@ private:
         std::string out;
         for (level const& in : levels_) {
             std::size_t const index = &in == &levels_.back() ? in.index : in.index - 1;
-            out += in.is_array ? "[" + std::to_string(index) + "]" : (out.empty() ? "" : ".") + shown_key(in.key);
+            out += in.is_array || out.empty() ? "" : ".";
+            out += in.is_array ? '[' + std::to_string(index) + ']' : shown_key(in.key);
         }
         return out.empty() ? to_.what_ : shown(out, 300);
     }

@@ -74,7 +74,7 @@ inline std::pair<std::size_t, std::string> explain_syntax(std::string_view text,
         ++end;
     std::string_view const word = text.substr(begin, end - begin);
     if (!word.empty() && !is_json(word))
-        return {begin, "\"" + shown(word, 40) +
+        return {begin, '"' + shown(word, 40) +
                            "\" is no value of JSON, which has numbers like -1.5e3, texts in double quotes, true, "
                            "false and null"};
     if (end > at)

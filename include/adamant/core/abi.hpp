@@ -15,13 +15,19 @@
 #error "adamant needs GCC 12 or newer, or Clang 14 or newer: it relies on their target regions and inline assembly"
 #endif
 
+#if !defined(__cpp_exceptions)
+#error                                                                                                                 \
+    "adamant reports errors by exceptions: compile the files that include it without -fno-exceptions. The other files of the program may keep the flag, and the C interface (adamant/c/adamant_c.h) throws nothing."
+#endif
+
 #if !defined(__linux__) || !(defined(__x86_64__) || (defined(__aarch64__) && !defined(__AARCH64EB__)))
 #error "adamant runs on Linux on x86-64 and on little-endian AArch64: elsewhere its bits have never been checked"
 #endif
 
 // hwloc binds threads and memory and knows where cores are. A program may do without, by its own word.
 #if !defined(ADAMANT_NO_HWLOC) && !__has_include(<hwloc.h>)
-#error "adamant needs hwloc 2.5 or newer, and finds no hwloc.h (Debian and Ubuntu: libhwloc-dev; link with -lhwloc). Define ADAMANT_NO_HWLOC for a program whose threads and memory need not be bound to anything."
+#error                                                                                                                 \
+    "adamant needs hwloc 2.5 or newer, and finds no hwloc.h (Debian and Ubuntu: libhwloc-dev; link with -lhwloc). Define ADAMANT_NO_HWLOC for a program whose threads and memory need not be bound to anything."
 #endif
 
 // The bits of a step are a promise, and these flags allow the compiler to break it: it may then reorder additions,

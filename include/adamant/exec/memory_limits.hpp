@@ -102,9 +102,9 @@ inline memory_limit cgroup_room(file_path const& root, std::string const& resour
         std::size_t const second = line.find(':', first + 1);
         if (first == std::string::npos || second == std::string::npos)
             continue;
-        std::string const controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+        std::string const controllers = ',' + line.substr(first + 1, second - first - 1) + ',';
         bool const v2 = controllers == ",,";
-        if (!v2 && controllers.find("," + controller + ",") == std::string::npos)
+        if (!v2 && controllers.find(',' + controller + ',') == std::string::npos)
             continue;
         auto const& [limit_file, used_file, active, inactive] = names[v2];
         file_path const mount = v2 ? root / "sys/fs/cgroup" : root / "sys/fs/cgroup" / controller;

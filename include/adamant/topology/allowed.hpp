@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include <adamant/core/stable_sort.hpp>
 #include <adamant/topology/index_set.hpp>
 #if !defined(ADAMANT_NO_HWLOC)
 #include <adamant/topology/hwloc.hpp>
@@ -36,8 +37,8 @@ inline pu_set pus_for(unsigned threads)
     for (core const& c : here.cores)
         if (c.pus.intersects(here.allowed))
             order.push_back(&c);
-    std::stable_sort(order.begin(), order.end(),
-                     [](core const* a, core const* b) { return a->efficiency > b->efficiency; });
+    detail::stable_sort(order.begin(), order.end(),
+                        [](core const* a, core const* b) { return a->efficiency > b->efficiency; });
     pu_set chosen;
     for (std::size_t turn = 0; turn == 0 || (threads != 0 && chosen.size() < threads); ++turn) {
         std::size_t const before = chosen.size();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <adamant/core/error.hpp>
+#include <adamant/core/stable_sort.hpp>
 #include <adamant/topology/core_request.hpp>
 #include <adamant/topology/core_sharing.hpp>
 #include <adamant/topology/machine.hpp>
@@ -200,9 +201,9 @@ private:
         std::reverse(groups.begin(), groups.end());
         for (group& g : groups) {
             std::reverse(g.cores.begin(), g.cores.end());
-            std::stable_sort(g.cores.begin(), g.cores.end(), better);
+            detail::stable_sort(g.cores.begin(), g.cores.end(), better);
         }
-        std::stable_sort(groups.begin(), groups.end(), [&](group const& a, group const& b) {
+        detail::stable_sort(groups.begin(), groups.end(), [&](group const& a, group const& b) {
             bool const a_fits = a.cores.size() >= wanted;
             bool const b_fits = b.cores.size() >= wanted;
             if (a_fits != b_fits)
@@ -223,7 +224,7 @@ private:
                 break;
             candidates.insert(candidates.end(), g.cores.begin(), g.cores.end());
         }
-        std::stable_sort(candidates.begin(), candidates.end(), better);
+        detail::stable_sort(candidates.begin(), candidates.end(), better);
         r.adam.assign(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(wanted));
         std::sort(r.adam.begin(), r.adam.end());
         std::set_difference(r.both.begin(), r.both.end(), r.adam.begin(), r.adam.end(), std::back_inserter(r.host));

@@ -45,8 +45,10 @@ struct trial_types {
     [[nodiscard]] std::string text() const
     {
         std::string all;
-        for (dtype const type : dtypes)
-            all += (all.empty() ? "" : "/") + (type == dtype::none ? "-" : std::string(name(type)));
+        for (dtype const type : dtypes) {
+            all += all.empty() ? "" : "/";
+            all += type == dtype::none ? "-" : name(type);
+        }
         return all;
     }
 };
