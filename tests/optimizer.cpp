@@ -475,10 +475,12 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     CHECK(o.groups().size() == 1);
     CHECK(message_of([&] { static_cast<void>(o.group(1)); }) == "adamant: there is no parameter group 1; there are 1");
     CHECK(message_of([&] { o.add_shard(0, "", data.view()); }).find("has no name") != std::string::npos);
-    CHECK(message_of([&] { o.add_group("a\xff", adamw); })
-              .find("the name of a parameter group, 'a\\xff', is not UTF-8: see its byte 1") != std::string::npos);
-    CHECK(message_of([&] { o.add_shard(0, "\xc3", data.view()); })
-              .find("the name of a shard, '\\xc3', is not UTF-8: see its byte 0") != std::string::npos);
+    CHECK(message_of([&] {
+              o.add_group("a\xff", adamw);
+          }).find("the name of a parameter group, 'a\\xff', is not UTF-8: see its byte 1") != std::string::npos);
+    CHECK(message_of([&] {
+              o.add_shard(0, "\xc3", data.view());
+          }).find("the name of a shard, '\\xc3', is not UTF-8: see its byte 0") != std::string::npos);
     CHECK(
         message_of([&] {
             o.add_shard(0, "w", data.view(), {{10, 9}});
@@ -744,8 +746,8 @@ TEST_CASE("a file that fails while it is loaded leaves no state to go on from, u
 TEST_CASE("a param in many pieces is loaded from pieces that are cut otherwise", "[once]")
 {
     std::size_t const n = 1000;
-    for (std::size_t const piece : {1, 7, 333, 1000})
-        for (std::size_t const cut : {1, 10, 333, 999}) {
+    for (std::size_t const piece : {std::size_t{1}, std::size_t{7}, std::size_t{333}, n})
+        for (std::size_t const cut : {std::size_t{1}, std::size_t{10}, std::size_t{333}, n - 1}) {
             simple from(n), to(n);
             from.spread();
             optimizer saved(executor_of(1)), o(executor_of(1));

@@ -48,7 +48,7 @@ json row_json(roofline_row const& row, bool projected)
 std::string short_types(std::string types)
 {
     for (std::size_t at = 0; (at = types.find("float", at)) != std::string::npos;)
-        types.replace(at, 5, "f");
+        types.replace(at, 5, 1, 'f');
     return types;
 }
 
