@@ -34,6 +34,8 @@ install(FILES ${PROJECT_BINARY_DIR}/adamant.pc DESTINATION ${CMAKE_INSTALL_DATAR
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(ADAMANT_BUILD_EXAMPLES)
     install(TARGETS adamant_cli)
+    install(FILES examples/cli/adamant.bash DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/bash-completion/completions
+            RENAME adamant) # where bash looks for the completion of a program in the same prefix
 endif()
 
 # The C library depends on the architecture, and is found without what the headers need.

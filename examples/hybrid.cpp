@@ -303,19 +303,36 @@ double number(std::string_view option, std::string const& text, double most)
     return value;
 }
 
+constexpr char const* help = R"(hybrid: a training loop whose optimizer steps on CPU and device at once
+
+  --ratio R|auto         the share of the elements that the CPU steps; auto
+                         (default): begins with 0.75, follows what is measured
+  --layers N             of Qwen2.5-3B, up to 36 (default: what fits in memory)
+  --steps N              (default 8)
+  --link pcie5|c2c|none  to the device, where that is imitated (default pcie5)
+  --backward MS          how long backward takes, in ms (default: half as long
+                         as the CPU's step over all would take)
+  --forward MS           and forward (default: half of that)
+  --digest               prints nothing but a digest of the params
+  --help                 this text; -h is the same
+)";
+
 settings parse(int argc, char** argv)
 {
     settings chosen;
     for (int i = 1; i < argc; ++i) {
         std::string_view const option = argv[i];
+        if (option == "--help" || option == "-h") {
+            std::fputs(help, stdout);
+            std::exit(0);
+        }
         if (option == "--digest") {
             chosen.only_digest = true;
             continue;
         }
         if (i + 1 == argc)
             throw std::invalid_argument("hybrid: " + std::string(option) +
-                                        " is not understood, or has no value; there are "
-                                        "--ratio, --layers, --steps, --link, --backward, --forward and --digest");
+                                        " is not understood, or has no value; hybrid --help lists the options");
         std::string const value = argv[++i];
         if (option == "--ratio") {
             chosen.follows = value == "auto";
@@ -333,9 +350,7 @@ settings parse(int argc, char** argv)
             chosen.link = value;
         } else {
             throw std::invalid_argument("hybrid: " + std::string(option) + " " + value +
-                                        " is not understood; there are "
-                                        "--ratio R|auto, --layers N, --steps N, --link pcie5|c2c|none, --backward MS, "
-                                        "--forward MS and --digest");
+                                        " is not understood; hybrid --help lists the options");
         }
     }
     return chosen;

@@ -26,6 +26,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <unistd.h>
@@ -56,6 +57,23 @@ constexpr char const* licences = "/usr/share/common-licenses";
 
 using option_values = std::map<std::string, std::string>;
 
+constexpr char const* help = R"(train_text: trains a small language model on the licence texts of this machine
+
+  --steps N           (default 10000)
+  --seed N            of the first weights and of what is drawn (default 1)
+  --batch N           examples of a step (default 128)
+  --text FILE         what is learned instead of /usr/share/common-licenses
+  --threads N         of the optimizer (default 0: all)
+  --cores-perc SHARE  instead: the optimizer's share of the cores, such as 0.8
+  --isa NAME          automatic (default), scalar, generic, avx2, avx512 or
+                      avx512_bf16
+  --loss-scale SCALE  dynamic (default), or a number
+  --checkpoint FILE   where to save
+  --every STEPS       how often (default 1000)
+  --resume FILE       the checkpoint to go on from
+  --help              this text; -h is the same
+)";
+
 option_values parse_options(int argc, char** argv)
 {
     option_values values{{"--steps", "10000"},
@@ -70,12 +88,12 @@ option_values parse_options(int argc, char** argv)
                          {"--every", "1000"}, // where to save, and after how many steps
                          {"--resume", ""}};   // which checkpoint to go on from
     for (int i = 1; i < argc; i += 2) {
+        if (argv[i] == std::string_view("--help") || argv[i] == std::string_view("-h")) {
+            std::fputs(help, stdout);
+            std::exit(0);
+        }
         if (!values.contains(argv[i]))
-            fail(2,
-                 "there is no option '" + std::string(argv[i]) +
-                     "'; the options are --steps N, --seed N, "
-                     "--threads N (0: all), --cores-perc SHARE, --batch N, --isa NAME, --loss-scale SCALE or dynamic, "
-                     "--checkpoint FILE, --every STEPS, --resume FILE and --text FILE");
+            fail(2, "there is no option '" + std::string(argv[i]) + "'; train_text --help lists those that there are");
         if (i + 1 == argc || *argv[i + 1] == '\0')
             fail(2, std::string(argv[i]) + " needs a value after it");
         values[argv[i]] = argv[i + 1];

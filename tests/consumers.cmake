@@ -10,6 +10,9 @@ function(run)
 endfunction()
 
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+if(EXISTS ${prefix}/bin/adamant AND NOT EXISTS ${prefix}/share/bash-completion/completions/adamant)
+    message(FATAL_ERROR "the tool is installed without its completion for bash")
+endif()
 foreach(how find_package add_subdirectory FetchContent)
     run(${CMAKE_COMMAND} -S ${consumer} -B ${SCRATCH}/${how} -G Ninja -DCMAKE_CXX_COMPILER=${CXX} -DHOW=${how}
         -DPROGRAM=${program} -DADAMANT_SOURCE=${SOURCE} -DCMAKE_PREFIX_PATH=${prefix} -DVERSION=${VERSION})

@@ -161,8 +161,9 @@ shows(0 "activations +0.0 GB  not known: give --hidden" --gpus GH200 --shapes ${
 # What cannot be, or is not understood.
 fails("^adamant: on what\\? --gpus has" phi-4)
 fails("which model\\? adamant plan MODEL" --gpus GH200)
-fails("no model is known by the name 'llama'; known are Qwen2.5-3B, Llama-3.1-8B, .*Describe another by --params" llama --gpus GH200)
-fails("by the name 'llama3.18b'" llama3.18b --gpus GH200)
+fails("no model is known by the name 'llama'; did you mean Llama-3.1-8B or Llama-3-70B\\? Known are Qwen2.5-3B, Llama-3.1-8B, .*Describe another by --params" llama --gpus GH200)
+fails("by the name 'mixtral'; known are Qwen2.5-3B, " mixtral --gpus GH200)
+fails("by the name 'llama3.18b'; did you mean Llama-3.1-8B\\?" llama3.18b --gpus GH200)
 fails("two models are named, 'phi-4' and 'qwen3-14b'" phi-4 --gpus GH200 qwen3-14b)
 fails("the model is 'phi-4', but --params, --layers would describe another" phi-4 --params 7B --layers 2 --gpus GH200)
 fails("--layers is missing" --params 7B --gpus GH200)

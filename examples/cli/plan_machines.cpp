@@ -11,6 +11,7 @@
 
 #include "arguments.hpp"
 #include "plan_numbers.hpp"
+#include "suggestion.hpp"
 
 namespace cli {
 
@@ -134,10 +135,11 @@ gpu_count parse_gpus(std::string const& text)
 {
     auto const refuse = [&](std::string const& why) {
         std::string known;
-        for (known_machine const& one : machines())
-            known += (known.empty() ? "" : ", ") + one.what.name;
-        throw usage_error("--gpus is '" + text + "', " + why + "; it is a number and a machine, as in 4xGH200, of " +
-                          known + "; or a number alone, with --gpu-memory and --host-memory");
+        for (std::string const& name : machine_names())
+            known += (known.empty() ? "" : ", ") + name;
+        throw usage_error("--gpus is '" + text + "', " + why + (why.ends_with('?') ? " It is" : "; it is") +
+                          " a number and a machine, as in 4xGH200, of " + known +
+                          "; or a number alone, with --gpu-memory and --host-memory");
     };
     gpu_count result;
     std::string_view rest = text;
@@ -165,8 +167,22 @@ gpu_count parse_gpus(std::string const& text)
             return result;
         }
     }
-    refuse("which names no machine that is known");
+    std::vector<std::pair<std::string, std::string>> names;
+    for (known_machine const& one : machines()) {
+        names.emplace_back(plain(one.what.name), one.what.name);
+        for (char const* const alias : one.aliases)
+            names.emplace_back(plain(alias), one.what.name);
+    }
+    refuse("which names no machine that is known" + did_you_mean(plain(rest), names));
     return result;
+}
+
+std::vector<std::string> machine_names()
+{
+    std::vector<std::string> names;
+    for (known_machine const& one : machines())
+        names.push_back(one.what.name);
+    return names;
 }
 
 std::string list_of_machines()

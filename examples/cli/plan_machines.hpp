@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 namespace cli {
 
@@ -33,6 +34,8 @@ struct gpu_count {
 // "4xGH200", "GH200-144", or a number alone for GPUs that are described by other options: those have no name. Throws
 // usage_error, with the names there are.
 gpu_count parse_gpus(std::string const& text);
+
+std::vector<std::string> machine_names();
 
 std::string list_of_machines();
 

@@ -11,6 +11,7 @@
 
 #include "arguments.hpp"
 #include "plan_numbers.hpp"
+#include "suggestion.hpp"
 
 namespace cli {
 
@@ -225,10 +226,25 @@ model known_model(std::string const& name)
             return make(one);
     }
     std::string known;
-    for (configuration const& one : configurations())
+    std::vector<std::pair<std::string, std::string>> names;
+    for (configuration const& one : configurations()) {
         known += std::string(known.empty() ? "" : ", ") + one.name;
-    throw usage_error("no model is known by the name '" + name + "'; known are " + known +
+        names.emplace_back(plain_model(one.name), one.name);
+        for (char const* const alias : one.aliases)
+            names.emplace_back(plain_model(alias), one.name);
+    }
+    std::string const meant = did_you_mean(wanted, names);
+    throw usage_error("no model is known by the name '" + name + "'" +
+                      (meant.empty() ? "; known are " : meant + " Known are ") + known +
                       ". Describe another by --params N --layers N --hidden N [--vocab N], or by --shapes FILE");
+}
+
+std::vector<std::string> model_names()
+{
+    std::vector<std::string> names;
+    for (configuration const& one : configurations())
+        names.emplace_back(one.name);
+    return names;
 }
 
 std::string list_of_models()

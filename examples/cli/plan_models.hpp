@@ -33,7 +33,7 @@ struct model {
 };
 
 // Names are compared without case and punctuation; a folder before and -Instruct or -Base after mean nothing. Throws
-// usage_error, with the names there are.
+// usage_error, with the names there are and those that are like it.
 model known_model(std::string const& name);
 
 struct described_model {
@@ -49,6 +49,8 @@ model make_model(described_model const& from);
 
 // A file with a line for each tensor: its name and its dimensions. The rest is as the options say. Throws usage_error.
 model read_model(std::string const& path, described_model const& rest);
+
+std::vector<std::string> model_names();
 
 // Names, numbers of parameters and sources, as lines of text.
 std::string list_of_models();
