@@ -105,8 +105,8 @@ json(0 ${small} --ratio 1 --exp-avg bf16 --exp-avg-sq bf16 --grad fp32 --weight-
 set(rates --cpu-rate 1e8 --gpu-rate 1e15 --link 100000 --backward 2 --forward 1)
 json(0 ${small} ${rates} --ratio 1 "step,step_s|6|step,update_s|3|step,bound_by|cpu|step,timeline,0,lane|backward")
 # With 0.4 of them it takes as long as backward; with overlap it may take a part of forward's time, too.
-shows(0 "\nstep      3.00 s with this ratio, 1,333 tokens/s .*\nbest      ratio 0.4 with 3.00 s\n" ${small} ${rates})
-shows(0 "\nbest      ratio 0.5 with 3.00 s\n" ${small} ${rates} --overlap-forward)
+shows(0 "\nstep      3.00 s with this ratio, 1,333 tokens/s .*\nbest      ratio 0.4 with 3.00 s, of those that leave 3% of each memory free\n" ${small} ${rates})
+shows(0 "\nbest      ratio 0.5 with 3.00 s, of those" ${small} ${rates} --overlap-forward)
 shows(0 [[
 
 a step with ratio 1
@@ -126,30 +126,83 @@ shows(0 "\n  backward  22.1 ms .*\n  forward   7.36 ms " ${small} --flops 1e15)
 shows(0 "\n  CPU step  11.34e9 elements/s   30.1 B an element" phi-4 --gpus GH200)
 shows(0 "\n  CPU step  12.20e9 elements/s   28 B an element" phi-4 --gpus GH200 --journal 0)
 
+# The best ratio leaves 3% of each memory free, and says so; a ratio that fits with less says that; and where none leaves
+# as much, the best is of those that fit.
+function(leaves_free)
+    json(0 ${ARGN} "fits|ON")
+    if(NOT out MATCHES "\"headroom\": 0.03, \"ratios_with_headroom\": {")
+        message(FATAL_ERROR "adamant plan ${ARGN} --json: no headroom in\n${out}")
+    endif()
+    foreach(memory gpu host)
+        string(JSON total GET "${out}" ${memory} total_bytes)
+        string(JSON available GET "${out}" ${memory} available_bytes)
+        math(EXPR most "${available} / 100 * 97")
+        if(total GREATER most)
+            message(FATAL_ERROR "adamant plan ${ARGN}: ${total} of ${available} bytes of the ${memory}'s memory leave less than 3%")
+        endif()
+    endforeach()
+endfunction()
+leaves_free(gpt-oss-20b --gpus GH200)
+leaves_free(seed-oss-36b --gpus 2xGH200 --batch 2)
+leaves_free(phi-4 --gpus 2xA100-80GB)
+shows(0 "the best of those that leave 3% of each\n? +memory free: .*\nbest      ratio 0.868 with .* s, of those that leave 3% of each memory free\n"
+      gpt-oss-20b --gpus GH200)
+shows(0 "fits      yes; [^\n]* full;\n +this one leaves less than 3% of each memory free\n" gpt-oss-20b --gpus GH200 --ratio 0.857)
+shows(0 "\nbest      ratio 1 with .* s; no ratio leaves 3% of each memory free\n" qwen2.5-3b --gpus GH200 --seq 40000)
+
 # What does not fit says what would help; what it says is so.
-shows(1 "fits      NO; ratios from 0.88 to 1 fit; with smaller ones the GPU's memory is full\nhelps     a --ratio from 0.88 to 1\n"
+function(helps_by pattern option tried step) # of which the number in the pattern helps, and step more does not
+    run(${ARGN} ${option} ${tried})
+    if(NOT status EQUAL 1 OR NOT out MATCHES "\nhelps [^\n]*(\n [^\n]*)*${pattern}")
+        message(FATAL_ERROR "adamant plan ${ARGN} ${option} ${tried}: exit status ${status}, expected ${pattern}\n${out}${err}")
+    endif()
+    set(number "${CMAKE_MATCH_2}")
+    leaves_free(${ARGN} ${option} ${number})
+    math(EXPR more "${number} + ${step}")
+    run(${ARGN} ${option} ${more})
+    if(status EQUAL 0 AND NOT out MATCHES "no ratio leaves 3%")
+        message(FATAL_ERROR "adamant plan ${ARGN}: advises ${option} ${number}, but ${more} helps, too:\n${out}")
+    endif()
+endfunction()
+helps_by("\\(--seq ([0-9]+) or less\\)" --seq 40000 1024 llama-3.1-8b --gpus GH200)
+helps_by("--batch ([0-9]+)" --batch 16 1 llama-3.1-8b --gpus GH200)
+helps_by(" ([0-9]+) GPUs of this kind" --gpus 1 -1 gpt-oss-20b --gpu-memory 80GB --host-memory 128GB)
+shows(1 "fits      NO; ratios from 0.857 to 1 fit; with smaller ones the GPU's memory is full\nhelps     a --ratio from 0.868 to 1, which leaves 3% of each memory free\n"
       gpt-oss-20b --gpus GH200 --ratio 0.5)
-shows(0 "fits      yes; ratios from 0.88 to 1 fit" gpt-oss-20b --gpus GH200 --ratio 0.88)
-shows(1 "fits      NO" gpt-oss-20b --gpus GH200 --ratio 0.879)
-shows(1 "helps     a --ratio from 0.926 to 1; or leaving --device-records out;" llama-3-70b --gpus 4xGH200 --ratio 0.9
+shows(0 "fits      yes; ratios from 0.857 to 1 fit" gpt-oss-20b --gpus GH200 --ratio 0.857)
+shows(1 "fits      NO" gpt-oss-20b --gpus GH200 --ratio 0.856)
+shows(1 "helps     a --ratio from 0.919 to 1, which leaves 3% of each memory free;\n +or leaving --device-records out;" llama-3-70b --gpus 4xGH200 --ratio 0.9
       --device-records)
 shows(1 "no ratio fits: the host's memory is too small for all of them\nhelps     4 GPUs of this kind\n"
       gpt-oss-20b --gpus 1xH100-PCIe --host-memory 128GB)
-shows(0 "fits      yes; ratios from 0.353 to 1 fit" gpt-oss-20b --gpus 4xH100-PCIe --host-memory 128GB)
-shows(1 "GPU's memory needs 0.906 or more, the host's 0.68 or less" llama-3-70b --gpus 2xGH200-144 --give-back)
+shows(0 "fits      yes; ratios from 0.277 to 1 fit" gpt-oss-20b --gpus 4xH100-PCIe --host-memory 128GB)
+shows(1 "GPU's memory needs 0.886 or more, the host's 0.73 or less" llama-3-70b --gpus 2xGH200-144 --give-back)
 
 # One memory for both; other machines and names; what is measured; shapes in a file.
 json(0 llama-3.1-8b --gpus 4xMI300A "host||pinned_bytes|0|gpu,items,gradients|4015130624|machine,unified_memory|ON")
 shows(0 "memory, of CPU and GPU in one, for each GPU\n.*\nrates.*link +none +CPU and GPU use one memory" qwen2.5-3b
       --gpus MI300A)
 shows(1 "helps " llama-3.1-8b --gpus MI300A)
-foreach(machine GH200-144 gh200_96 GB200 H100-PCIe 8xh100sxm "2 x H200-NVL" 3*H200-SXM)
+foreach(machine GH200-144 gh200_96 GB200 H100-PCIe 8xh100sxm "2 x H200-NVL" 3*H200-SXM A100-80GB 2xA100-SXM4-40GB B200
+        2xL40S "RTX A6000" 8xRTX-4090)
     shows(0 "fits      yes; .*\nbest " qwen2.5-3b --gpus ${machine})
 endforeach()
 foreach(name "Meta-Llama/Meta_Llama 3 70B-Instruct" LLAMA-3.3-70b llama3-70b)
     shows(0 "^model     Llama-3-70B: 70,553,706,496 parameters in 723 tensors" ${name} --gpus 4xGH200)
 endforeach()
-shows(0 "Qwen3-30B-A3B +30,532,122,624 parameters .*GB200 +186 GB, host 240 GB" --list)
+shows(0 "Qwen3-30B-A3B +30,532,122,624 parameters .*GB200 +199 GB, host 240 GB" --list)
+# Capacities are the driver's, and say so.
+foreach(line "H100-SXM 81559" "H100-PCIe 81559" "A100-80GB 81920" "A100-40GB 40960" "H200 143771" "GH200 97871" "B200 183359")
+    string(REPLACE " " ";" line "${line}")
+    list(GET line 0 machine)
+    list(GET line 1 mib)
+    math(EXPR bytes "${mib} << 20")
+    json(0 qwen2.5-3b --gpus 4x${machine} "gpu,available_bytes|${bytes}")
+    string(JSON source GET "${out}" machine gpu_bytes source)
+    if(NOT source MATCHES "nvidia-smi shows for NVIDIA ")
+        message(FATAL_ERROR "the memory of ${machine} is from ${source}")
+    endif()
+endforeach()
 if(NOT EMULATOR) # which takes its time
     shows(0 "\n  CPU step .* B an element, records among them at .*measured[ \n]+here \\(" qwen2.5-3b --gpus GH200 --measure)
 endif()
@@ -171,7 +224,9 @@ fails("--params is 100, but 10 layers, and an embedding" --params 100 --layers 1
 fails("--params is 'inf', but must be a number from 1 to 1e15" --params inf --layers 1 --hidden 1 --gpus GH200)
 fails("--active-params is 8,000,000,000, but the model has 7,000,000,000" --params 7B --layers 2 --hidden 64 --active-params 8B
       --gpus GH200)
-fails("--gpus is '4xA100', which names no machine that is known; .*GH200-96, " phi-4 --gpus 4xA100)
+fails("--gpus is '4xA100', which names no machine that is known; did you mean A100-40GB, A100-80GB or A100-80GB-PCIe\\? It is"
+      phi-4 --gpus 4xA100)
+fails("--gpus is '4xTPU', which names no machine that is known; it is .*GH200-96, " phi-4 --gpus 4xTPU)
 fails("but there are from 1 to 65536 GPUs" phi-4 --gpus 0xGH200)
 fails("--host-memory is missing: --gpus is '4', which names no machine" phi-4 --gpus 4 --gpu-memory 80GB)
 fails("--gpu-memory is '80', but must be a size with its unit" phi-4 --gpus GH200 --gpu-memory 80)

@@ -96,10 +96,10 @@ std::string plan_json(plan_result const& plan)
     plan_request const& r = plan.request;
     double const all = static_cast<double>(plan.share_elems);
     auto const type = [](dtype one) { return quoted(name(one)); };
-    std::string const ratios = plan.range.empty
-                                   ? "null"
-                                   : object({{"least", number(static_cast<double>(plan.range.least) / all)},
-                                             {"most", number(static_cast<double>(plan.range.most) / all)}});
+    auto const ratios = [&](fitting_range const& range) {
+        return object({{"least", number(static_cast<double>(range.least) / all)},
+                       {"most", number(static_cast<double>(range.most) / all)}});
+    };
     step_rates const& rates = plan.rates.rates;
     return object({{"fits", boolean(plan.fits)},
                    {"model", object({{"name", quoted(r.of.name)},
@@ -128,7 +128,9 @@ std::string plan_json(plan_result const& plan)
                    {"sequence", number(r.sequence)},
                    {"ratio", number(plan.split.ratio())},
                    {"ratio_asked", r.ratio ? number(*r.ratio) : "null"},
-                   {"ratios_that_fit", ratios},
+                   {"ratios_that_fit", plan.range.empty ? "null" : ratios(plan.range)},
+                   {"headroom", number(headroom)},
+                   {"ratios_with_headroom", plan.roomy_exists ? ratios(plan.roomy) : "null"},
                    {"elems", object({{"share", number(plan.share_elems)},
                                      {"cpu", number(plan.split.cpu_elems)},
                                      {"device", number(plan.split.device_elems)}})},

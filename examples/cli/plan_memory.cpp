@@ -204,15 +204,15 @@ std::string fitting_range::text_within(double ratio) const
     return elems > static_cast<double>(most) ? most_text() : nearest_ratio(ratio);
 }
 
-fitting_range fitting(plan_request const& r, std::size_t share)
+fitting_range fitting(plan_request const& r, std::size_t share, double free)
 {
     // Every total is a line over the elements on the CPU, but for roundings.
-    auto const gpu = [&](std::size_t cpu) {
-        return static_cast<double>(memory_plan::total(memory_of(r, cpu, share - cpu).gpu)) <= r.on.gpu_bytes.value;
+    auto const within = [&](std::vector<memory_item> const& items, figure const& limit) {
+        return static_cast<double>(memory_plan::total(items)) <= (1 - free) * limit.value;
     };
+    auto const gpu = [&](std::size_t cpu) { return within(memory_of(r, cpu, share - cpu).gpu, r.on.gpu_bytes); };
     auto const host = [&](std::size_t cpu) {
-        return r.on.unified ||
-               static_cast<double>(memory_plan::total(memory_of(r, cpu, share - cpu).host)) <= r.on.host_bytes.value;
+        return r.on.unified || within(memory_of(r, cpu, share - cpu).host, r.on.host_bytes);
     };
     fitting_range result{0, share, share};
     auto const narrow = [&](auto const& fits, bool& short_of) {

@@ -82,6 +82,9 @@ std::size_t sum(std::vector<std::size_t> const& sizes);
 // With so many elements of the share on the CPU and on the device.
 memory_plan memory_of(plan_request const& request, std::size_t cpu_elems, std::size_t device_elems);
 
+// Of each memory, what advice leaves free: allocators round up, and what is assumed may turn out to be more.
+inline constexpr double headroom = 0.03;
+
 // Elements on the CPU with which all fits.
 struct fitting_range {
     std::size_t least = 0;
@@ -97,6 +100,7 @@ struct fitting_range {
     // Of a ratio within them.
     [[nodiscard]] std::string text_within(double ratio) const;
 };
-fitting_range fitting(plan_request const& request, std::size_t share_elems);
+// free: the share of each memory that is to stay so.
+fitting_range fitting(plan_request const& request, std::size_t share_elems, double free = 0);
 
 } // namespace cli

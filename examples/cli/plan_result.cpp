@@ -21,10 +21,11 @@ constexpr std::size_t most_gpus = 65536;
 
 bool some_ratio_fits(plan_request const& r)
 {
-    return !fitting(r, sum(shares(r.of, r.gpus))).empty;
+    return !fitting(r, sum(shares(r.of, r.gpus)), headroom).empty;
 }
 
-// The smallest number of GPUs, above the plan's, with which some ratio fits; 0: none does. More GPUs need less each.
+// The smallest number of GPUs, above the plan's, with which some ratio fits with headroom; 0: none does. More GPUs need
+// less each.
 std::size_t gpus_that_fit(plan_request r)
 {
     std::size_t low = r.gpus;
@@ -43,20 +44,34 @@ std::size_t gpus_that_fit(plan_request r)
     return high;
 }
 
-// Changes of one thing each after which it fits.
+// The largest of so many steps that helps; 0: none does. Where one does, smaller ones do.
+template <class Helps>
+std::size_t largest_that_helps(std::size_t most, Helps const& helps)
+{
+    std::size_t good = 0;
+    std::size_t bad = most + 1;
+    while (bad - good > 1) {
+        std::size_t const middle = good + (bad - good) / 2;
+        (helps(middle) ? good : bad) = middle;
+    }
+    return good;
+}
+
+// Changes of one thing each after which it fits, and leaves headroom.
 std::vector<std::string> what_helps(plan_result const& plan)
 {
     plan_request const& r = plan.request;
     std::vector<std::string> advice;
     if (!plan.range.empty) {
-        std::string const least = plan.range.least_text();
-        std::string const most = plan.range.most_text();
-        advice.push_back(least == most ? "--ratio " + least : "a --ratio from " + least + " to " + most);
+        std::string const least = plan.roomy.least_text();
+        std::string const most = plan.roomy.most_text();
+        advice.push_back((least == most ? "--ratio " + least : "a --ratio from " + least + " to " + most) +
+                         (plan.roomy_exists ? ", which leaves " + headroom_text() + " free" : ""));
     }
     auto const helps = [&](auto const& change) {
         plan_request other = r;
         change(other);
-        fitting_range const range = fitting(other, plan.share_elems);
+        fitting_range const range = fitting(other, plan.share_elems, headroom);
         if (range.empty || !r.ratio)
             return !range.empty;
         auto const cpu = static_cast<std::size_t>(*r.ratio * static_cast<double>(plan.share_elems));
@@ -71,10 +86,16 @@ std::vector<std::string> what_helps(plan_result const& plan)
     if ((r.exp_avg != dtype::bfloat16 || r.exp_avg_sq != dtype::bfloat16) &&
         helps([](plan_request& o) { o.exp_avg = o.exp_avg_sq = dtype::bfloat16; }))
         advice.push_back("moments in 16 bits (--exp-avg bfloat16 --exp-avg-sq bfloat16)");
-    if (r.batch > 1 && helps([](plan_request& o) { o.batch = 1; }))
-        advice.push_back("--batch 1");
-    if (r.sequence > 1024 && helps([](plan_request& o) { o.sequence = 1024; }))
-        advice.push_back("shorter sequences (--seq 1024)");
+    std::size_t const batch =
+        largest_that_helps(r.batch - 1, [&](std::size_t n) { return helps([&](plan_request& o) { o.batch = n; }); });
+    if (batch != 0)
+        advice.push_back("--batch " + std::to_string(batch));
+    constexpr std::size_t some_tokens = 1024; // a length that people choose is a multiple of this
+    std::size_t const sequence = some_tokens * largest_that_helps((r.sequence - 1) / some_tokens, [&](std::size_t n) {
+                                     return helps([&](plan_request& o) { o.sequence = n * some_tokens; });
+                                 });
+    if (sequence != 0)
+        advice.push_back("shorter sequences (--seq " + std::to_string(sequence) + " or less)");
     if (plan.range.empty)
         if (std::size_t const gpus = gpus_that_fit(r); gpus != 0)
             advice.push_back(plural(gpus, "GPU") + " of this kind");
@@ -82,6 +103,11 @@ std::vector<std::string> what_helps(plan_result const& plan)
 }
 
 } // namespace
+
+std::string headroom_text()
+{
+    return fixed(100 * headroom, 0) + "% of each memory";
+}
 
 plan_result make_plan(plan_request const& request, given_rates const& given)
 {
@@ -91,12 +117,16 @@ plan_result make_plan(plan_request const& request, given_rates const& given)
     result.share_elems = sum(sizes);
     double const all = static_cast<double>(result.share_elems);
     result.range = fitting(request, result.share_elems);
+    result.roomy = fitting(request, result.share_elems, headroom);
+    result.roomy_exists = !result.roomy.empty;
+    if (!result.roomy_exists)
+        result.roomy = result.range;
     result.rates = rates_of(request, given, result.share_elems);
     double least = 0;
     double most = 1;
     if (!result.range.empty) {
-        least = static_cast<double>(result.range.least) / all;
-        most = static_cast<double>(result.range.most) / all;
+        least = static_cast<double>(result.roomy.least) / all;
+        most = static_cast<double>(result.roomy.most) / all;
     }
     if (result.rates.missing.empty())
         result.best = best_ratio(result.rates.rates, least, most);
@@ -110,9 +140,10 @@ plan_result make_plan(plan_request const& request, given_rates const& given)
         result.ratio_from = "no ratio fits; this one leaves the GPU most";
     } else {
         wanted.ratio = result.best ? result.best->ratio : most;
-        wanted.most_on_cpu = result.range.most;
-        wanted.most_on_device = result.share_elems - result.range.least;
-        result.ratio_from = result.best ? "the best of those that fit" : "the largest that fits";
+        wanted.most_on_cpu = result.roomy.most;
+        wanted.most_on_device = result.share_elems - result.roomy.least;
+        result.ratio_from = std::string(result.best ? "the best" : "the largest") + " of those that " +
+                            (result.roomy_exists ? "leave " + headroom_text() + " free" : "fit");
     }
     try {
         result.split = split(sizes, wanted);

@@ -19,14 +19,19 @@ struct plan_result {
     std::size_t share_elems = 0;
     bool fits = false;
     fitting_range range;
+    fitting_range roomy; // those that leave headroom, too; as range where none does
+    bool roomy_exists = false;
     adamant::placement split;
     memory_plan memory;
     plan_rates rates;
-    std::optional<adamant::step_forecast> best;     // within the ratios that fit, or of all where none does
+    std::optional<adamant::step_forecast> best;     // of those in roomy, or of all where none fits
     std::optional<adamant::step_forecast> forecast; // of the plan's ratio
     std::string ratio_from;                         // who chose it
     std::vector<std::string> advice;                // what would make it fit
 };
+
+// "3% of each memory"
+std::string headroom_text();
 
 plan_result make_plan(plan_request const& request, given_rates const& given);
 

@@ -93,7 +93,8 @@ private:
     std::string ratio() const
     {
         double const one = plan_.split.ratio();
-        return plan_.fits && !plan_.range.empty ? plan_.range.text_within(one) : nearest_ratio(one);
+        fitting_range const& within = r_.ratio ? plan_.range : plan_.roomy;
+        return plan_.fits && !plan_.range.empty ? within.text_within(one) : nearest_ratio(one);
     }
 
     void answer()
@@ -116,6 +117,9 @@ private:
         } else {
             ratios += "the GPU's memory needs " + least + " or more, the host's " + most + " or less";
         }
+        if (plan_.fits && (plan_.split.cpu_elems < plan_.roomy.least || plan_.split.cpu_elems > plan_.roomy.most ||
+                           !plan_.roomy_exists))
+            ratios += "; this one leaves less than " + headroom_text() + " free";
         say("fits", std::string(plan_.fits ? "yes; " : "NO; ") + ratios);
         if (!plan_.fits) {
             std::string text;
@@ -133,8 +137,10 @@ private:
             text += std::string("; ") + in_words(plan_.forecast->bound_by) + " sets the pace";
             say("step", text);
             if (!plan_.range.empty)
-                say("best",
-                    "ratio " + plan_.range.text_within(plan_.best->ratio) + " with " + seconds(plan_.best->step_s));
+                say("best", "ratio " + plan_.roomy.text_within(plan_.best->ratio) + " with " +
+                                seconds(plan_.best->step_s) +
+                                (plan_.roomy_exists ? ", of those that leave " + headroom_text() + " free"
+                                                    : "; no ratio leaves " + headroom_text() + " free"));
         } else {
             say("step", "no time without " + plan_.rates.missing);
         }
