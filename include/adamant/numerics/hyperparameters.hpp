@@ -24,7 +24,7 @@ struct hyperparameters {
     double beta1 = 0.9;
     double beta2 = 0.999;
     double eps = 1e-8;         // added to the root of the bias-corrected second moment
-    double weight_decay = 0.0; // says nothing without mode
+    double weight_decay = 0.0; // needs mode
     decay_mode mode = decay_mode::unset;
     bool bias_correction = true;
 };
