@@ -8,12 +8,15 @@ repository, as one command (the peers take some 6 GB of disk; each may be missin
       && python3 -m venv build/peers && build/peers/bin/pip install -r benchmarks/requirements.txt \\
       && build/peers/bin/python benchmarks/peers.py --json peers.json --plot peers.svg
 
-What is timed is a step of AdamW over one tensor, called from Python as a user calls it: adamant through its C
-interface, peers by their optimizer's step(), for the small size by the op below it where there is one. Nobody clips or
-looks for infinities. Everyone works on the same arrays, in huge pages where the kernel has them (--pages), at different
-offsets modulo 4 KiB, touched by the threads that use them; they hold what training leaves there: some steps have been
-taken, and gradients are drawn anew before each round. Before anything is timed, three steps of each contender over a
-small tensor are compared with AdamW in double precision; whoever is off is marked.
+`adamant roofline --from peers.json --plot FILE.svg` draws the large sizes below the limit, by number of threads.
+
+What is timed is a step of AdamW over one tensor, called from Python as a user calls it: adamant's optimizer::step()
+through the C interface, as engines call it, and its step() without an optimizer; peers by their optimizer's step(), for
+the small size by the op below it where there is one. Nobody clips or looks for infinities. Everyone works on the same
+arrays, in huge pages where the kernel has them (--pages), at different offsets modulo 4 KiB, touched by the threads
+that use them; they hold what training leaves there: some steps have been taken, and gradients are drawn anew before
+each round. Before anything is timed, three steps of each contender over a small tensor are compared with AdamW in
+double precision; whoever is off is marked.
 
 Each round times each contender once, in an order of its own, and ratios are taken within a round; the first round does
 not count. The limit is the fastest, by its median, of the loops of limit.hpp. Its loops, the plain loop and the
@@ -173,10 +176,11 @@ def ratios(seconds, over):
 
 
 def row_of(name, job, seconds, limit, ours, repeats, note):
-    ns = statistics.median(seconds) * 1e9 / (job.n * repeats)
+    ns_p10, ns, ns_p90 = (x * 1e9 / (job.n * repeats) for x in np.quantile(seconds, (0.1, 0.5, 0.9)).tolist())
     of_limit = ratios(seconds, limit)
     p10, median, p90 = np.quantile(of_limit, (0.1, 0.5, 0.9))
     return {"name": name, "dtypes": job.types, "threads": job.threads, "elements": job.n, "ns_per_element": ns,
+            "ns_p10": ns_p10, "ns_p90": ns_p90, "bytes_per_element": contenders.bytes_per_element(job.types),
             "gb_per_s": contenders.bytes_per_element(job.types) / ns, "percent_of_limit": 100 / float(median),
             "ratio_to_limit": float(median), "ratio_p10": float(p10), "ratio_p90": float(p90),
             "ratio_to_adamant": statistics.median(ratios(seconds, ours)), "note": note}
@@ -210,7 +214,7 @@ def measure(library, native, types, n, threads, asked, small, missing):
             if marks[name] is None:
                 continue
             step, note = make(job)
-            if name == "adamant":
+            if name == contenders.OURS:
                 for _ in range(WARM_UP_STEPS):
                     job.draw_gradients()
                     step()
@@ -222,8 +226,8 @@ def measure(library, native, types, n, threads, asked, small, missing):
             progress(f"  only {100 * share:.0f} % of the arrays are in huge pages")
         seconds = race({**limits, **runs}, asked.rounds, asked.rest_ms / 1000, job, small)
         best = min(limits, key=lambda name: statistics.median(seconds[name]))
-        rows = [row_of("limit", job, seconds[best], seconds[best], seconds["adamant"], repeats, best)]
-        rows += [row_of(name, job, seconds[name], seconds[best], seconds["adamant"], repeats, notes[name])
+        rows = [row_of("limit", job, seconds[best], seconds[best], seconds[contenders.OURS], repeats, best)]
+        rows += [row_of(name, job, seconds[name], seconds[best], seconds[contenders.OURS], repeats, notes[name])
                  for name in runs]
         return rows
     finally:

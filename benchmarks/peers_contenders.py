@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections import namedtuple
-from ctypes import byref, c_char_p, c_float, c_int32, c_size_t, c_uint32, c_void_p
+from ctypes import byref, c_char_p, c_double, c_float, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 
 import numpy as np
 
@@ -208,7 +208,11 @@ def divider_limit(job, repeats):
     return {"one square root and one division": divide}
 
 
-def adamant(job):
+OURS = "adamant optimizer::step()"  # through the C interface, as an engine calls it; what others are compared with
+OURS_PLAIN = "adamant step()"  # without an optimizer
+
+
+def adamant_optimizer(job):
     c = job.library.c
     options = ctypes_loop.initialised(ctypes_loop.OptimizerOptions, "optimizer_options")
     options.on_nonfinite = 2  # apply: the peers do not look for infinities either
@@ -235,6 +239,22 @@ def adamant(job):
         if c.adamant_step(optimizer, None, None) != 0:
             raise RuntimeError(c.adamant_last_error().decode())
     return step, job.library.isa
+
+
+class StepValues(ctypes.Structure):
+    """Of peers_native.cpp."""
+    _fields_ = [(name, c_double) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")]
+
+
+def adamant_step(job):
+    values, pointers = StepValues(job.lr, BETA1, BETA2, EPS, WEIGHT_DECAY), job.pointers()
+    count = itertools.count(job.steps + 1)
+
+    def step():
+        if job.native.peers_step(c_int32(TYPES[job.types].number), pointers, c_size_t(job.n), c_int32(job.threads),
+                                 byref(values), c_uint64(next(count))) != 0:
+            raise RuntimeError("adamant::step() has thrown")
+    return step, "from C++"
 
 
 def counted(job, call):
@@ -389,7 +409,8 @@ def bitsandbytes_adamw(job):
 
 # In the order of the table. The first is warmed up with.
 CONTENDERS = {
-    "adamant": adamant,
+    OURS: adamant_optimizer,
+    OURS_PLAIN: adamant_step,
     "plain loop": plain_loop,
     "separate passes": separate_passes,
     "DeepSpeed CPUAdam": deepspeed_cpu_adam,
@@ -397,7 +418,6 @@ CONTENDERS = {
     "PyTorch AdamW, foreach": torch_foreach,
     "bitsandbytes AdamW": bitsandbytes_adamw,
 }
-PEERS = list(CONTENDERS)[3:]
 
 # What cannot take part whatever is installed.
 NEVER = {"torchao": "its optimizers have moments of 8 or 4 bits; its CPUOffloadOptimizer needs a GPU, and steps by "

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What peers.py holds everything against, as functions that Python can call: the memory limit and the divider limit of
 // limit.hpp, the plain loop, and the separate passes of an offload engine. Each cuts the elements into one stretch per
-// thread of OpenMP.
+// thread of OpenMP. And adamant::step(), as a program in C++ calls it, with threads of its own.
 //
 // Where arrays are taken, they are {param, grad, exp_avg, exp_avg_sq, weight_out} as in limit.hpp: each begins at a
 // cache line, those that the types lack are null, and n is a multiple of 64. Functions return 0, or 1 and have done
@@ -13,6 +13,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <type_traits>
+
+#include <adamant/exec/executor.hpp>
+#include <adamant/step/step.hpp>
 
 #include "limit.hpp"
 #include "plain.hpp"
@@ -75,6 +80,31 @@ T* as(void* array)
     return static_cast<T*>(array);
 }
 
+struct step_values {
+    double lr, beta1, beta2, eps, weight_decay;
+};
+
+template <class Param, class Grad, class Moment, class WeightOut = void>
+void step_over(adamant::executor const& cpu, void* const* arrays, std::size_t n, step_values const& v, std::uint64_t t)
+{
+    auto const view = [&] {
+        if constexpr (std::is_void_v<WeightOut>)
+            return adamant::shard(as<Param>(arrays[0]), as<Grad const>(arrays[1]), as<Moment>(arrays[2]),
+                                  as<Moment>(arrays[3]), n);
+        else
+            return adamant::shard(as<Param>(arrays[0]), as<Grad const>(arrays[1]), as<Moment>(arrays[2]),
+                                  as<Moment>(arrays[3]), as<WeightOut>(arrays[4]), n);
+    }();
+    adamant::step(cpu, view,
+                  {.lr = v.lr,
+                   .beta1 = v.beta1,
+                   .beta2 = v.beta2,
+                   .eps = v.eps,
+                   .weight_decay = v.weight_decay,
+                   .mode = adamant::decay_mode::decoupled},
+                  t);
+}
+
 } // namespace
 
 extern "C" {
@@ -108,6 +138,25 @@ std::int32_t peers_divide(float const* numerator, float const* square, std::size
     for (std::int32_t i = 0; i < repeats; ++i) // each in a parallel region of its own, as steps are
         on_threads(n, threads, [&](part mine) { limit::divide(numerator, square, mine.begin, mine.end); });
     return 0;
+}
+
+// adamant::step() number t. The threads stay; a process asks for one number of them.
+std::int32_t peers_step(std::int32_t types, void* const* arrays, std::size_t n, std::int32_t threads,
+                        step_values const* values, std::uint64_t t)
+try {
+    using adamant::bfloat16;
+    // Never destroyed: at the end of the process OpenMP's runtime may be gone before it.
+    static auto const& cpu =
+        *new adamant::executor(adamant::executor_options{.threads = static_cast<unsigned>(threads)});
+    switch (types) {
+    case f32: step_over<float, float, float>(cpu, arrays, n, *values, t); return 0;
+    case bf16_f32: step_over<bfloat16, bfloat16, float>(cpu, arrays, n, *values, t); return 0;
+    case mixed: step_over<float, bfloat16, float, bfloat16>(cpu, arrays, n, *values, t); return 0;
+    case bf16: step_over<bfloat16, bfloat16, bfloat16>(cpu, arrays, n, *values, t); return 0;
+    default: return 1;
+    }
+} catch (std::exception const&) {
+    return 1;
 }
 
 std::int32_t peers_plain(std::int32_t types, void* const* arrays, std::size_t n, std::int32_t threads,

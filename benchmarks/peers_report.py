@@ -75,7 +75,7 @@ def missing_peers(result):
 
 
 def color(name):
-    return OURS if name == "adamant" else LOOP if name in LOOPS else PEER
+    return OURS if name.startswith("adamant") else LOOP if name in LOOPS else PEER
 
 
 def draw_bar(axes, y, row):
@@ -84,7 +84,7 @@ def draw_bar(axes, y, row):
     axes.barh(y, percent, height=0.8, color=color(row["name"]), zorder=2)
     axes.plot([low, high], [y, y], color="#222222", linewidth=1, zorder=3)
     axes.text(max(high, percent) + 1.5, y, f"{percent:.0f} %", va="center", fontsize=8, zorder=4,
-              fontweight="bold" if row["name"] == "adamant" else "normal")
+              fontweight="bold" if row["name"].startswith("adamant") else "normal")
 
 
 def plot(result, path, names):

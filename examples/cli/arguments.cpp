@@ -134,10 +134,10 @@ std::optional<std::string> arguments::word()
     return result;
 }
 
-void arguments::done() const
+void arguments::done(std::string_view where) const
 {
     if (!all_.empty())
-        throw usage_error("'" + all_.front().written + "' is not understood here");
+        throw usage_error("'" + all_.front().written + "' is not understood " + std::string(where));
 }
 
 } // namespace cli

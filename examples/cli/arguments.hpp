@@ -48,8 +48,8 @@ public:
     // The first word that is no option; takes it off the list.
     std::optional<std::string> word();
 
-    // Throws for whatever nobody took.
-    void done() const;
+    // Throws for whatever nobody took. where: "beside --from".
+    void done(std::string_view where = "here") const;
 
 private:
     struct given {

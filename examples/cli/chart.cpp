@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
-#include <map>
+#include <iterator>
 #include <set>
 #include <string_view>
 
@@ -26,10 +27,10 @@ constexpr char const* colours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
 constexpr char const* roof_colour = "#444444";
 
 constexpr double panel_width = 470;
-constexpr double panel_height = 320;
+constexpr double panel_height = 336;
 constexpr double margin_left = 58;
 constexpr double margin_right = 18;
-constexpr double margin_top = 34;
+constexpr double margin_top = 50;
 constexpr double margin_bottom = 46;
 
 std::string number(double value)
@@ -91,6 +92,8 @@ public:
                     most_ = std::max({most_, p.y, p.high});
                 }
             }
+        for (chart_panel const& panel : what.panels)
+            beside_ = std::max(beside_, std::count_if(panel.series.begin(), panel.series.end(), of_points));
         step_ = tick_step(most_ > 0 ? most_ : 1);
         most_ = std::ceil(most_ / step_ * 1.02) * step_;
         columns_ = what.panels.size() > 1 ? 2 : 1;
@@ -99,30 +102,59 @@ public:
     std::string svg()
     {
         double const width = std::max(720.0, panel_width * columns_ + 20);
-        double const legend_top = 64;
+        std::vector<std::string> const warnings = lines_of(what_.warnings, width);
+        std::vector<std::string> const notes = lines_of(what_.notes, width);
+        double const legend_top = 68 + 17 * static_cast<double>(warnings.size());
         std::string legend = draw_legend(width, legend_top);
         double const top = legend_top + legend_rows_ * 20 + 4;
         std::size_t const rows =
             (what_.panels.size() + static_cast<std::size_t>(columns_) - 1) / static_cast<std::size_t>(columns_);
         double const notes_top = top + panel_height * static_cast<double>(rows) + 14;
-        double const height = notes_top + 17 * static_cast<double>(what_.notes.size()) + 10;
+        double const height = notes_top + 17 * static_cast<double>(notes.size()) + 10;
         double const wide = columns_ == 1 ? width - 20 : panel_width;
         std::string out = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + number(width) + "\" height=\"" +
                           number(height) + "\" viewBox=\"0 0 " + number(width) + " " + number(height) +
                           "\" font-family=\"DejaVu Sans, Helvetica, Arial, sans-serif\">\n" +
                           "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n" +
                           text_at(20, 28, what_.title, "font-size=\"18\" font-weight=\"bold\" fill=\"#111111\"") +
-                          text_at(20, 48, what_.subtitle, "font-size=\"12.5\" fill=\"#444444\"") + legend;
+                          text_at(20, 48, what_.subtitle, "font-size=\"12.5\" fill=\"#444444\"");
+        for (std::size_t i = 0; i < warnings.size(); ++i)
+            out += text_at(20, 66 + 17 * static_cast<double>(i), warnings[i],
+                           "font-size=\"12.5\" font-weight=\"bold\" fill=\"#b00020\"");
+        out += legend;
         for (std::size_t i = 0; i < what_.panels.size(); ++i)
             out += draw_panel(what_.panels[i], 10 + wide * static_cast<double>(i % static_cast<std::size_t>(columns_)),
                               top + panel_height * static_cast<double>(i / static_cast<std::size_t>(columns_)), wide);
-        for (std::size_t i = 0; i < what_.notes.size(); ++i)
-            out += text_at(20, notes_top + 17 * static_cast<double>(i), what_.notes[i],
-                           "font-size=\"11.5\" fill=\"#444444\"");
+        for (std::size_t i = 0; i < notes.size(); ++i)
+            out +=
+                text_at(20, notes_top + 17 * static_cast<double>(i), notes[i], "font-size=\"11.5\" fill=\"#444444\"");
         return out + "</svg>\n";
     }
 
 private:
+    static bool of_points(chart_series const& s) { return s.style == mark_style::points; }
+
+    // Broken where they are wider than the picture.
+    static std::vector<std::string> lines_of(std::vector<std::string> const& texts, double width)
+    {
+        auto const most = static_cast<std::size_t>((width - 40) / 6.5); // columns, in the size of notes
+        std::vector<std::string> lines;
+        for (std::string const& text : texts) {
+            std::string line;
+            for (std::size_t begin = 0; begin < text.size();) {
+                std::size_t const end = std::min(text.find(' ', begin), text.size());
+                if (!line.empty() && line.size() + 1 + (end - begin) > most) {
+                    lines.push_back(line);
+                    line.clear();
+                }
+                line += (line.empty() ? "" : " ") + text.substr(begin, end - begin);
+                begin = end + 1;
+            }
+            lines.push_back(line);
+        }
+        return lines;
+    }
+
     std::string colour_of(std::string const& label) const
     {
         std::size_t next = 0;
@@ -149,12 +181,40 @@ private:
                 points += number(x + dx) + "," + number(y + dy) + " ";
             return "<polygon points=\"" + points + "\"" + fill;
         };
-        switch (shape % 5) {
+        switch (shape % 8) {
         case 0: return "<circle cx=\"" + number(x) + "\" cy=\"" + number(y) + "\" r=\"5\"" + fill;
         case 1: return polygon({{-4.5, -4.5}, {4.5, -4.5}, {4.5, 4.5}, {-4.5, 4.5}});
         case 2: return polygon({{0, -6}, {5.5, 4}, {-5.5, 4}});
         case 3: return polygon({{0, -6}, {6, 0}, {0, 6}, {-6, 0}});
-        default: return polygon({{0, 6}, {5.5, -4}, {-5.5, -4}});
+        case 4: return polygon({{0, 6}, {5.5, -4}, {-5.5, -4}});
+        case 5: // plus
+            return polygon({{-2, -6},
+                            {2, -6},
+                            {2, -2},
+                            {6, -2},
+                            {6, 2},
+                            {2, 2},
+                            {2, 6},
+                            {-2, 6},
+                            {-2, 2},
+                            {-6, 2},
+                            {-6, -2},
+                            {-2, -2}});
+        case 6: // cross
+            return polygon({{-5.5, -3},
+                            {-3, -5.5},
+                            {0, -2.5},
+                            {3, -5.5},
+                            {5.5, -3},
+                            {2.5, 0},
+                            {5.5, 3},
+                            {3, 5.5},
+                            {0, 2.5},
+                            {-3, 5.5},
+                            {-5.5, 3},
+                            {-2.5, 0}});
+        default: // hourglass
+            return polygon({{-5, -5.5}, {5, -5.5}, {-5, 5.5}, {5, 5.5}});
         }
     }
     std::string sample(chart_series const& s, double x, double y) const
@@ -192,15 +252,26 @@ private:
         double const least = *xs_.begin();
         double const greatest = *xs_.rbegin();
         bool const by_doubling = greatest > 16 * least;
-        auto const place = [&](double x) {
-            double const share = greatest == least ? 0.5
-                                 : by_doubling     ? std::log(x / least) / std::log(greatest / least)
-                                                   : (x - least) / (greatest - least);
-            return x0 + (0.06 + 0.88 * share) * (x1 - x0);
+        auto const share = [&](double x) {
+            return greatest == least ? 0.5
+                   : by_doubling     ? std::log(x / least) / std::log(greatest / least)
+                                     : (x - least) / (greatest - least);
         };
+        // Over each count there is room for all points side by side, within the axes and apart from the next count's.
+        double gap = 1; // the narrowest, as a share
+        for (auto x = xs_.begin(); std::next(x) != xs_.end(); ++x)
+            gap = std::min(gap, share(*std::next(x)) - share(*x));
+        double const others = static_cast<double>(beside_ - 1);
+        double const band = (x1 - x0) / static_cast<double>(xs_.size());
+        double const room = xs_.size() == 1 ? band : gap * (x1 - x0 - band);
+        double const half = std::min(std::max(5.5 * others + 12, 26.0), 0.46 * room);
+        double const apart = others > 0 ? std::max(2 * (half - 8) / others, 1.0) : 0;
+        double const margin = std::max(band / 2, half + 2);
+        auto const place = [&](double x) { return x0 + margin + share(x) * (x1 - x0 - 2 * margin); };
         auto const height = [&](double y) { return y0 - y / most_ * (y0 - y1); };
         std::string out =
-            text_at(x0, top + 20, panel.title, "font-size=\"13.5\" font-weight=\"bold\" fill=\"#111111\"");
+            text_at(x0, top + 20, panel.title, "font-size=\"13.5\" font-weight=\"bold\" fill=\"#111111\"") +
+            text_at(x0, top + 37, panel.subtitle, "font-size=\"11\" fill=\"#444444\"");
         for (double y = 0; y < most_ + step_ / 2; y += step_)
             out += line_of(x0, height(y), x1, height(y), stroke("#e2e2e2", 1)) +
                    text_at(x0 - 7, height(y) + 4, number(y), "font-size=\"11\" text-anchor=\"end\" fill=\"#444444\"");
@@ -216,16 +287,15 @@ private:
             text_at((x0 + x1) / 2, y0 + 35, what_.x_label, "font-size=\"12\" text-anchor=\"middle\" fill=\"#111111\"") +
             "<g transform=\"translate(" + number(left + 14) + "," + number((y0 + y1) / 2) + ") rotate(-90)\">" +
             text_at(0, 0, what_.y_label, "font-size=\"12\" text-anchor=\"middle\" fill=\"#111111\"") + "</g>\n";
-        auto const of_points = [](chart_series const& s) { return s.style == mark_style::points; };
         double aside =
-            -5.5 * static_cast<double>(std::count_if(panel.series.begin(), panel.series.end(), of_points) - 1);
+            -apart / 2 * static_cast<double>(std::count_if(panel.series.begin(), panel.series.end(), of_points) - 1);
         for (mark_style const style : {mark_style::roof, mark_style::line, mark_style::points})
             for (chart_series const& s : panel.series)
                 if (s.style == style) {
                     double const by = of_points(s) ? aside : 0; // whiskers beside each other, not upon
                     out += draw_series(
-                        s, [&](double x) { return place(x) + by; }, height, y0);
-                    aside += of_points(s) ? 11 : 0;
+                        s, [&](double x) { return place(x) + by; }, height, y0, half);
+                    aside += of_points(s) ? apart : 0;
                 }
         if (panel.marked_x > 0) {
             double const x = place(panel.marked_x);
@@ -238,7 +308,8 @@ private:
         return out;
     }
     template <class Place, class Height>
-    std::string draw_series(chart_series const& s, Place const& place, Height const& height, double ground) const
+    std::string draw_series(chart_series const& s, Place const& place, Height const& height, double ground,
+                            double half) const
     {
         if (s.points.empty())
             return "";
@@ -246,16 +317,16 @@ private:
         std::string out;
         if (s.style != mark_style::points) {
             std::string path;
+            double const level = s.style == mark_style::roof ? half : 0;
             for (chart_point const& p : s.points)
-                path += number(place(p.x)) + "," + number(height(p.y)) + " ";
+                for (double const by : {-level, level})
+                    path += number(place(p.x) + by) + "," + number(height(p.y)) + " ";
             if (s.style == mark_style::roof)
-                out += "<polygon points=\"" + number(place(s.points.front().x)) + "," + number(ground) + " " + path +
-                       number(place(s.points.back().x)) + "," + number(ground) + "\" fill=\"#f1f1f1\"/>\n";
+                out += "<polygon points=\"" + number(place(s.points.front().x) - level) + "," + number(ground) + " " +
+                       path + number(place(s.points.back().x) + level) + "," + number(ground) +
+                       "\" fill=\"#f1f1f1\"/>\n";
             out += "<polyline points=\"" + path + "\" fill=\"none\" " +
                    stroke(colour, s.style == mark_style::roof ? 3 : 1.8, s.style == mark_style::line) + "/>\n";
-            if (s.style == mark_style::roof && s.points.size() == 1) // a line of one point would not be seen
-                out += line_of(place(s.points[0].x) - 14, height(s.points[0].y), place(s.points[0].x) + 14,
-                               height(s.points[0].y), stroke(colour, 3));
             return out;
         }
         for (chart_point const& p : s.points) {
@@ -273,6 +344,7 @@ private:
     std::set<double> xs_;
     double most_ = 0;
     double step_ = 1;
+    std::ptrdiff_t beside_ = 1; // series of points in the panel with most
     int columns_ = 1;
     int legend_rows_ = 1;
 };

@@ -14,7 +14,8 @@ struct chart_point {
     double high;
 };
 
-enum class mark_style { roof, line, points }; // a roof is a thick line over a shaded ground
+// A roof is a thick line over a shaded ground, level where points may stand side by side over one count.
+enum class mark_style { roof, line, points };
 
 // Series of one label have one colour in all panels, and one place in the legend.
 struct chart_series {
@@ -25,6 +26,7 @@ struct chart_series {
 
 struct chart_panel {
     std::string title;
+    std::string subtitle = {}; // below it, in small letters
     std::vector<chart_series> series;
     double marked_x = 0; // a vertical line, 0: none
     std::string mark;    // what stands beside it
@@ -36,7 +38,8 @@ struct chart {
     std::string x_label; // of counts, from 1 on
     std::string y_label; // of values above 0, drawn from 0 on
     std::vector<chart_panel> panels;
-    std::vector<std::string> notes; // below
+    std::vector<std::string> notes;    // below
+    std::vector<std::string> warnings; // at the top, in red: reasons not to believe it
 };
 
 // Throws usage_error unless it ends in .svg, or in .png where this program can write those. To be called before

@@ -138,7 +138,10 @@ std::span<command const> commands()
              {"--json", "FILE", "everything, as one JSON object"},
              {"--csv", "FILE", "the table as CSV; --csv alone: instead of the table", "", nullptr, true},
              {"--plot", "FILE", "a picture, FILE.svg or FILE.png"},
-             {"--peers", "FILE", "others' steps, for the picture: what benchmarks/peers.py --json has made here"},
+             {"--from", "FILE",
+              "measures nothing, and shows what benchmarks/peers.py --json has measured in one run: the roof, "
+              "adamant's "
+              "steps and others'"},
          },
          "",
          roofline},

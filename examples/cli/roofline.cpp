@@ -36,7 +36,7 @@ struct request {
     roofline_options measure;
     bool job;
     std::string note; // on what was asked for and is not done
-    std::string json, csv, plot, peers;
+    std::string json, csv, plot;
 };
 
 std::vector<unsigned> counts(std::string const& text, unsigned most)
@@ -87,7 +87,6 @@ request read_request(arguments& options, machine const& on, unsigned cores)
     r.json = options.value("--json", "");
     r.csv = options.value("--csv", "", "-");
     r.plot = options.value("--plot", "");
-    r.peers = options.value("--peers", "");
     if (!r.plot.empty())
         check_picture(r.plot);
     options.done();
@@ -122,10 +121,32 @@ std::vector<roofline_place> node_places(machine const& on)
     return all;
 }
 
+// What was measured before.
+int show(arguments& options, std::string const& from)
+{
+    std::string const csv_path = options.value("--csv", "", "-");
+    std::string const picture_path = options.value("--plot", "");
+    output_file json(options.value("--json", ""));
+    options.done("beside --from, which measures nothing");
+    if (!picture_path.empty())
+        check_picture(picture_path);
+    output_file csv(csv_path == "-" ? "" : csv_path);
+    output_file picture(picture_path);
+    roofline_found const found = read_run(from);
+    std::fputs((csv_path == "-" ? to_csv(found) : to_text(found)).c_str(), stdout);
+    json.write(to_json(found));
+    csv.write(to_csv(found));
+    if (!picture_path.empty())
+        picture.write(drawn(picture_path, picture_of(found)));
+    return 0;
+}
+
 } // namespace
 
 int roofline(arguments& options)
 {
+    if (std::optional<std::string> const from = options.value("--from"))
+        return show(options, *from);
     machine const on = machine_of();
     core_request alone;
     unsigned const cores = adamant::detail::cores_of_each_rank(on, alone);
@@ -151,10 +172,6 @@ int roofline(arguments& options)
     found.machine = describe(on);
     found.date = date_and_time();
     found.params = r.params;
-    if (!r.peers.empty()) {
-        found.peers = read_peers(r.peers);
-        found.peers_from = r.peers;
-    }
     interruption const interrupt;
     others const besides;
     double const clock_before = measured_clock_ghz();

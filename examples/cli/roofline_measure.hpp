@@ -37,6 +37,7 @@ struct roofline_row {
     std::string isa;  // of a step
     std::string note; // which loop was the fastest
 
+    [[nodiscard]] bool is_step() const { return percent_of_limit > 0; }
     [[nodiscard]] double gb_per_s() const { return static_cast<double>(bytes_per_element) / ns_per_element; }
 };
 

@@ -2,8 +2,10 @@
 #include "roofline_report.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <fstream>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -16,6 +18,7 @@ namespace cli {
 namespace {
 
 using json = nlohmann::ordered_json;
+using adamant::dtype;
 
 json row_json(roofline_row const& row, bool projected)
 {
@@ -32,7 +35,7 @@ json row_json(roofline_row const& row, bool projected)
                    {"ns_p10", row.ns_p10},
                    {"ns_p90", row.ns_p90},
                    {"gb_per_s", row.gb_per_s()}};
-    if (row.what == "step") {
+    if (row.is_step()) {
         result["percent_of_limit"] = row.percent_of_limit;
         result["percent_p10"] = row.percent_p10;
         result["percent_p90"] = row.percent_p90;
@@ -52,21 +55,62 @@ std::string short_types(std::string types)
     return types;
 }
 
-std::string row_text(roofline_row const& row, std::size_t width)
+// The widest cell of two columns.
+struct row_widths {
+    int types = 8;
+    int what = 6;
+
+    explicit row_widths(std::vector<roofline_row> const& rows)
+    {
+        for (roofline_row const& row : rows) {
+            types = std::max(types, static_cast<int>(short_types(row.types).size()));
+            what = std::max(what, static_cast<int>(row.what.size()));
+        }
+    }
+};
+
+std::string row_text(roofline_row const& row, row_widths const& width)
 {
     char text[200];
-    std::string const share = row.what != "step" ? std::string()
-                                                 : fixed(row.percent_of_limit, 0) + " (" + fixed(row.percent_p10, 0) +
-                                                       " to " + fixed(row.percent_p90, 0) + ")";
+    std::string const share = !row.is_step() ? std::string()
+                                             : fixed(row.percent_of_limit, 0) + " (" + fixed(row.percent_p10, 0) +
+                                                   " to " + fixed(row.percent_p90, 0) + ")";
     std::string const cores = (row.ranks > 1 ? std::to_string(row.ranks) + " x " : "") + std::to_string(row.threads) +
                               (row.node.empty() ? "" : " of node " + row.node);
-    std::snprintf(text, sizeof text, "%-*s %-12s %-6s %7.3f  (%.3f to %.3f)  %5zu  %6.1f  %-16s %s\n",
-                  static_cast<int>(width), short_types(row.types).c_str(), cores.c_str(), row.what.c_str(),
-                  row.ns_per_element, row.ns_p10, row.ns_p90, row.bytes_per_element, row.gb_per_s(), share.c_str(),
-                  row.isa.c_str());
+    std::snprintf(text, sizeof text, "%-*s %-12s %-*s %7.3f  (%.3f to %.3f)  %5zu  %6.1f  %-16s %s\n", width.types,
+                  short_types(row.types).c_str(), cores.c_str(), width.what, row.what.c_str(), row.ns_per_element,
+                  row.ns_p10, row.ns_p90, row.bytes_per_element, row.gb_per_s(), share.c_str(), row.isa.c_str());
     std::string line = text;
     line.erase(line.find_last_not_of(" \n") + 1);
     return line + "\n";
+}
+
+// "float32 params and moments, bfloat16 gradients and weights".
+std::string in_words(std::string const& types)
+{
+    std::array<dtype, 5> const& t = parse_types(types).front().types.dtypes;
+    if (t[1] == t[0] && t[2] == t[0] && t[3] == t[0] && (t[4] == t[0] || t[4] == dtype::none))
+        return "all " + std::string(name(t[0]));
+    bool const same_moments = t[2] == t[3];
+    std::vector<std::pair<dtype, std::string>> arrays = {{t[0], "params"}};
+    arrays.emplace_back(t[2], same_moments ? "moments" : "first moments");
+    if (!same_moments)
+        arrays.emplace_back(t[3], "second moments");
+    arrays.emplace_back(t[1], "gradients");
+    if (t[4] != dtype::none)
+        arrays.emplace_back(t[4], "weights");
+    std::string text;
+    for (dtype const type : {dtype::float32, dtype::bfloat16, dtype::float16}) {
+        std::vector<std::string> of_type;
+        for (auto const& [its, array] : arrays)
+            if (its == type)
+                of_type.push_back(array);
+        for (std::size_t i = 0; i < of_type.size(); ++i)
+            text += (i != 0 ? i + 1 == of_type.size() ? " and " : ", "
+                            : (text.empty() ? "" : ", ") + std::string(name(type)) + " ") +
+                    of_type[i];
+    }
+    return text;
 }
 
 // Longer lines are broken; those that go on are indented.
@@ -110,31 +154,53 @@ std::string job_text(roofline_found const& found)
 
 } // namespace
 
-std::vector<peer_point> read_peers(std::string const& path)
+roofline_found read_run(std::string const& path)
 {
     std::ifstream file(path);
     if (!file)
-        throw usage_error("--peers is '" + path + "', which cannot be read; benchmarks/peers.py --json makes one");
+        throw usage_error("--from is '" + path + "', which cannot be read; benchmarks/peers.py --json makes one");
     try {
-        std::vector<peer_point> all;
-        json const found = json::parse(file);
-        json const& rows = found.at("rows");
+        roofline_found found;
+        found.from = path;
+        json const run = json::parse(file);
+        found.machine = run.at("machine");
+        found.date = run.at("date");
+        json const& rows = run.at("rows");
         double largest = 0; // others are in cache, where memory is no limit
         for (json const& row : rows)
             largest = std::max(largest, row.at("elements").get<double>());
-        for (json const& row : rows)
-            if (std::string const name = row.at("name");
-                name != "limit" && name != "adamant" && row.at("elements").get<double>() == largest)
-                all.push_back({name, row.at("dtypes"), row.at("threads"), row.at("percent_of_limit")});
-        return all;
+        for (json const& row : rows) {
+            if (row.at("elements").get<double>() != largest)
+                continue;
+            roofline_row one;
+            one.what = row.at("name");
+            one.types = row.at("dtypes");
+            static_cast<void>(parse_types(one.types)); // throws for what is none
+            one.threads = row.at("threads");
+            one.elements = row.at("elements");
+            one.bytes_per_element = row.at("bytes_per_element");
+            one.rounds = run.at("rounds");
+            one.ns_per_element = row.at("ns_per_element");
+            one.ns_p10 = row.at("ns_p10");
+            one.ns_p90 = row.at("ns_p90");
+            one.note = row.at("note");
+            if (one.what != "limit") {
+                one.percent_of_limit = row.at("percent_of_limit");
+                one.percent_p10 = 100 / row.at("ratio_p90").get<double>();
+                one.percent_p90 = 100 / row.at("ratio_p10").get<double>();
+            }
+            found.rows.push_back(one);
+        }
+        return found;
     } catch (nlohmann::json::exception const& e) {
-        throw usage_error("--peers is '" + path + "', which benchmarks/peers.py has not made (" + e.what() + ")");
+        throw usage_error("--from is '" + path + "', which benchmarks/peers.py has not made (" + e.what() + ")");
     }
 }
 
 std::string to_text(roofline_found const& found)
 {
-    std::string out = "adamant roofline, " + found.date + "\n" + wrapped(found.machine);
+    std::string out = "adamant roofline, " + found.date + (found.from.empty() ? "" : ", from " + found.from) + "\n" +
+                      wrapped(found.machine);
     for (std::string const& note : found.notes)
         out += wrapped(note);
     for (std::string const& warning : found.warnings)
@@ -145,11 +211,10 @@ std::string to_text(roofline_found const& found)
         "more GB/s than a loop that reads. Medians of rounds; limit and step in each; in brackets p10 to p90. Where "
         "both are as\n"
         "fast, the machine's drift makes a step seem faster than its limit.\n\n";
-    std::size_t width = 8;
-    for (roofline_row const& row : found.rows)
-        width = std::max(width, short_types(row.types).size());
-    out += "types" + std::string(width - 4, ' ') +
-           "cores        what   ns/elem                    bytes    GB/s  % of limit       isa\n";
+    row_widths const width(found.rows);
+    out += "types" + std::string(static_cast<std::size_t>(width.types) - 4, ' ') + "cores        what" +
+           std::string(static_cast<std::size_t>(width.what) - 3, ' ') +
+           "ns/elem                    bytes    GB/s  % of limit       isa\n";
     for (roofline_row const& row : found.rows)
         out += row_text(row, width);
     if (found.job && !found.job->rows.empty()) {
@@ -158,8 +223,6 @@ std::string to_text(roofline_found const& found)
             out += row_text(row, width);
         out += '\n' + job_text(found);
     }
-    if (!found.peers.empty())
-        out += wrapped("others, from " + found.peers_from + ", are in the picture (--plot)");
     if (found.interrupted)
         out += "\ninterrupted: what was measured until then is above\n";
     return out;
@@ -192,7 +255,7 @@ std::string to_csv(roofline_found const& found)
     std::string out = "what,types,threads,ranks,numa_node,elements,bytes_per_element,ns_per_element,ns_p10,ns_p90,"
                       "gb_per_s,percent_of_limit,percent_p10,percent_p90,isa\n";
     auto const add = [&](roofline_row const& row) {
-        bool const step = row.what == "step";
+        bool const step = row.is_step();
         out += row.what + "," + row.types + "," + std::to_string(row.threads) + "," + std::to_string(row.ranks) +
                ",\"" + row.node + "\"," + std::to_string(row.elements) + "," + std::to_string(row.bytes_per_element) +
                "," + fixed(row.ns_per_element, 5) + "," + fixed(row.ns_p10, 5) + "," + fixed(row.ns_p90, 5) + "," +
@@ -215,35 +278,37 @@ chart picture_of(roofline_found const& found)
     picture.subtitle = found.machine + "; " + found.date;
     picture.x_label = "cores";
     picture.y_label = "GB/s that the step moves";
+    if (found.interrupted)
+        picture.warnings.push_back("INTERRUPTED: only what was measured until then is here");
+    for (std::string const& warning : found.warnings)
+        picture.warnings.push_back("WARNING: " + warning);
     auto const point = [](roofline_row const& row) {
         double const bytes = static_cast<double>(row.bytes_per_element);
         return chart_point{static_cast<double>(row.threads), row.gb_per_s(), bytes / row.ns_p90, bytes / row.ns_p10};
     };
     std::vector<std::string> types;
-    for (roofline_row const& row : found.rows)
+    bool above = false; // some step is
+    for (roofline_row const& row : found.rows) {
         if (!row.types.empty() && std::find(types.begin(), types.end(), row.types) == types.end())
             types.push_back(row.types);
+        above = above || (row.is_step() && row.percent_p90 > 100);
+    }
     for (std::string const& name : types) {
         chart_panel panel;
-        chart_series limit{"limit: a step's bytes moved, nothing computed", mark_style::roof, {}};
-        chart_series step{"adamant", mark_style::points, {}};
-        for (roofline_row const& row : found.rows)
-            if (row.types == name && row.node.empty()) {
-                (row.what == "limit" ? limit : step).points.push_back(point(row));
-                panel.title = name + ": " + std::to_string(row.bytes_per_element) + " bytes an element";
-            }
-        panel.series = {limit, step};
-        for (peer_point const& peer : found.peers) {
-            auto const roof = std::find_if(limit.points.begin(), limit.points.end(),
-                                           [&](chart_point const& p) { return p.x == peer.threads; });
-            if (peer.types != name || roof == limit.points.end())
+        for (roofline_row const& row : found.rows) {
+            if (row.types != name || !row.node.empty())
                 continue;
+            panel.title = short_types(name) + ": " + std::to_string(row.bytes_per_element) + " bytes an element";
+            panel.subtitle = in_words(name);
+            std::string const label = row.what == "limit"  ? "limit: a step's bytes moved, nothing computed"
+                                      : row.what == "step" ? "adamant step()"
+                                                           : row.what;
             auto there = std::find_if(panel.series.begin(), panel.series.end(),
-                                      [&](chart_series const& s) { return s.label == peer.name; });
+                                      [&](chart_series const& s) { return s.label == label; });
             if (there == panel.series.end())
-                there = panel.series.insert(panel.series.end(), {peer.name, mark_style::points, {}});
-            double const y = roof->y * peer.percent_of_limit / 100;
-            there->points.push_back({roof->x, y, y, y});
+                there = panel.series.insert(panel.series.end(),
+                                            {label, row.what == "limit" ? mark_style::roof : mark_style::points, {}});
+            there->points.push_back(point(row));
         }
         picture.panels.push_back(panel);
     }
@@ -252,12 +317,13 @@ chart picture_of(roofline_found const& found)
                                 plural(found.job->rows.back().ranks, "rank") + ": " + seconds(found.job->step_s) +
                                 " a step" + (found.job->projected ? " (projected from what fits in memory)" : "") +
                                 ", " + fixed(found.job->rows.back().percent_of_limit, 0) + "% of the limit");
-    picture.notes.push_back(
-        "medians; bars from p10 to p90 of " + std::to_string(found.rows.empty() ? 0 : found.rows.back().rounds) +
-        " rounds" +
-        (found.peers.empty() ? "" : "; the others by their share of the limit in a run of their own (peers.py)"));
-    for (std::string const& warning : found.warnings)
-        picture.notes.push_back("warning: " + warning);
+    if (!found.rows.empty())
+        picture.notes.push_back("medians, and bars from p10 to p90, of " + std::to_string(found.rows.back().rounds) +
+                                " rounds, all of them in one run");
+    if (above)
+        picture.notes.push_back(
+            "Points and bars above the roof: it is the median of the fastest loop that was tried, not of the fastest "
+            "there could be, and what memory gives drifts from round to round by as much as the bars are long.");
     return picture;
 }
 

@@ -106,19 +106,49 @@ std::string curve_text(tuned_cores const& found, named_types const& types)
     return out;
 }
 
-std::string verdict_text(tuned_cores const& found, unsigned ranks)
+// The share to configure, from all that was measured: for the optimizer alone, unless a split with a host is better, or
+// dividing the cores at all is worse.
+struct advice {
+    unsigned cores = 0; // of each rank, for the optimizer; all: the host shares them
+    double share = 1;
+    std::string why; // empty: without a host there is nothing to say
+};
+
+advice advice_of(tuned_cores const& found, host_tuning const& with)
+{
+    if (with.splits.empty())
+        return {found.cores, found.cpuadam_cores_perc, ""};
+    auto const share = [&](unsigned cores) { return static_cast<double>(cores) / found.of; };
+    std::string const none = "no split is surely better than all cores to both";
+    if (with.best != 0)
+        return {with.best, share(with.best),
+                plural(with.best, "core") + " for the optimizer and " + std::to_string(found.of - with.best) +
+                    " for the host (cpuadam_cores_perc " + fixed(share(with.best), 4) + "): both are through " +
+                    fixed(with.chosen().gain, 2) +
+                    " times as fast as with all cores to both, where the host was delayed " +
+                    fixed(with.splits.front().host_s / with.host_alone_s, 2) + " times"};
+    for (split_time const& s : with.splits)
+        if (s.cores == found.cores && s.cores != 0 && s.gain_high >= 1)
+            return {found.cores, found.cpuadam_cores_perc,
+                    none + ", nor is " + plural(found.cores, "core") + " for the optimizer surely worse (" +
+                        fixed(s.gain, 2) + " times as fast, " + fixed(s.gain_low, 2) + " to " + fixed(s.gain_high, 2) +
+                        "): cpuadam_cores_perc " + fixed(found.cpuadam_cores_perc, 4)};
+    return {found.of, 1, none + ": cpuadam_cores_perc 1.0000, and the host shares the optimizer's cores"};
+}
+
+std::string verdict_text(tuned_cores const& found, unsigned ranks, bool alone)
 {
     std::string const each = ranks > 1 ? " of each rank" : "";
-    std::string out;
+    std::string out = alone ? "" : "for the optimizer alone, ";
     if (found.all())
-        out = "all of them: each of the " + plural(found.of, "core") + each +
-              " is worth having; the host shares them, or takes one and slows the step\n";
+        out += "all of them: each of the " + plural(found.of, "core") + each + " is worth having" +
+               (alone ? "; the host shares them, or takes one and slows the step\n" : "\n");
     else
-        out = plural(found.cores, "core") + " of " + std::to_string(found.of) + each +
-              (found.finished ? " are enough" : " so far: the deadline came before it was known whether more pay") +
-              "; " + std::to_string(found.host_cores()) + " left for the host\n";
-    out += "cpuadam_cores_perc " + fixed(found.cpuadam_cores_perc, 4) + "; a step of " + grouped(found.elements) +
-           " elements" + each + " takes " + seconds(found.step_s) + ", " +
+        out += plural(found.cores, "core") + " of " + std::to_string(found.of) + each +
+               (found.finished ? " are enough" : " so far: the deadline came before it was known whether more pay") +
+               "; " + std::to_string(found.host_cores()) + " left for the host\n";
+    out += (alone ? "cpuadam_cores_perc " + fixed(found.cpuadam_cores_perc, 4) + "; " : "") + "a step of " +
+           grouped(found.elements) + " elements" + each + " takes " + seconds(found.step_s) + ", " +
            fixed(found.step_s * 1e9 / static_cast<double>(found.elements), 3) + " ns an element\n";
     out += "the curve: within 2% of its best with " + plural(fewest_within(found.curve, 0.02), "core") +
            ", within 10% with " + std::to_string(fewest_within(found.curve, 0.1)) + "\n";
@@ -131,11 +161,10 @@ std::string verdict_text(tuned_cores const& found, unsigned ranks)
            ", prefetch_bytes " + std::to_string(found.prefetch_bytes) + "\n";
 }
 
-std::string host_text(host_tuning const& with, unsigned of)
+std::string host_text(host_tuning const& with, unsigned of, advice const& what)
 {
     if (with.splits.empty())
         return of < 2 ? "with one core there is nothing to split\n" : "";
-    split_time const& shared = with.splits.front();
     std::string out = "\nwith " + plural(with.threads, "host thread") + " whose work takes " +
                       seconds(with.host_alone_s) + " without the optimizer, and a step of " +
                       seconds(with.step_alone_s) + " without them:\n\n" +
@@ -150,18 +179,14 @@ std::string host_text(host_tuning const& with, unsigned of)
                       s.gain, s.gain_low, s.gain_high, s.cores != 0 && s.cores == with.best ? "  <- best" : "");
         out += text;
     }
-    if (with.best == 0)
-        return out + "\nno split is surely better than all cores to both: leave them to share\n";
-    return out + "\n" + plural(with.best, "core") + " for the optimizer and " + std::to_string(of - with.best) +
-           " for the host (cpuadam_cores_perc " + fixed(static_cast<double>(with.best) / of, 4) +
-           "): both are through " + fixed(with.chosen().gain, 2) +
-           " times as fast as with all cores to both, where the host was delayed " +
-           fixed(shared.host_s / with.host_alone_s, 2) + " times\n";
+    return out + "\n" + wrapped("", what.why);
 }
 
-chart picture_of(tuned_cores const& found, host_tuning const& with, machine const& on, named_types const& types)
+chart picture_of(tuned_cores const& found, host_tuning const& with, advice const& what, machine const& on,
+                 named_types const& types, std::vector<std::string> const& warnings)
 {
     chart picture;
+    picture.warnings = warnings;
     picture.title = "How many cores the optimizer needs";
     picture.subtitle = describe(on) + "; " + types.name + "; " + date_and_time();
     picture.x_label = "cores for the optimizer";
@@ -177,12 +202,15 @@ chart picture_of(tuned_cores const& found, host_tuning const& with, machine cons
     }
     panel.series = {perfect, steps};
     panel.marked_x = found.cores;
-    panel.mark = found.all() ? "all of them" : "enough: " + std::to_string(found.cores);
+    panel.mark = found.all() ? "all of them" : (found.finished ? "enough: " : "so far: ") + std::to_string(found.cores);
     picture.panels.push_back(panel);
-    picture.notes.push_back("cpuadam_cores_perc " + fixed(found.cpuadam_cores_perc, 4) + ", " +
-                            plural(found.host_cores(), "core") + " left for the host; bars from p10 to p90");
-    if (with.splits.empty())
+    picture.notes.push_back("medians; bars from p10 to p90");
+    if (with.splits.empty()) {
+        picture.notes.push_back("cpuadam_cores_perc " + fixed(what.share, 4) + ", " +
+                                plural(found.of - what.cores, "core") + " left for the host");
         return picture;
+    }
+    picture.notes.push_back(what.why);
     chart_panel host;
     host.title = "with " + plural(with.threads, "host thread") + ", until both are through";
     chart_series both{"both, cores split", mark_style::points, {}};
@@ -261,14 +289,24 @@ int tune(arguments& options)
         progress bar(expected_host_rounds(r.rounds));
         with = tune_with_host(on, r.cores, r.types.types, found, r.host_threads, r.rounds, bar);
     }
+    std::vector<std::string> warnings;
+    if (double const busy = besides.busy(); busy > 0.05)
+        warnings.push_back("WARNING: the machine was busy with something else for " + fixed(100 * busy, 0) +
+                           "% of its processors' time; tune again when it is quiet");
+    if (!found.finished)
+        warnings.push_back("WARNING: the deadline came before it was known whether more cores pay");
+    if (interruption::noted())
+        warnings.push_back("INTERRUPTED: the rounds with a host's threads are fewer than asked for");
+    advice const what = advice_of(found, with);
     std::string out = "adamant tune, " + date_and_time() + "\n" + describe(on) + "; " + r.types.name + ", " +
                       plural(r.cores.ranks, "rank") + (r.load.empty() ? "" : "; from " + r.load) + "\n";
-    if (double const busy = besides.busy(); busy > 0.05)
-        out += "WARNING: the machine was busy with something else for " + fixed(100 * busy, 0) +
-               "% of its processors' time; tune again when it is quiet\n";
-    out += '\n' + curve_text(found, r.types) + "\n" + verdict_text(found, r.cores.ranks);
+    for (std::string const& warning : warnings)
+        out += warning + "\n";
+    out += '\n' + curve_text(found, r.types) + "\n" + verdict_text(found, r.cores.ranks, with.splits.empty());
     if (r.host_threads != 0)
-        out += host_text(with, found.of);
+        out += host_text(with, found.of, what);
+    if (!r.save.empty() && found.finished && what.cores != found.cores)
+        out += wrapped("", "--save keeps what was found for the optimizer alone: " + plural(found.cores, "core"));
     std::fputs(out.c_str(), stdout);
     nlohmann::ordered_json result = to_json(found);
     if (found.finished)
@@ -279,9 +317,7 @@ int tune(arguments& options)
         result["host_load"] = host_json(with);
     json.write(result.dump(2) + "\n");
     if (!r.plot.empty())
-        picture.write(drawn(r.plot, picture_of(found, with, on, r.types)));
-    if (interruption::noted())
-        std::fputs("adamant: interrupted: the rounds with a host's threads are fewer than asked for\n", stderr);
+        picture.write(drawn(r.plot, picture_of(found, with, what, on, r.types, warnings)));
     return interruption::noted() ? 128 + SIGINT : found.finished ? 0 : 1;
 }
 
