@@ -19,8 +19,8 @@ each round. Before anything is timed, three steps of each contender over a small
 double precision; whoever is off is marked.
 
 Each round times each contender once, in an order of its own, and ratios are taken within a round; the first round does
-not count. The limit is the fastest, by its median, of the loops of limit.hpp. Its loops, the plain loop and the
-separate passes are in peers_native.cpp.
+not count. The limit is the fastest, by its median, of the loops of limit.hpp, on OpenMP's threads and on bound ones. They, the
+plain loop and the separate passes are in peers_native.cpp.
 
 Each number of threads is a process of its own, with OMP_NUM_THREADS set to it: that is what every peer's OpenMP goes by
 from its start. The waiting policy is left as it is, for a peer may need its threads to spin between the regions of one
@@ -36,6 +36,7 @@ import json
 import os
 import platform
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -302,6 +303,21 @@ def machine(cores, pages):
     return f"{cpu_name()}, {cores} core{'s' if cores > 1 else ''}; {memory:.0f} GiB, {pages} pages"
 
 
+def processor_seconds():
+    """(of everybody, of our processes that have ended, of a processor times their number) since some time each."""
+    with open("/proc/stat") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]
+    ours = resource.getrusage(resource.RUSAGE_CHILDREN)
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    return (sum(ticks) - ticks[3] - ticks[4]) * tick, ours.ru_utime + ours.ru_stime, sum(ticks) * tick
+
+
+def share_of_others(before, after):
+    """Of the processors' time, what others had meanwhile: the hypervisor's other guests among them."""
+    busy, ours, there_was = (b - a for a, b in zip(before, after))
+    return max(busy - ours, 0.0) / there_was if there_was > 0 else 0.0
+
+
 def cores_of(asked):
     library = Library(asked.library, 0)
     try:
@@ -310,7 +326,7 @@ def cores_of(asked):
         library.free()
 
 
-def merged(asked, cores, results):
+def merged(asked, cores, results, others):
     missing = [m for result in results for m in result["missing"]]
     missing += [{"name": name, "why": why} for name, why in contenders.NEVER.items()]
     unique = list({json.dumps(m, sort_keys=True): m for m in missing}.values())
@@ -319,7 +335,8 @@ def merged(asked, cores, results):
         -row["elements"], asked.types.index(row["dtypes"]), row["threads"],
         -1 if row["name"] == "limit" else order.index(row["name"])))
     return {"machine": machine(cores, asked.pages), "date": datetime.date.today().isoformat(),
-            "versions": results[0]["versions"], "rounds": asked.rounds, "small_elements": asked.small_elements,
+            "versions": results[0]["versions"], "rounds": asked.rounds, "share_of_others": others,
+            "small_elements": asked.small_elements,
             "build_seconds": results[0]["build_seconds"], "rows": rows, "missing": unique}
 
 
@@ -370,7 +387,9 @@ def run(asked):
     asked.elements = choose_elements(asked.elements, asked.types)
     cores = cores_of(asked)
     threads = [int(t) for t in asked.threads.split(",")] if asked.threads else sorted({1, cores})
-    return merged(asked, cores, [run_child(asked, t) for t in threads])
+    before = processor_seconds()
+    results = [run_child(asked, t) for t in threads]
+    return merged(asked, cores, results, share_of_others(before, processor_seconds()))
 
 
 def main():

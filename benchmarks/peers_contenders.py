@@ -185,11 +185,13 @@ def memory_limits(job):
     limits, pointers = {}, job.pointers()
     for stores, what in enumerate(("cached stores", "weight_out streamed", "all stores streamed")):
         for ahead in (0, 1024, 2048, 4096):
-            def move(stores=stores, ahead=ahead):
-                return job.native.peers_limit(c_int32(TYPES[job.types].number), pointers, c_size_t(job.n),
-                                              c_int32(job.threads), c_size_t(ahead), c_int32(stores))
-            if move() == 0:
-                limits[f"{what}, prefetch {ahead}"] = move
+            for bound, whose in enumerate(("OpenMP's threads", "bound threads")):
+                def move(stores=stores, ahead=ahead, bound=bound):
+                    return job.native.peers_limit(c_int32(TYPES[job.types].number), pointers, c_size_t(job.n),
+                                                  c_int32(job.threads), c_size_t(ahead), c_int32(stores),
+                                                  c_int32(bound))
+                if move() == 0:
+                    limits[f"{what}, prefetch {ahead}, {whose}"] = move
     return limits
 
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What peers.py holds everything against, as functions that Python can call: the memory limit and the divider limit of
 // limit.hpp, the plain loop, and the separate passes of an offload engine. Each cuts the elements into one stretch per
-// thread of OpenMP. And adamant::step(), as a program in C++ calls it, with threads of its own.
+// thread of OpenMP; the memory limit also has the library's threads. And adamant::step(), as a program in C++ calls it.
 //
 // Where arrays are taken, they are {param, grad, exp_avg, exp_avg_sq, weight_out} as in limit.hpp: each begins at a
 // cache line, those that the types lack are null, and n is a multiple of 64. Functions return 0, or 1 and have done
@@ -52,14 +52,27 @@ void on_threads(std::size_t n, std::int32_t threads, Work const& work)
     }
 }
 
+// The library's own threads, which stay; a process asks for one number of them.
+adamant::executor const& executor_of(std::int32_t threads)
+{
+    // Never destroyed: at the end of the process OpenMP's runtime may be gone before it.
+    static auto const& cpu =
+        *new adamant::executor(adamant::executor_options{.threads = static_cast<unsigned>(threads)});
+    return cpu;
+}
+
 template <std::size_t Param, std::size_t Grad, std::size_t Moment, std::size_t WeightOut>
-std::int32_t move(std::byte* const* arrays, std::size_t n, std::int32_t threads, std::size_t prefetch_bytes,
+std::int32_t move(std::byte* const* arrays, std::size_t n, std::int32_t threads, bool bound, std::size_t prefetch_bytes,
                   limit::stores stores)
 {
     auto const run = [&]<limit::stores Stores>() {
-        on_threads(n, threads, [&](part mine) {
+        auto const work = [&](auto mine) {
             limit::move_bytes<Param, Grad, Moment, WeightOut, Stores>(arrays, mine.begin, mine.end, prefetch_bytes);
-        });
+        };
+        if (bound)
+            executor_of(threads).for_each_slice(n, work);
+        else
+            on_threads(n, threads, work);
         return 0;
     };
     if (stores == limit::stores::cached)
@@ -115,20 +128,24 @@ void peers_touch(void* array, std::size_t bytes, std::int32_t threads)
     on_threads(bytes, threads, [&](part mine) { std::memset(as<char>(array) + mine.begin, 0, mine.end - mine.begin); });
 }
 
-// stores: 0 cached, 1 weight_out streamed, 2 all streamed.
+// stores: 0 cached, 1 weight_out streamed, 2 all streamed. bound: 0 OpenMP's threads, as most peers have them; 1 those
+// of the library, each on a core of its own.
 std::int32_t peers_limit(std::int32_t types, void* const* arrays, std::size_t n, std::int32_t threads,
-                         std::size_t prefetch_bytes, std::int32_t stores)
-{
+                         std::size_t prefetch_bytes, std::int32_t stores, std::int32_t bound)
+try {
     std::byte* at[5];
     std::transform(arrays, arrays + 5, at, as<std::byte>);
     auto const how = static_cast<limit::stores>(stores);
+    bool const ours = bound != 0;
     switch (types) {
-    case f32: return move<4, 4, 4, 0>(at, n, threads, prefetch_bytes, how);
-    case bf16_f32: return move<2, 2, 4, 0>(at, n, threads, prefetch_bytes, how);
-    case mixed: return move<4, 2, 4, 2>(at, n, threads, prefetch_bytes, how);
-    case bf16: return move<2, 2, 2, 0>(at, n, threads, prefetch_bytes, how);
+    case f32: return move<4, 4, 4, 0>(at, n, threads, ours, prefetch_bytes, how);
+    case bf16_f32: return move<2, 2, 4, 0>(at, n, threads, ours, prefetch_bytes, how);
+    case mixed: return move<4, 2, 4, 2>(at, n, threads, ours, prefetch_bytes, how);
+    case bf16: return move<2, 2, 2, 0>(at, n, threads, ours, prefetch_bytes, how);
     default: return 1;
     }
+} catch (std::exception const&) {
+    return 1;
 }
 
 // Of each element one square root and one division, `repeats` times.
@@ -140,14 +157,12 @@ std::int32_t peers_divide(float const* numerator, float const* square, std::size
     return 0;
 }
 
-// adamant::step() number t. The threads stay; a process asks for one number of them.
+// adamant::step() number t.
 std::int32_t peers_step(std::int32_t types, void* const* arrays, std::size_t n, std::int32_t threads,
                         step_values const* values, std::uint64_t t)
 try {
     using adamant::bfloat16;
-    // Never destroyed: at the end of the process OpenMP's runtime may be gone before it.
-    static auto const& cpu =
-        *new adamant::executor(adamant::executor_options{.threads = static_cast<unsigned>(threads)});
+    adamant::executor const& cpu = executor_of(threads);
     switch (types) {
     case f32: step_over<float, float, float>(cpu, arrays, n, *values, t); return 0;
     case bf16_f32: step_over<bfloat16, bfloat16, float>(cpu, arrays, n, *values, t); return 0;

@@ -2,6 +2,7 @@
 """What peers.py found, as a table and as a picture. Both are made of the object that --json writes."""
 import textwrap
 
+BUSY_FROM = 0.05  # more than this for others, and figures say little; as in roofline_report.cpp
 COLUMNS = ("types", "threads", "elements", "contender", "ns/elem", "GB/s", "of limit", "over limit", "p10", "p90",
            "over adamant", "note")
 
@@ -44,6 +45,9 @@ def table(result):
         f"first. The limit is a loop that moves the bytes of a step and does no arithmetic, or, for "
         f"{result['small_elements']} elements, which lie in cache, one that does nothing but its square root and its "
         "division. GB/s counts the bytes that a step has to move, whatever a contender moves.")]
+    others = result.get("share_of_others", 0)
+    lines.append(f"Others had {100 * others:.1f} % of the processors meanwhile"
+                 + ("; measure again when the machine is quiet." if others > BUSY_FROM else "."))
     for name, seconds in result["build_seconds"].items():
         lines.append(f"{name}: its op took {seconds:.0f} s to {'compile' if seconds > 5 else 'load'}.")
     lines.append("Missing:")

@@ -102,8 +102,8 @@ public:
     std::string svg()
     {
         double const width = std::max(720.0, panel_width * columns_ + 20);
-        std::vector<std::string> const warnings = lines_of(what_.warnings, width);
-        std::vector<std::string> const notes = lines_of(what_.notes, width);
+        std::vector<std::string> const warnings = lines_of(what_.warnings, width, 8);
+        std::vector<std::string> const notes = lines_of(what_.notes, width, 6.5);
         double const legend_top = 68 + 17 * static_cast<double>(warnings.size());
         std::string legend = draw_legend(width, legend_top);
         double const top = legend_top + legend_rows_ * 20 + 4;
@@ -134,10 +134,10 @@ public:
 private:
     static bool of_points(chart_series const& s) { return s.style == mark_style::points; }
 
-    // Broken where they are wider than the picture.
-    static std::vector<std::string> lines_of(std::vector<std::string> const& texts, double width)
+    // Broken where they are wider than the picture. letter: how wide one is.
+    static std::vector<std::string> lines_of(std::vector<std::string> const& texts, double width, double letter)
     {
-        auto const most = static_cast<std::size_t>((width - 40) / 6.5); // columns, in the size of notes
+        auto const most = static_cast<std::size_t>((width - 40) / letter);
         std::vector<std::string> lines;
         for (std::string const& text : texts) {
             std::string line;

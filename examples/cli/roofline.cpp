@@ -25,9 +25,6 @@ namespace {
 
 using namespace adamant;
 
-// More of the machine than this for somebody else, and figures say little.
-constexpr double busy_from = 0.05;
-
 struct request {
     std::size_t params;
     unsigned ranks;
@@ -209,11 +206,7 @@ int roofline(arguments& options)
     found.notes.push_back(
         "huge pages: the kernel says \"" + huge_page_state() + "\"" +
         (found.job ? "; " + fixed(100 * found.job->huge_share, 0) + "% of the job's arrays lie in them" : ""));
-    double const busy = besides.busy();
-    found.notes.push_back("others had " + fixed(100 * busy, 1) + "% of the processors meanwhile");
-    if (busy > busy_from)
-        found.warnings.push_back("the machine was busy with something else for " + fixed(100 * busy, 0) +
-                                 "% of its processors' time; measure again when it is quiet");
+    add_others(found, besides.busy());
     std::size_t last_caches = 0;
     for (cache const& c : on.caches)
         last_caches += c.level == 3 ? c.bytes : 0;

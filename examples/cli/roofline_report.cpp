@@ -154,6 +154,15 @@ std::string job_text(roofline_found const& found)
 
 } // namespace
 
+void add_others(roofline_found& found, double share)
+{
+    constexpr double busy_from = 0.05; // more of the machine for somebody else, and figures say little
+    found.notes.push_back("others had " + fixed(100 * share, 1) + "% of the processors meanwhile");
+    if (share > busy_from)
+        found.warnings.push_back("the machine was busy with something else for " + fixed(100 * share, 0) +
+                                 "% of its processors' time; measure again when it is quiet");
+}
+
 roofline_found read_run(std::string const& path)
 {
     std::ifstream file(path);
@@ -191,6 +200,7 @@ roofline_found read_run(std::string const& path)
             }
             found.rows.push_back(one);
         }
+        add_others(found, run.at("share_of_others"));
         return found;
     } catch (nlohmann::json::exception const& e) {
         throw usage_error("--from is '" + path + "', which benchmarks/peers.py has not made (" + e.what() + ")");
@@ -317,7 +327,7 @@ chart picture_of(roofline_found const& found)
                                 plural(found.job->rows.back().ranks, "rank") + ": " + seconds(found.job->step_s) +
                                 " a step" + (found.job->projected ? " (projected from what fits in memory)" : "") +
                                 ", " + fixed(found.job->rows.back().percent_of_limit, 0) + "% of the limit");
-    if (!found.rows.empty())
+    if (!picture.panels.empty())
         picture.notes.push_back("medians, and bars from p10 to p90, of " + std::to_string(found.rows.back().rounds) +
                                 " rounds, all of them in one run");
     if (above)

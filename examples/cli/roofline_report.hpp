@@ -23,6 +23,9 @@ struct roofline_found {
     bool interrupted = false;
 };
 
+// What others had of the processors meanwhile, from 0 to 1, as a note; where it was much, as a warning, too.
+void add_others(roofline_found& found, double share);
+
 // The large sizes that benchmarks/peers.py has measured in one run: the limit, adamant's steps and others'. Throws
 // usage_error where the file cannot be read or is another one.
 roofline_found read_run(std::string const& path);
