@@ -327,9 +327,13 @@ chart picture_of(roofline_found const& found)
                                 plural(found.job->rows.back().ranks, "rank") + ": " + seconds(found.job->step_s) +
                                 " a step" + (found.job->projected ? " (projected from what fits in memory)" : "") +
                                 ", " + fixed(found.job->rows.back().percent_of_limit, 0) + "% of the limit");
-    if (!picture.panels.empty())
-        picture.notes.push_back("medians, and bars from p10 to p90, of " + std::to_string(found.rows.back().rounds) +
-                                " rounds, all of them in one run");
+    if (!picture.panels.empty()) {
+        auto const [least, most] = std::minmax_element(
+            found.rows.begin(), found.rows.end(), [](auto const& a, auto const& b) { return a.rounds < b.rounds; });
+        picture.notes.push_back("medians, and bars from p10 to p90, of " +
+                                (least->rounds == most->rounds ? "" : std::to_string(least->rounds) + " to ") +
+                                std::to_string(most->rounds) + " rounds, all of them in one run");
+    }
     if (above)
         picture.notes.push_back(
             "Points and bars above the roof: it is the median of the fastest loop that was tried, not of the fastest "
