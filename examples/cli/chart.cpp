@@ -94,7 +94,10 @@ public:
             }
         for (chart_panel const& panel : what.panels)
             beside_ = std::max(beside_, std::count_if(panel.series.begin(), panel.series.end(), of_points));
-        step_ = tick_step(most_ > 0 ? most_ : 1);
+        if (xs_.empty()) // there is nothing to draw but the axes
+            xs_.insert(1);
+        most_ = most_ > 0 ? most_ : 1;
+        step_ = tick_step(most_);
         most_ = std::ceil(most_ / step_ * 1.02) * step_;
         columns_ = what.panels.size() > 1 ? 2 : 1;
     }
