@@ -130,9 +130,10 @@ advice advice_of(tuned_cores const& found, host_tuning const& with)
     for (split_time const& s : with.splits)
         if (s.cores == found.cores && s.cores != 0 && s.gain_high >= 1)
             return {found.cores, found.cpuadam_cores_perc,
-                    none + ", nor is " + plural(found.cores, "core") + " for the optimizer surely worse (" +
-                        fixed(s.gain, 2) + " times as fast, " + fixed(s.gain_low, 2) + " to " + fixed(s.gain_high, 2) +
-                        "): cpuadam_cores_perc " + fixed(found.cpuadam_cores_perc, 4)};
+                    none + ": cpuadam_cores_perc " + fixed(found.cpuadam_cores_perc, 4) + " stays, as " +
+                        plural(found.cores, "core") + " for the optimizer " + (found.cores == 1 ? "is" : "are") +
+                        " not surely worse (" + fixed(s.gain, 2) + " times as fast, " + fixed(s.gain_low, 2) + " to " +
+                        fixed(s.gain_high, 2) + ")"};
     return {found.of, 1, none + ": cpuadam_cores_perc 1.0000, and the host shares the optimizer's cores"};
 }
 
