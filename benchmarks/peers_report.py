@@ -40,11 +40,12 @@ def table(result):
         if above is None or above[:3] != row[:3]:
             lines.append("")
         lines.append(line(row))
+    in_cache = ("" if not result["small_elements"] else f", or, for {result['small_elements']} elements, which lie in "
+                "cache, one that does nothing but its square root and its division")
     lines += ["", result["machine"], ", ".join(f"{k} {v}" for k, v in result["versions"].items()), paragraph(
         "Times are medians. Ratios are of times within a round: their median, p10 and p90; 'of limit' is 100 over the "
-        f"first. The limit is a loop that moves the bytes of a step and does no arithmetic, or, for "
-        f"{result['small_elements']} elements, which lie in cache, one that does nothing but its square root and its "
-        "division. GB/s counts the bytes that a step has to move, whatever a contender moves.")]
+        f"first. The limit is a loop that moves the bytes of a step and does no arithmetic{in_cache}. GB/s counts the "
+        "bytes that a step has to move, whatever a contender moves.")]
     others = result.get("share_of_others", 0)
     lines.append(f"Others had {100 * others:.1f} % of the processors meanwhile"
                  + ("; measure again when the machine is quiet." if others > BUSY_FROM else "."))
