@@ -150,7 +150,8 @@ private:
                     lines.push_back(line);
                     line.clear();
                 }
-                line += (line.empty() ? "" : " ") + text.substr(begin, end - begin);
+                line += line.empty() ? "" : " ";
+                line.append(text, begin, end - begin);
                 begin = end + 1;
             }
             lines.push_back(line);

@@ -37,7 +37,7 @@ std::string shown(option const& one)
     std::string text = "  " + std::string(one.name);
     if (one.value.empty())
         return text;
-    return text + (one.may_stand_alone ? " [" + std::string(one.value) + "]" : " " + std::string(one.value));
+    return text.append(one.may_stand_alone ? " [" : " ").append(one.value).append(one.may_stand_alone ? "]" : "");
 }
 
 std::vector<std::string> words_of(std::string_view text)
