@@ -218,6 +218,15 @@ private:
             for (numa_node const& node : m_.nodes)
                 if (static_cast<int>(node.os_index) == main_[c] && node.allowed)
                     memory.insert(node.os_index);
+        std::size_t const bare = static_cast<std::size_t>(
+            std::count_if(adam.begin(), adam.end(), [&](unsigned c) { return main_[c] == -1; }));
+        if (bare != 0 && !m_.nodes.empty()) {
+            ++applied()["no local memory"];
+            std::string const some = " (" + std::to_string(bare) + " of them with no local memory)";
+            if (got.why.find(bare == adam.size() ? " with no local memory" : some) == std::string::npos)
+                return "cores have no local memory, and nobody is told";
+        } else if (got.why.find("no local memory") != std::string::npos)
+            return "no local memory, it says, but there is";
         if (got.numa_nodes != memory)
             return "NUMA nodes " + to_list(got.numa_nodes) + " rather than " + to_list(memory);
 
@@ -250,8 +259,18 @@ private:
     {
         indexes both = adam;
         both.insert(host.begin(), host.end());
-        auto const groups = by_memory(both);
+        auto groups = by_memory(both);
         auto const used = by_memory(adam);
+        if (groups.count(-1) != 0 && groups.size() > 1) { // only where the others are not enough
+            if (both.size() - groups[-1].size() < adam.size())
+                return m_.hybrid() || by_memory(host).size() == by_memory(host).count(-1)
+                           ? ""
+                           : "the host has local memory that the optimizer lacks";
+            ++applied()["memory of its own"];
+            if (used.count(-1) != 0)
+                return "the optimizer has no local memory, although there is enough";
+            groups.erase(-1);
+        }
         gpu const* const device = gpu_of(rank);
         bool fits = false, near_fits = false;
         std::vector<std::size_t> sizes;
@@ -574,7 +593,7 @@ machine some_machine(test::random_bits& random)
     pu_set somewhere;
     for (numa_node const& n : m.nodes)
         somewhere |= n.pus;
-    if (!somewhere.includes(all) && !m.nodes.empty()) // every core has some memory
+    if (!somewhere.includes(all) && !m.nodes.empty() && !chance(3)) // else some cores have no memory of their own
         add_node(all, memory_kind::dram);
     for (core& c : m.cores)
         c.node = main_node(m, c.pus);
@@ -669,7 +688,8 @@ void try_random_machines(std::size_t machines, std::size_t requests, std::uint64
     CHECK(count < tried - tried / 10);
     for (char const* const rule :
          {"one memory of several", "few memories", "near the GPU in a rank", "fast cores", "fast nodes", "torn cores",
-          "all cores", "list", "ranks spread over memories", "ranks of one memory", "ranks near their GPUs"}) {
+          "no local memory", "memory of its own", "all cores", "list", "ranks spread over memories",
+          "ranks of one memory", "ranks near their GPUs"}) {
         INFO(rule);
         CHECK(judge::applied()[rule] >= std::max<std::size_t>(tried / 2000, 1));
     }
@@ -991,6 +1011,29 @@ TEST_CASE("a list is the optimizer's, and the host has the rest")
     CHECK(answer(siblings, request) == lines{"1,5-7|0,4|0"});
 }
 
+TEST_CASE("cores that have no local memory")
+{
+    machine m = machine_of({4, 4, 4}); // in the first and the last package the memory is offline
+    m.nodes = {m.nodes[1]};
+    for (core& c : m.cores)
+        c.node = main_node(m, c.pus);
+    core_request request;
+    CHECK(answer(m, request) == lines{"2-11|0-1|1"}); // 10 of 12
+    CHECK(mentions("adamant: " + select_cores(m, request)[0].why,
+                   {"10 for the optimizer in NUMA node 1 (6 of them with no local memory), 2 for the host"}));
+    request.cpuadam_cores = 4; // fits where the memory is, and elsewhere
+    CHECK(answer(m, request) == lines{"4-7|0-3,8-11|1"});
+    CHECK(select_cores(m, request)[0].why.find("local") == std::string::npos);
+    request.cpuadam_cores = {};
+    request.ranks = 3;
+    request.masks = {{0, 1, 2}, {4, 5, 6, 7}, {8, 9}};
+    CHECK(answer(m, request) == lines{"1-2|0|", "5-7|4|1", "9|8|"});
+    CHECK(mentions("adamant: " + select_cores(m, request)[0].why,
+                   {"2 for the optimizer in places with no local memory"}));
+    CHECK(mentions("adamant: " + select_cores(m, request)[2].why,
+                   {"1 for the optimizer in a place with no local memory"}));
+}
+
 TEST_CASE("fast nodes before slow ones, and equal parts wherever counts need them")
 {
     machine m = machine_of({4, 4});
@@ -1161,7 +1204,7 @@ TEST_CASE("requests that this machine cannot serve are refused, with what there 
 TEST_CASE("main_node: allowed, near, DRAM, the lowest")
 {
     machine m;
-    CHECK(main_node(m, {0}) == 0);
+    CHECK(main_node(m, {0}) == no_node);
     m.nodes = {{.os_index = 5, .bytes = 0, .pus = {}, .kind = memory_kind::dram},
                {.os_index = 4, .bytes = 0, .pus = {0, 1, 2, 3}, .kind = memory_kind::dram},
                {.os_index = 3, .bytes = 0, .pus = {0, 1}, .kind = memory_kind::hbm},
@@ -1172,6 +1215,8 @@ TEST_CASE("main_node: allowed, near, DRAM, the lowest")
     CHECK(main_node(m, {2}) == 5);
     CHECK(main_node(m, {0, 1, 2, 3}) == 1); // the only one that is local to all of them
     CHECK(main_node(m, {1, 2}) == 1);
+    CHECK(main_node(m, {3, 4}) == no_node); // none is local to both
+    CHECK(main_node(m, {4}) == no_node);
     m.nodes[3].os_index = 0;
     m.nodes[4].allowed = true;
     CHECK(main_node(m, {0}) == 3);

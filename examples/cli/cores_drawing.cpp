@@ -302,7 +302,9 @@ private:
     void draw_block(block const& b)
     {
         std::string title = "package " + std::to_string(b.package);
-        if (!on_.nodes.empty()) {
+        if (!on_.nodes.empty() && b.node >= on_.nodes.size()) {
+            title += ", no local memory";
+        } else if (!on_.nodes.empty()) {
             auto const uses_it = [&](block const& other) { return other.node == b.node; };
             auto const users = std::count_if(blocks_.begin(), blocks_.end(), uses_it);
             bool const above = std::any_of(std::as_const(blocks_).data(), &b, uses_it);

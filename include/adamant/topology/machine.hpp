@@ -26,12 +26,15 @@ enum class memory_kind { dram, hbm, gpu, nvm, other };
     return "?";
 }
 
+// Where a core has no memory of its own: its node has no DIMM, is offline or is outside the cgroup's view.
+inline constexpr unsigned no_node = ~0u;
+
 // A physical core. Cores are numbered by their place in machine::cores, which is hwloc's logical order: neighbours
 // share caches.
 struct core {
     pu_set pus;              // all of its hardware threads that are online, one where there is no SMT
     unsigned package = 0;    // place in machine::packages
-    unsigned node = 0;       // place in machine::nodes of the memory that is its own; see main_node()
+    unsigned node = 0;       // place in machine::nodes of the memory that is its own, or no_node; see main_node()
     unsigned efficiency = 0; // the fastest cores have the largest; 0 for all where nothing is known
 };
 
@@ -86,31 +89,29 @@ struct machine {
                 return true;
         return false;
     }
+    // The memory that is a core's own; null where none is.
+    [[nodiscard]] numa_node const* memory_of(core const& c) const noexcept
+    {
+        return c.node < nodes.size() ? &nodes[c.node] : nullptr;
+    }
 };
 
 // The place in machine.nodes of the memory that a core with these PUs should use: of the nodes local to all of them one
 // that is allowed, if any; of those the closest (local to the fewest PUs); of several equally close ones DRAM before
-// HBM before the rest, for optimizer state is large; then the lowest index. 0 where there is none.
+// HBM before the rest, for optimizer state is large; then the lowest index. no_node where none is local to them.
 [[nodiscard]] inline unsigned main_node(machine const& machine, pu_set const& pus)
 {
-    unsigned best = 0;
-    bool found = false;
-    for (unsigned n = 0; n < machine.nodes.size(); ++n) {
-        numa_node const& node = machine.nodes[n];
-        if (!node.pus.includes(pus))
-            continue;
-        numa_node const& other = machine.nodes[best];
-        auto const ahead = [](numa_node const& a, numa_node const& b) {
-            if (a.allowed != b.allowed)
-                return a.allowed;
-            if (a.pus.size() != b.pus.size())
-                return a.pus.size() < b.pus.size();
-            return a.kind != b.kind ? a.kind < b.kind : a.os_index < b.os_index;
-        };
-        if (!found || ahead(node, other))
+    auto const ahead = [](numa_node const& a, numa_node const& b) {
+        if (a.allowed != b.allowed)
+            return a.allowed;
+        if (a.pus.size() != b.pus.size())
+            return a.pus.size() < b.pus.size();
+        return a.kind != b.kind ? a.kind < b.kind : a.os_index < b.os_index;
+    };
+    unsigned best = no_node;
+    for (unsigned n = 0; n < machine.nodes.size(); ++n)
+        if (machine.nodes[n].pus.includes(pus) && (best == no_node || ahead(machine.nodes[n], machine.nodes[best])))
             best = n;
-        found = true;
-    }
     return best;
 }
 

@@ -186,8 +186,9 @@ private:
                                        n - 1);
     }
 
-    // Splits a rank's cores. The optimizer's lie in as few NUMA nodes as can be, near the GPU, fast or slow as asked,
-    // and the last of those; the first ones, where the system's own work mostly is, are the host's.
+    // Splits a rank's cores. The optimizer's have memory of their own, lie in as few NUMA nodes as can be, near the
+    // GPU, fast or slow as asked, and are the last of those; the first ones, where the system's own work mostly is, are
+    // the host's.
     void split(region& r, unsigned rank) const
     {
         std::size_t const wanted = optimizer_share(r.both.size(), rank);
@@ -204,6 +205,8 @@ private:
             detail::stable_sort(g.cores.begin(), g.cores.end(), better);
         }
         detail::stable_sort(groups.begin(), groups.end(), [&](group const& a, group const& b) {
+            if ((a.node == no_node) != (b.node == no_node))
+                return b.node == no_node;
             bool const a_fits = a.cores.size() >= wanted;
             bool const b_fits = b.cores.size() >= wanted;
             if (a_fits != b_fits)
@@ -277,9 +280,12 @@ private:
         got.rank = rank;
         got.adam_pus = pus_of(r.adam, adams);
         got.host_pus = pus_of(r.host, hosts);
+        std::size_t without_memory = 0;
         for (unsigned const c : r.adam)
-            if (!machine_.nodes.empty() && machine_.nodes[machine_.cores[c].node].allowed)
-                got.numa_nodes.insert(machine_.nodes[machine_.cores[c].node].os_index);
+            if (numa_node const* const memory = machine_.memory_of(machine_.cores[c]); memory == nullptr)
+                ++without_memory;
+            else if (memory->allowed)
+                got.numa_nodes.insert(memory->os_index);
 
         std::size_t const n = r.adam.size() + r.host.size();
         std::string why =
@@ -293,10 +299,18 @@ private:
         else
             why += ", all that " + std::string(request_.list.empty() ? "are allowed" : "are in the list");
         why += ": " + std::to_string(r.adam.size()) + " for the optimizer in ";
-        if (got.numa_nodes.empty())
-            why += machine_.nodes.empty() ? machine_.source : "a place whose memory is not allowed";
-        else
-            why += (got.numa_nodes.size() == 1 ? "NUMA node " : "NUMA nodes ") + to_list(got.numa_nodes);
+        if (machine_.nodes.empty())
+            why += machine_.source;
+        else if (without_memory == r.adam.size())
+            why += without_memory == 1 ? "a place with no local memory" : "places with no local memory";
+        else {
+            if (got.numa_nodes.empty())
+                why += "a place whose memory is not allowed";
+            else
+                why += (got.numa_nodes.size() == 1 ? "NUMA node " : "NUMA nodes ") + to_list(got.numa_nodes);
+            if (without_memory != 0)
+                why += " (" + std::to_string(without_memory) + " of them with no local memory)";
+        }
         if (r.host.empty())
             why += ", none for the host, whose threads share it";
         else
