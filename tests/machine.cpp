@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What hwloc's eyes see: machines from files and descriptions, held against what lstopo says of them, and this machine.
 #if !defined(ADAMANT_NO_HWLOC)
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -44,10 +45,10 @@ void check_whole(machine const& m)
         seen |= c.pus;
         REQUIRE(c.package < m.packages.size());
         CHECK(m.packages[c.package].pus.includes(c.pus));
-        if (!m.nodes.empty()) {
-            REQUIRE(c.node < m.nodes.size());
-            CHECK(m.nodes[c.node].pus.includes(c.pus));
-        }
+        if (numa_node const* const memory = m.memory_of(c))
+            CHECK(memory->pus.includes(c.pus));
+        else
+            CHECK(std::none_of(m.nodes.begin(), m.nodes.end(), [&](auto const& n) { return n.pus.includes(c.pus); }));
     }
     CHECK(m.pus() == seen);
     CHECK(seen.includes(m.allowed));
@@ -158,6 +159,14 @@ std::string machine_with_devices(std::string const& first_devices, std::string c
         text += "</object>\n";
     }
     return text + "</object>\n</topology>\n";
+}
+std::string with(std::string text, std::string const& before, std::string const& after)
+{
+    std::size_t at = text.find(before);
+    REQUIRE(at != std::string::npos);
+    for (; at != std::string::npos; at = text.find(before, at + after.size()))
+        text.replace(at, before.size(), after);
+    return text;
 }
 std::string device(int id, char const* address, char const* kind, char const* inside = "")
 {
@@ -388,6 +397,51 @@ TEST_CASE("GPUs are accelerators and, where there is none, display adapters")
           texts{"0000:9a:00.0 Maker H100 10de:2330 near 0-1", "0001:0a:01.3 10de:2330 near 2-3"});
     CHECK(gpus(management + network, "") == texts{"0000:02:00.0 10de:2330 near 0-1"});
     CHECK(gpus(management, gaming) == texts{"0001:01:00.0 10de:2330 near 2-3"});
+}
+
+TEST_CASE("cores whose memory is offline have none of their own")
+{
+    std::string text = machine_with_devices("", "");
+    std::size_t const node = text.find("<object type=\"NUMANode\" os_index=\"1\"");
+    REQUIRE(node != std::string::npos);
+    text.erase(node, text.find('\n', node) - node);
+    scratch_file const xml(
+        with(with(text, "nodeset=\"0x2\"", "nodeset=\"0x0\""), "nodeset=\"0x3\"", "nodeset=\"0x1\""));
+    machine const m = machine_from_xml(xml.path());
+    check_whole(m);
+    CHECK(nodes(m) == texts{"0: DRAM 1 of 0-1"});
+    CHECK(cores(m) == "0 1 2 3");
+    for (core const& c : m.cores)
+        CHECK((m.memory_of(c) == nullptr) == (c.package == 1));
+    CHECK(m.cores[3].node == no_node);
+}
+
+TEST_CASE("files that give one number twice are refused, and so are numbers that are too large")
+{
+    std::string const good = machine_with_devices("", "");
+    auto const said = [](std::string const& text) {
+        scratch_file const xml(text);
+        std::string const why = refusal<invalid_argument>([&] { (void)machine_from_xml(xml.path()); });
+        CHECK(mentions(why, xml.path() + " has a "));
+        return why;
+    };
+    std::string const pu = "type=\"PU\" os_index=\"3\"";
+    CHECK(mentions(said(with(good, pu, "type=\"PU\" os_index=\"2\"")), "PU with the number 2 and another one"));
+    CHECK(mentions(said(with(good, pu, "type=\"PU\" os_index=\"5\"")), "PU with the number 5 but the cpuset \"3\""));
+    CHECK(mentions(said(with(good, pu, "type=\"PU\" os_index=\"70000\"")),
+                   {"PU with the number 70000,", "largest that is understood is 65535"}));
+    std::string const node = "type=\"NUMANode\" os_index=\"1\"";
+    CHECK(mentions(said(with(good, node, "type=\"NUMANode\" os_index=\"0\"")),
+                   "NUMA node with the number 0 and another"));
+    CHECK(mentions(said(with(good, node, "type=\"NUMANode\" os_index=\"65536\"")), "NUMA node with the number 65536,"));
+}
+
+TEST_CASE("a file of a later version than hwloc reads is refused by its version")
+{
+    std::string const next = std::to_string((hwloc_get_api_version() >> 16) + 1) + ".0";
+    scratch_file const xml(with(machine_with_devices("", ""), "version=\"2.0\"", "version=\"" + next + "\""));
+    CHECK(mentions(refusal<unavailable>([&] { (void)machine_from_xml(xml.path()); }),
+                   {"\"" + xml.path() + "\" is XML of version " + next, "lstopo --of v"}));
 }
 
 TEST_CASE("files and descriptions that hold no machine are refused")

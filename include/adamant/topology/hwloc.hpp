@@ -3,11 +3,15 @@
 // exec/memory.hpp.
 #pragma once
 
+#include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -200,8 +204,31 @@ inline void read_gpus(hwloc_topology_t t, machine& into)
     std::sort(into.gpus.begin(), into.gpus.end(), [](gpu const& a, gpu const& b) { return a.pci < b.pci; });
 }
 
+// A file may say anything, and hwloc takes what no machine has. Throws invalid_argument.
+inline void check_indexes(hwloc_topology_t t, std::string const& source)
+{
+    for (auto const& [type, kind] : {std::pair(HWLOC_OBJ_PU, "PU"), std::pair(HWLOC_OBJ_NUMANODE, "NUMA node")}) {
+        index_set seen;
+        for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_obj_by_type(t, type, o)) != nullptr;) {
+            unsigned const i = o->os_index;
+            std::string const what = "adamant: " + source + " has a " + kind + " with the number " + std::to_string(i);
+            if (i > index_set::max_index)
+                throw invalid_argument(what + ", but the largest that is understood is " +
+                                       std::to_string(index_set::max_index));
+            if (seen.contains(i))
+                throw invalid_argument(what + " and another one with the same; numbers must differ");
+            if (type == HWLOC_OBJ_PU && to_index_set(o->cpuset) != index_set{i})
+                throw invalid_argument(what + " but the cpuset \"" + to_list(to_index_set(o->cpuset)) +
+                                       "\"; the two must agree");
+            seen.insert(i);
+        }
+    }
+}
+
+// Also throws what check_indexes() does.
 inline machine to_machine(hwloc_topology_t t, std::string source)
 {
+    check_indexes(t, source);
     machine read;
     read.source = std::move(source);
     read_cores(t, read);
@@ -284,17 +311,42 @@ inline machine live_cores()
 
 } // namespace detail
 
-// The machine that an XML file of hwloc 2 describes (lstopo FILE.xml writes one). Throws unavailable where the file
-// cannot be read and invalid_argument where it holds no topology. Thread-safe.
+namespace detail {
+
+// The version that a file of hwloc's XML names, "3.0"; empty where there is none at its beginning.
+inline std::string xml_version(std::ifstream& file)
+{
+    std::string text(4096, '\0');
+    file.read(text.data(), static_cast<std::streamsize>(text.size()));
+    std::string_view const key = "<topology version=\"";
+    std::size_t const at = text.find(key);
+    if (at == std::string::npos)
+        return {};
+    std::size_t const begin = at + key.size();
+    return text.substr(begin, std::min(text.find_first_not_of("0123456789.", begin), text.size()) - begin);
+}
+
+} // namespace detail
+
+// The machine that a file of hwloc's XML describes (lstopo FILE.xml writes one): of version 2, or of what later ones
+// the hwloc reads that runs here. Throws unavailable where the file cannot be opened or is of a later version, and
+// invalid_argument where it holds no topology, or one in which PUs or nodes share a number. Thread-safe.
 [[nodiscard]] inline machine machine_from_xml(std::string const& path)
 {
-    if (std::FILE* const file = std::fopen(path.c_str(), "r"))
-        std::fclose(file);
-    else
+    std::ifstream file(path);
+    if (!file)
         throw unavailable("adamant: the topology file \"" + path + "\" cannot be opened: " + std::strerror(errno));
     detail::unique_topology const topology = detail::new_topology(detail::io_devices::included);
-    if (hwloc_topology_set_xml(topology.get(), path.c_str()) != 0 || hwloc_topology_load(topology.get()) != 0)
+    if (hwloc_topology_set_xml(topology.get(), path.c_str()) != 0 || hwloc_topology_load(topology.get()) != 0) {
+        std::string const version = detail::xml_version(file);
+        unsigned const ours = hwloc_get_api_version() >> 16;
+        if (std::atoi(version.c_str()) > static_cast<int>(ours))
+            throw unavailable("adamant: \"" + path + "\" is XML of version " + version +
+                              ", but the hwloc of this program is version " + std::to_string(ours) +
+                              " and reads none above its own; write the file with lstopo --of v" +
+                              std::to_string(ours) + "xml FILE.xml");
         throw invalid_argument("adamant: \"" + path + "\" is no topology in hwloc's XML (lstopo FILE.xml writes one)");
+    }
     return detail::to_machine(topology.get(), path);
 }
 
