@@ -3,9 +3,11 @@
 // out by hand; errors; and what launchers say about ranks.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <tuple>
@@ -426,7 +428,97 @@ private:
                     if (!at_most_one_apart(counts) && !(list_only_ && any_gpu)) // a list may be cut instead
                         return "ranks of one NUMA node have different cores";
             }
+        if (std::string const wrong = in_one_memory(all, first, ranks, groups); !wrong.empty())
+            return wrong;
+        if (std::string const wrong = least_distance(all, first, parts, pool); !wrong.empty())
+            return wrong;
+        if (std::string const wrong = own_gpus(first, parts, groups, equal); !wrong.empty())
+            return wrong;
         return near_gpus(all, first, ranks, groups, equal, size);
+    }
+
+    // If every optimizer fits in one memory, with those that share it, none has two.
+    std::string in_one_memory(std::vector<rank_cores> const& all, unsigned first, unsigned ranks,
+                              std::map<int, indexes> const& groups) const
+    {
+        std::size_t largest = 0;
+        std::size_t room = 0;
+        for (unsigned r = first; r < first + ranks; ++r)
+            largest = std::max(largest, cores_in(all[r].adam_pus).size());
+        for (auto const& [memory, cores] : groups)
+            room += cores.size() / largest;
+        if (list_only_ || groups.count(-1) != 0 || groups.size() < 2 || ranks < 2 || room < ranks)
+            return {};
+        ++applied()[ranks < groups.size() ? "one memory for each of a few ranks" : "one memory for each of many ranks"];
+        for (unsigned r = first; r < first + ranks; ++r)
+            if (by_memory(cores_in(all[r].adam_pus)).size() != 1)
+                return "rank " + std::to_string(r) +
+                       ": every optimizer fits in one NUMA node, but this one has several";
+        return {};
+    }
+
+    // 0 near the GPU, 1 in a package that is, 2 elsewhere; and 2 wherever it says nothing about the pool's cores.
+    unsigned distance(unsigned c, gpu const* g, indexes const& pool) const
+    {
+        if (g == nullptr || near(pool, *g))
+            return 2;
+        return m_.cores[c].pus.intersects(g->pus) ? 0 : m_.packages[m_.cores[c].package].pus.intersects(g->pus) ? 1 : 2;
+    }
+    // No exchange of parts between ranks brings the cores that their optimizers may have nearer to their GPUs.
+    std::string least_distance(std::vector<rank_cores> const& all, unsigned first, std::vector<indexes> const& parts,
+                               indexes const& pool) const
+    {
+        std::size_t const ranks = parts.size();
+        if (ranks < 2 || ranks > 6 || r_.gpus.empty())
+            return {};
+        ++applied()["least distance"];
+        std::vector<std::vector<unsigned>> cost(ranks); // of each part to each rank
+        for (std::size_t p = 0; p < ranks; ++p)
+            for (std::size_t r = 0; r < ranks; ++r) {
+                std::vector<unsigned> each;
+                for (unsigned const c : parts[p])
+                    each.push_back(distance(c, gpu_of(first + static_cast<unsigned>(r)), pool));
+                std::sort(each.begin(), each.end());
+                each.resize(list_only_ ? each.size() : cores_in(all[first + p].adam_pus).size());
+                cost[p].push_back(std::accumulate(each.begin(), each.end(), 0u));
+            }
+        std::vector<std::size_t> order(ranks);
+        std::iota(order.begin(), order.end(), std::size_t{0});
+        auto const sum = [&] {
+            unsigned total = 0;
+            for (std::size_t p = 0; p < ranks; ++p)
+                total += cost[p][order[p]];
+            return total;
+        };
+        unsigned const ours = sum();
+        while (std::next_permutation(order.begin(), order.end()))
+            if (sum() < ours)
+                return "other ranks should have these parts: distance " + std::to_string(sum()) + " rather than " +
+                       std::to_string(ours);
+        return {};
+    }
+
+    // Where ranks can have as many whole memories each, and each its own GPU's among them, they do.
+    std::string own_gpus(unsigned first, std::vector<indexes> const& parts, std::map<int, indexes> const& groups,
+                         bool equal) const
+    {
+        if (parts.size() < 2 || !equal || groups.size() <= parts.size() || groups.size() % parts.size() != 0)
+            return {};
+        std::set<int> theirs;
+        std::vector<indexes> wanted;
+        for (unsigned r = 0; r < parts.size(); ++r) {
+            gpu const* const device = gpu_of(first + r);
+            for (auto const& [memory, cores] : groups)
+                if (device != nullptr && cores_in(device->pus) == cores && theirs.insert(memory).second)
+                    wanted.push_back(cores);
+            if (wanted.size() != r + 1)
+                return {};
+        }
+        ++applied()["own GPUs"];
+        for (unsigned r = 0; r < parts.size(); ++r)
+            if (!std::includes(parts[r].begin(), parts[r].end(), wanted[r].begin(), wanted[r].end()))
+                return "rank " + std::to_string(r) + " has not the NUMA node of its GPU";
+        return {};
     }
 
     // Where every memory has room for as many ranks as have their GPUs there, each is near its own.
@@ -689,7 +781,8 @@ void try_random_machines(std::size_t machines, std::size_t requests, std::uint64
     for (char const* const rule :
          {"one memory of several", "few memories", "near the GPU in a rank", "fast cores", "fast nodes", "torn cores",
           "no local memory", "memory of its own", "all cores", "list", "ranks spread over memories",
-          "ranks of one memory", "ranks near their GPUs"}) {
+          "ranks of one memory", "ranks near their GPUs", "one memory for each of a few ranks",
+          "one memory for each of many ranks", "least distance"}) {
         INFO(rule);
         CHECK(judge::applied()[rule] >= std::max<std::size_t>(tried / 2000, 1));
     }
@@ -1064,6 +1157,159 @@ TEST_CASE("fast nodes before slow ones, and equal parts wherever counts need the
     CHECK(mentions("adamant: " + select_cores(crumb, request)[0].why, {"1 core", "idle"}));
 }
 
+namespace {
+
+// Packages of NUMA nodes of one size, each node with a GPU, whose number is the node's.
+machine machine_with_gpus(unsigned packages, unsigned nodes_each, unsigned cores_each)
+{
+    machine m = machine_of(std::vector<unsigned>(std::size_t{packages} * nodes_each, cores_each));
+    m.packages.assign(packages, {});
+    for (core& c : m.cores) {
+        c.package = c.node / nodes_each;
+        m.packages[c.package].pus |= c.pus;
+    }
+    for (unsigned n = 0; n < m.nodes.size(); ++n) {
+        char address[16];
+        std::snprintf(address, sizeof address, "0000:%02x:00.0", n);
+        m.gpus.push_back({.pci = address, .name = "", .pus = m.nodes[n].pus});
+    }
+    return m;
+}
+
+} // namespace
+
+TEST_CASE("few ranks have the nodes of their GPUs")
+{
+    // Four GH200: a GPU at each of four Grace nodes.
+    machine const grace = machine_with_gpus(4, 1, 72);
+    core_request request;
+    request.ranks = 2; // 115 of 144
+    request.gpus = {"0", "1"};
+    CHECK(answer(grace, request) == lines{"0-71,173-215|144-172|0,2", "72-143,245-287|216-244|1,3"});
+    CHECK(
+        mentions("adamant: " + select_cores(grace, request)[1].why, {"; 72 of 115 cores near its GPU 0000:01:00.0;"}));
+    request.gpus = {"2", "3"};
+    CHECK(answer(grace, request) == lines{"29-71,144-215|0-28|0,2", "101-143,216-287|72-100|1,3"});
+    request.gpus = {"1", "0"};
+    CHECK(answer(grace, request) == lines{"72-143,173-215|144-172|1-2", "0-71,245-287|216-244|0,3"});
+    request.gpus = {"1", "2"}; // as they are
+    CHECK(answer(grace, request) == lines{"29-143|0-28|0-1", "144-215,245-287|216-244|2-3"});
+    machine masked = grace; // a core that others have: a node still is not torn for it
+    masked.allowed.erase(72);
+    request.gpus = {"0", "1"};
+    CHECK(answer(masked, request) == lines{"0-71,173-215|144-172|0,2", "73-143,245-287|216-244|1,3"});
+
+    // DGX A100, four nodes in each of two sockets, with two GPUs each at nodes 3, 1, 7 and 5: nobody is in the other
+    // socket, as far as the sockets go.
+    machine const dgx = machine_with_gpus(2, 4, 16);
+    lines const at = {"3", "3", "1", "1", "7", "7", "5", "5"};
+    auto const packages = [&](rank_cores const& r) {
+        std::string text;
+        for (unsigned const n : r.numa_nodes.members())
+            text += n < 4 ? '0' : '1';
+        return text;
+    };
+    for (unsigned const ranks : {4u, 6u}) {
+        request.ranks = ranks;
+        request.gpus.assign(at.begin(), at.begin() + ranks);
+        std::size_t near = 0;
+        for (rank_cores const& r : select_cores(dgx, request)) {
+            INFO(r.why);
+            CHECK(packages(r).find(r.rank < 4 ? '0' : '1') != std::string::npos);
+            near += r.why.find("16 of ") != std::string::npos && r.why.find(" cores near its GPU") != std::string::npos;
+        }
+        CHECK(near == ranks / 2); // a node has one rank for its GPUs
+    }
+}
+
+TEST_CASE("no grouping of whole nodes is nearer to the GPUs than selection's")
+{
+    test::random_bits random(3);
+    judge::applied().clear();
+    for (int i = 0; i < 150; ++i) {
+        unsigned const packages = 1u << random.below(3);
+        unsigned const nodes_each = packages == 1 ? 4 : packages == 2 ? 2 + static_cast<unsigned>(random.below(2)) : 1;
+        unsigned const nodes = packages * nodes_each;
+        unsigned const size = 2 + static_cast<unsigned>(random.below(3));
+        machine const m = machine_with_gpus(packages, nodes_each, size);
+        core_request request;
+        request.ranks = nodes == 6 && random.below(2) == 0 ? 3 : 2;
+        request.cpuadam_cores_perc = static_cast<double>(1 + random.below(100)) / 100;
+        for (unsigned r = 0; r < request.ranks; ++r)
+            request.gpus.push_back(random.below(8) == 0 ? "" : m.gpus[random.below(nodes)].pci);
+        CHECK(served(m, request));
+
+        auto const all = select_cores(m, request);
+        std::size_t const wanted = all[0].adam_pus.size();
+        auto const distance = [&](pu_set const& cores, unsigned rank) {
+            std::vector<unsigned> each;
+            for (unsigned const c : cores.members()) {
+                auto const gpu = std::find_if(m.gpus.begin(), m.gpus.end(),
+                                              [&](auto const& g) { return g.pci == request.gpus[rank]; });
+                each.push_back(gpu == m.gpus.end()                                     ? 2
+                               : gpu->pus.contains(c)                                  ? 0
+                               : m.packages[m.cores[c].package].pus.includes(gpu->pus) ? 1
+                                                                                       : 2);
+            }
+            std::sort(each.begin(), each.end());
+            return std::accumulate(each.begin(), each.begin() + static_cast<std::ptrdiff_t>(wanted), 0u);
+        };
+        unsigned ours = 0;
+        for (rank_cores const& r : all)
+            ours += distance(r.adam_pus | r.host_pus, r.rank);
+        unsigned best = ~0u;
+        std::vector<unsigned> rank_of; // of each node
+        for (unsigned n = 0; n < nodes; ++n)
+            rank_of.push_back(n * request.ranks / nodes);
+        do {
+            std::vector<pu_set> parts(request.ranks);
+            for (unsigned n = 0; n < nodes; ++n)
+                parts[rank_of[n]] |= m.nodes[n].pus;
+            unsigned sum = 0;
+            for (unsigned r = 0; r < request.ranks; ++r)
+                sum += distance(parts[r], r);
+            best = std::min(best, sum);
+        } while (std::next_permutation(rank_of.begin(), rank_of.end()));
+        INFO(shown(request) << "\non " << shown(m) << shown(all));
+        CHECK(ours <= best); // ranks of one GPU may share its node
+    }
+    CHECK(judge::applied()["own GPUs"] > 20);
+}
+
+TEST_CASE("an optimizer that fits in one NUMA node has one, with fewer ranks than nodes, too")
+{
+    machine const m = machine_of({72, 72, 72, 72});
+    core_request request;
+    request.ranks = 3;
+    request.cpuadam_cores = 60;
+    CHECK(answer(m, request) == lines{"12-71|0-11,216-239|0", "84-143|72-83,240-263|1", "156-215|144-155,264-287|2"});
+    request.cpuadam_cores = 72; // all of it
+    CHECK(answer(m, request) == lines{"0-71|216-239|0", "72-143|240-263|1", "144-215|264-287|2"});
+    request.cpuadam_cores = 73; // fits in none: as the machine goes
+    CHECK(answer(m, request) == lines{"0-71,95|72-94|0-1", "119-191|96-118|1-2", "215-287|192-214|2-3"});
+    // More ranks than nodes, none of which has room for whole ranks.
+    request.cpuadam_cores = 3;
+    CHECK(answer(machine_of({7, 7}), request) == lines{"1-3|0|0", "4-6|7-8|0", "11-13|9-10|1"});
+}
+
+TEST_CASE("cores are cut at the nearest end of a node, and of two at that of a package")
+{
+    machine m = machine_of(std::vector<unsigned>(32, 4));
+    m.packages.assign(2, {});
+    for (core& c : m.cores) {
+        c.package = c.node / 16;
+        m.packages[c.package].pus |= c.pus;
+    }
+    core_request request;
+    request.ranks = 2;
+    CHECK(answer(m, request) == lines{"13-63|0-12|3-15", "77-127|64-76|19-31"});
+    // 125 cores, to be cut at 62: 60 and 64 are as near.
+    for (unsigned const pus : {1u, 2u, 3u})
+        m.allowed.erase(pus + 4 * 30);
+    request.cpuadam_cores_perc = 0.5;
+    CHECK(answer(m, request) == lines{"32-63|0-31|8-15", "93-119,124-127|64-92,120|23-29,31"});
+}
+
 TEST_CASE("ranks are near their GPUs")
 {
     machine m = machine_of({4, 4, 4, 4});
@@ -1094,7 +1340,7 @@ TEST_CASE("ranks are near their GPUs")
     CHECK(answer(m, request) == lines{"4-7|0-3,8-15|1"});
     request.cpuadam_cores = 5;
     CHECK(answer(m, request)[0].ends_with("|1,3"));
-    CHECK(mentions("adamant: " + select_cores(m, request)[0].why, {"; not near its GPU 0000:9a:00.0"}));
+    CHECK(mentions("adamant: " + select_cores(m, request)[0].why, {"; 4 of 5 cores near its GPU 0000:9a:00.0;"}));
     request.ranks = 2;
     request.gpus = {"0", "5"};
     CHECK(mentions(refusal<unavailable>([&] { (void)select_cores(m, request); }),

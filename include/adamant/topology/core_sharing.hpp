@@ -4,79 +4,19 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <string>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
-#include <adamant/core/error.hpp>
-#include <adamant/core/stable_sort.hpp>
-#include <adamant/topology/core_request.hpp>
-#include <adamant/topology/machine.hpp>
+#include <adamant/topology/core_locality.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-// Indexes of cores in machine::cores, ascending except where said.
-using core_list = std::vector<unsigned>;
-
-class core_sharing {
+class core_sharing : protected core_locality {
 protected:
-    core_sharing(machine const& machine, core_request const& request) : machine_(machine), request_(request) {}
-
-    int sizes() const
-    {
-        return int{request_.cpuadam_cores_perc.has_value()} + int{request_.cpuadam_cores.has_value()} +
-               int{request_.pt_reserved_cores.has_value()} + int{request_.pt_reserved_cores_perc.has_value()};
-    }
-    bool list_is_the_optimizers() const { return !request_.list.empty() && sizes() == 0; }
-
-    // The cores of a pool that have the same memory, in the order of the machine.
-    struct group {
-        unsigned node;
-        core_list cores;
-        std::vector<unsigned> ranks;
-    };
-    std::vector<group> by_node(core_list const& pool) const
-    {
-        std::vector<group> groups;
-        for (unsigned const c : pool) {
-            auto found = std::find_if(groups.begin(), groups.end(),
-                                      [&](group const& g) { return g.node == machine_.cores[c].node; });
-            if (found == groups.end())
-                found = groups.insert(groups.end(), {machine_.cores[c].node, {}, {}});
-            found->cores.push_back(c);
-        }
-        return groups;
-    }
-
-    // The GPU of a rank, where it has one and the machine knows where that is.
-    gpu const* gpu_of(unsigned rank) const
-    {
-        if (request_.gpus.empty() || request_.gpus[rank].empty())
-            return nullptr;
-        std::string wanted = request_.gpus[rank];
-        std::transform(wanted.begin(), wanted.end(), wanted.begin(),
-                       [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
-        std::string known;
-        for (std::size_t i = 0; i < machine_.gpus.size(); ++i) {
-            gpu const& g = machine_.gpus[i];
-            if (wanted == std::to_string(i) || wanted == g.pci || "0000:" + wanted == g.pci || wanted == "0000" + g.pci)
-                return &g;
-            known += (known.empty() ? "" : ", ") + std::to_string(i) + " (" + g.pci + ")";
-        }
-        throw unavailable("adamant: rank " + std::to_string(rank) + " is to drive GPU " + request_.gpus[rank] +
-                          ", but " + machine_.source + " has " + (known.empty() ? "no GPU" : known));
-    }
-    bool near(unsigned c, gpu const* device) const
-    {
-        return device != nullptr && machine_.cores[c].pus.intersects(device->pus);
-    }
-    // How many of some cores are near.
-    std::ptrdiff_t near(core_list const& cores, gpu const* device) const
-    {
-        return std::count_if(cores.begin(), cores.end(), [&](unsigned c) { return near(c, device); });
-    }
+    using core_locality::core_locality;
 
     // The fewest cores that a rank should be given of a pool, and what may do if need be.
     std::vector<std::size_t> needs(std::size_t pool, unsigned ranks) const
@@ -92,11 +32,12 @@ protected:
     }
 
     // Shares the cores of a pool out. Each rank stays inside one NUMA node if they all can. Nodes without a rank are
-    // then left idle, but not those of a list.
+    // then left idle, but not those of a list. Else all cores are given, in the order of the machine, or around homes
+    // where optimizers then have fewer nodes, or are nearer to their GPUs.
     std::vector<core_list> assign(core_list const& pool, unsigned first, unsigned ranks) const
     {
-        std::vector<core_list> parts(ranks);
         std::vector<group> groups = by_node(pool);
+        distances const far = distances_of(pool, first, ranks);
         if (ranks >= groups.size())
             for (std::size_t const need : needs(pool.size(), ranks)) {
                 if (!place(groups, std::max<std::size_t>(need, 1), first, ranks))
@@ -104,11 +45,25 @@ protected:
                 if (list_is_the_optimizers() &&
                     std::any_of(groups.begin(), groups.end(), [](group const& g) { return g.ranks.empty(); }))
                     break;
+                std::vector<core_list> parts(ranks);
                 for (group const& g : groups)
                     deal(g, first, parts);
-                return parts;
+                return nearest(std::move(parts), far);
             }
-        return cut(groups, first, ranks);
+        std::size_t const size = pool.size() / ranks;
+        std::size_t const slack = std::min(size / 16, (size - std::min(size, needs(pool.size(), ranks).front())) / 2);
+        std::vector<core_list> in_order = nearest(cut(groups, ranks, slack), far);
+        rating const so_far = rated(in_order, far);
+        bool const gpus = std::any_of(far.begin(), far.end(), [](std::vector<unsigned char> const& from) {
+            return std::any_of(from.begin(), from.end(), [](unsigned char d) { return d != 2; });
+        });
+        if (ranks == 1 || (so_far.nodes == ranks && !gpus))
+            return in_order;
+        std::vector<core_list> homely = nearest(around_homes(groups, far, slack), far);
+        if (std::vector<core_list> even = nearest(around_homes(groups, far, 0), far);
+            rated(even, far).nodes < rated(homely, far).nodes)
+            homely = std::move(even);
+        return !homely.empty() && rated(homely, far) < so_far ? homely : in_order;
     }
 
     // Gives each rank a node: near its GPU if it has one, else spread evenly, ranks of one node next to each other.
@@ -183,8 +138,9 @@ protected:
     }
 
     // Cuts all cores in their order, which is that of the nodes, into parts of one size, give or take a core, or at the
-    // end of a node where that is close. The parts go to the ranks, to each the one with the most cores near its GPU.
-    std::vector<core_list> cut(std::vector<group> const& groups, unsigned first, unsigned ranks) const
+    // end of a node that is at most `slack` cores off: the nearest one, or of two that are as near one that ends a
+    // package.
+    std::vector<core_list> cut(std::vector<group> const& groups, unsigned ranks, std::size_t slack) const
     {
         core_list order;
         std::vector<std::size_t> ends;
@@ -192,47 +148,110 @@ protected:
             order.insert(order.end(), g.cores.begin(), g.cores.end());
             ends.push_back(order.size());
         }
-        std::size_t const size = order.size() / ranks;
-        std::size_t const slack = std::min(size / 16, (size - std::min(size, needs(order.size(), ranks).front())) / 2);
-        std::vector<core_list> cuts(ranks);
+        auto const ends_package = [&](std::size_t e) {
+            return e == order.size() || machine_.cores[order[e - 1]].package != machine_.cores[order[e]].package;
+        };
+        std::vector<core_list> parts(ranks);
         std::size_t begin = 0;
         for (unsigned r = 0; r < ranks; ++r) {
-            std::size_t end = order.size() * (r + 1) / ranks;
+            std::size_t const even = order.size() * (r + 1) / ranks;
+            auto const off = [even](std::size_t e) { return e > even ? e - even : even - e; };
+            std::size_t end = even;
+            bool at_node = false;
             for (std::size_t const e : ends)
-                if (r + 1 < ranks && e > begin && (e > end ? e - end : end - e) <= slack) {
+                if (r + 1 < ranks && e > begin && off(e) <= slack &&
+                    (!at_node || off(e) < off(end) || (off(e) == off(end) && ends_package(e) && !ends_package(end)))) {
                     end = e;
-                    break;
+                    at_node = true;
                 }
-            cuts[r].assign(order.begin() + static_cast<std::ptrdiff_t>(begin),
-                           order.begin() + static_cast<std::ptrdiff_t>(end));
-            std::sort(cuts[r].begin(), cuts[r].end());
+            parts[r].assign(order.begin() + static_cast<std::ptrdiff_t>(begin),
+                            order.begin() + static_cast<std::ptrdiff_t>(end));
+            std::sort(parts[r].begin(), parts[r].end());
             begin = end;
-        }
-        auto const closeness = [&](unsigned r, core_list const& part) { return near(part, gpu_of(first + r)); };
-        // Those to whom it makes a difference choose first.
-        std::vector<std::pair<std::ptrdiff_t, unsigned>> turns;
-        for (unsigned r = 0; r < ranks; ++r) {
-            auto const [least, most] =
-                std::minmax_element(cuts.begin(), cuts.end(), [&](core_list const& a, core_list const& b) {
-                    return closeness(r, a) < closeness(r, b);
-                });
-            turns.emplace_back(closeness(r, *least) - closeness(r, *most), r);
-        }
-        std::sort(turns.begin(), turns.end());
-        std::vector<core_list> parts(ranks);
-        for (auto const& turn : turns) {
-            unsigned const r = turn.second;
-            auto const best = std::max_element(cuts.begin(), cuts.end(), [&](core_list const& a, core_list const& b) {
-                return closeness(r, a) < closeness(r, b); // the first of several
-            });
-            parts[r] = std::move(*best);
-            cuts.erase(best);
         }
         return parts;
     }
 
-    machine const& machine_;
-    core_request const& request_;
+    // Parts of one size, give or take a core, or `slack` where that leaves a node whole. Each rank gets a home first: a
+    // node that holds its optimizer if there are enough of those, else any node for itself, all so that the distances
+    // to the GPUs add up to the least. Then the ranks that lack cores get of the nodes that are left in the same way.
+    // Empty where there is no home for each.
+    std::vector<core_list> around_homes(std::vector<group> const& groups, distances const& far, std::size_t slack) const
+    {
+        std::size_t const ranks = far.size();
+        std::size_t total = 0;
+        for (group const& g : groups)
+            total += g.cores.size();
+        std::size_t const wanted = optimizer_share((total + ranks - 1) / ranks);
+        std::size_t homes = 0;
+        for (group const& g : groups)
+            homes += g.cores.size() / wanted;
+        bool const fit = homes >= ranks;
+        if (!fit && groups.size() < ranks)
+            return {};
+        std::vector<core_list> left;     // of each node
+        std::vector<std::int64_t> close; // to all GPUs: who does not care leaves such a node to those who do
+        for (group const& g : groups) {
+            left.push_back(g.cores);
+            close.push_back(0);
+            for (std::vector<unsigned char> const& from : far)
+                close.back() += 2 - from[g.cores.front()];
+        }
+        auto const scale = static_cast<std::int64_t>(2 * ranks * ranks + 1); // above the sum of these
+        std::vector<core_list> parts(ranks);
+        std::vector<std::size_t> sizes;
+        for (std::size_t r = 0; r < ranks; ++r)
+            sizes.push_back(total * (r + 1) / ranks - total * r / ranks);
+        for (bool first_round = true; total > 0; first_round = false) {
+            std::vector<std::size_t> lacking; // ranks
+            std::size_t most = 0;
+            for (std::size_t r = 0; r < ranks; ++r)
+                if (parts[r].size() < sizes[r]) {
+                    lacking.push_back(r);
+                    most = std::max(most, sizes[r] - parts[r].size());
+                }
+            std::vector<std::size_t> offers; // nodes, each as often as ranks may share it
+            for (std::size_t n = 0; n < left.size(); ++n) {
+                std::size_t const shares = !first_round ? (left[n].size() + most - 1) / most
+                                           : fit        ? left[n].size() / wanted
+                                                        : 1;
+                offers.insert(offers.end(), std::min(shares, lacking.size()), n);
+            }
+            std::vector<std::vector<std::int64_t>> cost;
+            for (std::size_t const r : lacking) {
+                std::size_t const has = parts[r].size();
+                cost.emplace_back();
+                for (std::size_t const n : offers)
+                    cost.back().push_back(
+                        scale * distance(left[n], has < wanted ? wanted - has : sizes[r] - has, far[r]) + close[n]);
+                cost.back().resize(std::max(offers.size(), lacking.size())); // nothing, where there is not enough
+            }
+            std::vector<std::size_t> const taken = least_assignment(cost);
+            std::vector<std::size_t> takers(left.size());
+            for (std::size_t const t : taken)
+                if (t < offers.size())
+                    ++takers[offers[t]];
+            for (std::size_t k = 0; k < lacking.size(); ++k) {
+                if (taken[k] >= offers.size())
+                    continue;
+                core_list& node = left[offers[taken[k]]];
+                std::size_t& sharers = takers[offers[taken[k]]];
+                core_list& part = parts[lacking[k]];
+                std::size_t take = std::min(sizes[lacking[k]] - part.size(), (node.size() + sharers - 1) / sharers);
+                if (std::size_t const rest = node.size() - take; sharers == 1 && rest <= slack) {
+                    slack -= rest; // of all, so that nobody is left with much less
+                    take += rest;
+                }
+                --sharers;
+                part.insert(part.end(), node.begin(), node.begin() + static_cast<std::ptrdiff_t>(take));
+                node.erase(node.begin(), node.begin() + static_cast<std::ptrdiff_t>(take));
+                total -= take;
+            }
+        }
+        for (core_list& part : parts)
+            std::sort(part.begin(), part.end());
+        return parts;
+    }
 };
 
 } // namespace detail

@@ -3,8 +3,9 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -148,12 +149,9 @@ private:
         for (unsigned r = 0; r < ranks; ++r)
             all.push_back(describe(regions[r], first + r, listed ? own_list : usable_, pus));
     }
-    // How many of n cores the optimizer gets.
-    std::size_t optimizer_share(std::size_t n, unsigned rank) const
+    // Refuses what a rank's n cores are too few for.
+    void check_size(std::size_t n, unsigned rank) const
     {
-        auto const nearest = [n](double share) {
-            return static_cast<std::size_t>(std::floor(share * static_cast<double>(n) + 0.5));
-        };
         auto const fail = [&](std::string const& asked, std::string const& do_this) {
             throw unavailable("adamant: rank " + std::to_string(rank) + " has " + count(n, "core") + " (" +
                               (request_.ranks == 1 || bound_outside_
@@ -167,23 +165,14 @@ private:
             if (n < asked + 1 && !(n == 1 && asked == 1))
                 fail(count(asked, "core") + " are asked for the optimizer, and one is kept for the host",
                      "ask for " + std::to_string(std::max<std::size_t>(n - 1, 1)) + " at most");
-            return asked;
-        }
-        if (request_.pt_reserved_cores) {
+        } else if (request_.pt_reserved_cores) {
             std::size_t const kept = *request_.pt_reserved_cores;
             if (n < kept + 1)
                 fail(count(kept, "core") + (kept == 1 ? " is" : " are") +
                          " to be kept for the host, which leaves none for the optimizer",
                      n == 1 ? "ask for a share instead, or allow more cores"
                             : "keep " + std::to_string(n - 1) + " at most");
-            return n - kept;
         }
-        if (n == 1)
-            return 1;
-        if (request_.pt_reserved_cores_perc)
-            return n - std::clamp<std::size_t>(nearest(*request_.pt_reserved_cores_perc), 1, n - 1);
-        return std::clamp<std::size_t>(nearest(request_.cpuadam_cores_perc.value_or(default_cpuadam_cores_perc)), 1,
-                                       n - 1);
     }
 
     // Splits a rank's cores. The optimizer's have memory of their own, lie in as few NUMA nodes as can be, near the
@@ -191,8 +180,9 @@ private:
     // the host's.
     void split(region& r, unsigned rank) const
     {
-        std::size_t const wanted = optimizer_share(r.both.size(), rank);
-        gpu const* const device = gpu_of(rank);
+        check_size(r.both.size(), rank);
+        std::size_t const wanted = optimizer_share(r.both.size());
+        std::vector<unsigned char> const far = distances_of(r.both, rank, 1).front();
         auto const better = [&](unsigned a, unsigned b) {
             unsigned const fast_a = machine_.cores[a].efficiency;
             unsigned const fast_b = machine_.cores[b].efficiency;
@@ -211,10 +201,10 @@ private:
             bool const b_fits = b.cores.size() >= wanted;
             if (a_fits != b_fits)
                 return a_fits;
-            std::ptrdiff_t const a_near = near(a.cores, device) * std::ssize(b.cores); // which share of them is
-            std::ptrdiff_t const b_near = near(b.cores, device) * std::ssize(a.cores);
-            if (a_near != b_near)
-                return a_near > b_near;
+            std::int64_t const a_far = distance(a.cores, a.cores.size(), far) * std::ssize(b.cores); // on the average
+            std::int64_t const b_far = distance(b.cores, b.cores.size(), far) * std::ssize(a.cores);
+            if (a_far != b_far)
+                return a_far < b_far;
             if (!a_fits && a.cores.size() != b.cores.size())
                 return a.cores.size() > b.cores.size();
             auto const end = static_cast<std::ptrdiff_t>(std::min({wanted, a.cores.size(), b.cores.size()}));
@@ -324,9 +314,20 @@ private:
             why += std::string("; the fast cores go to the ") +
                    (request_.fast == fast_cores::optimizer ? "optimizer" : "host") + " first";
         if (gpu const* const device = gpu_of(rank)) {
-            bool const all_near =
-                std::all_of(r.adam.begin(), r.adam.end(), [&](unsigned c) { return near(c, device); });
-            why += std::string(all_near ? "; near" : "; not near") + " its GPU " + device->pci;
+            std::size_t const close = near(r.adam, device);
+            if (close == 0)
+                why += "; not near its GPU ";
+            else if (close == r.adam.size())
+                why += "; near its GPU ";
+            else
+                why += "; " + std::to_string(close) + " of " + count(r.adam.size(), "core") + " near its GPU ";
+            why += device->pci;
+            std::vector<unsigned char> const far = distances_of(r.adam, rank, 1).front();
+            if (auto const beside = std::count(far.begin(), far.end(), 1); beside != 0)
+                why += (close != 0                     ? ", " + std::to_string(beside) + " more "
+                        : beside == std::ssize(r.adam) ? std::string(", but ")
+                                                       : ", but " + std::to_string(beside) + " ") +
+                       "in its package";
         }
         why += request_.smt == smt_policy::all ? "; all PUs of each core" : "; one PU per core";
         auto const torn = [&](unsigned c) { return bound_outside_ && shared_with_other(c, rank); };
@@ -363,10 +364,11 @@ private:
 // The cores of every rank on the host, in the order of ranks: the optimizer's, the host framework's, and why. What
 // holds: only allowed PUs; no core is given twice, to both sides of a rank or to two ranks (but for ranks that were
 // bound to halves of it from outside, and why says so); each side has a core where the rank has two; a rank stays
-// inside one NUMA node where the ranks fit so, else the optimizer's side does if it fits; ranks are spread evenly over
-// nodes, and near their GPUs first; fast and slow cores are shared alike between ranks. The same arguments always give
-// the same answer, so ranks that ask each for itself agree. Throws invalid_argument for a request that cannot be meant
-// and unavailable for one that this machine cannot serve, with what there was. Pure; thread-safe.
+// inside one NUMA node where the ranks fit so, else the optimizer's side does if all of these fit; ranks are spread
+// evenly over nodes, and near their GPUs first: with the cores that they have, no exchange between ranks would bring
+// their optimizers nearer to them, on the sum; fast and slow cores are shared alike between ranks. The same arguments
+// always give the same answer, so ranks that ask each for itself agree. Throws invalid_argument for a request that
+// cannot be meant and unavailable for one that this machine cannot serve, with what there was. Pure; thread-safe.
 [[nodiscard]] inline std::vector<rank_cores> select_cores(machine const& machine, core_request const& request)
 {
     return detail::selector(machine, request).select();

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where cores are: whose memory is theirs, and how far they are from a rank's GPU. The inside of selection.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <adamant/core/error.hpp>
+#include <adamant/topology/core_request.hpp>
+#include <adamant/topology/least_assignment.hpp>
+#include <adamant/topology/machine.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+
+// Indexes of cores in machine::cores, ascending except where said.
+using core_list = std::vector<unsigned>;
+
+class core_locality {
+protected:
+    core_locality(machine const& machine, core_request const& request) : machine_(machine), request_(request) {}
+
+    int sizes() const
+    {
+        return int{request_.cpuadam_cores_perc.has_value()} + int{request_.cpuadam_cores.has_value()} +
+               int{request_.pt_reserved_cores.has_value()} + int{request_.pt_reserved_cores_perc.has_value()};
+    }
+    bool list_is_the_optimizers() const { return !request_.list.empty() && sizes() == 0; }
+
+    // The cores of a pool that have the same memory, in the order of the machine.
+    struct group {
+        unsigned node;
+        core_list cores;
+        std::vector<unsigned> ranks;
+    };
+    std::vector<group> by_node(core_list const& pool) const
+    {
+        std::vector<group> groups;
+        for (unsigned const c : pool) {
+            auto found = std::find_if(groups.begin(), groups.end(),
+                                      [&](group const& g) { return g.node == machine_.cores[c].node; });
+            if (found == groups.end())
+                found = groups.insert(groups.end(), {machine_.cores[c].node, {}, {}});
+            found->cores.push_back(c);
+        }
+        return groups;
+    }
+
+    // How many of n cores the optimizer gets: what was asked for, as far as n goes.
+    std::size_t optimizer_share(std::size_t n) const
+    {
+        auto const nearest = [n](double share) {
+            return static_cast<std::size_t>(std::floor(share * static_cast<double>(n) + 0.5));
+        };
+        if (n == 1 || list_is_the_optimizers())
+            return n;
+        if (request_.cpuadam_cores)
+            return std::min<std::size_t>(*request_.cpuadam_cores, n);
+        if (request_.pt_reserved_cores)
+            return n - std::min<std::size_t>(*request_.pt_reserved_cores, n - 1);
+        if (request_.pt_reserved_cores_perc)
+            return n - std::clamp<std::size_t>(nearest(*request_.pt_reserved_cores_perc), 1, n - 1);
+        return std::clamp<std::size_t>(nearest(request_.cpuadam_cores_perc.value_or(default_cpuadam_cores_perc)), 1,
+                                       n - 1);
+    }
+
+    // The GPU of a rank, where it has one and the machine knows where that is.
+    gpu const* gpu_of(unsigned rank) const
+    {
+        if (request_.gpus.empty() || request_.gpus[rank].empty())
+            return nullptr;
+        std::string wanted = request_.gpus[rank];
+        std::transform(wanted.begin(), wanted.end(), wanted.begin(),
+                       [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+        std::string known;
+        for (std::size_t i = 0; i < machine_.gpus.size(); ++i) {
+            gpu const& g = machine_.gpus[i];
+            if (wanted == std::to_string(i) || wanted == g.pci || "0000:" + wanted == g.pci || wanted == "0000" + g.pci)
+                return &g;
+            known += (known.empty() ? "" : ", ") + std::to_string(i) + " (" + g.pci + ")";
+        }
+        throw unavailable("adamant: rank " + std::to_string(rank) + " is to drive GPU " + request_.gpus[rank] +
+                          ", but " + machine_.source + " has " + (known.empty() ? "no GPU" : known));
+    }
+    bool near(unsigned c, gpu const* device) const
+    {
+        return device != nullptr && machine_.cores[c].pus.intersects(device->pus);
+    }
+    // How many of some cores are near.
+    std::size_t near(core_list const& cores, gpu const* device) const
+    {
+        return static_cast<std::size_t>(
+            std::count_if(cores.begin(), cores.end(), [&](unsigned c) { return near(c, device); }));
+    }
+
+    // How far each core of the machine is from the GPU of each rank: 0 near it, 1 in a package that has such cores, 2
+    // elsewhere, and where a rank has no GPU, or one that is as near to all cores of the pool.
+    using distances = std::vector<std::vector<unsigned char>>;
+    distances distances_of(core_list const& pool, unsigned first, unsigned ranks) const
+    {
+        distances all(ranks, std::vector<unsigned char>(machine_.cores.size(), 2));
+        for (unsigned r = 0; r < ranks; ++r) {
+            gpu const* const device = gpu_of(first + r);
+            if (device == nullptr || near(pool, device) == pool.size())
+                continue;
+            for (unsigned const c : pool) {
+                unsigned const p = machine_.cores[c].package;
+                bool const same = p < machine_.packages.size() && machine_.packages[p].pus.intersects(device->pus);
+                all[r][c] = near(c, device) ? 0 : same ? 1 : 2;
+            }
+        }
+        return all;
+    }
+    // The sum over the nearest `count` of some cores; those that there are too few count as farther than any.
+    std::int64_t distance(core_list const& cores, std::size_t count, std::vector<unsigned char> const& far) const
+    {
+        std::int64_t sum = 0;
+        for (int d = 0; d <= 2; ++d) {
+            auto const there = static_cast<std::size_t>(
+                std::count_if(cores.begin(), cores.end(), [&](unsigned c) { return far[c] == d; }));
+            sum += d * static_cast<std::int64_t>(std::min(there, count));
+            count -= std::min(there, count);
+        }
+        return sum + 3 * static_cast<std::int64_t>(count);
+    }
+
+    // Gives the parts to the ranks so that the distances between the cores that optimizers may have and their GPUs add
+    // up to the least. Where the order of the parts is as good, it stays.
+    std::vector<core_list> nearest(std::vector<core_list> parts, distances const& far) const
+    {
+        std::vector<std::vector<std::int64_t>> cost;
+        for (std::vector<unsigned char> const& from : far) {
+            cost.emplace_back();
+            for (core_list const& part : parts)
+                cost.back().push_back(distance(part, optimizer_share(part.size()), from));
+        }
+        if (parts.empty() || std::all_of(cost.begin(), cost.end(), [&](auto const& row) { return row == cost[0]; }))
+            return parts;
+        std::vector<core_list> given;
+        for (std::size_t const p : least_assignment(cost))
+            given.push_back(std::move(parts[p]));
+        return given;
+    }
+
+    // How good parts are: the fewer NUMA nodes the optimizers need, the better; then the nearer they can be to GPUs.
+    struct rating {
+        std::size_t nodes = 0;
+        std::int64_t distance = 0; // less what it is where no core is near, which depends on roundings only
+        friend auto operator<=>(rating const&, rating const&) = default;
+    };
+    rating rated(std::vector<core_list> const& parts, distances const& far) const
+    {
+        rating sum;
+        for (std::size_t r = 0; r < parts.size(); ++r) {
+            std::size_t const wanted = optimizer_share(parts[r].size());
+            sum.distance += distance(parts[r], wanted, far[r]) - 2 * static_cast<std::int64_t>(wanted);
+            std::vector<std::size_t> sizes;
+            for (group const& g : by_node(parts[r]))
+                sizes.push_back(g.cores.size());
+            std::sort(sizes.rbegin(), sizes.rend());
+            for (std::size_t n = 0, room = 0; room < wanted; ++n) {
+                room += sizes[n];
+                ++sum.nodes;
+            }
+        }
+        return sum;
+    }
+
+    machine const& machine_;
+    core_request const& request_;
+};
+
+} // namespace detail
+
+ADAMANT_END_NAMESPACE
