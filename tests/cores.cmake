@@ -77,7 +77,7 @@ prints([[
 machine  pack:2 [numa] core:24 pu:1
          2 packages, 2 NUMA nodes, 48 cores, 48 PUs
 allowed  PUs 0,4-11,21-26,30-46 (32 of 48)
-ranks    2, as --ranks says
+ranks    2, as --ranks says; unequal: of 12 to 20 cores
 
 package 0, NUMA node 0: DRAM
   PU 0-23   0h -- -- -- 0h 0A 0A 0A 0A 0A 0A 0A -- -- -- -- -- -- -- -- -- 0A 0A 0A
@@ -120,6 +120,46 @@ rank 0  optimizer on PUs 14-42:2   host on PUs 4-12:2   memory of NUMA node 0
 
 shows("optimizer on PUs 10-47 " ${sockets} --perc 80%)
 
+# What nobody has, and ranks that are not alike.
+shows("ranks    2, as --ranks says\nidle     1 of 13 cores: PU 12, in NUMA node 1, where no rank is\n\n"
+      --topology "pack:2 [numa] core:12 pu:1" --allowed 0-12 --ranks 2)
+shows("ranks    4, [^\n]*; unequal: of 4 to 8 cores\n\n" --topology "pack:2 [numa] core:16 pu:1" --allowed 0-7,16-31
+      --ranks 4)
+shows("ranks    3, as --ranks says\n\n" ${sockets} --ranks 3 --list 0-15 --reserve 1) # give or take a core
+
+# Many small packages that look alike.
+prints([[
+machine  pack:20 [numa] core:2 pu:1
+         20 packages, 20 NUMA nodes, 40 cores, 40 PUs
+allowed  PUs 0-36,38-39 (39 of 40)
+ranks    2, as --ranks says
+
+packages 0-19, NUMA nodes 0-19, 2 cores each: DRAM
+  PU 0-9    0h 0h | 0h 0h | 0A 0A | 0A 0A | 0A 0A
+  PU 10-19  0A 0A | 0A 0A | 0A 0A | 0A 0A | 0A 0A
+  PU 20-29  1h 1h | 1h 1A | 1A 1A | 1A 1A | 1A 1A
+  PU 30-39  1A 1A | 1A 1A | 1A 1A | 1h -- | 1A 1A
+
+0A optimizer (Adam) of rank 0   0h host framework of rank 0   -- not allowed
+|: another package
+
+rank 0  optimizer on PUs 4-19          host on PUs 0-3        memory of NUMA nodes 2-9
+        20 cores, its share of 39: 16 for the optimizer in NUMA nodes 2-9, 4 for the host;
+        one PU per core
+rank 1  optimizer on PUs 23-35,38-39   host on PUs 20-22,36   memory of NUMA nodes 11-17,19
+        19 cores, its share of 39: 15 for the optimizer in NUMA nodes 11-17,19, 4 for the host;
+        one PU per core
+]] --topology "pack:20 [numa] core:2 pu:1" --ranks 2 --allowed 0-36,38-39)
+shows([[
+packages 0-63, NUMA nodes 0-63, 1 core each: DRAM
+  PU 0-31    0h 0h 0h 0A 0A 0A 0A 0A 0A 0A 0A 0A 0A 0A 0A 0A
+  PU 32-63   1h 1h 1h 1A 1A 1A 1A 1A 1A 1A 1A 1A 1A 1A 1A 1A
+  PU 64-95   2h 2h 2h 2A 2A 2A 2A 2A 2A 2A 2A 2A 2A 2A 2A 2A
+  PU 96-127  3h 3h 3h 3A 3A 3A 3A 3A 3A 3A 3A 3A 3A 3A 3A 3A
+
+0A optimizer [^|]*$]] --topology "pack:64 [numa] core:1 pu:2" --ranks 4)
+shows("package 7, NUMA node 7: DRAM\n" --topology "pack:8 [numa] core:1 pu:1") # that few are drawn one by one
+
 # The machines that descriptions cannot describe.
 set(at ${CMAKE_CURRENT_LIST_DIR}/topologies)
 shows([[
@@ -138,11 +178,64 @@ shows([[NUMA node 1: 979 MiB of DRAM, L3 of 16 MiB
   and NUMA node 6: 384 MiB of NVM
   PU 2-3 ]] --topology ${at}/fakeheteromemtiers.xml)
 
+# Two packages, with memory and a GPU at the first one only.
+function(sets result pus nodes)
+    set(${result} "cpuset=\"${pus}\" complete_cpuset=\"${pus}\" nodeset=\"${nodes}\" complete_nodeset=\"${nodes}\""
+        PARENT_SCOPE)
+endfunction()
+string(CONCAT xml "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<!DOCTYPE topology SYSTEM \"hwloc2.dtd\">\n"
+       "<topology version=\"2.0\">\n")
+sets(all 0xf 0x1)
+string(APPEND xml "<object type=\"Machine\" os_index=\"0\" ${all} allowed_cpuset=\"0xf\" allowed_nodeset=\"0x1\" "
+                  "gp_index=\"1\">\n")
+foreach(package 0 1)
+    math(EXPR pus "3 << ${package} * 2" OUTPUT_FORMAT HEXADECIMAL)
+    math(EXPR node "1 - ${package}" OUTPUT_FORMAT HEXADECIMAL)
+    sets(own ${pus} ${node})
+    string(APPEND xml "<object type=\"Package\" os_index=\"${package}\" ${own} gp_index=\"1${package}\">\n")
+    if(package EQUAL 0)
+        string(APPEND xml "<object type=\"NUMANode\" os_index=\"0\" ${own} gp_index=\"2\" "
+                          "local_memory=\"8589934592\"/>\n")
+    endif()
+    foreach(core 0 1)
+        math(EXPR pu "${package} * 2 + ${core}")
+        math(EXPR pus "1 << ${pu}" OUTPUT_FORMAT HEXADECIMAL)
+        sets(own ${pus} ${node})
+        string(APPEND xml "<object type=\"Core\" os_index=\"${core}\" ${own} gp_index=\"2${pu}\">"
+                          "<object type=\"PU\" os_index=\"${pu}\" ${own} gp_index=\"3${pu}\"/></object>\n")
+    endforeach()
+    if(package EQUAL 0)
+        string(APPEND xml "<object type=\"Bridge\" gp_index=\"40\" bridge_type=\"0-1\" depth=\"0\" "
+                          "bridge_pci=\"0000:[00-0f]\">"
+                          "<object type=\"PCIDev\" gp_index=\"41\" pci_busid=\"0000:01:00.0\" "
+                          "pci_type=\"0302 [10de:2330] [10de:16c1] a1\" pci_link_speed=\"0.0\"/></object>\n")
+    endif()
+    string(APPEND xml "</object>\n")
+endforeach()
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/cores_test.xml "${xml}</object>\n</topology>\n")
+shows([[
+package 0, NUMA node 0: 8 GiB of DRAM
+  and GPU 0: 0000:01:00.0 10de:2330
+  PU 0-1  0A 0A
+
+package 1, no local memory
+  PU 2-3  0h 0A
+.*
+rank 0  optimizer on PUs 0-1,3   host on PU 2   memory of NUMA node 0
+        4 cores, all that are allowed: 3 for the optimizer in NUMA node 0 \(1 of them with no
+        local memory\), 1 for the host; 2 of 3 cores near its GPU 0000:01:00.0; one PU per core
+]] --topology ${CMAKE_CURRENT_BINARY_DIR}/cores_test.xml --gpu 0)
+string(REPLACE "version=\"2.0\"" "version=\"9.1\"" xml "${xml}")
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/cores_test.xml "${xml}</object>\n</topology>\n")
+fails("cores_test.xml\" is XML of version 9.1, but the hwloc of this program is version" --topology
+      ${CMAKE_CURRENT_BINARY_DIR}/cores_test.xml)
+file(REMOVE ${CMAKE_CURRENT_BINARY_DIR}/cores_test.xml)
+
 # Ranks: from their launcher, bound by it, more than a digit has, more than one to a core.
 set(ENV{LOCAL_RANK} 1)
 set(ENV{LOCAL_WORLD_SIZE} 2)
 shows("ranks    2, as LOCAL_RANK and LOCAL_WORLD_SIZE say; this process is rank 1\n" ${sockets})
-shows("ranks    3, as --ranks says\n" ${sockets} --ranks 3)
+shows("ranks    3, as --ranks says; unequal: of 12 to 24 cores\n" ${sockets} --ranks 3)
 set(ENV{LOCAL_WORLD_SIZE} 1)
 fails("LOCAL_RANK is 1 but LOCAL_WORLD_SIZE says that this host has 1" ${sockets})
 unset(ENV{LOCAL_RANK})

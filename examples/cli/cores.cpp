@@ -237,9 +237,12 @@ int cores(arguments& options)
         shown = {ranks[*read.only_rank]};
     if (read.bind_test)
         return bind_test(shown);
-    std::string const text = read.json ? to_json(shown)
-                                       : draw({on, usable(on, read.request), ranks, read.only_rank,
-                                               read.ranks_from + read.this_rank, colours_wanted()});
+    pu_set const may_use = usable(on, read.request);
+    pu_set const pool = read.list ? may_use & read.request.list : may_use;
+    std::string const text =
+        read.json
+            ? to_json(shown)
+            : draw({on, may_use, pool, ranks, read.only_rank, read.ranks_from + read.this_rank, colours_wanted()});
     std::fputs(text.c_str(), stdout);
     return 0;
 }

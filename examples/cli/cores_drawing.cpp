@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "cores_layout.hpp"
 #include "cores_text.hpp"
 
 namespace cli {
@@ -19,7 +20,6 @@ namespace {
 
 using namespace adamant;
 
-constexpr std::size_t cell_columns = 76;  // of the cells of a row: 24 cores and their gaps
 constexpr std::size_t label_columns = 18; // for the PUs of a row
 
 enum class owner { optimizer, host, several_ranks, another_rank, nobody, not_allowed, offline };
@@ -29,26 +29,16 @@ struct cell {
     unsigned rank = 0; // of the first two
 };
 
-using core_list = std::vector<std::size_t>; // places in machine::cores
-
-// Cores of one package that use the same memory.
-struct block {
-    unsigned package;
-    unsigned node;
-    core_list cores;
-};
-
 class drawer {
 public:
-    explicit drawer(picture const& what) : what_(what), on_(what.on)
+    explicit drawer(picture const& what)
+        : what_(what), on_(what.on),
+          width_(std::to_string(what.only_rank ? *what.only_rank : what.ranks.size() - 1).size() + 1),
+          layout_(what.on, width_)
     {
-        std::size_t const last_rank = what.only_rank ? *what.only_rank : what.ranks.size() - 1;
-        width_ = std::to_string(last_rank).size() + 1;
-        find_blocks();
         find_owners();
-        find_gaps();
-        for (block const& b : blocks_)
-            for (core_list const& row : rows_of(b))
+        for (section const& s : layout_.sections())
+            for (std::vector<core_list> const& row : s.rows)
                 label_width_ = std::max(label_width_, list_of(pus_of(row), label_columns).size());
         for (pu_set const& row : rows_of_offline())
             label_width_ = std::max(label_width_, list_of(row, label_columns).size());
@@ -57,12 +47,12 @@ public:
     std::string draw()
     {
         header();
-        unsigned package = blocks_.front().package;
-        for (block const& b : blocks_) {
-            if (b.package != package)
+        unsigned package = layout_.blocks().front().package;
+        for (section const& s : layout_.sections()) {
+            if (s.blocks.front().package != package)
                 out_ += "\n";
-            package = b.package;
-            draw_block(b);
+            package = s.blocks.back().package;
+            draw_section(s);
         }
         offline();
         elsewhere();
@@ -76,20 +66,6 @@ public:
     }
 
 private:
-    void find_blocks()
-    {
-        for (std::size_t c = 0; c < on_.cores.size(); ++c) {
-            core const& one = on_.cores[c];
-            auto found = std::find_if(blocks_.begin(), blocks_.end(),
-                                      [&](block const& b) { return b.package == one.package && b.node == one.node; });
-            if (found == blocks_.end())
-                found = blocks_.insert(blocks_.end(), {one.package, one.node, {}});
-            found->cores.push_back(c);
-        }
-        std::stable_sort(blocks_.begin(), blocks_.end(),
-                         [](block const& a, block const& b) { return a.package < b.package; });
-    }
-
     void find_owners()
     {
         for (core const& one : on_.cores) {
@@ -110,36 +86,6 @@ private:
         }
     }
 
-    // Blanks before each core: one where its second-level cache is not its neighbour's and some cores share theirs, two
-    // where the third-level cache is another.
-    void find_gaps()
-    {
-        std::size_t const none = on_.caches.size();
-        auto const cache_of = [&](core const& one, unsigned level) {
-            for (std::size_t k = 0; k < none; ++k)
-                if (on_.caches[k].level == level && on_.caches[k].pus.intersects(one.pus))
-                    return k;
-            return none;
-        };
-        std::vector<std::size_t> cores_in(none + 1);
-        std::vector<std::pair<std::size_t, std::size_t>> of;
-        for (core const& one : on_.cores) {
-            of.emplace_back(cache_of(one, 2), cache_of(one, 3));
-            ++cores_in[of.back().first];
-            ++cores_in[of.back().second];
-        }
-        gaps_.assign(on_.cores.size(), 0);
-        for (std::size_t c = 1; c < gaps_.size(); ++c) {
-            auto const differ = [&](std::size_t a, std::size_t b) { // caches of a core each are no groups
-                return a != b && (cores_in[a] > 1 || cores_in[b] > 1);
-            };
-            if (differ(of[c - 1].second, of[c].second))
-                gaps_[c] = 2;
-            else if (differ(of[c - 1].first, of[c].first))
-                gaps_[c] = 1;
-        }
-    }
-
     std::string list_of(pu_set const& pus, std::size_t columns = std::string::npos)
     {
         std::string text = short_list(pus, columns);
@@ -147,63 +93,6 @@ private:
         return text;
     }
     std::string pus_text(pu_set const& pus) { return (pus.size() == 1 ? "PU " : "PUs ") + list_of(pus); }
-
-    pu_set pus_of(core_list const& list) const
-    {
-        pu_set all;
-        for (std::size_t const c : list)
-            all |= on_.cores[c].pus;
-        return all;
-    }
-
-    // Columns of cores in a row.
-    std::size_t columns(core_list const& row) const
-    {
-        std::size_t sum = 0;
-        for (std::size_t k = 0; k < row.size(); ++k)
-            sum += width_ + (k == 0 ? 0 : 1 + gaps_[row[k]]);
-        return sum;
-    }
-
-    // The rows of a block, which end where a cache ends if that can be.
-    std::vector<core_list> rows_of(block const& b) const
-    {
-        std::vector<core_list> groups;
-        for (unsigned const gap : {2u, 1u}) { // third-level caches, or where those are larger than a row, second-level
-            groups.clear();
-            for (std::size_t const c : b.cores) {
-                if (groups.empty() || gaps_[c] >= gap)
-                    groups.emplace_back();
-                groups.back().push_back(c);
-            }
-            if (std::all_of(groups.begin(), groups.end(),
-                            [&](core_list const& group) { return columns(group) <= cell_columns; }))
-                break;
-        }
-        std::vector<core_list> parts; // that fit in a row
-        for (core_list const& group : groups) {
-            std::size_t const most = (cell_columns + 1) / (width_ + 1);
-            std::size_t const step = columns(group) <= cell_columns ? group.size() : per_row(group.size(), most);
-            for (std::size_t begin = 0; begin < group.size(); begin += step)
-                parts.emplace_back(group.begin() + static_cast<std::ptrdiff_t>(begin),
-                                   group.begin() + static_cast<std::ptrdiff_t>(std::min(begin + step, group.size())));
-        }
-        bool const alike = std::all_of(parts.begin(), parts.end(),
-                                       [&](core_list const& part) { return part.size() == parts.front().size(); });
-        std::size_t const most = (cell_columns + 3) / (columns(parts.front()) + 3);
-        std::size_t const step = alike ? per_row(parts.size(), std::max<std::size_t>(most, 1)) : parts.size();
-        std::vector<core_list> rows;
-        std::size_t in_row = step;
-        for (core_list const& part : parts) {
-            if (in_row == step || (!alike && columns(rows.back()) + 3 + columns(part) > cell_columns)) {
-                rows.emplace_back();
-                in_row = 0;
-            }
-            rows.back().insert(rows.back().end(), part.begin(), part.end());
-            ++in_row;
-        }
-        return rows;
-    }
 
     static std::string symbol(cell const& one)
     {
@@ -254,11 +143,17 @@ private:
             seen_gaps_.push_back(gap);
     }
 
-    std::string node_text(numa_node const& node) const
+    pu_set pus_of(std::vector<core_list> const& row) const
     {
-        return "NUMA node " + std::to_string(node.os_index) + ": " +
-               (node.bytes == 0 ? "" : size_text(node.bytes) + " of ") + std::string(name(node.kind)) +
-               (node.allowed ? "" : ", which this process may not use");
+        pu_set all;
+        for (core_list const& cores : row)
+            all |= layout_.pus_of(cores);
+        return all;
+    }
+
+    std::string node_text(std::size_t n) const
+    {
+        return "NUMA node " + std::to_string(on_.nodes[n].os_index) + ": " + layout_.memory_text(n);
     }
 
     std::string gpu_text(std::size_t g) const
@@ -268,72 +163,71 @@ private:
         return printable("GPU " + std::to_string(g) + ": " + device.pci + space + device.name);
     }
 
-    // The blocks that have PUs of a set.
-    std::vector<block const*> blocks_near(pu_set const& pus) const
+    // "packages 0-63, NUMA nodes 0-63, 1 core each: 8 GiB of DRAM, L3 of 4 MiB".
+    std::string title(section const& s) const
     {
-        std::vector<block const*> found;
-        for (block const& b : blocks_)
-            if (pus_of(b.cores).intersects(pus))
-                found.push_back(&b);
-        return found;
-    }
-
-    bool is_a_blocks(std::size_t node) const
-    {
-        return std::any_of(blocks_.begin(), blocks_.end(), [&](block const& b) { return b.node == node; });
-    }
-
-    // The third-level caches of a block: "L3 of 32 MiB", "4 L3 of 16 MiB".
-    std::string caches_text(block const& b) const
-    {
-        std::size_t count = 0;
-        std::size_t bytes = 0;
-        for (cache const& one : on_.caches)
-            if (one.level == 3 && one.pus.intersects(pus_of(b.cores))) {
-                if (++count > 1 && one.bytes != bytes)
-                    return "";
-                bytes = one.bytes;
-            }
-        if (bytes == 0)
-            return "";
-        return ", " + (count == 1 ? "" : std::to_string(count) + " ") + "L3 of " + size_text(bytes);
-    }
-
-    void draw_block(block const& b)
-    {
-        std::string title = "package " + std::to_string(b.package);
-        if (!on_.nodes.empty() && b.node >= on_.nodes.size()) {
-            title += ", no local memory";
-        } else if (!on_.nodes.empty()) {
-            auto const uses_it = [&](block const& other) { return other.node == b.node; };
-            auto const users = std::count_if(blocks_.begin(), blocks_.end(), uses_it);
-            bool const above = std::any_of(std::as_const(blocks_).data(), &b, uses_it);
-            title += ", " + (above ? "NUMA node " + std::to_string(on_.nodes[b.node].os_index) + " (as above)"
-                                   : node_text(on_.nodes[b.node]));
-            if (users > 1 && !above)
-                title += ", for " + plural(static_cast<std::size_t>(users), "package");
+        block const& b = s.blocks.front();
+        index_set packages, nodes;
+        for (block const& one : s.blocks) {
+            packages.insert(one.package);
+            if (numa_node const* const node = one.node < on_.nodes.size() ? &on_.nodes[one.node] : nullptr)
+                nodes.insert(node->os_index);
         }
-        out_ += wrapped("", title + caches_text(b));
-        for (std::size_t n = 0; n < on_.nodes.size(); ++n)
-            if (!is_a_blocks(n))
-                if (auto const near = blocks_near(on_.nodes[n].pus); near.size() == 1 && near.front() == &b)
-                    out_ += wrapped("  and ", node_text(on_.nodes[n]));
-        for (std::size_t g = 0; g < on_.gpus.size(); ++g)
-            if (auto const near = blocks_near(on_.gpus[g].pus); near.size() == 1 && near.front() == &b)
-                out_ += wrapped("  and ", gpu_text(g));
-        for (core_list const& row : rows_of(b)) {
+        std::string text = std::string(packages.size() == 1 ? "package " : "packages ") + to_list(packages);
+        std::string const each = s.folded() ? ", " + plural(b.cores.size(), "core") + " each" : "";
+        if (on_.nodes.empty())
+            return text + each;
+        if (nodes.empty())
+            return text + each + ", no local memory";
+        if (nodes.size() > 1)
+            return text + ", NUMA nodes " + to_list(nodes) + each + ": " + layout_.memory_text(b.node);
+        std::size_t users = 0;
+        bool above = false;
+        for (block const& other : layout_.blocks())
+            if (other.node == b.node) {
+                above = above || (users == 0 && other.cores != b.cores);
+                ++users;
+            }
+        text += each + ", ";
+        if (above)
+            return text + "NUMA node " + to_list(nodes) + " (as above)";
+        return text + node_text(b.node) + (users > s.blocks.size() ? ", for " + plural(users, "package") : "");
+    }
+
+    void draw_section(section const& s)
+    {
+        block const& b = s.blocks.front();
+        out_ += wrapped("", title(s) + layout_.caches_text(b));
+        for (std::size_t const n : layout_.other_nodes(b))
+            out_ += wrapped("  and ", node_text(n));
+        for (std::size_t const g : layout_.gpus(b))
+            out_ += wrapped("  and ", gpu_text(g));
+        bool const bars = s.folded() && b.cores.size() > 1;
+        bool const next_package = s.folded() && b.package != s.blocks[1].package;
+        package_bars_ = package_bars_ || (bars && next_package);
+        node_bars_ = node_bars_ || (bars && !next_package);
+        for (std::vector<core_list> const& row : s.rows) {
             label("PU " + list_of(pus_of(row), label_columns));
-            for (std::size_t const c : row)
-                draw_cell(cells_[c], c == row.front(), gaps_[c]);
+            for (core_list const& cores : row)
+                for (std::size_t const c : cores) {
+                    bool const first = c == cores.front();
+                    if (first && bars && &cores != &row.front())
+                        out_ += " |";
+                    draw_cell(cells_[c], first && (&cores == &row.front() || s.folded()), layout_.gap(c));
+                }
             out_ += "\n";
             if (!on_.hybrid())
                 continue;
             label("speed");
-            for (std::size_t const c : row) {
-                std::string const speed = std::to_string(on_.cores[c].efficiency);
-                out_.append((c == row.front() ? 1 : 1 + gaps_[c]) + width_ - std::min(width_, speed.size()), ' ');
-                out_ += speed;
-            }
+            for (core_list const& cores : row)
+                for (std::size_t const c : cores) {
+                    bool const first = c == cores.front();
+                    if (first && bars && &cores != &row.front())
+                        out_ += " |";
+                    std::string const speed = std::to_string(on_.cores[c].efficiency);
+                    out_.append((first ? 1 : 1 + layout_.gap(c)) + width_ - std::min(width_, speed.size()), ' ');
+                    out_ += speed;
+                }
             out_ += "\n";
         }
     }
@@ -369,10 +263,10 @@ private:
     {
         std::string lines;
         for (std::size_t n = 0; n < on_.nodes.size(); ++n)
-            if (numa_node const& node = on_.nodes[n]; !is_a_blocks(n) && blocks_near(node.pus).size() != 1)
-                lines += wrapped("  ", node_text(node) + (node.pus.empty() ? ", near no core" : near_text(node.pus)));
+            if (pu_set const& pus = on_.nodes[n].pus; !layout_.is_a_blocks(n) && layout_.blocks_near(pus).size() != 1)
+                lines += wrapped("  ", node_text(n) + (pus.empty() ? ", near no core" : near_text(pus)));
         for (std::size_t g = 0; g < on_.gpus.size(); ++g)
-            if (pu_set const& pus = on_.gpus[g].pus; blocks_near(pus).size() != 1)
+            if (pu_set const& pus = on_.gpus[g].pus; layout_.blocks_near(pus).size() != 1)
                 lines += wrapped("  ", gpu_text(g) + near_text(pus));
         if (!lines.empty())
             out_ += "\nnear none of these, or near several\n" + lines;
@@ -408,6 +302,8 @@ private:
         auto const note = [&](std::string const& text) { entries.emplace_back(text, text); };
         if (l2 || l3)
             note(l2 && l3 ? "gap: another L2, wide gap: another L3" : l2 ? "gap: another L2" : "gap: another L3");
+        if (package_bars_ || node_bars_)
+            note(package_bars_ ? "|: another package" : "|: another NUMA node");
         if (on_.pus().size() != on_.cores.size())
             note("a cell is a core with all its PUs");
         if (on_.hybrid()) {
@@ -445,7 +341,51 @@ private:
                                          ? "all PUs"
                                          : pus_text(what_.usable) + " (" + std::to_string(what_.usable.size()) +
                                                " of " + std::to_string(pus) + ")");
-        out_ += wrapped("ranks    ", std::to_string(what_.ranks.size()) + ", " + what_.ranks_from) + "\n";
+        out_ += wrapped("ranks    ", std::to_string(what_.ranks.size()) + ", " + what_.ranks_from + unequal());
+        idle();
+        out_ += "\n";
+    }
+
+    // What a person should know who expected ranks to be alike: they are, give or take a core, where nothing is said.
+    std::string unequal() const
+    {
+        std::size_t least = on_.cores.size();
+        std::size_t most = 0;
+        for (rank_cores const& r : what_.ranks) {
+            auto const own =
+                static_cast<std::size_t>(std::count_if(on_.cores.begin(), on_.cores.end(), [&](core const& c) {
+                    return c.pus.intersects(r.adam_pus) || c.pus.intersects(r.host_pus);
+                }));
+            least = std::min(least, own);
+            most = std::max(most, own);
+        }
+        return most - least <= 1 ? "" : "; unequal: of " + std::to_string(least) + " to " + plural(most, "core");
+    }
+
+    // The cores that were to be shared out, and that nobody has.
+    void idle()
+    {
+        std::size_t count = 0;
+        std::size_t all = 0;
+        pu_set pus;
+        node_set nodes;
+        for (std::size_t c = 0; c < on_.cores.size(); ++c) {
+            if (!on_.cores[c].pus.intersects(what_.pool))
+                continue;
+            ++all;
+            if (cells_[c].whose != owner::nobody)
+                continue;
+            ++count;
+            pus |= on_.cores[c].pus;
+            if (numa_node const* const memory = on_.memory_of(on_.cores[c]))
+                nodes.insert(memory->os_index);
+        }
+        if (count == 0)
+            return;
+        std::string where = std::to_string(count) + " of " + plural(all, "core") + ": " + pus_text(pus);
+        if (!nodes.empty())
+            where += std::string(", in NUMA node") + (nodes.size() == 1 ? " " : "s ") + to_list(nodes);
+        out_ += wrapped("idle     ", where + ", where no rank is");
     }
 
     // Each rank's PUs in columns, and why.
@@ -497,12 +437,13 @@ private:
 
     picture const& what_;
     machine const& on_;
-    std::vector<block> blocks_;
-    std::vector<cell> cells_;    // of each core
-    std::vector<unsigned> gaps_; // before each core
-    std::vector<cell> seen_;     // that were drawn
+    std::size_t width_; // of a cell
+    cores_layout layout_;
+    std::vector<cell> cells_; // of each core
+    std::vector<cell> seen_;  // that were drawn
     std::vector<std::size_t> seen_gaps_;
-    std::size_t width_ = 0; // of a cell
+    bool package_bars_ = false; // whether they were
+    bool node_bars_ = false;
     std::size_t label_width_ = 0;
     bool strides_ = false; // whether a list with them was drawn
     std::string out_;

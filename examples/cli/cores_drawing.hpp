@@ -13,6 +13,7 @@ namespace cli {
 struct picture {
     adamant::machine const& on;
     adamant::pu_set usable; // what the ranks may use among them
+    adamant::pu_set pool;   // what of it was to be shared out: all, or what is in a list
     std::vector<adamant::rank_cores> const& ranks;
     std::optional<unsigned> only_rank; // the one to show
     std::string ranks_from;            // who says how many ranks there are

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <adamant/core/stable_sort.hpp>
 #include <adamant/topology/core_locality.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -154,12 +155,12 @@ protected:
         std::vector<core_list> parts(ranks);
         std::size_t begin = 0;
         for (unsigned r = 0; r < ranks; ++r) {
-            std::size_t const even = order.size() * (r + 1) / ranks;
-            auto const off = [even](std::size_t e) { return e > even ? e - even : even - e; };
-            std::size_t end = even;
+            std::size_t const even = order.size() * (r + 1); // times the number of ranks
+            auto const off = [&](std::size_t e) { return e * ranks > even ? e * ranks - even : even - e * ranks; };
+            std::size_t end = even / ranks;
             bool at_node = false;
             for (std::size_t const e : ends)
-                if (r + 1 < ranks && e > begin && off(e) <= slack &&
+                if (r + 1 < ranks && e > begin && off(e) <= slack * ranks &&
                     (!at_node || off(e) < off(end) || (off(e) == off(end) && ends_package(e) && !ends_package(end)))) {
                     end = e;
                     at_node = true;
