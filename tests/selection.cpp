@@ -1199,6 +1199,14 @@ TEST_CASE("few ranks have the nodes of their GPUs")
     request.gpus = {"0", "1"};
     CHECK(answer(masked, request) == lines{"0-71,173-215|144-172|0,2", "73-143,245-287|216-244|1,3"});
 
+    // A rank without a GPU leaves the nodes next to one to those who have it.
+    machine const two = machine_with_gpus(2, 3, 4);
+    request.ranks = 3;
+    request.gpus = {"", "1", "0"};
+    request.cpuadam_cores_perc = 0.9; // 7 of 8
+    CHECK(answer(two, request) == lines{"13-19|12|3-4", "4-7,9-11|8|1-2", "0-3,21-23|20|0,5"});
+    request.cpuadam_cores_perc = {};
+
     // DGX A100, four nodes in each of two sockets, with two GPUs each at nodes 3, 1, 7 and 5: nobody is in the other
     // socket, as far as the sockets go.
     machine const dgx = machine_with_gpus(2, 4, 16);
@@ -1287,6 +1295,11 @@ TEST_CASE("an optimizer that fits in one NUMA node has one, with fewer ranks tha
     CHECK(answer(m, request) == lines{"0-71|216-239|0", "72-143|240-263|1", "144-215|264-287|2"});
     request.cpuadam_cores = 73; // fits in none: as the machine goes
     CHECK(answer(m, request) == lines{"0-71,95|72-94|0-1", "119-191|96-118|1-2", "215-287|192-214|2-3"});
+    // Parts are as even as that needs: 33 cores, with four whole nodes, were to have 17 for the optimizer.
+    core_request half;
+    half.ranks = 2;
+    half.cpuadam_cores_perc = 0.5;
+    CHECK(answer(machine_of({16, 16, 11, 6, 9, 6}), half) == lines{"0-15|32-47|0", "16-31|48-63|1"});
     // More ranks than nodes, none of which has room for whole ranks.
     request.cpuadam_cores = 3;
     CHECK(answer(machine_of({7, 7}), request) == lines{"1-3|0|0", "4-6|7-8|0", "11-13|9-10|1"});

@@ -211,12 +211,17 @@ protected:
                     lacking.push_back(r);
                     most = std::max(most, sizes[r] - parts[r].size());
                 }
-            std::vector<std::size_t> offers; // nodes, each as often as ranks may share it
-            for (std::size_t n = 0; n < left.size(); ++n) {
-                std::size_t const shares = !first_round ? (left[n].size() + most - 1) / most
-                                           : fit        ? left[n].size() / wanted
-                                                        : 1;
-                offers.insert(offers.end(), std::min(shares, lacking.size()), n);
+            std::vector<std::size_t> offers; // nodes, each as often as ranks may share it: no more often than need be
+            for (std::size_t const up : {std::size_t{0}, most - 1}) {
+                if (offers.size() >= lacking.size())
+                    break;
+                offers.clear();
+                for (std::size_t n = 0; n < left.size(); ++n) {
+                    std::size_t const shares =
+                        first_round ? (fit ? left[n].size() / wanted : 1)
+                                    : std::max<std::size_t>((left[n].size() + up) / most, !left[n].empty());
+                    offers.insert(offers.end(), std::min(shares, lacking.size()), n);
+                }
             }
             std::vector<std::vector<std::int64_t>> cost;
             for (std::size_t const r : lacking) {
