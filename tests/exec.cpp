@@ -68,6 +68,61 @@ TEST_CASE("an executor says what it uses")
     CHECK(executor({.threads = 1}).team() == nullptr);
 }
 
+TEST_CASE("one thread is the caller's, unless it is said where it is to be: then it is one of its own, there")
+{
+    CHECK(executor({.threads = 1, .bind = binding::none}).team() == nullptr);
+#if !defined(ADAMANT_NO_HWLOC)
+    unsigned const last = detail::pus_for(0).members().back();
+    for (executor_options const& options : {executor_options{.threads = 1, .pus = {last}},
+                                            executor_options{.pus = {last}, .bind = binding::if_possible}}) {
+        executor const cpu(options);
+        CHECK(cpu.threads() == 1);
+        REQUIRE(cpu.team() != nullptr);
+        CHECK(cpu.team()->bound_to() == pu_set{last});
+    }
+    for (binding const bind : {binding::required, binding::if_possible}) {
+        executor const cpu({.threads = 1, .bind = bind});
+        REQUIRE(cpu.team() != nullptr);
+        CHECK(cpu.team()->bound());
+    }
+    CHECK_THROWS_AS(executor({.threads = 1, .pus = {60000}}), unavailable);
+#else
+    CHECK_THROWS_AS(executor({.threads = 1, .pus = {0}, .bind = binding::required}), unavailable);
+#endif
+    executor const unbound({.threads = 1, .pus = {0}, .bind = binding::none}); // of its own all the same
+    REQUIRE(unbound.team() != nullptr);
+    CHECK_FALSE(unbound.team()->bound());
+}
+
+TEST_CASE("an executor on a team refuses options that say otherwise of its threads, and names both")
+{
+    pu_set const one = {detail::pus_for(1).front()};
+    auto const free = std::make_shared<team>(team_options{.pus = one, .threads = 1, .bind = binding::none});
+    auto const refusal = [](std::shared_ptr<team> const& on, executor_options const& options) -> std::string {
+        try {
+            executor const cpu(on, options);
+        } catch (invalid_argument const& e) {
+            return e.what();
+        }
+        return "taken";
+    };
+    auto const says = [](std::string const& text, std::initializer_list<std::string> words) {
+        return std::all_of(words.begin(), words.end(), [&](auto& word) { return text.find(word) != text.npos; });
+    };
+    CHECK(refusal(free, {}) == "taken");
+    CHECK(refusal(free, {.threads = 1, .pus = one, .bind = binding::none}) == "taken");
+    CHECK(says(refusal(free, {.threads = 3}), {"3 threads", "the team has 1"}));
+    CHECK(says(refusal(free, {.pus = {4, 5, 6}}), {"4-6", to_list(one)}));
+    CHECK(says(refusal(free, {.bind = binding::required}), {"not bound"}));
+    CHECK(says(refusal(free, {.bind = binding::if_possible}), {"not bound"}));
+#if !defined(ADAMANT_NO_HWLOC)
+    auto const bound = std::make_shared<team>(team_options{.pus = one});
+    CHECK(refusal(bound, {.threads = 1, .pus = one, .bind = binding::required}) == "taken");
+    CHECK(refusal(bound, {.bind = binding::if_possible}) == "taken");
+    CHECK(says(refusal(bound, {.bind = binding::none}), {"bound to PUs " + to_list(one)}));
+#endif
+}
+
 TEST_CASE("every element is worked on once, by as many threads as were asked for; homes are where work begins")
 {
 #if defined(_OPENMP)

@@ -21,10 +21,11 @@ ADAMANT_BEGIN_NAMESPACE
 struct executor_options {
     isa tier = isa::automatic; // automatic: ADAMANT_ISA if set, else the best that the CPU has
     // 0: one per core that this process may use, or per PU in `pus` if that is not empty. 1: the calling thread alone,
-    // bound to nothing. More than there are PUs share them.
+    // unless `pus` or a binding that is asked for says where: then it is a thread of the executor's own. More than
+    // there are PUs share them.
     unsigned threads = 0;
-    pu_set pus = {}; // where; empty: the cores that this process may use, one PU of each first
-    binding bind = default_binding;
+    pu_set pus = {}; // where, see team_options; empty: the cores that this process may use, one PU of each first
+    binding bind = binding::automatic; // of the executor's own threads
     // Below this many elements a thread, fewer threads are used: waking one costs about what it would save.
     std::size_t min_slice_elems = 16384;
     // The two that a tuner may change; see tune/core_tuning.hpp. No thread takes more elements at once (rounded down to
@@ -45,22 +46,25 @@ public:
         : isa_(resolve_isa(options.tier)), min_slice_elems_(std::max<std::size_t>(options.min_slice_elems, 1)),
           max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)), prefetch_bytes_(options.prefetch_bytes)
     {
-        if (options.threads == 1)
-            return;
-#if defined(_OPENMP)
-        pu_set const pus = options.pus.empty() ? detail::pus_for(options.threads) : options.pus;
-        if (options.threads != 0 || pus.size() > 1 || !options.pus.empty())
-            team_ = std::make_shared<adamant::team>(
-                team_options{.pus = pus, .threads = options.threads, .bind = options.bind});
-#else
-        if (options.threads > 1 || options.pus.size() > 1)
-            throw unavailable("adamant: " + std::to_string(std::max<std::size_t>(options.threads, options.pus.size())) +
+        unsigned threads = options.threads;
+#if !defined(_OPENMP)
+        if (std::size_t const asked = threads != 0 ? threads : options.pus.size(); asked > 1)
+            throw unavailable("adamant: " + std::to_string(asked) +
                               " threads are asked for, but this program was compiled without OpenMP; add -fopenmp");
+        threads = 1;
 #endif
+        bool const has_place =
+            !options.pus.empty() || options.bind == binding::required || options.bind == binding::if_possible;
+        if (threads == 1 && !has_place)
+            return;
+        pu_set const pus = options.pus.empty() ? detail::pus_for(threads) : options.pus;
+        if (threads != 0 || pus.size() > 1 || has_place)
+            team_ = std::make_shared<adamant::team>(team_options{.pus = pus, .threads = threads, .bind = options.bind});
     }
 
-    // On a team that is there already, which has its own threads, PUs and binding. Throws what the other one throws
-    // about instruction sets, and invalid_argument for null.
+    // On a team that is there already, which has its own threads, PUs and binding: options may leave these out, and
+    // are refused where they say otherwise. Throws what the other one throws about instruction sets, and
+    // invalid_argument for null and for such options.
     explicit executor(std::shared_ptr<adamant::team> team, isa tier = isa::automatic,
                       std::size_t min_slice_elems = executor_options{}.min_slice_elems)
         : executor(std::move(team), executor_options{.tier = tier, .min_slice_elems = min_slice_elems})
@@ -73,6 +77,7 @@ public:
     {
         if (team_ == nullptr)
             throw invalid_argument("adamant: an executor is to work on a team, but there is none (a null pointer)");
+        check_agrees(*team_, options);
     }
 
     // The instruction set in use, never automatic.
@@ -139,6 +144,27 @@ public:
     }
 
 private:
+    static void check_agrees(adamant::team const& with, executor_options const& options)
+    {
+        auto const check = [](bool agrees, std::string const& asked, std::string const& found) {
+            if (!agrees)
+                throw invalid_argument("adamant: an executor is asked for with " + asked + ", but the team has " +
+                                       found + "; leave that out, or make a team that has it");
+        };
+        auto const where = [](pu_set const& pus) { return pus.empty() ? "no PUs" : "PUs " + to_list(pus); };
+        auto const bound = [&](pu_set const& pus) {
+            return pus.empty() ? std::string("threads that are not bound") : "threads that are bound to " + where(pus);
+        };
+        check(options.threads == 0 || options.threads == with.size(), std::to_string(options.threads) + " threads",
+              std::to_string(with.size()));
+        check(options.pus.empty() || options.pus == with.options().pus, where(options.pus), where(with.options().pus));
+        check(options.bind != binding::required || with.bound(), "binding::required", bound({}));
+        check(options.bind != binding::if_possible || with.options().bind != binding::none, "binding::if_possible",
+              bound({}));
+        check(options.bind != binding::none || with.options().bind == binding::none, "binding::none",
+              bound(with.bound_to()));
+    }
+
     // Quicker done than handed over.
     [[nodiscard]] bool is_little(std::size_t n) const noexcept
     {

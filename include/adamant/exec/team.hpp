@@ -75,8 +75,9 @@ class team {
 public:
     // Throws invalid_argument for no PUs, and unavailable where threads cannot be had or bound; then nothing is left
     // behind.
-    explicit team(team_options const& options)
+    explicit team(team_options options)
     {
+        options.bind = detail::resolved(options.bind);
         if (options.pus.empty() && (options.bind != binding::none || options.threads == 0))
             throw invalid_argument(
                 "adamant: a team without PUs is asked for; name some, or ask for threads with binding::none");
@@ -123,6 +124,8 @@ public:
             leader_->join();
     }
 
+    // What it was made with; `bind` is never automatic.
+    [[nodiscard]] team_options const& options() const noexcept { return state_->options(); }
     // How many threads there are.
     [[nodiscard]] unsigned size() const noexcept { return static_cast<unsigned>(state_->members().size()); }
     // Each of them, with the binding as it was read back.

@@ -33,21 +33,18 @@
 ADAMANT_BEGIN_NAMESPACE
 
 enum class binding {
+    automatic,   // required; none in a program that was compiled without hwloc
     required,    // a thread that cannot be bound is an error
     if_possible, // it stays where the system puts it, and the report says so
     none         // not asked for
 };
-
-#if defined(ADAMANT_NO_HWLOC)
-inline constexpr binding default_binding = binding::none;
-#else
-inline constexpr binding default_binding = binding::required;
-#endif
+inline constexpr binding default_binding = binding::automatic;
 
 struct team_options {
-    pu_set pus = {};      // one thread to each of them; may be empty with binding::none
-    unsigned threads = 0; // 0: as many as PUs. More than PUs: they share them, in turns
-    binding bind = default_binding;
+    pu_set pus = {}; // one thread to each of them; may be empty with binding::none
+    // 0: as many as PUs. More than PUs: they share them, in turns. Fewer: the first of them have one.
+    unsigned threads = 0;
+    binding bind = binding::automatic;
     // How long a thread without work looks for some before it sleeps: then it answers within a microsecond, afterwards
     // it has to be woken. An idle team burns no CPU after this.
     std::chrono::nanoseconds spin = std::chrono::microseconds(50);
@@ -62,6 +59,17 @@ struct team_member {
 };
 
 namespace detail {
+
+constexpr binding resolved(binding bind) noexcept
+{
+    if (bind != binding::automatic)
+        return bind;
+#if defined(ADAMANT_NO_HWLOC)
+    return binding::none;
+#else
+    return binding::required;
+#endif
+}
 
 // A piece of work for all members of a team, in its submitter's memory.
 struct team_request {
@@ -113,6 +121,7 @@ public:
     {
     }
 
+    [[nodiscard]] team_options const& options() const noexcept { return options_; }
     [[nodiscard]] std::vector<team_member> const& members() const noexcept { return members_; }
     [[nodiscard]] bool in_this_process() const noexcept { return getpid() == process_; }
     [[nodiscard]] bool is_member() const noexcept { return of_this_thread() == this; }
