@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The team: its bindings, its queue, its end; lanes, and shards that are stepped together.
 #include <atomic>
+#include <cfenv>
 #include <cstdlib>
 #include <dirent.h>
 #include <fstream>
 #include <numeric>
 #include <sched.h>
 #include <stdexcept>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -14,6 +16,38 @@
 #include <adamant/exec/executor.hpp>
 
 #include "catch.hpp"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define ADAMANT_SANITIZED
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define ADAMANT_SANITIZED
+#endif
+#endif
+
+#if !defined(ADAMANT_SANITIZED) // whose runtimes have these operators themselves
+// Memory that ends: of the whole process, the allocation that comes after so many others fails, once. What is given
+// back goes to free(), as it does anyway.
+namespace {
+std::atomic<long> allocations_left{-1}; // below 0: as many as there are
+void* allocate(std::size_t bytes, std::size_t alignment)
+{
+    if (allocations_left.load() >= 0 && allocations_left.fetch_sub(1) == 0)
+        throw std::bad_alloc();
+    if (void* const memory = std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment))
+        return memory;
+    throw std::bad_alloc();
+}
+} // namespace
+void* operator new(std::size_t bytes)
+{
+    return allocate(bytes, alignof(std::max_align_t));
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment)
+{
+    return allocate(bytes, static_cast<std::size_t>(alignment));
+}
+#endif
 
 using namespace adamant;
 
@@ -277,6 +311,112 @@ TEST_CASE("a thousand teams leave no threads behind")
         now = thread_count();
     }
     CHECK(now <= before + 2); // LLVM's runtime keeps its threads for the next team
+}
+
+// The words that the refusal of a team of so many threads holds; empty where it was made, or refused for want of
+// memory.
+std::string refusal_of(unsigned threads)
+{
+    try {
+        team t({.threads = threads, .bind = binding::none});
+        t.run([](unsigned) {});
+    } catch (unavailable const& e) {
+        return e.what();
+    } catch (std::bad_alloc const&) {
+    }
+    return {};
+}
+
+TEST_CASE("threads that the system does not have are an error that says so, and not the end of the process")
+{
+    CHECK(refusal_of(200000).find("200000 threads are asked for, but a team has at most 8192") != std::string::npos);
+    CHECK(in_child([] {
+              bool const counts = geteuid() == 0; // as a user that has no other processes
+              rlimit const few{3, 3};
+              if (setrlimit(RLIMIT_NPROC, &few) != 0 || (counts && setuid(54321) != 0))
+                  return 1;
+              std::string const refused = refusal_of(20);
+              if (refused.find("ulimit -u") == std::string::npos ||
+                  (counts && refused.find("20 threads are asked for, but the system makes 2 ") == std::string::npos))
+                  return 2;
+              return !counts || refusal_of(2).empty() ? 0 : 3; // nothing of the attempt is left
+          }) == 0);
+}
+
+#if !defined(ADAMANT_SANITIZED) // who has terabytes of address space
+TEST_CASE("memory that ends while a team is made is an error that says so, wherever that is")
+{
+    std::size_t refused = 0;
+    std::size_t made = 0;
+    for (rlim_t room = 0; room < 240 << 20; room += 4 << 20) {
+        INFO("with " << room << " bytes of address space left");
+        int const status = in_child([&] {
+            std::size_t pages = 0;
+            std::ifstream("/proc/self/statm") >> pages;
+            rlim_t const all = pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + room;
+            rlimit const limit{all, all};
+            if (setrlimit(RLIMIT_AS, &limit) != 0)
+                return 1;
+            try {
+                team t(any_threads(16));
+                t.run([](unsigned) {});
+            } catch (unavailable const&) {
+                return 10;
+            } catch (std::bad_alloc const&) {
+                return 10;
+            }
+            return 0;
+        });
+        REQUIRE((status == 0 || status == 10));
+        ++(status == 0 ? made : refused);
+    }
+    CHECK(refused > 0);
+    CHECK(made > 0);
+}
+
+TEST_CASE("an allocation that fails while a team is made or ends, in whichever thread, is an error")
+{
+    team(any_threads(3)).run([](unsigned) {});
+    std::size_t refused = 0;
+    for (long n = 0;; ++n) {
+        INFO("allocation " << n);
+        int const status = in_child([&] {
+            allocations_left = n;
+            bool failed = false;
+            try {
+                team t(any_threads(3));
+                t.run([](unsigned) {});
+            } catch (unavailable const&) { // to the thread there was, "cannot allocate memory"
+                failed = true;
+            } catch (std::bad_alloc const&) {
+                failed = true;
+            }
+            if (allocations_left >= 0)
+                return 11; // there were not as many
+            allocations_left = -1;
+            team(any_threads(2)).run([](unsigned) {}); // all is as it was
+            return failed ? 10 : 0;
+        });
+        REQUIRE((status == 0 || status == 10 || status == 11));
+        refused += status == 10;
+        if (status == 11)
+            break;
+    }
+    CHECK(refused > 20);
+}
+#endif
+
+TEST_CASE("a member's floating-point environment is the default, whatever its maker's")
+{
+    int const before = feenableexcept(FE_INEXACT);
+    std::fesetround(FE_UPWARD);
+    team t(any_threads(2));
+    fedisableexcept(FE_INEXACT);
+    feenableexcept(before);
+    std::fesetround(FE_TONEAREST);
+    std::atomic<int> usual{0};
+    t.run([&](unsigned) { usual += std::fegetround() == FE_TONEAREST && fegetexcept() == 0; });
+    CHECK(usual == 2);
 }
 
 #if !defined(ADAMANT_NO_HWLOC)

@@ -47,3 +47,11 @@ execute_process(COMMAND ${CMAKE_COMMAND} -E env OMP_THREAD_LIMIT=1 ${verify} RES
 if(NOT result EQUAL 2 OR NOT err MATCHES "2 threads are asked for, but OpenMP grants 1; look at OMP_THREAD_LIMIT")
     message(SEND_ERROR "OMP_THREAD_LIMIT=1: exit status ${result}\n${err}")
 endif()
+
+# Stacks that a step would overflow, and those that are enough.
+execute_process(COMMAND ${CMAKE_COMMAND} -E env OMP_STACKSIZE=24k ${verify} RESULT_VARIABLE result ERROR_VARIABLE err OUTPUT_QUIET)
+if(NOT result EQUAL 2 OR NOT err MATCHES "a thread of a team needs a stack of 131072 bytes, but has one of 2[0-9]+; raise OMP_STACKSIZE")
+    message(SEND_ERROR "OMP_STACKSIZE=24k: exit status ${result}\n${err}")
+endif()
+where(expected ${verify})
+same_with(OMP_STACKSIZE=128k ${verify})

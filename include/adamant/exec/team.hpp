@@ -73,8 +73,13 @@ private:
 // others.
 class team {
 public:
-    // Throws invalid_argument for no PUs, and unavailable where threads cannot be had or bound; then nothing is left
-    // behind.
+    // More cannot be asked for: it is what Linux gives numbers to on its largest machines.
+    static constexpr unsigned max_threads = 8192;
+
+    // Throws invalid_argument for no PUs, unavailable where threads cannot be had (their number is tried out before
+    // OpenMP is asked, which ends the process where it gets none), bound, or be given stacks of 128 KiB, and bad_alloc;
+    // then nothing is left behind. Where threads or memory run out in the moment between, or inside hwloc or OpenMP,
+    // they may still end the process.
     explicit team(team_options options)
     {
         options.bind = detail::resolved(options.bind);
@@ -86,19 +91,16 @@ public:
             throw unavailable("adamant: bound threads are asked for, but this program was compiled without hwloc "
                               "(ADAMANT_NO_HWLOC); ask for binding::none");
 #endif
-        unsigned const threads = options.threads != 0 ? options.threads : static_cast<unsigned>(options.pus.size());
-        state_ = std::make_shared<detail::team_state>(options, threads);
-        sigset_t all;
-        sigset_t before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        try {
-            leader_ = std::make_unique<std::thread>([state = state_] { state->lead(); });
-        } catch (std::system_error const& e) {
-            pthread_sigmask(SIG_SETMASK, &before, nullptr);
-            throw unavailable("adamant: a team's leader could not be started: " + std::string(e.what()));
-        }
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        std::size_t const threads = options.threads != 0 ? options.threads : options.pus.size();
+        if (threads > max_threads)
+            throw unavailable("adamant: " + std::to_string(threads) + " threads are asked for, but a team has at most " +
+                              std::to_string(max_threads) + "; ask for one to a core");
+#if !defined(ADAMANT_NO_HWLOC)
+        if (options.bind != binding::none)
+            detail::live_topology(); // where it can throw
+#endif
+        state_ = std::make_shared<detail::team_state>(options, static_cast<unsigned>(threads));
+        start_leader();
         try {
             state_->wait_until_ready();
         } catch (...) {
@@ -184,6 +186,28 @@ public:
     }
 
 private:
+    // Which all of the team's threads have their signal mask from.
+    void start_leader()
+    {
+        struct all_signals_blocked {
+            sigset_t before;
+            all_signals_blocked() noexcept
+            {
+                sigset_t all;
+                sigfillset(&all);
+                pthread_sigmask(SIG_SETMASK, &all, &before);
+            }
+            ~all_signals_blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+        };
+        all_signals_blocked const block;
+        try {
+            leader_ = std::make_unique<std::thread>([state = state_] { state->lead(); });
+        } catch (std::system_error const& e) {
+            throw unavailable("adamant: a team's leader could not be started: " + std::string(e.what()) +
+                              "; look at the limits on threads (ulimit -u, pids.max) and on memory (ulimit -v)");
+        }
+    }
+
     std::shared_ptr<detail::team_state> state_;
     std::unique_ptr<std::thread> leader_;
 };

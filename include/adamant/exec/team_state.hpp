@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of a team: its threads, their bindings, and the queue of work. See team.hpp.
+// The inside of a team: its threads and the queue of work. See team.hpp.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <mutex>
 #include <string>
@@ -18,58 +17,17 @@
 #include <omp.h>
 #endif
 
-#include <pthread.h>
 #include <sched.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <adamant/core/error.hpp>
 #include <adamant/exec/lanes.hpp>
-#include <adamant/topology/index_set.hpp>
-#if !defined(ADAMANT_NO_HWLOC)
-#include <adamant/topology/hwloc.hpp>
-#endif
+#include <adamant/exec/team_member.hpp>
+#include <adamant/exec/thread_trial.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
-enum class binding {
-    automatic,   // required; none in a program that was compiled without hwloc
-    required,    // a thread that cannot be bound is an error
-    if_possible, // it stays where the system puts it, and the report says so
-    none         // not asked for
-};
-inline constexpr binding default_binding = binding::automatic;
-
-struct team_options {
-    pu_set pus = {}; // one thread to each of them; may be empty with binding::none
-    // 0: as many as PUs. More than PUs: they share them, in turns. Fewer: the first of them have one.
-    unsigned threads = 0;
-    binding bind = binding::automatic;
-    // How long a thread without work looks for some before it sleeps: then it answers within a microsecond, afterwards
-    // it has to be woken. An idle team burns no CPU after this.
-    std::chrono::nanoseconds spin = std::chrono::microseconds(50);
-};
-
-// One thread of a team, as it is.
-struct team_member {
-    pid_t thread_id = 0; // the system's, as ps -L shows it
-    pu_set asked;        // the PU that it was to be bound to; empty where none was
-    pu_set bound_to;     // its mask as the kernel says it after binding; empty where it is not bound
-    std::string problem; // why not
-};
-
 namespace detail {
-
-constexpr binding resolved(binding bind) noexcept
-{
-    if (bind != binding::automatic)
-        return bind;
-#if defined(ADAMANT_NO_HWLOC)
-    return binding::none;
-#else
-    return binding::required;
-#endif
-}
 
 // A piece of work for all members of a team, in its submitter's memory.
 struct team_request {
@@ -127,31 +85,14 @@ public:
     [[nodiscard]] bool is_member() const noexcept { return of_this_thread() == this; }
 
     // The leader: opens the parallel region in which all members live. Does not return before stop().
-    void lead()
+    void lead() noexcept
     {
-        unsigned const size = static_cast<unsigned>(members_.size());
-#if defined(_OPENMP)
-        int const threads = static_cast<int>(size);
-        omp_set_dynamic(0); // of this thread only
-        if (size > static_cast<unsigned>(omp_get_thread_limit())) {
-            refuse(static_cast<unsigned>(omp_get_thread_limit()));
-            return;
+        try {
+            open_region();
+        } catch (...) {
+            fail();
+            announce();
         }
-#pragma omp parallel num_threads(threads)
-        {
-            unsigned const granted = static_cast<unsigned>(omp_get_num_threads());
-            unsigned const member = static_cast<unsigned>(omp_get_thread_num());
-            if (granted == size)
-                live(member);
-            else if (member == 0)
-                refuse(granted);
-        }
-#else
-        if (size == 1)
-            live(0);
-        else
-            refuse(1);
-#endif
     }
 
     // Returns when the members are there; throws where they cannot be had.
@@ -159,8 +100,13 @@ public:
     {
         while (ready_.load(std::memory_order_acquire) == 0)
             ready_.wait(0, std::memory_order_acquire);
-        if (!problem_.empty())
-            throw unavailable(problem_);
+        if (failure_)
+            std::rethrow_exception(failure_);
+        if (std::size_t const bytes = too_small_stack_.load(std::memory_order_relaxed); bytes != 0)
+            refuse_stack(bytes, min_stack_bytes);
+        for (team_member const& m : members_)
+            if (!m.problem.empty() && options_.bind == binding::required)
+                throw unavailable(m.problem);
     }
 
     // Throws where submit() would.
@@ -236,86 +182,97 @@ private:
         return state;
     }
 
-    void announce(std::string problem)
+    // A step takes 23 KiB of it, and 62 where it was compiled for AVX2 without optimisation.
+    static constexpr std::size_t min_stack_bytes = 131072;
+    [[noreturn]] static void refuse_stack(std::size_t bytes, std::size_t needed)
     {
-        problem_ = std::move(problem);
+        throw unavailable("adamant: a thread of a team needs a stack of " + std::to_string(needed) +
+                          " bytes, but has one of " + std::to_string(bytes) +
+                          "; raise OMP_STACKSIZE, GOMP_STACKSIZE or KMP_STACKSIZE, and ulimit -s");
+    }
+
+    // In a handler. The first one counts.
+    void fail() noexcept
+    {
+        if (!failed_.exchange(true))
+            failure_ = std::current_exception();
+    }
+    void announce() noexcept
+    {
         ready_.store(1, std::memory_order_release);
         ready_.notify_all();
     }
 
-    void refuse(unsigned granted)
+    void open_region()
     {
+        unsigned const size = static_cast<unsigned>(members_.size());
 #if defined(_OPENMP)
-        announce("adamant: " + std::to_string(members_.size()) + " threads are asked for, but OpenMP grants " +
-                 std::to_string(granted) +
-                 "; look at OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS and KMP_DEVICE_THREAD_LIMIT, or ask for fewer");
+        omp_set_dynamic(0); // of this thread only
+        unsigned granted = std::min(size, static_cast<unsigned>(omp_get_thread_limit()));
+        if (granted == size) {
+            // On the stack of who opens the region GCC's runtime has a few words for each thread.
+            std::size_t const needed = min_stack_bytes + std::size_t{256} * size;
+            if (std::size_t const bytes = stack_bytes_of_this_thread(); bytes != 0 && bytes < needed)
+                refuse_stack(bytes, needed);
+            try_threads(size - 1, openmp_stack_bytes());
+#pragma omp parallel num_threads(static_cast <int>(size))
+            {
+                if (static_cast<unsigned>(omp_get_num_threads()) == size)
+                    live(static_cast<unsigned>(omp_get_thread_num()));
+                else if (omp_get_thread_num() == 0)
+                    granted = static_cast<unsigned>(omp_get_num_threads());
+            }
+        }
+        if (granted != size)
+            throw unavailable("adamant: " + std::to_string(size) + " threads are asked for, but OpenMP grants " +
+                              std::to_string(granted) +
+                              "; look at OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS and KMP_DEVICE_THREAD_LIMIT, or ask "
+                              "for fewer");
 #else
-        announce("adamant: " + std::to_string(members_.size()) +
-                 " threads are asked for, but this program was compiled without OpenMP, which gives " +
-                 std::to_string(granted) + "; add -fopenmp");
+        if (size != 1)
+            throw unavailable("adamant: " + std::to_string(size) +
+                              " threads are asked for, but this program was compiled without OpenMP, which gives 1; "
+                              "add -fopenmp");
+        live(0);
 #endif
     }
 
     // One member, from beginning to end.
-    void live(unsigned member)
+    void live(unsigned member) noexcept
     {
         of_this_thread() = this;
-        // OpenMP runtimes keep threads for the next region of anyone, so each leaves as it came.
-        char name[16] = "";
-        pthread_getname_np(pthread_self(), name, sizeof name);
-        std::string own_name = "adamant/";
-        own_name += std::to_string(member);
-        pthread_setname_np(pthread_self(), own_name.c_str());
-        pu_set const before = bind(member);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == members_.size()) {
-            std::string problem;
-            for (team_member const& m : members_)
-                if (!m.problem.empty() && options_.bind == binding::required)
-                    problem = m.problem;
-            if (!problem.empty())
-                publish(nullptr); // nobody can have submitted anything yet
-            announce(std::move(problem));
-            epoch_.notify_all();
+        {
+            member_thread self(member);
+            if (std::size_t const bytes = stack_bytes_of_this_thread(); bytes != 0 && bytes < min_stack_bytes) {
+                too_small_stack_.store(bytes, std::memory_order_relaxed); // no place to throw from, either
+            } else {
+                try {
+                    self.bind(members_[member], member, options_);
+                } catch (...) {
+                    fail();
+                }
+            }
+            if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == members_.size())
+                all_are_there();
+            for (std::uint32_t seen = 0;;) {
+                seen = wait_for_change(epoch_, seen, options_.spin);
+                if (current_ == nullptr)
+                    break;
+                work(*current_, member);
+            }
         }
-        for (std::uint32_t seen = 0;;) {
-            seen = wait_for_change(epoch_, seen, options_.spin);
-            if (current_ == nullptr)
-                break;
-            work(*current_, member);
-        }
-#if !defined(ADAMANT_NO_HWLOC)
-        if (!before.empty())
-            bind_this_thread(before);
-#endif
-        pthread_setname_np(pthread_self(), name);
         of_this_thread() = nullptr;
     }
-
-    // Returns the mask from before; empty where nothing was changed.
-    pu_set bind(unsigned member)
+    // In the last one that has come.
+    void all_are_there() noexcept
     {
-        team_member& self = members_[member];
-        self.thread_id = static_cast<pid_t>(syscall(SYS_gettid));
-        if (options_.bind == binding::none)
-            return {};
-#if defined(ADAMANT_NO_HWLOC)
-        self.problem =
-            "adamant: threads cannot be bound, as this program was compiled without hwloc (ADAMANT_NO_HWLOC)";
-        return {};
-#else
-        std::vector<unsigned> const pus = options_.pus.members();
-        self.asked = {pus[member % pus.size()]};
-        pu_set before = affinity_of(self.thread_id);
-        self.bound_to = bind_this_thread(self.asked);
-        if (self.bound_to != self.asked) {
-            self.problem =
-                "adamant: a thread could not be bound to PU " + to_list(self.asked) + ": " +
-                (self.bound_to.empty() ? std::strerror(errno) : "it is now on PUs " + to_list(self.bound_to)) +
-                "; is the PU online and allowed to this process? binding::if_possible goes on without";
-            self.bound_to = {};
-        }
-        return before;
-#endif
+        bool usable = !failed_.load(std::memory_order_relaxed) && too_small_stack_.load(std::memory_order_relaxed) == 0;
+        for (team_member const& m : members_)
+            usable = usable && (m.problem.empty() || options_.bind != binding::required);
+        if (!usable)
+            publish(nullptr); // nobody can have submitted anything yet
+        announce();
+        epoch_.notify_all();
     }
 
     void work(team_request& request, unsigned member) noexcept
@@ -359,9 +316,12 @@ private:
     team_options options_;
     std::vector<team_member> members_;
     pid_t process_;
-    std::string problem_;
     std::atomic<std::uint32_t> ready_{0};
     std::atomic<std::size_t> arrived_{0};
+    // Why there is no team: what was thrown first, and a stack that is too small.
+    std::atomic<bool> failed_{false};
+    std::exception_ptr failure_;
+    std::atomic<std::size_t> too_small_stack_{0};
 
     std::mutex mutex_; // guards the queue
     team_request* head_ = nullptr;

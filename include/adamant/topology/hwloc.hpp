@@ -10,10 +10,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <mutex>
+#include <new>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -28,6 +29,7 @@
 #include <unistd.h>
 
 #include <adamant/core/error.hpp>
+#include <adamant/core/has_memory.hpp>
 #include <adamant/topology/launch_mask.hpp>
 #include <adamant/topology/machine.hpp>
 
@@ -45,11 +47,20 @@ struct free_bitmap {
 };
 using unique_bitmap = std::unique_ptr<hwloc_bitmap_s, free_bitmap>;
 
-inline unique_bitmap to_bitmap(index_set const& set)
+// hwloc does not look whether it gets the memory that it takes for a mask: it crashes, or goes on for ever.
+inline constexpr std::size_t hwloc_mask_bytes = 65536;
+
+inline unique_bitmap new_bitmap()
 {
     unique_bitmap bitmap(hwloc_bitmap_alloc());
     if (!bitmap)
         throw std::bad_alloc();
+    return bitmap;
+}
+
+inline unique_bitmap to_bitmap(index_set const& set)
+{
+    unique_bitmap bitmap = new_bitmap();
     for (unsigned const i : set.members())
         if (hwloc_bitmap_set(bitmap.get(), i) != 0)
             throw std::bad_alloc();
@@ -88,6 +99,8 @@ inline unique_topology new_topology(io_devices io)
 
 inline unique_topology load_live(io_devices io)
 {
+    if (!has_memory(std::size_t{8} << 20)) // as above, all of it
+        throw std::bad_alloc();
     unique_topology topology = new_topology(io);
     if (hwloc_topology_load(topology.get()) != 0)
         throw unavailable("adamant: hwloc could not read this machine's topology: " +
@@ -140,7 +153,7 @@ inline void read_cores(hwloc_topology_t t, machine& into)
         for (unsigned p = 0; p < into.packages.size(); ++p)
             if (into.packages[p].pus.intersects(c.pus))
                 c.package = p;
-    unique_bitmap const kind(hwloc_bitmap_alloc());
+    unique_bitmap const kind = new_bitmap();
     int const kinds = hwloc_cpukinds_get_nr(t, 0);
     for (int k = 0; k < kinds; ++k) {
         int efficiency = -1;
@@ -243,10 +256,33 @@ inline machine to_machine(hwloc_topology_t t, std::string source)
 
 inline index_set affinity_of(pid_t thread)
 {
-    unique_bitmap const set(hwloc_bitmap_alloc());
+    unique_bitmap const set = new_bitmap();
+    if (!has_memory(hwloc_mask_bytes))
+        throw std::bad_alloc();
     if (hwloc_get_proc_cpubind(live_topology(), thread, set.get(), HWLOC_CPUBIND_THREAD) != 0)
         return {};
     return to_index_set(set.get());
+}
+
+// Throws what work() throws, and unavailable where there is no thread to be had.
+template <class Work>
+void in_thread_of_its_own(Work const& work)
+{
+    std::exception_ptr failure;
+    try {
+        std::thread([&] {
+            try {
+                work();
+            } catch (...) {
+                failure = std::current_exception();
+            }
+        }).join();
+    } catch (std::system_error const& e) {
+        throw unavailable("adamant: a thread is needed for a moment, but the system makes none: " +
+                          std::string(e.what()) + "; look at ulimit -u and ulimit -v");
+    }
+    if (failure)
+        std::rethrow_exception(failure);
 }
 
 // The PUs that this process was started with. OpenMP runtimes that are told to bind threads (OMP_PROC_BIND, OMP_PLACES,
@@ -263,7 +299,7 @@ inline pu_set process_mask(pu_set const& in_cgroup, [[maybe_unused]] std::string
     // In a thread of its own: LLVM's runtime binds the first thread that calls it.
     pu_set places;
     std::size_t procs = 0;
-    std::thread([&] {
+    in_thread_of_its_own([&] {
         for (int p = 0; p < omp_get_num_places(); ++p) {
             std::vector<int> ids(static_cast<std::size_t>(omp_get_place_num_procs(p)));
             omp_get_place_proc_ids(p, ids.data());
@@ -271,7 +307,7 @@ inline pu_set process_mask(pu_set const& in_cgroup, [[maybe_unused]] std::string
                 places.insert(static_cast<unsigned>(id));
         }
         procs = static_cast<std::size_t>(omp_get_num_procs()); // both runtimes count the mask from before
-    }).join();
+    });
     if (procs <= own.size())
         return own;
     own |= places & in_cgroup;
@@ -372,15 +408,30 @@ inline std::string xml_version(std::ifstream& file)
 
 namespace detail {
 
+inline bool bind_this_thread(hwloc_const_bitmap_t pus) noexcept
+{
+    if (!has_memory(hwloc_mask_bytes)) {
+        errno = ENOMEM;
+        return false;
+    }
+    return hwloc_set_cpubind(live_topology(), pus, HWLOC_CPUBIND_THREAD | HWLOC_CPUBIND_STRICT) == 0;
+}
+// Where the calling thread is bound, says the kernel; empty where it does not say.
+inline unique_bitmap bitmap_of_this_thread()
+{
+    unique_bitmap got = new_bitmap();
+    if (!has_memory(hwloc_mask_bytes))
+        throw std::bad_alloc();
+    if (hwloc_get_cpubind(live_topology(), got.get(), HWLOC_CPUBIND_THREAD) != 0)
+        hwloc_bitmap_zero(got.get());
+    return got;
+}
 // Binds the calling thread, and returns what the kernel then says its mask is; empty, with errno, where it was refused.
 inline pu_set bind_this_thread(pu_set const& pus)
 {
-    if (hwloc_set_cpubind(live_topology(), to_bitmap(pus).get(), HWLOC_CPUBIND_THREAD | HWLOC_CPUBIND_STRICT) != 0)
+    if (!bind_this_thread(to_bitmap(pus).get()))
         return {};
-    unique_bitmap const got(hwloc_bitmap_alloc());
-    if (hwloc_get_cpubind(live_topology(), got.get(), HWLOC_CPUBIND_THREAD) != 0)
-        return {};
-    return to_index_set(got.get());
+    return to_index_set(bitmap_of_this_thread().get());
 }
 
 } // namespace detail

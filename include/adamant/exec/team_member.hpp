@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// A thread of a team: what is asked for, where it is, and how OpenMP gets it back.
+#pragma once
+
+#include <cerrno>
+#include <cfenv>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <adamant/core/error.hpp>
+#include <adamant/topology/index_set.hpp>
+#if !defined(ADAMANT_NO_HWLOC)
+#include <adamant/topology/hwloc.hpp>
+#endif
+
+ADAMANT_BEGIN_NAMESPACE
+
+enum class binding {
+    automatic,   // required; none in a program that was compiled without hwloc
+    required,    // a thread that cannot be bound is an error
+    if_possible, // it stays where the system puts it, and the report says so
+    none         // not asked for
+};
+inline constexpr binding default_binding = binding::automatic;
+
+struct team_options {
+    pu_set pus = {}; // one thread to each of them; may be empty with binding::none
+    // 0: as many as PUs. More than PUs: they share them, in turns. Fewer: the first of them have one.
+    unsigned threads = 0;
+    binding bind = binding::automatic;
+    // How long a thread without work looks for some before it sleeps: then it answers within a microsecond, afterwards
+    // it has to be woken. An idle team burns no CPU after this.
+    std::chrono::nanoseconds spin = std::chrono::microseconds(50);
+};
+
+// One thread of a team, as it is.
+struct team_member {
+    pid_t thread_id = 0; // the system's, as ps -L shows it
+    pu_set asked;        // the PU that it was to be bound to; empty where none was
+    pu_set bound_to;     // its mask as the kernel says it after binding; empty where it is not bound
+    std::string problem; // why not
+};
+
+namespace detail {
+
+constexpr binding resolved(binding bind) noexcept
+{
+    if (bind != binding::automatic)
+        return bind;
+#if defined(ADAMANT_NO_HWLOC)
+    return binding::none;
+#else
+    return binding::required;
+#endif
+}
+
+// For as long as a thread is a team's. OpenMP runtimes keep threads for the next region of anyone, so each leaves as it
+// came: with its name, its mask, and the floating-point environment that it had from whoever made it. A task of a team
+// has the default one: nearest, and no traps.
+class member_thread {
+public:
+    explicit member_thread(unsigned member) noexcept
+    {
+        pthread_getname_np(pthread_self(), name_, sizeof name_);
+        char own_name[sizeof name_];
+        std::snprintf(own_name, sizeof own_name, "adamant/%u", member);
+        pthread_setname_np(pthread_self(), own_name);
+        std::fegetenv(&environment_);
+        std::fesetenv(FE_DFL_ENV);
+    }
+    member_thread(member_thread const&) = delete;
+    member_thread& operator=(member_thread const&) = delete;
+    ~member_thread()
+    {
+#if !defined(ADAMANT_NO_HWLOC)
+        if (before_)
+            bind_this_thread(before_.get());
+#endif
+        std::fesetenv(&environment_);
+        pthread_setname_np(pthread_self(), name_);
+    }
+
+    // To the PU that is its own, and says how that went. Throws bad_alloc.
+    void bind(team_member& self, unsigned member, team_options const& options)
+    {
+        self.thread_id = static_cast<pid_t>(syscall(SYS_gettid));
+        if (options.bind == binding::none)
+            return;
+#if defined(ADAMANT_NO_HWLOC)
+        static_cast<void>(member);
+        self.problem =
+            "adamant: threads cannot be bound, as this program was compiled without hwloc (ADAMANT_NO_HWLOC)";
+#else
+        std::vector<unsigned> const pus = options.pus.members();
+        self.asked = {pus[member % pus.size()]};
+        before_ = bitmap_of_this_thread();
+        self.bound_to = bind_this_thread(self.asked);
+        if (self.bound_to == self.asked)
+            return;
+        self.problem = "adamant: a thread could not be bound to PU " + to_list(self.asked) + ": " +
+                       (self.bound_to.empty() ? std::strerror(errno) : "it is now on PUs " + to_list(self.bound_to)) +
+                       "; is the PU online and allowed to this process? binding::if_possible goes on without";
+        self.bound_to = {};
+#endif
+    }
+
+private:
+    char name_[16] = "";
+    std::fenv_t environment_;
+#if !defined(ADAMANT_NO_HWLOC)
+    unique_bitmap before_; // its mask
+#endif
+};
+
+} // namespace detail
+ADAMANT_END_NAMESPACE
