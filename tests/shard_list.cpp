@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Many shards stepped together: the same bits as one by one, whoever does it.
 #include <atomic>
+#include <cmath>
+#include <cstring>
 
 #include <adamant/adamant.hpp>
 
@@ -131,6 +133,55 @@ TEST_CASE("shards of several types and groups stepped together have the bits of 
         CHECK(mixed.back().exp_avg[5] == mixed_alone.back().exp_avg[5]);
         CHECK(mixed == mixed_alone);
         CHECK(plain == plain_alone);
+    }
+}
+
+TEST_CASE("thousands of shards of a few elements have the bits of each stepped alone, whatever is beside them")
+{
+    std::vector<mixed_tensor> mixed, mixed_alone;
+    std::vector<plain_tensor> plain, plain_alone;
+    test::random_bits random(3);
+    for (std::size_t i = 0; i < 600; ++i) {
+        mixed.emplace_back(random.below(i % 3 == 0 ? 4 : 70));
+        plain.emplace_back(random.below(i % 5 == 0 ? 4 : 70));
+        if (!plain.back().grad.empty()) { // values that the fast paths leave to the slow one
+            plain.back().grad[0] = test::value_of(test::values::boundary, random, -20, 0);
+            plain.back().exp_avg_sq.back() = std::abs(test::value_of(test::values::boundary, random, -20, 0));
+        }
+    }
+    mixed_alone = mixed;
+    plain_alone = plain;
+    std::vector<coefficients> c; // and so six kinds of what goes together
+    for (double const lr : {1e-2, 1e-3, 1e-4})
+        c.push_back(make_coefficients({.lr = lr, .weight_decay = lr, .mode = decay_mode::l2}, 2));
+    std::vector<grouped_shard> views;
+    for (std::size_t i = 0; i < mixed.size(); ++i) {
+        views.push_back({mixed[i].view(), random.below(3)});
+        views.push_back({plain[i].view(), i < 300 ? 1 : random.below(3)}); // many of a kind, and then all kinds
+    }
+    shard_list const list(views);
+    executor const cpu({.threads = 2, .min_slice_elems = 64});
+    executor const alone({.tier = isa::scalar, .threads = 1});
+    auto const same = [](auto const& a, auto const& b) { // NaNs, too
+        return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
+    };
+    for (int t = 0; t < 2; ++t) {
+        std::uint64_t nonfinite = 0;
+        for (std::size_t i = 0; i < mixed.size(); ++i) {
+            nonfinite += step(alone, mixed_alone[i].view(), c[list[2 * i].group]).nonfinite_grads;
+            nonfinite += step(alone, plain_alone[i].view(), c[list[2 * i + 1].group]).nonfinite_grads;
+        }
+        CHECK(nonfinite > 0);
+        CHECK(step(cpu, list, c).nonfinite_grads == nonfinite);
+        std::size_t differ = 0;
+        for (std::size_t i = 0; i < mixed.size(); ++i) {
+            differ += !same(mixed[i].param, mixed_alone[i].param) || !same(mixed[i].exp_avg, mixed_alone[i].exp_avg) ||
+                      !same(mixed[i].exp_avg_sq, mixed_alone[i].exp_avg_sq) ||
+                      !same(mixed[i].weight_out, mixed_alone[i].weight_out);
+            differ += !same(plain[i].param, plain_alone[i].param) || !same(plain[i].exp_avg, plain_alone[i].exp_avg) ||
+                      !same(plain[i].exp_avg_sq, plain_alone[i].exp_avg_sq);
+        }
+        CHECK(differ == 0);
     }
 }
 

@@ -32,6 +32,8 @@ public:
     [[nodiscard]] kernel::step_pointers const& pointers() const noexcept { return pointers_; }
     // The kernel for its types on a tier that resolve_isa() returned.
     [[nodiscard]] kernel::step_function step_for(isa tier) const noexcept { return step_for_(tier); }
+    // Of param, grad, exp_avg, exp_avg_sq and weight_out, in this order; 0 where there is no weight_out.
+    [[nodiscard]] std::size_t elem_bytes(std::size_t array) const noexcept { return elem_bytes_[array]; }
     // See shard::bytes_per_element().
     [[nodiscard]] std::size_t bytes_per_element() const noexcept
     {

@@ -13,6 +13,7 @@
 #include <adamant/kernel/dispatch.hpp>
 #include <adamant/shard/shard.hpp>
 #include <adamant/shard/shard_list.hpp>
+#include <adamant/step/small_pieces.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -80,12 +81,16 @@ inline step_report step(executor const& cpu, shard_list const& shards, std::span
     // On the line of granules the shards are one range of elements, some of which do not exist.
     unsigned const threads = cpu.for_each_slice(shards.granules() * shard_list::granule_elems, [&](slice part) {
         std::uint64_t found = 0;
+        detail::small_pieces small(cpu.tier(), group_coefficients);
         shards.for_each_piece(part.begin / shard_list::granule_elems, part.end / shard_list::granule_elems,
                               [&](grouped_shard const& s, std::size_t begin, std::size_t end) {
-                                  found += s.shard.step_for(cpu.tier())(s.shard.pointers(), begin, end,
-                                                                        group_coefficients[s.group], how);
+                                  if (end - begin < shard_list::granule_elems)
+                                      small.add(s, begin, end);
+                                  else
+                                      found += s.shard.step_for(cpu.tier())(s.shard.pointers(), begin, end,
+                                                                            group_coefficients[s.group], how);
                               });
-        nonfinite.fetch_add(found, std::memory_order_relaxed);
+        nonfinite.fetch_add(found + small.finish(), std::memory_order_relaxed);
     });
     return {shards.elements(), shards.bytes_moved(), nonfinite.load(std::memory_order_relaxed), cpu.tier(), threads};
 }
