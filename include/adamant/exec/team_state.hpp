@@ -23,6 +23,7 @@
 #include <adamant/core/error.hpp>
 #include <adamant/exec/lanes.hpp>
 #include <adamant/exec/team_member.hpp>
+#include <adamant/exec/this_process.hpp>
 #include <adamant/exec/thread_trial.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -75,13 +76,13 @@ inline std::uint32_t wait_for_change(std::atomic<std::uint32_t> const& value, st
 class team_state {
 public:
     team_state(team_options const& options, unsigned threads)
-        : lanes(threads), options_(options), members_(threads), process_(getpid())
+        : lanes(threads), options_(options), members_(threads), process_(this_process())
     {
     }
 
     [[nodiscard]] team_options const& options() const noexcept { return options_; }
     [[nodiscard]] std::vector<team_member> const& members() const noexcept { return members_; }
-    [[nodiscard]] bool in_this_process() const noexcept { return getpid() == process_; }
+    [[nodiscard]] bool in_this_process() const noexcept { return this_process() == process_; }
     [[nodiscard]] bool is_member() const noexcept { return of_this_thread() == this; }
 
     // The leader: opens the parallel region in which all members live. Does not return before stop().

@@ -45,12 +45,15 @@ public:
 
     // describe() writes down what the next pieces are and returns how many, under the line's lock. From any thread but
     // the team's own. Throws what check_caller() does, before anything else happens. describe() must not throw.
+    // more_comes: soon, so that the team is to look out for it a while rather than come to the end, until somebody
+    // waits: it takes longer to be asked again than a small piece does.
     template <class Describe>
-    void add(Describe const& describe)
+    void add(Describe const& describe, bool more_comes = false)
     {
         check_caller();
         {
             std::lock_guard const lock(mutex_);
+            more_comes_.store(more_comes, std::memory_order_relaxed);
             std::size_t const pieces = describe();
             if (pieces == 0)
                 return;
@@ -83,6 +86,7 @@ public:
     // False where it is not by then.
     bool wait_until(std::chrono::steady_clock::time_point deadline)
     {
+        more_comes_.store(false, std::memory_order_relaxed);
         // What is nearly done is done sooner than a sleeper wakes.
         auto const spin_until = std::min(deadline, std::chrono::steady_clock::now() + std::chrono::microseconds(50));
         do {
@@ -131,6 +135,7 @@ private:
     {
         // Whatever is added once a shift is closed is the next one's, which all members join: who is late here must not
         // do it alone.
+        std::chrono::steady_clock::time_point until{}; // when the look-out for more ends, once it has begun
         while (!in.closed.load(std::memory_order_acquire)) {
             std::size_t taken = taken_.load(std::memory_order_acquire);
             std::size_t const added = added_.load(std::memory_order_acquire);
@@ -139,16 +144,26 @@ private:
                 if (taken_.compare_exchange_weak(taken, end, std::memory_order_acq_rel)) {
                     work_(member, taken, end);
                     done_.fetch_add(end - taken, std::memory_order_acq_rel);
+                    until = {};
                 }
-            } else if (done() == added) {
+            } else if (done() == added && !looks_out(until)) {
                 come_to_the_end(in);
-            } else { // others are at their last pieces, and more may come
+            } else { // others are at their last pieces, or more may come
                 for (int i = 0; i < 32; ++i)
                     relax();
                 if (team_->size() > 1)
                     sched_yield();
             }
         }
+    }
+    [[nodiscard]] bool looks_out(std::chrono::steady_clock::time_point& until) const noexcept
+    {
+        if (!more_comes_.load(std::memory_order_relaxed))
+            return false;
+        auto const now = std::chrono::steady_clock::now();
+        if (until == std::chrono::steady_clock::time_point{})
+            until = now + team_->options().spin;
+        return now < until;
     }
     // Closes the shift, unless there is more after all. at_end_ may take its time: nobody else waits for the lock
     // meanwhile, and the other members sleep.
@@ -174,6 +189,7 @@ private:
     work_function work_;
     end_function at_end_;
     std::atomic<std::size_t> most_at_once_{1};
+    std::atomic<bool> more_comes_{false};
     alignas(64) std::atomic<std::size_t> taken_{0};
     alignas(64) std::atomic<std::size_t> done_{0};
     alignas(64) std::atomic<std::size_t> added_{0};

@@ -29,7 +29,7 @@ protected:
             passes_.check_caller();
             fetch_gradients(shard);
         } else {
-            passes_.line().add([&] { return passes_.describe(shard, first_pass_); });
+            passes_.line().add([&] { return passes_.describe(shard, first_pass_); }, true);
         }
         if (side_.there())
             side_.submit(shard, first_pass_);
