@@ -377,6 +377,39 @@ TEST_CASE("The caller's rounding changes no bit of norm, clip coefficient, loss 
     }
 }
 
+TEST_CASE("The caller's traps hit nothing of a step, and are there afterwards")
+{
+    simple data(30000);
+    data.spread();
+    simple expected = data;
+    auto const steps = [](simple& on, int traps) {
+        feenableexcept(traps);
+        optimizer o(executor_of(2), {.max_norm = 0.1, .loss_scaling = loss_scaling_options{}, .keep_last_step = true});
+        o.add_group("all", adamw);
+        o.add_shard(0, "w", on.view());
+        o.step();
+        o.begin_step();
+        o.submit(0);
+        o.finish();
+        o.rollback();
+        o.step_async().wait();
+        int const after = fegetexcept();
+        int const flags = std::fetestexcept(FE_INEXACT);
+        fedisableexcept(FE_ALL_EXCEPT);
+        CHECK(after == traps);
+        CHECK((traps == 0 || flags == 0));
+    };
+    steps(expected, 0);
+    if (feenableexcept(FE_INEXACT) == -1) { // some processors of AArch64 have none
+        WARN("skipped: this CPU has no traps");
+        return;
+    }
+    fedisableexcept(FE_ALL_EXCEPT);
+    std::feclearexcept(FE_ALL_EXCEPT);
+    steps(data, FE_INEXACT | FE_UNDERFLOW | FE_OVERFLOW | FE_INVALID | FE_DIVBYZERO);
+    CHECK(data == expected);
+}
+
 TEST_CASE("The report counts records where they are written, and nobody as waiting who was not stepped at all")
 {
     simple data(30000);

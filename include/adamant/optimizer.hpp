@@ -31,7 +31,8 @@ ADAMANT_BEGIN_NAMESPACE
 // weight_out is taken to hold the params, rounded, before the first step: a step that is taken back writes that.
 //
 // submit() and leave_out() may be called from any thread but the team's own, from several at once; everything else from
-// one at a time. Gradients must not change between their submit() and the end of finish(). An exception leaves the
+// one at a time. Gradients must not change between their submit() and the end of finish(). The caller's floating-point
+// mode and traps neither matter in a step nor change (options.reduce is called without traps). An exception leaves the
 // optimizer as it was before the call, but where said otherwise; after a fork, every call that needs the team throws
 // unavailable.
 class optimizer : public optimizer_setup {
@@ -88,6 +89,7 @@ public:
     // stays open), and what options.reduce throws (it stays open, too: finish again, or abandon()).
     optimizer_report finish()
     {
+        no_traps_scope const no_traps;
         require_step_open("finish()");
         std::string missing;
         std::size_t how_many = 0;
@@ -118,6 +120,7 @@ public:
     // norm (it neither skips nor clips by it, and there is no reduce), without keep_last_step.
     void abandon()
     {
+        no_traps_scope const no_traps;
         require_step_open("abandon()");
         if (!can_take_back())
             throw unavailable(
@@ -138,6 +141,7 @@ public:
     // where the journal's budget was too small.
     void rollback()
     {
+        no_traps_scope const no_traps;
         require_idle("rollback()");
         if (!can_go_back_)
             throw invalid_argument(
@@ -192,6 +196,7 @@ public:
     // micro-steps. Throws invalid_argument for a shard without accumulator, or one that was submitted.
     void accumulate(std::size_t shard)
     {
+        no_traps_scope const no_traps;
         require_shard(shard);
         detail::tracked_shard& s = passes_.shards[shard];
         if (!s.shard.has_accumulator())
@@ -260,6 +265,7 @@ public:
     // As step(), and returns at once. The optimizer takes no other call but the ticket's until that was waited for.
     [[nodiscard]] ticket step_async(step_values const& values = {})
     {
+        no_traps_scope const no_traps;
         open(values, false);
         stage_ = stage::async;
         try {
@@ -368,6 +374,7 @@ private:
 
     void open(step_values const& values, bool as_they_arrive)
     {
+        no_traps_scope const no_traps;
         require_idle(as_they_arrive ? "begin_step()" : "step()");
         settle();
         require_not_lost();

@@ -124,6 +124,7 @@ public:
     // begin_step(), too. Throws invalid_argument where arrays overlap, and what buffer does.
     void prepare(bool with_journal = true)
     {
+        no_traps_scope const no_traps;
         require_idle("prepare()");
         if (!laid_out_) {
             refuse_overlaps();
