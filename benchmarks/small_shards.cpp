@@ -5,6 +5,8 @@
 //   small_shards/call/TYPES/elems:N          one shard, hot
 //   small_shards/LAYOUT/elems:N/threads:T    N elements in shards of 4096, of float state with bfloat16 gradients and
 //                                            weights
+//   small_shards/tiny_K/elems:N/threads:T    the same in 4000 shards of K elements, separate; "submitted" is an
+//                                            optimizer's begin_step(), submit() of each, and finish()
 //
 // adjacent: stretches of flat arrays, in their order. shuffled: the same in a random order. separate: each array of
 // each shard is an allocation of its own, as in a program of many tensors.
@@ -17,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include <adamant/optimizer.hpp>
 #include <adamant/shard/shard_list.hpp>
 
 #include "arrays.hpp"
@@ -28,6 +31,7 @@ namespace bench {
 namespace {
 
 constexpr std::size_t shard_elems = 4096;
+constexpr std::size_t tiny_shards = 4000;
 
 template <class Shard>
 void call(benchmark::State& state, executor const& cpu, std::size_t n)
@@ -84,6 +88,36 @@ void many(benchmark::State& state, executor const& cpu, std::size_t n, layout wh
     report(state, contenders, {static_cast<double>(n), static_cast<double>(list.bytes_moved())});
 }
 
+void tiny(benchmark::State& state, executor const& cpu, std::size_t each)
+{
+    std::vector<tensor> tensors(tiny_shards, tensor(each));
+    std::vector<adamant::any_shard> parts;
+    adamant::optimizer optimizer(cpu, {.on_nonfinite = adamant::nonfinite_policy::apply});
+    optimizer.add_group("all", {.lr = 1e-3});
+    for (tensor& t : tensors) {
+        adamant::shard const view(t.param, t.grad, t.exp_avg, t.exp_avg_sq, t.weight_out);
+        optimizer.add_shard(0, std::to_string(parts.size()), view);
+        parts.emplace_back(view);
+    }
+    adamant::shard_list const list(parts);
+    adamant::coefficients const c = adamw();
+    std::size_t const n = tiny_shards * each;
+    arrays const flat(elem_bytes_of<mixed>, n);
+    fill<mixed>(cpu, flat, n, content::ordinary);
+
+    std::vector<contender> contenders;
+    contenders.push_back({part_in_race::subject, "many", "", [&] { adamant::step(cpu, list, std::span(&c, 1)); }});
+    contenders.push_back({part_in_race::aside, "submitted", "", [&] {
+                              optimizer.begin_step();
+                              for (std::size_t i = 0; i < tiny_shards; ++i)
+                                  optimizer.submit(i);
+                              optimizer.finish();
+                          }});
+    add_limits<mixed>(contenders, cpu, flat, n);
+    race::run(state, contenders, {repeats_for(n)});
+    report(state, contenders, {static_cast<double>(n), static_cast<double>(list.bytes_moved())});
+}
+
 } // namespace
 
 void add_small_shards(setup const& given)
@@ -95,6 +129,12 @@ void add_small_shards(setup const& given)
     };
     add_call.template operator()<f32>("f32");
     add_call.template operator()<mixed>("mixed");
+
+    for (std::size_t const each : {1, 10, 100})
+        for (executor const& cpu : given.cpus)
+            add_row("small_shards/tiny_" + std::to_string(each) + "/" + place_name(cpu, tiny_shards * each),
+                    rounds_for(given.chosen, tiny_shards * each),
+                    [&cpu, each](benchmark::State& state) { tiny(state, cpu, each); });
 
     std::vector<std::size_t> totals{65536, std::size_t{1} << 20, 10000 * shard_elems};
     if (given.chosen.quick)
