@@ -293,7 +293,7 @@ adamant::executor from_c(adamant_executor_options const* options)
     if (options == nullptr)
         return adamant::executor();
     adamant_executor_options const o = read(options);
-    adamant::binding const bindings[] = {adamant::default_binding, adamant::binding::required,
+    adamant::binding const bindings[] = {adamant::binding::automatic, adamant::binding::required,
                                          adamant::binding::if_possible, adamant::binding::none};
     static_cast<void>(to_enum(o.bind, ADAMANT_BIND_NONE, "bind"));
     adamant::executor_options const to{.tier = o.isa == nullptr || *o.isa == '\0' ? adamant::isa::automatic
@@ -302,15 +302,7 @@ adamant::executor from_c(adamant_executor_options const* options)
                                        .pus = adamant::parse_index_set(text_or_empty(o.pus)),
                                        .bind = bindings[o.bind],
                                        .min_slice_elems = o.min_slice_elems};
-    adamant::executor cpu(to.threads == 1 && !to.pus.empty() ? adamant::executor_options{.tier = to.tier, .threads = 1}
-                                                             : to);
-    bool const is_bound = !to.pus.empty() || o.bind == ADAMANT_BIND_REQUIRED;
-    if (cpu.team() == nullptr && is_bound) // one thread
-        return adamant::executor(
-            std::make_shared<adamant::team>(adamant::team_options{
-                .pus = to.pus.empty() ? adamant::detail::pus_for(1) : to.pus, .threads = 1, .bind = to.bind}),
-            to);
-    return cpu;
+    return adamant::executor(to);
 }
 
 adamant::optimizer_options from_c(adamant_optimizer_options const* options)

@@ -28,7 +28,6 @@ enum class binding {
     if_possible, // it stays where the system puts it, and the report says so
     none         // not asked for
 };
-inline constexpr binding default_binding = binding::automatic;
 
 struct team_options {
     pu_set pus = {}; // one thread to each of them; may be empty with binding::none

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+// What hwloc knows of a machine as plain data: of a topology that is loaded, of a file, or of a description.
+#pragma once
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <new>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include <hwloc.h>
+
+#include <adamant/core/error.hpp>
+#include <adamant/core/has_memory.hpp>
+#include <adamant/topology/machine.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+
+struct free_topology {
+    void operator()(hwloc_topology* t) const noexcept { hwloc_topology_destroy(t); }
+};
+using unique_topology = std::unique_ptr<hwloc_topology, free_topology>;
+
+struct free_bitmap {
+    void operator()(hwloc_bitmap_s* b) const noexcept { hwloc_bitmap_free(b); }
+};
+using unique_bitmap = std::unique_ptr<hwloc_bitmap_s, free_bitmap>;
+
+// hwloc does not look whether it gets the memory that it takes for a mask: it crashes, or goes on for ever.
+inline constexpr std::size_t hwloc_mask_bytes = 65536;
+
+inline unique_bitmap new_bitmap()
+{
+    unique_bitmap bitmap(hwloc_bitmap_alloc());
+    if (!bitmap)
+        throw std::bad_alloc();
+    return bitmap;
+}
+
+inline unique_bitmap to_bitmap(index_set const& set)
+{
+    unique_bitmap bitmap = new_bitmap();
+    for (unsigned const i : set.members())
+        if (hwloc_bitmap_set(bitmap.get(), i) != 0)
+            throw std::bad_alloc();
+    return bitmap;
+}
+
+// Members above max_index are left out: an infinite bitmap has no end.
+inline index_set to_index_set(hwloc_const_bitmap_t bitmap)
+{
+    index_set set;
+    if (bitmap != nullptr)
+        for (int i = hwloc_bitmap_first(bitmap); i >= 0 && i <= static_cast<int>(index_set::max_index);
+             i = hwloc_bitmap_next(bitmap, i))
+            set.insert(static_cast<unsigned>(i));
+    return set;
+}
+
+enum class io_devices { left_out, included };
+
+inline unique_topology new_topology(io_devices io)
+{
+    hwloc_topology_t made = nullptr;
+    if (hwloc_topology_init(&made) != 0)
+        throw unavailable("adamant: hwloc could not be initialised: " + std::string(std::strerror(errno)));
+    unique_topology topology(made);
+    // PUs that this process may not use are part of the picture. Discovery must not move the calling thread about.
+    hwloc_topology_set_flags(made, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED | HWLOC_TOPOLOGY_FLAG_DONT_CHANGE_BINDING);
+    if (io == io_devices::included)
+        hwloc_topology_set_io_types_filter(made, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+    // GPUs are found on PCI. Asking their drivers would start them, which takes seconds and does not survive a fork.
+    // And PCI is read from the kernel's own files, as hwloc does where its plugin is not installed: that one leaks.
+    for (char const* const component : {"cuda", "nvml", "opencl", "rsmi", "levelzero", "gl", "pci"})
+        hwloc_topology_set_components(made, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, component);
+    return topology;
+}
+inline memory_kind kind_of_node(char const* subtype)
+{
+    std::string_view const text = subtype == nullptr ? "" : subtype;
+    if (text.empty() || text == "DRAM")
+        return memory_kind::dram;
+    if (text == "HBM" || text == "MCDRAM")
+        return memory_kind::hbm;
+    if (text == "GPUMemory")
+        return memory_kind::gpu;
+    if (text == "NVM")
+        return memory_kind::nvm;
+    return memory_kind::other;
+}
+
+inline void read_cores(hwloc_topology_t t, machine& into)
+{
+    for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_obj_by_type(t, HWLOC_OBJ_PACKAGE, o)) != nullptr;)
+        into.packages.push_back({to_index_set(o->cpuset)});
+    for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_obj_by_type(t, HWLOC_OBJ_PU, o)) != nullptr;) {
+        hwloc_obj_t const of = hwloc_get_ancestor_obj_by_type(t, HWLOC_OBJ_CORE, o);
+        if (of != nullptr && of->first_child != nullptr && !into.cores.empty() &&
+            into.cores.back().pus.intersects(to_index_set(of->cpuset))) {
+            into.cores.back().pus.insert(o->os_index);
+            continue;
+        }
+        into.cores.push_back({{o->os_index}});
+    }
+    if (into.packages.empty()) // some virtual machines and boards do not say
+        into.packages.push_back({into.pus()});
+    for (core& c : into.cores)
+        for (unsigned p = 0; p < into.packages.size(); ++p)
+            if (into.packages[p].pus.intersects(c.pus))
+                c.package = p;
+    unique_bitmap const kind = new_bitmap();
+    int const kinds = hwloc_cpukinds_get_nr(t, 0);
+    for (int k = 0; k < kinds; ++k) {
+        int efficiency = -1;
+        if (hwloc_cpukinds_get_info(t, static_cast<unsigned>(k), kind.get(), &efficiency, nullptr, nullptr, 0) != 0 ||
+            efficiency < 0)
+            continue;
+        for (core& c : into.cores)
+            if (hwloc_bitmap_isset(kind.get(), c.pus.front()))
+                c.efficiency = static_cast<unsigned>(efficiency);
+    }
+    for (hwloc_obj_type_t const type : {HWLOC_OBJ_L2CACHE, HWLOC_OBJ_L3CACHE})
+        for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_obj_by_type(t, type, o)) != nullptr;)
+            into.caches.push_back({type == HWLOC_OBJ_L2CACHE ? 2u : 3u, o->attr->cache.size, to_index_set(o->cpuset)});
+}
+
+inline void read_nodes(hwloc_topology_t t, machine& into)
+{
+    index_set const allowed = to_index_set(hwloc_topology_get_allowed_nodeset(t));
+    for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_obj_by_type(t, HWLOC_OBJ_NUMANODE, o)) != nullptr;)
+        into.nodes.push_back({o->os_index, o->attr->numanode.local_memory, to_index_set(o->cpuset),
+                              kind_of_node(o->subtype), allowed.contains(o->os_index)});
+    for (core& c : into.cores)
+        c.node = main_node(into, c.pus);
+}
+
+inline void read_gpus(hwloc_topology_t t, machine& into)
+{
+    // A server's management controller is a display adapter too, so plain ones count only where there is nothing
+    // better.
+    std::vector<std::pair<bool, gpu>> found;
+    for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_pcidev(t, o)) != nullptr;) {
+        auto const& pci = o->attr->pcidev;
+        if (pci.class_id >> 8 != 0x03 && pci.class_id >> 8 != 0x12)
+            continue;
+        bool accelerator = pci.class_id != 0x0300;
+        for (hwloc_obj_t child = o->io_first_child; child != nullptr; child = child->next_sibling)
+            if (child->type == HWLOC_OBJ_OS_DEVICE && child->attr->osdev.type == HWLOC_OBJ_OSDEV_COPROC)
+                accelerator = true;
+        char text[32];
+        std::snprintf(text, sizeof text, "%04x:%02x:%02x.%01x", static_cast<unsigned>(pci.domain),
+                      static_cast<unsigned>(pci.bus), static_cast<unsigned>(pci.dev), static_cast<unsigned>(pci.func));
+        std::string const address = text;
+        std::snprintf(text, sizeof text, "%04x:%04x", static_cast<unsigned>(pci.vendor_id),
+                      static_cast<unsigned>(pci.device_id));
+        std::string label;
+        for (char const* const key : {"PCIVendor", "PCIDevice"})
+            if (char const* const value = hwloc_obj_get_info_by_name(o, key)) {
+                label += value;
+                label += ' ';
+            }
+        label += text;
+        hwloc_obj_t const near = hwloc_get_non_io_ancestor_obj(t, o);
+        found.push_back({accelerator, {address, label, to_index_set(near->cpuset)}});
+    }
+    bool any_accelerator = false;
+    for (auto const& [accelerator, device] : found)
+        any_accelerator = any_accelerator || accelerator;
+    for (auto& [accelerator, device] : found)
+        if (accelerator || !any_accelerator)
+            into.gpus.push_back(std::move(device));
+    std::sort(into.gpus.begin(), into.gpus.end(), [](gpu const& a, gpu const& b) { return a.pci < b.pci; });
+}
+
+// A file may say anything, and hwloc takes what no machine has. Throws invalid_argument.
+inline void check_indexes(hwloc_topology_t t, std::string const& source)
+{
+    for (auto const& [type, kind] : {std::pair(HWLOC_OBJ_PU, "PU"), std::pair(HWLOC_OBJ_NUMANODE, "NUMA node")}) {
+        index_set seen;
+        for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_obj_by_type(t, type, o)) != nullptr;) {
+            unsigned const i = o->os_index;
+            std::string const what = "adamant: " + source + " has a " + kind + " with the number " + std::to_string(i);
+            if (i > index_set::max_index)
+                throw invalid_argument(what + ", but the largest that is understood is " +
+                                       std::to_string(index_set::max_index));
+            if (seen.contains(i))
+                throw invalid_argument(what + " and another one with the same; numbers must differ");
+            if (type == HWLOC_OBJ_PU && to_index_set(o->cpuset) != index_set{i})
+                throw invalid_argument(what + " but the cpuset \"" + to_list(to_index_set(o->cpuset)) +
+                                       "\"; the two must agree");
+            seen.insert(i);
+        }
+    }
+}
+
+// Also throws what check_indexes() does.
+inline machine to_machine(hwloc_topology_t t, std::string source)
+{
+    check_indexes(t, source);
+    machine read;
+    read.source = std::move(source);
+    read_cores(t, read);
+    read_nodes(t, read);
+    read_gpus(t, read);
+    read.allowed = to_index_set(hwloc_topology_get_allowed_cpuset(t)) & read.pus();
+    read.offline = to_index_set(hwloc_topology_get_complete_cpuset(t)) - read.pus();
+    if (read.cores.empty())
+        throw unavailable("adamant: " + read.source + " has no PU");
+    return read;
+}
+
+// The version that a file of hwloc's XML names, "3.0"; empty where there is none at its beginning.
+inline std::string xml_version(std::ifstream& file)
+{
+    std::string text(4096, '\0');
+    file.read(text.data(), static_cast<std::streamsize>(text.size()));
+    std::string_view const key = "<topology version=\"";
+    std::size_t const at = text.find(key);
+    if (at == std::string::npos)
+        return {};
+    std::size_t const begin = at + key.size();
+    return text.substr(begin, std::min(text.find_first_not_of("0123456789.", begin), text.size()) - begin);
+}
+
+} // namespace detail
+
+// The machine that a file of hwloc's XML describes (lstopo FILE.xml writes one): of version 2, or of what later ones
+// the hwloc reads that runs here. Throws unavailable where the file cannot be opened or is of a later version, and
+// invalid_argument where it holds no topology, or one in which PUs or nodes share a number. Thread-safe.
+[[nodiscard]] inline machine machine_from_xml(std::string const& path)
+{
+    std::ifstream file(path);
+    if (!file)
+        throw unavailable("adamant: the topology file \"" + path + "\" cannot be opened: " + std::strerror(errno));
+    detail::unique_topology const topology = detail::new_topology(detail::io_devices::included);
+    if (hwloc_topology_set_xml(topology.get(), path.c_str()) != 0 || hwloc_topology_load(topology.get()) != 0) {
+        std::string const version = detail::xml_version(file);
+        unsigned const ours = hwloc_get_api_version() >> 16;
+        if (std::atoi(version.c_str()) > static_cast<int>(ours))
+            throw unavailable("adamant: \"" + path + "\" is XML of version " + version +
+                              ", but the hwloc of this program is version " + std::to_string(ours) +
+                              " and reads none above its own; write the file with lstopo --of v" +
+                              std::to_string(ours) + "xml FILE.xml");
+        throw invalid_argument("adamant: \"" + path + "\" is no topology in hwloc's XML (lstopo FILE.xml writes one)");
+    }
+    return detail::to_machine(topology.get(), path);
+}
+
+// The machine of a synthetic description, as hwloc reads it: "pack:2 [numa] core:96 pu:2". Throws invalid_argument.
+[[nodiscard]] inline machine machine_from_synthetic(std::string const& description)
+{
+    detail::unique_topology const topology = detail::new_topology(detail::io_devices::left_out);
+    if (hwloc_topology_set_synthetic(topology.get(), description.c_str()) != 0 ||
+        hwloc_topology_load(topology.get()) != 0)
+        throw invalid_argument("adamant: \"" + description +
+                               "\" is no synthetic topology; one is \"pack:2 [numa] core:96 pu:2\" (see man hwloc)");
+    return detail::to_machine(topology.get(), description);
+}
+
+// Either: a text that ends in ".xml" or names a file is a file.
+[[nodiscard]] inline machine read_machine(std::string const& file_or_description)
+{
+    std::error_code ignored;
+    if (file_or_description.ends_with(".xml") || std::filesystem::exists(file_or_description, ignored))
+        return machine_from_xml(file_or_description);
+    return machine_from_synthetic(file_or_description);
+}
+
+ADAMANT_END_NAMESPACE
