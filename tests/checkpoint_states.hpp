@@ -89,6 +89,13 @@ inline double random_number(random_bits& random, bool below_one)
     std::uint64_t const top = below_one ? 0x3ff : 0x7ff;
     return std::bit_cast<double>(random() % (top << 52));
 }
+template <class Rule>
+double random_number(random_bits& random, bool below_one, Rule const& allows)
+{
+    for (;;)
+        if (double const found = random_number(random, below_one); allows(found))
+            return found;
+}
 
 // Whole arrays, pieces and shares of arrays, in any order; empty params and scalars; names of every kind.
 inline owned_state random_state(random_bits& random)
@@ -102,12 +109,17 @@ inline owned_state random_state(random_bits& random)
     state.step = random.below(2) == 0 ? random() : random.below(100);
     if (random.below(2) == 0)
         state.loss_scaler =
-            loss_scaler_state{random_number(random, false) + 0x1p-1000, static_cast<std::uint32_t>(random()),
+            loss_scaler_state{random_number(random, false, detail::is_loss_scale), static_cast<std::uint32_t>(random()),
                               static_cast<std::uint32_t>(random())};
     for (std::size_t g = 0; g < 1 + random.below(3); ++g) {
         parameter_group group{names[random.below(std::size(names))] + std::to_string(g), {}, random.below(2) == 0};
-        group.hyper = {random_number(random, false), random_number(random, true),  random_number(random, true),
-                       random_number(random, false), random_number(random, false), decay_mode::unset,
+        auto const held = [&](bool below_one) { return random_number(random, below_one, detail::float_holds); };
+        group.hyper = {std::min(random_number(random, false), 1e20),
+                       held(true),
+                       held(true),
+                       held(false),
+                       std::min(held(false), 1e18),
+                       decay_mode::unset,
                        random.below(2) == 0};
         group.hyper.mode = static_cast<decay_mode>(1 + random.below(2));
         if (random.below(3) == 0) {

@@ -650,7 +650,7 @@ TEST_CASE("the plain options are checked without JSON")
           "adamant: model_type is no type that a model computes in; set dtype::float32, dtype::bfloat16 or "
           "dtype::float16");
     CHECK(wrong([](config c) { c.model_type = static_cast<dtype>(4); }) != "no exception");
-    CHECK(wrong([](config c) { c.loss_scale = 0; }) == "adamant: loss_scale is 0, but must be a finite number above 0");
+    CHECK(wrong([](config c) { c.loss_scale = 0; }) == "adamant: loss_scale is 0, but must be from 2.4e-38 to 4.2e37, so that float holds its inverse");
     CHECK(wrong([](config c) { c.dynamic_loss_scaling = {.hysteresis = 0}; }) ==
           "adamant: hysteresis is 0, but must be 1 or above");
     CHECK(wrong([](config c) { c.gradient_accumulation_steps = 0; }) ==

@@ -15,6 +15,7 @@
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/core/error.hpp>
 #include <adamant/exec/executor.hpp>
+#include <adamant/numerics/float_mode.hpp>
 #include <adamant/optimizer_setup.hpp>
 #include <adamant/step/optimizer_options.hpp>
 #include <adamant/step/optimizer_report.hpp>
@@ -301,6 +302,7 @@ public:
     void load(state_dict const& from)
     {
         require_idle("load()");
+        no_traps_scope const no_traps;
         settle();
         state_dict const here = views();
         std::vector<detail::state_copy> const copies = detail::plan_copies(from, here);
@@ -341,6 +343,7 @@ public:
 private:
     void update_host_arrays(char const* call)
     {
+        no_traps_scope const no_traps;
         require_idle(call);
         settle();
         require_not_lost();

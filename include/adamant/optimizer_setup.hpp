@@ -16,6 +16,7 @@
 #include <adamant/core/utf8.hpp>
 #include <adamant/device/device.hpp>
 #include <adamant/exec/executor.hpp>
+#include <adamant/numerics/float_mode.hpp>
 #include <adamant/shard/overlaps.hpp>
 #include <adamant/split/placement.hpp>
 #include <adamant/step/optimizer_options.hpp>
@@ -34,6 +35,7 @@ public:
     std::size_t add_group(parameter_group group)
     {
         require_idle("add_group()");
+        no_traps_scope const no_traps;
         check(group.hyper);
         if (group.name.empty())
             throw invalid_argument("adamant: a parameter group has no name; checkpoints go by it");
@@ -61,6 +63,7 @@ public:
     void set_hyperparameters(std::size_t group, hyperparameters const& hyper)
     {
         require_idle("set_hyperparameters()");
+        no_traps_scope const no_traps;
         check(hyper);
         require_group(group);
         groups_[group].hyper = hyper;
@@ -95,6 +98,7 @@ public:
                           shard_place place = {})
     {
         require_idle("add_shard()");
+        no_traps_scope const no_traps;
         require_group(group);
         refuse_overlaps_within(added, passes_.shards.size());
         passes_.shards.push_back({added, group});
@@ -167,6 +171,7 @@ public:
     void place(std::shared_ptr<device> on, placement const& where)
     {
         require_idle("place()");
+        no_traps_scope const no_traps;
         settle();
         require_not_lost();
         if (options_.keep_last_step && !options_.device_records && where.device_elems != 0)

@@ -82,7 +82,7 @@ public:
     {
     }
 
-    // The options pass check(): each value has already.
+    // The options pass check().
     deepspeed_config read()
     {
         optimizer();
@@ -90,6 +90,11 @@ public:
         accumulation();
         precision();
         zero();
+        try {
+            check(out_); // each value has been looked at with its path, but not for whether float holds it
+        } catch (invalid_argument const& error) {
+            document_.fail(std::string(error.what()).substr(std::string_view("adamant: ").size()));
+        }
         return {out_, document_.warnings()};
     }
 

@@ -82,7 +82,9 @@ inline void check(offload_config const& config)
     if (config.model_type == dtype::none || config.model_type > dtype::float16)
         throw invalid_argument("adamant: model_type is no type that a model computes in; set dtype::float32, "
                                "dtype::bfloat16 or dtype::float16");
-    number("loss_scale", config.loss_scale, detail::above_zero);
+    if (!detail::is_loss_scale(config.loss_scale))
+        throw invalid_argument("adamant: loss_scale is " + detail::text(config.loss_scale) + ", but must be " +
+                               detail::loss_scale_rule);
     if (config.dynamic_loss_scaling)
         check(*config.dynamic_loss_scaling);
     if (config.gradient_accumulation_steps && *config.gradient_accumulation_steps == 0)

@@ -358,7 +358,7 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
                          memory_access how) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
-    if (!fast_paths_apply(c))
+    if (end - begin < group_elems || !fast_paths_apply(c)) // the fast paths take whole groups only
         return careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c);
     if constexpr (simd::can_stream && !std::is_void_v<WeightOut>) {
         // Whole cache lines only: a line written in two goes to memory twice. So the first elements go by themselves.
