@@ -73,6 +73,7 @@ public:
     // invalid_argument where no step is open or the shard has been submitted.
     void submit(std::size_t shard)
     {
+        no_traps_scope const no_traps;
         std::lock_guard const lock(submit_mutex_);
         require_open("submit()", shard);
         passes_.shards[shard].submitted = true;
@@ -244,7 +245,11 @@ public:
         // Whether it is over. Never blocks for long.
         [[nodiscard]] bool done() const { return of_->passes_.line().idle(); }
         // The share of the work that is done, from 0 to 1; of the passes that are known to be needed.
-        [[nodiscard]] double progress() const { return done() ? 1.0 : of_->passes_.progress(); }
+        [[nodiscard]] double progress() const
+        {
+            no_traps_scope const no_traps;
+            return done() ? 1.0 : of_->passes_.progress();
+        }
         // False where it is not over by then; it goes on all the same.
         bool wait_until(std::chrono::steady_clock::time_point deadline) const
         {
@@ -256,7 +261,11 @@ public:
             return wait_until(now + std::min(time, std::chrono::steady_clock::time_point::max() - now));
         }
         // Waits for as long as it takes. Throws what options.reduce threw; nothing is changed by that step then.
-        optimizer_report wait() const { return of_->collect(); }
+        optimizer_report wait() const
+        {
+            no_traps_scope const no_traps;
+            return of_->collect();
+        }
 
     private:
         friend class optimizer;

@@ -364,9 +364,9 @@ ADAMANT_C_API adamant_status adamant_finish(adamant_optimizer* optimizer, adaman
  * (it neither skips nor clips by it, and there is no reduce), without keep_last_step. */
 ADAMANT_C_API adamant_status adamant_abandon(adamant_optimizer* optimizer);
 /* Takes back the last step, which must have been applied, with keep_last_step, and nothing begun, accumulated, added or
- * loaded since; its gradients must still be there, as they were, which a checksum tells. Params, moments, the step count and the loss scale are as before it,
- * to the bit, and weight_out is made of param. invalid argument: there is no such step, or gradients have changed;
- * nothing is touched. unavailable: the journal's budget was too small. */
+ * loaded since; its gradients must still be there, as they were, which a checksum tells. Params, moments, the step count
+ * and the loss scale are as before it, to the bit, and weight_out is made of param. invalid argument: there is no such
+ * step, or gradients have changed; nothing is touched. unavailable: the journal's budget was too small. */
 ADAMANT_C_API adamant_status adamant_rollback(adamant_optimizer* optimizer);
 
 /* Adds the shard's gradient to its accumulator: for the micro-steps before the last, whose gradient adamant_submit() or

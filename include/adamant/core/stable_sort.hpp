@@ -18,11 +18,13 @@ template <class Iterator, class Less>
 void stable_sort(Iterator first, Iterator last, Less const& less)
 {
     std::vector<Iterator> order;
+    std::vector<typename std::iterator_traits<Iterator>::value_type> sorted;
+    order.reserve(static_cast<std::size_t>(last - first));
+    sorted.reserve(order.capacity()); // before anything is moved
     for (Iterator i = first; i != last; ++i)
         order.push_back(i);
     std::sort(order.begin(), order.end(),
               [&](Iterator a, Iterator b) { return less(*a, *b) || (!less(*b, *a) && a < b); });
-    std::vector<typename std::iterator_traits<Iterator>::value_type> sorted;
     for (Iterator const i : order)
         sorted.push_back(std::move(*i));
     std::move(sorted.begin(), sorted.end(), first);

@@ -58,8 +58,9 @@ inline void check_utf8(std::string const& what, std::string_view text)
         return;
     std::string shown;
     each_utf8(text, [&](std::string_view piece) {
-        shown += shown.size() < 200 ? piece : "...";
-        return shown.size() < 200;
+        bool const has_room = shown.size() < 200;
+        shown += has_room ? piece : "...";
+        return has_room;
     });
     throw invalid_argument("adamant: " + what + ", '" + shown + "', is not UTF-8: see its byte " + std::to_string(at) +
                            ". Checkpoints hold UTF-8 alone; convert it");

@@ -85,9 +85,9 @@ struct device_pass {
 //
 // The passes do to a block what they do on the CPU, with the same bits: see detail::block_pass. What differs: a part
 // with records never lacks room for one, and one without is not told to make any (no speculate, redo or undo, no
-// keep_records); measure and compare both leave sums of squares in the results (compare any other sum where
-// gradients have changed in a way that its records do not allow; copies allow all); undo makes weight_out of the params
-// that it brings back.
+// keep_records); measure and compare both leave sums of squares in the results (where a gradient has
+// changed so that its records cannot undo the step, compare leaves a sum that differs; records that are copies can);
+// undo makes weight_out of the params that it brings back.
 class device_part {
 public:
     virtual ~device_part() = default;

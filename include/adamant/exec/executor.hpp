@@ -37,7 +37,7 @@ struct executor_options {
 // Chosen once, at construction, and reported; nothing about it changes any bit of a result. Copyable and cheap to copy:
 // copies share the threads, which end with the last. Every member function may be called from any thread, and from
 // several at once; their work is done one after another. It is not to be used in a process that was forked from its own
-// (an error says so) unless it has one thread.
+// (an error says so), unless the calling thread does the work: team() is null then.
 class executor {
 public:
     // Throws unavailable where the CPU lacks the instruction set, or threads cannot be had or bound; and

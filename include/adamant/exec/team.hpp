@@ -79,7 +79,7 @@ public:
     // Throws invalid_argument for no PUs, unavailable where threads cannot be had (their number is tried out before
     // OpenMP is asked, which ends the process where it gets none), bound, or be given stacks of 128 KiB, and bad_alloc;
     // then nothing is left behind. Where threads or memory run out in the moment between, or inside hwloc or OpenMP,
-    // they may still end the process.
+    // they may still end the process; LLVM's runtime more easily, as its threads take memory while others are made.
     explicit team(team_options options)
     {
         options.bind = detail::resolved(options.bind);
@@ -170,6 +170,9 @@ public:
         return {state_, std::forward<Task>(task), chunks, takers == 0 || takers > size() ? size() : takers};
     }
 
+    // Whether something was submitted that waits for what the team is at now: for a task that may end sooner or later.
+    // From any thread.
+    [[nodiscard]] bool others_wait() const noexcept { return state_->others_wait(); }
     // Throws what submit() would throw if it were called here, and does nothing else.
     void check_submit() const { state_->check_submit(); }
 

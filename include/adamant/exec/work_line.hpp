@@ -18,7 +18,9 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The team has a request of ours only while there is work in the line; between, it is others' or asleep.
+// The team has a request of ours while there is work in the line, and where more is expected until it has looked for it
+// as long as it does for anything (team_options::spin), or somebody else has work for it; between, it is others' or
+// asleep.
 class work_line {
 public:
     // work(member, begin, end) does pieces [begin, end); it must not throw. at_end is called when all that was added is
@@ -45,8 +47,8 @@ public:
 
     // describe() writes down what the next pieces are and returns how many, under the line's lock. From any thread but
     // the team's own. Throws what check_caller() does, before anything else happens. describe() must not throw.
-    // more_comes: soon, so that the team is to look out for it a while rather than come to the end, until somebody
-    // waits: it takes longer to be asked again than a small piece does.
+    // more_comes: the team waits for the next add() a while, instead of ending its request, unless somebody waits for
+    // the end or has other work for the team. To be asked again takes it longer than a small piece does.
     template <class Describe>
     void add(Describe const& describe, bool more_comes = false)
     {
@@ -151,14 +153,13 @@ private:
             } else { // others are at their last pieces, or more may come
                 for (int i = 0; i < 32; ++i)
                     relax();
-                if (team_->size() > 1)
-                    sched_yield();
+                sched_yield();
             }
         }
     }
     [[nodiscard]] bool looks_out(std::chrono::steady_clock::time_point& until) const noexcept
     {
-        if (!more_comes_.load(std::memory_order_relaxed))
+        if (!more_comes_.load(std::memory_order_relaxed) || team_->others_wait())
             return false;
         auto const now = std::chrono::steady_clock::now();
         if (until == std::chrono::steady_clock::time_point{})

@@ -52,8 +52,8 @@ namespace detail {
 
 // Throws invalid_argument naming the first field that no step can have: NaN or infinite, lr, eps or weight_decay below
 // 0, a beta outside [0, 1), a weight_decay whose mode is unset, and a value that float does not hold (above 3.4e38, or
-// not 0 and at most 2^-126). lr alone may be as small as it likes, as schedules end there: steps of less than 2^-126
-// times the update are steps of 0. What passes here is taken in every step. Pure; thread-safe.
+// not 0 and at most 2^-126). lr alone may be as small as it likes, as schedules end there: where lr / (1 - beta1^step)
+// is at most 2^-126, the step is 0. What passes here is taken in every step. Pure; thread-safe.
 inline void check(hyperparameters const& hyper)
 {
     auto const at_least_zero = [](char const* key, double value) {
@@ -99,8 +99,9 @@ inline void check(grad_scaling const& scaling)
         throw invalid_argument("adamant: gradients are to be multiplied by clip_coefficient / loss_scale, which is " +
                                detail::text(scaling.clip_coefficient) + " / " + detail::text(scaling.loss_scale) +
                                ", or " + detail::text(factor) +
-                               "; float holds factors from 1.2e-38 to 3.4e38, and 0: use a loss_scale that is " +
-                               (factor > 1 ? "larger" : "smaller"));
+                               "; float holds factors from 1.2e-38 to 3.4e38, and 0: use " +
+                               (factor > 1 ? "a larger loss_scale or a smaller clip_coefficient"
+                                           : "a smaller loss_scale or a larger clip_coefficient"));
 }
 
 ADAMANT_END_NAMESPACE

@@ -41,11 +41,9 @@ struct optimizer_options {
     // A bound for the records that it takes to go back; no more is allocated than a step's records can take. They take,
     // in bytes an element, by the types of param and moments:
     //
-    //   all float32                     2 in a first step, 2.1 to 2.3 in ordinary training, 14 at most
-    //   others                          their own: 8 (float32, bfloat16 twice), 10 (float32 and one moment of it, or
-    //                                   16-bit params and float32 moments), 6 (all 16-bit), 8 (16-bit params, one of
-    //                                   each)
-    //   all float32, tier scalar        12
+    //   float32, moments float32           2 in a first step, 2.1 to 2.3 in ordinary training, 14 at most; tier scalar
+    //   12 float32, moments bfloat16          8 float32, a moment of each          10 16 bits, moments float32 10 16
+    //   bits, a moment of each          8 16 bits, moments bfloat16          6
     //
     // and an eighth more, and some KiB a thread, as pages are not filled to the end. Absent: 3 bytes an element with
     // float32 throughout, the state's bytes with others; with keep_last_step, the most that they can take. A block that
@@ -60,8 +58,9 @@ struct optimizer_options {
     bool device_records = true;
     // Where gradients are spread over ranks: is given this process's sum and count, returns those of all (a sum by MPI
     // or NCCL). Every rank must add in the same order, or their bits differ. Called once in every step, by finish(),
-    // step(), or, for step_async(), in one of the team's threads. May throw: the step is then taken back. So it is,
-    // with invalid_argument, where a sum comes back that is negative or not finite, or a count below this process's.
+    // step(), or, for step_async(), in one of the team's threads. May throw; a sum that is negative or not
+    // finite, or a count below this process's, is invalid_argument. step() and step_async() then leave everything as
+    // before; after finish() the step stays open: finish() again, or abandon() it.
     std::function<grad_squares(grad_squares)> reduce = {};
 };
 namespace detail {
@@ -77,7 +76,7 @@ inline void check_limits(double max_norm, double max_abs_grad)
         throw invalid_argument("adamant: max_norm is " + text(max_norm) + " and max_abs_grad is " + text(max_abs_grad) +
                                ", but a gradient is clipped by one of them; set the other to 0");
 }
-// Of all ranks, where options has a hook for that. Throws what the hook throws, and where what it returns cannot be: a
+// Of all ranks; options.reduce must be set. Throws what the hook throws, and where what it returns cannot be: a
 // step by that would be clipped to anything, or not at all.
 [[nodiscard]] inline grad_squares reduced(optimizer_options const& options, grad_squares const& own)
 {

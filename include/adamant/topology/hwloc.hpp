@@ -30,7 +30,7 @@ namespace detail {
 
 inline unique_topology load_live(io_devices io)
 {
-    if (!has_memory(std::size_t{8} << 20)) // as above, all of it
+    if (!has_memory(std::size_t{8} << 20)) // for all of it: hwloc crashes where it gets none, see hwloc_mask_bytes
         throw std::bad_alloc();
     unique_topology topology = new_topology(io);
     if (hwloc_topology_load(topology.get()) != 0)
