@@ -483,6 +483,37 @@ TEST_CASE("the caller's floating-point mode changes nothing and is not changed")
             }
 }
 
+TEST_CASE("a floating-point mode inside another is the inner one, and gives the outer one back")
+{
+    float volatile subnormal = 0x1p-130f;
+    auto const is_kept = [&] { return std::bit_cast<std::uint32_t>(subnormal * 0.5f) != 0; };
+    std::feclearexcept(FE_ALL_EXCEPT);
+    for (subnormals const outer : {subnormals::kept, subnormals::flushed})
+        for (subnormals const inner : {subnormals::kept, subnormals::flushed}) {
+            bool before = false;
+            bool within = false;
+            bool innermost = false;
+            bool after = false;
+            {
+                float_mode_scope const first(outer);
+                before = is_kept();
+                {
+                    float_mode_scope const second(inner);
+                    within = is_kept();
+                    float_mode_scope const third(inner);
+                    innermost = is_kept();
+                }
+                after = is_kept();
+            }
+            INFO("outer " << static_cast<int>(outer) << " inner " << static_cast<int>(inner));
+            CHECK(before == (outer == subnormals::kept));
+            CHECK(within == (inner == subnormals::kept));
+            CHECK(innermost == within);
+            CHECK(after == before);
+            CHECK(std::fetestexcept(FE_ALL_EXCEPT) == 0);
+        }
+}
+
 TEST_CASE("one block's sum of squares and count have the oracle's bits")
 {
     auto const check = [](auto element, dtype type) {

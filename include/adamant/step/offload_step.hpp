@@ -258,6 +258,15 @@ private:
 
     void work(unsigned member, std::size_t begin, std::size_t end) noexcept
     {
+        if (on_weights) { // a device's, which is nobody to be called in a mode of ours
+            work_through(member, begin, end);
+        } else {
+            float_mode_scope const mode(subnormals::flushed); // once for all shards; the kernels find it set
+            work_through(member, begin, end);
+        }
+    }
+    void work_through(unsigned member, std::size_t begin, std::size_t end) noexcept
+    {
         scratch_block scratch;
         entry const* const last = entries_.data() + entry_count_.load(std::memory_order_acquire);
         entry const* at = std::upper_bound(static_cast<entry const*>(entries_.data()), last, begin,
