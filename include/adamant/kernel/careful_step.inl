@@ -12,49 +12,84 @@ ADAMANT_SIMD void store_carefully(std::byte* address, simd::f32 x)
     simd::store<T>(address, x);
 }
 
-// Any number of elements from `begin` on, one vector at a time, each operation flushed by hand. What is left over for
-// less than a vector goes through buffers, so nothing outside the arrays is read or written.
+// The arrays from element i on.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-[[gnu::noinline]] std::uint64_t careful_step(step_pointers const& a, std::size_t begin, std::size_t end,
-                                             coefficients const& scalars) noexcept
+ADAMANT_SIMD step_pointers pointers_at(step_pointers const& a, std::size_t i)
+{
+    step_pointers at{a.param + i * sizeof(Param), a.grad + i * sizeof(Grad), a.exp_avg + i * sizeof(ExpAvg),
+                     a.exp_avg_sq + i * sizeof(ExpAvgSq), nullptr};
+    if constexpr (!std::is_void_v<WeightOut>)
+        at.weight_out = a.weight_out + i * sizeof(WeightOut);
+    return at;
+}
+
+// What a step has written for `count` elements, from buffers to where it belongs.
+template <class Param, class ExpAvg, class ExpAvgSq, class WeightOut>
+ADAMANT_SIMD void copy_results(step_pointers const& to, step_pointers const& from, std::size_t count)
+{
+    copy_few(to.param, from.param, count * sizeof(Param));
+    copy_few(to.exp_avg, from.exp_avg, count * sizeof(ExpAvg));
+    copy_few(to.exp_avg_sq, from.exp_avg_sq, count * sizeof(ExpAvgSq));
+    if constexpr (!std::is_void_v<WeightOut>)
+        copy_few(to.weight_out, from.weight_out, count * sizeof(WeightOut));
+}
+
+// One vector, each operation flushed by hand, from there to there; returns how many of its gradients are not finite.
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+ADAMANT_SIMD unsigned careful_vector(step_pointers const& from, step_pointers const& to, coefficient_vectors const& c)
+{
+    simd::f32 const grad = simd::load<Grad>(from.grad);
+    state_vectors s{simd::load<Param>(from.param), simd::load<ExpAvg>(from.exp_avg),
+                    simd::load<ExpAvgSq>(from.exp_avg_sq)};
+    guard<path::careful> nothing;
+    update_moments<path::careful>(s, grad, c, nothing);
+    simd::f32 const param = finish_param<path::careful>(start_param<path::careful>(s, c), c);
+    store_carefully<Param>(to.param, param);
+    store_carefully<ExpAvg>(to.exp_avg, s.exp_avg);
+    store_carefully<ExpAvgSq>(to.exp_avg_sq, s.exp_avg_sq);
+    if constexpr (!std::is_void_v<WeightOut>)
+        store_carefully<WeightOut>(to.weight_out, param);
+    return simd::count_nonfinite(grad);
+}
+
+// Elements [begin, end), one vector at a time. Elements from `readable` on, at most `begin`, have not been stepped yet.
+// What is left over for less than a vector goes first and through buffers, so nothing outside the arrays is read or
+// written: it is read as the end of the last whole vector. Only where there is none is it copied into buffers, which a
+// load of a whole vector has to wait for.
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+[[gnu::noinline]] std::uint64_t careful_step(step_pointers const& a, std::size_t readable, std::size_t begin,
+                                             std::size_t end, coefficients const& scalars) noexcept
 {
     coefficient_vectors const c = broadcast(scalars);
     std::uint64_t nonfinite = 0;
-    for (std::size_t i = begin; i < end; i += simd::lanes) {
-        std::size_t const count = end - i < simd::lanes ? end - i : simd::lanes;
+    std::size_t const rest = (end - begin) % simd::lanes;
+    if (rest != 0) {
         alignas(64) std::byte spare[5][simd::lanes * sizeof(float)];
-        step_pointers at{a.param + i * sizeof(Param), a.grad + i * sizeof(Grad), a.exp_avg + i * sizeof(ExpAvg),
-                         a.exp_avg_sq + i * sizeof(ExpAvgSq), nullptr};
-        if constexpr (!std::is_void_v<WeightOut>)
-            at.weight_out = a.weight_out + i * sizeof(WeightOut);
-        step_pointers const in_place = at;
-        if (count < simd::lanes) {
-            at = {spare[0], spare[1], spare[2], spare[3], spare[4]};
+        step_pointers to{spare[0], spare[1], spare[2], spare[3], spare[4]};
+        step_pointers const in_place = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest);
+        unsigned bad;
+        if (end - readable >= simd::lanes) {
+            bad = careful_vector<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
+                pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - simd::lanes), to, c);
+            if (bad != 0) { // of elements before the rest, too
+                bad = 0;
+                for (std::size_t i = 0; i < rest; ++i)
+                    bad += !is_finite(widen(load_unaligned<Grad>(in_place.grad + i * sizeof(Grad))));
+            }
+            std::size_t const before = simd::lanes - rest;
+            to = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(to, before);
+        } else {
             __builtin_memset(spare, 0, sizeof spare);
-            __builtin_memcpy(at.param, in_place.param, count * sizeof(Param));
-            __builtin_memcpy(spare[1], in_place.grad, count * sizeof(Grad));
-            __builtin_memcpy(at.exp_avg, in_place.exp_avg, count * sizeof(ExpAvg));
-            __builtin_memcpy(at.exp_avg_sq, in_place.exp_avg_sq, count * sizeof(ExpAvgSq));
+            copy_few(spare[1], in_place.grad, rest * sizeof(Grad));
+            copy_results<Param, ExpAvg, ExpAvgSq, void>(to, in_place, rest);
+            bad = careful_vector<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(to, to, c);
         }
-        simd::f32 const grad = simd::load<Grad>(at.grad);
-        state_vectors s{simd::load<Param>(at.param), simd::load<ExpAvg>(at.exp_avg),
-                        simd::load<ExpAvgSq>(at.exp_avg_sq)};
-        guard<path::careful> nothing;
-        nonfinite += simd::count_nonfinite(grad);
-        update_moments<path::careful>(s, grad, c, nothing);
-        simd::f32 const param = finish_param<path::careful>(start_param<path::careful>(s, c), c);
-        store_carefully<Param>(at.param, param);
-        store_carefully<ExpAvg>(at.exp_avg, s.exp_avg);
-        store_carefully<ExpAvgSq>(at.exp_avg_sq, s.exp_avg_sq);
-        if constexpr (!std::is_void_v<WeightOut>)
-            store_carefully<WeightOut>(at.weight_out, param);
-        if (count < simd::lanes) {
-            __builtin_memcpy(in_place.param, at.param, count * sizeof(Param));
-            __builtin_memcpy(in_place.exp_avg, at.exp_avg, count * sizeof(ExpAvg));
-            __builtin_memcpy(in_place.exp_avg_sq, at.exp_avg_sq, count * sizeof(ExpAvgSq));
-            if constexpr (!std::is_void_v<WeightOut>)
-                __builtin_memcpy(in_place.weight_out, at.weight_out, count * sizeof(WeightOut));
-        }
+        copy_results<Param, ExpAvg, ExpAvgSq, WeightOut>(in_place, to, rest);
+        nonfinite += bad;
+    }
+    for (std::size_t i = begin; i < end - rest; i += simd::lanes) {
+        step_pointers const at = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i);
+        nonfinite += careful_vector<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(at, at, c);
     }
     return nonfinite;
 }

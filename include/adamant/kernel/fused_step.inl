@@ -174,19 +174,22 @@ struct no_recorder {
                              simd::f32 const (&)[simd::vectors])
     {
     }
+    ADAMANT_SIMD void keep_groups(step_pointers const&, std::size_t, std::size_t) {}
+    ADAMANT_SIMD void keep_rest(step_pointers const&, std::size_t, std::size_t) {}
 };
 
-// The first half of a group's work: both moments stored, and its divisions begun. False, with nothing written, where
-// the group is not tame.
+// The first half of the work on the group at element i of `a`: both moments stored, at element i of `to`, and its
+// divisions begun. False, with nothing written, where the group is not tame.
 template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class Recorder>
-ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
-                              started_group<Recorder>& group, std::size_t ahead_bytes, Recorder& recorder)
+ADAMANT_SIMD bool start_group(step_pointers const& a, step_pointers const& to, std::size_t i,
+                              coefficient_vectors const& c, started_group<Recorder>& group, std::size_t ahead_bytes,
+                              Recorder& recorder)
 {
     param_update(&updates)[simd::vectors] = group.updates;
     std::byte const* const param = a.param + i * sizeof(Param);
     std::byte const* const grad = a.grad + i * sizeof(Grad);
-    std::byte* const exp_avg = a.exp_avg + i * sizeof(ExpAvg);
-    std::byte* const exp_avg_sq = a.exp_avg_sq + i * sizeof(ExpAvgSq);
+    std::byte const* const exp_avg = a.exp_avg + i * sizeof(ExpAvg);
+    std::byte const* const exp_avg_sq = a.exp_avg_sq + i * sizeof(ExpAvgSq);
     prefetch<Param>(param, ahead_bytes);
     prefetch<Grad>(grad, ahead_bytes);
     prefetch<ExpAvg>(exp_avg, ahead_bytes);
@@ -225,18 +228,19 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
     recorder.template moments<Path>(a, i, c, old, g, s, group.recorded);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; k += 2)
-        simd::template store_pair<ExpAvg, Interleaved>(exp_avg + k * simd::lanes * sizeof(ExpAvg), s[k].exp_avg,
-                                                       s[k + 1].exp_avg);
+        simd::template store_pair<ExpAvg, Interleaved>(to.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg),
+                                                       s[k].exp_avg, s[k + 1].exp_avg);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; k += 2)
-        simd::template store_pair<ExpAvgSq, Interleaved>(exp_avg_sq + k * simd::lanes * sizeof(ExpAvgSq),
+        simd::template store_pair<ExpAvgSq, Interleaved>(to.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq),
                                                          s[k].exp_avg_sq, s[k + 1].exp_avg_sq);
     return true;
 }
 // The second half: params and weights.
 template <path Path, bool Interleaved, class Param, class WeightOut, class Recorder>
-ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
-                               started_group<Recorder> const& group, bool stream, Recorder& recorder)
+ADAMANT_SIMD void finish_group(step_pointers const& a, step_pointers const& to, std::size_t i,
+                               coefficient_vectors const& c, started_group<Recorder> const& group, bool stream,
+                               Recorder& recorder)
 {
     simd::f32 p[simd::vectors];
     ADAMANT_UNROLL
@@ -247,12 +251,12 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficien
         p[k] = finish_param<Path>(u, c);
     }
     recorder.params(a, i, group, p);
-    std::byte* const param = a.param + i * sizeof(Param);
+    std::byte* const param = to.param + i * sizeof(Param);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; k += 2)
         simd::template store_pair<Param, Interleaved>(param + k * simd::lanes * sizeof(Param), p[k], p[k + 1]);
     if constexpr (!std::is_void_v<WeightOut>) {
-        std::byte* const out = a.weight_out + i * sizeof(WeightOut);
+        std::byte* const out = to.weight_out + i * sizeof(WeightOut);
         if (stream) {
             ADAMANT_UNROLL
             for (std::size_t k = 0; k < simd::vectors; k += 2)
@@ -266,13 +270,37 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficien
     }
 }
 
-// Whole groups from `begin` on while they are tame; returns where it stopped: at the first group that is not, or where
-// less than a group is left. Nothing of the group it stopped at has been written. A group is finished after the next
-// one has been started, so that few operations wait for a division: what waits fills the out-of-order window, and keeps
-// the next divisions out.
+// The last `rest` elements before `end`, fewer than a group, before any of the group that ends there is stepped: that
+// group is read as it lies, and of the results only theirs are kept. False, with nothing written, where it is not tame.
+template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+ADAMANT_SIMD bool step_rest(step_pointers const& a, std::size_t end, std::size_t rest, coefficient_vectors const& c)
+{
+    alignas(64) std::byte spare[4][group_elems * sizeof(float)];
+    step_pointers const to{spare[0], nullptr, spare[1], spare[2], spare[3]};
+    step_pointers const from = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - group_elems);
+    no_recorder none;
+    started_group<no_recorder> group;
+    if (!start_group<Path, Interleaved, Param, Grad, ExpAvg, ExpAvgSq>(from, to, 0, c, group, 0, none)) [[unlikely]]
+        return false;
+    finish_group<Path, Interleaved, Param, WeightOut>(from, to, 0, c, group, false, none);
+    std::size_t const before = group_elems - rest;
+    step_pointers results{to.param + before * sizeof(Param), nullptr, to.exp_avg + before * sizeof(ExpAvg),
+                          to.exp_avg_sq + before * sizeof(ExpAvgSq), nullptr};
+    if constexpr (!std::is_void_v<WeightOut>)
+        results.weight_out = to.weight_out + before * sizeof(WeightOut);
+    copy_results<Param, ExpAvg, ExpAvgSq, WeightOut>(
+        pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest), results, rest);
+    return true;
+}
+
+// Whole groups from `begin` to `end` while they are tame; returns where it stopped. Nothing of the group it stopped at
+// has been written. A group is finished after the next one has been started, so that few operations wait for a
+// division: what waits fills the out-of-order window, and keeps the next divisions out.
+// On the ordinary path, the `rest` elements that follow `end`, fewer than a group, are stepped first: if they are tame,
+// `rest` becomes 0, and otherwise nothing is done.
 template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Recorder>
 [[gnu::noinline]] std::size_t fast_step(step_pointers const& arrays, std::size_t begin, std::size_t end,
-                                        coefficients const& scalars, memory_access const how,
+                                        std::size_t& rest, coefficients const& scalars, memory_access const how,
                                         Recorder& records) noexcept
 {
     step_pointers const a = arrays; // copies, which no store below can change
@@ -282,73 +310,108 @@ template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, clas
     constexpr bool interleaved = std::is_same_v<Param, bfloat16> && std::is_same_v<Grad, bfloat16> &&
                                  std::is_same_v<ExpAvg, bfloat16> && std::is_same_v<ExpAvgSq, bfloat16> &&
                                  std::is_void_v<WeightOut>;
+    if constexpr (Path == path::ordinary) {
+        if (rest != 0) {
+            if (!step_rest<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end + rest, rest, c))
+                return begin;
+            rest = 0;
+        }
+    }
     started_group<Recorder> group;
-    if (end - begin < group_elems ||
-        !start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, begin, c, group, how.prefetch_bytes, recorder))
+    if (begin == end || !start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, a, begin, c, group,
+                                                                                       how.prefetch_bytes, recorder))
         return begin;
     std::size_t i = begin + group_elems;
-    for (; end - i >= group_elems; i += group_elems) {
+    for (; i < end; i += group_elems) {
         started_group<Recorder> next;
-        if (!start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, i, c, next, how.prefetch_bytes, recorder))
-            [[unlikely]]
+        if (!start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, a, i, c, next, how.prefetch_bytes,
+                                                                           recorder)) [[unlikely]]
             break;
-        finish_group<Path, interleaved, Param, WeightOut>(a, i - group_elems, c, group, how.stream, recorder);
+        finish_group<Path, interleaved, Param, WeightOut>(a, a, i - group_elems, c, group, how.stream, recorder);
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k)
             group.updates[k] = next.updates[k];
         group.recorded = next.recorded;
     }
-    finish_group<Path, interleaved, Param, WeightOut>(a, i - group_elems, c, group, how.stream, recorder);
+    finish_group<Path, interleaved, Param, WeightOut>(a, a, i - group_elems, c, group, how.stream, recorder);
     records = recorder;
     return i;
 }
 
-// The fastest path wherever it can go, the next one over what stops it. Where a path fails at once, the one below it
-// takes ever longer stretches, so that data that is nowhere ordinary is not computed twice. Steps says what a path does.
-template <class Steps>
-ADAMANT_SIMD std::uint64_t alternate(Steps& steps, std::size_t begin, std::size_t end, bool ordinary)
-{
-    constexpr std::size_t shortest = 64;
-    constexpr std::size_t longest = 4096;
-    std::uint64_t nonfinite = 0;
-    std::size_t lenient_stretch = shortest;
-    std::size_t careful_stretch = shortest;
-    for (std::size_t i = begin; i < end;) {
-        if (ordinary) {
-            std::size_t const start = i;
-            i = steps.template fast<path::ordinary>(i, end);
-            lenient_stretch = i > start ? shortest : lenient_stretch < longest ? 2 * lenient_stretch : longest;
-        } else {
-            lenient_stretch = end - i;
-        }
-        std::size_t const lenient_end = end - i < lenient_stretch ? end : i + lenient_stretch;
-        std::size_t const start = i;
-        i = steps.template fast<path::lenient>(i, lenient_end);
-        careful_stretch = i > start ? shortest : careful_stretch < longest ? 2 * careful_stretch : longest;
-        if (i < lenient_end) {
-            std::size_t const careful_end = end - i < careful_stretch ? end : i + careful_stretch;
-            nonfinite += steps.careful(i, careful_end);
-            i = careful_end;
-        }
-    }
-    return nonfinite;
-}
-
-template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-struct plain_steps {
+// A step over a stretch of a shard: each part of it on the fastest path that it can go.
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Recorder>
+struct stepper {
     step_pointers const& a;
     coefficients const& c;
     memory_access how;
+    Recorder& record;
+    std::size_t rest;        // elements that follow the whole groups, until they have been stepped
+    std::uint64_t nonfinite; // gradients so far
 
-    template <path Path>
-    std::size_t fast(std::size_t begin, std::size_t end) const noexcept
+    // What is less than a group is stepped first, as a part of a whole one whose other elements are still as they were.
+    ADAMANT_SIMD void run(std::size_t begin, std::size_t end)
     {
-        no_recorder none;
-        return fast_step<Path, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c, how, none);
+        rest = (end - begin) % group_elems;
+        std::size_t const whole_end = end - rest;
+        record.keep_rest(a, whole_end, end);
+        bool const fast = begin < whole_end && fast_paths_apply(c);
+        bool const ordinary = fast && ordinary_path_applies(c);
+        if (!ordinary && rest != 0)
+            step_rest_carefully(begin, whole_end);
+        if (fast)
+            alternate(begin, whole_end, ordinary);
+        else if (begin < whole_end)
+            careful(begin, whole_end);
     }
-    std::uint64_t careful(std::size_t begin, std::size_t end) const noexcept
+
+private:
+    // Where a path fails at once, the one below it takes ever longer stretches, so that data that is nowhere ordinary
+    // is not computed twice.
+    ADAMANT_SIMD void alternate(std::size_t begin, std::size_t end, bool ordinary)
     {
-        return careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c);
+        constexpr std::size_t shortest = 64;
+        constexpr std::size_t longest = 4096;
+        static_assert(shortest % group_elems == 0);
+        std::size_t lenient_stretch = shortest;
+        std::size_t careful_stretch = shortest;
+        for (std::size_t i = begin; i < end;) {
+            if (ordinary) {
+                std::size_t const start = i;
+                i = fast<path::ordinary>(i, end);
+                if (rest != 0) [[unlikely]] {
+                    step_rest_carefully(i, end);
+                    continue;
+                }
+                lenient_stretch = i > start ? shortest : lenient_stretch < longest ? 2 * lenient_stretch : longest;
+            } else {
+                lenient_stretch = end - i;
+            }
+            std::size_t const lenient_end = end - i < lenient_stretch ? end : i + lenient_stretch;
+            std::size_t const start = i;
+            i = fast<path::lenient>(i, lenient_end);
+            careful_stretch = i > start ? shortest : careful_stretch < longest ? 2 * careful_stretch : longest;
+            if (i < lenient_end) {
+                std::size_t const careful_end = end - i < careful_stretch ? end : i + careful_stretch;
+                careful(i, careful_end);
+                i = careful_end;
+            }
+        }
+    }
+    template <path Path>
+    ADAMANT_SIMD std::size_t fast(std::size_t begin, std::size_t end)
+    {
+        return fast_step<Path, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, rest, c, how, record);
+    }
+    ADAMANT_SIMD void careful(std::size_t begin, std::size_t end)
+    {
+        record.keep_groups(a, begin, end);
+        nonfinite += careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, begin, end, c);
+    }
+    ADAMANT_SIMD void step_rest_carefully(std::size_t readable, std::size_t whole_end)
+    {
+        nonfinite +=
+            careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, readable, whole_end, whole_end + rest, c);
+        rest = 0;
     }
 };
 
@@ -358,22 +421,24 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
                          memory_access how) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
-    if (end - begin < group_elems || !fast_paths_apply(c)) // the fast paths take whole groups only
-        return careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c);
+    std::uint64_t nonfinite = 0;
     if constexpr (simd::can_stream && !std::is_void_v<WeightOut>) {
         // Whole cache lines only: a line written in two goes to memory twice. So the first elements go by themselves.
         std::size_t const before_line =
             -reinterpret_cast<std::uintptr_t>(a.weight_out + begin * sizeof(WeightOut)) % 64;
-        if (how.stream && before_line % sizeof(WeightOut) == 0 && end - begin > before_line) {
-            std::size_t const aligned = begin + before_line / sizeof(WeightOut);
-            std::uint64_t nonfinite = careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, aligned, c);
-            plain_steps<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const steps{a, c, how};
-            nonfinite += alternate(steps, aligned, end, ordinary_path_applies(c));
-            simd::stream_fence();
-            return nonfinite;
+        std::size_t const aligned = begin + before_line / sizeof(WeightOut);
+        how.stream = how.stream && before_line % sizeof(WeightOut) == 0 && aligned < end;
+        if (how.stream && begin < aligned) {
+            nonfinite = careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, begin, aligned, c);
+            begin = aligned;
         }
+    } else {
+        how.stream = false;
     }
-    plain_steps<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const steps{
-        a, c, {false, how.prefetch_bytes}};
-    return alternate(steps, begin, end, ordinary_path_applies(c));
+    no_recorder none;
+    stepper<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, no_recorder> steps{a, c, how, none, 0, nonfinite};
+    steps.run(begin, end);
+    if (how.stream)
+        simd::stream_fence();
+    return steps.nonfinite;
 }

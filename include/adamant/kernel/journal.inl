@@ -8,10 +8,10 @@
 // the way back is, only on its being the same both times. That is why both use the functions below, in one mode, on
 // paths whose values are finite, and why no sum in them can be contracted.
 //
-// A record of n elements: 16 bits for each, n rounded up to whole groups; then the old values of those units of
-// record_unit elements that need them, in order: params, if the lowest field of the unit's first element says so, then
-// both moments, if its highest does. Units are as long on every instruction set, whatever its groups are: one element
-// that needs old values takes as many bytes everywhere.
+// A record of n elements: 16 bits for each of the whole groups; the old params and moments of the rest, which are less
+// than a group; then those of the units of record_unit elements that need them, in order: params, if the lowest field
+// of the unit's first element says so, then both moments, if its highest does. Units are as long on every instruction
+// set, whatever its groups are: one element that needs old values takes as many bytes everywhere.
 
 struct inverse_vectors {
     simd::f32 step_size, inv_decay, inv_beta1, inv_beta2;
@@ -160,8 +160,8 @@ struct recorder {
         }
     }
 
-    // The old values of elements [begin, end), whole groups but for the last.
-    void keep_all(step_pointers const& a, std::size_t begin, std::size_t end)
+    // The old values of elements [begin, end): whole groups.
+    ADAMANT_SIMD void keep_groups(step_pointers const& a, std::size_t begin, std::size_t end)
     {
         for (std::size_t i = begin; i < end; i += record_unit) {
             std::size_t const in_group = i % group_elems;
@@ -169,11 +169,13 @@ struct recorder {
             std::byte* const at = codes + (i - in_group) * sizeof nothing + first_code(in_group / record_unit);
             __builtin_memcpy(at, &nothing, sizeof nothing);
             mark(at, true, true);
-            std::size_t const elements = end - i < record_unit ? end - i : record_unit;
-            keep(a.param + i * sizeof(float), elements);
-            keep(a.exp_avg + i * sizeof(float), elements);
-            keep(a.exp_avg_sq + i * sizeof(float), elements);
+            keep(a, i, record_unit);
         }
+    }
+    // What is less than a group; before all else.
+    ADAMANT_SIMD void keep_rest(step_pointers const& a, std::size_t begin, std::size_t end)
+    {
+        keep(a, begin, end - begin);
     }
 
 private:
@@ -199,34 +201,16 @@ private:
     }
     ADAMANT_SIMD void keep(std::byte const* values, std::size_t elements)
     {
-        __builtin_memcpy(old, values, elements * sizeof(float));
+        copy_few(old, values, elements * sizeof(float));
         old += elements * sizeof(float);
     }
-};
-
-template <class Grad, class WeightOut>
-struct recorded_steps {
-    step_pointers const& a;
-    coefficients const& c;
-    memory_access how;
-    recorder& record;
-
-    template <path Path>
-    std::size_t fast(std::size_t begin, std::size_t end) noexcept
+    ADAMANT_SIMD void keep(step_pointers const& a, std::size_t begin, std::size_t elements)
     {
-        return fast_step<Path, float, Grad, float, float, WeightOut>(a, begin, end, c, how, record);
-    }
-    std::uint64_t careful(std::size_t begin, std::size_t end) noexcept
-    {
-        record.keep_all(a, begin, end);
-        return careful_step<float, Grad, float, float, WeightOut>(a, begin, end, c);
+        keep(a.param + begin * sizeof(float), elements);
+        keep(a.exp_avg + begin * sizeof(float), elements);
+        keep(a.exp_avg_sq + begin * sizeof(float), elements);
     }
 };
-
-ADAMANT_SIMD std::size_t whole_groups(std::size_t n)
-{
-    return (n + group_elems - 1) / group_elems * group_elems;
-}
 
 // See recorded_step_function.
 template <class Grad, class WeightOut>
@@ -240,17 +224,14 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
                      broadcast_field<exp_avg_field>(),
                      broadcast_field<exp_avg_sq_field>(),
                      record,
-                     record + whole_groups(n) * sizeof(std::uint16_t),
+                     record + (n - n % group_elems) * sizeof(std::uint16_t),
                      {moments[0], moments[1]}};
     if constexpr (std::is_void_v<WeightOut> || !simd::can_stream)
         how.stream = false;
     else
         how.stream = how.stream && reinterpret_cast<std::uintptr_t>(a.weight_out) % 64 == 0;
-    recorded_steps<Grad, WeightOut> steps{a, c, how, records};
-    if (fast_paths_apply(c))
-        alternate(steps, 0, n, ordinary_path_applies(c));
-    else
-        steps.careful(0, n);
+    stepper<float, Grad, float, float, WeightOut, recorder> steps{a, c, how, records, 0, 0};
+    steps.run(0, n);
     if (how.stream)
         simd::stream_fence();
     return records.old;
@@ -265,29 +246,33 @@ void undo_step(step_pointers const& arrays, std::size_t n, coefficients const& s
     step_pointers const a = arrays;
     coefficient_vectors const c = broadcast(scalars);
     inverse_vectors const inverse = broadcast_inverse(scalars);
-    std::byte const* old = record + whole_groups(n) * sizeof(std::uint16_t);
-    for (std::size_t i = 0; i < n; i += group_elems) {
+    std::size_t const rest = n % group_elems;
+    std::size_t const whole_end = n - rest;
+    std::byte const* old = record + whole_end * sizeof(std::uint16_t);
+    std::byte* const arrays_of_rest[] = {a.param, a.exp_avg, a.exp_avg_sq};
+    for (std::byte* const array : arrays_of_rest) {
+        copy_few(array + whole_end * sizeof(float), old, rest * sizeof(float));
+        old += rest * sizeof(float);
+    }
+    constexpr std::size_t unit_bytes = record_unit * sizeof(float); // of one array
+    for (std::size_t i = 0; i < whole_end; i += group_elems) {
         std::byte const* const codes = record + i * sizeof(std::uint16_t);
-        std::size_t const elements = n - i < group_elems ? n - i : group_elems;
         struct kept_unit {
             std::byte const *param, *moments; // null: not kept whole
-            std::size_t bytes;                // of one array
         };
         kept_unit kept[units] = {};
-        bool all_is_kept = true; // always so where a group is cut short
-        for (std::size_t unit = 0; unit * record_unit < elements; ++unit) {
-            std::size_t const left = elements - unit * record_unit;
+        bool all_is_kept = true;
+        for (std::size_t unit = 0; unit < units; ++unit) {
             kept_unit& of = kept[unit];
-            of.bytes = (left < record_unit ? left : record_unit) * sizeof(float);
             std::uint16_t first;
             __builtin_memcpy(&first, codes + first_code(unit), sizeof first);
             if ((first & whole_param) == whole_param) {
                 of.param = old;
-                old += of.bytes;
+                old += unit_bytes;
             }
             if ((first & whole_moments) == whole_moments) {
                 of.moments = old;
-                old += 2 * of.bytes;
+                old += 2 * unit_bytes;
             }
             all_is_kept = all_is_kept && of.param != nullptr && of.moments != nullptr;
         }
@@ -315,10 +300,10 @@ void undo_step(step_pointers const& arrays, std::size_t n, coefficients const& s
             kept_unit const& of = kept[unit];
             std::size_t const here = (i + unit * record_unit) * sizeof(float);
             if (of.param != nullptr)
-                __builtin_memcpy(a.param + here, of.param, of.bytes);
+                __builtin_memcpy(a.param + here, of.param, unit_bytes);
             if (of.moments != nullptr) {
-                __builtin_memcpy(a.exp_avg + here, of.moments, of.bytes);
-                __builtin_memcpy(a.exp_avg_sq + here, of.moments + of.bytes, of.bytes);
+                __builtin_memcpy(a.exp_avg + here, of.moments, unit_bytes);
+                __builtin_memcpy(a.exp_avg_sq + here, of.moments + unit_bytes, unit_bytes);
             }
         }
     }

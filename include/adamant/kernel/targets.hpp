@@ -17,6 +17,7 @@
 #endif
 
 #include <adamant/isa/generic.hpp>
+#include <adamant/kernel/copy_few.hpp>
 #include <adamant/kernel/guard.hpp>
 #include <adamant/kernel/step_pointers.hpp>
 #include <adamant/numerics/float_mode.hpp>

@@ -2,68 +2,46 @@
 // Pieces of many shards that are less than a group of vectors each, gathered and stepped together.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <iterator>
 #include <span>
-#include <type_traits>
 
-#include <adamant/kernel/step_pointers.hpp>
+#include <adamant/kernel/copy_few.hpp>
+#include <adamant/kernel/dispatch.hpp>
 #include <adamant/shard/shard_list.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// memcpy of a few elements, without the call: such copies are most of the time that a small piece takes.
-inline void copy_few(std::byte* to, std::byte const* from, std::size_t bytes) noexcept
-{
-    auto const move = [&]<std::size_t Bytes>(std::integral_constant<std::size_t, Bytes>) {
-        std::byte first[Bytes]; // two that overlap, or are the same
-        std::byte last[Bytes];
-        std::memcpy(first, from, Bytes);
-        std::memcpy(last, from + bytes - Bytes, Bytes);
-        std::memcpy(to, first, Bytes);
-        std::memcpy(to + bytes - Bytes, last, Bytes);
-    };
-    if (bytes > 128) {
-        std::memcpy(to, from, bytes);
-        return;
-    }
-    for (; bytes > 32; bytes -= 16, to += 16, from += 16)
-        std::memcpy(to, from, 16);
-    if (bytes >= 16)
-        move(std::integral_constant<std::size_t, 16>());
-    else if (bytes >= 8)
-        move(std::integral_constant<std::size_t, 8>());
-    else if (bytes >= 4)
-        move(std::integral_constant<std::size_t, 4>());
-    else if (bytes >= 2)
-        move(std::integral_constant<std::size_t, 2>());
-}
-
-// A kernel takes whole groups at a time, and what is less in a slower way; each call of it switches the floating-point
-// mode; and what lies all over memory is waited for piece by piece. So small pieces of the same types and coefficients
-// are copied next to each other, stepped as one, and copied back: a third of the time. Each element is computed as it
-// would be where it lies, so no bit depends on who shares a batch. (Larger pieces' ends gain nothing by it.)
+// A kernel takes whole groups at a time, and where there are fewer elements it copies them into buffers and waits for
+// them. So small pieces of the same types and coefficients are copied next to each other, stepped as one, and copied
+// back: a third of the time. Each element is computed as it would be where it lies, so no bit depends on who shares a
+// batch. (Larger pieces gain nothing by it.)
 class small_pieces {
 public:
-    small_pieces(isa tier, std::span<coefficients const> of_groups) noexcept : tier_(tier), of_groups_(of_groups) {}
+    small_pieces(isa tier, std::span<coefficients const> of_groups) noexcept
+        : tier_(tier), smaller_than_(std::min(kernel::step_elems_for(tier), most_each)), of_groups_(of_groups)
+    {
+    }
     small_pieces(small_pieces const&) = delete;
     small_pieces& operator=(small_pieces const&) = delete;
 
-    // Elements [begin, end) of s, fewer than shard_list::granule_elems. They are stepped by finish() at the latest; the
-    // shard stays where it is until then.
+    // Whether so many elements are to be added.
+    [[nodiscard]] bool takes(std::size_t elems) const noexcept { return elems < smaller_than_; }
+    // Elements [begin, end) of s, as few as it takes. They are stepped by finish() at the latest; the shard stays where
+    // it is until then.
     void add(grouped_shard const& s, std::size_t begin, std::size_t end) noexcept
     {
         batch& in = batch_for(s);
         std::size_t const n = end - begin;
         in.pieces[in.count++] = {&s.shard, begin, n};
         kernel::step_pointers const from = s.shard.pointers();
-        copy_few(in.array<0>(in.elems), from.param + begin * in.elem_bytes[0], n * in.elem_bytes[0]);
-        copy_few(in.array<1>(in.elems), from.grad + begin * in.elem_bytes[1], n * in.elem_bytes[1]);
-        copy_few(in.array<2>(in.elems), from.exp_avg + begin * in.elem_bytes[2], n * in.elem_bytes[2]);
-        copy_few(in.array<3>(in.elems), from.exp_avg_sq + begin * in.elem_bytes[3], n * in.elem_bytes[3]);
+        kernel::copy_few(in.array<0>(in.elems), from.param + begin * in.elem_bytes[0], n * in.elem_bytes[0]);
+        kernel::copy_few(in.array<1>(in.elems), from.grad + begin * in.elem_bytes[1], n * in.elem_bytes[1]);
+        kernel::copy_few(in.array<2>(in.elems), from.exp_avg + begin * in.elem_bytes[2], n * in.elem_bytes[2]);
+        kernel::copy_few(in.array<3>(in.elems), from.exp_avg_sq + begin * in.elem_bytes[3], n * in.elem_bytes[3]);
         in.elems += n;
     }
     // Steps what has been added, and returns how many gradients were not finite, of all since the beginning.
@@ -76,6 +54,7 @@ public:
 
 private:
     static constexpr std::size_t most_elems = 256;
+    static constexpr std::size_t most_each = 64;
     static constexpr std::size_t most_pieces = 64;
     struct piece {
         any_shard const* of;
@@ -112,7 +91,7 @@ private:
             found->group = s.group;
             for (std::size_t a = 0; a < 5; ++a)
                 found->elem_bytes[a] = s.shard.elem_bytes(a);
-        } else if (found->count == most_pieces || found->elems > most_elems - shard_list::granule_elems) {
+        } else if (found->count == most_pieces || found->elems > most_elems - most_each) {
             step(*found);
         }
         return *found;
@@ -127,16 +106,17 @@ private:
         for (std::size_t i = 0; i < b.count; ++i) {
             piece const& p = b.pieces[i];
             kernel::step_pointers const to = p.of->pointers();
-            copy_few(to.param + p.begin * b.elem_bytes[0], b.array<0>(at), p.n * b.elem_bytes[0]);
-            copy_few(to.exp_avg + p.begin * b.elem_bytes[2], b.array<2>(at), p.n * b.elem_bytes[2]);
-            copy_few(to.exp_avg_sq + p.begin * b.elem_bytes[3], b.array<3>(at), p.n * b.elem_bytes[3]);
-            copy_few(to.weight_out + p.begin * b.elem_bytes[4], b.array<4>(at), p.n * b.elem_bytes[4]);
+            kernel::copy_few(to.param + p.begin * b.elem_bytes[0], b.array<0>(at), p.n * b.elem_bytes[0]);
+            kernel::copy_few(to.exp_avg + p.begin * b.elem_bytes[2], b.array<2>(at), p.n * b.elem_bytes[2]);
+            kernel::copy_few(to.exp_avg_sq + p.begin * b.elem_bytes[3], b.array<3>(at), p.n * b.elem_bytes[3]);
+            kernel::copy_few(to.weight_out + p.begin * b.elem_bytes[4], b.array<4>(at), p.n * b.elem_bytes[4]);
             at += p.n;
         }
         b.elems = b.count = 0;
     }
 
     isa tier_;
+    std::size_t smaller_than_;
     std::span<coefficients const> of_groups_;
     std::uint64_t nonfinite_ = 0;
     std::size_t next_ = 0;

@@ -80,11 +80,12 @@ inline step_report step(executor const& cpu, shard_list const& shards, std::span
     std::atomic<std::uint64_t> nonfinite{0};
     // On the line of granules the shards are one range of elements, some of which do not exist.
     unsigned const threads = cpu.for_each_slice(shards.granules() * shard_list::granule_elems, [&](slice part) {
+        float_mode_scope const mode(subnormals::flushed); // once for all shards; the kernels find it set
         std::uint64_t found = 0;
         detail::small_pieces small(cpu.tier(), group_coefficients);
         shards.for_each_piece(part.begin / shard_list::granule_elems, part.end / shard_list::granule_elems,
                               [&](grouped_shard const& s, std::size_t begin, std::size_t end) {
-                                  if (end - begin < shard_list::granule_elems)
+                                  if (small.takes(end - begin))
                                       small.add(s, begin, end);
                                   else
                                       found += s.shard.step_for(cpu.tier())(s.shard.pointers(), begin, end,
