@@ -271,9 +271,9 @@ struct simd {
     }
     ADAMANT_SIMD static void read(bfloat16_sums const& sums, double* out)
     {
-        for (int k = 0; k < 4; ++k) {
-            _mm_storeu_pd(out + 2 * k, _mm256_castpd256_pd128(sums.sum[k]));
-            _mm_storeu_pd(out + 8 + 2 * k, _mm256_extractf128_pd(sums.sum[k], 1));
+        for (int k = 0; k < 2; ++k) { // whole vectors, as they are read again at once
+            _mm256_storeu_pd(out + 4 * k, _mm256_permute2f128_pd(sums.sum[2 * k], sums.sum[2 * k + 1], 0x20));
+            _mm256_storeu_pd(out + 8 + 4 * k, _mm256_permute2f128_pd(sums.sum[2 * k], sums.sum[2 * k + 1], 0x31));
         }
         if (any(_mm256_cmpgt_epi16(sums.most, _mm256_set1_epi16((float_infinity_bits >> 16) - 1))))
             out[0] = __builtin_inf();

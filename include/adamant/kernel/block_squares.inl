@@ -25,14 +25,13 @@ grad_squares block_squares(std::byte const* grad, std::size_t n) noexcept
     float_mode_scope const mode(subnormals::flushed);
     typename simd::template partial_sums<Grad> sums;
     simd::clear(sums);
-    std::size_t i = 0;
-    for (; n - i >= 16; i += 16)
+    std::size_t const whole_end = n - n % 16;
+    alignas(64) std::byte padded[16 * sizeof(Grad)] = {}; // copied first, for a load of it waits
+    copy_few(padded, grad + whole_end * sizeof(Grad), (n - whole_end) * sizeof(Grad));
+    for (std::size_t i = 0; i < whole_end; i += 16)
         add_sixteen<Grad>(sums, grad + i * sizeof(Grad));
-    if (i < n) {
-        alignas(64) std::byte padded[16 * sizeof(Grad)] = {};
-        __builtin_memcpy(padded, grad + i * sizeof(Grad), (n - i) * sizeof(Grad));
+    if (whole_end < n)
         add_sixteen<Grad>(sums, padded); // adding zeros changes nothing
-    }
     alignas(64) double partial[16];
     simd::read(sums, partial);
     for (int width = 8; width > 0; width /= 2)
