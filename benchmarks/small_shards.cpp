@@ -6,12 +6,14 @@
 //   small_shards/LAYOUT/elems:N/threads:T    N elements in shards of 4096, of float state with bfloat16 gradients and
 //                                            weights
 //   small_shards/tiny_K/elems:N/threads:T    the same in 4000 shards of K elements, separate; "submitted" is an
-//                                            optimizer's begin_step(), submit() of each, and finish()
+//                                            optimizer's begin_step(), submit() of each, and finish(), "speculated" the
+//                                            same with the options as they are by default
 //
 // adjacent: stretches of flat arrays, in their order. shuffled: the same in a random order. separate: each array of
 // each shard is an allocation of its own, as in a program of many tensors.
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <random>
 #include <span>
@@ -49,15 +51,20 @@ void call(benchmark::State& state, executor const& cpu, std::size_t n)
 
 enum class layout { adjacent, shuffled, separate };
 
-// Five allocations.
+// Five allocations, of ordinary training's values.
 struct tensor {
     std::vector<float> param, exp_avg, exp_avg_sq;
     std::vector<bfloat16> grad, weight_out;
 
-    explicit tensor(std::size_t n)
-        : param(n, 1e-3f), exp_avg(n, 1e-6f), exp_avg_sq(n, 1e-9f), grad(n, adamant::narrow<bfloat16>(1e-5f)),
-          weight_out(n)
+    tensor(std::size_t n, std::minstd_rand& random) : param(n), exp_avg(n), exp_avg_sq(n), grad(n), weight_out(n)
     {
+        std::normal_distribution<float> normal;
+        for (std::size_t i = 0; i < n; ++i) {
+            param[i] = 0.02f * normal(random);
+            exp_avg[i] = 1e-3f * normal(random);
+            exp_avg_sq[i] = 1e-9f + 1e-6f * std::abs(normal(random));
+            grad[i] = adamant::narrow<bfloat16>(1e-3f * normal(random));
+        }
     }
 };
 
@@ -65,17 +72,18 @@ void many(benchmark::State& state, executor const& cpu, std::size_t n, layout wh
 {
     arrays const flat(elem_bytes_of<mixed>, n);
     fill<mixed>(cpu, flat, n, content::ordinary);
+    std::minstd_rand random(1);
     std::vector<tensor> tensors;
     std::vector<adamant::any_shard> parts;
     for (std::size_t i = 0; i < n / shard_elems; ++i)
         if (where == layout::separate)
-            tensors.emplace_back(shard_elems);
+            tensors.emplace_back(shard_elems, random);
         else
             parts.emplace_back(shard_of<mixed>(flat, i * shard_elems, shard_elems));
     for (tensor& t : tensors)
         parts.emplace_back(adamant::shard(t.param, t.grad, t.exp_avg, t.exp_avg_sq, t.weight_out));
     if (where == layout::shuffled)
-        std::shuffle(parts.begin(), parts.end(), std::minstd_rand(1));
+        std::shuffle(parts.begin(), parts.end(), random);
     adamant::shard_list const list(parts);
     mixed const whole = shard_of<mixed>(flat, 0, n);
     adamant::coefficients const c = adamw();
@@ -90,13 +98,19 @@ void many(benchmark::State& state, executor const& cpu, std::size_t n, layout wh
 
 void tiny(benchmark::State& state, executor const& cpu, std::size_t each)
 {
-    std::vector<tensor> tensors(tiny_shards, tensor(each));
+    std::minstd_rand random(1);
+    std::vector<tensor> tensors;
+    for (std::size_t i = 0; i < tiny_shards; ++i)
+        tensors.emplace_back(each, random);
     std::vector<adamant::any_shard> parts;
-    adamant::optimizer optimizer(cpu, {.on_nonfinite = adamant::nonfinite_policy::apply});
-    optimizer.add_group("all", {.lr = 1e-3});
+    adamant::optimizer submitted(cpu, {.on_nonfinite = adamant::nonfinite_policy::apply});
+    adamant::optimizer speculated(cpu);
+    submitted.add_group("all", {.lr = 1e-3});
+    speculated.add_group("all", {.lr = 1e-3});
     for (tensor& t : tensors) {
         adamant::shard const view(t.param, t.grad, t.exp_avg, t.exp_avg_sq, t.weight_out);
-        optimizer.add_shard(0, std::to_string(parts.size()), view);
+        submitted.add_shard(0, std::to_string(parts.size()), view);
+        speculated.add_shard(0, std::to_string(parts.size()), view);
         parts.emplace_back(view);
     }
     adamant::shard_list const list(parts);
@@ -107,12 +121,16 @@ void tiny(benchmark::State& state, executor const& cpu, std::size_t each)
 
     std::vector<contender> contenders;
     contenders.push_back({part_in_race::subject, "many", "", [&] { adamant::step(cpu, list, std::span(&c, 1)); }});
-    contenders.push_back({part_in_race::aside, "submitted", "", [&] {
-                              optimizer.begin_step();
-                              for (std::size_t i = 0; i < tiny_shards; ++i)
-                                  optimizer.submit(i);
-                              optimizer.finish();
-                          }});
+    auto const add_steps_of = [&](adamant::optimizer& of, char const* name) {
+        contenders.push_back({part_in_race::aside, name, "", [&of] {
+                                  of.begin_step();
+                                  for (std::size_t i = 0; i < tiny_shards; ++i)
+                                      of.submit(i);
+                                  of.finish();
+                              }});
+    };
+    add_steps_of(submitted, "submitted");
+    add_steps_of(speculated, "speculated");
     add_limits<mixed>(contenders, cpu, flat, n);
     race::run(state, contenders, {repeats_for(n)});
     report(state, contenders, {static_cast<double>(n), static_cast<double>(list.bytes_moved())});
