@@ -65,27 +65,29 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
     std::size_t const rest = (end - begin) % simd::lanes;
     if (rest != 0) {
         alignas(64) std::byte spare[5][simd::lanes * sizeof(float)];
-        step_pointers to{spare[0], spare[1], spare[2], spare[3], spare[4]};
+        step_pointers const to{spare[0], spare[1], spare[2], spare[3], spare[4]};
         step_pointers const in_place = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest);
-        unsigned bad;
         if (end - readable >= simd::lanes) {
-            bad = careful_vector<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
+            unsigned const bad = careful_vector<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
                 pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - simd::lanes), to, c);
-            if (bad != 0) { // of elements before the rest, too
-                bad = 0;
+            if (bad != 0) // of elements before the rest, too
                 for (std::size_t i = 0; i < rest; ++i)
-                    bad += !is_finite(widen(load_unaligned<Grad>(in_place.grad + i * sizeof(Grad))));
-            }
-            std::size_t const before = simd::lanes - rest;
-            to = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(to, before);
-        } else {
+                    nonfinite += !is_finite(widen(load_unaligned<Grad>(in_place.grad + i * sizeof(Grad))));
+            copy_results<Param, ExpAvg, ExpAvgSq, WeightOut>(
+                in_place, pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(to, simd::lanes - rest), rest);
+        } else { // by calls of memcpy, whose wider stores keep the load waiting for less
             __builtin_memset(spare, 0, sizeof spare);
-            copy_few(spare[1], in_place.grad, rest * sizeof(Grad));
-            copy_results<Param, ExpAvg, ExpAvgSq, void>(to, in_place, rest);
-            bad = careful_vector<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(to, to, c);
+            __builtin_memcpy(to.param, in_place.param, rest * sizeof(Param));
+            __builtin_memcpy(spare[1], in_place.grad, rest * sizeof(Grad));
+            __builtin_memcpy(to.exp_avg, in_place.exp_avg, rest * sizeof(ExpAvg));
+            __builtin_memcpy(to.exp_avg_sq, in_place.exp_avg_sq, rest * sizeof(ExpAvgSq));
+            nonfinite += careful_vector<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(to, to, c);
+            __builtin_memcpy(in_place.param, to.param, rest * sizeof(Param));
+            __builtin_memcpy(in_place.exp_avg, to.exp_avg, rest * sizeof(ExpAvg));
+            __builtin_memcpy(in_place.exp_avg_sq, to.exp_avg_sq, rest * sizeof(ExpAvgSq));
+            if constexpr (!std::is_void_v<WeightOut>)
+                __builtin_memcpy(in_place.weight_out, to.weight_out, rest * sizeof(WeightOut));
         }
-        copy_results<Param, ExpAvg, ExpAvgSq, WeightOut>(in_place, to, rest);
-        nonfinite += bad;
     }
     for (std::size_t i = begin; i < end - rest; i += simd::lanes) {
         step_pointers const at = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i);
