@@ -69,20 +69,22 @@ inline constexpr std::uint32_t tame_wide_up_to_bits = std::bit_cast<std::uint32_
 inline constexpr std::uint32_t bfloat16_flush_bits = 0x00808000u;
 
 // Whether the proof above holds for these coefficients. The ones it leaves out (a beta2 below one half, an eps of zero,
-// a decay of zero) take the careful path throughout. Integers order positive floats, and one branch at the end takes a
-// third of the time of one for each bound: it is asked in every call, and most shards are small.
+// a decay of zero) take the careful path throughout. Positive floats are in the order of their bits; and one branch, not
+// one for each bound, because this is asked in every call, and most shards are small.
 [[nodiscard]] inline bool fast_paths_apply(coefficients const& c) noexcept
 {
     auto const bits = [](float x) { return std::bit_cast<std::uint32_t>(x); };
     auto const magnitude = [&](float x) { return bits(x) & float_abs_mask; };
-    auto const within = [&](std::uint32_t x, float low, float high) { return x - bits(low) <= bits(high) - bits(low); };
-    auto const zero = [&](float x) { return magnitude(x) == 0; };
-    return ((zero(c.beta1) | within(bits(c.beta1), 0x1p-4f, 1)) &
-            ((zero(c.beta2) & (bits(c.one_minus_beta2) == bits(1))) | within(bits(c.beta2), 0x1p-1f, 1)) &
-            within(bits(c.one_minus_beta1), 0x1p-24f, 1) & within(bits(c.one_minus_beta2), 0x1p-24f, 1) &
-            within(bits(c.inv_sqrt_bias2), 1, 0x1p40f) & within(bits(c.eps), 0x1p-60f, 0x1p40f) &
-            (magnitude(c.neg_step_size) <= bits(0x1p20f)) & within(magnitude(c.decay), 0x1p-10f, 0x1p10f) &
-            (magnitude(c.grad_scale) <= bits(0x1p60f))) != 0;
+    auto const at_most = [&](std::uint32_t x, float high) -> unsigned { return x <= bits(high); };
+    auto const within = [&](std::uint32_t x, float low, float high) -> unsigned {
+        return x - bits(low) <= bits(high) - bits(low);
+    };
+    unsigned const no_beta2 = at_most(magnitude(c.beta2), 0) & within(bits(c.one_minus_beta2), 1, 1);
+    return ((at_most(magnitude(c.beta1), 0) | within(bits(c.beta1), 0x1p-4f, 1)) &
+            (no_beta2 | within(bits(c.beta2), 0x1p-1f, 1)) & within(bits(c.one_minus_beta1), 0x1p-24f, 1) &
+            within(bits(c.one_minus_beta2), 0x1p-24f, 1) & within(bits(c.inv_sqrt_bias2), 1, 0x1p40f) &
+            within(bits(c.eps), 0x1p-60f, 0x1p40f) & at_most(magnitude(c.neg_step_size), 0x1p20f) &
+            within(magnitude(c.decay), 0x1p-10f, 0x1p10f) & at_most(magnitude(c.grad_scale), 0x1p60f)) != 0;
 }
 
 // Whether the ordinary path may be tried: nearly always with decoupled decay.
