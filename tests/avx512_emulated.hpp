@@ -85,6 +85,39 @@ inline __m256 half(v16 a, int which)
     return simde__m512d_from_private(to);
 }
 
+// Masked: no byte of a lane that is left out is touched.
+[[gnu::noinline]] inline v16 maskz_loadu_ps(__mmask16 which, void const* from)
+{
+    simde__m512_private to = simde__m512_to_private(simde_mm512_setzero_ps());
+    for (std::size_t i = 0; i < 16; ++i)
+        if ((which >> i & 1) != 0)
+            __builtin_memcpy(&to.f32[i], static_cast<char const*>(from) + i * sizeof(float), sizeof(float));
+    return simde__m512_from_private(to);
+}
+[[gnu::noinline]] inline void mask_storeu_ps(void* to, __mmask16 which, v16 a)
+{
+    simde__m512_private const from = simde__m512_to_private(a);
+    for (std::size_t i = 0; i < 16; ++i)
+        if ((which >> i & 1) != 0)
+            __builtin_memcpy(static_cast<char*>(to) + i * sizeof(float), &from.f32[i], sizeof(float));
+}
+[[gnu::noinline]] inline __m256i maskz_loadu_epi16(__mmask16 which, void const* from)
+{
+    simde__m256i_private to = simde__m256i_to_private(simde_mm256_setzero_si256());
+    for (std::size_t i = 0; i < 16; ++i)
+        if ((which >> i & 1) != 0)
+            __builtin_memcpy(&to.i16[i], static_cast<char const*>(from) + i * sizeof(std::int16_t),
+                             sizeof(std::int16_t));
+    return simde__m256i_from_private(to);
+}
+[[gnu::noinline]] inline void mask_storeu_epi16(void* to, __mmask16 which, __m256i a)
+{
+    simde__m256i_private const from = simde__m256i_to_private(a);
+    for (std::size_t i = 0; i < 16; ++i)
+        if ((which >> i & 1) != 0)
+            __builtin_memcpy(static_cast<char*>(to) + i * sizeof(std::int16_t), &from.i16[i], sizeof(std::int16_t));
+}
+
 // Macros there.
 [[gnu::noinline]] inline __mmask16 cmp_ps_mask(v16 a, v16 b, int)
 {
@@ -207,6 +240,14 @@ ADAMANT_END_NAMESPACE
 #define _mm512_maskz_mov_epi16 emulated_avx512::maskz_mov_epi16
 #undef _mm512_maskz_permutexvar_epi16
 #define _mm512_maskz_permutexvar_epi16 emulated_avx512::maskz_permutexvar_epi16
+#undef _mm512_mask_storeu_ps
+#define _mm512_mask_storeu_ps emulated_avx512::mask_storeu_ps
+#undef _mm512_maskz_loadu_ps
+#define _mm512_maskz_loadu_ps emulated_avx512::maskz_loadu_ps
+#undef _mm256_maskz_loadu_epi16
+#define _mm256_maskz_loadu_epi16 emulated_avx512::maskz_loadu_epi16
+#undef _mm256_mask_storeu_epi16
+#define _mm256_mask_storeu_epi16 emulated_avx512::mask_storeu_epi16
 #undef _mm512_max_epu32
 #define _mm512_max_epu32 emulated_avx512::max_epu32
 #undef _mm512_min_epi32

@@ -6,6 +6,7 @@ struct simd {
     static constexpr std::size_t lanes = 8;
     static constexpr std::size_t vectors = 2;
     static constexpr bool can_stream = true;
+    static constexpr bool has_masks = false;
     using f32 = __m256;
     using u32 = __m256i;
 

@@ -7,6 +7,7 @@ struct simd {
     static constexpr std::size_t lanes = 16;
     static constexpr std::size_t vectors = 2;
     static constexpr bool can_stream = true;
+    static constexpr bool has_masks = true;
     using f32 = __m512;
     using u32 = __m512i;
 
@@ -71,17 +72,29 @@ struct simd {
                                 6 << 16, 5 << 16, 4 << 16, 3 << 16, 2 << 16, 1 << 16, 0);
     }
     template <class T>
+    ADAMANT_SIMD static f32 widen(__m256i half)
+    {
+        if constexpr (std::is_same_v<T, bfloat16>)
+            return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, upper_words(), _mm512_castsi256_si512(half)));
+        else
+            return _mm512_cvtph_ps(half);
+    }
+    template <class T>
     ADAMANT_SIMD static f32 load(std::byte const* address)
     {
-        if constexpr (std::is_same_v<T, float>) {
+        if constexpr (std::is_same_v<T, float>)
             return _mm512_loadu_ps(address);
-        } else {
-            __m256i const half = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address));
-            if constexpr (std::is_same_v<T, bfloat16>)
-                return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, upper_words(), _mm512_castsi256_si512(half)));
-            else
-                return _mm512_cvtph_ps(half);
-        }
+        else
+            return widen<T>(_mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address)));
+    }
+    ADAMANT_SIMD static __mmask16 first_lanes(std::size_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+    template <class T>
+    ADAMANT_SIMD static f32 load_first(std::byte const* address, std::size_t count)
+    {
+        if constexpr (std::is_same_v<T, float>)
+            return _mm512_maskz_loadu_ps(first_lanes(count), address);
+        else
+            return widen<T>(_mm256_maskz_loadu_epi16(first_lanes(count), address));
     }
     template <class T>
     ADAMANT_SIMD static __m256i narrow(f32 x)
@@ -105,6 +118,14 @@ struct simd {
             _mm512_storeu_ps(address, x);
         else
             _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), narrow<T>(x));
+    }
+    template <class T>
+    ADAMANT_SIMD static void store_first(std::byte* address, f32 x, std::size_t count)
+    {
+        if constexpr (std::is_same_v<T, float>)
+            _mm512_mask_storeu_ps(address, first_lanes(count), x);
+        else
+            _mm256_mask_storeu_epi16(address, first_lanes(count), narrow<T>(x));
     }
     template <class T, bool>
     ADAMANT_SIMD static void load_pair(std::byte const* address, f32& a, f32& b)

@@ -29,6 +29,7 @@ struct simd {
     static constexpr std::size_t lanes = f32::size; // floats in a vector
     static constexpr std::size_t vectors = 4;       // that the fast path takes at a time; an even number
     static constexpr bool can_stream = false;       // whether stream_pair() does so
+    static constexpr bool has_masks = false;        // whether there are load_first() and store_first(), of `count` lanes
 
     ADAMANT_SIMD static f32 set(float x) { return f32(x); }
     // a - b; where b is a product, no compiler fuses the two.

@@ -2,14 +2,43 @@
 // The step over anything that the fast paths do not take: values next to zero, infinities, NaNs, and what is left over
 // for less than a group. Included by kernel/fused_step.inl, once per instruction set.
 
-// A result that the careful path stores: rounding to bfloat16 can reach 2^-126 from above.
-template <class T>
-ADAMANT_SIMD void store_carefully(std::byte* address, simd::f32 x)
+// Whole vectors, or the first `count` elements of one, for which no byte beyond them is touched; the other lanes are
+// zero. Where there are no masks those go through a buffer: a load waits for the stores before it that it spans.
+template <class T, bool Whole, class Simd = simd>
+ADAMANT_SIMD simd::f32 load_first(std::byte const* address, std::size_t count)
+{
+    if constexpr (Whole) {
+        return simd::template load<T>(address);
+    } else if constexpr (Simd::has_masks) {
+        return Simd::template load_first<T>(address, count);
+    } else {
+        alignas(64) std::byte buffer[simd::lanes * sizeof(T)] = {};
+        __builtin_memcpy(buffer, address, count * sizeof(T));
+        return simd::template load<T>(buffer);
+    }
+}
+template <class T, bool Whole, class Simd = simd>
+ADAMANT_SIMD void store_first(std::byte* address, simd::f32 x, std::size_t count)
+{
+    if constexpr (Whole) {
+        simd::template store<T>(address, x);
+    } else if constexpr (Simd::has_masks) {
+        Simd::template store_first<T>(address, x, count);
+    } else {
+        alignas(64) std::byte buffer[simd::lanes * sizeof(T)];
+        simd::template store<T>(buffer, x);
+        __builtin_memcpy(address, buffer, count * sizeof(T));
+    }
+}
+
+// A result of the careful path: rounding to bfloat16 can reach 2^-126 from above.
+template <class T, bool Whole = true>
+ADAMANT_SIMD void store_carefully(std::byte* address, simd::f32 x, std::size_t count = simd::lanes)
 {
     x = simd::canonical(x, x);
     if constexpr (std::is_same_v<T, bfloat16>)
         x = simd::flush(x, bfloat16_flush_bits);
-    simd::store<T>(address, x);
+    store_first<T, Whole>(address, x, count);
 }
 
 // The arrays from element i on.
@@ -34,28 +63,29 @@ ADAMANT_SIMD void copy_results(step_pointers const& to, step_pointers const& fro
         copy_few(to.weight_out, from.weight_out, count * sizeof(WeightOut));
 }
 
-// One vector, each operation flushed by hand, from there to there; returns how many of its gradients are not finite.
-template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-ADAMANT_SIMD unsigned careful_vector(step_pointers const& from, step_pointers const& to, coefficient_vectors const& c)
+// One vector, or its first `count` elements, each operation flushed by hand, from there to there; returns how many of
+// the gradients are not finite.
+template <bool Whole, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+ADAMANT_SIMD unsigned careful_vector(step_pointers const& from, step_pointers const& to, std::size_t count,
+                                     coefficient_vectors const& c)
 {
-    simd::f32 const grad = simd::load<Grad>(from.grad);
-    state_vectors s{simd::load<Param>(from.param), simd::load<ExpAvg>(from.exp_avg),
-                    simd::load<ExpAvgSq>(from.exp_avg_sq)};
+    simd::f32 const grad = load_first<Grad, Whole>(from.grad, count);
+    state_vectors s{load_first<Param, Whole>(from.param, count), load_first<ExpAvg, Whole>(from.exp_avg, count),
+                    load_first<ExpAvgSq, Whole>(from.exp_avg_sq, count)};
     guard<path::careful> nothing;
     update_moments<path::careful>(s, grad, c, nothing);
     simd::f32 const param = finish_param<path::careful>(start_param<path::careful>(s, c), c);
-    store_carefully<Param>(to.param, param);
-    store_carefully<ExpAvg>(to.exp_avg, s.exp_avg);
-    store_carefully<ExpAvgSq>(to.exp_avg_sq, s.exp_avg_sq);
+    store_carefully<Param, Whole>(to.param, param, count);
+    store_carefully<ExpAvg, Whole>(to.exp_avg, s.exp_avg, count);
+    store_carefully<ExpAvgSq, Whole>(to.exp_avg_sq, s.exp_avg_sq, count);
     if constexpr (!std::is_void_v<WeightOut>)
-        store_carefully<WeightOut>(to.weight_out, param);
+        store_carefully<WeightOut, Whole>(to.weight_out, param, count);
     return simd::count_nonfinite(grad);
 }
 
 // Elements [begin, end), one vector at a time. Elements from `readable` on, at most `begin`, have not been stepped yet.
-// What is left over for less than a vector goes first and through buffers, so nothing outside the arrays is read or
-// written: it is read as the end of the last whole vector. Only where there is none is it copied into buffers, which a
-// load of a whole vector has to wait for.
+// What is left over for less than a vector goes first: where there are no masks, as the end of the last whole vector,
+// if there is one, of which only the rest is kept.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[gnu::noinline]] std::uint64_t careful_step(step_pointers const& a, std::size_t readable, std::size_t begin,
                                              std::size_t end, coefficients const& scalars) noexcept
@@ -64,34 +94,24 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
     std::uint64_t nonfinite = 0;
     std::size_t const rest = (end - begin) % simd::lanes;
     if (rest != 0) {
-        alignas(64) std::byte spare[5][simd::lanes * sizeof(float)];
-        step_pointers const to{spare[0], spare[1], spare[2], spare[3], spare[4]};
         step_pointers const in_place = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest);
-        if (end - readable >= simd::lanes) {
-            unsigned const bad = careful_vector<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
-                pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - simd::lanes), to, c);
+        if (!simd::has_masks && end - readable >= simd::lanes) {
+            alignas(64) std::byte spare[5][simd::lanes * sizeof(float)];
+            step_pointers const to{spare[0], spare[1], spare[2], spare[3], spare[4]};
+            unsigned const bad = careful_vector<true, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
+                pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - simd::lanes), to, simd::lanes, c);
             if (bad != 0) // of elements before the rest, too
                 for (std::size_t i = 0; i < rest; ++i)
                     nonfinite += !is_finite(widen(load_unaligned<Grad>(in_place.grad + i * sizeof(Grad))));
             copy_results<Param, ExpAvg, ExpAvgSq, WeightOut>(
                 in_place, pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(to, simd::lanes - rest), rest);
-        } else { // by calls of memcpy, whose wider stores keep the load waiting for less
-            __builtin_memset(spare, 0, sizeof spare);
-            __builtin_memcpy(to.param, in_place.param, rest * sizeof(Param));
-            __builtin_memcpy(spare[1], in_place.grad, rest * sizeof(Grad));
-            __builtin_memcpy(to.exp_avg, in_place.exp_avg, rest * sizeof(ExpAvg));
-            __builtin_memcpy(to.exp_avg_sq, in_place.exp_avg_sq, rest * sizeof(ExpAvgSq));
-            nonfinite += careful_vector<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(to, to, c);
-            __builtin_memcpy(in_place.param, to.param, rest * sizeof(Param));
-            __builtin_memcpy(in_place.exp_avg, to.exp_avg, rest * sizeof(ExpAvg));
-            __builtin_memcpy(in_place.exp_avg_sq, to.exp_avg_sq, rest * sizeof(ExpAvgSq));
-            if constexpr (!std::is_void_v<WeightOut>)
-                __builtin_memcpy(in_place.weight_out, to.weight_out, rest * sizeof(WeightOut));
+        } else {
+            nonfinite += careful_vector<false, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(in_place, in_place, rest, c);
         }
     }
     for (std::size_t i = begin; i < end - rest; i += simd::lanes) {
         step_pointers const at = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i);
-        nonfinite += careful_vector<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(at, at, c);
+        nonfinite += careful_vector<true, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(at, at, simd::lanes, c);
     }
     return nonfinite;
 }

@@ -160,8 +160,15 @@ struct started_group {
     typename Recorder::started recorded;
 };
 
-// Keeps no record of what a step overwrites; the recorder of kernel/journal.inl does.
-struct no_recorder {
+// Keeps no record of what a step overwrites; the record of kernel/journal.inl does. A fast path makes a recorder of its
+// own from the record that it is given, so that vectors stay in registers.
+struct no_record {
+    using recorder = struct no_recorder;
+    ADAMANT_SIMD void keep_groups(step_pointers const&, std::size_t, std::size_t) {}
+    ADAMANT_SIMD void keep_rest(step_pointers const&, std::size_t, std::size_t) {}
+};
+struct no_recorder : no_record {
+    ADAMANT_SIMD no_recorder(no_record const&, coefficients const&) {}
     struct started {
     };
     template <path>
@@ -174,8 +181,6 @@ struct no_recorder {
                              simd::f32 const (&)[simd::vectors])
     {
     }
-    ADAMANT_SIMD void keep_groups(step_pointers const&, std::size_t, std::size_t) {}
-    ADAMANT_SIMD void keep_rest(step_pointers const&, std::size_t, std::size_t) {}
 };
 
 // The first half of the work on the group at element i of `a`: both moments stored, at element i of `to`, and its
@@ -273,12 +278,13 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, step_pointers const& to, 
 // The last `rest` elements before `end`, fewer than a group, before any of the group that ends there is stepped: that
 // group is read as it lies, and of the results only theirs are kept. False, with nothing written, where it is not tame.
 template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-ADAMANT_SIMD bool step_rest(step_pointers const& a, std::size_t end, std::size_t rest, coefficient_vectors const& c)
+ADAMANT_SIMD bool step_rest(step_pointers const& a, std::size_t end, std::size_t rest, coefficient_vectors const& c,
+                            coefficients const& scalars)
 {
     alignas(64) std::byte spare[4][group_elems * sizeof(float)];
     step_pointers const to{spare[0], nullptr, spare[1], spare[2], spare[3]};
     step_pointers const from = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - group_elems);
-    no_recorder none;
+    no_recorder none({}, scalars);
     started_group<no_recorder> group;
     if (!start_group<Path, Interleaved, Param, Grad, ExpAvg, ExpAvgSq>(from, to, 0, c, group, 0, none)) [[unlikely]]
         return false;
@@ -298,13 +304,14 @@ ADAMANT_SIMD bool step_rest(step_pointers const& a, std::size_t end, std::size_t
 // division: what waits fills the out-of-order window, and keeps the next divisions out.
 // On the ordinary path, the `rest` elements that follow `end`, fewer than a group, are stepped first: if they are tame,
 // `rest` becomes 0, and otherwise nothing is done.
-template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Recorder>
+template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Record>
 [[gnu::noinline]] std::size_t fast_step(step_pointers const& arrays, std::size_t begin, std::size_t end,
                                         std::size_t& rest, coefficients const& scalars, memory_access const how,
-                                        Recorder& records) noexcept
+                                        Record& record) noexcept
 {
     step_pointers const a = arrays; // copies, which no store below can change
-    Recorder recorder = records;
+    using recorder_type = typename Record::recorder;
+    recorder_type recorder(record, scalars);
     coefficient_vectors const c = broadcast(scalars);
     // In any order, if in all arrays the same.
     constexpr bool interleaved = std::is_same_v<Param, bfloat16> && std::is_same_v<Grad, bfloat16> &&
@@ -312,18 +319,19 @@ template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, clas
                                  std::is_void_v<WeightOut>;
     if constexpr (Path == path::ordinary) {
         if (rest != 0) {
-            if (!step_rest<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end + rest, rest, c))
+            if (!step_rest<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end + rest, rest, c,
+                                                                                        scalars))
                 return begin;
             rest = 0;
         }
     }
-    started_group<Recorder> group;
+    started_group<recorder_type> group;
     if (begin == end || !start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, a, begin, c, group,
                                                                                        how.prefetch_bytes, recorder))
         return begin;
     std::size_t i = begin + group_elems;
     for (; i < end; i += group_elems) {
-        started_group<Recorder> next;
+        started_group<recorder_type> next;
         if (!start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, a, i, c, next, how.prefetch_bytes,
                                                                            recorder)) [[unlikely]]
             break;
@@ -334,17 +342,17 @@ template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, clas
         group.recorded = next.recorded;
     }
     finish_group<Path, interleaved, Param, WeightOut>(a, a, i - group_elems, c, group, how.stream, recorder);
-    records = recorder;
+    record = recorder;
     return i;
 }
 
 // A step over a stretch of a shard: each part of it on the fastest path that it can go.
-template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Recorder>
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Record>
 struct stepper {
     step_pointers const& a;
     coefficients const& c;
     memory_access how;
-    Recorder& record;
+    Record& record;
     std::size_t rest;        // elements that follow the whole groups, until they have been stepped
     std::uint64_t nonfinite; // gradients so far
 
@@ -435,8 +443,8 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
     } else {
         how.stream = false;
     }
-    no_recorder none;
-    stepper<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, no_recorder> steps{a, c, how, none, 0, nonfinite};
+    no_record none;
+    stepper<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, no_record> steps{a, c, how, none, 0, nonfinite};
     steps.run(begin, end);
     if (how.stream)
         simd::stream_fence();

@@ -85,17 +85,67 @@ ADAMANT_SIMD simd::f32 restored(simd::f32 undone, simd::u32 packed)
     return simd::from_bits(simd::sub(simd::bits(undone), simd::sub(simd::set(std::uint32_t{Field::middle}), code)));
 }
 
-// Writes a record beside a step of float params and moments.
-struct recorder {
+// A record of float params and moments that is being written.
+struct record_writer {
+    using recorder = struct recorder;
+    std::byte* codes;         // of the shard's first element
+    std::byte* old;           // where the next old values go
+    std::byte* moments_of[2]; // room for the old moments of two groups, which go to the record with their params
+
+    // The old values of elements [begin, end): whole groups.
+    ADAMANT_SIMD void keep_groups(step_pointers const& a, std::size_t begin, std::size_t end)
+    {
+        for (std::size_t i = begin; i < end; i += record_unit) {
+            std::size_t const in_group = i % group_elems;
+            std::uint16_t const nothing = 0;
+            std::byte* const at = codes + (i - in_group) * sizeof nothing + first_code(in_group / record_unit);
+            __builtin_memcpy(at, &nothing, sizeof nothing);
+            mark(at, true, true);
+            keep(a, i, record_unit);
+        }
+    }
+    // What is less than a group; before all else.
+    ADAMANT_SIMD void keep_rest(step_pointers const& a, std::size_t begin, std::size_t end)
+    {
+        keep(a, begin, end - begin);
+    }
+
+protected:
+    ADAMANT_SIMD void mark(std::byte* code, bool param_is_whole, bool moments_are_whole) const
+    {
+        std::uint16_t first;
+        __builtin_memcpy(&first, code, sizeof first);
+        first = static_cast<std::uint16_t>(first | (param_is_whole ? whole_param : 0) |
+                                           (moments_are_whole ? whole_moments : 0));
+        __builtin_memcpy(code, &first, sizeof first);
+    }
+    ADAMANT_SIMD void keep(std::byte const* values, std::size_t elements)
+    {
+        copy_few(old, values, elements * sizeof(float));
+        old += elements * sizeof(float);
+    }
+    ADAMANT_SIMD void keep(step_pointers const& a, std::size_t begin, std::size_t elements)
+    {
+        keep(a.param + begin * sizeof(float), elements);
+        keep(a.exp_avg + begin * sizeof(float), elements);
+        keep(a.exp_avg_sq + begin * sizeof(float), elements);
+    }
+};
+
+// Writes it beside a step.
+struct recorder : record_writer {
     struct started {
         simd::halves moments; // their fields, in place
         unsigned misfits;     // vectors of units whose old moments are kept whole, a bit for each
     };
     inverse_vectors inverse;
     field_vectors of_param, of_exp_avg, of_exp_avg_sq;
-    std::byte* codes;         // of the shard's first element
-    std::byte* old;           // where the next old values go
-    std::byte* moments_of[2]; // room for the old moments of two groups, which go to the record with their params
+
+    ADAMANT_SIMD recorder(record_writer const& to, coefficients const& c)
+        : record_writer(to), inverse(broadcast_inverse(c)), of_param(broadcast_field<param_field>()),
+          of_exp_avg(broadcast_field<exp_avg_field>()), of_exp_avg_sq(broadcast_field<exp_avg_sq_field>())
+    {
+    }
 
     ADAMANT_SIMD std::byte* room(std::size_t i) const { return moments_of[i / group_elems % 2]; }
 
@@ -160,24 +210,6 @@ struct recorder {
         }
     }
 
-    // The old values of elements [begin, end): whole groups.
-    ADAMANT_SIMD void keep_groups(step_pointers const& a, std::size_t begin, std::size_t end)
-    {
-        for (std::size_t i = begin; i < end; i += record_unit) {
-            std::size_t const in_group = i % group_elems;
-            std::uint16_t const nothing = 0;
-            std::byte* const at = codes + (i - in_group) * sizeof nothing + first_code(in_group / record_unit);
-            __builtin_memcpy(at, &nothing, sizeof nothing);
-            mark(at, true, true);
-            keep(a, i, record_unit);
-        }
-    }
-    // What is less than a group; before all else.
-    ADAMANT_SIMD void keep_rest(step_pointers const& a, std::size_t begin, std::size_t end)
-    {
-        keep(a, begin, end - begin);
-    }
-
 private:
     // All vectors of the units in which something is too much for its field.
     ADAMANT_SIMD unsigned misfits(simd::halves excess) const
@@ -191,25 +223,6 @@ private:
             all |= (vectors >> k & one_unit) != 0 ? one_unit << k : 0;
         return all;
     }
-    ADAMANT_SIMD void mark(std::byte* code, bool param_is_whole, bool moments_are_whole) const
-    {
-        std::uint16_t first;
-        __builtin_memcpy(&first, code, sizeof first);
-        first = static_cast<std::uint16_t>(first | (param_is_whole ? whole_param : 0) |
-                                           (moments_are_whole ? whole_moments : 0));
-        __builtin_memcpy(code, &first, sizeof first);
-    }
-    ADAMANT_SIMD void keep(std::byte const* values, std::size_t elements)
-    {
-        copy_few(old, values, elements * sizeof(float));
-        old += elements * sizeof(float);
-    }
-    ADAMANT_SIMD void keep(step_pointers const& a, std::size_t begin, std::size_t elements)
-    {
-        keep(a.param + begin * sizeof(float), elements);
-        keep(a.exp_avg + begin * sizeof(float), elements);
-        keep(a.exp_avg_sq + begin * sizeof(float), elements);
-    }
 };
 
 // See recorded_step_function.
@@ -219,22 +232,16 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
 {
     float_mode_scope const mode(subnormals::flushed);
     alignas(64) std::byte moments[2][2 * group_elems * sizeof(float)];
-    recorder records{broadcast_inverse(c),
-                     broadcast_field<param_field>(),
-                     broadcast_field<exp_avg_field>(),
-                     broadcast_field<exp_avg_sq_field>(),
-                     record,
-                     record + (n - n % group_elems) * sizeof(std::uint16_t),
-                     {moments[0], moments[1]}};
+    record_writer to{record, record + (n - n % group_elems) * sizeof(std::uint16_t), {moments[0], moments[1]}};
     if constexpr (std::is_void_v<WeightOut> || !simd::can_stream)
         how.stream = false;
     else
         how.stream = how.stream && reinterpret_cast<std::uintptr_t>(a.weight_out) % 64 == 0;
-    stepper<float, Grad, float, float, WeightOut, recorder> steps{a, c, how, records, 0, 0};
+    stepper<float, Grad, float, float, WeightOut, record_writer> steps{a, c, how, to, 0, 0};
     steps.run(0, n);
     if (how.stream)
         simd::stream_fence();
-    return records.old;
+    return to.old;
 }
 
 // See undo_function.
