@@ -33,7 +33,7 @@ grad_squares block_squares(std::byte const* grad, std::size_t n) noexcept
     std::byte const* const in_place = grad + (n - rest) * sizeof(Grad);
     alignas(64) std::byte padded[16 * sizeof(Grad)] = {}; // zeros change nothing
     if constexpr (!Simd::has_masks)
-        copy_few(padded, in_place, rest * sizeof(Grad)); // first, as a load waits for the stores that it spans
+        copy_few(padded, in_place, rest * sizeof(Grad)); // early, because the load has to wait for it
     for (std::size_t i = 0; i < n - rest; i += 16)
         add_sixteen<Grad>(sums, grad + i * sizeof(Grad));
     if (rest != 0) {

@@ -2,8 +2,9 @@
 // The step over anything that the fast paths do not take: values next to zero, infinities, NaNs, and what is left over
 // for less than a group. Included by kernel/fused_step.inl, once per instruction set.
 
-// Whole vectors, or the first `count` elements of one, for which no byte beyond them is touched; the other lanes are
-// zero. Where there are no masks those go through a buffer: a load waits for the stores before it that it spans.
+// A whole vector, or only its first `count` elements: then no byte beyond them is touched, and the other lanes are
+// zero. Without masks they go through a buffer. That is slow, because a load waits for all earlier stores that it
+// spans.
 template <class T, bool Whole, class Simd = simd>
 ADAMANT_SIMD simd::f32 load_first(std::byte const* address, std::size_t count)
 {
@@ -41,7 +42,7 @@ ADAMANT_SIMD void store_carefully(std::byte* address, simd::f32 x, std::size_t c
     store_first<T, Whole>(address, x, count);
 }
 
-// The arrays from element i on.
+// Pointers to element i of each array.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 ADAMANT_SIMD step_pointers pointers_at(step_pointers const& a, std::size_t i)
 {
@@ -52,7 +53,7 @@ ADAMANT_SIMD step_pointers pointers_at(step_pointers const& a, std::size_t i)
     return at;
 }
 
-// What a step has written for `count` elements, from buffers to where it belongs.
+// Copies the results of `count` elements from buffers into the arrays.
 template <class Param, class ExpAvg, class ExpAvgSq, class WeightOut>
 ADAMANT_SIMD void copy_results(step_pointers const& to, step_pointers const& from, std::size_t count)
 {
@@ -63,8 +64,8 @@ ADAMANT_SIMD void copy_results(step_pointers const& to, step_pointers const& fro
         copy_few(to.weight_out, from.weight_out, count * sizeof(WeightOut));
 }
 
-// One vector, or its first `count` elements, each operation flushed by hand, from there to there; returns how many of
-// the gradients are not finite.
+// Steps one vector, or its first `count` elements, and flushes each operation by hand. Reads at `from`, writes at `to`,
+// and returns how many of the gradients are not finite.
 template <bool Whole, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 ADAMANT_SIMD unsigned careful_vector(step_pointers const& from, step_pointers const& to, std::size_t count,
                                      coefficient_vectors const& c)
@@ -83,9 +84,9 @@ ADAMANT_SIMD unsigned careful_vector(step_pointers const& from, step_pointers co
     return simd::count_nonfinite(grad);
 }
 
-// Elements [begin, end), one vector at a time. Elements from `readable` on, at most `begin`, have not been stepped yet.
-// What is left over for less than a vector goes first: where there are no masks, as the end of the last whole vector,
-// if there is one, of which only the rest is kept.
+// Steps elements [begin, end), one vector at a time. `readable` is at most `begin`; no element from there on has been
+// stepped yet. The rest, less than a vector, goes first. Without masks it is computed as the end of a whole vector, if
+// there is one from `readable` on, and only the results of the rest are kept.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[gnu::noinline]] std::uint64_t careful_step(step_pointers const& a, std::size_t readable, std::size_t begin,
                                              std::size_t end, coefficients const& scalars) noexcept
@@ -100,7 +101,7 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
             step_pointers const to{spare[0], spare[1], spare[2], spare[3], spare[4]};
             unsigned const bad = careful_vector<true, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
                 pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - simd::lanes), to, simd::lanes, c);
-            if (bad != 0) // of elements before the rest, too
+            if (bad != 0) // some of these may lie before the rest
                 for (std::size_t i = 0; i < rest; ++i)
                     nonfinite += !is_finite(widen(load_unaligned<Grad>(in_place.grad + i * sizeof(Grad))));
             copy_results<Param, ExpAvg, ExpAvgSq, WeightOut>(

@@ -7,139 +7,8 @@
 // speed    the fast path does sqrt and divide exactly and hides them behind memory; it looks ahead prefetch_bytes,
 //          because the two long operations fill the out-of-order window that would otherwise find the misses
 
-struct coefficient_vectors {
-    simd::f32 beta1, beta2, one_minus_beta1, one_minus_beta2, inv_sqrt_bias2, eps, neg_step_size, decay, l2, grad_scale;
-    bool has_l2;
-};
-
-ADAMANT_SIMD coefficient_vectors broadcast(coefficients const& c)
-{
-    return {simd::set(c.beta1),
-            simd::set(c.beta2),
-            simd::set(c.one_minus_beta1),
-            simd::set(c.one_minus_beta2),
-            simd::set(c.inv_sqrt_bias2),
-            simd::set(c.eps),
-            simd::set(c.neg_step_size),
-            simd::set(c.decay),
-            simd::set(c.l2),
-            simd::set(c.grad_scale),
-            c.l2 != 0};
-}
-
-#include <adamant/kernel/paths.inl>
-
-template <path Path>
-ADAMANT_SIMD simd::f32 flushed(simd::f32 x)
-{
-    if constexpr (Path == path::careful)
-        return simd::flush(x, float_min_normal_bits);
-    else
-        return x; // the hardware has done it
-}
-
-struct state_vectors {
-    simd::f32 param, exp_avg, exp_avg_sq;
-};
-
-// The formula up to both moments, as in oracle::update; start_param and finish_param are the rest of it.
-template <path Path>
-ADAMANT_SIMD void update_moments(state_vectors& s, simd::f32 grad, coefficient_vectors const& c, guard<Path>& seen)
-{
-    simd::f32 const p = flushed<Path>(s.param);
-    simd::f32 const m = flushed<Path>(s.exp_avg);
-    simd::f32 const v = flushed<Path>(s.exp_avg_sq);
-    simd::f32 g = flushed<Path>(simd::mul(flushed<Path>(grad), c.grad_scale));
-    if constexpr (Path != path::ordinary) {
-        if (c.has_l2) {
-            if constexpr (Path == path::lenient)
-                seen.low = simd::min(seen.low, simd::sub(simd::abs_bits(g), simd::set(float_min_normal_bits)));
-            g = flushed<Path>(simd::fma(c.l2, p, g));
-        }
-    }
-    simd::f32 const w = flushed<Path>(simd::mul(c.one_minus_beta1, g));
-    simd::f32 const m_new = flushed<Path>(simd::fma(c.beta1, m, w));
-    simd::f32 const v_new = flushed<Path>(
-        simd::fma(c.one_minus_beta2, flushed<Path>(simd::mul(g, g)), flushed<Path>(simd::mul(c.beta2, v))));
-    if constexpr (Path == path::ordinary) {
-        seen.all = simd::and3(seen.all, simd::bits(p), simd::bits(w));
-        seen.any = simd::or3(simd::or3(seen.any, simd::bits(p), simd::bits(w)), simd::bits(m), simd::bits(v));
-        seen.low_square = simd::min_signed(seen.low_square, simd::bits(v));
-    } else if constexpr (Path == path::lenient) {
-        simd::u32 const abs_p = simd::abs_bits(p);
-        simd::u32 const abs_m = simd::abs_bits(m);
-        simd::u32 const abs_g = simd::abs_bits(g);
-        simd::u32 const offset = simd::set(float_min_normal_bits);
-        simd::u32 const low_p = simd::sub(abs_p, offset);
-        simd::u32 const low_m = simd::sub(abs_m, offset);
-        simd::u32 const low_g = simd::sub(abs_g, offset);
-        seen.low = simd::min(simd::min(seen.low, low_p), low_g);
-        seen.low_exp_avg = simd::min(seen.low_exp_avg, low_m);
-        seen.low_square = simd::min(seen.low_square, simd::sub(simd::bits(v), offset));
-        seen.high = simd::max(simd::max(seen.high, abs_m), abs_g);
-        seen.high_wide =
-            simd::max(simd::max(seen.high_wide, abs_p), simd::bits(v)); // a negative v is above every bound
-        seen.lost = seen.lost | (low_p & ~(low_m & low_g));
-    }
-    s.param = p;
-    s.exp_avg = m_new;
-    s.exp_avg_sq = v_new;
-}
-// What is left of an element once both moments are stored: the param is decayed_param + neg_step_size * quotient.
-struct param_update {
-    simd::f32 decayed_param, quotient;
-};
-template <path Path>
-ADAMANT_SIMD param_update start_param(state_vectors const& s, coefficient_vectors const& c)
-{
-    simd::f32 const root = flushed<Path>(simd::sqrt(s.exp_avg_sq));
-    simd::f32 const d = flushed<Path>(simd::fma(root, c.inv_sqrt_bias2, c.eps));
-    return {flushed<Path>(simd::mul(c.decay, s.param)), flushed<Path>(simd::div(s.exp_avg, d))};
-}
-// Both at once, for a group without gradients and first moments: rows of an embedding that a batch did not name, or
-// that no batch names any more. Nothing is divided, as a zero stays one. False, with nothing changed, where the group
-// is not of that kind or not tame.
-ADAMANT_SIMD bool update_idle(state_vectors (&s)[simd::vectors], simd::f32 const (&grad)[simd::vectors],
-                              coefficient_vectors const& c, param_update (&updates)[simd::vectors])
-{
-    if (c.has_l2)
-        return false;
-    simd::u32 active = simd::set(0u);
-    ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; ++k)
-        active = simd::or3(active, simd::bits(grad[k]), simd::bits(s[k].exp_avg));
-    if (simd::any_sign(above(active & simd::set(float_abs_mask), float_min_normal_bits - 1)))
-        return false;
-    simd::u32 any_param = simd::set(0u);
-    simd::u32 any_square = simd::set(0u);
-    simd::u32 low = simd::set(~0u);
-    simd::u32 const offset = simd::set(float_min_normal_bits);
-    ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; ++k) {
-        simd::u32 const v = simd::bits(s[k].exp_avg_sq);
-        any_param = any_param | simd::bits(s[k].param);
-        any_square = any_square | v;
-        low = simd::min(simd::min(low, simd::sub(simd::abs_bits(s[k].param), offset)), simd::sub(v, offset));
-    }
-    simd::u32 const too_large = simd::template shift_left<1>(any_param | any_square);
-    simd::u32 const too_low = at_most(low, tame_idle_above_bits - float_min_normal_bits);
-    if (simd::any_sign(simd::or3(too_large, too_low, any_square)))
-        return false;
-    ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; ++k) {
-        s[k].exp_avg = simd::fma(c.beta1, s[k].exp_avg, simd::mul(grad[k], c.grad_scale));
-        s[k].exp_avg_sq = simd::fma(c.beta2, s[k].exp_avg_sq, simd::set(0.0f)); // +0 also for a beta2 of -0
-        updates[k] = {simd::mul(c.decay, s[k].param), s[k].exp_avg};
-    }
-    return true;
-}
-
-template <path Path>
-ADAMANT_SIMD simd::f32 finish_param(param_update const& u, coefficient_vectors const& c)
-{
-    return flushed<Path>(simd::fma(c.neg_step_size, u.quotient, u.decayed_param));
-}
-
+#include <adamant/kernel/formula.inl>
+//
 #include <adamant/kernel/careful_step.inl>
 
 inline constexpr std::size_t group_elems = simd::lanes * simd::vectors;
@@ -160,14 +29,15 @@ struct started_group {
     typename Recorder::started recorded;
 };
 
-// Keeps no record of what a step overwrites; the record of kernel/journal.inl does. A fast path makes a recorder of its
-// own from the record that it is given, so that vectors stay in registers.
+// Keeps no record of what a step overwrites. kernel/journal.inl has the types that do. A fast path gets a record and
+// makes its own recorder from it, so that the recorder's vectors stay in registers.
 struct no_record {
     using recorder = struct no_recorder;
     ADAMANT_SIMD void keep_groups(step_pointers const&, std::size_t, std::size_t) {}
     ADAMANT_SIMD void keep_rest(step_pointers const&, std::size_t, std::size_t) {}
 };
 struct no_recorder : no_record {
+    no_recorder() = default;
     ADAMANT_SIMD no_recorder(no_record const&, coefficients const&) {}
     struct started {
     };
@@ -275,35 +145,31 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, step_pointers const& to, 
     }
 }
 
-// The last `rest` elements before `end`, fewer than a group, before any of the group that ends there is stepped: that
-// group is read as it lies, and of the results only theirs are kept. False, with nothing written, where it is not tame.
+// Steps the last `rest` elements before `end`, which are fewer than a group. It reads the whole group that ends there
+// in place, so none of that may have been stepped yet, and keeps only the results of the last `rest` elements. Returns
+// false, with nothing written, if the group is not tame.
 template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-ADAMANT_SIMD bool step_rest(step_pointers const& a, std::size_t end, std::size_t rest, coefficient_vectors const& c,
-                            coefficients const& scalars)
+ADAMANT_SIMD bool step_rest(step_pointers const& a, std::size_t end, std::size_t rest, coefficient_vectors const& c)
 {
-    alignas(64) std::byte spare[4][group_elems * sizeof(float)];
-    step_pointers const to{spare[0], nullptr, spare[1], spare[2], spare[3]};
+    alignas(64) std::byte spare[5][group_elems * sizeof(float)];
+    step_pointers const to{spare[0], spare[1], spare[2], spare[3], spare[4]};
     step_pointers const from = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - group_elems);
-    no_recorder none({}, scalars);
+    no_recorder none;
     started_group<no_recorder> group;
     if (!start_group<Path, Interleaved, Param, Grad, ExpAvg, ExpAvgSq>(from, to, 0, c, group, 0, none)) [[unlikely]]
         return false;
     finish_group<Path, Interleaved, Param, WeightOut>(from, to, 0, c, group, false, none);
-    std::size_t const before = group_elems - rest;
-    step_pointers results{to.param + before * sizeof(Param), nullptr, to.exp_avg + before * sizeof(ExpAvg),
-                          to.exp_avg_sq + before * sizeof(ExpAvgSq), nullptr};
-    if constexpr (!std::is_void_v<WeightOut>)
-        results.weight_out = to.weight_out + before * sizeof(WeightOut);
     copy_results<Param, ExpAvg, ExpAvgSq, WeightOut>(
-        pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest), results, rest);
+        pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest),
+        pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(to, group_elems - rest), rest);
     return true;
 }
 
 // Whole groups from `begin` to `end` while they are tame; returns where it stopped. Nothing of the group it stopped at
 // has been written. A group is finished after the next one has been started, so that few operations wait for a
 // division: what waits fills the out-of-order window, and keeps the next divisions out.
-// On the ordinary path, the `rest` elements that follow `end`, fewer than a group, are stepped first: if they are tame,
-// `rest` becomes 0, and otherwise nothing is done.
+// The ordinary path steps the `rest` elements after `end` first, which are fewer than a group, and sets `rest` to 0. If
+// they are not tame, it does nothing at all.
 template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Record>
 [[gnu::noinline]] std::size_t fast_step(step_pointers const& arrays, std::size_t begin, std::size_t end,
                                         std::size_t& rest, coefficients const& scalars, memory_access const how,
@@ -319,8 +185,7 @@ template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, clas
                                  std::is_void_v<WeightOut>;
     if constexpr (Path == path::ordinary) {
         if (rest != 0) {
-            if (!step_rest<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end + rest, rest, c,
-                                                                                        scalars))
+            if (!step_rest<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end + rest, rest, c))
                 return begin;
             rest = 0;
         }
@@ -356,7 +221,8 @@ struct stepper {
     std::size_t rest;        // elements that follow the whole groups, until they have been stepped
     std::uint64_t nonfinite; // gradients so far
 
-    // What is less than a group is stepped first, as a part of a whole one whose other elements are still as they were.
+    // The rest, less than a group, goes first: it is stepped as the end of a whole group, none of which has been
+    // stepped yet.
     ADAMANT_SIMD void run(std::size_t begin, std::size_t end)
     {
         rest = (end - begin) % group_elems;

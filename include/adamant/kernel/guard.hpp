@@ -69,8 +69,8 @@ inline constexpr std::uint32_t tame_wide_up_to_bits = std::bit_cast<std::uint32_
 inline constexpr std::uint32_t bfloat16_flush_bits = 0x00808000u;
 
 // Whether the proof above holds for these coefficients. The ones it leaves out (a beta2 below one half, an eps of zero,
-// a decay of zero) take the careful path throughout. Positive floats are in the order of their bits; and one branch, not
-// one for each bound, because this is asked in every call, and most shards are small.
+// a decay of zero) take the careful path throughout. Every call of a kernel asks this, and small shards notice: so it
+// compares bits, which order positive floats as their values do, and branches once instead of once for each bound.
 [[nodiscard]] inline bool fast_paths_apply(coefficients const& c) noexcept
 {
     auto const bits = [](float x) { return std::bit_cast<std::uint32_t>(x); };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The paths of the fused step, and what each looks at before it stores anything: kernel/guard.hpp over vectors.
-// Included by kernel/fused_step.inl, once per instruction set.
+// Included by kernel/formula.inl, once per instruction set.
 
 // How a group of elements is computed.
 enum class path {

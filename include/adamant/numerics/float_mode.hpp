@@ -15,10 +15,10 @@ enum class subnormals : bool {
 };
 
 // Sets this thread's mode to round-to-nearest-even with every exception masked, and gives back the caller's whole mode
-// at the end: rounding, FTZ, DAZ, exception masks and the sticky exception flags. The flags are all set meanwhile, so
-// that operations need not set them, and so that a scope inside another of its mode finds nothing to change: then it
-// costs one look, and some 10 ns otherwise. The "memory" clobbers pin whatever the scope reads and writes in memory
-// between the two switches, so keep data in memory across the scope's ends, not in locals alone.
+// at the end: rounding, FTZ, DAZ, exception masks and the sticky exception flags. All flags are set inside the scope.
+// So a nested scope of the same mode recognises the register's value and leaves it alone: it costs one read, any other
+// scope some 10 ns. The "memory" clobbers pin whatever the scope reads and writes in memory between the two switches,
+// so keep data in memory across the scope's ends, not in locals alone.
 class float_mode_scope {
 public:
     explicit float_mode_scope(subnormals mode) noexcept

@@ -258,10 +258,10 @@ private:
 
     void work(unsigned member, std::size_t begin, std::size_t end) noexcept
     {
-        if (on_weights) { // a device's, which is nobody to be called in a mode of ours
+        if (on_weights) { // calls a device's code, which must not run in our floating-point mode
             work_through(member, begin, end);
         } else {
-            float_mode_scope const mode(subnormals::flushed); // once for all shards; the kernels find it set
+            float_mode_scope const mode(subnormals::flushed); // set once for all shards
             work_through(member, begin, end);
         }
     }

@@ -15,10 +15,9 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// A kernel takes whole groups at a time, and where there are fewer elements it copies them into buffers and waits for
-// them. So small pieces of the same types and coefficients are copied next to each other, stepped as one, and copied
-// back: a third of the time. Each element is computed as it would be where it lies, so no bit depends on who shares a
-// batch. (Larger pieces gain nothing by it.)
+// A kernel is fast over whole groups of vectors only. So pieces smaller than a group that have the same types and
+// coefficients are copied next to each other, stepped as one, and copied back, in a third of the time. Each element is
+// computed as it would be in place, so no bit depends on which pieces share a batch. Larger pieces gain nothing by it.
 class small_pieces {
 public:
     small_pieces(isa tier, std::span<coefficients const> of_groups) noexcept

@@ -80,7 +80,7 @@ inline step_report step(executor const& cpu, shard_list const& shards, std::span
     std::atomic<std::uint64_t> nonfinite{0};
     // On the line of granules the shards are one range of elements, some of which do not exist.
     unsigned const threads = cpu.for_each_slice(shards.granules() * shard_list::granule_elems, [&](slice part) {
-        float_mode_scope const mode(subnormals::flushed); // once for all shards; the kernels find it set
+        float_mode_scope const mode(subnormals::flushed); // set once for all shards
         std::uint64_t found = 0;
         detail::small_pieces small(cpu.tier(), group_coefficients);
         shards.for_each_piece(part.begin / shard_list::granule_elems, part.end / shard_list::granule_elems,
