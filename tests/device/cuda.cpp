@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuda_device against the oracle, bit for bit: compiled by nvcc on a real GPU, and by the host's compiler over an
-// imitation of the CUDA runtime (tests/cuda_on_host), where more can be made to go wrong. Exits with 77 where there is
-// no GPU.
+// imitation of the CUDA runtime (tests/device/cuda_on_host), where more can be made to go wrong. Exits with 77 where
+// there is no GPU.
 #include <algorithm>
 #include <chrono>
 #include <cmath>

@@ -8,8 +8,8 @@
 #include <adamant/optimizer.hpp>
 #include <adamant/split/split.hpp>
 
+#include "../step/slow_optimizer.hpp"
 #include "catch.hpp"
-#include "slow_optimizer.hpp"
 
 using namespace adamant;
 using namespace slow;

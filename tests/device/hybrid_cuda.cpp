@@ -6,7 +6,7 @@
 
 #include <adamant/device/cuda.cuh>
 
-#include "slow_optimizer.hpp"
+#include "../step/slow_optimizer.hpp"
 
 using namespace slow;
 

@@ -161,7 +161,7 @@ packages 0-63, NUMA nodes 0-63, 1 core each: DRAM
 shows("package 7, NUMA node 7: DRAM\n" --topology "pack:8 [numa] core:1 pu:1") # that few are drawn one by one
 
 # The machines that descriptions cannot describe.
-set(at ${CMAKE_CURRENT_LIST_DIR}/topologies)
+set(at ${CMAKE_CURRENT_LIST_DIR}/../topology/machines)
 shows([[
   PU 0-19  0h 0h 0A 0A 0A 0A  0A 0A 0A 0A  0A 0A -- --
   speed     1  1  1  1  1  1   0  0  0  0   0  0  0  0

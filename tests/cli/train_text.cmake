@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # A short training run ends with the same weights for every tier and number of threads.
-set(text ${CMAKE_CURRENT_LIST_DIR}/../LICENSE)
+set(text ${CMAKE_CURRENT_LIST_DIR}/../../LICENSE)
 function(digest_of variable)
     execute_process(COMMAND ${TRAIN_TEXT} --text ${text} --steps 6 --seed 3 ${ARGN}
                     RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err)

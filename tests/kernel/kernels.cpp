@@ -6,7 +6,7 @@
 #include <adamant/kernel/dispatch.hpp>
 #include <adamant/kernel/guard.hpp>
 
-#include "../examples/combinations.hpp"
+#include "../../examples/combinations.hpp"
 #include "catch.hpp"
 
 using namespace adamant;

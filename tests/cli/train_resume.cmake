@@ -2,7 +2,7 @@
 # bad_resume: a training run that is killed again and again, and goes on from its checkpoint each time, ends with the
 # weights of the one that was left alone. A run that would be another one is refused, and so is a checkpoint that could
 # not be written.
-set(text ${CMAKE_CURRENT_LIST_DIR}/../LICENSE)
+set(text ${CMAKE_CURRENT_LIST_DIR}/../../LICENSE)
 set(file ${SCRATCH}/train_resume.safetensors)
 file(MAKE_DIRECTORY ${SCRATCH})
 file(REMOVE ${file})

@@ -55,7 +55,7 @@ def pieces(lines):
             else:
                 marker = found
         elif "<!-- prints" in line:
-            fail(number, "this comment is not understood; tests/readme_output.py says how it is written")
+            fail(number, "this comment is not understood; tests/readme/readme_output.py says how it is written")
         elif marker and line:
             fail(number, "after the comment no block follows")
     if marker:
