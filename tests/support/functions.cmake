@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# For the CMakeLists.txt of all folders.
+
+# A test of what this machine lacks is shown as skipped, and says what to install.
+function(skipped_test name why)
+    add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -E echo "skipped: ${why}")
+    set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "skipped:")
+endfunction()
+
+# part_of_rest(<part> TESTS <test>... [PROGRAMS <target>...] [NEEDS <target>...]): tests that are run by `tests/all`, as a
+# whole or by the name of the part. The test programs.<part>, which they wait for, builds what they need; PROGRAMS, which
+# nobody else needs, are left out of `all`.
+function(part_of_rest part)
+    if(NOT ADAMANT_TEST_REST)
+        return()
+    endif()
+    cmake_parse_arguments(PARSE_ARGV 1 of_rest "" "" "TESTS;PROGRAMS;NEEDS")
+    set_tests_properties(${of_rest_TESTS} PROPERTIES LABELS "rest;${part}")
+    if(NOT of_rest_PROGRAMS AND NOT of_rest_NEEDS)
+        return()
+    endif()
+    if(NOT TARGET programs_${part})
+        add_custom_target(programs_${part})
+        add_test(NAME programs.${part}
+                 COMMAND ${CMAKE_COMMAND} --build ${PROJECT_BINARY_DIR} --target programs_${part})
+        set_tests_properties(programs.${part} PROPERTIES LABELS "rest;${part}" FIXTURES_SETUP programs_${part}
+                             RUN_SERIAL TRUE TIMEOUT 1800)
+    endif()
+    add_dependencies(programs_${part} ${of_rest_PROGRAMS} ${of_rest_NEEDS})
+    set_tests_properties(${of_rest_TESTS} PROPERTIES FIXTURES_REQUIRED programs_${part})
+    foreach(program IN LISTS of_rest_PROGRAMS)
+        set_target_properties(${program} PROPERTIES EXCLUDE_FROM_ALL TRUE)
+    endforeach()
+endfunction()
+
+# What the sanitizers must know of the OpenMP runtime, which they do not see into: for all tests of the calling file.
+function(tell_sanitizers)
+    set(support ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
+    get_property(all DIRECTORY PROPERTY TESTS)
+    if(ADAMANT_SANITIZE AND all)
+        set_property(TEST ${all} APPEND PROPERTY ENVIRONMENT LSAN_OPTIONS=suppressions=${support}/lsan.supp
+            TSAN_OPTIONS=ignore_noninstrumented_modules=1:die_after_fork=0:suppressions=${support}/tsan.supp
+            UBSAN_OPTIONS=print_stacktrace=1)
+    endif()
+endfunction()
