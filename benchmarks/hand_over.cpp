@@ -19,6 +19,7 @@
 #include <vector>
 
 #include <adamant/exec/team.hpp>
+#include <adamant/exec/team_state.hpp>
 #include <adamant/topology/allowed.hpp>
 #include <adamant/tune/statistics.hpp>
 

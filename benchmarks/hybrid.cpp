@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include <adamant/device/emulated_device.hpp>
 #include <adamant/tune/statistics.hpp>
 
 #include "references.hpp"

@@ -8,12 +8,6 @@
 
 #include "limit.hpp"
 
-ADAMANT_BEGIN_NAMESPACE
-namespace kernel {
-ADAMANT_BENCH_KERNEL();
-} // namespace kernel
-ADAMANT_END_NAMESPACE
-
 namespace bench {
 
 namespace {

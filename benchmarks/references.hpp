@@ -7,21 +7,11 @@
 #include <functional>
 #include <vector>
 
-#include <adamant/kernel/dispatch.hpp>
 #include <adamant/step/step.hpp>
 
 #include "arrays.hpp"
 #include "plain.hpp"
 #include "race.hpp"
-
-// The one kernel that examples/kernels_once.hpp lacks.
-#define ADAMANT_BENCH_KERNEL(keyword)                                                                                  \
-    keyword template step_function step_for<bfloat16, bfloat16, float, float, void>(isa) noexcept
-ADAMANT_BEGIN_NAMESPACE
-namespace kernel {
-ADAMANT_BENCH_KERNEL(extern);
-} // namespace kernel
-ADAMANT_END_NAMESPACE
 
 namespace bench {
 

@@ -41,7 +41,7 @@ void step_with_copies(training const& data, std::byte* journal, adamant::coeffic
     constexpr std::size_t bytes = block * sizeof(float);
     adamant::isa const tier = data.cpu().tier();
     auto const squares = adamant::kernel::block_squares_for<bfloat16>(tier);
-    auto const step = adamant::kernel::step_for<float, bfloat16, float, float, bfloat16>(tier);
+    auto const step = adamant::step_format<float, bfloat16, float, float, bfloat16>().step_for(tier);
     bool const stream = data.elems() >= adamant::stream_weight_out_from_elems;
     data.cpu().for_each_slice(data.elems(), [&](slice part) { // the blocks that begin in it
         for (std::size_t b = (part.begin + block - 1) / block; b * block < part.end; ++b) {

@@ -6,8 +6,7 @@ string(REGEX REPLACE "[^0-9]" "" c_version "${c_version}")
 add_library(adamant_c SHARED include/adamant/c/adamant_c.cpp)
 add_library(adamant::c ALIAS adamant_c)
 target_sources(adamant_c PUBLIC FILE_SET HEADERS BASE_DIRS include FILES include/adamant/c/adamant_c.h)
-target_link_libraries(adamant_c PRIVATE adamant_combinations adamant_kernels_once adamant_opt_in adamant_own_flags)
-set_source_files_properties(include/adamant/c/adamant_c.cpp PROPERTIES COMPILE_OPTIONS "${with_kernels_once}")
+target_link_libraries(adamant_c PRIVATE adamant_compiled adamant_opt_in adamant_own_flags)
 set_target_properties(adamant_c PROPERTIES
     EXPORT_NAME c SOVERSION ${c_version} CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
     LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/adamant_c.map)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# find_package(adamant) gives adamant::adamant, and adamant::c where it was installed, too. With COMPONENTS c only that,
+# find_package(adamant) gives adamant::adamant, adamant::compiled, and adamant::c where it was installed, too. With COMPONENTS c only that,
 # which a project in C can have without what the headers need.
 if(NOT ("${adamant_FIND_COMPONENTS}" STREQUAL "c" AND adamant_FIND_REQUIRED_c))
     include(${CMAKE_CURRENT_LIST_DIR}/adamant-dependencies.cmake)
@@ -9,6 +9,10 @@ if(NOT ("${adamant_FIND_COMPONENTS}" STREQUAL "c" AND adamant_FIND_REQUIRED_c))
         return()
     endif()
     include(${CMAKE_CURRENT_LIST_DIR}/adamant-targets.cmake)
+    if(NOT TARGET adamant::compiled)
+        get_target_property(ADAMANT_INCLUDE_DIR adamant::adamant INTERFACE_INCLUDE_DIRECTORIES)
+        include(${CMAKE_CURRENT_LIST_DIR}/adamant-compiled.cmake)
+    endif()
 endif()
 include(${CMAKE_CURRENT_LIST_DIR}/adamant-c-targets.cmake OPTIONAL RESULT_VARIABLE adamant_c_FOUND)
 foreach(component IN LISTS adamant_FIND_COMPONENTS)

@@ -59,7 +59,8 @@ function(adamant_cuda_program name)
     endif()
     # Not linked to adamant::adamant, which asks of C++ what CMake 3.25 takes for what CUDA is to be, too.
     target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR})
-    target_link_libraries(${name} PRIVATE adamant::xsimd adamant::hwloc OpenMP::OpenMP_CXX)
+    target_link_libraries(${name} PRIVATE $<LINK_ONLY:adamant_compiled> adamant::xsimd adamant::hwloc OpenMP::OpenMP_CXX)
+    target_compile_definitions(${name} PRIVATE ADAMANT_SEPARATE_COMPILATION)
     # With extensions off CMake adds a -std of its own.
     set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}"
                           CUDA_RUNTIME_LIBRARY Static CUDA_EXTENSIONS ON CXX_STANDARD 20)

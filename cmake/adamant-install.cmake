@@ -9,7 +9,7 @@ install(TARGETS adamant EXPORT adamant-targets FILE_SET HEADERS FILE_SET opt_in 
 install(EXPORT adamant-targets NAMESPACE adamant:: DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/adamant-config-version.cmake
                                  COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
-install(FILES cmake/adamant-config.cmake cmake/adamant-dependencies.cmake
+install(FILES cmake/adamant-config.cmake cmake/adamant-dependencies.cmake cmake/adamant-compiled.cmake
               ${PROJECT_BINARY_DIR}/adamant-config-version.cmake
         DESTINATION ${package_dir})
 

@@ -19,7 +19,9 @@ if(ADAMANT_SANITIZE)
     target_link_options(adamant_own_flags INTERFACE -fsanitize=${ADAMANT_SANITIZE})
 endif()
 
+# With the library compiled once; adamant::adamant for what the inside of the library needs, which tests look into.
 function(adamant_own_program name)
     add_executable(${name} ${ARGN})
-    target_link_libraries(${name} PRIVATE adamant::adamant adamant_own_flags)
+    target_link_libraries(${name} PRIVATE adamant_compiled adamant::adamant adamant_own_flags)
 endfunction()
+target_link_libraries(adamant_compiled PRIVATE adamant_own_flags)

@@ -63,18 +63,18 @@ double timed(adamant::executor const& cpu, std::size_t n, Work const& work)
 
 } // namespace
 
-std::vector<limit_loop> limit_loops(adamant::trial_types const& types)
+std::vector<limit_loop> limit_loops(adamant::shard_dtypes const& types)
 {
-    if (size_bytes(types.dtypes[2]) != size_bytes(types.dtypes[3]))
-        throw usage_error("the roof is measured for moments of one size, but the types are " + types.text());
+    if (size_bytes(types[2]) != size_bytes(types[3]))
+        throw usage_error("the roof is measured for moments of one size, but the types are " + to_text(types));
     std::vector<limit_loop> all;
     auto const add = [&](limit::stores stores, char const* name) {
         for (std::size_t const ahead : {std::size_t{0}, std::size_t{1024}, std::size_t{2048}, std::size_t{4096}})
             all.push_back({std::string(name) + (ahead == 0 ? ", no prefetch" : ", prefetch " + std::to_string(ahead)),
-                           name, ahead, move_for(types.dtypes, stores)});
+                           name, ahead, move_for(types, stores)});
     };
     add(limit::stores::cached, "cached stores");
-    if (limit::can_stream && types.dtypes[4] != dtype::none)
+    if (limit::can_stream && types[4] != dtype::none)
         add(limit::stores::weight_out_streamed, "weight_out streamed");
     if (limit::can_stream)
         add(limit::stores::all_streamed, "all stores streamed");
@@ -88,16 +88,16 @@ double limit_seconds(limit_loop const& loop, adamant::executor const& cpu, adama
                  [&](slice part) { loop.move(pointers, part.begin, part.end, loop.prefetch_bytes); });
 }
 
-std::size_t read_bytes_per_element(adamant::trial_types const& types)
+std::size_t read_bytes_per_element(adamant::shard_dtypes const& types)
 {
-    return size_bytes(types.dtypes[0]) + size_bytes(types.dtypes[2]) + size_bytes(types.dtypes[3]);
+    return size_bytes(types[0]) + size_bytes(types[2]) + size_bytes(types[3]);
 }
 
 double read_seconds(adamant::executor const& cpu, adamant::trial_step& arrays)
 {
     return timed(cpu, arrays.size() / granule * granule, [&](slice part) {
         for (std::size_t const k : {std::size_t{0}, std::size_t{2}, std::size_t{3}})
-            size_bytes(arrays.types().dtypes[k]) == 4
+            size_bytes(arrays.format().types[k]) == 4
                 ? limit::read_bytes<4>(arrays.array(k), part.begin, part.end, 2048)
                 : limit::read_bytes<2>(arrays.array(k), part.begin, part.end, 2048);
     });
@@ -105,7 +105,7 @@ double read_seconds(adamant::executor const& cpu, adamant::trial_step& arrays)
 
 double copy_seconds(adamant::executor const& cpu, adamant::trial_step& arrays, std::byte* to)
 {
-    std::size_t const each = size_bytes(arrays.types().dtypes[1]);
+    std::size_t const each = size_bytes(arrays.format().types[1]);
     return timed(cpu, arrays.size(), [&](slice part) {
         std::memcpy(to + part.begin * each, arrays.array(1) + part.begin * each, part.size() * each);
     });

@@ -21,7 +21,7 @@ struct limit_loop {
 };
 
 // All that there are for these types. Throws usage_error where both moments are not of one size, as no loop has that.
-std::vector<limit_loop> limit_loops(adamant::trial_types const& types);
+std::vector<limit_loop> limit_loops(adamant::shard_dtypes const& types);
 
 // Moves the bytes of one step over all elements of the arrays, with the same values in the end but for weight_out's,
 // and returns how long it took.
@@ -29,7 +29,7 @@ double limit_seconds(limit_loop const& loop, adamant::executor const& cpu, adama
 
 // Reads all float or 16-bit elements of param and both moments, and counts nothing else; what it took.
 double read_seconds(adamant::executor const& cpu, adamant::trial_step& arrays);
-std::size_t read_bytes_per_element(adamant::trial_types const& types);
+std::size_t read_bytes_per_element(adamant::shard_dtypes const& types);
 
 // Copies grad to an array of its own by memcpy(), in each thread's chunks.
 double copy_seconds(adamant::executor const& cpu, adamant::trial_step& arrays, std::byte* to);

@@ -5,13 +5,13 @@
 #include "plan.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "../combinations.hpp"
+#include <adamant/shard/format.hpp>
+
 #include "plan_machines.hpp"
 #include "plan_models.hpp"
 #include "plan_numbers.hpp"
@@ -51,9 +51,7 @@ void read_types(arguments& options, plan_request& r)
     r.exp_avg = type(options, "--exp-avg", r.exp_avg);
     r.exp_avg_sq = type(options, "--exp-avg-sq", r.exp_avg_sq);
     r.weight_out = type(options, "--weight-out", r.param == dtype::float32 ? r.weight_out : dtype::none);
-    std::array<dtype, 5> const types = {r.param, r.grad, r.exp_avg, r.exp_avg_sq, r.weight_out};
-    auto const& all = all_combinations();
-    if (std::none_of(all.begin(), all.end(), [&](auto const& one) { return one.dtypes == types; }))
+    if (adamant::find_format({r.param, r.grad, r.exp_avg, r.exp_avg_sq, r.weight_out}) == nullptr)
         throw usage_error("adamant has no step for these types; params and gradients are float32, bfloat16 or float16, "
                           "moments float32 or bfloat16, and --weight-out, bfloat16 or float16, is for float32 params");
 }

@@ -12,7 +12,6 @@
 #include <adamant/tune/statistics.hpp>
 #include <adamant/tune/trial_step.hpp>
 
-#include "../combinations.hpp"
 #include "cores_text.hpp"
 
 namespace cli {
@@ -29,13 +28,11 @@ constexpr std::size_t most_steps = 200;
 
 measured_rate measure_cpu(plan_request const& r)
 {
-    std::array<dtype, 5> const types = {r.param, r.grad, r.exp_avg, r.exp_avg_sq, r.weight_out};
-    auto const& all = all_combinations();
-    auto const entry = std::find_if(all.begin(), all.end(), [&](auto const& one) { return one.dtypes == types; });
-    if (entry == all.end())
+    shard_format const* const format = find_format({r.param, r.grad, r.exp_avg, r.exp_avg_sq, r.weight_out});
+    if (format == nullptr)
         throw invalid_argument("adamant: there is no step for these types");
     executor const cpu;
-    trial_step arrays(cpu, {entry->dtypes, entry->step_for}, elems);
+    trial_step arrays(cpu, *format, elems);
     using clock = std::chrono::steady_clock;
     std::vector<double> times;
     clock::time_point const begin = clock::now();
@@ -43,7 +40,7 @@ measured_rate measure_cpu(plan_request const& r)
         if (double const seconds = arrays.seconds(cpu); t >= 2) // the first ones find the caches and pages as they were
             times.push_back(seconds);
     measured_rate result;
-    result.bytes_per_s = static_cast<double>(elems * entry->bytes_per_element) / median(times);
+    result.bytes_per_s = static_cast<double>(elems * step_bytes(format->types)) / median(times);
     result.what = "measured here (" + std::string(name(cpu.tier())) + ", " + plural(cpu.threads(), "thread") +
                   "); a rank is to run on such a machine, on as many cores";
     return result;

@@ -11,7 +11,8 @@
 #include <vector>
 
 #include <adamant/exec/memory_limits.hpp>
-#include <adamant/tune/core_tuning.hpp>
+#include <adamant/topology/selection.hpp>
+#include <adamant/tune/rank_trials.hpp>
 
 #include "cores_text.hpp"
 #include "output_file.hpp"
@@ -71,7 +72,7 @@ request read_request(arguments& options, machine const& on, unsigned cores)
         throw usage_error("--params is " + grouped(r.params) + ", but a rank has 4,096 at the least");
     r.measure.types = parse_types(options.value("--dtypes", "mixed,f32,bf16_f32,bf16"));
     for (named_types const& types : r.measure.types)
-        static_cast<void>(limit_loops(types.types)); // throws for those without
+        static_cast<void>(limit_loops(types.format->types)); // throws for those without
     r.threads = counts(options.value("--threads", ""), cores);
     r.measure.bytes = byte_count("--bytes", options.value("--bytes", "2.25GB"));
     if (std::size_t const most = available_memory().bytes / 3; r.measure.bytes > most) {
@@ -218,7 +219,7 @@ int roofline(arguments& options)
     };
     warn_of_cache("arrays", r.measure.bytes, "--bytes");
     if (found.job)
-        warn_of_cache("the job's arrays", found.job->params_measured * job.types.types.memory_per_element(),
+        warn_of_cache("the job's arrays", found.job->params_measured * memory_bytes(job.types.format->types),
                       "--params");
     std::string const text = r.csv == "-" ? to_csv(found) : to_text(found);
     std::fputs(text.c_str(), stdout);

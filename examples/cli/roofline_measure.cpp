@@ -42,10 +42,10 @@ executor executor_on(pu_set const& pus)
 void measure_read_and_copy(executor const& cpu, roofline_row const& common, roofline_options const& options,
                            memory_options const& memory, progress& bar, std::vector<roofline_row>& rows)
 {
-    trial_types const types = trial_types_of<float, float, float>();
-    std::size_t const n = elements_for(options.bytes, types.memory_per_element() + 4);
+    shard_format const& format = step_format<float, float, float, float, void>();
+    std::size_t const n = elements_for(options.bytes, memory_bytes(format.types) + 4);
     bar.about("read and copy");
-    trial_step arrays(cpu, types, n, memory);
+    trial_step arrays(cpu, format, n, memory);
     buffer<float> to(n, memory);
     cpu.for_each_home(n, [&](slice part) { to.touch(part.begin, part.end); });
     auto* const target = reinterpret_cast<std::byte*>(to.data());
@@ -58,7 +58,7 @@ void measure_read_and_copy(executor const& cpu, roofline_row const& common, roof
     roofline_row row = common;
     row.elements = n;
     row.what = "read";
-    row.bytes_per_element = read_bytes_per_element(types);
+    row.bytes_per_element = read_bytes_per_element(format.types);
     rows.push_back(row_of(row, all[0].times));
     row.what = "copy";
     row.bytes_per_element = 8;
@@ -130,10 +130,10 @@ void measure_place(roofline_place const& where, roofline_options const& options,
     best_loops.resize(options.types.size());
     for (std::size_t t = 0; t < options.types.size() && !interruption::noted(); ++t) {
         named_types const& chosen = options.types[t];
-        std::size_t const n = elements_for(options.bytes, chosen.types.memory_per_element());
+        std::size_t const n = elements_for(options.bytes, memory_bytes(chosen.format->types));
         bar.about(chosen.name + " on " + std::to_string(cpu.threads()) + (cpu.threads() == 1 ? " core" : " cores"));
-        trial_step arrays(cpu, chosen.types, n, memory);
-        std::vector<limit_loop> loops = limit_loops(chosen.types);
+        trial_step arrays(cpu, *chosen.format, n, memory);
+        std::vector<limit_loop> loops = limit_loops(chosen.format->types);
         auto const timed = [&](limit_loop const& loop) {
             return timed_work{[&] { return limit_seconds(loop, cpu, arrays); }};
         };
@@ -160,7 +160,7 @@ void measure_place(roofline_place const& where, roofline_options const& options,
         run_rounds(all, options.rounds, bar);
         common.types = chosen.name;
         common.elements = n;
-        common.bytes_per_element = chosen.types.bytes_per_element();
+        common.bytes_per_element = step_bytes(chosen.format->types);
         common.isa = name(cpu.tier());
         std::vector<double> const step = all.back().times;
         all.pop_back();

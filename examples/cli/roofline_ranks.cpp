@@ -111,7 +111,7 @@ void work(job_request const& job, std::size_t params, std::size_t rank, shared_m
     auto const ranks = static_cast<unsigned>(job.ranks.size());
     rank_cores const& cores = job.ranks[rank];
     executor const cpu(std::make_shared<team>(team_options{.pus = cores.adam_pus}));
-    trial_step arrays(cpu, job.types.types, share_of(params, ranks),
+    trial_step arrays(cpu, *job.types.format, share_of(params, ranks),
                       {.nodes = cores.numa_nodes, .check_available = false}); // looked at for all ranks together
     for (memory_block const& block : arrays.blocks())
         if (block.size() != 0) {
@@ -198,7 +198,7 @@ std::size_t params_that_fit(job_request const& job)
 {
     // All but a tenth, which is left to the pages' own tables and to others; of the machine, and of the nodes that
     // ranks are bound to.
-    double const each = static_cast<double>(job.types.types.memory_per_element());
+    double const each = static_cast<double>(memory_bytes(job.types.format->types));
     double most = static_cast<double>(available_memory().bytes) * 0.9 / each;
     for (rank_cores const& one : job.ranks) {
         if (one.numa_nodes.empty())
@@ -238,7 +238,7 @@ job_result run_job(job_request const& asked, progress& bar)
     result.projected = result.params_measured != job.params;
     if (result.params_measured < 4096 * job.ranks.size())
         throw unavailable("adamant: there is too little memory for a job of any size");
-    bar.about("filling " + gb(result.params_measured * job.types.types.memory_per_element()) + " GB");
+    bar.about("filling " + gb(result.params_measured * memory_bytes(job.types.format->types)) + " GB");
     shared_memory const memory(job.ranks.size());
     shared& state = memory.state();
     children all;
@@ -288,7 +288,7 @@ job_result run_job(job_request const& asked, progress& bar)
     common.ranks = static_cast<unsigned>(job.ranks.size());
     common.pus = all_pus(job);
     common.elements = share_of(result.params_measured, job.ranks.size()) * job.ranks.size();
-    common.bytes_per_element = job.types.types.bytes_per_element();
+    common.bytes_per_element = step_bytes(job.types.format->types);
     common.isa = state.isa;
     result.rows = rows_of(common, steps, limits, job.loops);
     result.step_s = result.rows.back().ns_per_element * 1e-9 * static_cast<double>(job.params);

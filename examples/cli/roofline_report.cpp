@@ -88,7 +88,7 @@ std::string row_text(roofline_row const& row, row_widths const& width)
 // "float32 params and moments, bfloat16 gradients and weights".
 std::string in_words(std::string const& types)
 {
-    std::array<dtype, 5> const t = parse_types(types).front().types.dtypes;
+    adamant::shard_dtypes const t = parse_types(types).front().format->types;
     if (t[1] == t[0] && t[2] == t[0] && t[3] == t[0] && (t[4] == t[0] || t[4] == dtype::none))
         return "all " + std::string(name(t[0]));
     bool const same_moments = t[2] == t[3];

@@ -7,12 +7,9 @@
 #include <utility>
 
 #include <adamant/core/error.hpp>
-#if !defined(ADAMANT_NO_HWLOC)
-#include <adamant/topology/hwloc.hpp>
-#endif
+#include <adamant/topology/read_machine.hpp>
 #include <adamant/tune/tuned_cores.hpp>
 
-#include "../combinations.hpp"
 #include "arguments.hpp"
 #include "cores_text.hpp"
 
@@ -31,14 +28,9 @@ constexpr std::pair<std::string_view, std::string_view> names[] = {
 
 } // namespace
 
-machine machine_of([[maybe_unused]] std::optional<std::string> const& topology)
+machine machine_of(std::optional<std::string> const& topology)
 {
-#if defined(ADAMANT_NO_HWLOC)
-    throw unavailable("adamant: this command asks hwloc about the machine, and this program was compiled without it; "
-                      "install hwloc (libhwloc-dev) and compile again");
-#else
     return topology ? read_machine(*topology) : live_machine();
-#endif
 }
 
 std::vector<named_types> parse_types(std::string const& text)
@@ -53,9 +45,9 @@ std::vector<named_types> parse_types(std::string const& text)
             if (word == name)
                 wanted = types;
         bool found = false;
-        for (combination_entry const& entry : all_combinations())
-            if (trial_types const types{entry.dtypes, entry.step_for}; types.text() == wanted) {
-                all.push_back({word, types});
+        for (shard_format const& format : all_formats())
+            if (to_text(format.types) == wanted) {
+                all.push_back({word, &format});
                 found = true;
             }
         if (!found)

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <adamant/shard/format.hpp>
 #include <adamant/topology/machine.hpp>
-#include <adamant/tune/trial_step.hpp>
 
 namespace cli {
 
@@ -17,7 +17,7 @@ adamant::machine machine_of(std::optional<std::string> const& topology = {});
 // Types with a name that people say.
 struct named_types {
     std::string name;
-    adamant::trial_types types;
+    adamant::shard_format const* format;
 };
 // "mixed,f32": names, or five types with slashes between them ("float32/bfloat16/float32/float32/-"). Throws
 // usage_error for what is neither, and for what has no step.

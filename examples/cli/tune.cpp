@@ -12,7 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <adamant/checkpoint/tuned_json.hpp>
+#include <adamant/tune/tuned_json.hpp>
 #include <adamant/tune/core_tuning.hpp>
 
 #include "chart.hpp"
@@ -90,7 +90,7 @@ std::string curve_text(tuned_cores const& found, named_types const& types)
 {
     std::string out = "cores   ms a step   (p10 to p90)          GB/s   times as fast as with the count before\n";
     core_time const* before = nullptr;
-    double const bytes = static_cast<double>(found.elements * types.types.bytes_per_element());
+    double const bytes = static_cast<double>(found.elements * step_bytes(types.format->types));
     for (core_time const& at : found.curve) {
         char text[160];
         std::snprintf(text, sizeof text, "%5u  %10s   (%s to %s)%*s %7.1f   %s%s\n", at.cores,
@@ -277,18 +277,18 @@ int tune(arguments& options)
                 bar.at_this_time(plural(cores, "core"));
             };
             try {
-                found = tune_cores(on, r.cores, r.types.types, tuning);
+                found = tune_cores(on, r.cores, *r.types.format, tuning);
             } catch (stopped const&) {
                 std::fputs("adamant: interrupted before there was a result\n", stderr);
                 return 128 + SIGINT;
             }
         } else {
-            found = load_tuned(r.load, tuning_key_of(on, r.cores, r.types.types));
+            found = load_tuned(r.load, tuning_key_of(on, r.cores, *r.types.format));
         }
     }
     if (r.host_threads != 0) {
         progress bar(expected_host_rounds(r.rounds));
-        with = tune_with_host(on, r.cores, r.types.types, found, r.host_threads, r.rounds, bar);
+        with = tune_with_host(on, r.cores, *r.types.format, found, r.host_threads, r.rounds, bar);
     }
     std::vector<std::string> warnings;
     if (double const busy = besides.busy(); busy > 0.05)

@@ -7,7 +7,7 @@
 #include <list>
 #include <set>
 
-#include <adamant/tune/core_tuning.hpp>
+#include <adamant/tune/rank_trials.hpp>
 #include <adamant/tune/statistics.hpp>
 
 #include "host_load.hpp"
@@ -88,7 +88,7 @@ double expected_host_rounds(std::size_t rounds)
     return static_cast<double>(rounds + 1);
 }
 
-host_tuning tune_with_host(machine const& on, core_request const& request, trial_types const& types,
+host_tuning tune_with_host(machine const& on, core_request const& request, shard_format const& format,
                            tuned_cores const& found, unsigned threads, std::size_t rounds, progress& bar)
 {
     host_tuning result;
@@ -101,13 +101,13 @@ host_tuning tune_with_host(machine const& on, core_request const& request, trial
     for (unsigned const count : counts)
         for (rank_cores const& r : adamant::detail::cores_for_trial(on, request, count, found.of))
             available = std::min(available, available_memory(r.numa_nodes).bytes);
-    std::size_t const room = available / 3 / (counts.size() + 1) / types.memory_per_element();
+    std::size_t const room = available / 3 / (counts.size() + 1) / memory_bytes(format.types);
     std::size_t const elements = std::max<std::size_t>(std::min(found.elements, room / request.ranks) / 64, 1) * 64;
     bar.about("arrays for " + std::to_string(counts.size() + 1) + " splits");
     std::list<split> splits;
     auto const add = [&](unsigned count, unsigned shown_as) {
         rank_trials const* const last = splits.empty() ? nullptr : &splits.back().trials;
-        splits.push_back({{on, request, count, found.of, types, elements, isa::automatic, last},
+        splits.push_back({{on, request, count, found.of, format, elements, isa::automatic, last},
                           host_of(on, request, count, found.of),
                           {},
                           {},

@@ -40,7 +40,7 @@ struct host_tuning {
 // `threads` of each rank's host do as much as takes them, undisturbed, as long as a step on all cores; then both at
 // once, for all for both and for up to seven splits. Empty splits where a rank has one core, or after Ctrl-C.
 host_tuning tune_with_host(adamant::machine const& on, adamant::core_request const& request,
-                           adamant::trial_types const& types, adamant::tuned_cores const& found, unsigned threads,
+                           adamant::shard_format const& format, adamant::tuned_cores const& found, unsigned threads,
                            std::size_t rounds, progress& bar);
 
 // The rounds of the bar that this takes.

@@ -6,16 +6,13 @@
 #include "verify.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cinttypes>
 #include <cstdio>
 #include <iterator>
+#include <span>
 #include <vector>
 
 #include <adamant/adamant.hpp>
-#include <adamant/shard/combinations.hpp>
-
-#include "../combinations.hpp"
 
 namespace cli {
 
@@ -23,7 +20,7 @@ namespace {
 
 using namespace adamant;
 
-constexpr std::uint64_t expected[combination_count + 1] = {
+constexpr std::uint64_t expected[format_count + 1] = {
 #include "verify_expected.inc"
 };
 
@@ -124,28 +121,18 @@ private:
     std::byte* begin_;
 };
 
-grad_squares squares_of(executor const& cpu, dtype type, std::byte const* grad, std::size_t n)
-{
-    if (type == dtype::float32)
-        return sum_of_squares(cpu, reinterpret_cast<float const*>(grad), n);
-    if (type == dtype::bfloat16)
-        return sum_of_squares(cpu, reinterpret_cast<bfloat16 const*>(grad), n);
-    return sum_of_squares(cpu, reinterpret_cast<float16 const*>(grad), n);
-}
-
 constexpr std::size_t lengths[] = {1, 7, 64, 129, 509}; // the longest has work for 8 threads
 constexpr std::size_t total_elems = 1 + 7 + 64 + 129 + 509;
 
-std::uint64_t trajectory(executor const& cpu, combination_entry const& types, unsigned& threads)
+std::uint64_t trajectory(executor const& cpu, shard_format const& format, unsigned& threads)
 {
     digest sum;
-    kernel::step_function const run = types.step_for(cpu.tier());
     for (int mode = 0; mode < 3; ++mode) {
-        misaligned param(types.dtypes[0], total_elems, 1);
-        misaligned grad(types.dtypes[1], total_elems, 3);
-        misaligned exp_avg(types.dtypes[2], total_elems, 5);
-        misaligned exp_avg_sq(types.dtypes[3], total_elems, 7);
-        misaligned weight_out(types.dtypes[4], total_elems, 9);
+        misaligned param(format.types[0], total_elems, 1);
+        misaligned grad(format.types[1], total_elems, 3);
+        misaligned exp_avg(format.types[2], total_elems, 5);
+        misaligned exp_avg_sq(format.types[3], total_elems, 7);
+        misaligned weight_out(format.types[4], total_elems, 9);
         random_bits random(static_cast<std::uint64_t>(mode));
         for (std::size_t i = 0; i < total_elems; ++i) {
             param.set(i, value_of_kind(i, random(), -9, -4));
@@ -162,16 +149,17 @@ std::uint64_t trajectory(executor const& cpu, combination_entry const& types, un
             coefficients const c = make_coefficients(hyper_of(mode, t), t, {.loss_scale = mode == 0 ? 1024.0 : 1.0});
             std::size_t begin = 0;
             for (std::size_t const n : lengths) {
-                step_report const report = detail::run_step(
-                    cpu, run,
-                    {param.at(begin), grad.at(begin), exp_avg.at(begin), exp_avg_sq.at(begin), weight_out.at(begin)}, n,
-                    types.bytes_per_element, c);
+                any_shard const shard(
+                    format,
+                    {param.at(begin), grad.at(begin), exp_avg.at(begin), exp_avg_sq.at(begin), weight_out.at(begin)},
+                    n);
+                step_report const report = step(cpu, shard, c);
                 threads = std::max(threads, report.threads);
                 sum.add(report.nonfinite_grads);
                 begin += n;
             }
             if (t % 20 == 0) {
-                grad_squares const squares = squares_of(cpu, types.dtypes[1], grad.at(0), total_elems);
+                grad_squares const squares = sum_of_squares(cpu, grad.at(0), format.types[1], total_elems);
                 sum.add(std::bit_cast<std::uint64_t>(squares.sum));
                 sum.add(squares.nonfinite);
                 for (misaligned const* array : {&param, &exp_avg, &exp_avg_sq, &weight_out})
@@ -183,7 +171,7 @@ std::uint64_t trajectory(executor const& cpu, combination_entry const& types, un
 }
 
 struct result {
-    std::array<dtype, 5> dtypes;
+    shard_dtypes dtypes;
     std::uint64_t digest;
 };
 
@@ -202,12 +190,12 @@ void print_json(std::vector<result> const& results, std::uint64_t overall, execu
 {
     std::printf("{\"digest\": \"%016" PRIx64 "\", \"expected\": \"%016" PRIx64 "\", \"same\": %s, \"isa\": \"%s\", "
                 "\"threads\": %u, \"pus\": \"%s\", \"steps\": %" PRIu64 ", \"combinations\": [",
-                overall, expected[combination_count], same ? "true" : "false", name(cpu.tier()).data(), threads,
+                overall, expected[format_count], same ? "true" : "false", name(cpu.tier()).data(), threads,
                 cpu.team() == nullptr ? "" : to_list(cpu.team()->bound_to()).c_str(), steps);
     for (std::size_t i = 0; i < results.size(); ++i) {
         std::printf("%s\n  {", i == 0 ? "" : ",");
         for (std::size_t a = 0; a < 5; ++a)
-            std::printf("\"%s\": \"%s\", ", array_names[a], name(results[i].dtypes[a]).data());
+            std::printf("\"%s\": \"%s\", ", shard_array::names[a], name(results[i].dtypes[a]).data());
         std::printf("\"digest\": \"%016" PRIx64 "\"}", results[i].digest);
     }
     std::printf("\n]}\n");
@@ -215,7 +203,7 @@ void print_json(std::vector<result> const& results, std::uint64_t overall, execu
 
 void print_table(std::vector<result> const& results, std::uint64_t overall, executor const& cpu, unsigned threads)
 {
-    for (char const* array : array_names)
+    for (char const* array : std::span(shard_array::names).first(shard_arrays))
         std::printf("%-11s", array);
     std::printf("digest\n");
     for (std::size_t i = 0; i < results.size(); ++i) {
@@ -245,14 +233,14 @@ int verify(arguments& options)
     unsigned threads = 0;
     std::vector<result> results;
     digest all;
-    for (combination_entry const& types : all_combinations()) {
-        result const one{types.dtypes, trajectory(cpu, types, threads)};
+    for (shard_format const& format : all_formats()) {
+        result const one{format.types, trajectory(cpu, format, threads)};
         all.add(one.digest);
         results.push_back(one);
     }
 
     auto const differs = std::ranges::mismatch(results, expected, {}, [](result const& one) { return one.digest; }).in1;
-    bool const same = differs == results.end() && all.value() == expected[combination_count];
+    bool const same = differs == results.end() && all.value() == expected[format_count];
     if (json)
         print_json(results, all.value(), cpu, threads, same);
     else
@@ -263,7 +251,8 @@ int verify(arguments& options)
     if (differs != results.end()) {
         which = "the bits differ from every other machine's, first for";
         for (std::size_t a = 0; a < 5; ++a)
-            which += std::string(a == 0 ? " " : ", ") + array_names[a] + " " + std::string(name(differs->dtypes[a]));
+            which +=
+                std::string(a == 0 ? " " : ", ") + shard_array::names[a] + " " + std::string(name(differs->dtypes[a]));
     }
     std::fprintf(stderr, "adamant verify: %s (isa %s, %u threads). Please report this with the CPU's name.\n",
                  which.c_str(), name(cpu.tier()).data(), threads);

@@ -7,22 +7,20 @@
 #include <adamant/core/dtype.hpp>
 #include <adamant/core/error.hpp>
 #include <adamant/device/device.hpp>
-#include <adamant/device/emulated_device.hpp>
 #include <adamant/exec/executor.hpp>
 #include <adamant/exec/first_touch.hpp>
 #include <adamant/exec/memory.hpp>
+#include <adamant/exec/memory_limits.hpp>
 #include <adamant/exec/memory_placement.hpp>
 #include <adamant/exec/resctrl.hpp>
 #include <adamant/exec/slices.hpp>
 #include <adamant/exec/team.hpp>
 #include <adamant/isa/isa.hpp>
-#include <adamant/kernel/dispatch.hpp>
 #include <adamant/numerics/coefficients.hpp>
 #include <adamant/numerics/convert.hpp>
-#include <adamant/numerics/float_mode.hpp>
 #include <adamant/numerics/hyperparameters.hpp>
-#include <adamant/numerics/oracle.hpp>
 #include <adamant/optimizer.hpp>
+#include <adamant/shard/any_shard.hpp>
 #include <adamant/shard/shard.hpp>
 #include <adamant/shard/shard_list.hpp>
 #include <adamant/split/best_ratio.hpp>
@@ -36,9 +34,7 @@
 #include <adamant/topology/launch_mask.hpp>
 #include <adamant/topology/machine.hpp>
 #include <adamant/topology/ranks.hpp>
+#include <adamant/topology/read_machine.hpp>
 #include <adamant/topology/selection.hpp>
 #include <adamant/tune/core_tuning.hpp>
 #include <adamant/tune/ratio_follower.hpp>
-#if !defined(ADAMANT_NO_HWLOC)
-#include <adamant/topology/hwloc.hpp>
-#endif

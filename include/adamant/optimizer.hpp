@@ -3,24 +3,27 @@
 // one or two passes over memory, begun before the last gradient is there if need be, and taken back exactly.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <mutex>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <adamant/checkpoint/restore.hpp>
 #include <adamant/checkpoint/state_dict.hpp>
-#include <adamant/core/error.hpp>
+#include <adamant/device/device.hpp>
 #include <adamant/exec/executor.hpp>
-#include <adamant/numerics/float_mode.hpp>
-#include <adamant/optimizer_setup.hpp>
+#include <adamant/shard/any_shard.hpp>
+#include <adamant/split/placement.hpp>
 #include <adamant/step/optimizer_options.hpp>
 #include <adamant/step/optimizer_report.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+class optimizer_core;
+}
 
 // Adam or AdamW over parameter groups, with all memory the caller's. Set up: groups, shards; prepare(). Then for every
 // batch either step(), or begin_step(), a submit() for each shard as its gradient arrives, and finish(). Both have the
@@ -35,384 +38,183 @@ ADAMANT_BEGIN_NAMESPACE
 // one at a time. Gradients must not change between their submit() and the end of finish(). The caller's floating-point
 // mode and traps neither matter in a step nor change (options.reduce is called without traps). An exception leaves the
 // optimizer as it was before the call, but where said otherwise; after a fork, every call that needs the team throws
-// unavailable.
-class optimizer : public optimizer_setup {
+// unavailable. Movable; one that was moved from can only be destroyed or assigned to.
+class optimizer {
 public:
     // Works with the executor's team; an executor without one gets a team of one thread, bound to nothing. Throws
     // invalid_argument for options that cannot be.
-    explicit optimizer(executor const& cpu, optimizer_options options = {}) : optimizer_setup(cpu, std::move(options))
-    {
-    }
+    explicit optimizer(executor const& cpu, optimizer_options options = {});
+    optimizer(optimizer&& other) noexcept;
+    optimizer& operator=(optimizer&& other) noexcept;
     // A step that is under way is waited for. One that has been begun and not finished is taken back where abandon()
     // could do that; where it could not, shards that were submitted stay stepped, and the others are as before.
-    ~optimizer()
+    ~optimizer();
+
+    // ---- Set-up: before the first step, and between steps
+
+    // A new group, by its number; its name must be new, not empty, and UTF-8. The last step cannot be taken back any
+    // more. Throws invalid_argument where check() does.
+    std::size_t add_group(parameter_group group);
+    std::size_t add_group(std::string name, hyperparameters const& hyper, bool maximize = false);
+    [[nodiscard]] std::vector<parameter_group> const& groups() const noexcept;
+    // Throws invalid_argument for a number that none has.
+    [[nodiscard]] parameter_group const& group(std::size_t number) const;
+    // From the next step on. Throws invalid_argument as add_group() does, and while a step is under way.
+    void set_hyperparameters(std::size_t group, hyperparameters const& hyper);
+
+    // A new shard, by its number. Its arrays stay the caller's and must outlive the optimizer. `name` is the
+    // parameter's, of which there may be several shards, with other elements each and of the same types. accumulator:
+    // an array of the shard's size for accumulate(), of float or bfloat16, or null. The last step cannot be taken back
+    // any more. Throws invalid_argument for a place outside the parameter or in another shard, a name that is empty or
+    // not UTF-8, and for arrays that overlap: this shard's here, those of others before anything is written to them.
+    template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Accumulator = float>
+        requires(std::is_same_v<Accumulator, float> || std::is_same_v<Accumulator, bfloat16>)
+    ADAMANT_ALWAYS_INLINE std::size_t add_shard(std::size_t group, std::string const& name,
+                                                shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& added,
+                                                shard_place place = {}, Accumulator* accumulator = nullptr)
     {
-        passes_.line().wait();
-        if (device_failed_ || (stage_ == stage::open && can_take_back()))
-            take_back();
+        return add_shard(
+            group, name,
+            any_shard(optimizer_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), added.pointers(), added.size()),
+            std::move(place), accumulator, accumulator == nullptr ? dtype::none : dtype_of<Accumulator>);
     }
+    // The same with types that are known at run time. The shard's format must be one for optimizers. Throws
+    // invalid_argument also for an accumulator of another type than float32, bfloat16 or none.
+    std::size_t add_shard(std::size_t group, std::string const& name, any_shard const& added, shard_place place,
+                          void* accumulator, dtype accumulator_type);
+    [[nodiscard]] std::size_t shards() const noexcept;
+    [[nodiscard]] std::string const& name(std::size_t shard) const;
+
+    // What prepare() will allocate, in bytes, with the journal of begin_step() or without; to some KiB, as there are a
+    // few things for each thread and group, too.
+    [[nodiscard]] std::size_t memory_bytes(bool with_journal = true) const;
+    // Allocates all that steps need; else the first one does, and after it none allocates (with a device, only small
+    // things, for what is enqueued). with_journal: for begin_step(), too. Throws invalid_argument where arrays overlap,
+    // and what buffer does.
+    void prepare(bool with_journal = true);
+
+    // How many blocks of norm_block_elems the CPU's threads have been through since the optimizer was made, every pass
+    // over one counted: for whoever shows what is going on. From any thread, at any time.
+    [[nodiscard]] std::uint64_t cpu_blocks_done() const noexcept;
+
+    // Steps taken so far.
+    [[nodiscard]] std::uint64_t steps() const noexcept;
+    // What the next loss is to be multiplied with.
+    [[nodiscard]] double loss_scale() const noexcept;
+    [[nodiscard]] executor const& cpu() const noexcept;
+
+    // ---- A device beside the CPU
+
+    // Gives a part of the shards to a device, or back, or changes what it has: from the next step on the device steps
+    // its pieces and the CPU the others, at once, with the same bits wherever the cut. Make the placement by split()
+    // from shard_sizes(). The state moves: what a device has is in its memory alone, and the shards' own arrays of it
+    // are out of date until update_host_arrays() or state() is called or it comes back (their pages may be given back
+    // to the system meanwhile, and are touched again by those two). Shards added later are the CPU's. Null takes
+    // everything back.
+    //
+    // Where an error says that the device failed, or did not answer in time, the step is taken back on both sides:
+    // state and accumulated gradients are as before it. For that the steps of both sides are recorded (see
+    // journal_budget_bytes and device_records), whether or not they wait for a norm. A device that does not answer does
+    // its part of that later, before anything else; until then the gradients of that step must stay where they are on
+    // it.
+    //
+    // The device needs room for what it gets beside what it has: a piece whose cut moves is allocated anew.
+    //
+    // Throws, with everything where it was: invalid_argument for a placement of other shards, what the device throws
+    // where it lacks the memory or fails, or has another optimizer's shards. What prepare() throws comes when all has
+    // moved. The last step cannot be taken back any more.
+    void place(std::shared_ptr<device> on, placement const& where);
+    // The shards' sizes in elements, in order: for split().
+    [[nodiscard]] std::vector<std::size_t> shard_sizes() const;
+    // What all pieces of such a placement take on that device, in bytes.
+    [[nodiscard]] std::size_t device_bytes(device const& on, placement const& where) const;
+    // A shard's gradient is made on the device that place() names next, and its weights are wanted there: in arrays of
+    // the caller's in the device's memory, until place(nullptr). None: in host memory. See device_arrays. Throws
+    // invalid_argument where a device has been placed on already, or an array is missing.
+    void set_device_arrays(std::size_t shard, device_arrays const& arrays);
+
+    // ---- Steps
 
     // The whole step: all gradients are there. One pass over memory; two where the norm or the finiteness has to be
     // known first. Throws invalid_argument for values that cannot be, before anything is written.
-    optimizer_report step(step_values const& values = {})
-    {
-        open(values, false);
-        try {
-            submit_all(false);
-            return finish();
-        } catch (...) {
-            if (stage_ == stage::open)
-                take_back();
-            throw;
-        }
-    }
+    optimizer_report step(step_values const& values = {});
 
     // Opens a step; see the class. The first call allocates, unless prepare() has.
-    void begin_step(step_values const& values = {}) { open(values, true); }
+    void begin_step(step_values const& values = {});
     // This shard's gradient is there: work on it begins at once, in the team's threads. Returns at once. Throws
     // invalid_argument where no step is open or the shard has been submitted.
-    void submit(std::size_t shard)
-    {
-        no_traps_scope const no_traps;
-        std::lock_guard const lock(submit_mutex_);
-        require_open("submit()", shard);
-        passes_.shards[shard].submitted = true;
-        side_.there() ? on_device([&] { start(shard); }) : start(shard);
-    }
+    void submit(std::size_t shard);
     // This shard has no gradient in this step and stays as it is; what was accumulated for it is forgotten.
-    void leave_out(std::size_t shard)
-    {
-        std::lock_guard const lock(submit_mutex_);
-        require_open("leave_out()", shard);
-        passes_.shards[shard].left_out = true;
-    }
+    void leave_out(std::size_t shard);
     // Waits for what was submitted, and completes the step: applied as it is, or taken back and done again with the
     // clip coefficient, or skipped. Throws invalid_argument where a shard was neither submitted nor left out (the step
     // stays open), and what options.reduce throws (it stays open, too: finish again, or abandon()).
-    optimizer_report finish()
-    {
-        no_traps_scope const no_traps;
-        require_step_open("finish()");
-        std::string missing;
-        std::size_t how_many = 0;
-        for (std::size_t i = 0; i < passes_.shards.size(); ++i)
-            if (!passes_.shards[i].submitted && !passes_.shards[i].left_out && ++how_many <= 3)
-                missing += (how_many == 1 ? "" : ", ") + std::to_string(i) + " ('" + name(i) + "')";
-        if (how_many != 0)
-            throw invalid_argument("adamant: finish() is called, but of " + std::to_string(shards()) + " shards " +
-                                   std::to_string(how_many) + " have not been submitted: " + missing +
-                                   (how_many > 3 ? ", ..." : "") +
-                                   "; submit() them, or leave_out() those without a gradient");
-        try {
-            if (device_failed_)
-                throw device_error("adamant: a submit() to this step has failed; the step is taken back");
-            wait_for_pass();
-            while (next_stage())
-                run_all(next_pass_);
-        } catch (...) {
-            if (device_failed_)
-                take_back_and_rethrow();
-            throw;
-        }
-        stage_ = stage::idle;
-        return report_;
-    }
+    optimizer_report finish();
     // Gives up the step that is open: what it has stepped is taken back, to the bit. Accumulated gradients stay. Throws
     // unavailable, and the step stays open, where that cannot be: where shards were submitted to a step that needs no
     // norm (it neither skips nor clips by it, and there is no reduce), without keep_last_step.
-    void abandon()
-    {
-        no_traps_scope const no_traps;
-        require_step_open("abandon()");
-        if (!can_take_back())
-            throw unavailable(
-                "adamant: abandon() is called, but this step needs no norm, so what was submitted has been "
-                "stepped, and " +
-                std::to_string(passes_.unrecorded_blocks()) +
-                " blocks of it cannot be taken back; finish() the step, or set keep_last_step in the "
-                "options" +
-                (options_.keep_last_step ? " and journal_budget_bytes to " + std::to_string(longest_journal())
-                                         : std::string()));
-        take_back();
-    }
+    void abandon();
 
     // Takes back the last step, which must have been applied with keep_last_step, and nothing begun, accumulated, added
     // or loaded since; its gradients must still be there, as they were (which a checksum tells). Restores every bit of
     // param, exp_avg and exp_avg_sq, the step count and the loss scale, and makes weight_out of param. Throws
     // invalid_argument where there is no such step or the gradients have changed, with nothing touched, and unavailable
     // where the journal's budget was too small.
-    void rollback()
-    {
-        no_traps_scope const no_traps;
-        require_idle("rollback()");
-        if (!can_go_back_)
-            throw invalid_argument(
-                !options_.keep_last_step
-                    ? "adamant: rollback() is called, but the last step was not kept; set keep_last_step in the options"
-                    : "adamant: rollback() is called, but there is no step to take back: none was applied yet, or "
-                      "since then another was begun or taken back, a gradient accumulated, something added or a state "
-                      "loaded");
-        if (std::size_t const n = passes_.unrecorded_blocks(); n != 0)
-            throw unavailable("adamant: the last step cannot be taken back: for " + std::to_string(n) + " of " +
-                              std::to_string(passes_.blocks()) + " blocks the journal's budget of " +
-                              std::to_string(journal_budget()) + " bytes was full; set journal_budget_bytes to " +
-                              std::to_string(longest_journal()) + " to be sure");
-        settle();
-        passes_.check_caller();
-        set_summed(summed_before_);
-        passes_.waits_for_room = side_.there(); // in the passes of a step
-        passes_.begin();
-        bool same = true;
-        try {
-            begin_pass(detail::block_pass::compare);
-            passes_.line().wait();
-            same = passes_.same_gradients();
-            if (side_.there())
-                same = side_.wait_for_results(true) && same;
-        } catch (...) {
-            passes_.line().wait();
-            (void)side_.stop();
-            forget_failures();
-            set_summed({});
-            throw;
-        }
-        if (!same) {
-            set_summed({});
-            throw invalid_argument("adamant: the last step cannot be taken back: it needs that step's gradients, and "
-                                   "they have changed since");
-        }
-        passes_.speculated = passes_.settled;
-        undo_recorded();
-        device_is_behind_ = !side_.take_back();
-        passes_.forget_records();
-        can_go_back_ = false;
-        --steps_;
-        scaler_ = scaler_before_;
-        if (device_is_behind_)
-            settle(); // throws
-    }
+    void rollback();
 
     // Adds the shard's gradient to its accumulator: for the micro-steps before the last one, whose gradient submit() or
     // step() adds by the way. Returns when it is done, so that the gradient's memory may be used again. The first one
     // after a step overwrites what the accumulator holds. The sum is not divided: have loss_scale count the
     // micro-steps. Throws invalid_argument for a shard without accumulator, or one that was submitted.
-    void accumulate(std::size_t shard)
-    {
-        no_traps_scope const no_traps;
-        require_shard(shard);
-        detail::tracked_shard& s = passes_.shards[shard];
-        if (!s.shard.has_accumulator())
-            throw invalid_argument("adamant: a gradient of shard " + std::to_string(shard) + " ('" + name(shard) +
-                                   "') is to be accumulated, but it was added without an accumulator");
-        if (stage_ == stage::async || (stage_ == stage::open && (s.submitted || s.left_out)))
-            throw invalid_argument(
-                "adamant: a gradient of shard " + std::to_string(shard) + " ('" + name(shard) +
-                "') is to be accumulated, but the shard is being stepped; accumulate before submit()");
-        if (stage_ == stage::idle) {
-            settle();
-            require_not_lost();
-            if (!laid_out_)
-                prepare(false); // which looks for overlaps
-        }
-        can_go_back_ = false;
-        bool const first = s.summed == 0;
-        if (!side_.there()) {
-            passes_.cpu().for_each_slice(s.shard.size(),
-                                         [&](slice part) { s.shard.accumulate(part.begin, part.end, first); });
-        } else {
-            if (stage_ == stage::idle)
-                prepare();
-            accumulate_on_device(shard, first);
-            for (std::size_t r = passes_.first_range(shard); r < passes_.first_range(shard + 1); ++r)
-                for_each_slice_of(passes_.ranges()[r],
-                                  [&](std::size_t begin, std::size_t end) { s.shard.accumulate(begin, end, first); });
-        }
-        ++s.summed;
-    }
+    void accumulate(std::size_t shard);
     // Forgets what was accumulated.
-    void clear_accumulators()
-    {
-        require_idle("clear_accumulators()");
-        settle();
-        can_go_back_ = false;
-        for (detail::tracked_shard& s : passes_.shards)
-            s.summed = 0;
-    }
+    void clear_accumulators();
 
-    // A step under way in the team's threads. Refers to the optimizer.
+    // A step under way in the team's threads. Refers to the optimizer, wherever that is moved.
     class ticket {
     public:
         // Whether it is over. Never blocks for long.
-        [[nodiscard]] bool done() const { return of_->passes_.line().idle(); }
+        [[nodiscard]] bool done() const;
         // The share of the work that is done, from 0 to 1; of the passes that are known to be needed.
-        [[nodiscard]] double progress() const
-        {
-            no_traps_scope const no_traps;
-            return done() ? 1.0 : of_->passes_.progress();
-        }
+        [[nodiscard]] double progress() const;
         // False where it is not over by then; it goes on all the same.
-        bool wait_until(std::chrono::steady_clock::time_point deadline) const
-        {
-            return of_->passes_.line().wait_until(deadline);
-        }
-        bool wait_for(std::chrono::nanoseconds time) const
-        {
-            auto const now = std::chrono::steady_clock::now();
-            return wait_until(now + std::min(time, std::chrono::steady_clock::time_point::max() - now));
-        }
+        bool wait_until(std::chrono::steady_clock::time_point deadline) const;
+        bool wait_for(std::chrono::nanoseconds time) const;
         // Waits for as long as it takes. Throws what options.reduce threw; nothing is changed by that step then.
-        optimizer_report wait() const
-        {
-            no_traps_scope const no_traps;
-            return of_->collect();
-        }
+        optimizer_report wait() const;
 
     private:
         friend class optimizer;
-        explicit ticket(optimizer* of) : of_(of) {}
-        optimizer* of_;
+        explicit ticket(detail::optimizer_core& of) noexcept : of_(&of) {}
+        detail::optimizer_core* of_;
     };
     // As step(), and returns at once. The optimizer takes no other call but the ticket's until that was waited for.
-    [[nodiscard]] ticket step_async(step_values const& values = {})
-    {
-        no_traps_scope const no_traps;
-        open(values, false);
-        stage_ = stage::async;
-        try {
-            submit_all(true);
-        } catch (...) {
-            stage_ = stage::open; // nobody is to decide anything at the line's end
-            take_back();
-            throw;
-        }
-        if (passes_.nothing_described()) // nothing to do, so nobody comes to the end
-            next_at_end();
-        return ticket(this);
-    }
+    [[nodiscard]] ticket step_async(step_values const& values = {});
+
+    // ---- State
 
     // The state as views of the shards' arrays, which last as long as those; their bits are those of the last step.
     // What was accumulated since is no part of it: a run goes on from here to the bit where it is taken between a step
     // and the next micro-step. A device's part is copied into those arrays first. Throws invalid_argument while a step
     // is under way, and device_error.
-    [[nodiscard]] state_dict state()
-    {
-        update_host_arrays("state()");
-        return views();
-    }
+    [[nodiscard]] state_dict state();
     // What a device has of params and moments is copied into the shards' own arrays, which are out of date otherwise
     // (see place()): before they are read where they lie. Without a device nothing is to be done. Throws as state()
     // does.
-    void update_host_arrays() { update_host_arrays("update_host_arrays()"); }
+    void update_host_arrays();
     // Takes over a state: step count, loss scale, the groups' hyperparameters (by name), and all arrays (by the
     // parameter's name), however they were cut; weight_out is made of param. What the state has besides is ignored.
     // Checks everything first: throws invalid_argument that says what is missing or does not fit, with nothing changed.
     // What fails after that, a device (device_error) or the file that the state is read from (corrupted, unavailable),
     // leaves a state that is neither; no step can be taken until load() has been through.
-    void load(state_dict const& from)
-    {
-        require_idle("load()");
-        no_traps_scope const no_traps;
-        settle();
-        state_dict const here = views();
-        std::vector<detail::state_copy> const copies = detail::plan_copies(from, here);
-        std::vector<parameter_group> groups = groups_;
-        auto const by_name = detail::index_of_names(from.groups, "group");
-        for (parameter_group& group : groups) {
-            auto const found = by_name.find(group.name);
-            if (found == by_name.end())
-                throw invalid_argument("adamant: the state that is loaded has no parameter group '" + group.name + "'");
-            group = from.groups[found->second];
-        }
-        if (from.loss_scaler.has_value() != scaler_.has_value())
-            throw invalid_argument(std::string("adamant: the state that is loaded ") +
-                                   (scaler_ ? "has no dynamic loss scale, but this optimizer scales"
-                                            : "has a dynamic loss scale, but this optimizer does not scale") +
-                                   " dynamically; set loss_scaling in the options as it was");
-        if (side_.there())
-            prepare();
-        can_go_back_ = false;
-        is_lost_ = true;
-        for (detail::state_copy const& copy : copies)
-            copy.run();
-        for (detail::tracked_shard& s : passes_.shards) {
-            passes_.cpu().for_each_slice(s.shard.size(),
-                                         [&](slice part) { s.shard.round_weights(part.begin, part.end); });
-            s.summed = 0;
-        }
-        if (side_.there())
-            at_rest([&] { side_.copy_state_from_home(); });
-        is_lost_ = false;
-        groups_ = std::move(groups);
-        scaler_ = from.loss_scaler;
-        steps_ = from.step;
-        taken_back_of_last_eight_ = 0;
-        can_go_back_ = false;
-    }
+    void load(state_dict const& from);
 
 private:
-    void update_host_arrays(char const* call)
-    {
-        no_traps_scope const no_traps;
-        require_idle(call);
-        settle();
-        require_not_lost();
-        if (side_.has_pieces())
-            at_rest([&] { side_.copy_home(); });
-    }
-    [[nodiscard]] state_dict views() const
-    {
-        using arrays = detail::offload_shard;
-        state_dict all{
-            .step = steps_, .loss_scaler = scaler_, .groups = groups_, .params = places_.params(), .tensors = {}};
-        for (std::size_t i = 0; i < places_.size(); ++i) {
-            arrays const& s = passes_.shards[i].shard;
-            for (auto const& [array, kept] :
-                 {std::pair{arrays::param, state_array::param}, std::pair{arrays::exp_avg, state_array::exp_avg},
-                  std::pair{arrays::exp_avg_sq, state_array::exp_avg_sq}})
-                all.tensors.push_back(
-                    {places_[i].param, kept, s.type(array), places_[i].begin, s.size(), s.data(array)});
-        }
-        return all;
-    }
-    void require_open(char const* call, std::size_t shard) const
-    {
-        require_step_open(call);
-        require_shard(shard);
-        detail::tracked_shard const& s = passes_.shards[shard];
-        if (s.submitted || s.left_out)
-            throw invalid_argument("adamant: shard " + std::to_string(shard) + " ('" + name(shard) + "') has been " +
-                                   (s.submitted ? "submitted" : "left out") + " in this step already");
-    }
-
-    void open(step_values const& values, bool as_they_arrive)
-    {
-        no_traps_scope const no_traps;
-        require_idle(as_they_arrive ? "begin_step()" : "step()");
-        settle();
-        require_not_lost();
-        prepare(as_they_arrive);
-        open_step(groups_, values, as_they_arrive);
-    }
-
-    // In an open step the failure stays, and finish() finds it.
-    void accumulate_on_device(std::size_t shard, bool first)
-    {
-        auto const carefully = [&](auto const& work) { stage_ == stage::open ? on_device(work) : at_rest(work); };
-        if (!side_.has_pieces_of(shard) && !side_.has_arrays(shard))
-            return;
-        carefully([&] { side_.bring_gradients(shard); });
-        if (!side_.has_pieces_of(shard))
-            return;
-        try {
-            carefully([&] { side_.accumulate(shard, first); });
-        } catch (device_error const& failure) {
-            passes_.shards[shard].summed = 0;
-            throw device_error(std::string(failure.what()) + "; the gradients accumulated for shard " +
-                               std::to_string(shard) + " ('" + name(shard) + "') are lost");
-        }
-    }
-
-    std::mutex submit_mutex_;
+    std::unique_ptr<detail::optimizer_core> core_;
 };
 
 ADAMANT_END_NAMESPACE
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/optimizer.ipp>
+#endif

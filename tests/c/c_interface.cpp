@@ -22,11 +22,11 @@
 #include <adamant/c/adamant_c.h>
 #include <adamant/core/abi.hpp>
 #include <adamant/core/dtype.hpp>
+#include <adamant/shard/format.hpp>
 
 #if defined(WITHOUT_TSAN)
 #include <adamant/numerics/coefficients.hpp>
 
-#include "combinations.hpp"
 #endif
 
 #include "catch.hpp"
@@ -798,13 +798,10 @@ TEST_CASE("C: every combination of types has the bits of its kernel, and no othe
     std::size_t taken = 0;
     constexpr std::size_t n = 5003;
     for (unsigned code = 0; code < 1024; ++code) {
-        std::array<adamant::dtype, 5> types;
+        adamant::shard_dtypes types;
         for (std::size_t i = 0; i < 5; ++i)
             types[i] = static_cast<adamant::dtype>(code >> 2 * i & 3);
-        combination_entry const* entry = nullptr;
-        for (combination_entry const& e : all_combinations())
-            if (e.dtypes == types)
-                entry = &e;
+        adamant::shard_format const* const format = adamant::find_format(types);
         std::vector<test::array> arrays;
         for (std::size_t i = 0; i < 5; ++i) {
             arrays.emplace_back(types[i], n, i); // misaligned
@@ -830,7 +827,7 @@ TEST_CASE("C: every combination of types has the bits of its kernel, and no othe
         s.weight_out_dtype = static_cast<adamant_dtype>(types[4]);
         INFO(name(types[0]) << ' ' << name(types[1]) << ' ' << name(types[2]) << ' ' << name(types[3]) << ' '
                             << name(types[4]));
-        if (entry == nullptr) {
+        if (format == nullptr) {
             refused(adamant_add_shard(made, 0, "x", &s, nullptr), "no shard has these types: param");
             continue;
         }
@@ -851,17 +848,13 @@ TEST_CASE("C: every combination of types has the bits of its kernel, and no othe
                 gradient.set(j, sum.get(j) + arrays[1].get(j));
         }
         ok(adamant_step(made, nullptr, nullptr));
-        combination_entry const* with_floats = entry;
-        std::array<adamant::dtype, 5> float_types = types;
-        float_types[1] = adamant::dtype::float32;
-        for (combination_entry const& e : all_combinations())
-            if (summed && e.dtypes == float_types)
-                with_floats = &e;
-        with_floats->step_for(adamant::isa::scalar)({expected[0].data(), summed ? gradient.data() : expected[1].data(),
-                                                     expected[2].data(), expected[3].data(), expected[4].data()},
-                                                    0, n, adamant::make_coefficients({}, 1, {}), false);
+        adamant::shard_dtypes const with_floats = {types[0], adamant::dtype::float32, types[2], types[3], types[4]};
+        (summed ? adamant::find_format(with_floats) : format)
+            ->step_for(adamant::isa::scalar)({expected[0].data(), summed ? gradient.data() : expected[1].data(),
+                                              expected[2].data(), expected[3].data(), expected[4].data()},
+                                             0, n, adamant::make_coefficients({}, 1, {}), false);
         for (std::size_t i = 0; i < 5; ++i) {
-            INFO(array_names[i]);
+            INFO(adamant::shard_array::names[i]);
             REQUIRE(arrays[i].difference(expected[i]) == "");
         }
     }

@@ -15,12 +15,13 @@
 #include <adamant/device/device.hpp>
 #include <adamant/numerics/float_mode.hpp>
 #include <adamant/numerics/oracle.hpp>
+#include <adamant/shard/offload_shard.hpp>
 
 #include "catch.hpp"
 
 namespace test {
 
-using arrays = adamant::detail::offload_shard;
+namespace arrays = adamant::shard_array;
 using adamant::dtype;
 
 // One piece; its arrays by their offsets in the stretch.
@@ -188,7 +189,7 @@ private:
     // As detail::offload_passes::run() and detail::offload_shard do it, with records that are copies.
     void run_block(adamant::device_pass const& pass, std::size_t piece, std::size_t b)
     {
-        using adamant::detail::block_pass;
+        using adamant::block_pass;
         model_piece const& p = pieces[piece];
         std::size_t const begin = b * adamant::norm_block_elems;
         std::size_t const n = std::min(adamant::norm_block_elems, p.elems - begin);
@@ -218,8 +219,7 @@ private:
             squares[block] = found;
         if (pass.pass == block_pass::measure || pass.pass == block_pass::compare)
             return;
-        adamant::detail::group_step const& now =
-            (pass.pass == block_pass::speculate ? pass.speculated : pass.settled)[p.group];
+        adamant::group_step const& now = (pass.pass == block_pass::speculate ? pass.speculated : pass.settled)[p.group];
         bool const zero = now.rules.zero_nonfinite && found.nonfinite != 0;
         if (zero || now.rules.limited)
             for (float& x : g)

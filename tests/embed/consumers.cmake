@@ -19,10 +19,15 @@ foreach(how find_package add_subdirectory FetchContent)
     run(${CMAKE_COMMAND} --build ${SCRATCH}/${how})
     run(${SCRATCH}/${how}/consumer)
 endforeach()
+run(${SCRATCH}/find_package/consumer_compiled)
 
 # jit_build: no CMake, no -m flag, no CUDA, no Python.
 run(${CXX} -std=c++20 -O2 -fopenmp -I${prefix}/include ${program} -lhwloc -o ${SCRATCH}/plain)
 run(${SCRATCH}/plain)
+
+# By hand, compiled separately: one file has all definitions. Looked through only, as its code takes a compiler minutes.
+file(WRITE ${SCRATCH}/definitions.cpp "#include <adamant/src.hpp>\n")
+run(${CXX} -std=c++20 -fopenmp -fsyntax-only -DADAMANT_SEPARATE_COMPILATION -I${prefix}/include ${SCRATCH}/definitions.cpp)
 
 find_program(pkg_config pkg-config)
 if(pkg_config)

@@ -19,5 +19,5 @@ std::vector<float> native_step()
 
 char const* native_abi()
 {
-    return ADAMANT_TEXT(ADAMANT_ABI);
+    return ADAMANT_TEXT(ADAMANT_FLAGS_ABI);
 }

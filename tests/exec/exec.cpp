@@ -9,6 +9,8 @@
 #endif
 
 #include <adamant/exec/executor.hpp>
+#include <adamant/exec/lanes.hpp>
+#include <adamant/topology/allowed.hpp>
 
 #include "catch.hpp"
 
@@ -36,11 +38,10 @@ TEST_CASE("chunks are in order, disjoint, complete and fair, past 2^32 elements 
                 REQUIRE(cut.threads >= 1);
                 REQUIRE(cut.threads <= threads);
                 REQUIRE((cut.threads == 1 || n / cut.threads >= least));
-                REQUIRE((cut.threads == threads || n / (cut.threads + 1) < least ||
-                         n <= cut.threads * slice_granule_elems));
+                REQUIRE((cut.threads == threads || n / (cut.threads + 1) < least || n <= cut.threads * granule_elems));
                 REQUIRE(cut.chunks >= cut.threads);
                 REQUIRE(cut.chunks <= detail::chunk_lanes::max_chunks);
-                REQUIRE(cut.chunk_elems % slice_granule_elems == 0);
+                REQUIRE(cut.chunk_elems % granule_elems == 0);
                 REQUIRE(cut.elements(0, cut.chunks).begin == 0);
                 REQUIRE(cut.elements(0, cut.chunks).end == n);
                 slice const last = cut.elements(cut.chunks - 1, cut.chunks);

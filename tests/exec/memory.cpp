@@ -13,8 +13,12 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include <sys/mman.h>
+
 #include <adamant/exec/memory.hpp>
+#include <adamant/exec/memory_limits.hpp>
 #include <adamant/exec/memory_placement.hpp>
+#include <adamant/exec/system_memory.hpp>
 #include <adamant/shard/shard.hpp>
 
 #include "catch.hpp"
@@ -300,8 +304,7 @@ TEST_CASE("sizes that no machine has are refused")
         CHECK(mentions(refusal([&] { buffer<float>(most / 4 + 2, with(kind)); }), "of 4 bytes"));
     }
     std::size_t const wraps_to_4 = most / 4 + 2; // times four: 4
-    CHECK(refusal([&] { buffer<float>{wraps_to_4}; }).find(std::to_string(wraps_to_4)) !=
-          std::string::npos);
+    CHECK(refusal([&] { buffer<float>{wraps_to_4}; }).find(std::to_string(wraps_to_4)) != std::string::npos);
 }
 
 TEST_CASE("host_oom: too much memory is refused before anything is mapped")
@@ -337,7 +340,8 @@ TEST_CASE("host_oom: too much memory is refused before anything is mapped")
     CHECK(forced.size() == 97 * mib);
     // A total is asked for before the first allocation.
     check_memory(96 * mib, {}, root.path());
-    CHECK(mentions(refusal<unavailable>([&] { check_memory(3 * 64 * mib, {}, root.path()); }), "201326592 bytes (192 MiB)"));
+    CHECK(mentions(refusal<unavailable>([&] { check_memory(3 * 64 * mib, {}, root.path()); }),
+                   "201326592 bytes (192 MiB)"));
 }
 
 TEST_CASE("the least of the machine and all cgroups is what is available")
@@ -438,7 +442,8 @@ TEST_CASE("transparent pages where the kernel has switched them off are normal o
     memory_block const block(page, {}, root.path());
     CHECK(block.report().pages == page_kind::normal);
     CHECK(mentions(block.report().notes, "transparent_hugepage/enabled is never; as root, write madvise to it"));
-    CHECK(mentions(refusal<unavailable>([&] { memory_block(page, with(page_kind::transparent, true), root.path()); }), "is never"));
+    CHECK(mentions(refusal<unavailable>([&] { memory_block(page, with(page_kind::transparent, true), root.path()); }),
+                   "is never"));
     CHECK(memory_block(page, with(page_kind::normal, true), root.path()).report().notes.empty());
     // Since Linux 6.8 each size has a switch of its own.
     root.put(folder + "hpage_pmd_size", "33554432\n");
@@ -492,7 +497,8 @@ TEST_CASE("hugetlb pages are taken where the pool has them, else it is said how 
         CHECK(!detail::is_hugetlb(fallback.report().pages));
         CHECK(mentions(fallback.report().notes, "but 2 are free"));
         fake_root const without;
-        CHECK(mentions(refusal<unavailable>([&] { memory_block(more, with(kind, true), without.path()); }), "there is no "));
+        CHECK(mentions(refusal<unavailable>([&] { memory_block(more, with(kind, true), without.path()); }),
+                       "there is no "));
     }
 }
 
@@ -506,13 +512,15 @@ TEST_CASE("hugetlb pages over a cgroup's limit, which the first touch would die 
         root.put(limit, "2097152\n");
         root.put(v2 ? "sys/fs/cgroup/pod/hugetlb.2MB.current" : "sys/fs/cgroup/hugetlb/pod/hugetlb.2MB.usage_in_bytes",
                  "1\n");
-        std::string const text = refusal<unavailable>([&] { memory_block(mib, with(page_kind::hugetlb_2m, true), root.path()); });
+        std::string const text =
+            refusal<unavailable>([&] { memory_block(mib, with(page_kind::hugetlb_2m, true), root.path()); });
         CHECK(mentions(text, limit + " leaves 2097151 bytes"));
         memory_block const fallback(mib, with(page_kind::hugetlb_2m), root.path());
         CHECK(!detail::is_hugetlb(fallback.report().pages));
         CHECK(mentions(fallback.report().notes, limit));
         // The limit of another size means nothing.
-        CHECK(!mentions(refusal<unavailable>([&] { memory_block(mib, with(page_kind::hugetlb_1g, true), root.path()); }), limit));
+        CHECK(!mentions(
+            refusal<unavailable>([&] { memory_block(mib, with(page_kind::hugetlb_1g, true), root.path()); }), limit));
     }
 }
 
@@ -577,8 +585,8 @@ TEST_CASE("memory is not bound to nodes with less free than it needs: the OOM ki
     fake_root root;
     root.put("sys/devices/system/node/node0/meminfo", "Node 0 MemFree: 1024 kB\n");
     std::size_t const before = mappings_of(64 * mib);
-    CHECK(
-        mentions(refusal<unavailable>([&] { memory_block(64 * mib, on({0}, true), root.path()); }), "meminfo of the NUMA nodes 0"));
+    CHECK(mentions(refusal<unavailable>([&] { memory_block(64 * mib, on({0}, true), root.path()); }),
+                   "meminfo of the NUMA nodes 0"));
     CHECK(mappings_of(64 * mib) == before);
     memory_block const block(64 * mib, on({0}), root.path());
     CHECK(block.report().binding == memory_binding::preferred);
@@ -610,7 +618,8 @@ TEST_CASE("hugetlb pages are bound only where that is required and the nodes hav
     root.put("sys/kernel/mm/" + pool + "resv_hugepages", "3\n");
     root.put("sys/devices/system/node/node0/" + pool + "free_hugepages", "2\n");
     std::size_t const free = free_huge_pages(page_kind::hugetlb_2m);
-    CHECK(mentions(refusal<unavailable>([&] { memory_block(mib, options, root.path()); }), "2 free huge pages, but 3 are promised"));
+    CHECK(mentions(refusal<unavailable>([&] { memory_block(mib, options, root.path()); }),
+                   "2 free huge pages, but 3 are promised"));
     CHECK(free_huge_pages(page_kind::hugetlb_2m) == free);
     root.put("sys/devices/system/node/node0/" + pool + "free_hugepages", "3\n");
     if (free == 0) // the block above has the only one

@@ -14,6 +14,10 @@
 #include <unistd.h>
 
 #include <adamant/exec/executor.hpp>
+#include <adamant/exec/lanes.hpp>
+#include <adamant/topology/allowed.hpp>
+#include <adamant/topology/hwloc.hpp>
+#include <adamant/topology/read_machine.hpp>
 
 #include "catch.hpp"
 
@@ -344,8 +348,8 @@ TEST_CASE("threads that the system does not have are an error that says so, and 
 }
 
 #if !defined(ADAMANT_SANITIZED) // who has terabytes of address space
-// LLVM's threads take memory in an order that a trial cannot foresee, so there it may still end in the runtime; emulators
-// do not limit address space.
+// LLVM's threads take memory in an order that a trial cannot foresee, so there it may still end in the runtime;
+// emulators do not limit address space.
 #if !defined(KMP_VERSION_MAJOR)
 TEST_CASE("memory that ends while a team is made is an error that says so, wherever that is", "[both]")
 {

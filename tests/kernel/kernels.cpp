@@ -6,8 +6,8 @@
 #include <adamant/kernel/dispatch.hpp>
 #include <adamant/kernel/guard.hpp>
 
-#include "../../examples/combinations.hpp"
 #include "catch.hpp"
+#include <adamant/shard/format.hpp>
 
 using namespace adamant;
 
@@ -17,9 +17,9 @@ namespace {
 struct arrays {
     test::array param, grad, exp_avg, exp_avg_sq, weight_out;
 
-    arrays(combination_entry const& types, std::size_t n)
-        : param(types.dtypes[0], n), grad(types.dtypes[1], n), exp_avg(types.dtypes[2], n),
-          exp_avg_sq(types.dtypes[3], n), weight_out(types.dtypes[4], n)
+    arrays(shard_format const& types, std::size_t n)
+        : param(types.types[0], n), grad(types.types[1], n), exp_avg(types.types[2], n), exp_avg_sq(types.types[3], n),
+          weight_out(types.types[4], n)
     {
     }
     // A copy whose arrays begin at these offsets.
@@ -64,10 +64,10 @@ struct arrays {
     }
 };
 
-std::string text_of(combination_entry const& types)
+std::string text_of(shard_format const& types)
 {
     std::string text;
-    for (dtype const type : types.dtypes)
+    for (dtype const type : types.types)
         text += std::string(name(type)) + " ";
     return text;
 }
@@ -79,7 +79,7 @@ coefficients ordinary_coefficients(bool l2 = false)
 }
 
 // Compares the tier with the oracle on a copy of `start`; returns what differs.
-std::string compare(combination_entry const& types, arrays const& start, coefficients const& c, std::size_t begin,
+std::string compare(shard_format const& types, arrays const& start, coefficients const& c, std::size_t begin,
                     std::size_t end, bool stream = false)
 {
     std::size_t const aligned[5] = {};
@@ -96,13 +96,13 @@ std::string compare(combination_entry const& types, arrays const& start, coeffic
 
 TEST_CASE("there are as many combinations as the header says")
 {
-    CHECK(all_combinations().size() == 60);
+    CHECK(all_formats().size() == 60);
 }
 
 TEST_CASE("bf16_avx2: every combination has the oracle's bits, for every kind of value and both decay modes")
 {
     std::uint64_t seed = 0;
-    for (combination_entry const& types : all_combinations())
+    for (shard_format const& types : all_formats())
         for (test::values const kind : test::all_values)
             for (bool const l2 : {false, true}) {
                 test::random_bits random(++seed);
@@ -118,7 +118,7 @@ TEST_CASE("coefficients of any kind, ordinary for the fast path or not")
     std::vector<hyperparameters> const choices = test::odd_hyperparameters();
     std::uint64_t seed = 1000;
     for (std::size_t const at : test::sizes{0, 5, 13, 14, 28, 41, 47, 59}) {
-        combination_entry const& types = all_combinations()[at];
+        shard_format const& types = all_formats()[at];
         for (hyperparameters const& hyper : choices)
             for (test::values const kind : {test::values::ordinary, test::values::boundary, test::values::special})
                 for (grad_scaling const scaling :
@@ -135,7 +135,7 @@ TEST_CASE("coefficients of any kind, ordinary for the fast path or not")
 TEST_CASE("every length to 300, in arrays that go on")
 {
     for (std::size_t const at : test::sizes{0, 6, 14, 43, 58}) {
-        combination_entry const& types = all_combinations()[at];
+        shard_format const& types = all_formats()[at];
         test::random_bits random(at);
         arrays start(types, 310);
         start.fill(test::values::ordinary, random);
@@ -151,7 +151,7 @@ TEST_CASE("every length to 300, in arrays that go on")
 TEST_CASE("alignment: every byte offset to 64 of each array by itself, with and without streamed stores")
 {
     for (std::size_t const at : test::sizes{1, 6, 14, 43, 58}) {
-        combination_entry const& types = all_combinations()[at];
+        shard_format const& types = all_formats()[at];
         test::random_bits random(at);
         std::size_t const n = 150;
         arrays start(types, n);
@@ -176,7 +176,7 @@ TEST_CASE("random shapes: any combination, cut, offset, kind of value and hyperp
 {
     test::random_bits random(42);
     for (int round = 0; round < 1500; ++round) {
-        combination_entry const& types = all_combinations()[random.below(all_combinations().size())];
+        shard_format const& types = all_formats()[random.below(all_formats().size())];
         std::size_t const n = random.below(700);
         arrays start(types, n);
         start.fill(test::all_values[random.below(5)], random);
@@ -312,7 +312,7 @@ TEST_CASE("the bounds of the guard: one hostile value in a group that is tame wi
     for (std::size_t const type : test::sizes{0, 6, 47})
         for (unsigned kind = 0; kind < hostile_kinds; ++kind)
             for (int round = 0; round < (kind == 5 || kind == 13 ? 2500 : 500); ++round) {
-                combination_entry const& types = all_combinations()[type];
+                shard_format const& types = all_formats()[type];
                 bool const l2 = random.below(4) == 0;
                 // Mostly what training uses, else what the fast paths just allow or just refuse.
                 auto const choose = [&](double usual, std::initializer_list<double> others) {
@@ -359,7 +359,7 @@ TEST_CASE("the bounds of the guard: one hostile value in a group that is tame wi
 TEST_CASE("the bounds of the guard: values and coefficients on its edges, inside and outside")
 {
     test::random_bits random(77);
-    combination_entry const& types = all_combinations().front();
+    shard_format const& types = all_formats().front();
     std::size_t const n = 64;
     for (int round = 0; round < 4000; ++round) {
         hyperparameters const hyper{.lr = random.below(2) == 0 ? 0x1p-40 : 1e-3,
@@ -411,7 +411,7 @@ TEST_CASE("the bounds of the guard: values and coefficients on its edges, inside
 TEST_CASE("subnormal_cliff: idle rows have the oracle's bits while their moments decay, and end at zero")
 {
     for (std::size_t const at : test::sizes{0, 6, 13, 47}) {
-        combination_entry const& types = all_combinations()[at];
+        shard_format const& types = all_formats()[at];
         std::size_t const n = 130;
         arrays found(types, n);
         test::random_bits random(at);
@@ -431,14 +431,14 @@ TEST_CASE("subnormal_cliff: idle rows have the oracle's bits while their moments
             REQUIRE(found.difference(expected) == "");
         }
         for (std::size_t i = 0; i < n; ++i)
-            REQUIRE((found.exp_avg.element_bits(i) & (types.dtypes[2] == dtype::float32 ? float_abs_mask : 0x7fffu)) ==
+            REQUIRE((found.exp_avg.element_bits(i) & (types.types[2] == dtype::float32 ? float_abs_mask : 0x7fffu)) ==
                     0);
     }
 }
 
 TEST_CASE("the caller's floating-point mode changes nothing and is not changed")
 {
-    combination_entry const& types = all_combinations()[6];
+    shard_format const& types = all_formats()[6];
     test::random_bits random(5);
     arrays start(types, 500);
     start.fill(test::values::boundary, random);
@@ -545,8 +545,8 @@ TEST_CASE("conversions of the kernels: every float16 and bfloat16 in and out")
 {
     // lr = 0 and no decay: the param goes through a step as it is, widened and narrowed.
     coefficients const c = make_coefficients({.lr = 0}, 1);
-    for (combination_entry const& types : all_combinations()) {
-        if (types.dtypes[0] == dtype::float32 || types.dtypes[1] != dtype::float32)
+    for (shard_format const& types : all_formats()) {
+        if (types.types[0] == dtype::float32 || types.types[1] != dtype::float32)
             continue;
         arrays start(types, 0x10000);
         for (std::size_t i = 0; i < 0x10000; ++i) {

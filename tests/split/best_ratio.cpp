@@ -10,6 +10,7 @@
 #include <string>
 
 #include <adamant/split/best_ratio.hpp>
+#include <adamant/split/ratio_lines.hpp>
 #include <adamant/tune/ratio_follower.hpp>
 
 #include "catch.hpp"

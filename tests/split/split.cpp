@@ -10,6 +10,7 @@
 #include <string>
 
 #include <adamant/split/split.hpp>
+#include <adamant/split/whole_shards.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"

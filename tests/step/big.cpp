@@ -7,7 +7,6 @@
 #include <adamant/adamant.hpp>
 
 #include "catch.hpp"
-#include "kernels_once.hpp"
 
 using namespace adamant;
 
@@ -31,7 +30,8 @@ public:
         REQUIRE(base != MAP_FAILED);
         begin_ = static_cast<bfloat16*>(base);
         for (std::size_t at = 0; at + window_elems <= n; at += window_elems)
-            REQUIRE(mmap(begin_ + at, window_elems * sizeof(bfloat16), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, windows, 0) != MAP_FAILED);
+            REQUIRE(mmap(begin_ + at, window_elems * sizeof(bfloat16), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                         windows, 0) != MAP_FAILED);
         tail_ = begin_ + n / window_elems * window_elems;
         REQUIRE(mmap(tail_, page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, tail, 0) != MAP_FAILED);
         close(windows);
@@ -57,7 +57,9 @@ TEST_CASE("big_tensor: every element past 2^31 and 2^32 is updated, once per pas
     for (std::size_t const n : test::sizes{(std::size_t{1} << 31) + tail_elems, (std::size_t{1} << 32) + tail_elems}) {
         long_array const param(n), grad(n), exp_avg(n), exp_avg_sq(n);
         test::random_bits random(n);
-        auto const value = [&](int low, int high) { return narrow<bfloat16>(test::with_exponent(random(), low, high)); };
+        auto const value = [&](int low, int high) {
+            return narrow<bfloat16>(test::with_exponent(random(), low, high));
+        };
         struct window {
             std::vector<bfloat16> p, g, m, v;
         };
@@ -85,7 +87,8 @@ TEST_CASE("big_tensor: every element past 2^31 and 2^32 is updated, once per pas
         CHECK(report.elements == n);
         for (int part = 0; part < 2; ++part) {
             auto const same = [&](long_array const& big, std::vector<bfloat16> const& expected) {
-                return std::memcmp(part == 0 ? big.data() : big.tail(), expected.data(), expected.size() * sizeof(bfloat16)) == 0;
+                return std::memcmp(part == 0 ? big.data() : big.tail(), expected.data(),
+                                   expected.size() * sizeof(bfloat16)) == 0;
             };
             CHECK(same(param, small[part].p));
             CHECK(same(exp_avg, small[part].m));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps that leave a record, and the way back, on the tier of this run: every bit, whatever the values.
 #include <adamant/kernel/dispatch.hpp>
+#include <adamant/shard/format.hpp>
 
 #include "catch.hpp"
-#include "kernels_once.hpp"
 
 using namespace adamant;
 
@@ -50,9 +50,9 @@ struct state {
 template <class Grad, class WeightOut>
 void check_all(test::random_bits& random)
 {
-    kernel::recorded_step_function const recorded = kernel::recorded_step_for<Grad, WeightOut>(test::tier());
-    kernel::undo_function const undo = kernel::undo_for<Grad>(test::tier());
-    kernel::step_function const step = kernel::step_for<float, Grad, float, float, WeightOut>(test::tier());
+    kernel::block_kernels const& kernels =
+        optimizer_format<float, Grad, float, float, WeightOut>().block_kernels_for(test::tier());
+    kernel::recorded_step_function const recorded = kernels.recorded;
     if (recorded == nullptr)
         return; // the scalar tier keeps copies
     std::size_t narrowest = SIZE_MAX;
@@ -72,7 +72,7 @@ void check_all(test::random_bits& random)
                         now.new_gradient(i, random.below(64) == 0 ? kind : test::values::ordinary, random);
                     state const before = now;
                     state expected = now;
-                    step(expected.pointers(), 0, n, c, false);
+                    kernels.step(expected.pointers(), 0, n, c, false);
                     std::byte const* const end = recorded(now.pointers(), n, c, n > 1000, record);
                     INFO("n " << n << ", values " << static_cast<int>(kind) << ", l2 " << l2 << ", step " << t);
                     REQUIRE(now.difference(expected) == "");
@@ -83,9 +83,13 @@ void check_all(test::random_bits& random)
                                         [](std::byte b) { return b == std::byte{0x5a}; }));
                     if (n == 4096 && kind == test::values::ordinary)
                         narrowest = std::min(narrowest, bytes);
-                    undo(now.pointers(), n, c, record);
+                    test::array floats(dtype::float32, n);
+                    kernels.to_scratch(now.grad.data(), nullptr, n, floats.data());
+                    kernel::step_pointers at = now.pointers();
+                    at.grad = floats.data();
+                    kernels.undo_scratch(at, n, c, record);
                     REQUIRE(now.difference(before) == "");
-                    step(now.pointers(), 0, n, c, false);
+                    kernels.step(now.pointers(), 0, n, c, false);
                 }
             }
     CHECK(narrowest < 3 * 4096); // and not because everything was copied
@@ -113,7 +117,8 @@ TEST_CASE("lossy_rollback: many more of them", "[slow]")
 
 TEST_CASE("A record of ordinary training takes some two bytes an element")
 {
-    kernel::recorded_step_function const recorded = kernel::recorded_step_for<bfloat16, bfloat16>(test::tier());
+    kernel::recorded_step_function const recorded =
+        optimizer_format<float, bfloat16, float, float, bfloat16>().block_kernels_for(test::tier()).recorded;
     if (recorded == nullptr)
         return;
     test::random_bits random(21);

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include <adamant/optimizer.hpp>
+#include <adamant/step/step.hpp>
 
 #include "catch.hpp"
 #include "slow_optimizer.hpp"

@@ -7,7 +7,6 @@
 #include <adamant/adamant.hpp>
 
 #include "catch.hpp"
-#include "kernels_once.hpp"
 
 using namespace adamant;
 
@@ -73,7 +72,7 @@ TEST_CASE("any range of the line of granules is cut into pieces that are each el
             list.for_each_piece(begin, end, [&](grouped_shard const& s, std::size_t first, std::size_t last) {
                 auto const index = static_cast<std::size_t>(&s - &list[0]);
                 REQUIRE(first < last);
-                REQUIRE(first % shard_list::granule_elems == 0);
+                REQUIRE(first % granule_elems == 0);
                 for (std::size_t i = first; i < last; ++i)
                     ++seen[index][i];
             });

@@ -13,11 +13,12 @@
 #include <vector>
 
 #include <adamant/device/device.hpp>
+#include <adamant/numerics/float_mode.hpp>
+#include <adamant/numerics/oracle.hpp>
 #include <adamant/optimizer.hpp>
 #include <adamant/split/split.hpp>
 
 #include "catch.hpp"
-#include "kernels_once.hpp"
 
 namespace slow {
 

@@ -7,7 +7,6 @@
 #include <adamant/adamant.hpp>
 
 #include "catch.hpp"
-#include "kernels_once.hpp"
 
 using namespace adamant;
 
@@ -112,11 +111,14 @@ TEST_CASE("a shard large enough for streamed stores has the same bits")
         std::fill(exp_avg.begin(), exp_avg.end(), 0.0f);
         std::fill(exp_avg_sq.begin(), exp_avg_sq.end(), 0.0f);
         std::fill(weight_out.begin(), weight_out.end(), bfloat16{1});
-        step(executor(), shard(param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), weight_out.data() + offset, n), adamw, 1);
+        step(executor(),
+             shard(param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), weight_out.data() + offset, n), adamw,
+             1);
         float const expected = oracle::update({0.25f, 0, 0}, 0.125f, make_coefficients(adamw, 1)).param;
         std::size_t wrong = 0;
         for (std::size_t i = 0; i < n; ++i)
-            wrong += test::bits(param[i]) != test::bits(expected) || !(weight_out[i + offset] == narrow<bfloat16>(expected));
+            wrong +=
+                test::bits(param[i]) != test::bits(expected) || !(weight_out[i + offset] == narrow<bfloat16>(expected));
         CHECK(wrong == 0);
         CHECK(weight_out[n + offset].bits == 1);
     }
@@ -159,7 +161,9 @@ TEST_CASE("slow_finite_check: sum and count have the same bits for every tier an
         // Block sums in block order.
         double sum = 0;
         for (std::size_t at = 0; at < n; at += norm_block_elems)
-            sum += oracle::block_squares<bfloat16>(reinterpret_cast<std::byte const*>(grad.data() + at), std::min(norm_block_elems, n - at)).sum;
+            sum += oracle::block_squares<bfloat16>(reinterpret_cast<std::byte const*>(grad.data() + at),
+                                                   std::min(norm_block_elems, n - at))
+                       .sum;
         CHECK(expected.sum == sum);
 #if defined(_OPENMP)
         for (unsigned const threads : {1u, 2u, 7u}) {

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <adamant/topology/hwloc.hpp>
+#include <adamant/topology/read_machine.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"

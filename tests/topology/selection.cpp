@@ -16,6 +16,7 @@
 #include <adamant/topology/selection.hpp>
 #if !defined(ADAMANT_NO_HWLOC)
 #include <adamant/topology/hwloc.hpp>
+#include <adamant/topology/read_machine.hpp>
 #endif
 
 #include "catch.hpp"

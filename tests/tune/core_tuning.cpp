@@ -4,17 +4,19 @@
 #include <stdexcept>
 
 #include <adamant/adamant.hpp>
+#include <adamant/topology/read_machine.hpp>
+#include <adamant/topology/selection.hpp>
 #include <adamant/tune/core_tuning.hpp>
+#include <adamant/tune/rank_trials.hpp>
 
 #include "catch.hpp"
-#include "kernels_once.hpp"
 #include "refusal.hpp"
 
 using namespace adamant;
 
 namespace {
 
-trial_types const mixed = trial_types_of<float, bfloat16, float, float, bfloat16>();
+shard_format const& mixed = step_format<float, bfloat16, float, float, bfloat16>();
 
 machine this_machine()
 {
@@ -83,17 +85,18 @@ TEST_CASE("tune: a deadline is kept, and what the caller throws ends it", "[once
 TEST_CASE("tune: trial arrays are of training's kind, and a step is taken in all of them", "[once]")
 {
     executor const cpu({.threads = 1});
-    for (trial_types const& types :
-         {mixed, trial_types_of<float, float, float>(), trial_types_of<bfloat16, bfloat16, bfloat16>()}) {
-        trial_step step(cpu, types, 5000);
+    shard_format const& all_float = step_format<float, float, float, float, void>();
+    for (shard_format const* format :
+         {&mixed, &all_float, &step_format<bfloat16, bfloat16, bfloat16, bfloat16, void>()}) {
+        trial_step step(cpu, *format, 5000);
         CHECK(step.seconds(cpu) > 0);
-        CHECK((step.array(4) == nullptr) == (types.dtypes[4] == dtype::none));
+        CHECK((step.array(4) == nullptr) == (format->types[4] == dtype::none));
     }
-    CHECK(mixed.bytes_per_element() == shard<float, bfloat16, float, float, bfloat16>::bytes_per_element());
-    CHECK(mixed.memory_per_element() == 16);
-    CHECK(mixed.text() == "float32/bfloat16/float32/float32/bfloat16");
-    CHECK(trial_types_of<float, float, float>().text() == "float32/float32/float32/float32/-");
-    trial_step step(cpu, trial_types_of<float, float, float>(), 5000);
+    CHECK(step_bytes(mixed.types) == shard<float, bfloat16, float, float, bfloat16>::bytes_per_element());
+    CHECK(memory_bytes(mixed.types) == 16);
+    CHECK(to_text(mixed.types) == "float32/bfloat16/float32/float32/bfloat16");
+    CHECK(to_text(all_float.types) == "float32/float32/float32/float32/-");
+    trial_step step(cpu, all_float, 5000);
     float const before = reinterpret_cast<float const*>(step.array(0))[4999];
     step.seconds(cpu);
     CHECK(reinterpret_cast<float const*>(step.array(0))[4999] != before);

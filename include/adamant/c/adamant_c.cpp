@@ -4,7 +4,6 @@
 #include <adamant/c/adamant_c.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -25,9 +24,6 @@
 #include <adamant/checkpoint/safetensors.hpp>
 #include <adamant/config/deepspeed_json.hpp>
 #include <adamant/core/utf8.hpp>
-#include <adamant/shard/combinations.hpp>
-
-#include "combinations.hpp"
 
 using adamant::invalid_argument;
 using adamant::unavailable;
@@ -394,78 +390,26 @@ void give_report(adamant::optimizer_report const& r, adamant_report* to) noexcep
 
 // ---- Shards
 
-using types_of_arrays = std::array<adamant::dtype, 5>; // param, grad, exp_avg, exp_avg_sq, weight_out
-
-adamant::kernel::step_function step_of(types_of_arrays const& types, adamant::isa tier)
-{
-    for (combination_entry const& entry : all_combinations())
-        if (entry.dtypes == types)
-            return entry.step_for(tier);
-    throw std::logic_error("a combination of types has no step");
-}
-
-template <class T>
-T* as(void const* array) // gradients, too, for one way to say it; nothing is written through theirs
-{
-    return static_cast<T*>(const_cast<void*>(array));
-}
-
-template <class P, class G, class M, class V, class W>
-adamant::shard<P, G, M, V, W> view_of(adamant_shard const& s)
-{
-    if constexpr (std::is_void_v<W>)
-        return {as<P>(s.param), as<G>(s.grad), as<M>(s.exp_avg), as<V>(s.exp_avg_sq), s.elements};
-    else
-        return {as<P>(s.param), as<G>(s.grad), as<M>(s.exp_avg), as<V>(s.exp_avg_sq), as<W>(s.weight_out), s.elements};
-}
-
-template <class G, class W>
-adamant::detail::offload_kernels kernels_beside_step(adamant::dtype sum, adamant::isa tier, bool has_float_state)
-{
-    using namespace adamant::detail;
-    return sum == adamant::dtype::none ? offload_kernels_beside_step<G, W, void>(tier, has_float_state)
-           : sum == adamant::dtype::float32
-               ? offload_kernels_beside_step<G, W, float>(tier, has_float_state)
-               : offload_kernels_beside_step<G, W, adamant::bfloat16>(tier, has_float_state);
-}
-template <class G>
-adamant::detail::offload_kernels kernels_beside_step(types_of_arrays const& types, adamant::dtype sum,
-                                                     adamant::isa tier)
-{
-    using adamant::dtype;
-    bool const has_float_state = types[0] == dtype::float32 && types[2] == dtype::float32 && types[3] == dtype::float32;
-    return types[4] == dtype::none       ? kernels_beside_step<G, void>(sum, tier, has_float_state)
-           : types[4] == dtype::bfloat16 ? kernels_beside_step<G, adamant::bfloat16>(sum, tier, has_float_state)
-                                         : kernels_beside_step<G, adamant::float16>(sum, tier, has_float_state);
-}
-// For types that some shard has.
-adamant::detail::offload_kernels kernels_of(types_of_arrays types, adamant::dtype sum, adamant::isa tier)
-{
-    using adamant::dtype;
-    adamant::detail::offload_kernels kernels = types[1] == dtype::float32 ? kernels_beside_step<float>(types, sum, tier)
-                                               : types[1] == dtype::bfloat16
-                                                   ? kernels_beside_step<adamant::bfloat16>(types, sum, tier)
-                                                   : kernels_beside_step<adamant::float16>(types, sum, tier);
-    kernels.step = step_of(types, tier);
-    types[1] = dtype::float32;
-    kernels.step_scratch = step_of(types, tier);
-    return kernels;
-}
-
-adamant::detail::offload_shard make_shard(adamant_shard const& s, adamant::isa tier)
+// For adamant::optimizer::add_shard().
+struct shard_of_c {
+    adamant::any_shard view;
+    void* accumulator;
+    adamant::dtype accumulator_type;
+};
+shard_of_c make_shard(adamant_shard const& s)
 {
     using adamant::dtype;
     auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, dtype::float16, what); };
-    types_of_arrays const types = {type(s.param_dtype, "param_dtype"), type(s.grad_dtype, "grad_dtype"),
-                                   type(s.exp_avg_dtype, "exp_avg_dtype"), type(s.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
-                                   type(s.weight_out_dtype, "weight_out_dtype")};
+    adamant::shard_dtypes const types = {
+        type(s.param_dtype, "param_dtype"), type(s.grad_dtype, "grad_dtype"), type(s.exp_avg_dtype, "exp_avg_dtype"),
+        type(s.exp_avg_sq_dtype, "exp_avg_sq_dtype"), type(s.weight_out_dtype, "weight_out_dtype")};
     dtype const sum = type(s.accumulator_dtype, "accumulator_dtype");
     auto const absent = [](dtype of, void const* array, char const* what) {
         if (of == dtype::none && array != nullptr)
             throw invalid_argument(std::string("adamant: ") + what + " is given, but " + what +
                                    "_dtype is ADAMANT_NONE; set its type, or the pointer to null");
     };
-    absent(types[4], s.weight_out, "weight_out");
+    absent(types[adamant::shard_array::weight_out], s.weight_out, "weight_out");
     absent(sum, s.accumulator, "accumulator");
     if (sum != dtype::none && s.accumulator == nullptr && s.elements != 0)
         throw invalid_argument("adamant: accumulator is a null pointer, but accumulator_dtype is " +
@@ -473,24 +417,21 @@ adamant::detail::offload_shard make_shard(adamant_shard const& s, adamant::isa t
     if (sum == dtype::float16)
         throw invalid_argument("adamant: accumulator_dtype is float16, but must be float32, bfloat16 or none");
 
-    std::optional<adamant::detail::offload_shard> made;
-    auto const look = [&]<class P, class G, class M, class V, class W>(adamant::combination<P, G, M, V, W> of) {
-        if (of.dtypes != types)
-            return;
-        made.emplace(view_of<P, G, M, V, W>(s), static_cast<std::byte*>(s.accumulator), sum,
-                     kernels_of(types, sum, tier));
-    };
-    adamant::for_each_combination_of<float>(look);
-    adamant::for_each_combination_of<adamant::bfloat16>(look);
-    adamant::for_each_combination_of<adamant::float16>(look);
-    if (made)
-        return *made;
-    std::string asked;
-    for (std::size_t i = 0; i < types.size(); ++i)
-        (asked += i == 0 ? "" : ", ") += std::string(array_names[i]) + " " + std::string(name(types[i]));
-    throw invalid_argument("adamant: no shard has these types: " + asked +
-                           "; param and grad are of any type but none, the moments float32 or bfloat16, and weight_out "
-                           "is bfloat16 or float16 beside a float32 param, else none");
+    adamant::shard_format const* const format = adamant::find_format(types);
+    if (format == nullptr) {
+        std::string asked;
+        for (std::size_t i = 0; i < types.size(); ++i)
+            (asked += i == 0 ? "" : ", ") +=
+                std::string(adamant::shard_array::names[i]) + " " + std::string(name(types[i]));
+        throw invalid_argument("adamant: no shard has these types: " + asked +
+                               "; param and grad are of any type but none, the moments float32 or bfloat16, and "
+                               "weight_out is bfloat16 or float16 beside a float32 param, else none");
+    }
+    adamant::kernel::step_pointers const arrays{
+        static_cast<std::byte*>(s.param), static_cast<std::byte const*>(s.grad), static_cast<std::byte*>(s.exp_avg),
+        static_cast<std::byte*>(s.exp_avg_sq), static_cast<std::byte*>(s.weight_out)};
+    adamant::detail::check_arrays(types, arrays, s.elements);
+    return {adamant::any_shard(*format, arrays, s.elements), s.accumulator, sum};
 }
 
 adamant::optimizer::ticket& ticket_of(adamant_optimizer& optimizer)
@@ -696,11 +637,12 @@ adamant_status adamant_add_shard(adamant_optimizer* optimizer, size_t group, con
         if ((s.shape == nullptr) != (s.dims == 0))
             throw invalid_argument("adamant: dims is " + std::to_string(s.dims) + ", but shape is " +
                                    (s.shape == nullptr ? "a null pointer" : "given"));
-        if (s.dims > adamant::detail::max_dimensions)
+        if (s.dims > adamant::max_dimensions)
             throw invalid_argument("adamant: dims is " + std::to_string(s.dims) + ", but a parameter has at most " +
-                                   std::to_string(adamant::detail::max_dimensions));
+                                   std::to_string(adamant::max_dimensions));
         adamant::shard_place place{{s.shape, s.shape + s.dims}, s.begin};
-        give(number, o.add_shard(group, param, make_shard(s, o.cpu().tier()), std::move(place)));
+        shard_of_c const made = make_shard(s);
+        give(number, o.add_shard(group, param, made.view, std::move(place), made.accumulator, made.accumulator_type));
     });
 }
 adamant_status adamant_shard_count(const adamant_optimizer* optimizer, size_t* count)

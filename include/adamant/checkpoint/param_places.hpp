@@ -2,7 +2,6 @@
 // Which elements of which parameters the shards of an optimizer are: what checkpoints go by.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <iterator>
 #include <map>
@@ -14,16 +13,10 @@
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/core/error.hpp>
 #include <adamant/core/utf8.hpp>
-#include <adamant/shard/offload_shard.hpp>
-#include <adamant/shard/shard.hpp>
+#include <adamant/shard/format.hpp>
+#include <adamant/step/optimizer_options.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
-
-// Where a shard lies in its parameter.
-struct shard_place {
-    std::vector<std::size_t> shape = {}; // of the whole parameter, kept for checkpoints; empty: the shard is all of it
-    std::size_t begin = 0;               // the shard's first element in it, in row-major order
-};
 
 namespace detail {
 
@@ -33,7 +26,7 @@ public:
         std::size_t param; // in params()
         std::size_t begin;
         std::size_t elements;
-        std::array<dtype, 5> types; // of array_names
+        shard_dtypes types;
     };
 
     [[nodiscard]] std::size_t size() const noexcept { return places_.size(); }
@@ -44,12 +37,11 @@ public:
     // The next shard. Throws invalid_argument for a place outside the parameter, and for what no checkpoint could hold:
     // no name or one that is not UTF-8, another shape or group than the parameter has, elements of another shard, other
     // types. Then nothing is changed.
-    void add(std::string const& name, std::size_t group, offload_shard const& added, shard_place place)
+    void add(std::string const& name, std::size_t group, shard_dtypes const& types, std::size_t size, shard_place place)
     {
         if (name.empty())
             throw invalid_argument("adamant: a shard has no name; checkpoints go by the parameter's name");
         check_utf8("the name of a shard", name);
-        std::size_t const size = added.size();
         bool const whole = place.shape.empty() && place.begin == 0;
         state_param param{name, place.shape.empty() ? std::vector{size} : std::move(place.shape), group};
         std::size_t const all = element_count(param);
@@ -57,9 +49,7 @@ public:
             throw invalid_argument("adamant: a shard of '" + name + "' has elements " + std::to_string(place.begin) +
                                    " to " + std::to_string(place.begin + size) + " of " + std::to_string(all) +
                                    "; give the whole parameter's shape, and a place inside it");
-        placed here{params_.size(), place.begin, size, {}};
-        for (std::size_t which = 0; which < here.types.size(); ++which)
-            here.types[which] = added.type(static_cast<offload_shard::array>(which));
+        placed here{params_.size(), place.begin, size, types};
         auto const at = by_name_.find(name);
         if (at != by_name_.end()) {
             state_param const& known = params_[at->second];
@@ -109,11 +99,11 @@ private:
                                    ", but shard " + std::to_string(shard) + " has " + std::to_string(there.begin) +
                                    " to " + std::to_string(there.begin + there.elements) +
                                    " of it; each element is stepped once");
-        using arrays = offload_shard;
-        for (auto const which : {arrays::param, arrays::exp_avg, arrays::exp_avg_sq})
+        using namespace shard_array;
+        for (auto const which : {param, exp_avg, exp_avg_sq})
             if (there.types[which] != added.types[which])
-                throw invalid_argument("adamant: a shard of '" + name(shard) + "' has " + array_names[which] + " of " +
-                                       std::string(adamant::name(added.types[which])) + ", but shard " +
+                throw invalid_argument("adamant: a shard of '" + name(shard) + "' has " + shard_array::names[which] +
+                                       " of " + std::string(adamant::name(added.types[which])) + ", but shard " +
                                        std::to_string(shard) + " of " + std::string(adamant::name(there.types[which])) +
                                        "; shards of one parameter have the same types");
     }

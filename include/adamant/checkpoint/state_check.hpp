@@ -22,7 +22,6 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-inline constexpr std::size_t max_dimensions = 64;
 // With room for the bytes of any type, and for a sign.
 inline constexpr std::size_t max_elements = std::numeric_limits<std::size_t>::max() / 8;
 

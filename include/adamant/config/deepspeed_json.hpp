@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <adamant/config/json_document.hpp>
+#include <adamant/config/number_rule.hpp>
 #include <adamant/config/offload_config.hpp>
 
 ADAMANT_BEGIN_NAMESPACE

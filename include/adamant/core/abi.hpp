@@ -24,24 +24,27 @@
 #error "adamant runs on Linux on x86-64 and on little-endian AArch64: elsewhere its bits have never been checked"
 #endif
 
-// hwloc binds threads and memory and knows where cores are. A program may do without, by its own word.
-#if !defined(ADAMANT_NO_HWLOC) && !__has_include(<hwloc.h>)
-#error                                                                                                                 \
-    "adamant needs hwloc 2.5 or newer, and finds no hwloc.h (Debian and Ubuntu: libhwloc-dev; link with -lhwloc). Define ADAMANT_NO_HWLOC for a program whose threads and memory need not be bound to anything."
+// Two ways to compile, from one source. By default everything is included, and inline. With
+// ADAMANT_SEPARATE_COMPILATION, defined for all files of a program, headers declare, and one file of the program (or
+// the library adamant::compiled) includes adamant/src.hpp, which defines. Each X.hpp whose functions are not templates
+// has them in an X.ipp.
+#if defined(ADAMANT_SEPARATE_COMPILATION)
+#define ADAMANT_DECL
+#else
+#define ADAMANT_HEADER_ONLY
+#define ADAMANT_DECL inline
 #endif
 
-// The bits of a step are a promise, and these flags allow the compiler to break it: it may then reorder additions,
-// replace a division by an estimate, and assume that no NaN exists. Refused rather than broken in silence. (Clang has
-// no macro for its partial flags -fassociative-math and -freciprocal-math; do not use them either.)
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ > 0) ||                           \
-    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
-#error                                                                                                                 \
-    "adamant refuses -ffast-math (and -Ofast, -funsafe-math-optimizations, -ffinite-math-only, -fno-signed-zeros): it would change the bits of a step. Compile the file that includes adamant with -fno-fast-math; the other files of the program may keep the flag."
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/core/requirements.hpp>
 #endif
 
 // Functions of this library are inline, so two translation units of one program compiled with different -m flags would
 // otherwise define the same function twice, and the linker would keep either one: perhaps the one this CPU cannot run.
 // A name per instruction set keeps them apart, and makes passing our types between such units a link error.
+//
+// Compiled separately, functions have one definition and one name. What is left in headers are templates and constants,
+// and those that compute are in a namespace of this name inside of that.
 #if defined(__AVX512F__)
 #define ADAMANT_ABI_ISA x86_64_avx512
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -72,7 +75,12 @@
 
 #define ADAMANT_CONCAT_(a, b, c) a##_##b##_##c
 #define ADAMANT_CONCAT(a, b, c) ADAMANT_CONCAT_(a, b, c)
-#define ADAMANT_ABI ADAMANT_CONCAT(v0, ADAMANT_ABI_ISA, ADAMANT_ABI_THREADS)
+#define ADAMANT_FLAGS_ABI ADAMANT_CONCAT(v0, ADAMANT_ABI_ISA, ADAMANT_ABI_THREADS)
+#if defined(ADAMANT_HEADER_ONLY)
+#define ADAMANT_ABI ADAMANT_FLAGS_ABI
+#else
+#define ADAMANT_ABI v0
+#endif
 
 #define ADAMANT_BEGIN_NAMESPACE                                                                                        \
     namespace adamant {                                                                                                \
@@ -80,3 +88,19 @@
 #define ADAMANT_END_NAMESPACE                                                                                          \
     }                                                                                                                  \
     }
+
+// For templates and functions of headers that are compiled by whoever includes them, in either way.
+#if defined(ADAMANT_HEADER_ONLY)
+#define ADAMANT_BEGIN_INLINE_NAMESPACE ADAMANT_BEGIN_NAMESPACE
+#define ADAMANT_END_INLINE_NAMESPACE ADAMANT_END_NAMESPACE
+#else
+#define ADAMANT_BEGIN_INLINE_NAMESPACE                                                                                 \
+    ADAMANT_BEGIN_NAMESPACE                                                                                            \
+    inline namespace ADAMANT_FLAGS_ABI {
+#define ADAMANT_END_INLINE_NAMESPACE                                                                                   \
+    }                                                                                                                  \
+    ADAMANT_END_NAMESPACE
+#endif
+
+// For small functions of types that have one name for all flags: no copy of them is left for a linker to choose from.
+#define ADAMANT_ALWAYS_INLINE [[gnu::always_inline]] inline

@@ -2,7 +2,6 @@
 // The exceptions this library throws. Each text says what was asked, what was found and what to do.
 #pragma once
 
-#include <cstdio>
 #include <stdexcept>
 #include <string>
 
@@ -43,13 +42,12 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // A number as a person would write it: 1e-40, not 0.000000.
-inline std::string text(double value)
-{
-    char buffer[40];
-    std::snprintf(buffer, sizeof buffer, "%.9g", value);
-    return buffer;
-}
+std::string text(double value);
 
 } // namespace detail
 
 ADAMANT_END_NAMESPACE
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/core/error.ipp>
+#endif

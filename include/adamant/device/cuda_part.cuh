@@ -21,14 +21,14 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail::cuda {
 
-[[nodiscard]] inline std::size_t elem_bytes(device_piece const& p, offload_shard::array which) noexcept
+[[nodiscard]] inline std::size_t elem_bytes(device_piece const& p, shard_array::index which) noexcept
 {
     return size_bytes(p.types[which]);
 }
 [[nodiscard]] inline std::size_t state_bytes(device_piece const& p) noexcept
 {
-    return elem_bytes(p, offload_shard::param) + elem_bytes(p, offload_shard::exp_avg) +
-           elem_bytes(p, offload_shard::exp_avg_sq);
+    return elem_bytes(p, shard_array::param) + elem_bytes(p, shard_array::exp_avg) +
+           elem_bytes(p, shard_array::exp_avg_sq);
 }
 
 // Of the one allocation that a part makes: offsets in bytes.
@@ -51,7 +51,7 @@ struct part_layout {
     [[nodiscard]] static std::size_t record_bytes(device_piece const& p) noexcept
     {
         std::size_t bytes = 0;
-        for (auto const which : {offload_shard::param, offload_shard::exp_avg, offload_shard::exp_avg_sq})
+        for (auto const which : {shard_array::param, shard_array::exp_avg, shard_array::exp_avg_sq})
             bytes += aligned(p.elems * elem_bytes(p, which));
         return bytes;
     }
@@ -71,11 +71,11 @@ using kernel = void (*)(launch);
 inline constexpr std::size_t pass_kernels = 10;
 [[nodiscard]] inline std::size_t pass_kernel_of(device_piece const& p) noexcept
 {
-    dtype const out = p.types[offload_shard::weight_out];
+    dtype const out = p.types[shard_array::weight_out];
     if (state_bytes(p) != 3 * sizeof(float) || out == dtype::float32)
         return pass_kernels - 1;
     auto const sixteen = [](dtype type) -> std::size_t { return type == dtype::bfloat16 ? 1 : 2; };
-    dtype const grad = p.types[offload_shard::grad];
+    dtype const grad = p.types[shard_array::grad];
     return (grad == dtype::float32 ? 0 : sixteen(grad)) * 3 + (out == dtype::none ? 0 : sixteen(out));
 }
 [[nodiscard]] inline kernel pass_kernel_at(std::size_t number) noexcept
@@ -191,8 +191,8 @@ public:
     void accumulate(std::uint32_t piece, bool first) override
     {
         device_piece const& p = pieces_[piece];
-        std::size_t const bytes = p.elems * (elem_bytes(p, offload_shard::grad) +
-                                             (first ? 1 : 2) * elem_bytes(p, offload_shard::accumulator));
+        std::size_t const bytes = p.elems * (elem_bytes(p, shard_array::grad) +
+                                             (first ? 1 : 2) * elem_bytes(p, shard_array::accumulator));
         on_.enqueue(device_lane::work, {operation::accumulate, {}, piece, bytes}, [&](cudaStream_t stream) {
             launch of;
             of.tasks = 0;
@@ -209,10 +209,10 @@ public:
         std::vector<std::uint32_t> with_weights;
         for (std::uint32_t i = 0; i < pieces_.size(); ++i) {
             device_piece const& p = pieces_[i];
-            if (p.types[offload_shard::weight_out] == dtype::none)
+            if (p.types[shard_array::weight_out] == dtype::none)
                 continue;
             with_weights.push_back(i);
-            bytes += p.elems * (elem_bytes(p, offload_shard::param) + elem_bytes(p, offload_shard::weight_out));
+            bytes += p.elems * (elem_bytes(p, shard_array::param) + elem_bytes(p, shard_array::weight_out));
         }
         on_.enqueue(device_lane::work, {operation::round_weights, {}, with_weights.size(), bytes},
                     [&](cudaStream_t stream) {
@@ -266,8 +266,8 @@ private:
                 to.arrays[a] = address_of(from.arrays[a]);
                 to.types[a] = from.types[a];
             }
-            offload_shard::array const state[] = {offload_shard::param, offload_shard::exp_avg,
-                                                  offload_shard::exp_avg_sq};
+            shard_array::index const state[] = {shard_array::param, shard_array::exp_avg,
+                                                  shard_array::exp_avg_sq};
             for (std::size_t a = 0; a < 3 && layout_.end != layout_.records; ++a) {
                 to.records[a] = address_of(record);
                 record = record + part_layout::aligned(from.elems * elem_bytes(from, state[a]));
@@ -329,10 +329,10 @@ private:
                 continue;
             std::size_t each = 0;
             if (!undoes)
-                each += elem_bytes(p, offload_shard::grad) +
-                        (pass.summed[i] != 0 ? elem_bytes(p, offload_shard::accumulator) : 0);
+                each += elem_bytes(p, shard_array::grad) +
+                        (pass.summed[i] != 0 ? elem_bytes(p, shard_array::accumulator) : 0);
             if (!only_reads(pass.pass))
-                each += 2 * state_bytes(p) + elem_bytes(p, offload_shard::weight_out);
+                each += 2 * state_bytes(p) + elem_bytes(p, shard_array::weight_out);
             if (makes_records && !(pass.pass == block_pass::redo && had_record))
                 each += state_bytes(p);
             bytes += p.elems * each;

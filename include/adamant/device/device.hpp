@@ -13,9 +13,8 @@
 #include <string>
 #include <vector>
 
-#include <adamant/core/dtype.hpp>
-#include <adamant/core/error.hpp>
-#include <adamant/shard/offload_shard.hpp>
+#include <adamant/shard/block_pass.hpp>
+#include <adamant/shard/format.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -60,30 +59,37 @@ struct device_usage {
 // Consecutive elements of a shard that lie on a device, from a multiple of norm_block_elems on. Every array begins at a
 // multiple of 16 bytes.
 struct device_piece {
-    // As detail::offload_shard::array names them. weight_out and accumulator may be null.
+    // As shard_array names them. weight_out and accumulator may be null.
     device_ptr arrays[6];
     dtype types[6] = {};
     std::size_t elems = 0;
     std::size_t group = 0;
-    // For the same types in host memory, for a device that is only imitated.
-    detail::offload_kernels host_kernels = {};
-    [[nodiscard]] std::size_t blocks() const noexcept { return (elems + norm_block_elems - 1) / norm_block_elems; }
+    shard_format const* format = nullptr; // with the host's kernels for these types
+    [[nodiscard]] std::size_t blocks() const noexcept;
+};
+
+// Where a shard's gradient is made and its weights are wanted, if that is on a device: arrays of the shard's size and
+// types in that device's memory, the caller's. Then the shard's own arrays of these are where the CPU's part of them
+// passes through, pinned memory at best. Without, gradients and weights are in host memory, as for a CPU alone.
+struct device_arrays {
+    device_ptr grad;
+    device_ptr weight_out; // null for a shard without
 };
 
 // A pass over some pieces. Spans are read before run() returns.
 struct device_pass {
-    detail::block_pass pass = detail::block_pass::measure;
-    std::span<std::uint32_t const> pieces = {};          // by number
-    std::span<detail::group_step const> speculated = {}; // for each group: what records were made with, ...
-    std::span<detail::group_step const> settled = {};    // ... and what the other steps are made with
-    std::span<std::uint8_t const> summed = {};           // for each piece of the part: whether its accumulator counts
+    block_pass pass = block_pass::measure;
+    std::span<std::uint32_t const> pieces = {};  // by number
+    std::span<group_step const> speculated = {}; // for each group: what records were made with, ...
+    std::span<group_step const> settled = {};    // ... and what the other steps are made with
+    std::span<std::uint8_t const> summed = {};   // for each piece of the part: whether its accumulator counts
     bool keep_records = false;
 };
 
 // An optimizer's pieces on one device, with room for records of all their blocks, or for none. What its functions
 // enqueue goes to the lane work, but where said otherwise. Blocks are counted over all pieces in order.
 //
-// The passes do to a block what they do on the CPU, with the same bits: see detail::block_pass. What differs: a part
+// The passes do to a block what they do on the CPU, with the same bits: see block_pass. What differs: a part
 // with records never lacks room for one, and one without is not told to make any (no speculate, redo or undo, no
 // keep_records); measure and compare both leave sums of squares in the results (where a gradient has
 // changed so that its records cannot undo the step, compare leaves a sum that differs; records that are copies can);
@@ -116,19 +122,8 @@ public:
     using clock = std::chrono::steady_clock;
 
     // For optimizers. Throws invalid_argument where another has it.
-    void claim(void const* by)
-    {
-        void const* none = nullptr;
-        if (!user_.compare_exchange_strong(none, by) && none != by)
-            throw invalid_argument("adamant: " + name() +
-                                   " has the shards of another optimizer already; give each "
-                                   "optimizer a device object of its own");
-    }
-    void leave(void const* by) noexcept
-    {
-        void const* user = by;
-        (void)user_.compare_exchange_strong(user, nullptr);
-    }
+    void claim(void const* by);
+    void leave(void const* by) noexcept;
 
     device() = default;
     device(device const&) = delete;
@@ -182,3 +177,7 @@ private:
 };
 
 ADAMANT_END_NAMESPACE
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/device/device.ipp>
+#endif

@@ -12,7 +12,9 @@
 #include <vector>
 
 #include <adamant/device/emulated_device.hpp>
+#include <adamant/isa/isa.hpp>
 #include <adamant/numerics/float_mode.hpp>
+#include <adamant/shard/offload_shard.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -24,15 +26,17 @@ public:
     {
         std::size_t records = 0;
         for (device_piece const& piece : pieces_) {
-            auto const array = [&](detail::offload_shard::array which) {
+            auto const array = [&](shard_array::index which) {
                 device_ptr const at = piece.arrays[which];
                 return at ? on_.real(at, piece.elems * size_bytes(piece.types[which])) : nullptr;
             };
-            using arrays = detail::offload_shard;
-            shards_.emplace_back(kernel::step_pointers{array(arrays::param), array(arrays::grad),
-                                                       array(arrays::exp_avg), array(arrays::exp_avg_sq),
-                                                       array(arrays::weight_out)},
-                                 array(arrays::accumulator), piece.elems, piece.types, piece.host_kernels);
+            namespace arrays = shard_array;
+            dtype const sum = piece.types[arrays::accumulator];
+            shards_.emplace_back(any_shard(*piece.format,
+                                           {array(arrays::param), array(arrays::grad), array(arrays::exp_avg),
+                                            array(arrays::exp_avg_sq), array(arrays::weight_out)},
+                                           piece.elems),
+                                 tier_, array(arrays::accumulator), sum, kernel::sum_kernels_of(sum, tier_));
             first_block_.push_back(slots_.size());
             for (std::size_t b = 0; b < piece.blocks(); ++b) {
                 slots_.push_back(records);
@@ -56,9 +60,9 @@ public:
     void run(device_pass const& pass) override
     {
         struct task {
-            detail::block_pass pass;
+            block_pass pass;
             std::vector<std::uint32_t> pieces;
-            std::vector<detail::group_step> speculated, settled;
+            std::vector<group_step> speculated, settled;
             std::vector<std::uint8_t> summed;
             bool keep_records;
         };
@@ -68,9 +72,8 @@ public:
         std::size_t bytes = 0;
         for (std::uint32_t const piece : own->pieces) {
             detail::offload_shard const& s = shards_[piece];
-            bytes +=
-                s.size() * (s.elem_bytes(s.grad) + (own->summed[piece] != 0 ? s.elem_bytes(s.accumulator) : 0) +
-                            (detail::only_reads(pass.pass) ? 0 : 2 * s.state_bytes() + s.elem_bytes(s.weight_out)));
+            bytes += s.size() * (s.elem_bytes(s.grad) + (own->summed[piece] != 0 ? s.elem_bytes(s.accumulator) : 0) +
+                                 (only_reads(pass.pass) ? 0 : 2 * s.state_bytes() + s.elem_bytes(s.weight_out)));
         }
         on_.enqueue(
             device_lane::work, device_operation::work, bytes,
@@ -113,10 +116,9 @@ public:
     }
 
 private:
-    void run_block(detail::block_pass pass, std::uint64_t epoch, std::size_t piece, std::size_t b,
-                   detail::group_step const& old, detail::group_step const& settled, bool summed, bool keep_records)
+    void run_block(block_pass pass, std::uint64_t epoch, std::size_t piece, std::size_t b, group_step const& old,
+                   group_step const& settled, bool summed, bool keep_records)
     {
-        using detail::block_pass;
         detail::offload_shard const& s = shards_[piece];
         std::size_t const at = first_block_[piece] + b;
         std::byte* const record = records_ + slots_[at];
@@ -133,9 +135,9 @@ private:
             }
         }
         bool const reads = only_reads(pass);
-        detail::group_step const& now = pass == block_pass::speculate ? old : settled;
+        group_step const& now = pass == block_pass::speculate ? old : settled;
         detail::offload_shard::ready_gradient const g =
-            s.gradient(b, summed, reads ? detail::gradient_rules{} : now.rules, is_first(pass), scratch);
+            s.gradient(b, summed, reads ? gradient_rules{} : now.rules, is_first(pass), scratch);
         if (is_first(pass))
             squares_[at] = g.squares;
         if (pass == block_pass::compare && s.gradient_checksum(b, summed) != checksums_[at])
@@ -159,6 +161,7 @@ private:
     std::uint64_t epoch_ = 1;        // records of earlier ones are forgotten
     device_ptr memory_;
     std::byte* records_ = nullptr;
+    isa tier_ = best_available_isa(); // no bit depends on it
     // Of the lane work.
     std::vector<grad_squares> squares_;
     std::vector<std::uint64_t> recorded_;  // in which epoch; 0: there is no record
@@ -166,17 +169,19 @@ private:
     detail::scratch_block scratch_;
 };
 
-inline std::unique_ptr<device_part> emulated_device::make_part(std::vector<device_piece> pieces, bool with_records)
+ADAMANT_DECL std::unique_ptr<device_part> emulated_device::make_part(std::vector<device_piece> pieces,
+                                                                     bool with_records)
 {
     return std::make_unique<emulated_part>(*this, std::move(pieces), with_records);
 }
-inline std::size_t emulated_device::part_bytes(std::span<device_piece const> pieces, bool with_records) const noexcept
+ADAMANT_DECL std::size_t emulated_device::part_bytes(std::span<device_piece const> pieces,
+                                                     bool with_records) const noexcept
 {
     std::size_t bytes = 0;
     if (!with_records)
         return bytes;
     for (device_piece const& piece : pieces) {
-        detail::offload_shard const s({}, nullptr, piece.elems, piece.types, piece.host_kernels);
+        detail::offload_shard const s(any_shard(*piece.format, {}, piece.elems), best_available_isa());
         for (std::size_t b = 0; b < piece.blocks(); ++b)
             bytes += (s.record_bytes_at_most(s.length(b)) + 63) / 64 * 64;
     }

@@ -19,7 +19,7 @@ namespace detail::cuda {
 
 // A piece as kernels see it. In device memory, made once.
 struct piece {
-    void* arrays[6];  // as offload_shard::array names them
+    void* arrays[6];  // as shard_array::index names them
     void* records[3]; // copies of param, exp_avg and exp_avg_sq
     std::uint64_t elems;
     std::uint32_t first_block; // of all blocks of the part
@@ -127,12 +127,12 @@ struct block {
 template <int Grad>
 [[nodiscard]] __device__ inline float_group load_gradients(piece const& p, bool summed, std::size_t at, unsigned count)
 {
-    dtype const type = type_of<Grad>(p, offload_shard::grad);
-    float_group g = widen_group(load_group(p.arrays[offload_shard::grad], at, count, type), type);
+    dtype const type = type_of<Grad>(p, shard_array::grad);
+    float_group g = widen_group(load_group(p.arrays[shard_array::grad], at, count, type), type);
     float_group sum = {{0, 0, 0, 0}};
     if (summed) {
-        dtype const sum_type = p.types[offload_shard::accumulator];
-        sum = widen_group(load_group(p.arrays[offload_shard::accumulator], at, count, sum_type), sum_type);
+        dtype const sum_type = p.types[shard_array::accumulator];
+        sum = widen_group(load_group(p.arrays[shard_array::accumulator], at, count, sum_type), sum_type);
     }
     ADAMANT_GPU_UNROLL(4)
     for (unsigned k = 0; k < group_elems; ++k)
@@ -175,7 +175,7 @@ struct raw_state {
 template <int Param, int ExpAvg, int ExpAvgSq>
 [[nodiscard]] __device__ inline raw_state load_state(piece const& p, bool from_record, std::size_t at, unsigned count)
 {
-    using arrays = offload_shard;
+    namespace arrays = shard_array;
     return {
         load_group(from_record ? p.records[0] : p.arrays[arrays::param], at, count, type_of<Param>(p, arrays::param)),
         load_group(from_record ? p.records[1] : p.arrays[arrays::exp_avg], at, count,
@@ -186,7 +186,7 @@ template <int Param, int ExpAvg, int ExpAvgSq>
 template <int Param, int ExpAvg, int ExpAvgSq>
 __device__ inline void store_state(piece const& p, bool to_record, std::size_t at, unsigned count, raw_state const& s)
 {
-    using arrays = offload_shard;
+    namespace arrays = shard_array;
     store_group(to_record ? p.records[0] : p.arrays[arrays::param], at, count, type_of<Param>(p, arrays::param),
                 s.param);
     store_group(to_record ? p.records[1] : p.arrays[arrays::exp_avg], at, count, type_of<ExpAvg>(p, arrays::exp_avg),
@@ -200,7 +200,7 @@ template <int Param, int ExpAvg, int ExpAvgSq, int WeightOut>
 __device__ inline void step_group(piece const& p, group_rules const& rules, float_group const& grads,
                                   raw_state const& old, std::size_t at, unsigned count)
 {
-    using arrays = offload_shard;
+    namespace arrays = shard_array;
     dtype const param_type = type_of<Param>(p, arrays::param);
     dtype const exp_avg_type = type_of<ExpAvg>(p, arrays::exp_avg);
     dtype const exp_avg_sq_type = type_of<ExpAvgSq>(p, arrays::exp_avg_sq);
@@ -232,8 +232,8 @@ __device__ inline void round_group(piece const& p, raw_group const& raw, dtype p
     ADAMANT_GPU_UNROLL(4)
     for (unsigned k = 0; k < group_elems; ++k)
         param.value[k] = canonical(flush(param.value[k]));
-    dtype const out = p.types[offload_shard::weight_out];
-    store_group(p.arrays[offload_shard::weight_out], at, count, out, stored_group(param, out));
+    dtype const out = p.types[shard_array::weight_out];
+    store_group(p.arrays[shard_array::weight_out], at, count, out, stored_group(param, out));
 }
 
 // How many thread blocks of a kernel a multiprocessor is to have room for: three keep enough loads under way to fill
@@ -331,8 +331,8 @@ __global__ void __launch_bounds__(step_threads) undo_kernel(__grid_constant__ la
         std::size_t const at = b.begin + group * group_elems;
         raw_state const old = load_state<any_dtype, any_dtype, any_dtype>(p, true, at, count);
         store_state<any_dtype, any_dtype, any_dtype>(p, false, at, count, old);
-        if (p.types[offload_shard::weight_out] != dtype::none)
-            round_group(p, old.param, p.types[offload_shard::param], at, count);
+        if (p.types[shard_array::weight_out] != dtype::none)
+            round_group(p, old.param, p.types[shard_array::param], at, count);
     }
     if (threadIdx.x == 0)
         of.part.recorded[b.part_block] = 0;
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(step_threads) accumulate_kernel(__grid_constan
 {
     block const b = find_block(of, blockIdx.x);
     piece const p = of.part.pieces[b.piece]; // a copy: what is stored could be it, for all that a compiler knows
-    dtype const type = p.types[offload_shard::accumulator];
+    dtype const type = p.types[shard_array::accumulator];
     for (unsigned group = threadIdx.x; group * group_elems < b.elems; group += step_threads) {
         unsigned const count = group_count(b.elems, group);
         std::size_t const at = b.begin + group * group_elems;
@@ -352,7 +352,7 @@ __global__ void __launch_bounds__(step_threads) accumulate_kernel(__grid_constan
         ADAMANT_GPU_UNROLL(4)
         for (unsigned k = 0; k < group_elems; ++k)
             sum.value[k] = canonical(sum.value[k]);
-        store_group(p.arrays[offload_shard::accumulator], at, count, type, stored_group(sum, type));
+        store_group(p.arrays[shard_array::accumulator], at, count, type, stored_group(sum, type));
     }
 }
 
@@ -362,11 +362,11 @@ __global__ void __launch_bounds__(step_threads) round_kernel(__grid_constant__ l
 {
     block const b = find_block(of, blockIdx.x);
     piece const p = of.part.pieces[b.piece]; // a copy: what is stored could be it, for all that a compiler knows
-    dtype const type = p.types[offload_shard::param];
+    dtype const type = p.types[shard_array::param];
     for (unsigned group = threadIdx.x; group * group_elems < b.elems; group += step_threads) {
         unsigned const count = group_count(b.elems, group);
         std::size_t const at = b.begin + group * group_elems;
-        round_group(p, load_group(p.arrays[offload_shard::param], at, count, type), type, at, count);
+        round_group(p, load_group(p.arrays[shard_array::param], at, count, type), type, at, count);
     }
 }
 

@@ -2,19 +2,13 @@
 // Who does the work: the instruction set and the threads.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <utility>
 
-#include <adamant/core/error.hpp>
 #include <adamant/exec/slices.hpp>
 #include <adamant/exec/team.hpp>
 #include <adamant/isa/isa.hpp>
-#include <adamant/kernel/step_pointers.hpp>
-#include <adamant/topology/allowed.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -42,81 +36,34 @@ class executor {
 public:
     // Throws unavailable where the CPU lacks the instruction set, or threads cannot be had or bound; and
     // invalid_argument where ADAMANT_ISA holds no name.
-    explicit executor(executor_options const& options = {})
-        : isa_(resolve_isa(options.tier)), min_slice_elems_(std::max<std::size_t>(options.min_slice_elems, 1)),
-          max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)), prefetch_bytes_(options.prefetch_bytes)
-    {
-        unsigned threads = options.threads;
-#if !defined(_OPENMP)
-        if (std::size_t const asked = threads != 0 ? threads : options.pus.size(); asked > 1)
-            throw unavailable("adamant: " + std::to_string(asked) +
-                              " threads are asked for, but this program was compiled without OpenMP; add -fopenmp");
-        threads = 1;
-#endif
-        bool const has_place =
-            !options.pus.empty() || options.bind == binding::required || options.bind == binding::if_possible;
-        if (threads == 1 && !has_place)
-            return;
-        pu_set const pus = options.pus.empty() ? detail::pus_for(threads) : options.pus;
-        if (threads != 0 || pus.size() > 1 || has_place)
-            team_ = std::make_shared<adamant::team>(team_options{.pus = pus, .threads = threads, .bind = options.bind});
-    }
+    explicit executor(executor_options const& options = {});
 
     // On a team that is there already, which has its own threads, PUs and binding: options may leave these out, and
     // are refused where they say otherwise. Throws what the other one throws about instruction sets, and
     // invalid_argument for null and for such options.
     explicit executor(std::shared_ptr<adamant::team> team, isa tier = isa::automatic,
-                      std::size_t min_slice_elems = executor_options{}.min_slice_elems)
-        : executor(std::move(team), executor_options{.tier = tier, .min_slice_elems = min_slice_elems})
-    {
-    }
-    executor(std::shared_ptr<adamant::team> team, executor_options const& options)
-        : isa_(resolve_isa(options.tier)), min_slice_elems_(std::max<std::size_t>(options.min_slice_elems, 1)),
-          max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)), prefetch_bytes_(options.prefetch_bytes),
-          team_(std::move(team))
-    {
-        if (team_ == nullptr)
-            throw invalid_argument("adamant: an executor is to work on a team, but there is none (a null pointer)");
-        check_agrees(*team_, options);
-    }
+                      std::size_t min_slice_elems = executor_options{}.min_slice_elems);
+    executor(std::shared_ptr<adamant::team> team, executor_options const& options);
 
     // The instruction set in use, never automatic.
-    [[nodiscard]] isa tier() const noexcept
-    {
-        return isa_;
-    }
+    [[nodiscard]] isa tier() const noexcept;
     // The most threads that a call uses.
-    [[nodiscard]] unsigned threads() const noexcept
-    {
-        return team_ == nullptr ? 1 : team_->size();
-    }
+    [[nodiscard]] unsigned threads() const noexcept;
     // The team that does the work; null where the calling thread does it.
-    [[nodiscard]] std::shared_ptr<adamant::team> const& team() const noexcept
-    {
-        return team_;
-    }
+    [[nodiscard]] std::shared_ptr<adamant::team> const& team() const noexcept;
 
     // How n elements are cut.
-    [[nodiscard]] chunking chunks(std::size_t n) const noexcept
-    {
-        return chunks_of(n, threads(), min_slice_elems_, max_chunk_elems_);
-    }
-    [[nodiscard]] std::size_t max_chunk_elems() const noexcept
-    {
-        return max_chunk_elems_;
-    }
+    [[nodiscard]] chunking chunks(std::size_t n) const noexcept;
+    [[nodiscard]] std::size_t max_chunk_elems() const noexcept;
     // How far ahead its steps ask for memory.
-    [[nodiscard]] std::uint32_t prefetch_bytes() const noexcept
-    {
-        return prefetch_bytes_;
-    }
+    [[nodiscard]] std::uint32_t prefetch_bytes() const noexcept;
 
     // Calls work(slice) for slices that are disjoint and together n elements, in parallel, and returns when all are
     // done. Each thread begins with the same slices every time, and takes from others when it is through. Little work
     // is done by the calling thread, as that is quicker. Returns how many threads the work was divided between. Throws
     // what work throws, and what team::submit() throws.
     template <class Work>
-    unsigned for_each_slice(std::size_t n, Work const& work) const
+    ADAMANT_ALWAYS_INLINE unsigned for_each_slice(std::size_t n, Work const& work) const
     {
         chunking const cut = chunks(n);
         if (is_little(n))
@@ -131,7 +78,7 @@ public:
     // Calls work(slice) in each thread for the elements that it begins with in for_each_slice(): to touch memory first
     // where it will be used. Nobody takes from others. Throws as for_each_slice() does.
     template <class Work>
-    void for_each_home(std::size_t n, Work const& work) const
+    ADAMANT_ALWAYS_INLINE void for_each_home(std::size_t n, Work const& work) const
     {
         chunking const cut = chunks(n);
         if (team_ == nullptr)
@@ -144,32 +91,10 @@ public:
     }
 
 private:
-    static void check_agrees(adamant::team const& with, executor_options const& options)
-    {
-        auto const check = [](bool agrees, std::string const& asked, std::string const& found) {
-            if (!agrees)
-                throw invalid_argument("adamant: an executor is asked for with " + asked + ", but the team has " +
-                                       found + "; leave that out, or make a team that has it");
-        };
-        auto const where = [](pu_set const& pus) { return pus.empty() ? "no PUs" : "PUs " + to_list(pus); };
-        auto const bound = [&](pu_set const& pus) {
-            return pus.empty() ? std::string("threads that are not bound") : "threads that are bound to " + where(pus);
-        };
-        check(options.threads == 0 || options.threads == with.size(), std::to_string(options.threads) + " threads",
-              std::to_string(with.size()));
-        check(options.pus.empty() || options.pus == with.options().pus, where(options.pus), where(with.options().pus));
-        check(options.bind != binding::required || with.bound(), "binding::required", bound({}));
-        check(options.bind != binding::if_possible || with.options().bind != binding::none, "binding::if_possible",
-              bound({}));
-        check(options.bind != binding::none || with.options().bind == binding::none, "binding::none",
-              bound(with.bound_to()));
-    }
+    static void check_agrees(adamant::team const& with, executor_options const& options);
 
     // Quicker done than handed over.
-    [[nodiscard]] bool is_little(std::size_t n) const noexcept
-    {
-        return team_ == nullptr || n < 2 * min_slice_elems_;
-    }
+    [[nodiscard]] bool is_little(std::size_t n) const noexcept;
 
     isa isa_;
     std::size_t min_slice_elems_;
@@ -179,3 +104,7 @@ private:
 };
 
 ADAMANT_END_NAMESPACE
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/exec/executor.ipp>
+#endif

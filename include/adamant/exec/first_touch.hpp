@@ -8,7 +8,7 @@
 #include <adamant/exec/executor.hpp>
 #include <adamant/exec/memory.hpp>
 
-ADAMANT_BEGIN_NAMESPACE
+ADAMANT_BEGIN_INLINE_NAMESPACE
 
 // A buffer of n zeros, each element touched first by the thread that begins with it in a step over n elements. Throws what
 // buffer throws, before anything is touched, and what executor::for_each_home() throws. For set-up, once.
@@ -21,4 +21,4 @@ template <class T>
     return made;
 }
 
-ADAMANT_END_NAMESPACE
+ADAMANT_END_INLINE_NAMESPACE

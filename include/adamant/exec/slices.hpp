@@ -5,14 +5,11 @@
 #include <algorithm>
 #include <cstddef>
 
-#include <adamant/core/abi.hpp>
+#include <adamant/kernel/step_pointers.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
-// A slice begins at a multiple of this many elements: whole cache lines of every array whose base is aligned, and
-// whole groups of every kernel.
-inline constexpr std::size_t slice_granule_elems = 64;
-
+// Elements from begin, a multiple of granule_elems, to end.
 struct slice {
     std::size_t begin;
     std::size_t end;
@@ -22,7 +19,7 @@ struct slice {
 // n elements as chunks of one size, in order; the last may be shorter.
 struct chunking {
     std::size_t n = 0;
-    std::size_t chunk_elems = slice_granule_elems; // a multiple of slice_granule_elems
+    std::size_t chunk_elems = granule_elems; // a multiple of granule_elems
     std::size_t chunks = 1;
     unsigned threads = 1; // how many it is worth dividing them between; at most as many as chunks, at least 1
 
@@ -55,11 +52,11 @@ inline constexpr std::size_t min_chunk_elems = 4096;
 {
     constexpr std::size_t smallest = min_chunk_elems;
     std::size_t const largest = std::max(max_chunk_elems, smallest);
-    std::size_t const granules = n / slice_granule_elems + (n % slice_granule_elems != 0);
+    std::size_t const granules = n / granule_elems + (n % granule_elems != 0);
     std::size_t const useful = std::clamp<std::size_t>(std::min(n / min_slice_elems, granules), 1, threads);
     std::size_t chunk = std::clamp(n / useful / 16, std::min(smallest, n / useful), largest);
-    chunk = std::max(chunk / slice_granule_elems * slice_granule_elems, slice_granule_elems);
-    chunk = std::max(chunk, (n / 0xffffff00 / slice_granule_elems + 1) * slice_granule_elems); // fewer than 2^32 chunks
+    chunk = std::max(chunk / granule_elems * granule_elems, granule_elems);
+    chunk = std::max(chunk, (n / 0xffffff00 / granule_elems + 1) * granule_elems); // fewer than 2^32 chunks
     std::size_t const chunks = std::max<std::size_t>(n / chunk + (n % chunk != 0), 1);
     return {n, chunk, chunks, static_cast<unsigned>(std::min(useful, chunks))};
 }

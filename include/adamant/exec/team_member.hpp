@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread of a team: what is asked for, where it is, and how OpenMP gets it back.
+// A thread of a team, for as long as it is one: bound to its PU, and given back to OpenMP as it came.
 #pragma once
 
 #include <cerrno>
 #include <cfenv>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -14,51 +13,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <adamant/core/error.hpp>
-#include <adamant/topology/index_set.hpp>
+#include <adamant/exec/team_options.hpp>
 #if !defined(ADAMANT_NO_HWLOC)
 #include <adamant/topology/hwloc.hpp>
 #endif
 
 ADAMANT_BEGIN_NAMESPACE
 
-enum class binding {
-    automatic,   // required; none in a program that was compiled without hwloc
-    required,    // a thread that cannot be bound is an error
-    if_possible, // it stays where the system puts it, and the report says so
-    none         // not asked for
-};
-
-struct team_options {
-    pu_set pus = {}; // one thread to each of them; may be empty with binding::none
-    // 0: as many as PUs. More than PUs: they share them, in turns. Fewer: the first of them have one.
-    unsigned threads = 0;
-    binding bind = binding::automatic;
-    // How long a thread without work looks for some before it sleeps: then it answers within a microsecond, afterwards
-    // it has to be woken. An idle team burns no CPU after this.
-    std::chrono::nanoseconds spin = std::chrono::microseconds(50);
-};
-
-// One thread of a team, as it is.
-struct team_member {
-    pid_t thread_id = 0; // the system's, as ps -L shows it
-    pu_set asked;        // the PU that it was to be bound to; empty where none was
-    pu_set bound_to;     // its mask as the kernel says it after binding; empty where it is not bound
-    std::string problem; // why not
-};
-
 namespace detail {
-
-constexpr binding resolved(binding bind) noexcept
-{
-    if (bind != binding::automatic)
-        return bind;
-#if defined(ADAMANT_NO_HWLOC)
-    return binding::none;
-#else
-    return binding::required;
-#endif
-}
 
 // For as long as a thread is a team's. OpenMP runtimes keep threads for the next region of anyone, so each leaves as it
 // came: with its name, its mask, and the floating-point environment that it had from whoever made it. A task of a team

@@ -8,8 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,6 +25,7 @@
 #include <adamant/core/error.hpp>
 #include <adamant/exec/lanes.hpp>
 #include <adamant/exec/team_member.hpp>
+#include <adamant/exec/team_options.hpp>
 #include <adamant/exec/this_process.hpp>
 #include <adamant/exec/thread_trial.hpp>
 
@@ -30,16 +33,16 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-// A piece of work for all members of a team, in its submitter's memory.
-struct team_request {
-    void (*run)(team_request& self, unsigned member) = nullptr;
-    std::size_t chunks = 0; // for the lanes; see lanes.hpp
-    unsigned chunk_takers = 0;
-    team_request* next = nullptr;
-    std::uint32_t ticket = 0;
-    std::atomic<bool> failed{false};
-    std::exception_ptr error; // the first one thrown
-};
+constexpr binding resolved(binding bind) noexcept
+{
+    if (bind != binding::automatic)
+        return bind;
+#if defined(ADAMANT_NO_HWLOC)
+    return binding::none;
+#else
+    return binding::required;
+#endif
+}
 
 inline void relax() noexcept
 {
@@ -76,7 +79,7 @@ inline std::uint32_t wait_for_change(std::atomic<std::uint32_t> const& value, st
 class team_state {
 public:
     team_state(team_options const& options, unsigned threads)
-        : lanes(threads), options_(options), members_(threads), process_(this_process())
+        : options_(options), members_(threads), lanes_(threads), process_(this_process())
     {
     }
 
@@ -174,7 +177,7 @@ public:
             epoch_.notify_all();
     }
 
-    chunk_lanes lanes; // of the request that is being worked on
+    std::unique_ptr<std::thread> leader; // the team's to use, and nobody else's
 
 private:
     static bool reached(std::uint32_t completed, std::uint32_t ticket) noexcept
@@ -284,7 +287,11 @@ private:
     void work(team_request& request, unsigned member) noexcept
     {
         try {
-            request.run(request, member);
+            if (request.chunk_takers == 0)
+                request.run(request, member, 0, 0);
+            else if (member < request.chunk_takers)
+                lanes_.take_all(member, request.chunk_takers,
+                                [&](std::size_t begin, std::size_t end) { request.run(request, member, begin, end); });
         } catch (...) {
             if (!request.failed.exchange(true))
                 request.error = std::current_exception();
@@ -314,14 +321,15 @@ private:
     void publish(team_request* request) noexcept
     {
         current_ = request;
-        if (request != nullptr && request->chunks != 0)
-            lanes.fill(request->chunks, request->chunk_takers);
+        if (request != nullptr && request->chunk_takers != 0)
+            lanes_.fill(request->chunks, request->chunk_takers);
         remaining_.store(static_cast<unsigned>(members_.size()), std::memory_order_relaxed);
         epoch_.fetch_add(1, std::memory_order_release);
     }
 
     team_options options_;
     std::vector<team_member> members_;
+    chunk_lanes lanes_; // of the request that is being worked on
     pid_t process_;
     std::atomic<std::uint32_t> ready_{0};
     std::atomic<std::size_t> arrived_{0};

@@ -106,8 +106,8 @@ inline constexpr bool stores_bfloat16 = (std::is_same_v<Stored, bfloat16> || ...
 #define ADAMANT_FOR_TIER(tier, on_scalar, on_bf16, ...) return (tier) == isa::scalar ? on_scalar : generic::__VA_ARGS__
 #endif
 
-// How many elements make a group, which a step of that tier computes together.
-[[nodiscard]] inline std::size_t step_elems_for(isa tier) noexcept
+// How many elements a step of that tier computes together.
+[[nodiscard]] inline std::size_t group_elems_of(isa tier) noexcept
 {
     ADAMANT_FOR_TIER(tier, 1, false, group_elems);
 }

@@ -9,6 +9,10 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
+// Work is cut at multiples of this many elements: whole cache lines of every array whose base is aligned, and whole
+// groups of every kernel.
+inline constexpr std::size_t granule_elems = 64;
+
 namespace kernel {
 
 // The arrays of one shard, as bytes because they may lie at any address. weight_out may be null.

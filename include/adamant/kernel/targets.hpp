@@ -16,6 +16,7 @@
 #include <immintrin.h>
 #endif
 
+#include <adamant/core/requirements.hpp>
 #include <adamant/isa/generic.hpp>
 #include <adamant/kernel/copy_few.hpp>
 #include <adamant/kernel/guard.hpp>

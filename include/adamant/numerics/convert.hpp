@@ -10,7 +10,7 @@
 
 #include <adamant/core/dtype.hpp>
 
-ADAMANT_BEGIN_NAMESPACE
+ADAMANT_BEGIN_INLINE_NAMESPACE
 
 inline constexpr std::uint32_t float_sign_bit = 0x80000000u;
 inline constexpr std::uint32_t float_abs_mask = 0x7fffffffu;
@@ -70,7 +70,7 @@ template <>
         return {static_cast<std::uint16_t>(sign | 0x7c00u)};
     std::uint32_t shift = 13; // how many low bits of the mantissa go
     std::uint32_t mantissa = abs - (112u << 23);
-    if (abs < 0x38800000u) { // below 2^-14: a binary16 subnormal, a multiple of 2^-24
+    if (abs < 0x38800000u) {   // below 2^-14: a binary16 subnormal, a multiple of 2^-24
         if (abs < 0x33000000u) // below 2^-25: rounds to zero
             return {static_cast<std::uint16_t>(sign)};
         shift = 126u - (abs >> 23);
@@ -120,4 +120,4 @@ inline void store_unaligned(std::byte* address, T value) noexcept
     std::memcpy(address, &value, sizeof value);
 }
 
-ADAMANT_END_NAMESPACE
+ADAMANT_END_INLINE_NAMESPACE

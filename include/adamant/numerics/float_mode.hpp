@@ -7,7 +7,7 @@
 
 #include <adamant/core/abi.hpp>
 
-ADAMANT_BEGIN_NAMESPACE
+ADAMANT_BEGIN_INLINE_NAMESPACE
 
 enum class subnormals : bool {
     kept,    // IEEE 754's gradual underflow: what the scalar oracle and the double-precision coefficients run in
@@ -97,6 +97,9 @@ private:
     std::fenv_t environment_;
 };
 
+ADAMANT_END_INLINE_NAMESPACE
+
+ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 template <class Work>
@@ -115,5 +118,4 @@ void rounded_to_nearest(Work const& work)
 }
 
 } // namespace detail
-
 ADAMANT_END_NAMESPACE

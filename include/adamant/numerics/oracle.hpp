@@ -23,6 +23,9 @@ struct grad_squares {
     std::uint64_t nonfinite = 0; // how many elements are infinite or NaN; those are not in the sum
 };
 
+ADAMANT_END_NAMESPACE
+
+ADAMANT_BEGIN_INLINE_NAMESPACE
 namespace oracle {
 
 // Param and both moments of one element.
@@ -99,4 +102,4 @@ template <class Grad>
 
 } // namespace oracle
 
-ADAMANT_END_NAMESPACE
+ADAMANT_END_INLINE_NAMESPACE

@@ -1,114 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shard as the optimizer holds it: its arrays, its name, and the kernels for its types on one instruction set.
+// A shard as an optimizer holds it: with an accumulator, and bound to the kernels of one instruction set.
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
-#include <string>
-#include <type_traits>
 
 #include <adamant/core/checksum.hpp>
-#include <adamant/kernel/dispatch.hpp>
-#include <adamant/shard/shard.hpp>
+#include <adamant/numerics/convert.hpp>
+#include <adamant/shard/any_shard.hpp>
+#include <adamant/shard/block_pass.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
-
-// Everything that is done to a shard, a block of norm_block_elems at a time. The gradient of a block is used where it
-// lies, or made in a scratch block of floats first. A step is taken back from there only, as that is rare.
-struct offload_kernels {
-    kernel::step_function step;
-    kernel::step_function step_scratch; // the same with a gradient of floats
-    kernel::block_squares_function squares;
-    kernel::block_squares_function squares_scratch;
-    kernel::recorded_step_function recorded; // null: records are copies
-    kernel::recorded_step_function recorded_scratch;
-    kernel::undo_function undo_scratch;
-    kernel::add_gradients_function to_scratch;     // grad (+ accumulator) -> float
-    kernel::add_gradients_function begin_sum;      // grad -> accumulator; null: there is none
-    kernel::add_gradients_function add_to_sum;     // grad + accumulator -> accumulator
-    kernel::add_gradients_function sum_to_scratch; // grad + accumulator -> float
-    kernel::tame_gradient_function tame;
-    kernel::round_weights_function round_weights; // null: there is no weight_out
-};
-
-// But for the two steps, which a program may have in a table. Accumulator is void, float or bfloat16; has_float_state:
-// param and both moments are floats.
-template <class Grad, class WeightOut, class Accumulator>
-[[nodiscard]] offload_kernels offload_kernels_beside_step(isa tier, bool has_float_state) noexcept
-{
-    offload_kernels k{};
-    k.squares = kernel::block_squares_for<Grad>(tier);
-    k.squares_scratch = kernel::block_squares_for<float>(tier);
-    if (has_float_state) {
-        k.recorded = kernel::recorded_step_for<Grad, WeightOut>(tier);
-        k.recorded_scratch = kernel::recorded_step_for<float, WeightOut>(tier);
-        k.undo_scratch = kernel::undo_for<float>(tier);
-    }
-    k.to_scratch = kernel::add_gradients_for<Grad, void, float>(tier);
-    if constexpr (!std::is_void_v<Accumulator>) {
-        k.begin_sum = kernel::add_gradients_for<Grad, void, Accumulator>(tier);
-        k.add_to_sum = kernel::add_gradients_for<Grad, Accumulator, Accumulator>(tier);
-        k.sum_to_scratch = kernel::add_gradients_for<Grad, Accumulator, float>(tier);
-    }
-    k.tame = kernel::tame_gradient_for(tier);
-    if constexpr (!std::is_void_v<WeightOut>)
-        k.round_weights = kernel::round_weights_for<WeightOut>(tier);
-    return k;
-}
-template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Accumulator>
-[[nodiscard]] offload_kernels offload_kernels_for(isa tier) noexcept
-{
-    offload_kernels k = offload_kernels_beside_step<Grad, WeightOut, Accumulator>(
-        tier, std::is_same_v<Param, float> && std::is_same_v<ExpAvg, float> && std::is_same_v<ExpAvgSq, float>);
-    k.step = kernel::step_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(tier);
-    k.step_scratch = kernel::step_for<Param, float, ExpAvg, ExpAvgSq, WeightOut>(tier);
-    return k;
-}
-
-// What a block's gradient is before the step sees it.
-struct gradient_rules {
-    bool zero_nonfinite = false;
-    bool limited = false; // to +-bound, once scaled; then the step scales no more
-    float scale = 1;
-    float bound = 0;
-};
-
-// What a pass does to each block.
-enum class block_pass : std::uint8_t {
-    measure,   // sum of squares
-    step,      // sum of squares, and the step
-    speculate, // the same with a record; where there is no room for one, the block waits
-    rest,      // the step, of blocks without a record
-    redo,      // back by the record where there is one, and the step
-    undo,      // back by the record
-    compare,   // whether the gradients are those of the last step
-};
-
-[[nodiscard]] constexpr char const* name(block_pass of) noexcept
-{
-    constexpr char const* names[] = {"measure", "step", "speculate", "rest", "redo", "undo", "compare"};
-    return names[static_cast<std::size_t>(of)];
-}
-// Whether it leaves sums of squares.
-[[nodiscard]] constexpr bool is_first(block_pass of) noexcept
-{
-    return of <= block_pass::speculate || of == block_pass::compare;
-}
-// Whether it leaves params and moments as they are.
-[[nodiscard]] constexpr bool only_reads(block_pass of) noexcept
-{
-    return of == block_pass::measure || of == block_pass::compare;
-}
-
-// How the shards of one parameter group are stepped.
-struct group_step {
-    coefficients c;
-    gradient_rules rules;
-};
 
 struct alignas(64) scratch_block {
     std::byte grad[norm_block_elems * sizeof(float)];
@@ -116,55 +22,43 @@ struct alignas(64) scratch_block {
 
 class offload_shard {
 public:
-    template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-    offload_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of, std::byte* sum, dtype sum_type,
-                  offload_kernels const& kernels)
-        : kernels_(kernels), pointers_(of.pointers()), sum_(sum),
-          size_(of.size()), types_{dtype_of<Param>,    dtype_of<Grad>,      dtype_of<ExpAvg>,
-                                   dtype_of<ExpAvgSq>, dtype_of<WeightOut>, sum_type}
+    using enum shard_array::index;
+
+    // sum: the accumulator's memory, of that type; null and dtype::none where there is none.
+    offload_shard(any_shard const& of, isa tier, std::byte* sum = nullptr, dtype sum_type = dtype::none,
+                  kernel::sum_kernels const* sum_kernels = nullptr) noexcept
+        : of_(of), kernels_(&of.format().block_kernels_for(tier)), sum_(sum), sum_kernels_(sum_kernels),
+          sum_type_(sum_type)
     {
     }
 
-    // The same from arrays whose types are known at run time.
-    offload_shard(kernel::step_pointers const& pointers, std::byte* sum, std::size_t size, dtype const (&types)[6],
-                  offload_kernels const& kernels) noexcept
-        : kernels_(kernels), pointers_(pointers), sum_(sum), size_(size)
+    [[nodiscard]] std::size_t size() const noexcept { return of_.size(); }
+    [[nodiscard]] shard_format const& format() const noexcept { return of_.format(); }
+    [[nodiscard]] std::size_t blocks() const noexcept { return (size() + norm_block_elems - 1) / norm_block_elems; }
+    [[nodiscard]] dtype type(shard_array::index which) const noexcept
     {
-        std::copy(std::begin(types), std::end(types), std::begin(types_));
+        return which == shard_array::accumulator ? sum_type_ : of_.format().types[which];
     }
-
-    enum array : std::size_t { param, grad, exp_avg, exp_avg_sq, weight_out, accumulator };
-
-    [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    [[nodiscard]] std::size_t blocks() const noexcept { return (size_ + norm_block_elems - 1) / norm_block_elems; }
-    [[nodiscard]] dtype type(array which) const noexcept { return types_[which]; }
-    [[nodiscard]] offload_kernels const& kernels() const noexcept { return kernels_; }
-    [[nodiscard]] bool has_accumulator() const noexcept { return kernels_.begin_sum != nullptr; }
-    [[nodiscard]] bool has_weight_out() const noexcept { return kernels_.round_weights != nullptr; }
-    [[nodiscard]] std::byte* data(array which) const noexcept
+    [[nodiscard]] bool has_accumulator() const noexcept { return sum_kernels_ != nullptr; }
+    [[nodiscard]] bool has_weight_out() const noexcept { return kernels_->round_weights != nullptr; }
+    [[nodiscard]] std::byte* data(shard_array::index which) const noexcept
     {
-        std::byte* const all[] = {pointers_.param,      const_cast<std::byte*>(pointers_.grad),
-                                  pointers_.exp_avg,    pointers_.exp_avg_sq,
-                                  pointers_.weight_out, sum_};
-        return all[which];
+        return which == shard_array::accumulator ? sum_ : of_.data(which);
     }
     // Read or written once for each element.
-    [[nodiscard]] std::size_t elem_bytes(array which) const noexcept { return size_bytes(types_[which]); }
-    [[nodiscard]] std::size_t state_bytes() const noexcept
-    {
-        return elem_bytes(param) + elem_bytes(exp_avg) + elem_bytes(exp_avg_sq);
-    }
-    [[nodiscard]] bool records_are_copies() const noexcept { return kernels_.recorded == nullptr; }
+    [[nodiscard]] std::size_t elem_bytes(shard_array::index which) const noexcept { return size_bytes(type(which)); }
+    [[nodiscard]] std::size_t state_bytes() const noexcept { return adamant::state_bytes(of_.format().types); }
+    [[nodiscard]] bool records_are_copies() const noexcept { return kernels_->recorded == nullptr; }
     // The longest record of n elements.
     [[nodiscard]] std::size_t record_bytes_at_most(std::size_t n) const noexcept
     {
-        return kernels_.recorded != nullptr ? kernel::record_bytes_at_most(n) : n * state_bytes() + 64;
+        return kernels_->recorded != nullptr ? kernel::record_bytes_at_most(n) : n * state_bytes() + 64;
     }
 
     // How many elements block `block` has.
     [[nodiscard]] std::size_t length(std::size_t block) const noexcept
     {
-        return std::min(norm_block_elems, size_ - block * norm_block_elems);
+        return std::min(norm_block_elems, size() - block * norm_block_elems);
     }
 
     // One block's gradient, ready for a step: where it lies, or in scratch.
@@ -180,19 +74,19 @@ public:
     {
         std::size_t const n = length(block);
         std::size_t const begin = block * norm_block_elems;
-        ready_gradient g{pointers_.grad + begin * elem_bytes(grad), false, {}};
+        ready_gradient g{data(grad) + begin * elem_bytes(grad), false, {}};
         if (summed) {
-            kernels_.sum_to_scratch(g.at, sum_ + begin * elem_bytes(accumulator), n, scratch.grad);
+            sum_into_scratch(block, scratch);
             g.at = scratch.grad;
             g.in_scratch = true;
         }
         if (want_squares || rules.zero_nonfinite)
-            g.squares = (g.in_scratch ? kernels_.squares_scratch : kernels_.squares)(g.at, n);
+            g.squares = (g.in_scratch ? kernels_->squares_scratch : kernels_->squares)(g.at, n);
         bool const zero = rules.zero_nonfinite && g.squares.nonfinite != 0;
         if (zero || rules.limited) {
             into_scratch(block, g, scratch);
-            kernels_.tame(scratch.grad, n, zero, rules.limited ? rules.scale : 1.0f,
-                          rules.limited ? rules.bound : std::bit_cast<float>(float_infinity_bits));
+            kernels_->tame(scratch.grad, n, zero, rules.limited ? rules.scale : 1.0f,
+                           rules.limited ? rules.bound : std::bit_cast<float>(float_infinity_bits));
         }
         return g;
     }
@@ -201,7 +95,7 @@ public:
     // by chance of one in 2^64.
     [[nodiscard]] std::uint64_t gradient_checksum(std::size_t block, bool summed) const noexcept
     {
-        auto const of = [&](array which) {
+        auto const of = [&](shard_array::index which) {
             return checksum(data(which) + block * norm_block_elems * elem_bytes(which),
                             length(block) * elem_bytes(which));
         };
@@ -211,12 +105,12 @@ public:
     void step(std::size_t block, ready_gradient const& g, coefficients const& c,
               kernel::memory_access how) const noexcept
     {
-        (g.in_scratch ? kernels_.step_scratch : kernels_.step)(at(block, g.at), 0, length(block), c, how);
+        (g.in_scratch ? kernels_->step_scratch : kernels_->step)(at(block, g.at), 0, length(block), c, how);
     }
     // Blocks [begin, end) at once, with the gradient where it lies.
     void step(std::size_t begin, std::size_t end, coefficients const& c, kernel::memory_access how) const noexcept
     {
-        kernels_.step(pointers_, begin * norm_block_elems, std::min(size_, end * norm_block_elems), c, how);
+        kernels_->step(of_.pointers(), begin * norm_block_elems, std::min(size(), end * norm_block_elems), c, how);
     }
     // With a record for undo(); returns its end.
     [[nodiscard]] std::byte* step_recorded(std::size_t block, ready_gradient const& g, coefficients const& c,
@@ -224,8 +118,8 @@ public:
     {
         std::size_t const n = length(block);
         if (!records_are_copies())
-            return (g.in_scratch ? kernels_.recorded_scratch : kernels_.recorded)(at(block, g.at), n, c, how, record);
-        for (array const which : {param, exp_avg, exp_avg_sq}) {
+            return (g.in_scratch ? kernels_->recorded_scratch : kernels_->recorded)(at(block, g.at), n, c, how, record);
+        for (shard_array::index const which : {param, exp_avg, exp_avg_sq}) {
             std::memcpy(record, data(which) + block * norm_block_elems * elem_bytes(which), n * elem_bytes(which));
             record += n * elem_bytes(which);
         }
@@ -238,10 +132,10 @@ public:
         std::size_t const n = length(block);
         if (!records_are_copies()) {
             into_scratch(block, g, scratch);
-            kernels_.undo_scratch(at(block, g.at), n, c, record);
+            kernels_->undo_scratch(at(block, g.at), n, c, record);
             return;
         }
-        for (array const which : {param, exp_avg, exp_avg_sq}) {
+        for (shard_array::index const which : {param, exp_avg, exp_avg_sq}) {
             std::memcpy(data(which) + block * norm_block_elems * elem_bytes(which), record, n * elem_bytes(which));
             record += n * elem_bytes(which);
         }
@@ -250,37 +144,65 @@ public:
     void round_weights(std::size_t begin, std::size_t end) const noexcept
     {
         if (has_weight_out())
-            kernels_.round_weights(pointers_.param + begin * elem_bytes(param), end - begin,
-                                   pointers_.weight_out + begin * elem_bytes(weight_out));
+            kernels_->round_weights(data(param) + begin * elem_bytes(param), end - begin,
+                                    data(weight_out) + begin * elem_bytes(weight_out));
     }
     // accumulator = grad, or += grad, for elements [begin, end).
     void accumulate(std::size_t begin, std::size_t end, bool first) const noexcept
     {
-        std::byte* const sum = sum_ + begin * elem_bytes(accumulator);
-        (first ? kernels_.begin_sum : kernels_.add_to_sum)(pointers_.grad + begin * elem_bytes(grad), sum, end - begin,
-                                                           sum);
+        scratch_block scratch;
+        for (std::size_t n = 0; begin < end; begin += n) {
+            n = std::min(norm_block_elems, end - begin);
+            std::byte const* const from = floats(begin, n, scratch);
+            std::byte* const sum = sum_ + begin * elem_bytes(accumulator);
+            (first ? sum_kernels_->begin : sum_kernels_->add)(from, sum, n, sum);
+        }
     }
     // The index of the first gradient that is infinite or NaN in a block that has one.
     [[nodiscard]] std::size_t first_nonfinite(std::size_t block, bool summed) const noexcept
     {
-        std::size_t const begin = block * norm_block_elems;
         scratch_block scratch;
-        std::byte const* const from = pointers_.grad + begin * elem_bytes(grad);
         if (summed)
-            kernels_.sum_to_scratch(from, sum_ + begin * elem_bytes(accumulator), length(block), scratch.grad);
+            sum_into_scratch(block, scratch);
         else
-            kernels_.to_scratch(from, nullptr, length(block), scratch.grad);
+            kernels_->to_scratch(data(grad) + block * norm_block_elems * elem_bytes(grad), nullptr, length(block),
+                                 scratch.grad);
         std::size_t i = 0;
         while (i + 1 < length(block) && is_finite(load_unaligned<float>(scratch.grad + i * sizeof(float))))
             ++i;
-        return begin + i;
+        return block * norm_block_elems + i;
+    }
+
+    // n elements of the same types, of which there are no more than a gradient and what was summed.
+    [[nodiscard]] offload_shard with_gradient(std::byte const* gradient, std::byte* sum, std::size_t n) const noexcept
+    {
+        offload_shard other = *this;
+        other.of_ = any_shard(format(), {nullptr, gradient, nullptr, nullptr, nullptr}, n);
+        other.sum_ = sum;
+        return other;
     }
 
 private:
+    // Gradients from element `begin` on as floats: where they lie, or in scratch.
+    [[nodiscard]] std::byte const* floats(std::size_t begin, std::size_t n, scratch_block& scratch) const noexcept
+    {
+        std::byte const* const from = data(grad) + begin * elem_bytes(grad);
+        if (type(grad) == dtype::float32)
+            return from;
+        kernels_->to_scratch(from, nullptr, n, scratch.grad);
+        return scratch.grad;
+    }
+    // A block's gradient and what its accumulator holds.
+    void sum_into_scratch(std::size_t block, scratch_block& scratch) const noexcept
+    {
+        std::size_t const begin = block * norm_block_elems;
+        sum_kernels_->to_scratch(floats(begin, length(block), scratch), sum_ + begin * elem_bytes(accumulator),
+                                 length(block), scratch.grad);
+    }
     void into_scratch(std::size_t block, ready_gradient& g, scratch_block& scratch) const noexcept
     {
         if (!g.in_scratch)
-            kernels_.to_scratch(g.at, nullptr, length(block), scratch.grad);
+            kernels_->to_scratch(g.at, nullptr, length(block), scratch.grad);
         g.at = scratch.grad;
         g.in_scratch = true;
     }
@@ -288,16 +210,16 @@ private:
     [[nodiscard]] kernel::step_pointers at(std::size_t block, std::byte const* gradient) const noexcept
     {
         std::size_t const begin = block * norm_block_elems;
-        return {pointers_.param + begin * elem_bytes(param), gradient, pointers_.exp_avg + begin * elem_bytes(exp_avg),
-                pointers_.exp_avg_sq + begin * elem_bytes(exp_avg_sq),
-                has_weight_out() ? pointers_.weight_out + begin * elem_bytes(weight_out) : nullptr};
+        return {data(param) + begin * elem_bytes(param), gradient, data(exp_avg) + begin * elem_bytes(exp_avg),
+                data(exp_avg_sq) + begin * elem_bytes(exp_avg_sq),
+                has_weight_out() ? data(weight_out) + begin * elem_bytes(weight_out) : nullptr};
     }
 
-    offload_kernels kernels_;
-    kernel::step_pointers pointers_;
+    any_shard of_;
+    kernel::block_kernels const* kernels_;
     std::byte* sum_;
-    std::size_t size_;
-    dtype types_[6];
+    kernel::sum_kernels const* sum_kernels_;
+    dtype sum_type_;
 };
 
 } // namespace detail

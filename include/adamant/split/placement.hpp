@@ -4,10 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
-#include <adamant/core/error.hpp>
 #include <adamant/numerics/oracle.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -38,71 +36,23 @@ struct placement {
     bool nearest = true;
 
     // The share of elements that the CPU has; 1 where there are none.
-    [[nodiscard]] double ratio() const noexcept
-    {
-        std::size_t const all = cpu_elems + device_elems;
-        return all == 0 ? 1.0 : static_cast<double>(cpu_elems) / static_cast<double>(all);
-    }
+    [[nodiscard]] double ratio() const noexcept;
     friend bool operator==(placement const&, placement const&) = default;
 };
 
 // Throws invalid_argument where the placement does not give each element of shards of these sizes one side, in order,
 // with cuts at multiples of norm_block_elems, or counts them wrongly.
-inline void check(placement const& of, std::vector<std::size_t> const& sizes)
-{
-    std::size_t shard = 0;
-    std::size_t at = 0;
-    std::size_t elems[2] = {};
-    auto const refuse = [](std::string const& what) {
-        throw invalid_argument("adamant: a placement " + what +
-                               "; make it by split() from the sizes of the shards, in their order");
-    };
-    auto const pass_full_shards = [&] {
-        while (shard < sizes.size() && at == sizes[shard]) {
-            ++shard;
-            at = 0;
-        }
-    };
-    for (shard_piece const& piece : of.pieces) {
-        pass_full_shards();
-        if (piece.elems == 0)
-            refuse("has a piece without elements, of shard " + std::to_string(piece.shard));
-        if (piece.on != side::cpu && piece.on != side::device)
-            refuse("has a piece of shard " + std::to_string(piece.shard) +
-                   " that is neither on the CPU nor on the device");
-        if (piece.shard != shard || piece.begin != at || shard == sizes.size() || piece.elems > sizes[shard] - at)
-            refuse("has elements " + std::to_string(piece.begin) + " to " + std::to_string(piece.begin + piece.elems) +
-                   " of shard " + std::to_string(piece.shard) + " where " +
-                   (shard == sizes.size() ? "all shards are complete"
-                                          : "element " + std::to_string(at) + " of shard " + std::to_string(shard) +
-                                                ", which has " + std::to_string(sizes[shard]) + ", is next"));
-        if (piece.begin % norm_block_elems != 0)
-            refuse("cuts shard " + std::to_string(shard) + " at element " + std::to_string(at) +
-                   ", which is no multiple of " + std::to_string(norm_block_elems));
-        at += piece.elems;
-        elems[static_cast<std::size_t>(piece.on)] += piece.elems;
-    }
-    pass_full_shards();
-    if (shard != sizes.size())
-        refuse("lacks element " + std::to_string(at) + " of shard " + std::to_string(shard) + ", which has " +
-               std::to_string(sizes[shard]));
-    if (elems[0] != of.cpu_elems || elems[1] != of.device_elems)
-        refuse("counts " + std::to_string(of.cpu_elems) + " elements on the CPU and " +
-               std::to_string(of.device_elems) + " on the device, but its pieces have " + std::to_string(elems[0]) +
-               " and " + std::to_string(elems[1]));
-}
+void check(placement const& of, std::vector<std::size_t> const& sizes);
 
 namespace detail {
 
 // Pieces come in order; what is empty is left out.
-inline void append_piece(placement& to, std::size_t shard, std::size_t begin, std::size_t elems, side on)
-{
-    if (elems == 0)
-        return;
-    (on == side::cpu ? to.cpu_elems : to.device_elems) += elems;
-    to.pieces.push_back({shard, begin, elems, on});
-}
+void append_piece(placement& to, std::size_t shard, std::size_t begin, std::size_t elems, side on);
 
 } // namespace detail
 
 ADAMANT_END_NAMESPACE
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/split/placement.ipp>
+#endif

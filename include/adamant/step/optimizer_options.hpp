@@ -2,16 +2,13 @@
 // What an optimizer is made with, and its parameter groups.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
-#include <utility>
+#include <vector>
 
-#include <adamant/core/error.hpp>
-#include <adamant/numerics/hyperparameters.hpp>
 #include <adamant/numerics/oracle.hpp>
 #include <adamant/step/loss_scaler.hpp>
 #include <adamant/step/optimizer_report.hpp>
@@ -23,6 +20,15 @@ struct parameter_group {
     std::string name;
     hyperparameters hyper;
     bool maximize = false; // steps go up the gradient
+};
+
+// A parameter has no more dimensions than that.
+inline constexpr std::size_t max_dimensions = 64;
+
+// Where a shard lies in its parameter.
+struct shard_place {
+    std::vector<std::size_t> shape = {}; // of the whole parameter, kept for checkpoints; empty: the shard is all of it
+    std::size_t begin = 0;               // the shard's first element in it, in row-major order
 };
 
 // Whether begin_step() lets shards be stepped before the norm is known. It changes no bit.
@@ -65,44 +71,17 @@ struct optimizer_options {
 };
 namespace detail {
 
-inline void check_limits(double max_norm, double max_abs_grad)
-{
-    for (auto const& [key, value] : {std::pair{"max_norm", max_norm}, std::pair{"max_abs_grad", max_abs_grad}})
-        if (!std::isfinite(value) || value < 0)
-            refuse_hyperparameter(key, value, "a finite number, 0 or above");
-    if (!float_holds(max_abs_grad))
-        refuse_hyperparameter("max_abs_grad", max_abs_grad, "0, or from 1.2e-38 to 3.4e38, which float holds");
-    if (max_norm != 0 && max_abs_grad != 0)
-        throw invalid_argument("adamant: max_norm is " + text(max_norm) + " and max_abs_grad is " + text(max_abs_grad) +
-                               ", but a gradient is clipped by one of them; set the other to 0");
-}
+void check_limits(double max_norm, double max_abs_grad);
 // Of all ranks; options.reduce must be set. Throws what the hook throws, and where what it returns cannot be: a
 // step by that would be clipped to anything, or not at all.
-[[nodiscard]] inline grad_squares reduced(optimizer_options const& options, grad_squares const& own)
-{
-    grad_squares const all = options.reduce(own);
-    if (!std::isfinite(all.sum) || all.sum < 0 || all.nonfinite < own.nonfinite)
-        throw invalid_argument("adamant: reduce was given the sum of squares " + text(own.sum) + " and " +
-                               std::to_string(own.nonfinite) + " non-finite gradients of this process, and returned " +
-                               text(all.sum) + " and " + std::to_string(all.nonfinite) +
-                               " for all processes; the sum must be a finite number, 0 or above (non-finite gradients "
-                               "are not in it), and the count no less than this process's own");
-    return all;
-}
+[[nodiscard]] grad_squares reduced(optimizer_options const& options, grad_squares const& own);
 } // namespace detail
 
 // Throws invalid_argument naming the first option that cannot be.
-inline void check(optimizer_options const& options)
-{
-    detail::check_limits(options.max_norm, options.max_abs_grad);
-    if (!(options.device_timeout_s > 0 && options.device_timeout_s <= 1e6))
-        detail::refuse_hyperparameter("device_timeout_s", options.device_timeout_s, "above 0, and at most 1e6");
-    if (options.on_nonfinite > nonfinite_policy::apply)
-        throw invalid_argument("adamant: on_nonfinite holds no nonfinite_policy");
-    if (options.speculate > speculation::never)
-        throw invalid_argument("adamant: speculate holds no speculation");
-    if (options.loss_scaling)
-        check(*options.loss_scaling);
-}
+void check(optimizer_options const& options);
 
 ADAMANT_END_NAMESPACE
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/step/optimizer_options.ipp>
+#endif

@@ -2,14 +2,12 @@
 // What an optimizer is told for a step, and what it says about it.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string_view>
 
-#include <adamant/core/error.hpp>
 #include <adamant/isa/isa.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -31,11 +29,7 @@ struct step_values {
 
 // The factor that brings gradients of this norm down to max_norm, as torch.nn.utils.clip_grad_norm_ has it (with its
 // 1e-6), but in double: min(1, max_norm / (norm + 1e-6)). max_norm 0: 1. Pure.
-[[nodiscard]] inline double clip_coefficient(double norm, double max_norm) noexcept
-{
-    double const factor = max_norm / (norm + 1e-6);
-    return max_norm == 0 || !(factor < 1) ? 1.0 : factor;
-}
+[[nodiscard]] double clip_coefficient(double norm, double max_norm) noexcept;
 
 enum class step_outcome : std::uint8_t { applied, skipped };
 
@@ -43,10 +37,7 @@ enum class step_outcome : std::uint8_t { applied, skipped };
 struct step_phase {
     double seconds = 0;
     std::size_t bytes_moved = 0;
-    [[nodiscard]] double gb_per_s() const noexcept
-    {
-        return seconds > 0 ? static_cast<double>(bytes_moved) / seconds * 1e-9 : 0;
-    }
+    [[nodiscard]] double gb_per_s() const noexcept;
 };
 
 // What a device had to do with a step, and how long it was busy with each kind of work.
@@ -86,10 +77,14 @@ struct optimizer_report {
     double seconds = 0;            // from its beginning to its end; what gradients took to arrive is in it
     step_phase gradients;          // from its beginning: gradients arriving, the norm, and what was stepped at once
     step_phase update;             // once the norm was known: the step, the rest of it, or the way back
-    [[nodiscard]] std::size_t bytes_moved() const noexcept { return gradients.bytes_moved + update.bytes_moved; }
+    [[nodiscard]] std::size_t bytes_moved() const noexcept;
     isa tier = isa::scalar;
     unsigned threads = 0;
     std::string_view pus; // that the threads are bound to, as a list; the optimizer's memory
 };
 
 ADAMANT_END_NAMESPACE
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/step/optimizer_report.ipp>
+#endif

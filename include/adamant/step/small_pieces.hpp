@@ -9,7 +9,6 @@
 #include <span>
 
 #include <adamant/kernel/copy_few.hpp>
-#include <adamant/kernel/dispatch.hpp>
 #include <adamant/shard/shard_list.hpp>
 
 ADAMANT_BEGIN_NAMESPACE

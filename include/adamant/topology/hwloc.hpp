@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This machine, by hwloc: what of it this process may use, and threads bound to it. Memory is bound in exec/memory.hpp.
+// This machine, by hwloc: what of it this process may use, and threads bound to it.
 #pragma once
 
 #include <cerrno>
@@ -118,22 +118,8 @@ inline pu_set process_mask(pu_set const& in_cgroup, [[maybe_unused]] std::string
     return own;
 }
 
-} // namespace detail
-
-// This machine, with what this process may use of it now: the affinity mask that it was started with, inside its
-// cgroup. Takes milliseconds, or some hundreds of them on large machines, as devices are looked for. Throws unavailable
-// where hwloc cannot say, or where its environment variables put another machine in this one's place. Thread-safe.
-[[nodiscard]] inline machine live_machine()
-{
-    detail::live_topology(); // first, so that the plugins stay
-    machine read = detail::to_machine(detail::load_live(detail::io_devices::included).get(), "this machine");
-    read.allowed = detail::process_mask(read.allowed, read.note);
-    return read;
-}
-
-namespace detail {
-
-// The same, without devices and quickly, from what was read of the machine once; what may be used is looked up again.
+// This machine without devices and quickly, from what was read of the machine once; what may be used is looked up
+// again.
 inline machine live_cores()
 {
     static machine const cores = to_machine(live_topology(), "this machine");

@@ -9,8 +9,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <new>
 #include <string>
@@ -220,61 +218,6 @@ inline machine to_machine(hwloc_topology_t t, std::string source)
     return read;
 }
 
-// The version that a file of hwloc's XML names, "3.0"; empty where there is none at its beginning.
-inline std::string xml_version(std::ifstream& file)
-{
-    std::string text(4096, '\0');
-    file.read(text.data(), static_cast<std::streamsize>(text.size()));
-    std::string_view const key = "<topology version=\"";
-    std::size_t const at = text.find(key);
-    if (at == std::string::npos)
-        return {};
-    std::size_t const begin = at + key.size();
-    return text.substr(begin, std::min(text.find_first_not_of("0123456789.", begin), text.size()) - begin);
-}
-
 } // namespace detail
-
-// The machine that a file of hwloc's XML describes (lstopo FILE.xml writes one): of version 2, or of what later ones
-// the hwloc reads that runs here. Throws unavailable where the file cannot be opened or is of a later version, and
-// invalid_argument where it holds no topology, or one in which PUs or nodes share a number. Thread-safe.
-[[nodiscard]] inline machine machine_from_xml(std::string const& path)
-{
-    std::ifstream file(path);
-    if (!file)
-        throw unavailable("adamant: the topology file \"" + path + "\" cannot be opened: " + std::strerror(errno));
-    detail::unique_topology const topology = detail::new_topology(detail::io_devices::included);
-    if (hwloc_topology_set_xml(topology.get(), path.c_str()) != 0 || hwloc_topology_load(topology.get()) != 0) {
-        std::string const version = detail::xml_version(file);
-        unsigned const ours = hwloc_get_api_version() >> 16;
-        if (std::atoi(version.c_str()) > static_cast<int>(ours))
-            throw unavailable("adamant: \"" + path + "\" is XML of version " + version +
-                              ", but the hwloc of this program is version " + std::to_string(ours) +
-                              " and reads none above its own; write the file with lstopo --of v" +
-                              std::to_string(ours) + "xml FILE.xml");
-        throw invalid_argument("adamant: \"" + path + "\" is no topology in hwloc's XML (lstopo FILE.xml writes one)");
-    }
-    return detail::to_machine(topology.get(), path);
-}
-
-// The machine of a synthetic description, as hwloc reads it: "pack:2 [numa] core:96 pu:2". Throws invalid_argument.
-[[nodiscard]] inline machine machine_from_synthetic(std::string const& description)
-{
-    detail::unique_topology const topology = detail::new_topology(detail::io_devices::left_out);
-    if (hwloc_topology_set_synthetic(topology.get(), description.c_str()) != 0 ||
-        hwloc_topology_load(topology.get()) != 0)
-        throw invalid_argument("adamant: \"" + description +
-                               "\" is no synthetic topology; one is \"pack:2 [numa] core:96 pu:2\" (see man hwloc)");
-    return detail::to_machine(topology.get(), description);
-}
-
-// Either: a text that ends in ".xml" or names a file is a file.
-[[nodiscard]] inline machine read_machine(std::string const& file_or_description)
-{
-    std::error_code ignored;
-    if (file_or_description.ends_with(".xml") || std::filesystem::exists(file_or_description, ignored))
-        return machine_from_xml(file_or_description);
-    return machine_from_synthetic(file_or_description);
-}
 
 ADAMANT_END_NAMESPACE

@@ -30,13 +30,10 @@ inline cpu_set_t launch_mask_storage[8]; // 8192 PUs
 ADAMANT_BEGIN_NAMESPACE
 
 // The mask that ADAMANT_KEEP_LAUNCH_MASK kept; empty without it.
-[[nodiscard]] inline pu_set launch_mask()
-{
-    pu_set mask;
-    for (unsigned i = 0; i < sizeof launch_mask_storage * 8; ++i)
-        if (CPU_ISSET_S(i, sizeof launch_mask_storage, launch_mask_storage))
-            mask.insert(i);
-    return mask;
-}
+[[nodiscard]] pu_set launch_mask();
 
 ADAMANT_END_NAMESPACE
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/topology/launch_mask.ipp>
+#endif

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/core/error.hpp>
 #include <adamant/tune/statistics.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -61,16 +60,7 @@ struct core_search_result {
 
 // Of the counts that were measured the least whose median is at most (1 + share) times the best one's: the larger its
 // distance to the best, the flatter the curve. 0 for an empty curve.
-[[nodiscard]] inline unsigned fewest_within(std::vector<core_time> const& curve, double share)
-{
-    double best = 0;
-    for (core_time const& at : curve)
-        best = best == 0 ? at.median_s : std::min(best, at.median_s);
-    for (core_time const& at : curve)
-        if (at.median_s <= (1 + share) * best)
-            return at.cores;
-    return 0;
-}
+[[nodiscard]] unsigned fewest_within(std::vector<core_time> const& curve, double share);
 
 namespace detail {
 
@@ -220,3 +210,7 @@ template <class SecondsOn, class TimeIsUp>
 }
 
 ADAMANT_END_NAMESPACE
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/tune/core_search.ipp>
+#endif

@@ -2,17 +2,12 @@
 // What tuning has found, and for which machine and work: a result for another one is no result.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include <adamant/core/error.hpp>
-#include <adamant/exec/executor.hpp>
 #include <adamant/topology/core_request.hpp>
 #include <adamant/topology/machine.hpp>
 #include <adamant/tune/core_search.hpp>
@@ -21,27 +16,7 @@
 ADAMANT_BEGIN_NAMESPACE
 
 // The processor's name, as the kernel has it; on Arm, which has none there, its implementer's and part's numbers.
-[[nodiscard]] inline std::string cpu_model(std::string const& cpuinfo = "/proc/cpuinfo")
-{
-    std::ifstream file(cpuinfo);
-    std::string arm;
-    for (std::string line; std::getline(file, line);) {
-        std::size_t const colon = line.find(':');
-        if (colon == std::string::npos)
-            continue;
-        auto const starts = [&](std::string_view key) { return line.starts_with(key); };
-        std::string const value = line.substr(std::min(colon + 2, line.size()));
-        if (starts("model name"))
-            return value;
-        if (starts("CPU implementer") && arm.empty())
-            arm = "CPU implementer " + value;
-        if (starts("CPU part")) {
-            arm += ", part " + value;
-            break;
-        }
-    }
-    return arm.empty() ? "unknown" : arm;
-}
+[[nodiscard]] std::string cpu_model(std::string const& cpuinfo = "/proc/cpuinfo");
 
 // What a result depends on, as names and texts to compare and to show.
 struct tuning_key {
@@ -51,34 +26,8 @@ struct tuning_key {
 
 // Of steps with these types, by each of the request's ranks, on its cores. What is measured of the request is left out:
 // its size.
-[[nodiscard]] inline tuning_key tuning_key_of(machine const& on, core_request const& request, trial_types const& types,
-                                              isa tier = isa::automatic)
-{
-    auto const count = [](std::size_t n) { return std::to_string(n); };
-    std::string masks;
-    for (pu_set const& mask : request.masks)
-        masks += (masks.empty() ? "" : "; ") + to_list(mask);
-    std::string gpus;
-    for (std::string const& gpu : request.gpus)
-        gpus += (gpus.empty() ? "" : "; ") + gpu;
-    std::string nodes;
-    for (numa_node const& node : on.nodes)
-        nodes += (nodes.empty() ? "" : "; ") + to_list(node.pus) + " " + std::string(name(node.kind));
-    return {{{"processor", cpu_model()},
-             {"packages", count(on.packages.size())},
-             {"NUMA nodes", nodes},
-             {"cores", count(on.cores.size())},
-             {"allowed PUs", to_list(on.allowed)},
-             {"instruction set", std::string(name(resolve_isa(tier)))},
-             {"types", types.text()},
-             {"ranks", count(request.ranks)},
-             {"list of PUs", to_list(request.list)},
-             {"masks of ranks", masks},
-             {"GPUs of ranks", gpus},
-             {"PUs of a core", request.smt == smt_policy::all ? "all" : "one"},
-             {"fast cores for", request.fast == fast_cores::host ? "the host" : "the optimizer"},
-             {"version", std::to_string(ADAMANT_VERSION_MAJOR) + "." + std::to_string(ADAMANT_VERSION_MINOR)}}};
-}
+[[nodiscard]] tuning_key tuning_key_of(machine const& on, core_request const& request, shard_format const& format,
+                                       isa tier = isa::automatic);
 
 // An executor's setting that was tried on the final cores against its default.
 struct tried_setting {
@@ -103,47 +52,21 @@ struct tuned_cores {
     std::vector<tried_setting> tried;
 
     // Cores of a rank that the optimizer leaves to the host.
-    [[nodiscard]] unsigned host_cores() const noexcept { return of - cores; }
+    [[nodiscard]] unsigned host_cores() const noexcept;
     // Whether every core is worth having: there is no knee.
-    [[nodiscard]] bool all() const noexcept { return finished && cores == of; }
+    [[nodiscard]] bool all() const noexcept;
 
     // The request with this size instead of its own, for select_cores(). That leaves the host one core in any case.
-    [[nodiscard]] core_request request(core_request asked) const
-    {
-        asked.cpuadam_cores_perc.reset();
-        asked.pt_reserved_cores.reset();
-        asked.pt_reserved_cores_perc.reset();
-        asked.cpuadam_cores = std::max(1u, std::min(cores, of - (of > 1)));
-        return asked;
-    }
+    [[nodiscard]] core_request request(core_request asked) const;
     // For the executor on a rank's cores.
-    [[nodiscard]] executor_options options() const
-    {
-        return {.max_chunk_elems = max_chunk_elems, .prefetch_bytes = prefetch_bytes};
-    }
+    [[nodiscard]] executor_options options() const;
 };
 
 // Throws unavailable where the result is of another machine or other work, and names each difference.
-inline void check_key(tuned_cores const& saved, tuning_key const& here)
-{
-    std::string differences;
-    auto const value = [](tuning_key const& in, std::string const& name) -> std::string {
-        for (auto const& [key, text] : in.entries)
-            if (key == name)
-                return text.empty() ? "none" : text;
-        return "not known";
-    };
-    auto const compare = [&](tuning_key const& names) {
-        for (auto const& entry : names.entries)
-            if (std::string const then = value(saved.key, entry.first), now = value(here, entry.first);
-                then != now && differences.find(entry.first + " was ") == std::string::npos)
-                differences += (differences.empty() ? "" : "; ") + entry.first + " was " + then + " and is " + now;
-    };
-    compare(here);
-    compare(saved.key);
-    if (!differences.empty())
-        throw unavailable("adamant: this tuning result is of another machine or other work: " + differences +
-                          "; tune again");
-}
+void check_key(tuned_cores const& saved, tuning_key const& here);
 
 ADAMANT_END_NAMESPACE
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/tune/tuned_cores.ipp>
+#endif

@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How long a compiler takes for a file that includes adamant, as user seconds: the table in README.md.
+
+Usage: benchmarks/compile_time.py [--compiler g++] [--rounds 5]
+
+Compiles the README's two programs, each header-only and against the library that is compiled separately, beside a file
+that includes what most programs do. Rounds go through all of them in turn, so that whatever else the machine does meets
+them alike; shown are medians, and the range."""
+import argparse
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+
+root = pathlib.Path(__file__).resolve().parent.parent
+flags = ["-std=c++20", "-O2", "-fopenmp", f"-I{root}/include"]
+separate = ["-DADAMANT_SEPARATE_COMPILATION"]
+standard = "".join(f"#include <{name}>\n" for name in ("vector", "string", "memory", "functional", "span"))
+
+
+def user_seconds(compiler, source, extra, out):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    done = subprocess.run([compiler, *flags, *extra, "-c", source, "-o", out], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{compiler} cannot compile {source}:\n{done.stderr}")
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compiler", default=os.environ.get("CXX", "g++"))
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        plain = pathlib.Path(folder, "standard.cpp")
+        plain.write_text(standard)
+        rows = [("five standard headers alone", plain, [])]
+        for name in ("hello", "engine"):
+            rows.append((f"{name}.cpp, compiled separately", root / "examples" / f"{name}.cpp", separate))
+        for name in ("hello", "engine"):
+            rows.append((f"{name}.cpp, header-only", root / "examples" / f"{name}.cpp", []))
+        times = {row[0]: [] for row in rows}
+        for _ in range(options.rounds):
+            for name, source, extra in rows:
+                times[name].append(user_seconds(options.compiler, source, extra, os.path.join(folder, "out.o")))
+    version = subprocess.run([options.compiler, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
+    print(f"{version}, {' '.join(flags[:3])}, {options.rounds} rounds\n")
+    print("| file | user seconds | range |\n| --- | --- | --- |")
+    for name, seconds in times.items():
+        print(f"| {name} | {statistics.median(seconds):.1f} | {min(seconds):.1f} to {max(seconds):.1f} |")
+
+
+if __name__ == "__main__":
+    main()

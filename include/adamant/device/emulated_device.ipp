@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+// What device/emulated_device.hpp declares.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <utility>
+
+#include <adamant/core/error.hpp>
+#include <adamant/device/emulated_device.hpp>
+#include <adamant/device/emulated_part.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+ADAMANT_DECL emulated_device::emulated_device(emulation_options options) : options_(std::move(options))
+{
+    for (double const rate : {options_.work_bytes_per_s, options_.up_bytes_per_s, options_.down_bytes_per_s})
+        if (!(rate > 0))
+            throw invalid_argument("adamant: a rate of '" + options_.name + "' is " + std::to_string(rate) +
+                                   " bytes a second, but must be above 0");
+    if (!(options_.latency_s >= 0))
+        throw invalid_argument("adamant: the latency of '" + options_.name + "' is below 0");
+    for (std::size_t i = 0; i < device_lanes; ++i)
+        try {
+            lanes_[i].thread = std::thread([this, i] { serve(lanes_[i]); });
+        } catch (...) {
+            stop();
+            throw;
+        }
+}
+
+ADAMANT_DECL emulated_device::~emulated_device()
+{
+    stop();
+}
+
+ADAMANT_DECL device_memory emulated_device::memory() const
+{
+    std::lock_guard const lock(mutex_);
+    return {options_.memory_bytes, options_.memory_bytes - used_bytes_};
+}
+
+ADAMANT_DECL device_ptr emulated_device::allocate(std::size_t bytes)
+{
+    if (bytes == 0)
+        return {};
+    std::lock_guard const lock(mutex_);
+    std::size_t const room = options_.memory_bytes - used_bytes_;
+    if (due(fault_of(device_operation::allocate)) != fault::none)
+        throw device_error("adamant: " + options_.name + " failed to allocate " + std::to_string(bytes) +
+                           " bytes: a fault that was asked for");
+    std::size_t const rounded = (bytes + alignment - 1) / alignment * alignment;
+    if (bytes > room || rounded > room)
+        throw unavailable("adamant: " + options_.name + " is asked for " + std::to_string(bytes) +
+                          " bytes, but has only " + std::to_string(room) + " of " +
+                          std::to_string(options_.memory_bytes) +
+                          " left; set a larger ratio, so that more stays with the CPU");
+    void* const real = std::aligned_alloc(alignment, rounded);
+    if (real == nullptr)
+        throw unavailable("adamant: " + options_.name + " is imitated in host memory, which has no " +
+                          std::to_string(bytes) + " bytes left");
+    std::unique_ptr<void, void (*)(void*)> own(real, std::free);
+    std::memset(real, 0xa5, rounded); // nobody is to count on zeros, and the pages are to be there
+    blocks_.emplace(next_address_, block{static_cast<std::byte*>(real), rounded});
+    (void)own.release();
+    used_bytes_ += rounded;
+    device_ptr const result{next_address_};
+    next_address_ += rounded + alignment; // a gap, in which nothing lies
+    return result;
+}
+
+ADAMANT_DECL void emulated_device::release(device_ptr memory) noexcept
+{
+    std::lock_guard const lock(mutex_);
+    auto const at = blocks_.find(memory.address);
+    if (at == blocks_.end())
+        return;
+    std::free(at->second.real);
+    used_bytes_ -= at->second.bytes;
+    blocks_.erase(at);
+}
+
+ADAMANT_DECL void emulated_device::copy_up(device_ptr to, void const* from, std::size_t bytes)
+{
+    if (bytes != 0)
+        enqueue(device_lane::up, device_operation::copy_up, bytes, "a copy of " + std::to_string(bytes) + " bytes up",
+                [=, this] { std::memcpy(real(to, bytes), from, bytes); });
+}
+
+ADAMANT_DECL void emulated_device::copy_down(void* to, device_ptr from, std::size_t bytes)
+{
+    if (bytes != 0)
+        enqueue(device_lane::down, device_operation::copy_down, bytes,
+                "a copy of " + std::to_string(bytes) + " bytes down",
+                [=, this] { std::memcpy(to, real(from, bytes), bytes); });
+}
+
+ADAMANT_DECL void emulated_device::call(device_lane lane, std::function<void()> function)
+{
+    push(lane, {.run = std::move(function)});
+}
+
+ADAMANT_DECL device_mark emulated_device::mark(device_lane lane)
+{
+    std::lock_guard const lock(mutex_);
+    return {lane, of(lane).enqueued};
+}
+
+ADAMANT_DECL void emulated_device::follow(device_lane lane, device_mark before)
+{
+    push(lane, {.after = before, .waits = true});
+}
+
+ADAMANT_DECL bool emulated_device::wait_until(device_mark until, clock::time_point deadline)
+{
+    std::unique_lock lock(mutex_);
+    auto const over = [&] { return !error_.empty() || of(until.lane).passed >= until.number; };
+    if (deadline == clock::time_point::max())
+        changed_.wait(lock, over);
+    else
+        changed_.wait_until(lock, deadline, over);
+    if (!error_.empty())
+        throw device_error(error_);
+    return of(until.lane).passed >= until.number;
+}
+
+ADAMANT_DECL bool emulated_device::reset(clock::time_point deadline) noexcept
+{
+    std::unique_lock lock(mutex_);
+    ++generation_;
+    changed_.notify_all();
+    bool const idle = changed_.wait_until(lock, deadline, [this] { return is_idle(); });
+    if (idle)
+        error_.clear();
+    changed_.wait(lock, [this] { return running_ == 0; }); // so that nothing touches the caller's memory any more
+    return idle;
+}
+
+ADAMANT_DECL std::shared_ptr<std::byte> emulated_device::pinned(std::size_t bytes)
+{
+    std::size_t const rounded = (std::max<std::size_t>(bytes, 1) + 4095) / 4096 * 4096;
+    void* const memory = std::aligned_alloc(4096, rounded);
+    if (memory == nullptr)
+        throw unavailable("adamant: " + std::to_string(bytes) + " bytes of pinned memory are not to be had");
+    std::memset(memory, 0, rounded); // pages that are pinned are there
+    return {static_cast<std::byte*>(memory), [](std::byte* p) { std::free(p); }};
+}
+
+ADAMANT_DECL device_usage emulated_device::usage() const
+{
+    std::lock_guard const lock(mutex_);
+    return usage_;
+}
+
+ADAMANT_DECL void emulated_device::fail(device_operation kind, std::size_t after)
+{
+    set_fault(kind, {after, fault::fails});
+}
+
+ADAMANT_DECL void emulated_device::hang(device_operation kind, std::size_t after)
+{
+    set_fault(kind, {after, fault::hangs});
+}
+
+ADAMANT_DECL void emulated_device::resume()
+{
+    std::lock_guard const lock(mutex_);
+    for (fault& f : faults_)
+        f = {};
+    hung_ = false;
+    changed_.notify_all();
+}
+
+ADAMANT_DECL std::byte* emulated_device::real(device_ptr at, std::size_t bytes) const
+{
+    std::lock_guard const lock(mutex_);
+    auto const after = blocks_.upper_bound(at.address);
+    if (after != blocks_.begin()) {
+        auto const& [begin, memory] = *std::prev(after);
+        if (at.address - begin <= memory.bytes && bytes <= memory.bytes - (at.address - begin))
+            return memory.real + (at.address - begin);
+    }
+    throw device_error("adamant: " + options_.name + " is told to use " + std::to_string(bytes) +
+                       " bytes where it has not allocated any");
+}
+
+ADAMANT_DECL bool emulated_device::is_idle() const noexcept
+{
+    return std::all_of(std::begin(lanes_), std::end(lanes_),
+                       [](lane_state const& l) { return l.passed == l.enqueued; });
+}
+
+ADAMANT_DECL void emulated_device::drain() noexcept
+{
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return is_idle() || (hung_ && running_ == 0); });
+    if (!is_idle()) {
+        ++generation_;
+        changed_.notify_all();
+    }
+}
+
+ADAMANT_DECL emulated_device::lane_state& emulated_device::of(device_lane lane) noexcept
+{
+    return lanes_[static_cast<std::size_t>(lane)];
+}
+
+ADAMANT_DECL emulated_device::fault& emulated_device::fault_of(device_operation kind) noexcept
+{
+    return faults_[static_cast<std::size_t>(kind)];
+}
+
+ADAMANT_DECL void emulated_device::set_fault(device_operation kind, fault f)
+{
+    std::lock_guard const lock(mutex_);
+    fault_of(kind) = f;
+}
+
+ADAMANT_DECL int emulated_device::due(fault& f) noexcept
+{
+    if (f.kind == fault::none || f.after-- != 0)
+        return fault::none;
+    return std::exchange(f, fault{}).kind;
+}
+
+ADAMANT_DECL double emulated_device::rate(device_lane lane) const noexcept
+{
+    return lane == device_lane::work ? options_.work_bytes_per_s
+           : lane == device_lane::up ? options_.up_bytes_per_s
+                                     : options_.down_bytes_per_s;
+}
+
+ADAMANT_DECL void emulated_device::enqueue(device_lane lane, device_operation kind, std::size_t bytes, std::string what,
+                                           std::function<void()> run)
+{
+    push(lane, {.run = std::move(run), .costs = true, .kind = kind, .bytes = bytes, .what = std::move(what)});
+}
+
+ADAMANT_DECL void emulated_device::push(device_lane lane, operation op)
+{
+    std::lock_guard const lock(mutex_);
+    op.generation = generation_;
+    of(lane).queue.push_back(std::move(op));
+    ++of(lane).enqueued;
+    changed_.notify_all();
+}
+
+ADAMANT_DECL void emulated_device::stop() noexcept
+{
+    {
+        std::lock_guard const lock(mutex_);
+        stopping_ = true;
+        hung_ = false;
+        ++generation_;
+        changed_.notify_all();
+    }
+    for (lane_state& lane : lanes_)
+        if (lane.thread.joinable())
+            lane.thread.join();
+    for (auto const& [address, memory] : blocks_)
+        std::free(memory.real);
+}
+
+ADAMANT_DECL void emulated_device::serve(lane_state& lane)
+{
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        changed_.wait(lock, [&] { return stopping_ || !lane.queue.empty(); });
+        if (stopping_)
+            return;
+        operation op = std::move(lane.queue.front());
+        lane.queue.pop_front();
+        if (op.waits)
+            changed_.wait(lock, [&] { return dropped(op) || of(op.after.lane).passed >= op.after.number; });
+        else
+            perform(lane, op, lock);
+        op.run = {};
+        ++lane.passed;
+        changed_.notify_all();
+    }
+}
+
+ADAMANT_DECL bool emulated_device::dropped(operation const& op) const noexcept
+{
+    return stopping_ || op.generation != generation_ || !error_.empty();
+}
+
+ADAMANT_DECL void emulated_device::perform(lane_state& lane, operation& op, std::unique_lock<std::mutex>& lock)
+{
+    if (dropped(op))
+        return;
+    if (!op.costs) {
+        ++running_;
+        lock.unlock();
+        op.run();
+        lock.lock();
+        --running_;
+        return;
+    }
+    int const fate = due(fault_of(op.kind));
+    if (fate == fault::fails) {
+        error_ = "adamant: " + options_.name + " failed at " + op.what + ": a fault that was asked for";
+        return;
+    }
+    if (fate == fault::hangs) {
+        hung_ = true;
+        changed_.notify_all();
+        changed_.wait(lock, [this] { return !hung_; });
+        if (dropped(op))
+            return;
+    }
+    ++running_;
+    lock.unlock();
+    auto const begin = clock::now();
+    std::string failure;
+    try {
+        op.run();
+    } catch (std::exception const& error) {
+        failure = error.what();
+    }
+    auto const lane_number = static_cast<device_lane>(&lane - lanes_);
+    double const least = options_.latency_s + static_cast<double>(op.bytes) / rate(lane_number);
+    // Counted from when the lane was free, so that sleeping too long now and then does not add up.
+    auto const from = std::max(lane.free_at, begin - std::chrono::milliseconds(1));
+    auto const until = from + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(least));
+    std::this_thread::sleep_until(until);
+    auto const end = clock::now();
+    lane.free_at = std::max(until, begin);
+    lock.lock();
+    --running_;
+    double const took = std::chrono::duration<double>(end - begin).count();
+    usage_.busy_s[static_cast<std::size_t>(lane_number)] +=
+        std::max(std::min(took, least * 1.5), least == 0 ? took : least);
+    usage_.bytes[static_cast<std::size_t>(lane_number)] += op.bytes;
+    if (!failure.empty() && error_.empty())
+        error_ = failure;
+}
+
+ADAMANT_END_NAMESPACE

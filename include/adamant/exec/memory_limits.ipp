@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// What exec/memory_limits.hpp declares.
+#pragma once
+
+#include <string>
+
+#include <adamant/core/error.hpp>
+#include <adamant/exec/memory_limits.hpp>
+#include <adamant/exec/system_memory.hpp>
+#include <adamant/topology/index_set.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+ADAMANT_DECL memory_limit available_memory(node_set const& nodes, std::string const& root_folder)
+{
+    detail::file_path const root = root_folder;
+    memory_limit least = detail::cgroup_room(root, "memory");
+    if (auto const machine = detail::read_number(root / "proc/meminfo", "MemAvailable:"))
+        detail::keep_least(least, *machine, "MemAvailable in /proc/meminfo");
+    std::size_t on_nodes = 0;
+    for (unsigned const node : nodes.members()) {
+        detail::file_path const meminfo = detail::node_folder(root, node) / "meminfo";
+        auto const free = detail::read_number(meminfo, "MemFree:");
+        if (!free)
+            return least;
+        on_nodes += *free;
+        for (char const* const gives_way : {"Active(file):", "Inactive(file):", "SReclaimable:"})
+            on_nodes += detail::read_number(meminfo, gives_way).value_or(0);
+    }
+    if (!nodes.empty())
+        detail::keep_least(least, on_nodes, "meminfo of the NUMA nodes " + to_list(nodes));
+    return least;
+}
+
+ADAMANT_DECL void check_memory(std::size_t bytes, node_set const& nodes, std::string const& root_folder)
+{
+    memory_limit const limit = available_memory(nodes, root_folder);
+    if (bytes > limit.bytes)
+        throw unavailable("adamant: " + detail::bytes_text(bytes) + " of memory are asked for, but only " +
+                          detail::bytes_text(limit.bytes) + " are left, says " + limit.source +
+                          "; free some, raise that limit or spread the state over more ranks");
+}
+
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// What optimizer.hpp declares: each function is the core's.
+#pragma once
+
+#include <algorithm>
+
+#include <adamant/optimizer.hpp>
+#include <adamant/optimizer/core.hpp>
+#include <adamant/step/optimizer_options.hpp>
+#include <adamant/step/optimizer_report.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+ADAMANT_DECL optimizer::optimizer(executor const& cpu, optimizer_options options)
+    : core_(std::make_unique<detail::optimizer_core>(cpu, std::move(options)))
+{
+}
+ADAMANT_DECL optimizer::optimizer(optimizer&& other) noexcept = default;
+ADAMANT_DECL optimizer& optimizer::operator=(optimizer&& other) noexcept = default;
+ADAMANT_DECL optimizer::~optimizer() = default;
+
+ADAMANT_DECL std::size_t optimizer::add_group(parameter_group group)
+{
+    return core_->add_group(std::move(group));
+}
+ADAMANT_DECL std::size_t optimizer::add_group(std::string name, hyperparameters const& hyper, bool maximize)
+{
+    return core_->add_group(std::move(name), hyper, maximize);
+}
+ADAMANT_DECL std::vector<parameter_group> const& optimizer::groups() const noexcept
+{
+    return core_->groups();
+}
+ADAMANT_DECL parameter_group const& optimizer::group(std::size_t number) const
+{
+    return core_->group(number);
+}
+ADAMANT_DECL void optimizer::set_hyperparameters(std::size_t group, hyperparameters const& hyper)
+{
+    core_->set_hyperparameters(group, hyper);
+}
+ADAMANT_DECL std::size_t optimizer::add_shard(std::size_t group, std::string const& name, any_shard const& added,
+                                              shard_place place, void* accumulator, dtype accumulator_type)
+{
+    return core_->add_shard(group, name, added, std::move(place), accumulator, accumulator_type);
+}
+ADAMANT_DECL std::size_t optimizer::shards() const noexcept
+{
+    return core_->shards();
+}
+ADAMANT_DECL std::string const& optimizer::name(std::size_t shard) const
+{
+    return core_->name(shard);
+}
+ADAMANT_DECL std::size_t optimizer::memory_bytes(bool with_journal) const
+{
+    return core_->memory_bytes(with_journal);
+}
+ADAMANT_DECL void optimizer::prepare(bool with_journal)
+{
+    core_->prepare(with_journal);
+}
+ADAMANT_DECL std::uint64_t optimizer::cpu_blocks_done() const noexcept
+{
+    return core_->cpu_blocks_done();
+}
+ADAMANT_DECL std::uint64_t optimizer::steps() const noexcept
+{
+    return core_->steps();
+}
+ADAMANT_DECL double optimizer::loss_scale() const noexcept
+{
+    return core_->loss_scale();
+}
+ADAMANT_DECL executor const& optimizer::cpu() const noexcept
+{
+    return core_->cpu();
+}
+ADAMANT_DECL void optimizer::place(std::shared_ptr<device> on, placement const& where)
+{
+    core_->place(std::move(on), where);
+}
+ADAMANT_DECL std::vector<std::size_t> optimizer::shard_sizes() const
+{
+    return core_->shard_sizes();
+}
+ADAMANT_DECL std::size_t optimizer::device_bytes(device const& on, placement const& where) const
+{
+    return core_->device_bytes(on, where);
+}
+ADAMANT_DECL void optimizer::set_device_arrays(std::size_t shard, device_arrays const& arrays)
+{
+    core_->set_device_arrays(shard, arrays);
+}
+ADAMANT_DECL optimizer_report optimizer::step(step_values const& values)
+{
+    return core_->step(values);
+}
+ADAMANT_DECL void optimizer::begin_step(step_values const& values)
+{
+    core_->begin_step(values);
+}
+ADAMANT_DECL void optimizer::submit(std::size_t shard)
+{
+    core_->submit(shard);
+}
+ADAMANT_DECL void optimizer::leave_out(std::size_t shard)
+{
+    core_->leave_out(shard);
+}
+ADAMANT_DECL optimizer_report optimizer::finish()
+{
+    return core_->finish();
+}
+ADAMANT_DECL void optimizer::abandon()
+{
+    core_->abandon();
+}
+ADAMANT_DECL void optimizer::rollback()
+{
+    core_->rollback();
+}
+ADAMANT_DECL void optimizer::accumulate(std::size_t shard)
+{
+    core_->accumulate(shard);
+}
+ADAMANT_DECL void optimizer::clear_accumulators()
+{
+    core_->clear_accumulators();
+}
+ADAMANT_DECL optimizer::ticket optimizer::step_async(step_values const& values)
+{
+    core_->step_async(values);
+    return ticket(*core_);
+}
+ADAMANT_DECL state_dict optimizer::state()
+{
+    return core_->state();
+}
+ADAMANT_DECL void optimizer::update_host_arrays()
+{
+    core_->update_host_arrays();
+}
+ADAMANT_DECL void optimizer::load(state_dict const& from)
+{
+    core_->load(from);
+}
+
+ADAMANT_DECL bool optimizer::ticket::done() const
+{
+    return of_->done();
+}
+ADAMANT_DECL double optimizer::ticket::progress() const
+{
+    return of_->progress();
+}
+ADAMANT_DECL bool optimizer::ticket::wait_until(std::chrono::steady_clock::time_point deadline) const
+{
+    return of_->wait_until(deadline);
+}
+ADAMANT_DECL bool optimizer::ticket::wait_for(std::chrono::nanoseconds time) const
+{
+    auto const now = std::chrono::steady_clock::now();
+    return wait_until(now + std::min(time, std::chrono::steady_clock::time_point::max() - now));
+}
+ADAMANT_DECL optimizer_report optimizer::ticket::wait() const
+{
+    return of_->wait();
+}
+
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// A shard of any types: its arrays, its size and its format.
+#pragma once
+
+#include <cstddef>
+
+#include <adamant/shard/format.hpp>
+#include <adamant/shard/shard.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+// A view as shard is, from which it converts.
+class any_shard {
+public:
+    template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+    ADAMANT_ALWAYS_INLINE
+    any_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of) noexcept // NOLINT: meant to convert
+        : any_shard(step_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), of.pointers(), of.size())
+    {
+    }
+    // From arrays whose types are known at run time, unchecked.
+    ADAMANT_ALWAYS_INLINE any_shard(shard_format const& format, kernel::step_pointers const& pointers,
+                                    std::size_t size) noexcept
+        : pointers_(pointers), size_(size), format_(&format)
+    {
+    }
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] kernel::step_pointers const& pointers() const noexcept { return pointers_; }
+    [[nodiscard]] shard_format const& format() const noexcept { return *format_; }
+    [[nodiscard]] std::byte* data(shard_array::index array) const noexcept
+    {
+        std::byte* const all[] = {pointers_.param, const_cast<std::byte*>(pointers_.grad), pointers_.exp_avg,
+                                  pointers_.exp_avg_sq, pointers_.weight_out};
+        return all[array];
+    }
+    [[nodiscard]] std::size_t elem_bytes(std::size_t array) const noexcept { return format_->elem_bytes(array); }
+    // The kernel for its types on a tier that resolve_isa() returned.
+    [[nodiscard]] kernel::step_function step_for(isa tier) const noexcept { return format_->step_for(tier); }
+    // See step_bytes() in shard/format.hpp.
+    [[nodiscard]] std::size_t bytes_per_element() const noexcept { return step_bytes(format_->types); }
+
+private:
+    kernel::step_pointers pointers_;
+    std::size_t size_;
+    shard_format const* format_;
+};
+
+ADAMANT_END_NAMESPACE

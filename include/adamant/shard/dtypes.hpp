@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// The element types of a shard's arrays as a value, and a format: these types with the kernels for them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <type_traits>
+
+#include <adamant/core/dtype.hpp>
+#include <adamant/isa/isa.hpp>
+#include <adamant/kernel/block_kernels.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+template <class T>
+concept element_type = std::is_same_v<T, float> || std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;
+
+// float16 is left out of the moments: the square of a gradient below 2^-12 would be zero in it.
+template <class T>
+concept moment_type = std::is_same_v<T, float> || std::is_same_v<T, bfloat16>;
+
+// A 16-bit copy of the weights beside 16-bit params would say the same thing twice.
+template <class WeightOut, class Param>
+concept weight_out_type = std::is_void_v<WeightOut> ||
+    (std::is_same_v<Param, float>&& element_type<WeightOut> && !std::is_same_v<WeightOut, float>);
+
+// The arrays of a shard, in the order in which all lists of them are; an optimizer's may have an accumulator, too.
+namespace shard_array {
+enum index : std::size_t { param, grad, exp_avg, exp_avg_sq, weight_out, accumulator };
+inline constexpr char const* names[] = {"param", "grad", "exp_avg", "exp_avg_sq", "weight_out", "accumulator"};
+} // namespace shard_array
+inline constexpr std::size_t shard_arrays = 5;
+
+// The element types of these arrays but the accumulator; none for a weight_out that is not there.
+using shard_dtypes = std::array<dtype, shard_arrays>;
+
+// Bytes of param and both moments, of one element.
+[[nodiscard]] constexpr std::size_t state_bytes(shard_dtypes const& types) noexcept
+{
+    using namespace shard_array;
+    return size_bytes(types[param]) + size_bytes(types[exp_avg]) + size_bytes(types[exp_avg_sq]);
+}
+// Bytes that a step moves for one element: it reads the state and writes it back, reads grad, and writes weight_out.
+[[nodiscard]] constexpr std::size_t step_bytes(shard_dtypes const& types) noexcept
+{
+    using namespace shard_array;
+    return 2 * state_bytes(types) + size_bytes(types[grad]) + size_bytes(types[weight_out]);
+}
+// Bytes that one element takes in all five arrays.
+[[nodiscard]] constexpr std::size_t memory_bytes(shard_dtypes const& types) noexcept
+{
+    std::size_t bytes = 0;
+    for (dtype const type : types)
+        bytes += size_bytes(type);
+    return bytes;
+}
+// Formats are constants of the program: compare them by address, or by their types.
+struct shard_format {
+    shard_dtypes types;
+    kernel::step_function (*step_for)(isa) noexcept; // for a tier that resolve_isa() returned
+    // For an optimizer; null in a format that only steps.
+    kernel::block_kernels const& (*block_kernels_for)(isa) noexcept;
+
+    [[nodiscard]] std::size_t elem_bytes(std::size_t array) const noexcept { return size_bytes(types[array]); }
+};
+
+ADAMANT_END_NAMESPACE

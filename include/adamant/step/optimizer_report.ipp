@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// What step/optimizer_report.hpp declares.
+#pragma once
+
+#include <cmath>
+
+#include <adamant/core/error.hpp>
+#include <adamant/step/optimizer_report.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+ADAMANT_DECL double clip_coefficient(double norm, double max_norm) noexcept
+{
+    double const factor = max_norm / (norm + 1e-6);
+    return max_norm == 0 || !(factor < 1) ? 1.0 : factor;
+}
+
+ADAMANT_DECL double step_phase::gb_per_s() const noexcept
+{
+    return seconds > 0 ? static_cast<double>(bytes_moved) / seconds * 1e-9 : 0;
+}
+
+ADAMANT_DECL std::size_t optimizer_report::bytes_moved() const noexcept
+{
+    return gradients.bytes_moved + update.bytes_moved;
+}
+
+ADAMANT_END_NAMESPACE

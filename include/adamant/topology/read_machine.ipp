@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// What topology/read_machine.hpp declares.
+#pragma once
+
+#include <adamant/core/error.hpp>
+#include <adamant/topology/read_machine.hpp>
+
+#if defined(ADAMANT_NO_HWLOC)
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+
+[[noreturn]] inline void refuse_to_read(std::string const& what)
+{
+    throw unavailable("adamant: " + what +
+                      " is to be read, but the library was compiled without hwloc "
+                      "(ADAMANT_NO_HWLOC), which does that; compile it with hwloc");
+}
+
+} // namespace detail
+
+ADAMANT_DECL machine live_machine()
+{
+    detail::refuse_to_read("this machine's topology");
+}
+
+ADAMANT_DECL machine machine_from_xml(std::string const& path)
+{
+    detail::refuse_to_read("the topology file \"" + path + "\"");
+}
+
+ADAMANT_DECL machine machine_from_synthetic(std::string const& description)
+{
+    detail::refuse_to_read("the synthetic topology \"" + description + "\"");
+}
+
+ADAMANT_DECL machine read_machine(std::string const& file_or_description)
+{
+    detail::refuse_to_read("the topology \"" + file_or_description + "\"");
+}
+
+ADAMANT_END_NAMESPACE
+
+#else
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+#include <system_error>
+
+#include <adamant/topology/hwloc.hpp>
+#include <adamant/topology/hwloc_machine.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+
+// The version that a file of hwloc's XML names, "3.0"; empty where there is none at its beginning.
+inline std::string xml_version(std::ifstream& file)
+{
+    std::string text(4096, '\0');
+    file.read(text.data(), static_cast<std::streamsize>(text.size()));
+    std::string_view const key = "<topology version=\"";
+    std::size_t const at = text.find(key);
+    if (at == std::string::npos)
+        return {};
+    std::size_t const begin = at + key.size();
+    return text.substr(begin, std::min(text.find_first_not_of("0123456789.", begin), text.size()) - begin);
+}
+
+} // namespace detail
+
+ADAMANT_DECL machine live_machine()
+{
+    detail::live_topology(); // first, so that the plugins stay
+    machine read = detail::to_machine(detail::load_live(detail::io_devices::included).get(), "this machine");
+    read.allowed = detail::process_mask(read.allowed, read.note);
+    return read;
+}
+
+ADAMANT_DECL machine machine_from_xml(std::string const& path)
+{
+    std::ifstream file(path);
+    if (!file)
+        throw unavailable("adamant: the topology file \"" + path + "\" cannot be opened: " + std::strerror(errno));
+    detail::unique_topology const topology = detail::new_topology(detail::io_devices::included);
+    if (hwloc_topology_set_xml(topology.get(), path.c_str()) != 0 || hwloc_topology_load(topology.get()) != 0) {
+        std::string const version = detail::xml_version(file);
+        unsigned const ours = hwloc_get_api_version() >> 16;
+        if (std::atoi(version.c_str()) > static_cast<int>(ours))
+            throw unavailable("adamant: \"" + path + "\" is XML of version " + version +
+                              ", but the hwloc of this program is version " + std::to_string(ours) +
+                              " and reads none above its own; write the file with lstopo --of v" +
+                              std::to_string(ours) + "xml FILE.xml");
+        throw invalid_argument("adamant: \"" + path + "\" is no topology in hwloc's XML (lstopo FILE.xml writes one)");
+    }
+    return detail::to_machine(topology.get(), path);
+}
+
+ADAMANT_DECL machine machine_from_synthetic(std::string const& description)
+{
+    detail::unique_topology const topology = detail::new_topology(detail::io_devices::left_out);
+    if (hwloc_topology_set_synthetic(topology.get(), description.c_str()) != 0 ||
+        hwloc_topology_load(topology.get()) != 0)
+        throw invalid_argument("adamant: \"" + description +
+                               "\" is no synthetic topology; one is \"pack:2 [numa] core:96 pu:2\" (see man hwloc)");
+    return detail::to_machine(topology.get(), description);
+}
+
+ADAMANT_DECL machine read_machine(std::string const& file_or_description)
+{
+    std::error_code ignored;
+    if (file_or_description.ends_with(".xml") || std::filesystem::exists(file_or_description, ignored))
+        return machine_from_xml(file_or_description);
+    return machine_from_synthetic(file_or_description);
+}
+
+ADAMANT_END_NAMESPACE
+
+#endif

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tune/core_search.hpp declares.
+#pragma once
+
+#include <adamant/core/error.hpp>
+#include <adamant/tune/core_search.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+ADAMANT_DECL unsigned fewest_within(std::vector<core_time> const& curve, double share)
+{
+    double best = 0;
+    for (core_time const& at : curve)
+        best = best == 0 ? at.median_s : std::min(best, at.median_s);
+    for (core_time const& at : curve)
+        if (at.median_s <= (1 + share) * best)
+            return at.cores;
+    return 0;
+}
+
+ADAMANT_END_NAMESPACE
