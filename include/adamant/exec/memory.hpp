@@ -36,7 +36,7 @@ public:
     memory_block() = default;
     // Throws invalid_argument for sizes that no machine has, and unavailable where there is not enough memory, or where
     // something required is not to be had. root: as in available_memory().
-    explicit memory_block(std::size_t bytes, memory_options const& options = {}, std::string const& root = "/");
+    explicit memory_block(std::size_t bytes, memory_options const& options = {}, std::string const& root = {});
 
     // Begins at a multiple of 2 MiB, or of a page where pages are normal ones by request.
     [[nodiscard]] std::byte* data() noexcept { return mapping_.get(); }

@@ -124,9 +124,8 @@ ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
 #endif
 }
 
-ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::string const& root_folder)
+ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::string const& root)
 {
-    detail::file_path const root = root_folder;
     using namespace detail;
     bool const giant = options.pages == page_kind::hugetlb_1g;
     std::size_t const bytes = round_up(report_.bytes, page_bytes(options.pages));
@@ -146,20 +145,19 @@ ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::
         return;
     }
     std::string const why = std::string(" (mmap: ") + std::strerror(errno) + ")";
-    auto const pool = [&](char const* file) { return hugetlb_file(root / "sys/kernel/mm", options.pages, file); };
+    auto const pool = [&](char const* file) { return hugetlb_file(root + "/sys/kernel/mm", options.pages, file); };
     auto const free = read_number(pool("free_hugepages"));
     if (!free)
-        return miss(options.pages_required, asked + "there is no " + pool("free_hugepages").string() + why);
+        return miss(options.pages_required, asked + "there is no " + pool("free_hugepages") + why);
     std::size_t const left = *free - std::min(*free, read_number(pool("resv_hugepages")).value_or(0));
     std::size_t const others = std::max(left, read_number(pool("nr_hugepages")).value_or(0)) - left;
     miss(options.pages_required, asked + std::to_string(left) + " are free" + why + "; as root, write " +
-                                     std::to_string(others + pages) + " to " + pool("nr_hugepages").string() +
+                                     std::to_string(others + pages) + " to " + pool("nr_hugepages") +
                                      (giant ? ", best soon after booting, while memory has such gaps" : ""));
 }
 
-ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::string const& root_folder)
+ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::string const& root)
 {
-    detail::file_path const root = root_folder;
     bool const huge = options.pages != page_kind::normal;
     std::size_t const page = detail::page_bytes(page_kind::normal);
     report_.mapped_bytes = detail::round_up(report_.bytes, page);
@@ -186,10 +184,8 @@ ADAMANT_DECL void memory_block::bind(node_set const&, memory_options const&, std
 
 #else
 
-ADAMANT_DECL void memory_block::bind(node_set const& nodes, memory_options const& options,
-                                     std::string const& root_folder)
+ADAMANT_DECL void memory_block::bind(node_set const& nodes, memory_options const& options, std::string const& root)
 {
-    detail::file_path const root = root_folder;
     using namespace detail;
     std::string const these = "the NUMA nodes " + to_list(nodes);
     bool strict = true;
@@ -197,10 +193,10 @@ ADAMANT_DECL void memory_block::bind(node_set const& nodes, memory_options const
         // It is the machine's pool that has promised the pages. Once those of the nodes are gone, to another rank
         // say, the touch of bound memory ends in SIGBUS, and that of preferred memory on another node.
         strict = options.nodes_required;
-        auto const count = [&](file_path const& in, char const* file) {
+        auto const count = [&](std::string const& in, char const* file) {
             return read_number(hugetlb_file(in, report_.pages, file)).value_or(0);
         };
-        std::size_t const promised = count(root / "sys/kernel/mm", "resv_hugepages"); // ours among them
+        std::size_t const promised = count(root + "/sys/kernel/mm", "resv_hugepages"); // ours among them
         std::size_t free = 0;
         for (unsigned const node : nodes.members())
             free += count(node_folder(root, node), "free_hugepages");
@@ -209,7 +205,7 @@ ADAMANT_DECL void memory_block::bind(node_set const& nodes, memory_options const
         else if (free < promised)
             miss(true, these + " have " + std::to_string(free) + " free huge pages, but " + std::to_string(promised) +
                            " are promised; as root, write more to their nr_hugepages");
-    } else if (options.check_available && available_memory(nodes, root_folder).bytes < report_.bytes) {
+    } else if (options.check_available && available_memory(nodes, root).bytes < report_.bytes) {
         strict = false; // nodes that are required were checked before
         miss(false, these + " are preferred only, as less than was asked for is free there");
     }

@@ -11,15 +11,14 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-ADAMANT_DECL memory_limit available_memory(node_set const& nodes, std::string const& root_folder)
+ADAMANT_DECL memory_limit available_memory(node_set const& nodes, std::string const& root)
 {
-    detail::file_path const root = root_folder;
     memory_limit least = detail::cgroup_room(root, "memory");
-    if (auto const machine = detail::read_number(root / "proc/meminfo", "MemAvailable:"))
+    if (auto const machine = detail::read_number(root + "/proc/meminfo", "MemAvailable:"))
         detail::keep_least(least, *machine, "MemAvailable in /proc/meminfo");
     std::size_t on_nodes = 0;
     for (unsigned const node : nodes.members()) {
-        detail::file_path const meminfo = detail::node_folder(root, node) / "meminfo";
+        std::string const meminfo = detail::node_folder(root, node) + "/meminfo";
         auto const free = detail::read_number(meminfo, "MemFree:");
         if (!free)
             return least;
@@ -32,9 +31,9 @@ ADAMANT_DECL memory_limit available_memory(node_set const& nodes, std::string co
     return least;
 }
 
-ADAMANT_DECL void check_memory(std::size_t bytes, node_set const& nodes, std::string const& root_folder)
+ADAMANT_DECL void check_memory(std::size_t bytes, node_set const& nodes, std::string const& root)
 {
-    memory_limit const limit = available_memory(nodes, root_folder);
+    memory_limit const limit = available_memory(nodes, root);
     if (bytes > limit.bytes)
         throw unavailable("adamant: " + detail::bytes_text(bytes) + " of memory are asked for, but only " +
                           detail::bytes_text(limit.bytes) + " are left, says " + limit.source +

@@ -6,8 +6,6 @@
 #include <array>
 #include <charconv>
 #include <cstddef>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <optional>
 #include <string>
@@ -15,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include <fcntl.h>
 #include <linux/mempolicy.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -25,8 +24,6 @@
 ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
-
-using file_path = std::filesystem::path;
 
 constexpr std::size_t round_up(std::size_t x, std::size_t multiple) noexcept
 {
@@ -50,29 +47,53 @@ inline std::size_t page_bytes(page_kind kind) noexcept
                             : static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// The number after a word of a file ("MemFree: 12 kB", "inactive_file 12"), or its first word; nothing for "max".
-inline std::optional<std::size_t> read_number(file_path const& path, std::string_view after = {})
+// A file of /proc or /sys, which are short; empty where it cannot be read. Read at once, as they may change meanwhile.
+inline std::string read_file(std::string const& path)
 {
-    std::ifstream file(path);
-    std::string word;
-    bool found = after.empty();
-    while (!found && file >> word)
-        found = word == after;
-    std::size_t value = 0;
-    if (!found || !(file >> word) || std::from_chars(word.data(), word.data() + word.size(), value).ec != std::errc{})
-        return {};
-    return file >> word && word == "kB" ? value * 1024 : value;
+    std::string text;
+    int const file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return text;
+    char part[4096];
+    for (ssize_t n = ::read(file, part, sizeof part); n > 0; n = ::read(file, part, sizeof part))
+        text.append(part, static_cast<std::size_t>(n));
+    ::close(file);
+    return text;
 }
 
-inline file_path node_folder(file_path const& root, unsigned node)
+// Takes the next word from the front of a text; empty at its end.
+inline std::string_view next_word(std::string_view& text) noexcept
 {
-    return root / "sys/devices/system/node" / ("node" + std::to_string(node));
+    constexpr std::string_view spaces = " \t\n";
+    text.remove_prefix(std::min(text.find_first_not_of(spaces), text.size()));
+    std::string_view const word = text.substr(0, text.find_first_of(spaces));
+    text.remove_prefix(word.size());
+    return word;
+}
+
+// The number after a word of a file ("MemFree: 12 kB", "inactive_file 12"), or its first word; nothing for "max".
+inline std::optional<std::size_t> read_number(std::string const& path, std::string_view after = {})
+{
+    std::string const file = read_file(path);
+    std::string_view text = file;
+    for (std::string_view word; word != after && !text.empty();)
+        word = next_word(text);
+    std::string_view const number = next_word(text);
+    std::size_t value = 0;
+    if (std::from_chars(number.data(), number.data() + number.size(), value).ec != std::errc{})
+        return {};
+    return next_word(text) == "kB" ? value * 1024 : value;
+}
+
+inline std::string node_folder(std::string const& root, unsigned node)
+{
+    return root + "/sys/devices/system/node/node" + std::to_string(node);
 }
 
 // A file of the machine's pool (in sys/kernel/mm) or of a node's (in its folder).
-inline file_path hugetlb_file(file_path const& in, page_kind kind, char const* file)
+inline std::string hugetlb_file(std::string const& in, page_kind kind, char const* file)
 {
-    return in / "hugepages" / ("hugepages-" + std::to_string(page_bytes(kind) / 1024) + "kB") / file;
+    return in + "/hugepages/hugepages-" + std::to_string(page_bytes(kind) / 1024) + "kB/" + file;
 }
 
 inline void keep_least(memory_limit& least, std::size_t bytes, std::string const& source)
@@ -82,15 +103,18 @@ inline void keep_least(memory_limit& least, std::size_t bytes, std::string const
 }
 
 // What the cgroups of this process, of version 1 or 2, leave it of "memory" or "hugetlb.2MB".
-inline memory_limit cgroup_room(file_path const& root, std::string const& resource)
+inline memory_limit cgroup_room(std::string const& root, std::string const& resource)
 {
     static constexpr char const* names[2][4] = {
         {".limit_in_bytes", ".usage_in_bytes", "total_active_file", "total_inactive_file"},
         {".max", ".current", "active_file", "inactive_file"}};
     memory_limit least;
     std::string const controller = resource.substr(0, resource.find('.'));
-    std::ifstream file(root / "proc/self/cgroup");
-    for (std::string line; std::getline(file, line);) { // version 1: "4:cpuset,memory:/job"; version 2: "0::/job"
+    std::string const file = read_file(root + "/proc/self/cgroup");
+    for (std::size_t at = 0; at < file.size();) { // version 1: "4:cpuset,memory:/job"; version 2: "0::/job"
+        std::size_t const end = std::min(file.find('\n', at), file.size());
+        std::string const line = file.substr(at, end - at);
+        at = end + 1;
         std::size_t const first = line.find(':');
         std::size_t const second = line.find(':', first + 1);
         if (first == std::string::npos || second == std::string::npos)
@@ -100,10 +124,13 @@ inline memory_limit cgroup_room(file_path const& root, std::string const& resour
         if (!v2 && controllers.find(',' + controller + ',') == std::string::npos)
             continue;
         auto const& [limit_file, used_file, active, inactive] = names[v2];
-        file_path const mount = v2 ? root / "sys/fs/cgroup" : root / "sys/fs/cgroup" / controller;
+        std::string const mount = root + "/sys/fs/cgroup" + (v2 ? "" : "/" + controller);
         // All ancestors' limits hold. In a container the path may be the host's, and only the mount itself be there.
-        for (file_path group = line.substr(second + 1);; group = group.parent_path()) {
-            std::string const base = (mount / group.relative_path() / resource).string();
+        std::string group = line.substr(second + 1);
+        while (!group.empty() && group.back() == '/')
+            group.pop_back();
+        for (;; group.erase(group.rfind('/'))) {
+            std::string const base = mount + group + "/" + resource;
             auto const limit = read_number(base + limit_file);
             auto const used = read_number(base + used_file);
             if (limit && used) {
@@ -113,7 +140,7 @@ inline memory_limit cgroup_room(file_path const& root, std::string const& resour
                 std::size_t const taken = *used - std::min(*used, cache);
                 keep_least(least, *limit - std::min(*limit, taken), base + limit_file);
             }
-            if (!group.has_relative_path())
+            if (group.find('/') == std::string::npos)
                 break;
         }
     }
@@ -121,19 +148,20 @@ inline memory_limit cgroup_room(file_path const& root, std::string const& resour
 }
 
 // What the kernel does with memory that asks for huge pages: "always", "madvise" or "never"; empty where it has none.
-inline std::string transparent_mode(file_path const& root)
+inline std::string transparent_mode(std::string const& root)
 {
-    auto const chosen = [](file_path const& path) -> std::string { // "always [madvise] never"
-        std::ifstream file(path);
-        for (std::string word; file >> word;)
+    auto const chosen = [](std::string const& path) { // "always [madvise] never"
+        std::string const file = read_file(path);
+        std::string_view text = file;
+        for (std::string_view word = next_word(text); !word.empty(); word = next_word(text))
             if (word.size() > 2 && word.front() == '[')
-                return word.substr(1, word.size() - 2);
-        return {};
+                return std::string(word.substr(1, word.size() - 2));
+        return std::string();
     };
-    file_path const all = root / "sys/kernel/mm/transparent_hugepage";
-    std::size_t const kib = read_number(all / "hpage_pmd_size").value_or(std::size_t{1} << 21) / 1024;
-    std::string const own = chosen(all / ("hugepages-" + std::to_string(kib) + "kB/enabled")); // since Linux 6.8
-    return own.empty() || own == "inherit" ? chosen(all / "enabled") : own;
+    std::string const all = root + "/sys/kernel/mm/transparent_hugepage";
+    std::size_t const kib = read_number(all + "/hpage_pmd_size").value_or(std::size_t{1} << 21) / 1024;
+    std::string const own = chosen(all + "/hugepages-" + std::to_string(kib) + "kB/enabled"); // since Linux 6.8
+    return own.empty() || own == "inherit" ? chosen(all + "/enabled") : own;
 }
 
 // The policy of the mapping at an address; nothing, with errno, where the kernel may not be asked. (hwloc does not tell
