@@ -16,8 +16,10 @@
 #include <adamant/exec/executor.hpp>
 #include <adamant/exec/lanes.hpp>
 #include <adamant/topology/allowed.hpp>
-#include <adamant/topology/hwloc.hpp>
 #include <adamant/topology/read_machine.hpp>
+#if !defined(ADAMANT_NO_HWLOC)
+#include <adamant/topology/hwloc.hpp>
+#endif
 
 #include "catch.hpp"
 
