@@ -74,7 +74,7 @@ public:
     // The share of what has been touched that is in huge pages.
     [[nodiscard]] double huge_share() const
     {
-        adamant::memory_placement const placed = measure(memory_.block());
+        adamant::memory_placement const placed = measure_placement(memory_.block());
         return static_cast<double>(placed.huge_bytes) / static_cast<double>(placed.resident_bytes);
     }
 

@@ -109,8 +109,8 @@ void tiny(benchmark::State& state, executor const& cpu, std::size_t each)
     speculated.add_group("all", {.lr = 1e-3});
     for (tensor& t : tensors) {
         adamant::shard const view(t.param, t.grad, t.exp_avg, t.exp_avg_sq, t.weight_out);
-        submitted.add_shard(0, std::to_string(parts.size()), view);
-        speculated.add_shard(0, std::to_string(parts.size()), view);
+        submitted.add_shard({.group = 0, .name = std::to_string(parts.size()), .shard = view});
+        speculated.add_shard({.group = 0, .name = std::to_string(parts.size()), .shard = view});
         parts.emplace_back(view);
     }
     adamant::shard_list const list(parts);

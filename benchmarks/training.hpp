@@ -69,9 +69,9 @@ public:
     }
     void add_to(optimizer& opt) const
     {
-        std::size_t const group = opt.add_group("all", training_adamw);
+        adamant::group_id const group = opt.add_group("all", training_adamw);
         for (std::size_t i = 0; i < shards_; ++i)
-            opt.add_shard(group, "tensor " + std::to_string(i), shard(i));
+            opt.add_shard({.group = group, .name = "tensor " + std::to_string(i), .shard = shard(i)});
     }
 
     void draw(bfloat16* to)

@@ -12,9 +12,9 @@ int main()
 {
     std::vector<layer> layers(8, layer(1'000'000));
     adamant::optimizer optimizer(adamant::executor(), {.max_norm = 1, .loss_scaling = adamant::loss_scaling_options{}});
-    optimizer.add_group("all", {.lr = 1e-3, .weight_decay = 0.1, .mode = adamant::decay_mode::decoupled});
+    adamant::group_id const all = optimizer.add_group("all", adamant::adamw({.lr = 1e-3, .weight_decay = 0.1}));
     for (std::size_t i = 0; i < layers.size(); ++i)
-        optimizer.add_shard(0, "layer " + std::to_string(i), layers[i].shard());
+        optimizer.add_shard({.group = all, .name = "layer " + std::to_string(i), .shard = layers[i].shard()});
     while (optimizer.steps() < 4) {
         float const g = 1e-4f * static_cast<float>(optimizer.loss_scale() * static_cast<double>(optimizer.steps() + 2));
         optimizer.begin_step();

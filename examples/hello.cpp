@@ -8,6 +8,6 @@ int main()
     adamant::executor const cpu; // the best instruction set and every core it may use
     adamant::shard const shard(param, grad, exp_avg, exp_avg_sq, weight_out);
     for (unsigned t = 1; t <= 10; ++t)
-        adamant::step(cpu, shard, {.lr = 0.01, .weight_decay = 0.1, .mode = adamant::decay_mode::decoupled}, t);
+        adamant::step(cpu, shard, adamant::adamw({.lr = 0.01, .weight_decay = 0.1}), t);
     std::printf("%s: weight %.9g\n", name(cpu.tier()).data(), param[0]);
 }

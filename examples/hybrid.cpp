@@ -27,6 +27,7 @@
 #include <vector>
 
 #include <adamant/adamant.hpp>
+#include <adamant/machine.hpp>
 
 #include "hybrid_device.hpp"
 
@@ -227,7 +228,7 @@ void run(settings chosen)
     adamant::optimizer optimizer(cpu, {.max_norm = 1});
     optimizer.add_group("all", {.lr = 1e-4, .weight_decay = 0.1, .mode = adamant::decay_mode::decoupled});
     for (std::size_t i = 0; i < model.size(); ++i) {
-        optimizer.add_shard(0, model[i].name, model[i].shard());
+        optimizer.add_shard({.group = 0, .name = model[i].name, .shard = model[i].shard()});
         optimizer.set_device_arrays(i, model[i].there);
     }
     auto const ms_or = [](double ms, double otherwise_s) { return ms > 0 ? ms * 1e-3 : otherwise_s; };

@@ -33,6 +33,7 @@
 
 #include <adamant/adamant.hpp>
 #include <adamant/checkpoint/safetensors.hpp>
+#include <adamant/machine.hpp>
 
 namespace {
 
@@ -552,7 +553,10 @@ void train(option_values const& values)
     adamant::optimizer optimizer(cpu, optimizer_options(values));
     optimizer.add_group("all", {.lr = peak_lr, .weight_decay = weight_decay, .mode = adamant::decay_mode::decoupled});
     for (size_t i = 0; i < std::size(tensors); ++i)
-        optimizer.add_shard(0, names[i], tensors[i]->shard(), {{tensors[i]->wide.rows, tensors[i]->wide.columns}});
+        optimizer.add_shard({.group = 0,
+                             .name = names[i],
+                             .shard = tensors[i]->shard(),
+                             .place = {{tensors[i]->wide.rows, tensors[i]->wide.columns}}});
     std::map<std::string, std::string> const run = identity_of_run(values, text);
     if (std::string const& file = values.at("--resume"); !file.empty()) {
         adamant::safetensors_state const saved(file);

@@ -68,7 +68,7 @@ public:
 private:
     void find_owners()
     {
-        for (core const& one : on_.cores) {
+        for (topology::core const& one : on_.cores) {
             cell found{one.pus.intersects(what_.usable) ? owner::nobody : owner::not_allowed};
             bool given = false;
             bool ours = false;
@@ -158,7 +158,7 @@ private:
 
     std::string gpu_text(std::size_t g) const
     {
-        gpu const& device = on_.gpus[g];
+        topology::gpu const& device = on_.gpus[g];
         std::string const space = device.pci.empty() || device.name.empty() ? "" : " ";
         return printable("GPU " + std::to_string(g) + ": " + device.pci + space + device.name);
     }
@@ -170,7 +170,7 @@ private:
         index_set packages, nodes;
         for (block const& one : s.blocks) {
             packages.insert(one.package);
-            if (numa_node const* const node = one.node < on_.nodes.size() ? &on_.nodes[one.node] : nullptr)
+            if (topology::numa_node const* const node = one.node < on_.nodes.size() ? &on_.nodes[one.node] : nullptr)
                 nodes.insert(node->os_index);
         }
         std::string text = std::string(packages.size() == 1 ? "package " : "packages ") + to_list(packages);
@@ -308,7 +308,7 @@ private:
             note("a cell is a core with all its PUs");
         if (on_.hybrid()) {
             unsigned most = 0;
-            for (core const& one : on_.cores)
+            for (topology::core const& one : on_.cores)
                 most = std::max(most, one.efficiency);
             note("speed: " + std::to_string(most) + " fastest, 0 slowest");
         }
@@ -353,7 +353,7 @@ private:
         std::size_t most = 0;
         for (rank_cores const& r : what_.ranks) {
             auto const own =
-                static_cast<std::size_t>(std::count_if(on_.cores.begin(), on_.cores.end(), [&](core const& c) {
+                static_cast<std::size_t>(std::count_if(on_.cores.begin(), on_.cores.end(), [&](topology::core const& c) {
                     return c.pus.intersects(r.adam_pus) || c.pus.intersects(r.host_pus);
                 }));
             least = std::min(least, own);
@@ -377,7 +377,7 @@ private:
                 continue;
             ++count;
             pus |= on_.cores[c].pus;
-            if (numa_node const* const memory = on_.memory_of(on_.cores[c]))
+            if (topology::numa_node const* const memory = on_.memory_of(on_.cores[c]))
                 nodes.insert(memory->os_index);
         }
         if (count == 0)

@@ -27,7 +27,7 @@ cores_layout::cores_layout(machine const& machine, std::size_t cell_width) : on_
 void cores_layout::find_blocks()
 {
     for (std::size_t c = 0; c < on_.cores.size(); ++c) {
-        core const& one = on_.cores[c];
+        topology::core const& one = on_.cores[c];
         auto found = std::find_if(blocks_.begin(), blocks_.end(),
                                   [&](block const& b) { return b.package == one.package && b.node == one.node; });
         if (found == blocks_.end())
@@ -41,7 +41,7 @@ void cores_layout::find_blocks()
 void cores_layout::find_gaps()
 {
     std::size_t const none = on_.caches.size();
-    auto const cache_of = [&](core const& one, unsigned level) {
+    auto const cache_of = [&](topology::core const& one, unsigned level) {
         for (std::size_t k = 0; k < none; ++k)
             if (on_.caches[k].level == level && on_.caches[k].pus.intersects(one.pus))
                 return k;
@@ -49,7 +49,7 @@ void cores_layout::find_gaps()
     };
     std::vector<std::size_t> cores_in(none + 1);
     std::vector<std::pair<std::size_t, std::size_t>> of;
-    for (core const& one : on_.cores) {
+    for (topology::core const& one : on_.cores) {
         of.emplace_back(cache_of(one, 2), cache_of(one, 3));
         ++cores_in[of.back().first];
         ++cores_in[of.back().second];
@@ -183,7 +183,7 @@ std::string cores_layout::memory_text(std::size_t n) const
 {
     if (n >= on_.nodes.size())
         return "no local memory";
-    numa_node const& node = on_.nodes[n];
+    topology::numa_node const& node = on_.nodes[n];
     return (node.bytes == 0 ? "" : size_text(node.bytes) + " of ") + std::string(name(node.kind)) +
            (node.allowed ? "" : ", which this process may not use");
 }
@@ -192,7 +192,7 @@ std::string cores_layout::caches_text(block const& b) const
 {
     std::size_t count = 0;
     std::size_t bytes = 0;
-    for (cache const& one : on_.caches)
+    for (topology::cache const& one : on_.caches)
         if (one.level == 3 && one.pus.intersects(pus_of(b.cores))) {
             if (++count > 1 && one.bytes != bytes)
                 return "";

@@ -106,7 +106,7 @@ std::vector<roofline_place> node_places(machine const& on)
     std::vector<roofline_place> all;
     for (unsigned n = 0; n < on.nodes.size(); ++n) {
         roofline_place place;
-        for (core const& c : on.cores)
+        for (topology::core const& c : on.cores)
             if (c.node == n && c.pus.intersects(on.allowed))
                 place.pus.insert((c.pus & on.allowed).front());
         if (!place.pus.empty() && on.nodes[n].allowed) {
@@ -209,7 +209,7 @@ int roofline(arguments& options)
         (found.job ? "; " + fixed(100 * found.job->huge_share, 0) + "% of the job's arrays lie in them" : ""));
     add_others(found, besides.busy());
     std::size_t last_caches = 0;
-    for (cache const& c : on.caches)
+    for (topology::cache const& c : on.caches)
         last_caches += c.level == 3 ? c.bytes : 0;
     auto const warn_of_cache = [&](std::string const& what, std::size_t bytes, char const* option) {
         if (bytes < 4 * last_caches)

@@ -115,7 +115,7 @@ void work(job_request const& job, std::size_t params, std::size_t rank, shared_m
                       {.nodes = cores.numa_nodes, .check_available = false}); // looked at for all ranks together
     for (memory_block const& block : arrays.blocks())
         if (block.size() != 0) {
-            memory_placement const placed = measure(block);
+            memory_placement const placed = measure_placement(block);
             state.huge_bytes += placed.huge_bytes;
             state.resident_bytes += placed.resident_bytes;
         }

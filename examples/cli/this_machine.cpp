@@ -62,10 +62,10 @@ std::vector<named_types> parse_types(std::string const& text)
 std::string describe(machine const& on)
 {
     std::size_t memories = 0;
-    for (numa_node const& node : on.nodes)
+    for (topology::numa_node const& node : on.nodes)
         memories += !node.pus.empty();
     std::size_t last_cache = 0;
-    for (cache const& c : on.caches)
+    for (topology::cache const& c : on.caches)
         last_cache += c.level == 3 ? c.bytes : 0;
     return cpu_model() + ", " + plural(on.cores.size(), "core") + " (" + plural(on.pus().size(), "PU") + "), " +
            plural(memories, "NUMA node") + (last_cache == 0 ? "" : ", " + size_text(last_cache) + " L3");

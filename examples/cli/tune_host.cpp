@@ -48,7 +48,7 @@ struct split {
 pu_set whole_cores(machine const& on, pu_set const& pus)
 {
     pu_set all;
-    for (core const& c : on.cores)
+    for (topology::core const& c : on.cores)
         if (c.pus.intersects(pus))
             all |= c.pus & on.allowed;
     return all;

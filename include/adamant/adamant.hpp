@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole library but its opt-in parts. Includes only.
+// What a trainer takes a step with: arrays, cores, memory, an optimizer. Includes only. adamant/machine.hpp has the
+// rest but the opt-in parts: which cores, how many, and what share of the work.
 #pragma once
 
 #include <adamant/checkpoint/state_dict.hpp>
@@ -11,8 +12,6 @@
 #include <adamant/exec/first_touch.hpp>
 #include <adamant/exec/memory.hpp>
 #include <adamant/exec/memory_limits.hpp>
-#include <adamant/exec/memory_placement.hpp>
-#include <adamant/exec/resctrl.hpp>
 #include <adamant/exec/slices.hpp>
 #include <adamant/exec/team.hpp>
 #include <adamant/isa/isa.hpp>
@@ -31,10 +30,3 @@
 #include <adamant/step/optimizer_report.hpp>
 #include <adamant/step/step.hpp>
 #include <adamant/topology/index_set.hpp>
-#include <adamant/topology/launch_mask.hpp>
-#include <adamant/topology/machine.hpp>
-#include <adamant/topology/ranks.hpp>
-#include <adamant/topology/read_machine.hpp>
-#include <adamant/topology/selection.hpp>
-#include <adamant/tune/core_tuning.hpp>
-#include <adamant/tune/ratio_follower.hpp>

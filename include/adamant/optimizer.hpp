@@ -14,7 +14,7 @@
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/device/device.hpp>
 #include <adamant/exec/executor.hpp>
-#include <adamant/shard/any_shard.hpp>
+#include <adamant/shard/optimizer_shard.hpp>
 #include <adamant/split/placement.hpp>
 #include <adamant/step/optimizer_options.hpp>
 #include <adamant/step/optimizer_report.hpp>
@@ -24,6 +24,16 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 class optimizer_core;
 }
+
+// What optimizer::add_shard() is told. The arrays stay the caller's and must outlive the optimizer.
+struct shard_to_add {
+    group_id group;
+    std::string
+        name; // the parameter's, of which there may be several shards, with other elements each, of the same types
+    optimizer_shard shard;
+    accumulator_array accumulator = {}; // for optimizer::accumulate(); none: it is not called for this shard
+    shard_place place = {};             // in its parameter; none: the shard is all of it
+};
 
 // Adam or AdamW over parameter groups, with all memory the caller's. Set up: groups, shards; prepare(). Then for every
 // batch either step(), or begin_step(), a submit() for each shard as its gradient arrives, and finish(). Both have the
@@ -53,37 +63,22 @@ public:
     // ---- Set-up: before the first step, and between steps
 
     // A new group, by its number; its name must be new, not empty, and UTF-8. The last step cannot be taken back any
-    // more. Throws invalid_argument where check() does.
-    std::size_t add_group(parameter_group group);
-    std::size_t add_group(std::string name, hyperparameters const& hyper, bool maximize = false);
+    // more. Throws invalid_argument where validate() does.
+    group_id add_group(parameter_group group);
+    group_id add_group(std::string name, hyperparameters const& hyper, bool maximize = false);
     [[nodiscard]] std::vector<parameter_group> const& groups() const noexcept;
     // Throws invalid_argument for a number that none has.
-    [[nodiscard]] parameter_group const& group(std::size_t number) const;
+    [[nodiscard]] parameter_group const& group(group_id which) const;
     // From the next step on. Throws invalid_argument as add_group() does, and while a step is under way.
-    void set_hyperparameters(std::size_t group, hyperparameters const& hyper);
+    void set_hyperparameters(group_id group, hyperparameters const& hyper);
 
-    // A new shard, by its number. Its arrays stay the caller's and must outlive the optimizer. `name` is the
-    // parameter's, of which there may be several shards, with other elements each and of the same types. accumulator:
-    // an array of the shard's size for accumulate(), of float or bfloat16, or null. The last step cannot be taken back
-    // any more. Throws invalid_argument for a place outside the parameter or in another shard, a name that is empty or
-    // not UTF-8, and for arrays that overlap: this shard's here, those of others before anything is written to them.
-    template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Accumulator = float>
-        requires(std::is_same_v<Accumulator, float> || std::is_same_v<Accumulator, bfloat16>)
-    ADAMANT_ALWAYS_INLINE std::size_t add_shard(std::size_t group, std::string const& name,
-                                                shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& added,
-                                                shard_place place = {}, Accumulator* accumulator = nullptr)
-    {
-        return add_shard(
-            group, name,
-            any_shard(optimizer_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), added.pointers(), added.size()),
-            std::move(place), accumulator, accumulator == nullptr ? dtype::none : dtype_of<Accumulator>);
-    }
-    // The same with types that are known at run time. The shard's format must be one for optimizers. Throws
-    // invalid_argument also for an accumulator of another type than float32, bfloat16 or none.
-    std::size_t add_shard(std::size_t group, std::string const& name, any_shard const& added, shard_place place,
-                          void* accumulator, dtype accumulator_type);
+    // A new shard, by its number; see shard_to_add. The last step cannot be taken back any more. Throws
+    // invalid_argument for a place outside the parameter or in another shard, a name that is empty or not UTF-8, an
+    // accumulator of another size or type, and for arrays that overlap: this shard's here, those of others before
+    // anything is written to them.
+    shard_id add_shard(shard_to_add added);
     [[nodiscard]] std::size_t shards() const noexcept;
-    [[nodiscard]] std::string const& name(std::size_t shard) const;
+    [[nodiscard]] std::string const& name(shard_id shard) const;
 
     // What prepare() will allocate, in bytes, with the journal of begin_step() or without; to some KiB, as there are a
     // few things for each thread and group, too.
@@ -131,7 +126,7 @@ public:
     // A shard's gradient is made on the device that place() names next, and its weights are wanted there: in arrays of
     // the caller's in the device's memory, until place(nullptr). None: in host memory. See device_arrays. Throws
     // invalid_argument where a device has been placed on already, or an array is missing.
-    void set_device_arrays(std::size_t shard, device_arrays const& arrays);
+    void set_device_arrays(shard_id shard, device_arrays const& arrays);
 
     // ---- Steps
 
@@ -143,9 +138,9 @@ public:
     void begin_step(step_values const& values = {});
     // This shard's gradient is there: work on it begins at once, in the team's threads. Returns at once. Throws
     // invalid_argument where no step is open or the shard has been submitted.
-    void submit(std::size_t shard);
+    void submit(shard_id shard);
     // This shard has no gradient in this step and stays as it is; what was accumulated for it is forgotten.
-    void leave_out(std::size_t shard);
+    void leave_out(shard_id shard);
     // Waits for what was submitted, and completes the step: applied as it is, or taken back and done again with the
     // clip coefficient, or skipped. Throws invalid_argument where a shard was neither submitted nor left out (the step
     // stays open), and what options.reduce throws (it stays open, too: finish again, or abandon()).
@@ -166,7 +161,7 @@ public:
     // step() adds by the way. Returns when it is done, so that the gradient's memory may be used again. The first one
     // after a step overwrites what the accumulator holds. The sum is not divided: have loss_scale count the
     // micro-steps. Throws invalid_argument for a shard without accumulator, or one that was submitted.
-    void accumulate(std::size_t shard);
+    void accumulate(shard_id shard);
     // Forgets what was accumulated.
     void clear_accumulators();
 

@@ -19,11 +19,11 @@ ADAMANT_DECL optimizer::optimizer(optimizer&& other) noexcept = default;
 ADAMANT_DECL optimizer& optimizer::operator=(optimizer&& other) noexcept = default;
 ADAMANT_DECL optimizer::~optimizer() = default;
 
-ADAMANT_DECL std::size_t optimizer::add_group(parameter_group group)
+ADAMANT_DECL group_id optimizer::add_group(parameter_group group)
 {
     return core_->add_group(std::move(group));
 }
-ADAMANT_DECL std::size_t optimizer::add_group(std::string name, hyperparameters const& hyper, bool maximize)
+ADAMANT_DECL group_id optimizer::add_group(std::string name, hyperparameters const& hyper, bool maximize)
 {
     return core_->add_group(std::move(name), hyper, maximize);
 }
@@ -31,26 +31,25 @@ ADAMANT_DECL std::vector<parameter_group> const& optimizer::groups() const noexc
 {
     return core_->groups();
 }
-ADAMANT_DECL parameter_group const& optimizer::group(std::size_t number) const
+ADAMANT_DECL parameter_group const& optimizer::group(group_id which) const
 {
-    return core_->group(number);
+    return core_->group(which.index);
 }
-ADAMANT_DECL void optimizer::set_hyperparameters(std::size_t group, hyperparameters const& hyper)
+ADAMANT_DECL void optimizer::set_hyperparameters(group_id group, hyperparameters const& hyper)
 {
-    core_->set_hyperparameters(group, hyper);
+    core_->set_hyperparameters(group.index, hyper);
 }
-ADAMANT_DECL std::size_t optimizer::add_shard(std::size_t group, std::string const& name, any_shard const& added,
-                                              shard_place place, void* accumulator, dtype accumulator_type)
+ADAMANT_DECL shard_id optimizer::add_shard(shard_to_add added)
 {
-    return core_->add_shard(group, name, added, std::move(place), accumulator, accumulator_type);
+    return core_->add_shard(added.group.index, added.name, added.shard, added.accumulator, std::move(added.place));
 }
 ADAMANT_DECL std::size_t optimizer::shards() const noexcept
 {
     return core_->shards();
 }
-ADAMANT_DECL std::string const& optimizer::name(std::size_t shard) const
+ADAMANT_DECL std::string const& optimizer::name(shard_id shard) const
 {
-    return core_->name(shard);
+    return core_->name(shard.index);
 }
 ADAMANT_DECL std::size_t optimizer::memory_bytes(bool with_journal) const
 {
@@ -88,9 +87,9 @@ ADAMANT_DECL std::size_t optimizer::device_bytes(device const& on, placement con
 {
     return core_->device_bytes(on, where);
 }
-ADAMANT_DECL void optimizer::set_device_arrays(std::size_t shard, device_arrays const& arrays)
+ADAMANT_DECL void optimizer::set_device_arrays(shard_id shard, device_arrays const& arrays)
 {
-    core_->set_device_arrays(shard, arrays);
+    core_->set_device_arrays(shard.index, arrays);
 }
 ADAMANT_DECL optimizer_report optimizer::step(step_values const& values)
 {
@@ -100,13 +99,13 @@ ADAMANT_DECL void optimizer::begin_step(step_values const& values)
 {
     core_->begin_step(values);
 }
-ADAMANT_DECL void optimizer::submit(std::size_t shard)
+ADAMANT_DECL void optimizer::submit(shard_id shard)
 {
-    core_->submit(shard);
+    core_->submit(shard.index);
 }
-ADAMANT_DECL void optimizer::leave_out(std::size_t shard)
+ADAMANT_DECL void optimizer::leave_out(shard_id shard)
 {
-    core_->leave_out(shard);
+    core_->leave_out(shard.index);
 }
 ADAMANT_DECL optimizer_report optimizer::finish()
 {
@@ -120,9 +119,9 @@ ADAMANT_DECL void optimizer::rollback()
 {
     core_->rollback();
 }
-ADAMANT_DECL void optimizer::accumulate(std::size_t shard)
+ADAMANT_DECL void optimizer::accumulate(shard_id shard)
 {
-    core_->accumulate(shard);
+    core_->accumulate(shard.index);
 }
 ADAMANT_DECL void optimizer::clear_accumulators()
 {

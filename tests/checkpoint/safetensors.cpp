@@ -248,7 +248,7 @@ TEST_CASE("states that cannot be are not saved")
         spoil(state);
         std::string const text = refusal<invalid_argument>([&] { save_safetensors(folder / "a", state.state); });
         CHECK(std::filesystem::is_empty(folder.path()));
-        CHECK(refusal<invalid_argument>([&] { check(state.state); }) == text);
+        CHECK(refusal<invalid_argument>([&] { validate(state.state); }) == text);
         return text;
     };
     using state_ref = owned_state&;
@@ -660,7 +660,7 @@ bool survives(std::string const& bytes)
 {
     try {
         loaded const result(bytes);
-        check(result.state);
+        validate(result.state);
         REQUIRE(difference(loaded(saved(result.state)).state, result.state) == "");
         return true;
     } catch (error const& refused) { // anything else is a defect

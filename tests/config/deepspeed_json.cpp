@@ -631,14 +631,14 @@ TEST_CASE("texts that mean harm are read or refused like any other", "[fuzz]")
 TEST_CASE("the plain options are checked without JSON")
 {
     offload_config good = options_of(superoffload);
-    CHECK_NOTHROW(check(good));
-    CHECK_NOTHROW(check(offload_config{}));
+    CHECK_NOTHROW(validate(good));
+    CHECK_NOTHROW(validate(offload_config{}));
     double const nan = std::numeric_limits<double>::quiet_NaN();
     double const inf = std::numeric_limits<double>::infinity();
     auto const wrong = [&](auto change) {
         offload_config config;
         change(config);
-        return refusal([&] { return check(config), 0; });
+        return refusal([&] { return validate(config), 0; });
     };
     using config = offload_config&;
     CHECK(wrong([](config c) { c.hyper.lr = -1; }) == "adamant: lr is -1, but must be a finite number, 0 or above");
@@ -933,7 +933,7 @@ bool read_or_refused(std::string const& text)
             FAIL("\"" << text << "\" was refused with \"" << what << "\"");
         return false;
     }
-    check(config.options);
+    validate(config.options);
     (void)cores(config.options);
     bool fine = nlohmann::json::accept(text) && config.warnings.size() <= 101;
     for (std::string const& warning : config.warnings)

@@ -43,7 +43,7 @@ struct model {
         tensors.emplace_back(kinds[1], 2 * norm_block_elems + 1, random);
         options.device_timeout_s = std::min(options.device_timeout_s, 20.0);
         steps = std::make_unique<optimizer>(executor_of(1), options);
-        steps->add_group("all", adamw);
+        steps->add_group("all", usual_adamw);
         for (std::size_t k = 0; k < tensors.size(); ++k)
             add(*steps, tensors[k], "tensor " + std::to_string(k));
         there.device = gpu;

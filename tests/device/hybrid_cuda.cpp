@@ -29,7 +29,7 @@ TEST_CASE("What CUDA refuses leaves everything as it was before the step, and th
             tensors.emplace_back(kinds[0], 2 * norm_block_elems + 5, random);
             tensors.emplace_back(kinds[1], norm_block_elems, random);
             adamant::optimizer steps(executor_of(1), {.max_norm = 1e-3});
-            steps.add_group("all", adamw);
+            steps.add_group("all", usual_adamw);
             for (std::size_t k = 0; k < 2; ++k) {
                 tensors[k].draw_gradient(random, -12, -6);
                 add(steps, tensors[k], std::to_string(k));

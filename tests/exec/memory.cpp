@@ -162,14 +162,14 @@ TEST_CASE("memory of every kind is zero, aligned, writable to its last byte and 
             CHECK(report.mapped_bytes == detail::round_up(bytes, detail::page_bytes(report.pages)));
             std::size_t const alignment = kind == page_kind::normal ? page : 2 * mib;
             CHECK(reinterpret_cast<std::uintptr_t>(block.data()) % alignment == 0);
-            CHECK((hugetlb || measure(block).resident_bytes == 0)); // not touched
+            CHECK((hugetlb || measure_placement(block).resident_bytes == 0)); // not touched
             block.touch(0, bytes);
             CHECK(all_zero(block));
             std::memset(block.data(), 0x5a, bytes);
             CHECK(block.data()[bytes - 1] == std::byte{0x5a});
             CHECK(report.binding == memory_binding::none);
             CHECK(report.nodes.empty());
-            memory_placement const got = measure(block);
+            memory_placement const got = measure_placement(block);
             if (measurable(got)) {
                 CHECK(got.resident_bytes == report.mapped_bytes);
                 std::size_t on_nodes = 0;
@@ -196,7 +196,7 @@ TEST_CASE("transparent huge pages are there, and counted for their own block")
     first.touch(0, 4 * mib);
     second.touch(0, 2 * mib);
     third.touch(0, 8 * mib);
-    memory_placement const got = measure(first);
+    memory_placement const got = measure_placement(first);
     if (!measurable(got))
         return;
     if (got.huge_bytes == 0) // the kernel has none at hand, or this machine's are of another size
@@ -204,10 +204,10 @@ TEST_CASE("transparent huge pages are there, and counted for their own block")
     else {
         CHECK(got.resident_bytes == 4 * mib);
         CHECK(got.huge_bytes == 4 * mib);
-        CHECK(measure(second).huge_bytes == 2 * mib);
+        CHECK(measure_placement(second).huge_bytes == 2 * mib);
     }
-    CHECK(measure(third).huge_bytes == 0);
-    CHECK(measure(third).resident_bytes == 8 * mib);
+    CHECK(measure_placement(third).huge_bytes == 0);
+    CHECK(measure_placement(third).resident_bytes == 8 * mib);
 }
 
 TEST_CASE("the kernel is asked for huge pages, or for none")
@@ -246,7 +246,7 @@ TEST_CASE("empty blocks and buffers, and moves")
     memory_block const none(0);
     CHECK(none.data() == nullptr);
     CHECK(none.size() == 0);
-    CHECK(measure(none).resident_bytes == 0);
+    CHECK(measure_placement(none).resident_bytes == 0);
     buffer<float> const empty(0);
     CHECK(empty.begin() == empty.end());
 
@@ -476,7 +476,7 @@ TEST_CASE("hugetlb pages are taken where the pool has them, else it is said how 
             CHECK(block.report().mapped_bytes == huge * some);
             CHECK(free_huge_pages(kind) == there - some); // set aside before they are touched
             block.touch(0, block.size());
-            CHECK(measure(block).huge_bytes == huge * some);
+            CHECK(measure_placement(block).huge_bytes == huge * some);
             CHECK(all_zero(block));
         }
         CHECK(free_huge_pages(kind) == there);
@@ -569,7 +569,7 @@ TEST_CASE("memory is bound to its nodes, and the kernel says so too")
             CHECK(mask[0] == 1);
         }
         block.touch(0, block.size());
-        memory_placement const got = measure(block);
+        memory_placement const got = measure_placement(block);
         if (measurable(got))
             CHECK(got.node_bytes == std::map<unsigned, std::size_t>{{0, block.report().mapped_bytes}});
     }
@@ -681,7 +681,7 @@ TEST_CASE("no_numactl: where binding is refused, as in containers, memory is the
         std::string const text = refusal<unavailable>([] { memory_block(3 * mib, on({0}, true)); });
         if (text.find("binding to the NUMA nodes 0 failed: " + call) == std::string::npos)
             return 4;
-        memory_placement const got = measure(block);
+        memory_placement const got = measure_placement(block);
         if (got.notes.find("move_pages: Operation not permitted") == std::string::npos || !got.node_bytes.empty() ||
             got.resident_bytes == 0)
             return 5;
@@ -712,7 +712,7 @@ TEST_CASE("threads touch their parts without a byte outside of them")
     values.touch(0, 0);
     values.touch(n, n + 100);
     values.touch(5, 3);
-    CHECK(measure(values.block()).resident_bytes == 0);
+    CHECK(measure_placement(values.block()).resident_bytes == 0);
     std::size_t const first = 100;
     std::size_t const last = n - 1000;
     // Beside what is touched, data may be there already.
@@ -729,7 +729,7 @@ TEST_CASE("threads touch their parts without a byte outside of them")
     for (std::size_t i = 0; i < n; ++i)
         wrong += values[i] != (i < first || i >= last ? 1.0f : 0.0f);
     CHECK(wrong == 0);
-    memory_placement const got = measure(values.block());
+    memory_placement const got = measure_placement(values.block());
     if (measurable(got))
         CHECK(got.resident_bytes == values.block().report().mapped_bytes);
 }
@@ -740,14 +740,14 @@ TEST_CASE("touching takes the pages of the range and no others")
     bytes.touch(10 * page - 1, 12 * page + 1); // 9, 10, 11, 12
     bytes.touch(20 * page, 21 * page);
     bytes.touch(63 * page + 5, 64 * page + 100 * page); // the end is clipped
-    memory_placement const got = measure(bytes.block());
+    memory_placement const got = measure_placement(bytes.block());
     if (measurable(got))
         CHECK(got.resident_bytes == 6 * page);
     // It writes where a read would do: reading maps a page that is not the memory's own.
     buffer<std::byte> read(64 * page, with(page_kind::normal));
     for (std::size_t i = 0; i < read.size(); i += page)
         CHECK(read[i] == std::byte{0});
-    memory_placement const own = measure(read.block());
+    memory_placement const own = measure_placement(read.block());
     if (measurable(own))
         CHECK(own.node_bytes.empty());
 }
@@ -761,7 +761,7 @@ TEST_CASE("above a size the nodes are estimated from some of the pages")
     }
     memory_block block(large);
     block.touch(large / 2, large);
-    memory_placement const got = measure(block);
+    memory_placement const got = measure_placement(block);
     if (!measurable(got))
         return;
     std::size_t on_nodes = 0;

@@ -16,10 +16,10 @@ static bool same(coefficients const& a, coefficients const& b)
 
 TEST_CASE("coefficients are those of the formula, rounded once")
 {
-    hyperparameters const adamw{
+    hyperparameters const usual_adamw{
         .lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .mode = decay_mode::decoupled};
     for (std::uint64_t t : {1ul, 2ul, 3ul, 10ul, 1000ul, 123456ul, 10000000000ul}) {
-        coefficients const c = make_coefficients(adamw, t, {.loss_scale = 65536, .clip_coefficient = 0.5});
+        coefficients const c = make_coefficients(usual_adamw, t, {.loss_scale = 65536, .clip_coefficient = 0.5});
         auto const n = static_cast<long double>(t);
         CHECK(c.beta1 == 0.9f);
         CHECK(c.beta2 == 0.95f);
@@ -139,7 +139,7 @@ TEST_CASE("what passes at set-up is taken in every step, and a learning rate may
     for (double lr = 1e-3; lr > 0; lr *= 1e-3)
         for (std::uint64_t const t : {1ul, 10ul, 100000ul}) {
             hyperparameters const hyper{.lr = lr, .weight_decay = 0.1, .mode = decay_mode::decoupled};
-            check(hyper);
+            validate(hyper);
             coefficients const c = make_coefficients(hyper, t);
             CHECK((lr < 1e-40 ? c.neg_step_size == 0 : lr < 1e-37 || c.neg_step_size < 0));
         }
@@ -157,7 +157,7 @@ TEST_CASE("what passes at set-up is taken in every step, and a learning rate may
                                     .mode = random() % 2 == 0 ? decay_mode::l2 : decay_mode::decoupled,
                                     .bias_correction = random() % 2 == 0};
         try {
-            check(hyper);
+            validate(hyper);
         } catch (invalid_argument const&) {
             continue;
         }

@@ -87,7 +87,7 @@ std::vector<std::size_t> device_order(split_request const& request, std::size_t 
 std::string wrong_pieces(placement const& result, shard_sizes const& sizes, split_request const& request)
 {
     try {
-        check(result, sizes);
+        validate(result, sizes);
     } catch (error const& e) {
         return e.what();
     }
@@ -691,13 +691,13 @@ TEST_CASE("a placement that is broken is refused by what is broken")
                          0.5,
                          false,
                          true};
-    CHECK_NOTHROW(check(good, sizes));
-    CHECK_NOTHROW(check(placement{}, {}));
-    CHECK_NOTHROW(check(placement{}, {0, 0}));
+    CHECK_NOTHROW(validate(good, sizes));
+    CHECK_NOTHROW(validate(placement{}, {}));
+    CHECK_NOTHROW(validate(placement{}, {0, 0}));
     auto const broken = [&](std::function<void(placement&)> const& how) {
         placement changed = good;
         how(changed);
-        return refusal<invalid_argument>([&] { check(changed, sizes); });
+        return refusal<invalid_argument>([&] { validate(changed, sizes); });
     };
     std::string const what_to_do = "make it by split() from the sizes of the shards, in their order";
     CHECK(mentions(broken([](placement& p) { p.pieces.pop_back(); }),
@@ -738,9 +738,9 @@ TEST_CASE("a placement that is broken is refused by what is broken")
     CHECK(mentions(broken([](placement& p) { p.pieces[0].on = side::cpu; }), {"its pieces have 8292 and 0"}));
     CHECK(mentions(broken([](placement& p) { p.pieces[0].on = static_cast<side>(2); }),
                    {"shard 0", "neither on the CPU nor on the device"}));
-    CHECK(mentions(refusal<invalid_argument>([&] { check(good, {2 * block, 0}); }), {"all shards are complete"}));
+    CHECK(mentions(refusal<invalid_argument>([&] { validate(good, {2 * block, 0}); }), {"all shards are complete"}));
     CHECK(mentions(refusal<invalid_argument>([&] {
-                       check(good, {2 * block, 0, 100, 1});
+                       validate(good, {2 * block, 0, 100, 1});
                    }),
                    {"lacks element 0 of shard 3, which has 1"}));
 }

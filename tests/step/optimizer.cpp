@@ -33,20 +33,21 @@ T* at(test::array& of)
 std::size_t slow::add(optimizer& to, tensor& t, std::string const& name, shard_place const& place)
 {
     std::size_t const n = t.size();
-    if (t.types[param] == dtype::bfloat16)
-        return to.add_shard(t.group, name,
-                            shard(at<bfloat16>(t.mine[param]), at<bfloat16>(t.mine[grad]),
-                                  at<bfloat16>(t.mine[exp_avg]), at<bfloat16>(t.mine[exp_avg_sq]), n),
-                            place, at<bfloat16>(t.mine[accumulator]));
-    if (t.types[grad] == dtype::bfloat16)
-        return to.add_shard(t.group, name,
-                            shard(at<float>(t.mine[param]), at<bfloat16>(t.mine[grad]), at<float>(t.mine[exp_avg]),
-                                  at<float>(t.mine[exp_avg_sq]), at<bfloat16>(t.mine[weight_out]), n),
-                            place, at<float>(t.mine[accumulator]));
-    return to.add_shard(t.group, name,
-                        shard(at<float>(t.mine[param]), at<float>(t.mine[grad]), at<float>(t.mine[exp_avg]),
-                              at<float>(t.mine[exp_avg_sq]), n),
-                        place);
+    shard_to_add const added{
+        .group = t.group,
+        .name = name,
+        .shard = t.types[param] == dtype::bfloat16
+                     ? optimizer_shard(shard(at<bfloat16>(t.mine[param]), at<bfloat16>(t.mine[grad]),
+                                             at<bfloat16>(t.mine[exp_avg]), at<bfloat16>(t.mine[exp_avg_sq]), n))
+                 : t.types[grad] == dtype::bfloat16
+                     ? optimizer_shard(shard(at<float>(t.mine[param]), at<bfloat16>(t.mine[grad]),
+                                             at<float>(t.mine[exp_avg]), at<float>(t.mine[exp_avg_sq]),
+                                             at<bfloat16>(t.mine[weight_out]), n))
+                     : optimizer_shard(shard(at<float>(t.mine[param]), at<float>(t.mine[grad]),
+                                             at<float>(t.mine[exp_avg]), at<float>(t.mine[exp_avg_sq]), n)),
+        .accumulator = {t.mine[accumulator].data(), t.types[accumulator]},
+        .place = place};
+    return to.add_shard(added).index;
 }
 
 TEST_CASE("Any run of the optimizer has the bits of the oracle applied the slow way")
@@ -69,10 +70,10 @@ TEST_CASE("clip_kills_overlap: with clipping, shards are stepped as they arrive,
         late.spread();
         optimizer a(executor_of(1), {.max_norm = max_norm});
         optimizer b(executor_of(1), {.max_norm = max_norm});
-        a.add_group("all", adamw);
-        b.add_group("all", adamw);
-        a.add_shard(0, "w", early.view());
-        b.add_shard(0, "w", late.view());
+        a.add_group("all", usual_adamw);
+        b.add_group("all", usual_adamw);
+        a.add_shard({.group = 0, .name = "w", .shard = early.view()});
+        b.add_shard({.group = 0, .name = "w", .shard = late.view()});
         for (int t = 0; t < 3; ++t) {
             a.begin_step();
             a.submit(0);
@@ -93,8 +94,8 @@ TEST_CASE("Speculation that fails most of the time stops, and begins again when 
 {
     simple data(20000);
     optimizer o(executor_of(1));
-    o.add_group("all", adamw);
-    o.add_shard(0, "w", data.view());
+    o.add_group("all", usual_adamw);
+    o.add_shard({.group = 0, .name = "w", .shard = data.view()});
     auto const step = [&](double max_norm) {
         o.begin_step({.max_norm = max_norm});
         o.submit(0);
@@ -118,9 +119,9 @@ TEST_CASE(
             simple const before = data;
             optimizer o(executor_of(1),
                         {.on_nonfinite = policy, .loss_scaling = loss_scaling_options{.initial_scale = 8}});
-            o.add_group("all", adamw);
-            o.add_shard(0, "first", untouched.view());
-            o.add_shard(0, "second", data.view());
+            o.add_group("all", usual_adamw);
+            o.add_shard({.group = 0, .name = "first", .shard = untouched.view()});
+            o.add_shard({.group = 0, .name = "second", .shard = data.view()});
             data.grad[12345] = narrow<bfloat16>(std::numeric_limits<float>::infinity());
             data.grad[12346] = narrow<bfloat16>(std::nanf(""));
             optimizer_report report;
@@ -157,10 +158,10 @@ TEST_CASE("A journal's budget from nothing to plenty changes who waits, never a 
     for (std::size_t const budget : test::sizes{0, 60000, 120000, 300000, 10000000}) {
         std::vector<simple> shards(6, simple(20000));
         optimizer o(executor_of(1), {.max_norm = 1e9, .journal_budget_bytes = budget});
-        o.add_group("all", adamw);
+        o.add_group("all", usual_adamw);
         for (std::size_t k = 0; k < shards.size(); ++k) {
             shards[k].spread();
-            o.add_shard(0, std::to_string(k), shards[k].view());
+            o.add_shard({.group = 0, .name = std::to_string(k), .shard = shards[k].view()});
         }
         std::size_t waited = 0;
         for (int t = 0; t < 4; ++t) {
@@ -195,10 +196,10 @@ TEST_CASE("The norm is what all ranks say it is, and a rank's failure loses noth
     };
     optimizer o(executor_of(1), options);
     optimizer same(executor_of(1), {.max_norm = 0.5});
-    o.add_group("all", adamw);
-    same.add_group("all", adamw);
-    o.add_shard(0, "w", data.view());
-    same.add_shard(0, "w", expected.view());
+    o.add_group("all", usual_adamw);
+    same.add_group("all", usual_adamw);
+    o.add_shard({.group = 0, .name = "w", .shard = data.view()});
+    same.add_shard({.group = 0, .name = "w", .shard = expected.view()});
     simple const before = data;
 
     o.begin_step();
@@ -241,8 +242,8 @@ TEST_CASE("A sum over ranks that cannot be refuses the step, whichever way it is
             optimizer_options options{.max_norm = 1, .on_nonfinite = policy, .speculate = speculation::always};
             options.reduce = [&](grad_squares own) { return is_bad ? bad : own; };
             optimizer o(executor_of(1), options);
-            o.add_group("all", adamw);
-            o.add_shard(0, "w", data.view());
+            o.add_group("all", usual_adamw);
+            o.add_shard({.group = 0, .name = "w", .shard = data.view()});
             simple const before = data;
             std::string const why = message_of([&] { o.step(); });
             CHECK(why.find("adamant: reduce was given the sum of squares ") == 0);
@@ -265,8 +266,8 @@ TEST_CASE("An open step that is abandoned, or whose optimizer is destroyed, leav
     simple const before = data;
     {
         optimizer o(executor_of(1), {.max_norm = 1, .speculate = speculation::always});
-        o.add_group("all", adamw);
-        o.add_shard(0, "w", data.view());
+        o.add_group("all", usual_adamw);
+        o.add_shard({.group = 0, .name = "w", .shard = data.view()});
         o.begin_step();
         o.submit(0);
         o.abandon();
@@ -286,9 +287,9 @@ TEST_CASE("A step that needs no norm is abandoned where it was recorded, else it
             simple const before = data;
             simple other = data;
             optimizer o(executor_of(1), {.on_nonfinite = policy, .keep_last_step = kept});
-            o.add_group("all", adamw);
-            o.add_shard(0, "w", data.view());
-            o.add_shard(0, "x", other.view());
+            o.add_group("all", usual_adamw);
+            o.add_shard({.group = 0, .name = "w", .shard = data.view()});
+            o.add_shard({.group = 0, .name = "x", .shard = other.view()});
             o.begin_step();
             o.abandon(); // nothing was submitted
             o.begin_step();
@@ -314,8 +315,8 @@ TEST_CASE("What is asked in a task of the optimizer's own team is an error befor
     expected.spread();
     executor const cpu = executor_of(1);
     optimizer o(cpu, {.max_norm = 1});
-    o.add_group("all", adamw);
-    o.add_shard(0, "w", data.view());
+    o.add_group("all", usual_adamw);
+    o.add_shard({.group = 0, .name = "w", .shard = data.view()});
     o.begin_step();
     std::atomic<int> refused{0};
     cpu.team()->run([&](unsigned member) {
@@ -329,8 +330,8 @@ TEST_CASE("What is asked in a task of the optimizer's own team is an error befor
     o.submit(0);
     o.finish();
     optimizer same(cpu, {.max_norm = 1});
-    same.add_group("all", adamw);
-    same.add_shard(0, "w", expected.view());
+    same.add_group("all", usual_adamw);
+    same.add_shard({.group = 0, .name = "w", .shard = expected.view()});
     same.step();
     CHECK(data == expected);
 }
@@ -344,8 +345,8 @@ TEST_CASE("A ticket is polled and waited for with a deadline while the other ran
                         std::this_thread::yield();
                     return squares;
                 }});
-    o.add_group("all", adamw);
-    o.add_shard(0, "w", data.view());
+    o.add_group("all", usual_adamw);
+    o.add_shard({.group = 0, .name = "w", .shard = data.view()});
     optimizer::ticket const ticket = o.step_async();
     CHECK(!ticket.wait_for(std::chrono::milliseconds(1)));
     CHECK(!ticket.done());
@@ -364,8 +365,8 @@ TEST_CASE("The caller's rounding changes no bit of norm, clip coefficient, loss 
         data.spread();
         optimizer o(executor_of(1), {.max_norm = 0.1,
                                      .loss_scaling = loss_scaling_options{.growth_factor = 1.1, .growth_interval = 1}});
-        o.add_group("all", adamw);
-        o.add_shard(0, "w", data.view());
+        o.add_group("all", usual_adamw);
+        o.add_shard({.group = 0, .name = "w", .shard = data.view()});
         std::fesetround(mode);
         optimizer_report const r = o.step({});
         o.step({.max_abs_grad = 0.1});
@@ -387,16 +388,16 @@ TEST_CASE("A team that looks out for the next shard does other work first, and e
     simple data(100), large(200000);
     std::vector<float> sum(large.n);
     optimizer o(cpu, {.max_norm = 1});
-    o.add_group("all", adamw);
-    o.add_shard(0, "small", data.view());
-    o.add_shard(0, "large", large.view(), {}, sum.data());
+    o.add_group("all", usual_adamw);
+    o.add_shard({.group = 0, .name = "small", .shard = data.view()});
+    o.add_shard({.group = 0, .name = "large", .shard = large.view(), .accumulator = sum.data()});
     o.begin_step();
     o.submit(0);
     o.accumulate(1); // by the same team
     CHECK(sum[large.n - 1] == 0.5f);
     o.submit(1);
     simple other(200000);
-    step(cpu, other.view(), adamw, 1);
+    step(cpu, other.view(), usual_adamw, 1);
     CHECK(o.finish().step == 1);
     o.begin_step();
     o.submit(0);
@@ -411,8 +412,8 @@ TEST_CASE("The caller's traps hit nothing of a step, and are there afterwards")
     auto const steps = [](simple& on, int traps) {
         feenableexcept(traps);
         optimizer o(executor_of(2), {.max_norm = 0.1, .loss_scaling = loss_scaling_options{}, .keep_last_step = true});
-        o.add_group("all", adamw);
-        o.add_shard(0, "w", on.view());
+        o.add_group("all", usual_adamw);
+        o.add_shard({.group = 0, .name = "w", .shard = on.view()});
         o.step();
         o.begin_step();
         o.submit(0);
@@ -444,8 +445,8 @@ TEST_CASE("The report counts records where they are written, and nobody as waiti
     simple data(30000);
     data.spread();
     optimizer o(executor_of(1), {.max_norm = 1, .speculate = speculation::always, .keep_last_step = true});
-    o.add_group("all", adamw);
-    o.add_shard(0, "w", data.view());
+    o.add_group("all", usual_adamw);
+    o.add_shard({.group = 0, .name = "w", .shard = data.view()});
     optimizer_report const whole = o.step(); // the norm, then the step
     CHECK(whole.journal_bytes >= 2 * data.n);
     CHECK(whole.gradients.bytes_moved == 2 * data.n);
@@ -473,8 +474,8 @@ TEST_CASE("rollback() wants the last step's gradients, and says so where it cann
     simple data(30000);
     data.spread();
     optimizer o(executor_of(1), {.max_norm = 1, .keep_last_step = true});
-    o.add_group("all", adamw);
-    o.add_shard(0, "w", data.view());
+    o.add_group("all", usual_adamw);
+    o.add_shard({.group = 0, .name = "w", .shard = data.view()});
     CHECK(message_of([&] { o.rollback(); }).find("there is no step to take back") != std::string::npos);
     simple const before = data;
     o.step();
@@ -503,8 +504,8 @@ TEST_CASE("rollback() wants the last step's gradients, and says so where it cann
     optimizer never(executor_of(1));
     CHECK(message_of([&] { never.rollback(); }).find("set keep_last_step") != std::string::npos);
     optimizer poor(executor_of(1), {.journal_budget_bytes = 100, .keep_last_step = true});
-    poor.add_group("all", adamw);
-    poor.add_shard(0, "w", data.view());
+    poor.add_group("all", usual_adamw);
+    poor.add_shard({.group = 0, .name = "w", .shard = data.view()});
     data.grad[7] = kept;
     poor.step();
     CHECK(message_of([&] { poor.rollback(); }).find("set journal_budget_bytes to") != std::string::npos);
@@ -516,7 +517,7 @@ TEST_CASE("rollback() wants the last step's gradients, and says so where it cann
     // What was added since has no record.
     o.step({.max_norm = 0});
     simple more(50000);
-    o.add_shard(0, "more", more.view());
+    o.add_shard({.group = 0, .name = "more", .shard = more.view()});
     CHECK(message_of([&] { o.rollback(); }).find("there is no step to take back") != std::string::npos);
     CHECK(o.step({.max_norm = 0}).step == 2);
     o.rollback();
@@ -527,50 +528,53 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
 {
     simple data(100), other(100);
     optimizer o(executor_of(1));
-    CHECK(message_of([&] { o.add_shard(0, "w", data.view()); }) ==
+    CHECK(message_of([&] { o.add_shard({.group = 0, .name = "w", .shard = data.view()}); }) ==
           "adamant: there is no parameter group 0; there are 0");
-    o.add_group("all", adamw);
-    CHECK(message_of([&] { o.add_group("all", adamw); }) == "adamant: there is a parameter group 'all' already");
+    o.add_group("all", usual_adamw);
+    CHECK(message_of([&] { o.add_group("all", usual_adamw); }) == "adamant: there is a parameter group 'all' already");
     CHECK(message_of([&] { o.add_group("bad", {.lr = -1}); }) ==
           "adamant: lr is -1, but must be a finite number, 0 or above");
-    CHECK(message_of([&] { o.add_group("", adamw); }).find("has no name") != std::string::npos);
-    CHECK(message_of([&] { o.add_group(std::string(500, 'a') + '\xff', adamw); }) ==
+    CHECK(message_of([&] { o.add_group("", usual_adamw); }).find("has no name") != std::string::npos);
+    CHECK(message_of([&] { o.add_group(std::string(500, 'a') + '\xff', usual_adamw); }) ==
           "adamant: the name of a parameter group, '" + std::string(200, 'a') +
               "...', is not UTF-8: see its byte 500. Checkpoints hold UTF-8 alone; convert it");
     CHECK(o.groups().size() == 1);
     CHECK(message_of([&] { static_cast<void>(o.group(1)); }) == "adamant: there is no parameter group 1; there are 1");
-    CHECK(message_of([&] { o.add_shard(0, "", data.view()); }).find("has no name") != std::string::npos);
+    CHECK(message_of([&] { o.add_shard({.group = 0, .name = "", .shard = data.view()}); }).find("has no name") !=
+          std::string::npos);
     CHECK(message_of([&] {
-              o.add_group("a\xff", adamw);
+              o.add_group("a\xff", usual_adamw);
           }).find("the name of a parameter group, 'a\\xff', is not UTF-8: see its byte 1") != std::string::npos);
     CHECK(message_of([&] {
-              o.add_shard(0, "\xc3", data.view());
+              o.add_shard({.group = 0, .name = "\xc3", .shard = data.view()});
           }).find("the name of a shard, '\\xc3', is not UTF-8: see its byte 0") != std::string::npos);
     CHECK(
         message_of([&] {
-            o.add_shard(0, "w", data.view(), {{10, 9}});
+            o.add_shard({.group = 0, .name = "w", .shard = data.view(), .place = {{10, 9}}});
         }) ==
         "adamant: a shard of 'w' has elements 0 to 100 of 90; give the whole parameter's shape, and a place inside it");
     CHECK(message_of([&] {
-              o.add_shard(0, "w", data.view(), {{SIZE_MAX, 2}});
+              o.add_shard({.group = 0, .name = "w", .shard = data.view(), .place = {{SIZE_MAX, 2}}});
           }).find("more elements than fit in memory") != std::string::npos);
-    o.add_shard(0, "w", data.view(), {{2, 100}});
-    CHECK(message_of([&] { o.add_shard(0, "w", other.view()); }).find("already, of another shape") !=
-          std::string::npos);
+    o.add_shard({.group = 0, .name = "w", .shard = data.view(), .place = {{2, 100}}});
     CHECK(message_of([&] {
-              o.add_shard(0, "w", other.view(), {{2, 100}, 99});
+              o.add_shard({.group = 0, .name = "w", .shard = other.view()});
+          }).find("already, of another shape") != std::string::npos);
+    CHECK(message_of([&] {
+              o.add_shard({.group = 0, .name = "w", .shard = other.view(), .place = {{2, 100}, 99}});
           }) ==
           "adamant: a shard of 'w' has elements 99 to 199, but shard 0 has 0 to 100 of it; each element is stepped "
           "once");
     std::vector<bfloat16> narrow_exp_avg(100);
     CHECK(message_of([&] {
-              o.add_shard(0, "w",
-                          shard(other.param.data(), other.grad.data(), narrow_exp_avg.data(), other.exp_avg_sq.data(),
-                                std::size_t{100}),
-                          {{2, 100}, 100});
+              o.add_shard({.group = 0,
+                           .name = "w",
+                           .shard = shard(other.param.data(), other.grad.data(), narrow_exp_avg.data(),
+                                          other.exp_avg_sq.data(), std::size_t{100}),
+                           .place = {{2, 100}, 100}});
           }) == "adamant: a shard of 'w' has exp_avg of bfloat16, but shard 0 of float32; shards of one parameter have "
                 "the same types");
-    o.add_shard(0, "w", other.view(), {{2, 100}, 100});
+    o.add_shard({.group = 0, .name = "w", .shard = other.view(), .place = {{2, 100}, 100}});
     CHECK(message_of([&] { o.step({.max_norm = -1}); }) ==
           "adamant: max_norm is -1, but must be a finite number, 0 or above");
     CHECK(message_of([&] { o.step({.max_norm = 1, .max_abs_grad = 1}); }).find("set the other to 0") !=
@@ -596,30 +600,34 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     CHECK(o.finish().step == 1);
 
     optimizer overlapping(executor_of(1));
-    overlapping.add_group("all", adamw);
-    overlapping.add_shard(0, "a", data.view());
-    overlapping.add_shard(0, "b", data.view());
+    overlapping.add_group("all", usual_adamw);
+    overlapping.add_shard({.group = 0, .name = "a", .shard = data.view()});
+    overlapping.add_shard({.group = 0, .name = "b", .shard = data.view()});
     std::string const overlap = message_of([&] { overlapping.step(); });
     CHECK(overlap.find(" of shard 0 and ") != std::string::npos);
     CHECK(overlap.find(" of shard 1 overlap in memory") != std::string::npos);
     std::vector<float> own(100), own_grad(100);
     optimizer into_grad(executor_of(1));
-    into_grad.add_group("all", adamw);
+    into_grad.add_group("all", usual_adamw);
     shard const mine(own.data(), own_grad.data(), other.exp_avg.data(), other.exp_avg_sq.data(), std::size_t{100});
     CHECK(message_of([&] {
-              into_grad.add_shard(0, "a", mine, {}, own_grad.data());
+              into_grad.add_shard({.group = 0, .name = "a", .shard = mine, .accumulator = own_grad.data()});
           }).find("adamant: grad and accumulator of shard 0 overlap") == 0);
     CHECK(message_of([&] {
-              into_grad.add_shard(0, "a", mine, {}, own.data());
+              into_grad.add_shard({.group = 0, .name = "a", .shard = mine, .accumulator = own.data()});
           }).find("adamant: param and accumulator of shard 0 overlap") == 0);
     CHECK(message_of([&] {
-              into_grad.add_shard(0, "a", mine, {}, other.exp_avg_sq.data() + 99);
+              into_grad.add_shard(
+                  {.group = 0, .name = "a", .shard = mine, .accumulator = other.exp_avg_sq.data() + 99});
           }).find("adamant: exp_avg_sq and accumulator of shard 0 overlap") == 0);
     CHECK(into_grad.shards() == 0);
     std::vector<float> sum(100);
-    into_grad.add_shard(0, "a", mine, {}, sum.data());
+    into_grad.add_shard({.group = 0, .name = "a", .shard = mine, .accumulator = sum.data()});
     std::vector<float> const untouched = data.param;
-    into_grad.add_shard(0, "b", data.view(), {}, own.data()); // another's param, which no shard sees by itself
+    into_grad.add_shard({.group = 0,
+                         .name = "b",
+                         .shard = data.view(),
+                         .accumulator = own.data()}); // another's param, which no shard sees by itself
     CHECK(message_of([&] {
               into_grad.accumulate(1);
           }).find("adamant: param of shard 0 and accumulator of shard 1 overlap") == 0);
@@ -638,9 +646,9 @@ TEST_CASE("host_oom: what an optimizer will allocate is known before it does")
     std::size_t const n = 500000;
     std::vector<simple> shards(3, simple(n));
     optimizer o(executor_of(1), {.max_norm = 1});
-    o.add_group("all", adamw);
+    o.add_group("all", usual_adamw);
     for (simple& each : shards)
-        o.add_shard(0, std::to_string(&each - shards.data()), each.view());
+        o.add_shard({.group = 0, .name = std::to_string(&each - shards.data()), .shard = each.view()});
     CHECK(o.memory_bytes(false) == 3 * 123 * 24 + 4 * 5 * (32 + 8) + 3 * (24 + 4)); // and of each shard 3 passes
     CHECK(o.memory_bytes() > 3 * n * 3);
     if (test::tier() != isa::scalar) // which keeps copies
@@ -649,9 +657,9 @@ TEST_CASE("host_oom: what an optimizer will allocate is known before it does")
     std::size_t const at_most = o.memory_bytes(false) + 3 * n * 16 + (std::size_t{4} << 20);
     for (std::size_t const budget : {std::size_t{1'000'000'000'000}, SIZE_MAX - 1}) {
         optimizer rich(executor_of(1), {.max_norm = 1, .journal_budget_bytes = budget});
-        rich.add_group("all", adamw);
+        rich.add_group("all", usual_adamw);
         for (simple& each : shards)
-            rich.add_shard(0, std::to_string(&each - shards.data()), each.view());
+            rich.add_shard({.group = 0, .name = std::to_string(&each - shards.data()), .shard = each.view()});
         CHECK(rich.memory_bytes() > rich.memory_bytes(false));
         CHECK(rich.memory_bytes() < at_most);
         rich.begin_step();
@@ -687,8 +695,8 @@ TEST_CASE("bad_resume: a run that is resumed, cut otherwise, is the run that was
     simple whole(n);
     whole.spread();
     optimizer first(executor_of(1), options);
-    first.add_group("all", adamw);
-    first.add_shard(0, "w", whole.view());
+    first.add_group("all", usual_adamw);
+    first.add_shard({.group = 0, .name = "w", .shard = whole.view()});
     for (std::uint64_t t = 1; t <= 5; ++t) {
         gradients(whole, t, 0);
         if (t == 2)
@@ -714,9 +722,9 @@ TEST_CASE("bad_resume: a run that is resumed, cut otherwise, is the run that was
 
     simple left(norm_block_elems), right(n - norm_block_elems);
     optimizer second(executor_of(0), options);
-    second.add_group("all", adamw);
-    second.add_shard(0, "w", left.view(), {{n}, 0});
-    second.add_shard(0, "w", right.view(), {{n}, norm_block_elems});
+    second.add_group("all", usual_adamw);
+    second.add_shard({.group = 0, .name = "w", .shard = left.view(), .place = {{n}, 0}});
+    second.add_shard({.group = 0, .name = "w", .shard = right.view(), .place = {{n}, norm_block_elems}});
     second.load(state);
     CHECK(second.steps() == 5);
     CHECK(second.groups()[0].hyper.weight_decay == 0.3);
@@ -784,8 +792,8 @@ TEST_CASE("a file that fails while it is loaded leaves no state to go on from, u
     simple data(1000), other(1000);
     optimizer o(executor_of(1)), saved(executor_of(1));
     for (optimizer* each : {&o, &saved}) {
-        each->add_group("all", adamw);
-        each->add_shard(0, "w", (each == &o ? data : other).view());
+        each->add_group("all", usual_adamw);
+        each->add_shard({.group = 0, .name = "w", .shard = (each == &o ? data : other).view()});
     }
     other.spread();
     saved.step();
@@ -817,13 +825,15 @@ TEST_CASE("a param in many pieces is loaded from pieces that are cut otherwise",
             from.spread();
             optimizer saved(executor_of(1)), o(executor_of(1));
             auto const add = [&](optimizer& each, simple& data, std::size_t size) {
-                each.add_group("all", adamw);
+                each.add_group("all", usual_adamw);
                 for (std::size_t at = 0; at < n; at += size) {
                     std::size_t const some = std::min(size, n - at);
-                    each.add_shard(0, "w",
-                                   shard(data.param.data() + at, data.grad.data() + at, data.exp_avg.data() + at,
-                                         data.exp_avg_sq.data() + at, data.weight_out.data() + at, some),
-                                   {{n}, at});
+                    each.add_shard(
+                        {.group = 0,
+                         .name = "w",
+                         .shard = shard(data.param.data() + at, data.grad.data() + at, data.exp_avg.data() + at,
+                                        data.exp_avg_sq.data() + at, data.weight_out.data() + at, some),
+                         .place = {{n}, at}});
                 }
             };
             add(saved, from, piece);
@@ -839,8 +849,8 @@ TEST_CASE("Gradients that nothing brings down to max_norm count for nothing, and
 {
     std::vector<float> param(100, 1.0f), grad(100, 3e38f), exp_avg(100), exp_avg_sq(100);
     optimizer o(executor_of(1), {.max_norm = 1e-3});
-    o.add_group("all", adamw);
-    o.add_shard(0, "w", shard(param, grad, exp_avg, exp_avg_sq));
+    o.add_group("all", usual_adamw);
+    o.add_shard({.group = 0, .name = "w", .shard = shard(param, grad, exp_avg, exp_avg_sq)});
     optimizer_report const report = o.step({.loss_scale = 1});
     CHECK(report.outcome == step_outcome::applied);
     CHECK(report.global_norm > 3e38);
@@ -872,7 +882,7 @@ TEST_CASE("What passes at set-up is not refused at a step, and what a step would
               optimizer(executor_of(1), {.loss_scaling = loss_scaling_options{.max_scale = 1e300}});
           }).find("max_scale is 1e+300, but must be") != std::string::npos);
     o.add_group("all", {.lr = 1e-40});
-    o.add_shard(0, "w", data.view());
+    o.add_shard({.group = 0, .name = "w", .shard = data.view()});
     simple const before = data;
     CHECK(message_of([&] { o.step({.loss_scale = 1e300}); }).find("use a smaller loss_scale") != std::string::npos);
     CHECK(message_of([&] { o.step({.loss_scale = 1e-300}); }).find("use a larger loss_scale") != std::string::npos);
@@ -889,8 +899,8 @@ TEST_CASE("stale_hyper: learning rate, weight decay and loss scale are those of 
     float const grad = 0.5f;
     std::vector<float> param(10, 1.0f), gradient(10), exp_avg(10), exp_avg_sq(10);
     optimizer o(executor_of(1));
-    o.add_group("all", adamw);
-    o.add_shard(0, "w", shard(param, gradient, exp_avg, exp_avg_sq));
+    o.add_group("all", usual_adamw);
+    o.add_shard({.group = 0, .name = "w", .shard = shard(param, gradient, exp_avg, exp_avg_sq)});
     oracle::element expected{1.0f, 0.0f, 0.0f};
     struct {
         double lr, decay, scale;
@@ -913,4 +923,67 @@ TEST_CASE("stale_hyper: learning rate, weight decay and loss scale are those of 
         CHECK(test::bits(param[9]) == test::bits(expected.param));
         CHECK(test::bits(exp_avg[9]) == test::bits(expected.exp_avg));
     }
+}
+
+TEST_CASE("ids of groups and shards are not each other's, and the decay's mode is in a name", "[once]")
+{
+    STATIC_REQUIRE(!std::is_convertible_v<group_id, shard_id>);
+    STATIC_REQUIRE(!std::is_convertible_v<shard_id, group_id>);
+    STATIC_REQUIRE(!std::is_convertible_v<shard_id, std::size_t>);
+    STATIC_REQUIRE(std::is_convertible_v<std::size_t, shard_id>);
+    STATIC_REQUIRE(std::is_nothrow_move_constructible_v<optimizer>);
+    STATIC_REQUIRE(!std::is_copy_constructible_v<optimizer>);
+    hyperparameters const w = adamw({.lr = 0.5, .weight_decay = 0.25, .bias_correction = false});
+    CHECK(w.mode == decay_mode::decoupled);
+    CHECK(w.lr == 0.5);
+    CHECK(w.weight_decay == 0.25);
+    CHECK(!w.bias_correction);
+    CHECK(adam({.beta1 = 0.5, .beta2 = 0.75, .eps = 1}).mode == decay_mode::l2);
+    CHECK(adam({.beta1 = 0.5, .beta2 = 0.75, .eps = 1}).beta2 == 0.75);
+}
+
+TEST_CASE("an optimizer may be moved, in the middle of a step and under a ticket")
+{
+    std::vector<float> param(5000, 1.0f), grad(5000, 0.5f), exp_avg(5000), exp_avg_sq(5000);
+    std::vector<float> same_param = param, same_avg = exp_avg, same_sq = exp_avg_sq;
+    executor const cpu({.tier = test::tier(), .threads = 2});
+    auto const make = [&](std::vector<float>& p, std::vector<float>& m, std::vector<float>& v) {
+        optimizer made(cpu, {.max_norm = 1});
+        group_id const group = made.add_group("g", adamw({.lr = 0.1}));
+        CHECK(made.add_shard({.group = group, .name = "w", .shard = shard(p, grad, m, v)}) == shard_id(0));
+        return made;
+    };
+    optimizer one = make(param, exp_avg, exp_avg_sq);
+    optimizer two = make(same_param, same_avg, same_sq);
+    one.begin_step();
+    one.submit(0);
+    optimizer moved(std::move(one));
+    optimizer_report const report = moved.finish();
+    CHECK(report.global_norm == two.step().global_norm);
+    CHECK(param == same_param);
+    optimizer::ticket const ticket = moved.step_async();
+    optimizer again = make(same_param, same_avg, same_sq); // whose place is taken
+    again = std::move(moved);
+    CHECK(ticket.wait().step == 2);
+    CHECK(again.steps() == 2);
+    two.step();
+    CHECK(param == same_param);
+}
+
+TEST_CASE("accumulators of another size, of float16 or without memory are refused by name", "[once]")
+{
+    std::vector<float> param(100), grad(100), exp_avg(100), exp_avg_sq(100), sum(100), shorter(99);
+    optimizer o{executor()};
+    group_id const g = o.add_group("g", {});
+    auto const add = [&](accumulator_array const& to) {
+        return message_of([&] {
+            o.add_shard({.group = g, .name = "w", .shard = shard(param, grad, exp_avg, exp_avg_sq), .accumulator = to});
+        });
+    };
+    CHECK(add(shorter) == "adamant: the accumulator of a shard of 'w' has 99 elements, but the shard has 100");
+    CHECK(add({sum.data(), dtype::float16}).find("is of float16") != std::string::npos);
+    CHECK(add(static_cast<float*>(nullptr)).find("is null, but the shard has 100 elements") != std::string::npos);
+    CHECK(o.shards() == 0);
+    o.add_shard({.group = g, .name = "w", .shard = shard(param, grad, exp_avg, exp_avg_sq), .accumulator = sum});
+    o.accumulate(0);
 }

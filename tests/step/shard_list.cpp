@@ -12,7 +12,7 @@ using namespace adamant;
 
 namespace {
 
-hyperparameters const adamw{.lr = 1e-2, .weight_decay = 0.1, .mode = decay_mode::decoupled};
+hyperparameters const usual_adamw{.lr = 1e-2, .weight_decay = 0.1, .mode = decay_mode::decoupled};
 
 // Mixed: float master weights, bfloat16 gradients and weights. Plain: float throughout.
 struct mixed_tensor {
@@ -83,7 +83,7 @@ TEST_CASE("any range of the line of granules is cut into pieces that are each el
     }
     shard_list const none{std::vector<any_shard>{}};
     CHECK(none.granules() == 0);
-    CHECK(step(executor({.threads = 1}), none, adamw, 1).elements == 0);
+    CHECK(step(executor({.threads = 1}), none, usual_adamw, 1).elements == 0);
 }
 
 TEST_CASE("shards of several types and groups stepped together have the bits of each stepped alone")
@@ -104,7 +104,7 @@ TEST_CASE("shards of several types and groups stepped together have the bits of 
         plain[3].grad[0] = std::numeric_limits<float>::quiet_NaN();
         mixed_alone = mixed;
         plain_alone = plain;
-        hyperparameters const decays[] = {adamw, {.lr = 1e-2}};
+        hyperparameters const decays[] = {usual_adamw, {.lr = 1e-2}};
         std::vector<grouped_shard> views;
         for (std::size_t i = 0; i < mixed.size(); ++i) {
             views.push_back({mixed[i].view(), i % 2});
@@ -211,9 +211,9 @@ TEST_CASE(
     plain_tensor const before = a;
     shard_list const two(std::vector<grouped_shard>{{a.view(), 0}, {b.view(), 1}});
     executor const cpu({.threads = 1});
-    coefficients const one = make_coefficients(adamw, 1);
+    coefficients const one = make_coefficients(usual_adamw, 1);
     CHECK_THROWS_AS(step(cpu, two, std::span(&one, 1)), invalid_argument);
-    CHECK_THROWS_AS(step(cpu, two, adamw, 1), invalid_argument);
+    CHECK_THROWS_AS(step(cpu, two, usual_adamw, 1), invalid_argument);
     CHECK_THROWS_AS(step(cpu, two, {.lr = -1}, 1), invalid_argument);
     CHECK(a == before);
 }

@@ -380,7 +380,7 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
         }
         std::optional<loss_scaler_state> const scaler_before = scaler;
         if (scaler && !values.loss_scale)
-            scaler = next(*scaler, *options.loss_scaling, slow.nonfinite != 0);
+            scaler = after_step(*scaler, *options.loss_scaling, slow.nonfinite != 0);
         steps += !slow.skipped;
         CHECK(mine.steps() == steps);
         if (scaler)
@@ -440,6 +440,6 @@ std::string message_of(Call const& call)
     return "no error";
 }
 
-inline hyperparameters const adamw{.lr = 0.01, .weight_decay = 0.1, .mode = decay_mode::decoupled};
+inline hyperparameters const usual_adamw{.lr = 0.01, .weight_decay = 0.1, .mode = decay_mode::decoupled};
 
 } // namespace slow

@@ -12,7 +12,7 @@ using namespace adamant;
 
 namespace {
 
-hyperparameters const adamw{.lr = 1e-2, .weight_decay = 0.1, .mode = decay_mode::decoupled};
+hyperparameters const usual_adamw{.lr = 1e-2, .weight_decay = 0.1, .mode = decay_mode::decoupled};
 
 struct training {
     std::vector<float> param, exp_avg, exp_avg_sq;
@@ -30,7 +30,7 @@ struct training {
     {
         step_report report;
         for (std::uint64_t t = first; t <= last; ++t)
-            report = step(cpu, shard(param, grad, exp_avg, exp_avg_sq, weight_out), adamw, t);
+            report = step(cpu, shard(param, grad, exp_avg, exp_avg_sq, weight_out), usual_adamw, t);
         return report;
     }
     bool operator==(training const&) const = default;
@@ -112,9 +112,9 @@ TEST_CASE("a shard large enough for streamed stores has the same bits")
         std::fill(exp_avg_sq.begin(), exp_avg_sq.end(), 0.0f);
         std::fill(weight_out.begin(), weight_out.end(), bfloat16{1});
         step(executor(),
-             shard(param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), weight_out.data() + offset, n), adamw,
+             shard(param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), weight_out.data() + offset, n), usual_adamw,
              1);
-        float const expected = oracle::update({0.25f, 0, 0}, 0.125f, make_coefficients(adamw, 1)).param;
+        float const expected = oracle::update({0.25f, 0, 0}, 0.125f, make_coefficients(usual_adamw, 1)).param;
         std::size_t wrong = 0;
         for (std::size_t i = 0; i < n; ++i)
             wrong +=

@@ -40,13 +40,13 @@ void check_whole(machine const& m)
     REQUIRE(!m.cores.empty());
     REQUIRE(!m.packages.empty());
     pu_set seen;
-    for (core const& c : m.cores) {
+    for (topology::core const& c : m.cores) {
         CHECK(!c.pus.empty());
         CHECK_FALSE(c.pus.intersects(seen));
         seen |= c.pus;
         REQUIRE(c.package < m.packages.size());
         CHECK(m.packages[c.package].pus.includes(c.pus));
-        if (numa_node const* const memory = m.memory_of(c))
+        if (topology::numa_node const* const memory = m.memory_of(c))
             CHECK(memory->pus.includes(c.pus));
         else
             CHECK(std::none_of(m.nodes.begin(), m.nodes.end(), [&](auto const& n) { return n.pus.includes(c.pus); }));
@@ -54,9 +54,9 @@ void check_whole(machine const& m)
     CHECK(m.pus() == seen);
     CHECK(seen.includes(m.allowed));
     CHECK_FALSE(m.offline.intersects(seen));
-    for (cache const& c : m.caches)
+    for (topology::cache const& c : m.caches)
         CHECK(seen.includes(c.pus));
-    for (gpu const& g : m.gpus)
+    for (topology::gpu const& g : m.gpus)
         CHECK(seen.includes(g.pus));
 }
 
@@ -66,7 +66,7 @@ using texts = std::vector<std::string>;
 texts packages(machine const& m)
 {
     texts all;
-    for (package const& p : m.packages)
+    for (topology::package const& p : m.packages)
         all.push_back(to_list(p.pus));
     return all;
 }
@@ -74,7 +74,7 @@ texts packages(machine const& m)
 texts nodes(machine const& m)
 {
     texts all;
-    for (numa_node const& n : m.nodes)
+    for (topology::numa_node const& n : m.nodes)
         all.push_back(std::to_string(n.os_index) + ": " + std::string(name(n.kind)) + " " +
                       std::to_string(n.bytes >> 20) + " of " + to_list(n.pus));
     return all;
@@ -83,7 +83,7 @@ texts nodes(machine const& m)
 texts speeds(machine const& m)
 {
     std::vector<pu_set> all;
-    for (core const& c : m.cores) {
+    for (topology::core const& c : m.cores) {
         all.resize(std::max<std::size_t>(all.size(), c.efficiency + 1));
         all[c.efficiency] |= c.pus;
     }
@@ -95,14 +95,14 @@ texts speeds(machine const& m)
 std::size_t caches(machine const& m, unsigned level)
 {
     std::size_t count = 0;
-    for (cache const& c : m.caches)
+    for (topology::cache const& c : m.caches)
         count += c.level == level;
     return count;
 }
 std::string cores(machine const& m)
 {
     std::string text;
-    for (core const& c : m.cores)
+    for (topology::core const& c : m.cores)
         text += (text.empty() ? "" : " ") + to_list(c.pus);
     return text;
 }
@@ -349,7 +349,7 @@ TEST_CASE("fakeheteromemtiers: memory of several kinds")
     CHECK(nodes(m) == texts{"0: DRAM 2934 of 0-1", "8: NVM 384 of 0-1", "1: DRAM 978 of 2-3", "4: HBM 512 of 2-3",
                             "6: NVM 384 of 2-3", "2: HBM 512 of 4-5", "9: NVM 384 of 4-5"});
     std::string memory;
-    for (core const& c : m.cores)
+    for (topology::core const& c : m.cores)
         memory += std::to_string(m.nodes[c.node].os_index) + " ";
     CHECK(memory == "0 0 1 1 2 2 ");
 }
@@ -389,7 +389,7 @@ TEST_CASE("GPUs are accelerators and, where there is none, display adapters")
         CHECK(m.nodes[0].allowed);
         CHECK_FALSE(m.nodes[1].allowed);
         texts all;
-        for (gpu const& g : m.gpus)
+        for (topology::gpu const& g : m.gpus)
             all.push_back(g.pci + " " + g.name + " near " + to_list(g.pus));
         return all;
     };
@@ -412,7 +412,7 @@ TEST_CASE("cores whose memory is offline have none of their own")
     check_whole(m);
     CHECK(nodes(m) == texts{"0: DRAM 1 of 0-1"});
     CHECK(cores(m) == "0 1 2 3");
-    for (core const& c : m.cores)
+    for (topology::core const& c : m.cores)
         CHECK((m.memory_of(c) == nullptr) == (c.package == 1));
     CHECK(m.cores[3].node == no_node);
 }

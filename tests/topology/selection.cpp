@@ -53,12 +53,12 @@ std::string shown(core_request const& r)
 std::string shown(machine const& m)
 {
     std::string text = m.source + ": allowed " + to_list(m.allowed) + ", offline " + to_list(m.offline);
-    for (core const& c : m.cores)
+    for (topology::core const& c : m.cores)
         text +=
             "\n  core " + to_list(c.pus) + " node " + std::to_string(c.node) + " speed " + std::to_string(c.efficiency);
-    for (numa_node const& n : m.nodes)
+    for (topology::numa_node const& n : m.nodes)
         text += "\n  node " + std::to_string(n.os_index) + " of " + to_list(n.pus) + " " + std::string(name(n.kind));
-    for (gpu const& g : m.gpus)
+    for (topology::gpu const& g : m.gpus)
         text += "\n  gpu " + g.pci + " near " + to_list(g.pus);
     return text;
 }
@@ -87,7 +87,7 @@ public:
         }
         list_only_ = !r.list.empty() && !r.cpuadam_cores && !r.cpuadam_cores_perc && !r.pt_reserved_cores &&
                      !r.pt_reserved_cores_perc;
-        for (core const& c : m.cores)
+        for (topology::core const& c : m.cores)
             main_.push_back(main_memory(c.pus));
     }
 
@@ -150,7 +150,7 @@ private:
     int main_memory(pu_set const& pus) const
     {
         std::set<std::tuple<bool, std::size_t, int, unsigned>> candidates;
-        for (numa_node const& n : m_.nodes)
+        for (topology::numa_node const& n : m_.nodes)
             if (!n.pus.empty() && n.pus.includes(pus))
                 candidates.insert({!n.allowed, n.pus.size(), static_cast<int>(n.kind), n.os_index});
         return candidates.empty() ? -1 : static_cast<int>(std::get<3>(*candidates.begin()));
@@ -172,15 +172,15 @@ private:
         all.resize(std::min(count, all.size()));
         return all;
     }
-    gpu const* gpu_of(unsigned rank) const
+    topology::gpu const* gpu_of(unsigned rank) const
     {
         if (!r_.gpus.empty())
-            for (gpu const& g : m_.gpus)
+            for (topology::gpu const& g : m_.gpus)
                 if (!r_.gpus[rank].empty() && g.pci == r_.gpus[rank])
                     return &g;
         return nullptr;
     }
-    bool near(indexes const& cores, gpu const& g) const
+    bool near(indexes const& cores, topology::gpu const& g) const
     {
         return std::all_of(cores.begin(), cores.end(), [&](unsigned c) { return m_.cores[c].pus.intersects(g.pus); });
     }
@@ -218,7 +218,7 @@ private:
 
         node_set memory;
         for (unsigned const c : adam)
-            for (numa_node const& node : m_.nodes)
+            for (topology::numa_node const& node : m_.nodes)
                 if (static_cast<int>(node.os_index) == main_[c] && node.allowed)
                     memory.insert(node.os_index);
         std::size_t const bare = static_cast<std::size_t>(
@@ -274,7 +274,7 @@ private:
                 return "the optimizer has no local memory, although there is enough";
             groups.erase(-1);
         }
-        gpu const* const device = gpu_of(rank);
+        topology::gpu const* const device = gpu_of(rank);
         bool fits = false, near_fits = false;
         std::vector<std::size_t> sizes;
         for (auto const& [memory, cores] : groups) {
@@ -417,7 +417,7 @@ private:
                 std::map<unsigned, std::vector<std::size_t>> by_speed;
                 for (unsigned const r : members) {
                     sizes.push_back(parts[r - first].size());
-                    for (core const& c : m_.cores)
+                    for (topology::core const& c : m_.cores)
                         by_speed[c.efficiency].resize(members.size());
                     for (unsigned const c : parts[r - first])
                         ++by_speed[m_.cores[c].efficiency][sizes.size() - 1];
@@ -459,7 +459,7 @@ private:
     }
 
     // 0 near the GPU, 1 in a package that is, 2 elsewhere; and 2 wherever it says nothing about the pool's cores.
-    unsigned distance(unsigned c, gpu const* g, indexes const& pool) const
+    unsigned distance(unsigned c, topology::gpu const* g, indexes const& pool) const
     {
         if (g == nullptr || near(pool, *g))
             return 2;
@@ -508,7 +508,7 @@ private:
         std::set<int> theirs;
         std::vector<indexes> wanted;
         for (unsigned r = 0; r < parts.size(); ++r) {
-            gpu const* const device = gpu_of(first + r);
+            topology::gpu const* const device = gpu_of(first + r);
             for (auto const& [memory, cores] : groups)
                 if (device != nullptr && cores_in(device->pus) == cores && theirs.insert(memory).second)
                     wanted.push_back(cores);
@@ -532,7 +532,7 @@ private:
         std::map<int, std::size_t> wanted;
         std::vector<unsigned> choosy; // ranks with a GPU that is near one of these memories
         for (unsigned r = first; r < first + ranks; ++r) {
-            gpu const* const device = gpu_of(r);
+            topology::gpu const* const device = gpu_of(r);
             std::vector<int> at;
             for (auto const& [memory, cores] : groups)
                 if (device != nullptr && near(cores, *device))
@@ -656,7 +656,7 @@ machine some_machine(test::random_bits& random)
         local[places[i].node].insert(i * step);
         all.insert(i * step);
     }
-    m.cores.erase(std::remove_if(m.cores.begin(), m.cores.end(), [](core const& c) { return c.pus.empty(); }),
+    m.cores.erase(std::remove_if(m.cores.begin(), m.cores.end(), [](topology::core const& c) { return c.pus.empty(); }),
                   m.cores.end());
     if (m.cores.empty())
         return some_machine(random);
@@ -684,11 +684,11 @@ machine some_machine(test::random_bits& random)
     if (m.nodes.size() > 1 && chance(2))
         std::swap(m.nodes[0].os_index, m.nodes[1].os_index);
     pu_set somewhere;
-    for (numa_node const& n : m.nodes)
+    for (topology::numa_node const& n : m.nodes)
         somewhere |= n.pus;
     if (!somewhere.includes(all) && !m.nodes.empty() && !chance(3)) // else some cores have no memory of their own
         add_node(all, memory_kind::dram);
-    for (core& c : m.cores)
+    for (topology::core& c : m.cores)
         c.node = main_node(m, c.pus);
 
     m.allowed = all;
@@ -732,7 +732,7 @@ core_request some_request(machine const& m, test::random_bits& random, bool& mus
         break;
     case 1: { // bound apart
         r.masks.resize(r.ranks);
-        for (core const& c : m.cores) {
+        for (topology::core const& c : m.cores) {
             std::size_t const rank = random.below(r.ranks);
             for (unsigned const pu : c.pus.members()) // a torn core now and then
                 r.masks[chance(20) ? random.below(r.ranks) : rank].insert(pu);
@@ -801,7 +801,7 @@ machine machine_of(std::vector<unsigned> const& nodes, unsigned smt = 1)
         m.packages.emplace_back();
         m.nodes.push_back({.os_index = n, .bytes = 1, .pus = {}});
         for (unsigned c = 0; c < nodes[n]; ++c) {
-            core made{.pus = {}, .package = n, .node = n};
+            topology::core made{.pus = {}, .package = n, .node = n};
             for (unsigned t = 0; t < smt; ++t)
                 made.pus.insert(t * total + static_cast<unsigned>(m.cores.size()));
             m.cores.push_back(made);
@@ -1109,7 +1109,7 @@ TEST_CASE("cores that have no local memory")
 {
     machine m = machine_of({4, 4, 4}); // in the first and the last package the memory is offline
     m.nodes = {m.nodes[1]};
-    for (core& c : m.cores)
+    for (topology::core& c : m.cores)
         c.node = main_node(m, c.pus);
     core_request request;
     CHECK(answer(m, request) == lines{"2-11|0-1|1"}); // 10 of 12
@@ -1165,7 +1165,7 @@ machine machine_with_gpus(unsigned packages, unsigned nodes_each, unsigned cores
 {
     machine m = machine_of(std::vector<unsigned>(std::size_t{packages} * nodes_each, cores_each));
     m.packages.assign(packages, {});
-    for (core& c : m.cores) {
+    for (topology::core& c : m.cores) {
         c.package = c.node / nodes_each;
         m.packages[c.package].pus |= c.pus;
     }
@@ -1310,7 +1310,7 @@ TEST_CASE("cores are cut at the nearest end of a node, and of two at that of a p
 {
     machine m = machine_of(std::vector<unsigned>(32, 4));
     m.packages.assign(2, {});
-    for (core& c : m.cores) {
+    for (topology::core& c : m.cores) {
         c.package = c.node / 16;
         m.packages[c.package].pus |= c.pus;
     }
@@ -1481,7 +1481,7 @@ TEST_CASE("main_node: allowed, near, DRAM, the lowest")
     m.nodes[4].os_index = 0;
     m.nodes[3].os_index = 1;
     CHECK(main_node(m, {0}) == 4);
-    for (numa_node& n : m.nodes)
+    for (topology::numa_node& n : m.nodes)
         n.allowed = n.pus.size() == 4;
     CHECK(main_node(m, {0}) == 1); // the nearer ones may not be used
 }

@@ -24,6 +24,7 @@
 #include <adamant/checkpoint/safetensors.hpp>
 #include <adamant/config/deepspeed_json.hpp>
 #include <adamant/core/utf8.hpp>
+#include <adamant/machine.hpp>
 
 using adamant::invalid_argument;
 using adamant::unavailable;
@@ -390,11 +391,9 @@ void give_report(adamant::optimizer_report const& r, adamant_report* to) noexcep
 
 // ---- Shards
 
-// For adamant::optimizer::add_shard().
 struct shard_of_c {
     adamant::any_shard view;
-    void* accumulator;
-    adamant::dtype accumulator_type;
+    adamant::accumulator_array accumulator;
 };
 shard_of_c make_shard(adamant_shard const& s)
 {
@@ -431,7 +430,7 @@ shard_of_c make_shard(adamant_shard const& s)
         static_cast<std::byte*>(s.param), static_cast<std::byte const*>(s.grad), static_cast<std::byte*>(s.exp_avg),
         static_cast<std::byte*>(s.exp_avg_sq), static_cast<std::byte*>(s.weight_out)};
     adamant::detail::check_arrays(types, arrays, s.elements);
-    return {adamant::any_shard(*format, arrays, s.elements), s.accumulator, sum};
+    return {adamant::any_shard(*format, arrays, s.elements), {s.accumulator, sum}};
 }
 
 adamant::optimizer::ticket& ticket_of(adamant_optimizer& optimizer)
@@ -599,7 +598,7 @@ adamant_status adamant_add_group(adamant_optimizer* optimizer, const char* name,
 {
     return guarded([&] {
         adamant::optimizer& o = of(optimizer);
-        give(group, o.add_group(&needed(name, "the group's name"), from_c(hyper), maximize != 0));
+        give(group, o.add_group(&needed(name, "the group's name"), from_c(hyper), maximize != 0).index);
     });
 }
 adamant_status adamant_group_count(const adamant_optimizer* optimizer, size_t* count)
@@ -642,7 +641,12 @@ adamant_status adamant_add_shard(adamant_optimizer* optimizer, size_t group, con
                                    std::to_string(adamant::max_dimensions));
         adamant::shard_place place{{s.shape, s.shape + s.dims}, s.begin};
         shard_of_c const made = make_shard(s);
-        give(number, o.add_shard(group, param, made.view, std::move(place), made.accumulator, made.accumulator_type));
+        adamant::shard_id const added = o.add_shard({.group = group,
+                                                     .name = param,
+                                                     .shard = adamant::optimizer_shard(made.view),
+                                                     .accumulator = made.accumulator,
+                                                     .place = std::move(place)});
+        give(number, added.index);
     });
 }
 adamant_status adamant_shard_count(const adamant_optimizer* optimizer, size_t* count)

@@ -35,7 +35,7 @@ struct state_copy {
 };
 
 // What has to be copied for `into` to hold what `from` holds. Parameters go by their names; what `from` has besides is
-// left. Throws what check() does, and invalid_argument that names what is missing or differs: a parameter, its shape,
+// left. Throws what validate() does, and invalid_argument that names what is missing or differs: a parameter, its shape,
 // its types, elements.
 [[nodiscard]] inline std::vector<state_copy> plan_copies(state_dict const& from, state_dict const& into)
 {

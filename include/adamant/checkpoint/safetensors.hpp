@@ -24,7 +24,7 @@ ADAMANT_BEGIN_NAMESPACE
 // folder, brought to the disk, and renamed. Reads each array twice and copies none; nobody may write to them meanwhile.
 // They may point into the very file that is replaced. The same state gives the same bytes, in whatever order and pieces
 // its tensors come; pieces without elements are left out.
-// Throws, before it writes anything, invalid_argument for what check(state) refuses and for a header of more than
+// Throws, before it writes anything, invalid_argument for what validate(state) refuses and for a header of more than
 // 100 MB; and unavailable with the system's reason and the path where the file cannot be
 // written or another save to this path is under way; and what reading a state of a file throws. The old file is then as
 // it was, and nothing of this save is left (but for the one failure that can come after the renaming, which says so). A
@@ -56,7 +56,7 @@ inline void check_can_save(std::filesystem::path const& path)
 // A file of save_safetensors(); nothing in it is believed before it was checked, and all of it is, checksums too,
 // before the constructor returns. The state's tensors and their source are this object's, so they live as long as it,
 // or the one that it was moved to; it keeps the file open. The file may meanwhile be replaced or removed. Where it is
-// cut short or written into, check(), merge() and looking at the rest of the state go on as if nothing had happened,
+// cut short or written into, validate(), merge() and looking at the rest of the state go on as if nothing had happened,
 // while optimizer::load() and save_safetensors() throw corrupted: both read it through the tensors' source. The data
 // pointers lead into a mapping of it, for whoever wants to look at elements and knows that nobody cuts the file short:
 // who reads past its new end, or where the disk fails, is killed by SIGBUS. Thread-safe for readers.

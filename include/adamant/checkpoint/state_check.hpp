@@ -142,13 +142,13 @@ inline void check_metadata(state_dict const& state)
 }
 
 // Those that hold something, or all there is of an array without elements: by param, array and begin. Throws what
-// check() does.
+// validate() does.
 inline std::vector<state_tensor> checked_tensors(state_dict const& state)
 {
     index_of_names(state.groups, "group");
     for (parameter_group const& group : state.groups)
         try {
-            check(group.hyper);
+            validate(group.hyper);
         } catch (invalid_argument const& error) {
             throw invalid_argument("adamant: group " + in_quotes(group.name) + ": " + reason(error));
         }
@@ -196,13 +196,13 @@ inline std::vector<state_tensor> checked_tensors(state_dict const& state)
 
 } // namespace detail
 
-// Throws invalid_argument naming the first thing that cannot be: hyperparameters that check() refuses, a loss scale
+// Throws invalid_argument naming the first thing that cannot be: hyperparameters that validate() refuses, a loss scale
 // whose inverse no float holds, params or groups without a name, with one twice or with one that is not UTF-8,
 // metadata that are not UTF-8 or have a key of the library's, a shape that no memory holds or of
 // more than 64 dimensions, an index out of range, a tensor past its param's end, of a type that the array cannot have
 // or without data, and parts of one array that overlap or differ in type. A state may be partial: one rank's share.
 // Pure; reads no data; thread-safe.
-inline void check(state_dict const& state)
+inline void validate(state_dict const& state)
 {
     static_cast<void>(detail::checked_tensors(state));
 }
@@ -294,7 +294,7 @@ inline void check_same_param(state_dict const& of, state_param const& param, std
 // The states of one run's ranks as one: same step, loss scaler, metadata and groups, with the params and tensors of
 // all. Params are those of the first in its order, then what others have besides. Groups and params may stand in any
 // order; names say which are the same. The tensors point where they did before, so that memory has to stay. Throws
-// invalid_argument naming what differs or overlaps; also for no states, and for what check() refuses. The result may
+// invalid_argument naming what differs or overlaps; also for no states, and for what validate() refuses. The result may
 // still be partial. Pure; thread-safe.
 [[nodiscard]] inline state_dict merge(std::span<state_dict const> states)
 {

@@ -192,7 +192,7 @@ private:
     std::string what_;
 };
 
-// Groups, loss scaler and params, of a state that check() has passed. The step and the tensors are elsewhere. Doubles
+// Groups, loss scaler and params, of a state that validate() has passed. The step and the tensors are elsewhere. Doubles
 // are written with as many digits as their bits need.
 inline std::string state_text(state_dict const& state)
 {
@@ -218,7 +218,7 @@ inline std::string state_text(state_dict const& state)
         .dump();
 }
 
-// The way back. Throws malformed for another structure; what the values mean is check()'s business.
+// The way back. Throws malformed for another structure; what the values mean is validate()'s business.
 inline state_dict state_from_text(std::string_view text)
 {
     json const parsed = parse_json(text);
@@ -240,7 +240,7 @@ inline state_dict state_from_text(std::string_view text)
         std::size_t i = 0;
         while (i < std::size(decay_mode_names) && decay_mode_names[i] != mode)
             ++i;
-        group.hyper.mode = static_cast<decay_mode>(i); // one too many is none, which check() refuses
+        group.hyper.mode = static_cast<decay_mode>(i); // one too many is none, which validate() refuses
         group.hyper.bias_correction = members.boolean("bias_correction");
         group.maximize = members.boolean("maximize");
         state.groups.push_back(std::move(group));

@@ -83,7 +83,7 @@ public:
     {
     }
 
-    // The options pass check().
+    // The options pass validate().
     deepspeed_config read()
     {
         optimizer();
@@ -92,7 +92,7 @@ public:
         precision();
         zero();
         try {
-            check(out_); // each value has been looked at with its path, but not for whether float holds it
+            validate(out_); // each value has been looked at with its path, but not for whether float holds it
         } catch (invalid_argument const& error) {
             document_.fail(std::string(error.what()).substr(std::string_view("adamant: ").size()));
         }

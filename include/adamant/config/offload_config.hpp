@@ -37,11 +37,11 @@ struct offload_config {
 };
 
 // Throws invalid_argument naming the first field that cannot be. Pure; thread-safe.
-void check(offload_config const& config);
+void validate(offload_config const& config);
 
 // The part of a request for cores that a configuration can know: how they are shared. The caller adds the ranks and
 // what else it knows, and gives it to select_cores(). Without either share none is set, and
-// default_cpuadam_cores_perc holds. Throws invalid_argument as check() does. Pure; thread-safe.
+// default_cpuadam_cores_perc holds. Throws invalid_argument as validate() does. Pure; thread-safe.
 [[nodiscard]] core_request cores(offload_config const& config);
 
 ADAMANT_END_NAMESPACE

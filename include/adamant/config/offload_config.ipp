@@ -12,14 +12,14 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-ADAMANT_DECL void check(offload_config const& config)
+ADAMANT_DECL void validate(offload_config const& config)
 {
     auto const number = [](char const* key, double value, detail::number_rule const& rule) {
         if (!rule.allows(value))
             throw invalid_argument(std::string("adamant: ") + key + " is " + detail::text(value) + ", but must be " +
                                    rule.text);
     };
-    check(config.hyper);
+    validate(config.hyper);
     number("max_norm", config.max_norm, detail::at_least_zero);
     if (config.model_type == dtype::none || config.model_type > dtype::float16)
         throw invalid_argument("adamant: model_type is no type that a model computes in; set dtype::float32, "
@@ -28,7 +28,7 @@ ADAMANT_DECL void check(offload_config const& config)
         throw invalid_argument("adamant: loss_scale is " + detail::text(config.loss_scale) + ", but must be " +
                                detail::loss_scale_rule);
     if (config.dynamic_loss_scaling)
-        check(*config.dynamic_loss_scaling);
+        validate(*config.dynamic_loss_scaling);
     if (config.gradient_accumulation_steps && *config.gradient_accumulation_steps == 0)
         throw invalid_argument("adamant: gradient_accumulation_steps is 0, but must be 1 or above");
     if (config.zero_stage > 3)
@@ -48,7 +48,7 @@ ADAMANT_DECL void check(offload_config const& config)
 
 ADAMANT_DECL core_request cores(offload_config const& config)
 {
-    check(config);
+    validate(config);
     core_request request;
     if (config.cpuadam_cores_perc)
         request.cpuadam_cores_perc = config.cpuadam_cores_perc;

@@ -22,7 +22,7 @@ struct memory_placement {
 };
 
 // Asks the kernel. Reads all of /proc/self/smaps, which may take a second: for set-up, not for every step.
-[[nodiscard]] memory_placement measure(memory_block const& block);
+[[nodiscard]] memory_placement measure_placement(memory_block const& block);
 
 ADAMANT_END_NAMESPACE
 

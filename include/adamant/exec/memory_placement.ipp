@@ -70,7 +70,7 @@ inline void measure_nodes(std::uintptr_t begin, std::size_t bytes, memory_placem
 
 } // namespace detail
 
-ADAMANT_DECL memory_placement measure(memory_block const& block)
+ADAMANT_DECL memory_placement measure_placement(memory_block const& block)
 {
     memory_placement got;
     if (block.data() == nullptr)

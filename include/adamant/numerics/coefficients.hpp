@@ -29,7 +29,7 @@ namespace detail {
 // pow is neither. Squaring and multiplying in double-double; fma(a, b, 0) is a product that no compiler may fuse.
 double power(double base, std::uint64_t exponent) noexcept;
 
-// check() has refused what would overflow, and what would become zero, but for the learning rate's.
+// validate() has refused what would overflow, and what would become zero, but for the learning rate's.
 float round_coefficient(double value) noexcept;
 
 // Apart and not inlined, so that no compiler moves its arithmetic out of the floating-point scope around the call.
@@ -38,7 +38,7 @@ void compute_coefficients(hyperparameters const& hyper, std::uint64_t step, grad
 
 } // namespace detail
 
-// The coefficients of step number `step`, which counts from 1. Throws invalid_argument where check() does, and for step
+// The coefficients of step number `step`, which counts from 1. Throws invalid_argument where validate() does, and for step
 // 0. The caller's floating-point mode neither matters nor changes. Pure; thread-safe.
 [[nodiscard]] coefficients make_coefficients(hyperparameters const& hyper, std::uint64_t step,
                                              grad_scaling const& scaling = {});

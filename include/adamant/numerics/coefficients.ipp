@@ -69,8 +69,8 @@ ADAMANT_DECL coefficients make_coefficients(hyperparameters const& hyper, std::u
                                             grad_scaling const& scaling)
 {
     float_mode_scope const mode(subnormals::kept);
-    check(hyper);
-    check(scaling);
+    validate(hyper);
+    validate(scaling);
     if (step == 0)
         throw invalid_argument("adamant: step is 0, but steps count from 1: bias correction divides by 1 - beta^step");
     coefficients result;

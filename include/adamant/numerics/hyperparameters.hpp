@@ -25,6 +25,26 @@ struct hyperparameters {
     bool bias_correction = true;
 };
 
+// The same but for what the decay means, which the function's name says: adamw({.lr = 1e-3, .weight_decay = 0.1}).
+struct adam_values {
+    double lr = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double eps = 1e-8;
+    double weight_decay = 0.0;
+    bool bias_correction = true;
+};
+// AdamW: decoupled decay. Pure, as the next.
+[[nodiscard]] constexpr hyperparameters adamw(adam_values const& v = {}) noexcept
+{
+    return {v.lr, v.beta1, v.beta2, v.eps, v.weight_decay, decay_mode::decoupled, v.bias_correction};
+}
+// Adam: weight_decay is added to the gradient, as L2 regularisation.
+[[nodiscard]] constexpr hyperparameters adam(adam_values const& v = {}) noexcept
+{
+    return {v.lr, v.beta1, v.beta2, v.eps, v.weight_decay, decay_mode::l2, v.bias_correction};
+}
+
 // What is multiplied onto a gradient before it is used: clip_coefficient / loss_scale. Comes with every call.
 struct grad_scaling {
     double loss_scale = 1.0;       // the factor the loss was multiplied with; finite and above 0
@@ -44,11 +64,11 @@ namespace detail {
 // 0, a beta outside [0, 1), a weight_decay whose mode is unset, and a value that float does not hold (above 3.4e38, or
 // not 0 and at most 2^-126). lr alone may be as small as it likes, as schedules end there: where lr / (1 - beta1^step)
 // is at most 2^-126, the step is 0. What passes here is taken in every step. Pure; thread-safe.
-void check(hyperparameters const& hyper);
+void validate(hyperparameters const& hyper);
 
 // Throws invalid_argument where a factor is NaN, infinite, or has a sign or zero that it cannot have, and where float
 // does not hold what they come to (see above): gradients would silently count for nothing, or for infinity.
-void check(grad_scaling const& scaling);
+void validate(grad_scaling const& scaling);
 
 ADAMANT_END_NAMESPACE
 

@@ -25,7 +25,7 @@ ADAMANT_DECL void refuse_hyperparameter(char const* key, double value, char cons
 
 } // namespace detail
 
-ADAMANT_DECL void check(hyperparameters const& hyper)
+ADAMANT_DECL void validate(hyperparameters const& hyper)
 {
     auto const at_least_zero = [](char const* key, double value) {
         if (!std::isfinite(value) || value < 0)
@@ -58,7 +58,7 @@ ADAMANT_DECL void check(hyperparameters const& hyper)
             " but mode is unset; set mode to decay_mode::decoupled (AdamW) or decay_mode::l2 (Adam)");
 }
 
-ADAMANT_DECL void check(grad_scaling const& scaling)
+ADAMANT_DECL void validate(grad_scaling const& scaling)
 {
     if (!std::isfinite(scaling.loss_scale) || scaling.loss_scale <= 0)
         detail::refuse_hyperparameter("loss_scale", scaling.loss_scale, "a finite number above 0");

@@ -19,6 +19,7 @@
 #include <adamant/exec/executor.hpp>
 #include <adamant/numerics/float_mode.hpp>
 #include <adamant/optimizer/step_course.hpp>
+#include <adamant/shard/optimizer_shard.hpp>
 #include <adamant/shard/overlaps.hpp>
 #include <adamant/split/placement.hpp>
 #include <adamant/step/optimizer_options.hpp>
@@ -33,12 +34,12 @@ public:
     optimizer_setup& operator=(optimizer_setup const&) = delete;
 
     // A new group, by its number; its name must be new, not empty, and UTF-8. The last step cannot be taken back any
-    // more. Throws invalid_argument where check() does.
+    // more. Throws invalid_argument where validate() does.
     std::size_t add_group(parameter_group group)
     {
         require_idle("add_group()");
         no_traps_scope const no_traps;
-        check(group.hyper);
+        validate(group.hyper);
         if (group.name.empty())
             throw invalid_argument("adamant: a parameter group has no name; checkpoints go by it");
         check_utf8("the name of a parameter group", group.name);
@@ -66,7 +67,7 @@ public:
     {
         require_idle("set_hyperparameters()");
         no_traps_scope const no_traps;
-        check(hyper);
+        validate(hyper);
         require_group(group);
         groups_[group].hyper = hyper;
     }
@@ -76,15 +77,16 @@ public:
     // an array of the shard's size for accumulate(), of float or bfloat16, or null. The last step cannot be taken back
     // any more. Throws invalid_argument for a place outside the parameter or in another shard, a name that is empty or
     // not UTF-8, and for arrays that overlap: this shard's here, those of others before anything is written to them.
-    std::size_t add_shard(std::size_t group, std::string const& name, any_shard const& view, shard_place place,
-                          void* sum, dtype sum_type)
+    std::size_t add_shard(std::size_t group, std::string const& name, any_shard const& view,
+                          accumulator_array const& sum, shard_place place)
     {
         require_idle("add_shard()");
         no_traps_scope const no_traps;
         require_group(group);
         isa const tier = passes_.cpu().tier();
-        offload_shard const added(view, tier, static_cast<std::byte*>(sum), sum_type,
-                                  kernel::sum_kernels_of(sum_type, tier));
+        offload_shard const added(view, tier, static_cast<std::byte*>(sum.data), sum.type,
+                                  kernel::sum_kernels_of(sum.type, tier));
+        check_accumulator(name, view, sum);
         refuse_overlaps_within(added, passes_.shards.size());
         passes_.shards.push_back({added, group});
         passes_.shards.back().cpu_elems = added.size();
@@ -163,7 +165,7 @@ public:
             throw invalid_argument(
                 "adamant: the last step is to be kept for rollback(), but a device is to have shards "
                 "without records of it; set device_records in the options");
-        check(where, shard_sizes());
+        validate(where, shard_sizes());
         if (on == nullptr && where.device_elems != 0)
             throw invalid_argument("adamant: a placement gives " + std::to_string(where.device_elems) +
                                    " elements to a device, but there is none (a null pointer)");
@@ -200,7 +202,7 @@ public:
     // What all pieces of such a placement take on that device, in bytes.
     [[nodiscard]] std::size_t device_bytes(device const& on, placement const& where) const
     {
-        check(where, shard_sizes());
+        validate(where, shard_sizes());
         return side_.bytes_for(on, where.pieces);
     }
     // A shard's gradient is made on the device that place() names next, and its weights are wanted there: in arrays of
@@ -261,6 +263,19 @@ protected:
                                  arrays::accumulator})
             append_extent(to, shard_array::names[which], of.data(which), of.size() * of.elem_bytes(which), shard,
                           which != arrays::grad || grad_is_written);
+    }
+    static void check_accumulator(std::string const& name, any_shard const& view, accumulator_array const& sum)
+    {
+        if (sum.type == dtype::float16)
+            throw invalid_argument("adamant: the accumulator of a shard of '" + name +
+                                   "' is of float16, but must be of float32 or bfloat16");
+        if (sum.size && *sum.size != view.size())
+            throw invalid_argument("adamant: the accumulator of a shard of '" + name + "' has " +
+                                   std::to_string(*sum.size) + " elements, but the shard has " +
+                                   std::to_string(view.size()));
+        if (sum.type != dtype::none && sum.data == nullptr && view.size() != 0)
+            throw invalid_argument("adamant: the accumulator of a shard of '" + name + "' is null, but the shard has " +
+                                   std::to_string(view.size()) + " elements");
     }
     // What needs no other shard to be seen, at once.
     static void refuse_overlaps_within(offload_shard const& of, std::size_t shard)

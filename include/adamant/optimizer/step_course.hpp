@@ -33,7 +33,7 @@ protected:
     step_course(executor const& cpu, optimizer_options options)
         : step_account(cpu, [this] { return next_at_end(); }), options_(std::move(options))
     {
-        check(options_);
+        validate(options_);
         passes_.keep_checksums = options_.keep_last_step;
         side_.set_options(options_.device_timeout_s, options_.device_records);
         if (options_.loss_scaling)
@@ -323,7 +323,7 @@ protected:
         finish_report();
         scaler_before_ = scaler_;
         if (scaler_ && scales_itself_)
-            rounded_to_nearest([&] { scaler_ = next(*scaler_, *options_.loss_scaling, report_.nonfinite_grads != 0); });
+            rounded_to_nearest([&] { scaler_ = after_step(*scaler_, *options_.loss_scaling, report_.nonfinite_grads != 0); });
         for (std::size_t i = 0; i < passes_.shards.size(); ++i)
             summed_before_[i] = passes_.shards[i].summed;
         set_summed({});

@@ -19,13 +19,6 @@ inline constexpr bool is_span = false;
 template <class T, std::size_t N>
 inline constexpr bool is_span<std::span<T, N>> = true;
 
-// A vector that lives on, or a span: not a temporary vector, whose elements would be gone before the first step.
-template <class Range>
-concept array_range = (std::is_lvalue_reference_v<Range> || is_span<std::remove_cvref_t<Range>>) &&
-                      requires(std::remove_reference_t<Range>& r) {
-                          { std::data(r) } -> std::contiguous_iterator;
-                          { std::size(r) } -> std::convertible_to<std::size_t>;
-                      };
 template <class Range>
 using element_of = std::iter_value_t<decltype(std::data(std::declval<Range&>()))>;
 
@@ -36,6 +29,13 @@ void check_size(char const* array, std::size_t found, std::size_t size);
 
 } // namespace detail
 
+// A vector that lives on, or a span: not a temporary vector, whose elements would be gone before the first step.
+template <class Range>
+concept array_range = (std::is_lvalue_reference_v<Range> || detail::is_span<std::remove_cvref_t<Range>>) &&
+                      requires(std::remove_reference_t<Range>& r) {
+                          { std::data(r) } -> std::contiguous_iterator;
+                          { std::size(r) } -> std::convertible_to<std::size_t>;
+                      };
 ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
@@ -77,7 +77,7 @@ public:
     }
 
     // From vectors, spans or other contiguous ranges, but no temporary that owns its elements. Throws invalid_argument also where their sizes differ.
-    template <detail::array_range P, detail::array_range G, detail::array_range M, detail::array_range V>
+    template <array_range P, array_range G, array_range M, array_range V>
         requires std::is_void_v<WeightOut>
     shard(P&& param, G&& grad, M&& exp_avg, V&& exp_avg_sq)
         : shard(std::data(param), std::data(grad), std::data(exp_avg),
@@ -87,8 +87,8 @@ public:
         detail::check_size("exp_avg", std::size(exp_avg), size_);
         detail::check_size("exp_avg_sq", std::size(exp_avg_sq), size_);
     }
-    template <detail::array_range P, detail::array_range G, detail::array_range M, detail::array_range V,
-              detail::array_range W>
+    template <array_range P, array_range G, array_range M, array_range V,
+              array_range W>
         requires(!std::is_void_v<WeightOut>)
     shard(P&& param, G&& grad, M&& exp_avg, V&& exp_avg_sq, W&& weight_out)
         : shard(std::data(param), std::data(grad), std::data(exp_avg),
@@ -128,11 +128,11 @@ template <class P, class G, class M, class V>
 shard(P*, G const*, M*, V*, std::size_t) -> shard<P, G, M, V>;
 template <class P, class G, class M, class V, class W>
 shard(P*, G const*, M*, V*, W*, std::size_t) -> shard<P, G, M, V, W>;
-template <detail::array_range P, detail::array_range G, detail::array_range M, detail::array_range V>
+template <array_range P, array_range G, array_range M, array_range V>
 shard(P&&, G&&, M&&, V&&) -> shard<detail::element_of<P>, detail::element_of<G>,
                                    detail::element_of<M>, detail::element_of<V>>;
-template <detail::array_range P, detail::array_range G, detail::array_range M, detail::array_range V,
-          detail::array_range W>
+template <array_range P, array_range G, array_range M, array_range V,
+          array_range W>
 shard(P&&, G&&, M&&, V&&, W&&)
     -> shard<detail::element_of<P>, detail::element_of<G>, detail::element_of<M>,
              detail::element_of<V>, detail::element_of<W>>;

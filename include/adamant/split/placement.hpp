@@ -42,7 +42,7 @@ struct placement {
 
 // Throws invalid_argument where the placement does not give each element of shards of these sizes one side, in order,
 // with cuts at multiples of norm_block_elems, or counts them wrongly.
-void check(placement const& of, std::vector<std::size_t> const& sizes);
+void validate(placement const& of, std::vector<std::size_t> const& sizes);
 
 namespace detail {
 

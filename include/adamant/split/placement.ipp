@@ -15,7 +15,7 @@ ADAMANT_DECL double placement::ratio() const noexcept
     return all == 0 ? 1.0 : static_cast<double>(cpu_elems) / static_cast<double>(all);
 }
 
-ADAMANT_DECL void check(placement const& of, std::vector<std::size_t> const& sizes)
+ADAMANT_DECL void validate(placement const& of, std::vector<std::size_t> const& sizes)
 {
     std::size_t shard = 0;
     std::size_t at = 0;

@@ -37,12 +37,12 @@ inline constexpr char const* loss_scale_rule = "from 2.4e-38 to 4.2e37, so that 
 } // namespace detail
 
 // Throws invalid_argument naming the first field that cannot be.
-void check(loss_scaling_options const& options);
+void validate(loss_scaling_options const& options);
 
 [[nodiscard]] loss_scaler_state initial_state(loss_scaling_options const& options);
 
 // The state after a step. Pure; thread-safe.
-[[nodiscard]] loss_scaler_state next(loss_scaler_state state, loss_scaling_options const& options,
+[[nodiscard]] loss_scaler_state after_step(loss_scaler_state state, loss_scaling_options const& options,
                                      bool overflow) noexcept;
 
 ADAMANT_END_NAMESPACE

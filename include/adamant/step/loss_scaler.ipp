@@ -19,7 +19,7 @@ ADAMANT_DECL bool is_loss_scale(double scale) noexcept
 
 } // namespace detail
 
-ADAMANT_DECL void check(loss_scaling_options const& options)
+ADAMANT_DECL void validate(loss_scaling_options const& options)
 {
     auto const refuse = [](char const* key, double value, char const* rule) {
         throw invalid_argument(std::string("adamant: ") + key + " is " + detail::text(value) + ", but must be " + rule);
@@ -48,7 +48,7 @@ ADAMANT_DECL loss_scaler_state initial_state(loss_scaling_options const& options
     return {options.initial_scale, 0, options.hysteresis};
 }
 
-ADAMANT_DECL loss_scaler_state next(loss_scaler_state state, loss_scaling_options const& options,
+ADAMANT_DECL loss_scaler_state after_step(loss_scaler_state state, loss_scaling_options const& options,
                                     bool overflow) noexcept
 {
     if (overflow) {

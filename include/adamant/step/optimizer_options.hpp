@@ -15,6 +15,19 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
+// Which parameter group, and which shard, of an optimizer: they count from 0 in the order in which they were added. An
+// integer converts to either, so that loops may count; one does not convert to the other.
+struct group_id {
+    std::size_t index = 0;
+    constexpr group_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
+    friend bool operator==(group_id, group_id) = default;
+};
+struct shard_id {
+    std::size_t index = 0;
+    constexpr shard_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
+    friend bool operator==(shard_id, shard_id) = default;
+};
+
 // Parameters that are stepped with the same hyperparameters.
 struct parameter_group {
     std::string name;
@@ -78,7 +91,7 @@ void check_limits(double max_norm, double max_abs_grad);
 } // namespace detail
 
 // Throws invalid_argument naming the first option that cannot be.
-void check(optimizer_options const& options);
+void validate(optimizer_options const& options);
 
 ADAMANT_END_NAMESPACE
 

@@ -38,7 +38,7 @@ ADAMANT_DECL grad_squares reduced(optimizer_options const& options, grad_squares
 
 } // namespace detail
 
-ADAMANT_DECL void check(optimizer_options const& options)
+ADAMANT_DECL void validate(optimizer_options const& options)
 {
     detail::check_limits(options.max_norm, options.max_abs_grad);
     if (!(options.device_timeout_s > 0 && options.device_timeout_s <= 1e6))
@@ -48,7 +48,7 @@ ADAMANT_DECL void check(optimizer_options const& options)
     if (options.speculate > speculation::never)
         throw invalid_argument("adamant: speculate holds no speculation");
     if (options.loss_scaling)
-        check(*options.loss_scaling);
+        validate(*options.loss_scaling);
 }
 
 ADAMANT_END_NAMESPACE

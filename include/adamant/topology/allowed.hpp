@@ -33,16 +33,16 @@ inline pu_set pus_for(unsigned threads)
     return pus.empty() ? pu_set{0} : pus;
 #else
     machine const here = live_cores();
-    std::vector<core const*> order;
-    for (core const& c : here.cores)
+    std::vector<topology::core const*> order;
+    for (topology::core const& c : here.cores)
         if (c.pus.intersects(here.allowed))
             order.push_back(&c);
     detail::stable_sort(order.begin(), order.end(),
-                        [](core const* a, core const* b) { return a->efficiency > b->efficiency; });
+                        [](topology::core const* a, topology::core const* b) { return a->efficiency > b->efficiency; });
     pu_set chosen;
     for (std::size_t turn = 0; turn == 0 || (threads != 0 && chosen.size() < threads); ++turn) {
         std::size_t const before = chosen.size();
-        for (core const* const c : order) {
+        for (topology::core const* const c : order) {
             std::vector<unsigned> const pus = (c->pus & here.allowed).members();
             if (turn < pus.size() && (threads == 0 || chosen.size() < threads))
                 chosen.insert(pus[turn]);

@@ -72,7 +72,7 @@ protected:
     }
 
     // The GPU of a rank, where it has one and the machine knows where that is.
-    gpu const* gpu_of(unsigned rank) const
+    topology::gpu const* gpu_of(unsigned rank) const
     {
         if (request_.gpus.empty() || request_.gpus[rank].empty())
             return nullptr;
@@ -81,7 +81,7 @@ protected:
                        [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
         std::string known;
         for (std::size_t i = 0; i < machine_.gpus.size(); ++i) {
-            gpu const& g = machine_.gpus[i];
+            topology::gpu const& g = machine_.gpus[i];
             if (wanted == std::to_string(i) || wanted == g.pci || "0000:" + wanted == g.pci || wanted == "0000" + g.pci)
                 return &g;
             known += (known.empty() ? "" : ", ") + std::to_string(i) + " (" + g.pci + ")";
@@ -89,12 +89,12 @@ protected:
         throw unavailable("adamant: rank " + std::to_string(rank) + " is to drive GPU " + request_.gpus[rank] +
                           ", but " + machine_.source + " has " + (known.empty() ? "no GPU" : known));
     }
-    bool near(unsigned c, gpu const* device) const
+    bool near(unsigned c, topology::gpu const* device) const
     {
         return device != nullptr && machine_.cores[c].pus.intersects(device->pus);
     }
     // How many of some cores are near.
-    std::size_t near(core_list const& cores, gpu const* device) const
+    std::size_t near(core_list const& cores, topology::gpu const* device) const
     {
         return static_cast<std::size_t>(
             std::count_if(cores.begin(), cores.end(), [&](unsigned c) { return near(c, device); }));
@@ -107,7 +107,7 @@ protected:
     {
         distances all(ranks, std::vector<unsigned char>(machine_.cores.size(), 2));
         for (unsigned r = 0; r < ranks; ++r) {
-            gpu const* const device = gpu_of(first + r);
+            topology::gpu const* const device = gpu_of(first + r);
             if (device == nullptr || near(pool, device) == pool.size())
                 continue;
             for (unsigned const c : pool) {

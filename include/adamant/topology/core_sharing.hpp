@@ -76,7 +76,7 @@ protected:
             g.ranks.clear();
         std::vector<unsigned> anywhere;
         for (unsigned r = first; r < first + ranks; ++r) {
-            gpu const* const device = gpu_of(r);
+            topology::gpu const* const device = gpu_of(r);
             group* best = nullptr;
             for (group& g : groups)
                 if (near(g.cores.front(), device) && has_room(g) &&

@@ -113,7 +113,7 @@ inline void read_cores(hwloc_topology_t t, machine& into)
     }
     if (into.packages.empty()) // some virtual machines and boards do not say
         into.packages.push_back({into.pus()});
-    for (core& c : into.cores)
+    for (topology::core& c : into.cores)
         for (unsigned p = 0; p < into.packages.size(); ++p)
             if (into.packages[p].pus.intersects(c.pus))
                 c.package = p;
@@ -124,7 +124,7 @@ inline void read_cores(hwloc_topology_t t, machine& into)
         if (hwloc_cpukinds_get_info(t, static_cast<unsigned>(k), kind.get(), &efficiency, nullptr, nullptr, 0) != 0 ||
             efficiency < 0)
             continue;
-        for (core& c : into.cores)
+        for (topology::core& c : into.cores)
             if (hwloc_bitmap_isset(kind.get(), c.pus.front()))
                 c.efficiency = static_cast<unsigned>(efficiency);
     }
@@ -139,7 +139,7 @@ inline void read_nodes(hwloc_topology_t t, machine& into)
     for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_obj_by_type(t, HWLOC_OBJ_NUMANODE, o)) != nullptr;)
         into.nodes.push_back({o->os_index, o->attr->numanode.local_memory, to_index_set(o->cpuset),
                               kind_of_node(o->subtype), allowed.contains(o->os_index)});
-    for (core& c : into.cores)
+    for (topology::core& c : into.cores)
         c.node = main_node(into, c.pus);
 }
 
@@ -147,7 +147,7 @@ inline void read_gpus(hwloc_topology_t t, machine& into)
 {
     // A server's management controller is a display adapter too, so plain ones count only where there is nothing
     // better.
-    std::vector<std::pair<bool, gpu>> found;
+    std::vector<std::pair<bool, topology::gpu>> found;
     for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_pcidev(t, o)) != nullptr;) {
         auto const& pci = o->attr->pcidev;
         if (pci.class_id >> 8 != 0x03 && pci.class_id >> 8 != 0x12)
@@ -178,7 +178,7 @@ inline void read_gpus(hwloc_topology_t t, machine& into)
     for (auto& [accelerator, device] : found)
         if (accelerator || !any_accelerator)
             into.gpus.push_back(std::move(device));
-    std::sort(into.gpus.begin(), into.gpus.end(), [](gpu const& a, gpu const& b) { return a.pci < b.pci; });
+    std::sort(into.gpus.begin(), into.gpus.end(), [](topology::gpu const& a, topology::gpu const& b) { return a.pci < b.pci; });
 }
 
 // A file may say anything, and hwloc takes what no machine has. Throws invalid_argument.

@@ -29,6 +29,8 @@ enum class memory_kind { dram, hbm, gpu, nvm, other };
 // Where a core has no memory of its own: its node has no DIMM, is offline or is outside the cgroup's view.
 inline constexpr unsigned no_node = ~0u;
 
+namespace topology {
+
 // A physical core. Cores are numbered by their place in machine::cores, which is hwloc's logical order: neighbours
 // share caches.
 struct core {
@@ -62,14 +64,16 @@ struct gpu {
     pu_set pus;       // the PUs near it; all of them where the machine does not say
 };
 
+} // namespace topology
+
 // What is in a machine. Any PU of a core is in no other core.
 struct machine {
     std::string source; // "this machine", or the file or description it was read from
-    std::vector<package> packages;
-    std::vector<numa_node> nodes; // memory-only ones too
-    std::vector<cache> caches;
-    std::vector<core> cores;
-    std::vector<gpu> gpus; // in order of PCI address
+    std::vector<topology::package> packages;
+    std::vector<topology::numa_node> nodes; // memory-only ones too
+    std::vector<topology::cache> caches;
+    std::vector<topology::core> cores;
+    std::vector<topology::gpu> gpus; // in order of PCI address
     pu_set allowed;   // the PUs that may be used: of the process where live (affinity and cgroup), else of the file
     pu_set offline;   // PUs that exist and are switched off
     std::string note; // what is worth knowing about `allowed`; mostly empty
@@ -78,7 +82,7 @@ struct machine {
     // Whether the cores differ in speed.
     [[nodiscard]] bool hybrid() const noexcept;
     // The memory that is a core's own; null where none is.
-    [[nodiscard]] numa_node const* memory_of(core const& c) const noexcept;
+    [[nodiscard]] topology::numa_node const* memory_of(topology::core const& c) const noexcept;
 };
 
 // The place in machine.nodes of the memory that a core with these PUs should use: of the nodes local to all of them one

@@ -9,27 +9,27 @@ ADAMANT_BEGIN_NAMESPACE
 ADAMANT_DECL pu_set machine::pus() const
 {
     pu_set all;
-    for (core const& c : cores)
+    for (topology::core const& c : cores)
         all |= c.pus;
     return all;
 }
 
 ADAMANT_DECL bool machine::hybrid() const noexcept
 {
-    for (core const& c : cores)
+    for (topology::core const& c : cores)
         if (c.efficiency != cores.front().efficiency)
             return true;
     return false;
 }
 
-ADAMANT_DECL numa_node const* machine::memory_of(core const& c) const noexcept
+ADAMANT_DECL topology::numa_node const* machine::memory_of(topology::core const& c) const noexcept
 {
     return c.node < nodes.size() ? &nodes[c.node] : nullptr;
 }
 
 ADAMANT_DECL unsigned main_node(machine const& machine, pu_set const& pus)
 {
-    auto const ahead = [](numa_node const& a, numa_node const& b) {
+    auto const ahead = [](topology::numa_node const& a, topology::numa_node const& b) {
         if (a.allowed != b.allowed)
             return a.allowed;
         if (a.pus.size() != b.pus.size())
@@ -65,7 +65,7 @@ ADAMANT_DECL pu_set parse_pus(std::string_view text, machine const& machine)
         };
         if (scanner.take("numa:"))
             add("NUMA node", machine.nodes.size(), [&](unsigned i) {
-                for (numa_node const& node : machine.nodes)
+                for (topology::numa_node const& node : machine.nodes)
                     if (node.os_index == i)
                         return node.pus;
                 return pu_set{};

@@ -272,7 +272,7 @@ private:
         got.host_pus = pus_of(r.host, hosts);
         std::size_t without_memory = 0;
         for (unsigned const c : r.adam)
-            if (numa_node const* const memory = machine_.memory_of(machine_.cores[c]); memory == nullptr)
+            if (topology::numa_node const* const memory = machine_.memory_of(machine_.cores[c]); memory == nullptr)
                 ++without_memory;
             else if (memory->allowed)
                 got.numa_nodes.insert(memory->os_index);
@@ -313,7 +313,7 @@ private:
         if (machine_.hybrid())
             why += std::string("; the fast cores go to the ") +
                    (request_.fast == fast_cores::optimizer ? "optimizer" : "host") + " first";
-        if (gpu const* const device = gpu_of(rank)) {
+        if (topology::gpu const* const device = gpu_of(rank)) {
             std::size_t const close = near(r.adam, device);
             if (close == 0)
                 why += "; not near its GPU ";

@@ -79,7 +79,7 @@ private:
         for (unsigned count = 1; count <= found_.of; ++count) {
             rank_cores const cores = cores_for_trial(on_, request_, count, found_.of)[0];
             std::size_t ways = cores.numa_nodes.size();
-            for (cache const& c : on_.caches)
+            for (topology::cache const& c : on_.caches)
                 ways += c.level == 3 && c.pus.intersects(cores.adam_pus);
             if (count > 1 && ways > before)
                 all.push_back(count - 1);

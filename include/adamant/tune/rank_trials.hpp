@@ -22,7 +22,7 @@ namespace detail {
 inline unsigned cores_in(machine const& on, pu_set const& pus)
 {
     unsigned count = 0;
-    for (core const& c : on.cores)
+    for (topology::core const& c : on.cores)
         count += c.pus.intersects(pus);
     return count;
 }
@@ -37,7 +37,7 @@ inline std::vector<rank_cores> cores_for_trial(machine const& on, core_request r
     request.cpuadam_cores = std::max(1u, std::min(count, of - 1));
     std::vector<rank_cores> ranks = select_cores(on, request);
     for (rank_cores& r : ranks)
-        for (core const& c : on.cores)
+        for (topology::core const& c : on.cores)
             if (c.pus.intersects(r.host_pus) && cores_in(on, r.adam_pus) < count) {
                 r.adam_pus |= c.pus & r.host_pus;
                 r.host_pus = r.host_pus - c.pus;
@@ -65,7 +65,7 @@ inline unsigned cores_of_each_rank(machine const& on, core_request request)
 inline std::size_t trial_elements(machine const& on, shard_format const& format, unsigned ranks)
 {
     std::size_t cached = std::size_t{32} << 20;
-    for (cache const& c : on.caches)
+    for (topology::cache const& c : on.caches)
         cached += c.level == 3 ? c.bytes : 0;
     std::size_t const each = memory_bytes(format.types) * ranks;
     // Two sets of arrays are there at once, of the counts that are compared.

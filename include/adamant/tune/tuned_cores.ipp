@@ -45,7 +45,7 @@ ADAMANT_DECL tuning_key tuning_key_of(machine const& on, core_request const& req
     for (std::string const& gpu : request.gpus)
         gpus += (gpus.empty() ? "" : "; ") + gpu;
     std::string nodes;
-    for (numa_node const& node : on.nodes)
+    for (topology::numa_node const& node : on.nodes)
         nodes += (nodes.empty() ? "" : "; ") + to_list(node.pus) + " " + std::string(name(node.kind));
     return {{{"processor", cpu_model()},
              {"packages", count(on.packages.size())},
