@@ -41,7 +41,7 @@ function(fails pattern)
 endfunction()
 
 run()
-if(err MATCHES "compiled without it")
+if(err MATCHES "compiled without hwloc")
     fails("install hwloc")
     message("SKIPPED: no hwloc")
     return()
