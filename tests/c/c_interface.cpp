@@ -966,6 +966,91 @@ TEST_CASE("C: a step has the same bits in every way to take it")
             }
 }
 
+TEST_CASE("C: chunks and prefetching are options, and an older program's struct goes without")
+{
+    adamant_executor_options options{};
+    ok(adamant_executor_options_init(&options, sizeof options));
+    CHECK(options.max_chunk_elems == 0);
+    CHECK(options.prefetch_bytes == ADAMANT_AUTOMATIC_BYTES);
+    options.threads = 1;
+    options.max_chunk_elems = 8192;
+    options.prefetch_bytes = 0;
+    adamant_executor* made = nullptr;
+    ok(adamant_executor_create(&options, &made));
+    adamant_executor_free(made);
+    options.prefetch_bytes = std::size_t{1} << 32;
+    refused(adamant_executor_create(&options, &made), "prefetch_bytes is 4294967296");
+    options.struct_bytes = 40; // of the first version, which had neither
+    ok(adamant_executor_create(&options, &made));
+    adamant_executor_free(made);
+}
+
+TEST_CASE("C: a step without an optimizer has an optimizer's bits, and so has the norm's sum")
+{
+    executor const cpu = make_executor(2);
+    test::random_bits random(7);
+    constexpr std::size_t n = 9001;
+    std::vector<float> param(n), grad(n), exp_avg(n), exp_avg_sq(n);
+    for (std::size_t i = 0; i < n; ++i) {
+        param[i] = test::value_of(test::values::ordinary, random, -6, -1);
+        grad[i] = test::value_of(test::values::ordinary, random, -8, -2);
+    }
+    std::vector<float> same_param = param, same_avg = exp_avg, same_sq = exp_avg_sq;
+    adamant_shard s = shard();
+    s.elements = n;
+    s.param = param.data();
+    s.grad = grad.data();
+    s.exp_avg = exp_avg.data();
+    s.exp_avg_sq = exp_avg_sq.data();
+    adamant_hyperparameters h = hyperparameters();
+    h.weight_decay = 0.1;
+    h.decay = ADAMANT_DECAY_DECOUPLED;
+    adamant_optimizer* made = nullptr;
+    ok(adamant_optimizer_create(cpu.get(), nullptr, &made));
+    optimizer const o(made);
+    ok(adamant_add_group(made, "g", &h, 0, nullptr));
+    ok(adamant_add_shard(made, 0, "w", &s, nullptr));
+    adamant_step_values values{};
+    ok(adamant_step_values_init(&values, sizeof values));
+    values.has_loss_scale = 1;
+    values.loss_scale = 8;
+    adamant_report report{};
+    report.struct_bytes = sizeof report;
+    adamant_shard mine = s;
+    mine.param = same_param.data();
+    mine.exp_avg = same_avg.data();
+    mine.exp_avg_sq = same_sq.data();
+    for (std::uint64_t t = 1; t <= 3; ++t) {
+        ok(adamant_step(made, &values, &report));
+        std::uint64_t nonfinite = 9;
+        ok(adamant_step_shard(cpu.get(), &mine, &h, t, 8, 1, &nonfinite));
+        CHECK(nonfinite == 0);
+        double sum = 0;
+        ok(adamant_sum_of_squares(cpu.get(), grad.data(), ADAMANT_FLOAT32, n, &sum, nullptr));
+        CHECK(std::sqrt(sum) / 8 == report.global_norm);
+    }
+    CHECK(param == same_param);
+    CHECK(exp_avg == same_avg);
+    CHECK(exp_avg_sq == same_sq);
+
+    grad[5] = std::numeric_limits<float>::infinity();
+    std::uint64_t nonfinite = 0;
+    ok(adamant_sum_of_squares(cpu.get(), grad.data(), ADAMANT_FLOAT32, n, nullptr, &nonfinite));
+    CHECK(nonfinite == 1);
+    same_param = param;
+    refused(adamant_step_shard(cpu.get(), &s, &h, 0, 1, 1, nullptr), "step");
+    refused(adamant_step_shard(cpu.get(), &s, &h, 1, 0, 1, nullptr), "loss_scale is 0");
+    refused(adamant_step_shard(nullptr, &s, &h, 1, 1, 1, nullptr), "the executor is a null pointer");
+    refused(adamant_step_shard(cpu.get(), nullptr, &h, 1, 1, 1, nullptr), "adamant_shard is a null pointer");
+    refused(adamant_sum_of_squares(cpu.get(), grad.data(), ADAMANT_NONE, n, nullptr, nullptr), "has no type");
+    refused(adamant_sum_of_squares(cpu.get(), grad.data(), 4, n, nullptr, nullptr), "dtype is 4");
+    refused(adamant_sum_of_squares(cpu.get(), nullptr, ADAMANT_BFLOAT16, n, nullptr, nullptr), "grad is null");
+    mine.accumulator = same_avg.data();
+    mine.accumulator_dtype = ADAMANT_FLOAT32;
+    refused(adamant_step_shard(cpu.get(), &mine, &h, 1, 1, 1, nullptr), "is given an accumulator");
+    CHECK(param == same_param);
+}
+
 TEST_CASE("C: infinities, dynamic loss scale, shards left out, accumulation")
 {
     model m;

@@ -289,16 +289,25 @@ adamant::executor from_c(adamant_executor_options const* options)
 {
     if (options == nullptr)
         return adamant::executor();
-    adamant_executor_options const o = read(options);
+    adamant_executor_options known{};
+    known.prefetch_bytes = ADAMANT_AUTOMATIC_BYTES;
+    adamant_executor_options const o = read(options, known);
+    if (o.prefetch_bytes != ADAMANT_AUTOMATIC_BYTES && o.prefetch_bytes > std::numeric_limits<std::uint32_t>::max())
+        throw invalid_argument("adamant: prefetch_bytes is " + std::to_string(o.prefetch_bytes) +
+                               ", but must be below 4 GiB, or ADAMANT_AUTOMATIC_BYTES");
     adamant::binding const bindings[] = {adamant::binding::automatic, adamant::binding::required,
                                          adamant::binding::if_possible, adamant::binding::none};
     static_cast<void>(to_enum(o.bind, ADAMANT_BIND_NONE, "bind"));
-    adamant::executor_options const to{.tier = o.isa == nullptr || *o.isa == '\0' ? adamant::isa::automatic
-                                                                                  : adamant::parse_isa(o.isa),
-                                       .threads = o.threads,
-                                       .pus = adamant::parse_index_set(text_or_empty(o.pus)),
-                                       .bind = bindings[o.bind],
-                                       .min_slice_elems = o.min_slice_elems};
+    adamant::executor_options to{.tier = o.isa == nullptr || *o.isa == '\0' ? adamant::isa::automatic
+                                                                            : adamant::parse_isa(o.isa),
+                                 .threads = o.threads,
+                                 .pus = adamant::parse_index_set(text_or_empty(o.pus)),
+                                 .bind = bindings[o.bind],
+                                 .min_slice_elems = o.min_slice_elems};
+    if (o.max_chunk_elems != 0)
+        to.max_chunk_elems = o.max_chunk_elems;
+    if (o.prefetch_bytes != ADAMANT_AUTOMATIC_BYTES)
+        to.prefetch_bytes = static_cast<std::uint32_t>(o.prefetch_bytes);
     return adamant::executor(to);
 }
 
@@ -538,6 +547,7 @@ adamant_status adamant_executor_options_init(adamant_executor_options* options, 
 {
     adamant_executor_options defaults{};
     defaults.min_slice_elems = adamant::executor_options{}.min_slice_elems;
+    defaults.prefetch_bytes = ADAMANT_AUTOMATIC_BYTES;
     return init(options, struct_bytes, defaults);
 }
 adamant_status adamant_executor_create(const adamant_executor_options* options, adamant_executor** made)
@@ -625,6 +635,32 @@ adamant_status adamant_shard_init(adamant_shard* shard, size_t struct_bytes)
     adamant_shard defaults{};
     defaults.param_dtype = defaults.grad_dtype = defaults.exp_avg_dtype = defaults.exp_avg_sq_dtype = ADAMANT_FLOAT32;
     return init(shard, struct_bytes, defaults);
+}
+adamant_status adamant_step_shard(const adamant_executor* executor, const adamant_shard* shard,
+                                  const adamant_hyperparameters* hyper, uint64_t step_number, double loss_scale,
+                                  double clip_coefficient, uint64_t* nonfinite)
+{
+    return guarded([&] {
+        adamant::executor const& cpu = needed(executor, "the executor").cpu;
+        shard_of_c const s = make_shard(read(shard));
+        if (s.accumulator.type != adamant::dtype::none)
+            throw invalid_argument(
+                "adamant: adamant_step_shard() is given an accumulator, which it has no use for; set "
+                "accumulator_dtype to ADAMANT_NONE, or accumulate with an optimizer");
+        give(nonfinite, step(cpu, s.view, from_c(hyper), step_number,
+                             {.loss_scale = loss_scale, .clip_coefficient = clip_coefficient})
+                            .nonfinite_grads);
+    });
+}
+adamant_status adamant_sum_of_squares(const adamant_executor* executor, const void* grad, adamant_dtype dtype,
+                                      size_t elements, double* sum, uint64_t* nonfinite)
+{
+    return guarded([&] {
+        adamant::dtype const type = to_enum(dtype, adamant::dtype::float16, "dtype");
+        adamant::grad_squares const found = sum_of_squares(needed(executor, "the executor").cpu, grad, type, elements);
+        give(sum, found.sum);
+        give(nonfinite, found.nonfinite);
+    });
 }
 adamant_status adamant_add_shard(adamant_optimizer* optimizer, size_t group, const char* name,
                                  const adamant_shard* shard, size_t* number)

@@ -110,6 +110,8 @@ enum {
     ADAMANT_BIND_NONE = 3
 };
 
+#define ADAMANT_AUTOMATIC_BYTES SIZE_MAX
+
 typedef struct adamant_executor_options {
     size_t struct_bytes;
     const char* isa;  /* "scalar", "generic", "avx2", "avx512", "avx512_bf16"; may be null or "automatic":
@@ -118,6 +120,8 @@ typedef struct adamant_executor_options {
     uint32_t threads; /* 0: one to a PU. 1: one thread that is bound to nothing, unless pus is given */
     adamant_binding bind;
     size_t min_slice_elems; /* of adamant_load_safetensors() and adamant_accumulate(): fewer threads below it */
+    size_t max_chunk_elems; /* no thread takes more at once; 0: the default, 65536. It changes no bit, as the next */
+    size_t prefetch_bytes;  /* how far ahead a step asks for memory; ADAMANT_AUTOMATIC_BYTES: the default, 2048 */
 } adamant_executor_options;
 ADAMANT_C_API adamant_status adamant_executor_options_init(adamant_executor_options* options, size_t struct_bytes);
 
@@ -169,8 +173,6 @@ enum {
  * adamant_step() in their thread, and for adamant_step_async() in a thread of the executor. Must not call this
  * optimizer, nor wait for anyone who does. */
 typedef int32_t (*adamant_reduce)(void* user, double* sum, uint64_t* nonfinite);
-
-#define ADAMANT_AUTOMATIC_BYTES SIZE_MAX
 
 typedef struct adamant_optimizer_options {
     size_t struct_bytes;
@@ -273,6 +275,27 @@ typedef struct adamant_shard {
     size_t begin;
 } adamant_shard;
 ADAMANT_C_API adamant_status adamant_shard_init(adamant_shard* shard, size_t struct_bytes);
+
+/* ---- A step without an optimizer --------------------------------------------------------------------------------- */
+
+/* For an engine that keeps its own count: Adam or AdamW once, in place, on every element of the shard, with nothing
+ * remembered between calls. The executor's threads do it. The gradient is multiplied by clip_coefficient / loss_scale
+ * first; both are 1 where there is no clipping and no scaling. The shard's accumulator has to be ADAMANT_NONE; its place is
+ * not looked at. step_number counts from 1. How many gradients were infinite or NaN, which went into the step as they are,
+ * to *nonfinite, which may be null. Has the bits of adamant_step() with the same values. Thread-safe, for shards that do
+ * not overlap. invalid argument, before anything is written: types, pointers, hyperparameters or factors that cannot be,
+ * and step number 0. */
+ADAMANT_C_API adamant_status adamant_step_shard(const adamant_executor* executor, const adamant_shard* shard,
+                                                const adamant_hyperparameters* hyper, uint64_t step_number,
+                                                double loss_scale, double clip_coefficient, uint64_t* nonfinite);
+/* The sum of squares of a gradient's finite elements, and how many others it has, in one pass: what the norm is made of.
+ * Added over blocks of 4096 elements in order, so the same bits for every instruction set and number of threads. Both
+ * results may be null. Thread-safe. invalid argument: a null pointer with elements, or no type. */
+ADAMANT_C_API adamant_status adamant_sum_of_squares(const adamant_executor* executor, const void* grad,
+                                                    adamant_dtype dtype, size_t elements, double* sum,
+                                                    uint64_t* nonfinite);
+
+/* ---- Shards of an optimizer -------------------------------------------------------------------------------------- */
 
 /* A new shard of a group; its number to *number, which may be null. name: its parameter's, by which checkpoints go; in
  * UTF-8. The order of shards is the order in which the norm is added up. invalid argument: types, pointers or a place
