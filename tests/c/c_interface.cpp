@@ -482,13 +482,13 @@ struct longer {
     }
     Struct& it() { return *reinterpret_cast<Struct*>(bytes); }
 };
-// use() takes the struct; with every size that can and cannot be.
+// use() takes the struct; with every size that can and cannot be. first_bytes: its size in version 1.
 template <class Struct, class Init, class Use>
-void check_struct(Init init, std::string const& name, Use use)
+void check_struct(Init init, std::string const& name, Use use, std::size_t first_bytes = sizeof(Struct))
 {
     Struct known = initialised<Struct>(init);
     for (std::size_t const bytes :
-         {std::size_t{0}, sizeof(std::size_t), sizeof(Struct) - 1, std::size_t{4097}, SIZE_MAX}) {
+         {std::size_t{0}, sizeof(std::size_t), first_bytes - 1, std::size_t{4097}, SIZE_MAX}) {
         Struct untouched = known;
         refused(init(&untouched, bytes), name + " is " + std::to_string(bytes));
         REQUIRE(std::memcmp(&untouched, &known, sizeof known) == 0);
@@ -516,13 +516,16 @@ TEST_CASE("C: structs of other versions")
         it->ranks = 1;
         return adamant_select_cores(it, text, sizeof text, nullptr, 0);
     });
-    check_struct<adamant_executor_options>(adamant_executor_options_init, "adamant_executor_options", [](auto* it) {
-        adamant_executor* made = nullptr;
-        it->threads = 1;
-        adamant_status const s = adamant_executor_create(it, &made);
-        adamant_executor_free(made);
-        return s;
-    });
+    check_struct<adamant_executor_options>(
+        adamant_executor_options_init, "adamant_executor_options",
+        [](auto* it) {
+            adamant_executor* made = nullptr;
+            it->threads = 1;
+            adamant_status const s = adamant_executor_create(it, &made);
+            adamant_executor_free(made);
+            return s;
+        },
+        40);
     auto const create = [&](adamant_optimizer_options const* it) {
         adamant_optimizer* made = nullptr;
         adamant_status const s = adamant_optimizer_create(cpu.get(), it, &made);

@@ -15,7 +15,7 @@ namespace detail {
 {
     throw unavailable("adamant: " + what +
                       " is to be read, but the library was compiled without hwloc "
-                      "(ADAMANT_NO_HWLOC), which does that; compile it with hwloc");
+                      "(ADAMANT_NO_HWLOC), which does that; install hwloc (libhwloc-dev) and compile again");
 }
 
 } // namespace detail
