@@ -35,12 +35,12 @@ struct adam_values {
     bool bias_correction = true;
 };
 // AdamW: decoupled decay. Pure, as the next.
-[[nodiscard]] constexpr hyperparameters adamw(adam_values const& v = {}) noexcept
+[[nodiscard]] ADAMANT_ALWAYS_INLINE constexpr hyperparameters adamw(adam_values const& v = {}) noexcept
 {
     return {v.lr, v.beta1, v.beta2, v.eps, v.weight_decay, decay_mode::decoupled, v.bias_correction};
 }
 // Adam: weight_decay is added to the gradient, as L2 regularisation.
-[[nodiscard]] constexpr hyperparameters adam(adam_values const& v = {}) noexcept
+[[nodiscard]] ADAMANT_ALWAYS_INLINE constexpr hyperparameters adam(adam_values const& v = {}) noexcept
 {
     return {v.lr, v.beta1, v.beta2, v.eps, v.weight_decay, decay_mode::l2, v.bias_correction};
 }

@@ -19,12 +19,12 @@ ADAMANT_BEGIN_NAMESPACE
 // integer converts to either, so that loops may count; one does not convert to the other.
 struct group_id {
     std::size_t index = 0;
-    constexpr group_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
+    ADAMANT_ALWAYS_INLINE constexpr group_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
     friend bool operator==(group_id, group_id) = default;
 };
 struct shard_id {
     std::size_t index = 0;
-    constexpr shard_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
+    ADAMANT_ALWAYS_INLINE constexpr shard_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
     friend bool operator==(shard_id, shard_id) = default;
 };
 
