@@ -7,6 +7,8 @@ struct simd {
     static constexpr std::size_t vectors = 2;
     static constexpr bool can_stream = true;
     static constexpr bool has_masks = false;
+    static constexpr bool has_fast_paths = true;
+    static constexpr bool may_have_bfloat16 = false;
     using f32 = __m256;
     using u32 = __m256i;
 
@@ -159,7 +161,7 @@ struct simd {
             _mm_storeu_si128(reinterpret_cast<__m128i_u*>(address), narrow<T>(x));
     }
     template <class T, bool Interleaved>
-    ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b)
+    ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b, bool)
     {
         if constexpr (std::is_same_v<T, float>) {
             store<T>(address, a);
@@ -174,7 +176,7 @@ struct simd {
         }
     }
     template <class T>
-    ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b)
+    ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b, bool)
     {
         _mm256_stream_si256(reinterpret_cast<__m256i*>(address), narrow_pair<T>(a, b));
     }

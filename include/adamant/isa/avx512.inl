@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The AVX-512 facade; see kernel/targets.hpp for where and how it is included, and isa/generic.hpp for what each
-// function means. With ADAMANT_AVX512_BF16 the bfloat16 store uses the processor's own conversion, which rounds to
-// nearest even whatever the mode, and flushes subnormals, of which a step has none left when it stores.
+// function means. It serves AVX512_BF16 as well, which has one more instruction: a conversion to bfloat16.
 
 struct simd {
     static constexpr std::size_t lanes = 16;
     static constexpr std::size_t vectors = 2;
     static constexpr bool can_stream = true;
     static constexpr bool has_masks = true;
+    static constexpr bool has_fast_paths = true;
+    static constexpr bool may_have_bfloat16 = true;
     using f32 = __m512;
     using u32 = __m512i;
 
@@ -75,7 +76,8 @@ struct simd {
     ADAMANT_SIMD static f32 widen(__m256i half)
     {
         if constexpr (std::is_same_v<T, bfloat16>)
-            return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, upper_words(), _mm512_castsi256_si512(half)));
+            return _mm512_castsi512_ps(
+                _mm512_maskz_permutexvar_epi16(0xaaaaaaaau, upper_words(), _mm512_castsi256_si512(half)));
         else
             return _mm512_cvtph_ps(half);
     }
@@ -96,19 +98,27 @@ struct simd {
         else
             return widen<T>(_mm256_maskz_loadu_epi16(first_lanes(count), address));
     }
+    // AVX512_BF16's conversion rounds to nearest even whatever the mode, and flushes subnormals, of which a step has
+    // none left when it stores. As assembly, so that no compiler uses that instruction set anywhere else.
+    ADAMANT_SIMD static __m256i narrow_natively(f32 x)
+    {
+#if defined(ADAMANT_EMULATED_AVX512)
+        return __builtin_bit_cast(__m256i, _mm512_cvtneps_pbh(x));
+#else
+        __m256i half;
+        asm("vcvtneps2bf16 {%1, %0|%0, %1}" : "=v"(half) : "v"(x));
+        return half;
+#endif
+    }
     template <class T>
     ADAMANT_SIMD static __m256i narrow(f32 x)
     {
         if constexpr (std::is_same_v<T, float16>) {
             return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         } else {
-#if defined(ADAMANT_AVX512_BF16)
-            return __builtin_bit_cast(__m256i, _mm512_cvtneps_pbh(x));
-#else
             u32 const lsb = _mm512_and_epi32(_mm512_srli_epi32(bits(x), 16), set(1u));
             u32 const rounded = _mm512_add_epi32(_mm512_add_epi32(bits(x), set(0x7fffu)), lsb);
             return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
-#endif
         }
     }
     template <class T>
@@ -133,17 +143,39 @@ struct simd {
         a = load<T>(address);
         b = load<T>(address + lanes * sizeof(T));
     }
-    template <class T, bool>
-    ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b)
+    template <class T>
+    ADAMANT_SIMD static void narrow_pair(f32 a, f32 b, bool natively, __m256i& half_a, __m256i& half_b)
     {
-        store<T>(address, a);
-        store<T>(address + lanes * sizeof(T), b);
+        if constexpr (std::is_same_v<T, bfloat16>) {
+            if (natively) {
+                half_a = narrow_natively(a);
+                half_b = narrow_natively(b);
+                return;
+            }
+        }
+        half_a = narrow<T>(a);
+        half_b = narrow<T>(b);
+    }
+    template <class T, bool>
+    ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b, bool natively)
+    {
+        if constexpr (std::is_same_v<T, float>) {
+            store<T>(address, a);
+            store<T>(address + lanes * sizeof(T), b);
+        } else {
+            __m256i half_a, half_b;
+            narrow_pair<T>(a, b, natively, half_a, half_b);
+            _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), half_a);
+            _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address + lanes * sizeof(T)), half_b);
+        }
     }
     template <class T>
-    ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b)
+    ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b, bool natively)
     {
-        _mm256_stream_si256(reinterpret_cast<__m256i*>(address), narrow<T>(a));
-        _mm256_stream_si256(reinterpret_cast<__m256i*>(address) + 1, narrow<T>(b));
+        __m256i half_a, half_b;
+        narrow_pair<T>(a, b, natively, half_a, half_b);
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(address), half_a);
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(address) + 1, half_b);
     }
     ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
 

@@ -30,6 +30,14 @@ struct simd {
     static constexpr std::size_t vectors = 4;       // that the fast path takes at a time; an even number
     static constexpr bool can_stream = false;       // whether stream_pair() does so
     static constexpr bool has_masks = false;        // whether there are load_first() and store_first(), of `count` lanes
+    // On x86 this tier is for processors without AVX2, which have no fused multiply-add: emulating it takes most of the
+    // time, so the careful path alone serves them, and programs compile faster.
+#if defined(__x86_64__)
+    static constexpr bool has_fast_paths = false;
+#else
+    static constexpr bool has_fast_paths = true;
+#endif
+    static constexpr bool may_have_bfloat16 = false; // whether some processors of the tier convert to bfloat16 themselves
 
     ADAMANT_SIMD static f32 set(float x) { return f32(x); }
     // a - b; where b is a product, no compiler fuses the two.
@@ -130,20 +138,28 @@ struct simd {
         return xsimd::any(x >= set(float_sign_bit));
     }
 
+    // All ones in lanes above `bound`, else zeros; neither has the highest bit set, so that they are subtracted, where
+    // SSE2 lacks an unsigned comparison.
+    ADAMANT_SIMD static u32 above(u32 x, std::uint32_t bound)
+    {
+        using i32 = xsimd::batch<std::int32_t>;
+        return cast<u32>(cast<i32>(set(bound) - x) >> 31);
+    }
     // Zero of x's sign where the bits of |x| are at most up_to, else x.
     ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)
     {
-        return from_bits(xsimd::select(abs_bits(x) > set(up_to), bits(x), bits(x) & set(float_sign_bit)));
+        return from_bits(bits(x) & (above(abs_bits(x), up_to) | set(float_sign_bit)));
     }
     // x, and the NaN with canonical_nan_bits where `of` is any NaN.
     ADAMANT_SIMD static f32 canonical(f32 x, f32 of)
     {
-        return from_bits(xsimd::select(abs_bits(of) > set(float_infinity_bits), set(canonical_nan_bits), bits(x)));
+        u32 const nan = above(abs_bits(of), float_infinity_bits);
+        return from_bits((bits(x) & ~nan) | (set(canonical_nan_bits) & nan));
     }
     // All ones in lanes that are finite, else zeros.
     ADAMANT_SIMD static u32 finite_mask(f32 x)
     {
-        return xsimd::select(abs_bits(x) < set(float_infinity_bits), set(~0u), set(0u));
+        return ~above(abs_bits(x), float_infinity_bits - 1);
     }
     // How many lanes are infinite or NaN.
     ADAMANT_SIMD static unsigned count_nonfinite(f32 x)
@@ -187,7 +203,8 @@ struct simd {
         }
     }
     // Two vectors that follow each other in memory. Interleaved, which is for bfloat16: the elements may be spread over
-    // the two in another order, the same in load_pair and store_pair, if that is faster.
+    // the two in another order, the same in load_pair and store_pair, if that is faster. The last argument says that the
+    // processor has a conversion to bfloat16 of its own, where a facade serves processors with and without.
     template <class T, bool Interleaved>
     ADAMANT_SIMD static void load_pair(std::byte const* address, f32& a, f32& b)
     {
@@ -195,7 +212,7 @@ struct simd {
         b = load<T>(address + lanes * sizeof(T));
     }
     template <class T, bool Interleaved>
-    ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b)
+    ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b, bool)
     {
         store<T>(address, a);
         store<T>(address + lanes * sizeof(T), b);
@@ -203,9 +220,9 @@ struct simd {
     // Like store_pair for a 16-bit type, not interleaved, past the caches; the address is a multiple of the bytes
     // written. stream_fence() orders it.
     template <class T>
-    ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b)
+    ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b, bool)
     {
-        store_pair<T, false>(address, a, b);
+        store_pair<T, false>(address, a, b, false);
     }
     ADAMANT_SIMD static void stream_fence() {}
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step over anything that the fast paths do not take: values next to zero, infinities, NaNs, and what is left over
-// for less than a group. Included by kernel/fused_step.inl, once per instruction set.
+// The step over anything that the fast paths refuse: values next to zero, infinities, NaNs, and what is left over for
+// less than a group. Included by kernel/fused_step.inl, once per instruction set.
+//
+// It is compiled once for all element types, which are values here: it converts stretches of all arrays into buffers of
+// floats and back. That is slower than a loop for each combination of types would be, and a quarter of the code.
 
 // A whole vector, or only its first `count` elements: then no byte beyond them is touched, and the other lanes are
 // zero. Without masks they go through a buffer. That is slow, because a load waits for all earlier stores that it
@@ -42,77 +45,96 @@ ADAMANT_SIMD void store_carefully(std::byte* address, simd::f32 x, std::size_t c
     store_first<T, Whole>(address, x, count);
 }
 
-// Pointers to element i of each array.
+// The types of the arrays of a shard.
+struct array_types {
+    dtype param, grad, exp_avg, exp_avg_sq, weight_out;
+};
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-ADAMANT_SIMD step_pointers pointers_at(step_pointers const& a, std::size_t i)
+inline constexpr array_types types_of = {dtype_of<Param>, dtype_of<Grad>, dtype_of<ExpAvg>, dtype_of<ExpAvgSq>,
+                                         dtype_of<WeightOut>};
+
+// Elements that are converted, stepped and converted back together.
+inline constexpr std::size_t careful_elems = 64;
+static_assert(careful_elems % simd::lanes == 0);
+struct careful_buffer {
+    alignas(64) std::byte floats[careful_elems * sizeof(float)];
+};
+
+// n elements, at most careful_elems, as floats. Behind them the last vector holds zeros.
+template <class T>
+ADAMANT_SIMD void widen_few(std::byte const* from, std::size_t n, careful_buffer& to)
 {
-    step_pointers at{a.param + i * sizeof(Param), a.grad + i * sizeof(Grad), a.exp_avg + i * sizeof(ExpAvg),
-                     a.exp_avg_sq + i * sizeof(ExpAvgSq), nullptr};
-    if constexpr (!std::is_void_v<WeightOut>)
-        at.weight_out = a.weight_out + i * sizeof(WeightOut);
-    return at;
+    std::size_t i = 0;
+    for (; n - i >= simd::lanes; i += simd::lanes)
+        simd::template store<float>(to.floats + i * sizeof(float), simd::template load<T>(from + i * sizeof(T)));
+    if (i < n)
+        simd::template store<float>(to.floats + i * sizeof(float), load_first<T, false>(from + i * sizeof(T), n - i));
+}
+[[gnu::noinline]] inline void widen_few(dtype type, std::byte const* array, std::size_t begin, std::size_t n,
+                                        careful_buffer& to) noexcept
+{
+    std::byte const* const from = array + begin * size_bytes(type);
+    if (type == dtype::float32)
+        widen_few<float>(from, n, to);
+    else if (type == dtype::bfloat16)
+        widen_few<bfloat16>(from, n, to);
+    else
+        widen_few<float16>(from, n, to);
+}
+// And back.
+template <class T>
+ADAMANT_SIMD void narrow_few(careful_buffer const& from, std::size_t n, std::byte* to)
+{
+    std::size_t i = 0;
+    for (; n - i >= simd::lanes; i += simd::lanes)
+        store_carefully<T>(to + i * sizeof(T), simd::template load<float>(from.floats + i * sizeof(float)));
+    if (i < n)
+        store_carefully<T, false>(to + i * sizeof(T), simd::template load<float>(from.floats + i * sizeof(float)),
+                                  n - i);
+}
+[[gnu::noinline]] inline void narrow_few(dtype type, careful_buffer const& from, std::byte* array, std::size_t begin,
+                                         std::size_t n) noexcept
+{
+    std::byte* const to = array + begin * size_bytes(type);
+    if (type == dtype::float32)
+        narrow_few<float>(from, n, to);
+    else if (type == dtype::bfloat16)
+        narrow_few<bfloat16>(from, n, to);
+    else if (type == dtype::float16)
+        narrow_few<float16>(from, n, to);
 }
 
-// Copies the results of `count` elements from buffers into the arrays.
-template <class Param, class ExpAvg, class ExpAvgSq, class WeightOut>
-ADAMANT_SIMD void copy_results(step_pointers const& to, step_pointers const& from, std::size_t count)
-{
-    copy_few(to.param, from.param, count * sizeof(Param));
-    copy_few(to.exp_avg, from.exp_avg, count * sizeof(ExpAvg));
-    copy_few(to.exp_avg_sq, from.exp_avg_sq, count * sizeof(ExpAvgSq));
-    if constexpr (!std::is_void_v<WeightOut>)
-        copy_few(to.weight_out, from.weight_out, count * sizeof(WeightOut));
-}
-
-// Steps one vector, or its first `count` elements, and flushes each operation by hand. Reads at `from`, writes at `to`,
-// and returns how many of the gradients are not finite.
-template <bool Whole, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-ADAMANT_SIMD unsigned careful_vector(step_pointers const& from, step_pointers const& to, std::size_t count,
-                                     coefficient_vectors const& c)
-{
-    simd::f32 const grad = load_first<Grad, Whole>(from.grad, count);
-    state_vectors s{load_first<Param, Whole>(from.param, count), load_first<ExpAvg, Whole>(from.exp_avg, count),
-                    load_first<ExpAvgSq, Whole>(from.exp_avg_sq, count)};
-    guard<path::careful> nothing;
-    update_moments<path::careful>(s, grad, c, nothing);
-    simd::f32 const param = finish_param<path::careful>(start_param<path::careful>(s, c), c);
-    store_carefully<Param, Whole>(to.param, param, count);
-    store_carefully<ExpAvg, Whole>(to.exp_avg, s.exp_avg, count);
-    store_carefully<ExpAvgSq, Whole>(to.exp_avg_sq, s.exp_avg_sq, count);
-    if constexpr (!std::is_void_v<WeightOut>)
-        store_carefully<WeightOut, Whole>(to.weight_out, param, count);
-    return simd::count_nonfinite(grad);
-}
-
-// Steps elements [begin, end), one vector at a time. `readable` is at most `begin`; no element from there on has been
-// stepped yet. The rest, less than a vector, goes first. Without masks it is computed as the end of a whole vector, if
-// there is one from `readable` on, and only the results of the rest are kept.
-template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-[[gnu::noinline]] std::uint64_t careful_step(step_pointers const& a, std::size_t readable, std::size_t begin,
-                                             std::size_t end, coefficients const& scalars) noexcept
+// Steps elements [begin, end), and flushes after each operation by hand. Returns how many of the gradients are not
+// finite.
+[[gnu::noinline]] inline std::uint64_t careful_step(step_pointers const& a, array_types const& types, std::size_t begin,
+                                                    std::size_t end, coefficients const& scalars) noexcept
 {
     coefficient_vectors const c = broadcast(scalars);
     std::uint64_t nonfinite = 0;
-    std::size_t const rest = (end - begin) % simd::lanes;
-    if (rest != 0) {
-        step_pointers const in_place = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest);
-        if (!simd::has_masks && end - readable >= simd::lanes) {
-            alignas(64) std::byte spare[5][simd::lanes * sizeof(float)];
-            step_pointers const to{spare[0], spare[1], spare[2], spare[3], spare[4]};
-            unsigned const bad = careful_vector<true, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
-                pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - simd::lanes), to, simd::lanes, c);
-            if (bad != 0) // some of these may lie before the rest
-                for (std::size_t i = 0; i < rest; ++i)
-                    nonfinite += !is_finite(widen(load_unaligned<Grad>(in_place.grad + i * sizeof(Grad))));
-            copy_results<Param, ExpAvg, ExpAvgSq, WeightOut>(
-                in_place, pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(to, simd::lanes - rest), rest);
-        } else {
-            nonfinite += careful_vector<false, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(in_place, in_place, rest, c);
+    careful_buffer param, grad, exp_avg, exp_avg_sq;
+    for (std::size_t n; begin < end; begin += n) {
+        n = end - begin < careful_elems ? end - begin : careful_elems;
+        widen_few(types.param, a.param, begin, n, param);
+        widen_few(types.grad, a.grad, begin, n, grad);
+        widen_few(types.exp_avg, a.exp_avg, begin, n, exp_avg);
+        widen_few(types.exp_avg_sq, a.exp_avg_sq, begin, n, exp_avg_sq);
+        for (std::size_t at = 0; at < n * sizeof(float); at += simd::lanes * sizeof(float)) {
+            simd::f32 const g = simd::template load<float>(grad.floats + at);
+            state_vectors s{simd::template load<float>(param.floats + at),
+                            simd::template load<float>(exp_avg.floats + at),
+                            simd::template load<float>(exp_avg_sq.floats + at)};
+            guard<path::careful> nothing;
+            update_moments<path::careful>(s, g, c, nothing);
+            simd::template store<float>(param.floats + at,
+                                        finish_param<path::careful>(start_param<path::careful>(s, c), c));
+            simd::template store<float>(exp_avg.floats + at, s.exp_avg);
+            simd::template store<float>(exp_avg_sq.floats + at, s.exp_avg_sq);
+            nonfinite += simd::count_nonfinite(g);
         }
-    }
-    for (std::size_t i = begin; i < end - rest; i += simd::lanes) {
-        step_pointers const at = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i);
-        nonfinite += careful_vector<true, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(at, at, simd::lanes, c);
+        narrow_few(types.param, param, a.param, begin, n);
+        narrow_few(types.exp_avg, exp_avg, a.exp_avg, begin, n);
+        narrow_few(types.exp_avg_sq, exp_avg_sq, a.exp_avg_sq, begin, n);
+        narrow_few(types.weight_out, param, a.weight_out, begin, n);
     }
     return nonfinite;
 }

@@ -74,42 +74,31 @@ void round_weights(std::byte const* param, std::size_t n, std::byte* out) noexce
 
 } // namespace scalar
 
-// Whether AVX512_BF16 has anything to do for a kernel that stores these: its conversion is all that the tier has beyond
-// AVX-512, whose code serves otherwise.
-template <class... Stored>
-inline constexpr bool stores_bfloat16 = (std::is_same_v<Stored, bfloat16> || ...);
-
 // A function of that name and these types for each tier; on the scalar one, which may be without, what is said.
 #if defined(ADAMANT_EMULATED_AVX512) // which has those tiers and the oracle only
-#define ADAMANT_FOR_TIER(tier, on_scalar, on_bf16, ...)                                                                \
+#define ADAMANT_FOR_TIER(tier, on_scalar, ...)                                                                         \
     if ((tier) == isa::scalar)                                                                                         \
         return on_scalar;                                                                                              \
-    if constexpr (on_bf16) {                                                                                           \
-        if ((tier) == isa::avx512_bf16)                                                                                \
-            return avx512_bf16::__VA_ARGS__;                                                                           \
-    }                                                                                                                  \
+    if ((tier) == isa::avx512_bf16)                                                                                    \
+        return avx512_bf16::__VA_ARGS__;                                                                               \
     return avx512::__VA_ARGS__
 #elif defined(__x86_64__)
-#define ADAMANT_FOR_TIER(tier, on_scalar, on_bf16, ...)                                                                \
+#define ADAMANT_FOR_TIER(tier, on_scalar, ...)                                                                         \
     switch (tier) {                                                                                                    \
     case isa::scalar: return on_scalar;                                                                                \
     case isa::avx2: return avx2::__VA_ARGS__;                                                                          \
     case isa::avx512: return avx512::__VA_ARGS__;                                                                      \
-    case isa::avx512_bf16:                                                                                             \
-        if constexpr (on_bf16)                                                                                         \
-            return avx512_bf16::__VA_ARGS__;                                                                           \
-        else                                                                                                           \
-            return avx512::__VA_ARGS__;                                                                                \
+    case isa::avx512_bf16: return avx512_bf16::__VA_ARGS__;                                                            \
     default: return generic::__VA_ARGS__;                                                                              \
     }
 #else
-#define ADAMANT_FOR_TIER(tier, on_scalar, on_bf16, ...) return (tier) == isa::scalar ? on_scalar : generic::__VA_ARGS__
+#define ADAMANT_FOR_TIER(tier, on_scalar, ...) return (tier) == isa::scalar ? on_scalar : generic::__VA_ARGS__
 #endif
 
 // How many elements a step of that tier computes together.
 [[nodiscard]] inline std::size_t group_elems_of(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, 1, false, group_elems);
+    ADAMANT_FOR_TIER(tier, 1, group_elems);
 }
 
 // The step for these element types on that tier. WeightOut is void where there is no weight_out. The tier must be one
@@ -118,7 +107,6 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 [[nodiscard]] step_function step_for(isa tier) noexcept
 {
     ADAMANT_FOR_TIER(tier, (scalar::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>),
-                     (stores_bfloat16<Param, ExpAvg, ExpAvgSq, WeightOut>),
                      fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>);
 }
 
@@ -126,40 +114,38 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 template <class Grad>
 [[nodiscard]] block_squares_function block_squares_for(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, (scalar::block_squares<Grad>), false, block_squares<Grad>);
+    ADAMANT_FOR_TIER(tier, (scalar::block_squares<Grad>), block_squares<Grad>);
 }
 
 // Null on the scalar tier, which keeps copies instead. WeightOut may be void.
 template <class Grad, class WeightOut>
 [[nodiscard]] recorded_step_function recorded_step_for(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, nullptr, stores_bfloat16<WeightOut>, recorded_step<Grad, WeightOut>);
+    ADAMANT_FOR_TIER(tier, nullptr, recorded_step<Grad, WeightOut>);
 }
 
 template <class Grad>
 [[nodiscard]] undo_function undo_for(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, nullptr, false, undo_step<Grad>);
+    ADAMANT_FOR_TIER(tier, nullptr, undo_step<Grad>);
 }
 
 // Sum is void where there is none yet.
 template <class Grad, class Sum, class Out>
 [[nodiscard]] add_gradients_function add_gradients_for(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, (scalar::add_gradients<Grad, Sum, Out>), stores_bfloat16<Out>,
-                     add_gradients<Grad, Sum, Out>);
+    ADAMANT_FOR_TIER(tier, (scalar::add_gradients<Grad, Sum, Out>), add_gradients<Grad, Sum, Out>);
 }
 
 [[nodiscard]] inline tame_gradient_function tame_gradient_for(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, (scalar::tame_gradient), false, tame_gradient);
+    ADAMANT_FOR_TIER(tier, (scalar::tame_gradient), tame_gradient);
 }
 
 template <class WeightOut>
 [[nodiscard]] round_weights_function round_weights_for(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, (scalar::round_weights<WeightOut>), stores_bfloat16<WeightOut>,
-                     round_weights<WeightOut>);
+    ADAMANT_FOR_TIER(tier, (scalar::round_weights<WeightOut>), round_weights<WeightOut>);
 }
 
 #undef ADAMANT_FOR_TIER

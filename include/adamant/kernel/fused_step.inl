@@ -39,8 +39,7 @@ struct no_record {
 struct no_recorder : no_record {
     no_recorder() = default;
     ADAMANT_SIMD no_recorder(no_record const&, coefficients const&) {}
-    struct started {
-    };
+    struct started {};
     template <path>
     ADAMANT_SIMD void moments(step_pointers const&, std::size_t, coefficient_vectors const&,
                               state_vectors const (&)[simd::vectors], simd::f32 const (&)[simd::vectors],
@@ -53,22 +52,21 @@ struct no_recorder : no_record {
     }
 };
 
-// The first half of the work on the group at element i of `a`: both moments stored, at element i of `to`, and its
-// divisions begun. False, with nothing written, where the group is not tame.
+// The first half of the work on the group at element i: both moments stored, and its divisions begun. False, with
+// nothing written, where the group is not tame.
 template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class Recorder>
-ADAMANT_SIMD bool start_group(step_pointers const& a, step_pointers const& to, std::size_t i,
-                              coefficient_vectors const& c, started_group<Recorder>& group, std::size_t ahead_bytes,
-                              Recorder& recorder)
+ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
+                              started_group<Recorder>& group, memory_access how, Recorder& recorder)
 {
     param_update(&updates)[simd::vectors] = group.updates;
     std::byte const* const param = a.param + i * sizeof(Param);
     std::byte const* const grad = a.grad + i * sizeof(Grad);
     std::byte const* const exp_avg = a.exp_avg + i * sizeof(ExpAvg);
     std::byte const* const exp_avg_sq = a.exp_avg_sq + i * sizeof(ExpAvgSq);
-    prefetch<Param>(param, ahead_bytes);
-    prefetch<Grad>(grad, ahead_bytes);
-    prefetch<ExpAvg>(exp_avg, ahead_bytes);
-    prefetch<ExpAvgSq>(exp_avg_sq, ahead_bytes);
+    prefetch<Param>(param, how.prefetch_bytes);
+    prefetch<Grad>(grad, how.prefetch_bytes);
+    prefetch<ExpAvg>(exp_avg, how.prefetch_bytes);
+    prefetch<ExpAvgSq>(exp_avg_sq, how.prefetch_bytes);
 
     state_vectors s[simd::vectors];
     simd::f32 g[simd::vectors];
@@ -103,19 +101,18 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, step_pointers const& to, s
     recorder.template moments<Path>(a, i, c, old, g, s, group.recorded);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; k += 2)
-        simd::template store_pair<ExpAvg, Interleaved>(to.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg),
-                                                       s[k].exp_avg, s[k + 1].exp_avg);
+        simd::template store_pair<ExpAvg, Interleaved>(a.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg), s[k].exp_avg,
+                                                       s[k + 1].exp_avg, how.native_bfloat16);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; k += 2)
-        simd::template store_pair<ExpAvgSq, Interleaved>(to.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq),
-                                                         s[k].exp_avg_sq, s[k + 1].exp_avg_sq);
+        simd::template store_pair<ExpAvgSq, Interleaved>(a.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq),
+                                                         s[k].exp_avg_sq, s[k + 1].exp_avg_sq, how.native_bfloat16);
     return true;
 }
 // The second half: params and weights.
 template <path Path, bool Interleaved, class Param, class WeightOut, class Recorder>
-ADAMANT_SIMD void finish_group(step_pointers const& a, step_pointers const& to, std::size_t i,
-                               coefficient_vectors const& c, started_group<Recorder> const& group, bool stream,
-                               Recorder& recorder)
+ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
+                               started_group<Recorder> const& group, memory_access how, Recorder& recorder)
 {
     simd::f32 p[simd::vectors];
     ADAMANT_UNROLL
@@ -126,55 +123,43 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, step_pointers const& to, 
         p[k] = finish_param<Path>(u, c);
     }
     recorder.params(a, i, group, p);
-    std::byte* const param = to.param + i * sizeof(Param);
+    std::byte* const param = a.param + i * sizeof(Param);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; k += 2)
-        simd::template store_pair<Param, Interleaved>(param + k * simd::lanes * sizeof(Param), p[k], p[k + 1]);
+        simd::template store_pair<Param, Interleaved>(param + k * simd::lanes * sizeof(Param), p[k], p[k + 1],
+                                                      how.native_bfloat16);
     if constexpr (!std::is_void_v<WeightOut>) {
-        std::byte* const out = to.weight_out + i * sizeof(WeightOut);
-        if (stream) {
+        std::byte* const out = a.weight_out + i * sizeof(WeightOut);
+        if (how.stream) {
             ADAMANT_UNROLL
             for (std::size_t k = 0; k < simd::vectors; k += 2)
-                simd::template stream_pair<WeightOut>(out + k * simd::lanes * sizeof(WeightOut), p[k], p[k + 1]);
+                simd::template stream_pair<WeightOut>(out + k * simd::lanes * sizeof(WeightOut), p[k], p[k + 1],
+                                                      how.native_bfloat16);
         } else {
             ADAMANT_UNROLL
             for (std::size_t k = 0; k < simd::vectors; k += 2)
                 simd::template store_pair<WeightOut, Interleaved>(out + k * simd::lanes * sizeof(WeightOut), p[k],
-                                                                  p[k + 1]);
+                                                                  p[k + 1], how.native_bfloat16);
         }
     }
 }
 
-// Steps the last `rest` elements before `end`, which are fewer than a group. It reads the whole group that ends there
-// in place, so none of that may have been stepped yet, and keeps only the results of the last `rest` elements. Returns
-// false, with nothing written, if the group is not tame.
-template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-ADAMANT_SIMD bool step_rest(step_pointers const& a, std::size_t end, std::size_t rest, coefficient_vectors const& c)
-{
-    alignas(64) std::byte spare[5][group_elems * sizeof(float)];
-    step_pointers const to{spare[0], spare[1], spare[2], spare[3], spare[4]};
-    step_pointers const from = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - group_elems);
-    no_recorder none;
-    started_group<no_recorder> group;
-    if (!start_group<Path, Interleaved, Param, Grad, ExpAvg, ExpAvgSq>(from, to, 0, c, group, 0, none)) [[unlikely]]
-        return false;
-    finish_group<Path, Interleaved, Param, WeightOut>(from, to, 0, c, group, false, none);
-    copy_results<Param, ExpAvg, ExpAvgSq, WeightOut>(
-        pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest),
-        pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(to, group_elems - rest), rest);
-    return true;
-}
+enum class native_bfloat16 { no, yes, either };
 
 // Whole groups from `begin` to `end` while they are tame; returns where it stopped. Nothing of the group it stopped at
 // has been written. A group is finished after the next one has been started, so that few operations wait for a
-// division: what waits fills the out-of-order window, and keeps the next divisions out.
-// The ordinary path steps the `rest` elements after `end` first, which are fewer than a group, and sets `rest` to 0. If
-// they are not tame, it does nothing at all.
-template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Record>
+// division: what waits fills the out-of-order window, and keeps the next divisions out. The loop has one start and one
+// finish, and so does the code, which is what takes a compiler its time.
+//
+// Rounding to bfloat16 by an instruction or without is chosen here or, where Native says so, when compiled: the code of
+// the most common loop only, for the choice costs it a tenth in cache, and two loops take a compiler twice the time.
+template <path Path, native_bfloat16 Native, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut,
+          class Record>
 [[gnu::noinline]] std::size_t fast_step(step_pointers const& arrays, std::size_t begin, std::size_t end,
-                                        std::size_t& rest, coefficients const& scalars, memory_access const how,
-                                        Record& record) noexcept
+                                        coefficients const& scalars, memory_access how, Record& record) noexcept
 {
+    if constexpr (Native != native_bfloat16::either)
+        how.native_bfloat16 = Native == native_bfloat16::yes;
     step_pointers const a = arrays; // copies, which no store below can change
     using recorder_type = typename Record::recorder;
     recorder_type recorder(record, scalars);
@@ -183,32 +168,85 @@ template <path Path, class Param, class Grad, class ExpAvg, class ExpAvgSq, clas
     constexpr bool interleaved = std::is_same_v<Param, bfloat16> && std::is_same_v<Grad, bfloat16> &&
                                  std::is_same_v<ExpAvg, bfloat16> && std::is_same_v<ExpAvgSq, bfloat16> &&
                                  std::is_void_v<WeightOut>;
-    if constexpr (Path == path::ordinary) {
-        if (rest != 0) {
-            if (!step_rest<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end + rest, rest, c))
-                return begin;
-            rest = 0;
-        }
-    }
     started_group<recorder_type> group;
-    if (begin == end || !start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, a, begin, c, group,
-                                                                                       how.prefetch_bytes, recorder))
-        return begin;
-    std::size_t i = begin + group_elems;
-    for (; i < end; i += group_elems) {
+    std::size_t i = begin;
+    for (;; i += group_elems) {
         started_group<recorder_type> next;
-        if (!start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, a, i, c, next, how.prefetch_bytes,
-                                                                           recorder)) [[unlikely]]
+        bool const started =
+            i < end && start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, i, c, next, how, recorder);
+        if (i != begin)
+            finish_group<Path, interleaved, Param, WeightOut>(a, i - group_elems, c, group, how, recorder);
+        if (!started) [[unlikely]]
             break;
-        finish_group<Path, interleaved, Param, WeightOut>(a, a, i - group_elems, c, group, how.stream, recorder);
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k)
             group.updates[k] = next.updates[k];
         group.recorded = next.recorded;
     }
-    finish_group<Path, interleaved, Param, WeightOut>(a, a, i - group_elems, c, group, how.stream, recorder);
     record = recorder;
     return i;
+}
+
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Record>
+ADAMANT_SIMD std::size_t ordinary_step(step_pointers const& a, std::size_t begin, std::size_t end,
+                                       coefficients const& c, memory_access how, Record& record)
+{
+    constexpr bool stores_bfloat16 = std::is_same_v<Param, bfloat16> || std::is_same_v<ExpAvg, bfloat16> ||
+                                     std::is_same_v<ExpAvgSq, bfloat16> || std::is_same_v<WeightOut, bfloat16>;
+    if constexpr (simd::may_have_bfloat16 && stores_bfloat16 && std::is_same_v<Record, no_record>) {
+        if (how.native_bfloat16)
+            return fast_step<path::ordinary, native_bfloat16::yes, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
+                a, begin, end, c, how, record);
+        return fast_step<path::ordinary, native_bfloat16::no, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end,
+                                                                                                        c, how, record);
+    } else {
+        return fast_step<path::ordinary, native_bfloat16::either, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
+            a, begin, end, c, how, record);
+    }
+}
+
+// Pointers to element i of each array.
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+ADAMANT_SIMD step_pointers pointers_at(step_pointers const& a, std::size_t i)
+{
+    step_pointers at{a.param + i * sizeof(Param), a.grad + i * sizeof(Grad), a.exp_avg + i * sizeof(ExpAvg),
+                     a.exp_avg_sq + i * sizeof(ExpAvgSq), nullptr};
+    if constexpr (!std::is_void_v<WeightOut>)
+        at.weight_out = a.weight_out + i * sizeof(WeightOut);
+    return at;
+}
+// One group of an array. By whole vectors, as a step loads them: a load waits for all earlier stores that it spans.
+template <class T>
+ADAMANT_SIMD void copy_group(std::byte* to, std::byte const* from)
+{
+    for (std::size_t at = 0; at < group_elems * sizeof(T); at += simd::lanes * sizeof(float))
+        simd::template store<float>(to + at, simd::template load<float>(from + at));
+}
+// Steps the last `rest` elements before `end`, which are fewer than a group, on a copy of the whole group that ends
+// there. None of that may have been stepped yet. Returns false, with nothing written, if the group is not tame.
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+[[gnu::noinline]] bool step_rest(step_pointers const& a, std::size_t end, std::size_t rest, coefficients const& c,
+                                 memory_access how) noexcept
+{
+    alignas(64) std::byte copies[5][group_elems * sizeof(float)];
+    step_pointers const copy{copies[0], copies[1], copies[2], copies[3], copies[4]};
+    step_pointers const from = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - group_elems);
+    copy_group<Param>(copies[0], from.param);
+    copy_group<Grad>(copies[1], from.grad);
+    copy_group<ExpAvg>(copies[2], from.exp_avg);
+    copy_group<ExpAvgSq>(copies[3], from.exp_avg_sq);
+    how.stream = false;
+    no_record none;
+    if (ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, 0, group_elems, c, how, none) == 0) [[unlikely]]
+        return false;
+    step_pointers const to = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest);
+    step_pointers const results = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, group_elems - rest);
+    copy_few(to.param, results.param, rest * sizeof(Param));
+    copy_few(to.exp_avg, results.exp_avg, rest * sizeof(ExpAvg));
+    copy_few(to.exp_avg_sq, results.exp_avg_sq, rest * sizeof(ExpAvgSq));
+    if constexpr (!std::is_void_v<WeightOut>)
+        copy_few(to.weight_out, results.weight_out, rest * sizeof(WeightOut));
+    return true;
 }
 
 // A step over a stretch of a shard: each part of it on the fastest path that it can go.
@@ -218,23 +256,28 @@ struct stepper {
     coefficients const& c;
     memory_access how;
     Record& record;
-    std::size_t rest;        // elements that follow the whole groups, until they have been stepped
     std::uint64_t nonfinite; // gradients so far
 
     // The rest, less than a group, goes first: it is stepped as the end of a whole group, none of which has been
     // stepped yet.
     ADAMANT_SIMD void run(std::size_t begin, std::size_t end)
     {
-        rest = (end - begin) % group_elems;
+        std::size_t const rest = (end - begin) % group_elems;
         std::size_t const whole_end = end - rest;
         record.keep_rest(a, whole_end, end);
-        bool const fast = begin < whole_end && fast_paths_apply(c);
-        bool const ordinary = fast && ordinary_path_applies(c);
-        if (!ordinary && rest != 0)
-            step_rest_carefully(begin, whole_end);
-        if (fast)
-            alternate(begin, whole_end, ordinary);
-        else if (begin < whole_end)
+        if constexpr (simd::has_fast_paths) {
+            bool const fast = begin < whole_end && fast_paths_apply(c);
+            bool const ordinary = fast && ordinary_path_applies(c);
+            if (rest != 0 && !(ordinary && step_rest<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end, rest, c, how)))
+                step_carefully(whole_end, end);
+            if (fast) {
+                alternate(begin, whole_end, ordinary);
+                return;
+            }
+        } else if (rest != 0) {
+            step_carefully(whole_end, end);
+        }
+        if (begin < whole_end)
             careful(begin, whole_end);
     }
 
@@ -251,18 +294,17 @@ private:
         for (std::size_t i = begin; i < end;) {
             if (ordinary) {
                 std::size_t const start = i;
-                i = fast<path::ordinary>(i, end);
-                if (rest != 0) [[unlikely]] {
-                    step_rest_carefully(i, end);
-                    continue;
-                }
+                i = ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i, end, c, how, record);
+                if (i == end)
+                    break;
                 lenient_stretch = i > start ? shortest : lenient_stretch < longest ? 2 * lenient_stretch : longest;
             } else {
                 lenient_stretch = end - i;
             }
             std::size_t const lenient_end = end - i < lenient_stretch ? end : i + lenient_stretch;
             std::size_t const start = i;
-            i = fast<path::lenient>(i, lenient_end);
+            i = fast_step<path::lenient, native_bfloat16::either, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
+                a, i, lenient_end, c, how, record);
             careful_stretch = i > start ? shortest : careful_stretch < longest ? 2 * careful_stretch : longest;
             if (i < lenient_end) {
                 std::size_t const careful_end = end - i < careful_stretch ? end : i + careful_stretch;
@@ -271,21 +313,14 @@ private:
             }
         }
     }
-    template <path Path>
-    ADAMANT_SIMD std::size_t fast(std::size_t begin, std::size_t end)
-    {
-        return fast_step<Path, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, rest, c, how, record);
-    }
     ADAMANT_SIMD void careful(std::size_t begin, std::size_t end)
     {
         record.keep_groups(a, begin, end);
-        nonfinite += careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, begin, end, c);
+        step_carefully(begin, end);
     }
-    ADAMANT_SIMD void step_rest_carefully(std::size_t readable, std::size_t whole_end)
+    ADAMANT_SIMD void step_carefully(std::size_t begin, std::size_t end)
     {
-        nonfinite +=
-            careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, readable, whole_end, whole_end + rest, c);
-        rest = 0;
+        nonfinite += careful_step(a, types_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, begin, end, c);
     }
 };
 
@@ -303,14 +338,14 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
         std::size_t const aligned = begin + before_line / sizeof(WeightOut);
         how.stream = how.stream && before_line % sizeof(WeightOut) == 0 && aligned < end;
         if (how.stream && begin < aligned) {
-            nonfinite = careful_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, begin, aligned, c);
+            nonfinite = careful_step(a, types_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, begin, aligned, c);
             begin = aligned;
         }
     } else {
         how.stream = false;
     }
     no_record none;
-    stepper<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, no_record> steps{a, c, how, none, 0, nonfinite};
+    stepper<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, no_record> steps{a, c, how, none, nonfinite};
     steps.run(begin, end);
     if (how.stream)
         simd::stream_fence();

@@ -237,7 +237,7 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
         how.stream = false;
     else
         how.stream = how.stream && reinterpret_cast<std::uintptr_t>(a.weight_out) % 64 == 0;
-    stepper<float, Grad, float, float, WeightOut, record_writer> steps{a, c, how, to, 0, 0};
+    stepper<float, Grad, float, float, WeightOut, record_writer> steps{a, c, how, to, 0};
     steps.run(0, n);
     if (how.stream)
         simd::stream_fence();

@@ -30,6 +30,7 @@ inline constexpr std::uint32_t default_prefetch_bytes = 2048;
 // How a step goes to memory: a matter of speed, never of bits.
 struct memory_access {
     bool stream = false;                                   // store weight_out past the caches
+    bool native_bfloat16 = false;                          // set by the kernels of AVX512_BF16, and by nobody else
     std::uint32_t prefetch_bytes = default_prefetch_bytes; // past the end of an array that does nothing
     constexpr memory_access(bool stream_weight_out, std::uint32_t ahead_bytes = default_prefetch_bytes) noexcept
         : stream(stream_weight_out), prefetch_bytes(ahead_bytes)

@@ -44,7 +44,14 @@ using adamant::generic::simd;
 #include <adamant/kernel/fused_step.inl>
 //
 #include <adamant/kernel/gradient.inl>
+#if defined(__x86_64__) // see simd::has_fast_paths: without them records are copies
+template <class Grad, class WeightOut>
+inline constexpr recorded_step_function recorded_step = nullptr;
+template <class Grad>
+inline constexpr undo_function undo_step = nullptr;
+#else
 #include <adamant/kernel/journal.inl>
+#endif
 } // namespace generic
 
 #if defined(__x86_64__)
@@ -90,30 +97,33 @@ namespace avx512 {
 #if defined(ADAMANT_EMULATED_AVX512)
 #elif defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"))),        \
-                             apply_to = function)
 #else
 #pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
 #endif
-#define ADAMANT_AVX512_BF16
+
+// The same code, told that the processor converts to bfloat16 by itself.
 namespace avx512_bf16 {
-#include <adamant/isa/avx512.inl>
-//
-#include <adamant/kernel/block_squares.inl>
-#include <adamant/kernel/fused_step.inl>
-//
-#include <adamant/kernel/gradient.inl>
-#include <adamant/kernel/journal.inl>
+using avx512::add_gradients;
+using avx512::block_squares;
+using avx512::group_elems;
+using avx512::round_weights;
+using avx512::tame_gradient;
+using avx512::undo_step;
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
+                         memory_access how) noexcept
+{
+    how.native_bfloat16 = true;
+    return avx512::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c, how);
+}
+template <class Grad, class WeightOut>
+std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access how,
+                         std::byte* record) noexcept
+{
+    how.native_bfloat16 = true;
+    return avx512::recorded_step<Grad, WeightOut>(a, n, c, how, record);
+}
 } // namespace avx512_bf16
-#undef ADAMANT_AVX512_BF16
-#if defined(ADAMANT_EMULATED_AVX512)
-#elif defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
 
 #endif // __x86_64__
 
