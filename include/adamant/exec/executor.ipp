@@ -80,23 +80,32 @@ ADAMANT_DECL std::uint32_t executor::prefetch_bytes() const noexcept
 
 ADAMANT_DECL void executor::check_agrees(adamant::team const& with, executor_options const& options)
 {
-    auto const check = [](bool agrees, std::string const& asked, std::string const& found) {
-        if (!agrees)
-            throw invalid_argument("adamant: an executor is asked for with " + asked + ", but the team has " + found +
-                                   "; leave that out, or make a team that has it");
+    auto const bound = [](pu_set const& pus) {
+        return pus.empty() ? std::string("threads that are not bound")
+                           : "threads that are bound to PUs " + to_list(pus);
     };
-    auto const where = [](pu_set const& pus) { return pus.empty() ? "no PUs" : "PUs " + to_list(pus); };
-    auto const bound = [&](pu_set const& pus) {
-        return pus.empty() ? std::string("threads that are not bound") : "threads that are bound to " + where(pus);
-    };
-    check(options.threads == 0 || options.threads == with.size(), std::to_string(options.threads) + " threads",
-          std::to_string(with.size()));
-    check(options.pus.empty() || options.pus == with.options().pus, where(options.pus), where(with.options().pus));
-    check(options.bind != binding::required || with.bound(), "binding::required", bound({}));
-    check(options.bind != binding::if_possible || with.options().bind != binding::none, "binding::if_possible",
-          bound({}));
-    check(options.bind != binding::none || with.options().bind == binding::none, "binding::none",
-          bound(with.bound_to()));
+    std::string asked;
+    std::string found;
+    if (options.threads != 0 && options.threads != with.size()) {
+        asked = std::to_string(options.threads) + " threads";
+        found = std::to_string(with.size());
+    } else if (!options.pus.empty() && options.pus != with.options().pus) {
+        asked = "PUs " + to_list(options.pus);
+        found = with.options().pus.empty() ? "no PUs" : "PUs " + to_list(with.options().pus);
+    } else if (options.bind == binding::required && !with.bound()) {
+        asked = "binding::required";
+        found = bound({});
+    } else if (options.bind == binding::if_possible && with.options().bind == binding::none) {
+        asked = "binding::if_possible";
+        found = bound({});
+    } else if (options.bind == binding::none && with.options().bind != binding::none) {
+        asked = "binding::none";
+        found = bound(with.bound_to());
+    } else {
+        return;
+    }
+    throw invalid_argument("adamant: an executor is asked for with " + asked + ", but the team has " + found +
+                           "; leave that out, or make a team that has it");
 }
 
 ADAMANT_DECL bool executor::is_little(std::size_t n) const noexcept

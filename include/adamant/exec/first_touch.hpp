@@ -14,7 +14,15 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 // buffer throws, before anything is touched, and what executor::for_each_home() throws. For set-up, once.
 template <class T>
     requires std::is_trivially_copyable_v<T>
-[[nodiscard]] buffer<T> make_buffer(executor const& cpu, std::size_t n, memory_options const& options = {})
+[[nodiscard]] buffer<T> make_buffer(executor const& cpu, std::size_t n)
+{
+    buffer<T> made(n);
+    cpu.for_each_home(n, [&](slice part) { made.touch(part.begin, part.end); });
+    return made;
+}
+template <class T>
+    requires std::is_trivially_copyable_v<T>
+[[nodiscard]] buffer<T> make_buffer(executor const& cpu, std::size_t n, memory_options const& options)
 {
     buffer<T> made(n, options);
     cpu.for_each_home(n, [&](slice part) { made.touch(part.begin, part.end); });

@@ -36,7 +36,9 @@ public:
     memory_block() = default;
     // Throws invalid_argument for sizes that no machine has, and unavailable where there is not enough memory, or where
     // something required is not to be had. root: as in available_memory().
-    explicit memory_block(std::size_t bytes, memory_options const& options = {}, std::string const& root = {});
+    memory_block(std::size_t bytes, memory_options const& options, std::string const& root = {});
+    // The same with the default options. Programs that need no others have less to compile.
+    explicit memory_block(std::size_t bytes);
 
     // Begins at a multiple of 2 MiB, or of a page where pages are normal ones by request.
     [[nodiscard]] std::byte* data() noexcept { return mapping_.get(); }
@@ -49,6 +51,8 @@ public:
     void touch(std::size_t begin, std::size_t end) noexcept;
 
 private:
+    void set_size(std::size_t bytes);
+
     // Something that was asked for is not to be had.
     void miss(bool required, std::string const& what);
 
@@ -81,7 +85,8 @@ public:
 
     buffer() = default;
     // Throws what memory_block does.
-    explicit buffer(std::size_t n, memory_options const& options = {}) : block_(bytes_of(n), options) {}
+    explicit buffer(std::size_t n) : block_(bytes_of(n)) {}
+    buffer(std::size_t n, memory_options const& options) : block_(bytes_of(n), options) {}
 
     [[nodiscard]] T* data() noexcept { return reinterpret_cast<T*>(block_.data()); }
     [[nodiscard]] T const* data() const noexcept { return reinterpret_cast<T const*>(block_.data()); }

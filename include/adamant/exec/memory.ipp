@@ -57,10 +57,7 @@ inline unique_mapping map_pages(std::size_t bytes, std::size_t alignment)
 
 ADAMANT_DECL memory_block::memory_block(std::size_t bytes, memory_options const& options, std::string const& root)
 {
-    if (bytes > std::numeric_limits<std::size_t>::max() / 4)
-        throw invalid_argument("adamant: " + std::to_string(bytes) +
-                               " bytes do not fit in memory; was a negative size converted?");
-    report_.bytes = bytes;
+    set_size(bytes);
     report_.pages = options.pages;
     if (bytes == 0)
         return;
@@ -74,6 +71,23 @@ ADAMANT_DECL memory_block::memory_block(std::size_t bytes, memory_options const&
     }
     if (!nodes.empty())
         bind(nodes, options, root);
+}
+
+ADAMANT_DECL memory_block::memory_block(std::size_t bytes)
+{
+    set_size(bytes);
+    if (bytes == 0)
+        return;
+    check_memory(bytes);
+    map_plain({}, {});
+}
+
+ADAMANT_DECL void memory_block::set_size(std::size_t bytes)
+{
+    if (bytes > std::numeric_limits<std::size_t>::max() / 4)
+        throw invalid_argument("adamant: " + std::to_string(bytes) +
+                               " bytes do not fit in memory; was a negative size converted?");
+    report_.bytes = bytes;
 }
 
 ADAMANT_DECL std::size_t memory_block::size() const noexcept

@@ -102,46 +102,74 @@ inline void keep_least(memory_limit& least, std::size_t bytes, std::string const
         least = {bytes, source};
 }
 
-// What the cgroups of this process, of version 1 or 2, leave it of "memory" or "hugetlb.2MB".
-inline memory_limit cgroup_room(std::string const& root, std::string const& resource)
+// The files of a cgroup's folder, of version 1 and 2.
+struct cgroup_files {
+    std::string_view limit, used, active, inactive; // the last two are words of the file .stat
+};
+inline constexpr cgroup_files cgroup_v1 = {".limit_in_bytes", ".usage_in_bytes", "total_active_file",
+                                           "total_inactive_file"};
+inline constexpr cgroup_files cgroup_v2 = {".max", ".current", "active_file", "inactive_file"};
+
+// What one cgroup leaves of a resource.
+inline void keep_least_of_cgroup(memory_limit& least, std::string file, cgroup_files const& files)
 {
-    static constexpr char const* names[2][4] = {
-        {".limit_in_bytes", ".usage_in_bytes", "total_active_file", "total_inactive_file"},
-        {".max", ".current", "active_file", "inactive_file"}};
+    std::size_t const base = file.size();
+    auto const number = [&](std::string_view suffix, std::string_view after) {
+        file.resize(base);
+        file += suffix;
+        return read_number(file, after);
+    };
+    auto const used = number(files.used, {});
+    // The file cache counts as used but gives way: else whoever has read much would seem to have none left.
+    std::size_t cache = 0;
+    for (std::string_view const gives_way : {files.active, files.inactive})
+        cache += number(".stat", gives_way).value_or(0);
+    auto const limit = number(files.limit, {});
+    if (!limit || !used)
+        return;
+    std::size_t const taken = *used - std::min(*used, cache);
+    keep_least(least, *limit - std::min(*limit, taken), file);
+}
+
+// Takes what comes before the next separator from the front of a text, and the separator.
+inline std::string_view next_part(std::string_view& text, char separator) noexcept
+{
+    std::string_view const part = text.substr(0, text.find(separator));
+    text.remove_prefix(std::min(part.size() + 1, text.size()));
+    return part;
+}
+
+// What the cgroups of this process, of version 1 or 2, leave it of "memory" or "hugetlb.2MB".
+inline memory_limit cgroup_room(std::string const& root, std::string_view resource)
+{
     memory_limit least;
-    std::string const controller = resource.substr(0, resource.find('.'));
+    std::string_view rest = resource;
+    std::string_view const controller = next_part(rest, '.');
     std::string const file = read_file(root + "/proc/self/cgroup");
-    for (std::size_t at = 0; at < file.size();) { // version 1: "4:cpuset,memory:/job"; version 2: "0::/job"
-        std::size_t const end = std::min(file.find('\n', at), file.size());
-        std::string const line = file.substr(at, end - at);
-        at = end + 1;
-        std::size_t const first = line.find(':');
-        std::size_t const second = line.find(':', first + 1);
-        if (first == std::string::npos || second == std::string::npos)
+    for (std::string_view lines = file;
+         !lines.empty();) { // "4:cpuset,memory:/job" in version 1, "0::/job" in version 2
+        std::string_view group = next_part(lines, '\n');
+        if (std::count(group.begin(), group.end(), ':') < 2)
             continue;
-        std::string const controllers = ',' + line.substr(first + 1, second - first - 1) + ',';
-        bool const v2 = controllers == ",,";
-        if (!v2 && controllers.find(',' + controller + ',') == std::string::npos)
+        next_part(group, ':');
+        std::string_view controllers = next_part(group, ':');
+        bool const v2 = controllers.empty();
+        bool ours = v2;
+        while (!controllers.empty())
+            ours = next_part(controllers, ',') == controller || ours;
+        if (!ours)
             continue;
-        auto const& [limit_file, used_file, active, inactive] = names[v2];
-        std::string const mount = root + "/sys/fs/cgroup" + (v2 ? "" : "/" + controller);
+        std::string folder = root + "/sys/fs/cgroup";
+        if (!v2)
+            folder.append("/").append(controller);
         // All ancestors' limits hold. In a container the path may be the host's, and only the mount itself be there.
-        std::string group = line.substr(second + 1);
-        while (!group.empty() && group.back() == '/')
-            group.pop_back();
-        for (;; group.erase(group.rfind('/'))) {
-            std::string const base = mount + group + "/" + resource;
-            auto const limit = read_number(base + limit_file);
-            auto const used = read_number(base + used_file);
-            if (limit && used) {
-                // The file cache counts as used but gives way: else whoever has read much would seem to have none left.
-                std::size_t const cache =
-                    read_number(base + ".stat", active).value_or(0) + read_number(base + ".stat", inactive).value_or(0);
-                std::size_t const taken = *used - std::min(*used, cache);
-                keep_least(least, *limit - std::min(*limit, taken), base + limit_file);
-            }
-            if (group.find('/') == std::string::npos)
-                break;
+        std::size_t const mount = folder.size();
+        folder += group;
+        while (folder.size() > mount && folder.back() == '/')
+            folder.pop_back();
+        for (std::size_t end = folder.size(); end >= mount && end != std::string::npos; end = folder.rfind('/')) {
+            folder.resize(end);
+            keep_least_of_cgroup(least, std::string(folder).append("/").append(resource), v2 ? cgroup_v2 : cgroup_v1);
         }
     }
     return least;

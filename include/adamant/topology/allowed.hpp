@@ -5,9 +5,9 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
-#include <adamant/core/stable_sort.hpp>
 #include <adamant/topology/index_set.hpp>
 #if !defined(ADAMANT_NO_HWLOC)
 #include <adamant/topology/hwloc.hpp>
@@ -32,24 +32,47 @@ inline pu_set pus_for(unsigned threads)
                 pus.insert(i);
     return pus.empty() ? pu_set{0} : pus;
 #else
-    machine const here = live_cores();
-    std::vector<topology::core const*> order;
-    for (topology::core const& c : here.cores)
-        if (c.pus.intersects(here.allowed))
-            order.push_back(&c);
-    detail::stable_sort(order.begin(), order.end(),
-                        [](topology::core const* a, topology::core const* b) { return a->efficiency > b->efficiency; });
-    pu_set chosen;
-    for (std::size_t turn = 0; turn == 0 || (threads != 0 && chosen.size() < threads); ++turn) {
-        std::size_t const before = chosen.size();
-        for (topology::core const* const c : order) {
-            std::vector<unsigned> const pus = (c->pus & here.allowed).members();
-            if (turn < pus.size() && (threads == 0 || chosen.size() < threads))
-                chosen.insert(pus[turn]);
-        }
-        if (chosen.size() == before)
-            break;
+    // From hwloc's objects, not by way of a machine: this is compiled into every program, and that would be most of it.
+    hwloc_topology_t const here = live_topology();
+    std::string ignored;
+    pu_set const allowed = process_mask(to_index_set(hwloc_topology_get_allowed_cpuset(here)), ignored);
+    struct candidate {
+        unsigned pu;
+        unsigned turn; // in its core
+        unsigned efficiency;
+    };
+    std::vector<candidate> all;
+    unsigned turns = 0;
+    hwloc_obj_t last_core = nullptr;
+    for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_obj_by_type(here, HWLOC_OBJ_PU, o)) != nullptr;) {
+        if (!allowed.contains(o->os_index))
+            continue;
+        hwloc_obj_t const core = hwloc_get_ancestor_obj_by_type(here, HWLOC_OBJ_CORE, o);
+        unsigned const turn = core != nullptr && core == last_core ? all.back().turn + 1 : 0;
+        all.push_back({o->os_index, turn, 0});
+        turns = std::max(turns, turn + 1);
+        last_core = core;
     }
+    int fastest = 0;
+    unique_bitmap const kind = new_bitmap();
+    int const kinds = hwloc_cpukinds_get_nr(here, 0);
+    for (int k = 0; k < kinds; ++k) {
+        int efficiency = -1;
+        if (hwloc_cpukinds_get_info(here, static_cast<unsigned>(k), kind.get(), &efficiency, nullptr, nullptr, 0) != 0 ||
+            efficiency < 0)
+            continue;
+        fastest = std::max(fastest, efficiency);
+        for (candidate& c : all)
+            if (hwloc_bitmap_isset(kind.get(), c.pu) != 0)
+                c.efficiency = static_cast<unsigned>(efficiency);
+    }
+    pu_set chosen;
+    for (unsigned turn = 0; turn < (threads == 0 ? 1 : turns); ++turn)
+        for (int efficiency = fastest; efficiency >= 0; --efficiency)
+            for (candidate const& c : all)
+                if (c.turn == turn && c.efficiency == static_cast<unsigned>(efficiency) &&
+                    (threads == 0 || chosen.size() < threads))
+                    chosen.insert(c.pu);
     return chosen;
 #endif
 }

@@ -20,8 +20,7 @@
 #include <unistd.h>
 
 #include <adamant/core/error.hpp>
-#include <adamant/core/has_memory.hpp>
-#include <adamant/topology/hwloc_machine.hpp>
+#include <adamant/topology/hwloc_objects.hpp>
 #include <adamant/topology/launch_mask.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -116,16 +115,6 @@ inline pu_set process_mask(pu_set const& in_cgroup, [[maybe_unused]] std::string
     }
 #endif
     return own;
-}
-
-// This machine without devices and quickly, from what was read of the machine once; what may be used is looked up
-// again.
-inline machine live_cores()
-{
-    static machine const cores = to_machine(live_topology(), "this machine");
-    machine now = cores;
-    now.allowed = process_mask(cores.allowed, now.note);
-    return now;
 }
 
 inline bool bind_this_thread(hwloc_const_bitmap_t pus) noexcept
