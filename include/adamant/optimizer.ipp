@@ -25,15 +25,16 @@ ADAMANT_DECL group_id optimizer::add_group(parameter_group group)
 }
 ADAMANT_DECL group_id optimizer::add_group(std::string name, hyperparameters const& hyper, bool maximize)
 {
-    return core_->add_group(std::move(name), hyper, maximize);
+    return core_->add_group({std::move(name), hyper, maximize});
 }
 ADAMANT_DECL std::vector<parameter_group> const& optimizer::groups() const noexcept
 {
-    return core_->groups();
+    return core_->registered().groups();
 }
 ADAMANT_DECL parameter_group const& optimizer::group(group_id which) const
 {
-    return core_->group(which.index);
+    core_->registered().require_group(which.index);
+    return groups()[which.index];
 }
 ADAMANT_DECL void optimizer::set_hyperparameters(group_id group, hyperparameters const& hyper)
 {
@@ -45,11 +46,11 @@ ADAMANT_DECL shard_id optimizer::add_shard(shard_to_add added)
 }
 ADAMANT_DECL std::size_t optimizer::shards() const noexcept
 {
-    return core_->shards();
+    return core_->registered().size();
 }
 ADAMANT_DECL std::string const& optimizer::name(shard_id shard) const
 {
-    return core_->name(shard.index);
+    return core_->registered().name(shard.index);
 }
 ADAMANT_DECL std::size_t optimizer::memory_bytes(bool with_journal) const
 {
@@ -65,11 +66,11 @@ ADAMANT_DECL std::uint64_t optimizer::cpu_blocks_done() const noexcept
 }
 ADAMANT_DECL std::uint64_t optimizer::steps() const noexcept
 {
-    return core_->steps();
+    return core_->training().steps;
 }
 ADAMANT_DECL double optimizer::loss_scale() const noexcept
 {
-    return core_->loss_scale();
+    return core_->training().loss_scale();
 }
 ADAMANT_DECL executor const& optimizer::cpu() const noexcept
 {
@@ -81,7 +82,7 @@ ADAMANT_DECL void optimizer::place(std::shared_ptr<device> on, placement const& 
 }
 ADAMANT_DECL std::vector<std::size_t> optimizer::shard_sizes() const
 {
-    return core_->shard_sizes();
+    return core_->registered().sizes();
 }
 ADAMANT_DECL std::size_t optimizer::device_bytes(device const& on, placement const& where) const
 {

@@ -1,222 +1,271 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pass over all shards, on the CPU and on a device at once: who is given what, and the wait for both.
+// A pass over all shards, on the CPU and on a device at once: gives each side its part, and waits for both.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include <adamant/core/error.hpp>
+#include <adamant/exec/work_line.hpp>
+#include <adamant/optimizer/block_ledger.hpp>
 #include <adamant/optimizer/device_side.hpp>
-#include <adamant/optimizer/offload_step.hpp>
+#include <adamant/optimizer/host_side.hpp>
+#include <adamant/optimizer/registry.hpp>
+#include <adamant/optimizer/step_plan.hpp>
+#include <adamant/step/optimizer_report.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
+// Threads of the team come in at the owner's shift_task, ask line() for work, and bring it to run().
 class both_sides {
-protected:
-    both_sides(executor const& cpu, work_line::end_function at_end) : passes_(cpu, std::move(at_end)), side_(passes_) {}
-    ~both_sides() { close_gate(true); }
-
-    // The first pass over a shard whose gradient is there.
-    void start(std::size_t shard)
+public:
+    both_sides(executor const& cpu, work_line::shift_task task, registry const& over, step_plan const& plan,
+               block_ledger& ledger)
+        : over_(over), plan_(plan), ledger_(ledger), host_(cpu, over, plan, ledger), line_(cpu.team(), task)
     {
-        if (side_.has_arrays(shard) && side_.there()) {
-            passes_.check_caller();
+    }
+    both_sides(both_sides const&) = delete;
+    both_sides& operator=(both_sides const&) = delete;
+    ~both_sides() { ignore_arrivals(); }
+
+    [[nodiscard]] host_side& host() noexcept { return host_; }
+    [[nodiscard]] host_side const& host() const noexcept { return host_; }
+    [[nodiscard]] work_line& line() noexcept { return line_; }
+    [[nodiscard]] work_line const& line() const noexcept { return line_; }
+    // Null without a device.
+    [[nodiscard]] device_side* device() const noexcept { return device_.get(); }
+    // Null: none any more. Only between steps.
+    void set_device(std::unique_ptr<device_side> device) noexcept { device_ = std::move(device); }
+    [[nodiscard]] std::vector<block_range> cpu_ranges() const
+    {
+        return device_ != nullptr ? device_->cpu_ranges() : ranges_of_all(over_);
+    }
+
+    // ---- A step begins
+
+    // An empty list, and no errors. While no work is under way.
+    void begin()
+    {
+        line_.take_at_once(host_.pieces_at_once());
+        first_piece_ = line_.added();
+        host_.begin(first_piece_);
+        forget_errors();
+        std::lock_guard const lock(arrivals_->mutex);
+        arrivals_->to = this;
+        arrivals_->expected = 0;
+    }
+    // The first pass over a shard whose gradient is there. One call at a time. Throws what check_caller() does.
+    void submit(std::size_t shard)
+    {
+        if (device_ != nullptr && over_.has_device_arrays(shard)) {
+            line_.check_caller();
             fetch_gradients(shard);
         } else {
-            passes_.line().add([&] { return passes_.describe(shard, first_pass_); }, true);
+            line_.add([&] { return host_.enqueue_shard(shard, plan_.first_pass); }, true);
         }
-        if (side_.there())
-            side_.submit(shard, first_pass_);
+        if (device_ != nullptr)
+            device_->submit(shard, plan_.first_pass);
     }
-    // Of all shards. at_least_one: something is put on the line in any case, so that somebody comes to its end.
+    // Of all shards. at_least_one: a thread comes to the end of the line in any case.
     void submit_all(bool at_least_one)
     {
-        passes_.check_caller();
-        std::lock_guard const lock(submit_all_mutex_);
-        for (tracked_shard& s : passes_.shards)
-            s.submitted = true;
-        if (side_.there()) {
-            side_.submit_all(first_pass_);
-            for (std::size_t i = 0; i < passes_.shards.size(); ++i)
-                if (side_.has_arrays(i))
+        line_.check_caller();
+        if (device_ != nullptr) {
+            device_->submit_all(plan_.first_pass);
+            for (std::size_t i = 0; i < over_.size(); ++i)
+                if (over_.has_device_arrays(i))
                     fetch_gradients(i);
         }
-        passes_.line().add([&] {
-            std::size_t blocks = 0;
-            for (std::size_t i = 0; i < passes_.shards.size(); ++i)
-                if (!side_.there() || !side_.has_arrays(i))
-                    blocks += passes_.describe(i, first_pass_);
-            return blocks == 0 && side_.there() && at_least_one ? passes_.describe_nothing() : blocks;
+        line_.add([&] {
+            std::size_t pieces = 0;
+            for (std::size_t i = 0; i < over_.size(); ++i)
+                if (device_ == nullptr || !over_.has_device_arrays(i))
+                    pieces += host_.enqueue_shard(i, plan_.first_pass);
+            return pieces == 0 && device_ != nullptr && at_least_one ? host_.enqueue_nothing() : pieces;
         });
     }
-    // In the team's end function: the first gradients may have come down, and been stepped, before all is submitted.
-    void wait_until_all_is_submitted() { std::lock_guard const lock(submit_all_mutex_); }
+
+    // ---- In the team's threads
+
+    // Does pieces [begin, end) of the line.
+    void run(unsigned member, std::size_t begin, std::size_t end) noexcept
+    {
+        if (device_ == nullptr) {
+            host_.run(member, begin, end);
+            return;
+        }
+        while (begin < end) {
+            std::size_t const stop = std::min(end, host_.end_of_entry(begin));
+            host_.run(member, begin, stop);
+            if (auto const range = host_.changed_range(begin, stop))
+                keep_error([&] { device_->send_weights(*range); });
+            begin = stop;
+        }
+    }
+    // Whether gradients are still to come down: then one has come, or a moment has passed. Throws device_error.
+    [[nodiscard]] bool awaits_gradients()
+    {
+        std::unique_lock lock(arrivals_->mutex);
+        std::size_t const expected = arrivals_->expected;
+        if (expected == 0)
+            return false;
+        arrivals_->changed.wait_for(lock, std::chrono::milliseconds(2),
+                                    [&] { return arrivals_->expected != expected; });
+        bool const came = arrivals_->expected != expected;
+        lock.unlock();
+        if (!came)
+            device_->require_answer();
+        return true;
+    }
+    // For the thread that ends a pass: begins the next one. False where the CPU has nothing to do in it.
+    [[nodiscard]] bool begin_pass_at_end(block_pass pass, bool on_device)
+    {
+        if (on_device)
+            device_->run(pass);
+        std::size_t const pieces = host_.enqueue_all(pass);
+        line_.add_at_end(pieces);
+        return pieces != 0;
+    }
+
+    // ---- Passes over all shards that take part
+
+    void begin_pass(block_pass pass, bool on_device)
+    {
+        if (on_device)
+            device_->run(pass);
+        line_.add([&] { return host_.enqueue_all(pass); });
+    }
+    // What both sides were given is done, and the ledger has what they found. Throws device_error, and what failed
+    // where nobody waited.
+    void wait_for_pass()
+    {
+        if (device_ != nullptr)
+            device_->wait(); // all gradients that come down are on the line then
+        line_.wait();
+        if (device_ != nullptr)
+            take_results();
+    }
+    void take_results()
+    {
+        device_->wait_for_results(false);
+        std::lock_guard const lock(error_mutex_);
+        if (error_ != nullptr)
+            std::rethrow_exception(std::exchange(error_, nullptr));
+    }
+    // The first gradient that is not finite, by the order of shards; none if all are finite. Throws device_error.
+    [[nodiscard]] std::optional<optimizer_report::place> first_nonfinite() const
+    {
+        for (std::size_t i = 0; i < over_.size(); ++i) {
+            tracked_shard const& s = over_[i];
+            std::size_t const block = plan_.takes_part(i) ? ledger_.first_nonfinite_block(s) : s.shard.blocks();
+            if (block == s.shard.blocks())
+                continue;
+            std::optional<std::size_t> on_device;
+            if (device_ != nullptr)
+                on_device = device_->first_nonfinite(i, block);
+            return optimizer_report::place{i, on_device ? *on_device : s.shard.first_nonfinite(block, s.summed != 0)};
+        }
+        return std::nullopt;
+    }
+    // The share of what was enqueued that is done. At any time.
+    [[nodiscard]] double progress() const noexcept
+    {
+        std::size_t const done = line_.done() - first_piece_; // first: what is added meanwhile must not lag behind it
+        std::size_t const all = line_.added() - first_piece_;
+        return all == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(all);
+    }
+
+    // ---- The way back
+
+    // Both sides come to rest, and what is still to come is ignored. False where the device does not answer.
+    [[nodiscard]] bool stop()
+    {
+        ignore_arrivals();
+        bool const answers = device_ == nullptr || device_->stop();
+        line_.wait();
+        forget_errors();
+        return answers;
+    }
+    // What the CPU has records of; waits.
+    void undo_on_cpu()
+    {
+        line_.add([&] { return host_.enqueue_all(block_pass::undo); });
+        line_.wait();
+    }
+
+private:
     // The CPU's part of a shard is stepped as its gradient comes down.
     void fetch_gradients(std::size_t shard)
     {
-        for (std::size_t r = passes_.first_range(shard); r < passes_.first_range(shard + 1); ++r) {
+        for (std::size_t r = host_.first_range(shard); r < host_.first_range(shard + 1); ++r) {
             {
-                std::lock_guard const lock(gate_->mutex);
-                ++gate_->expected;
+                std::lock_guard const lock(arrivals_->mutex);
+                ++arrivals_->expected;
             }
-            side_.fetch_gradient(r, [gate = gate_, r] {
-                std::lock_guard const lock(gate->mutex);
-                if (gate->to != nullptr) // else it comes too late
-                    gate->to->arrived(r);
+            device_->fetch_gradient(r, [arrivals = arrivals_, r] {
+                std::lock_guard const lock(arrivals->mutex);
+                if (arrivals->to != nullptr)
+                    arrivals->to->gradient_came(r);
             });
         }
     }
-    // What has been expected until now does not arrive any more; false: what will be is awaited.
-    void close_gate(bool closed)
+    // In a thread of the device's, with the lock of the arrivals.
+    void gradient_came(std::size_t range) noexcept
     {
-        std::lock_guard const lock(gate_->mutex);
-        gate_->to = closed ? nullptr : this;
-        gate_->expected = 0;
+        --arrivals_->expected;
+        keep_error([&] { line_.add([&] { return host_.enqueue_range(range, plan_.first_pass); }); });
+        arrivals_->changed.notify_all();
     }
-    // In the team's end function. Whether gradients are still expected: then one has come, or may have.
-    [[nodiscard]] bool awaits_gradients()
+    void ignore_arrivals()
     {
-        std::unique_lock lock(gate_->mutex);
-        std::size_t const expected = gate_->expected;
-        if (expected == 0)
-            return false;
-        gate_->changed.wait_for(lock, std::chrono::milliseconds(2), [&] { return gate_->expected != expected; });
-        bool const came = gate_->expected != expected;
-        lock.unlock();
-        if (!came)
-            side_.require_answer();
-        return true;
+        std::lock_guard const lock(arrivals_->mutex);
+        arrivals_->to = nullptr;
+        arrivals_->expected = 0;
     }
-    // In one of the team's threads.
-    void send_weights(std::size_t range) noexcept
-    {
-        keep_error([&] { side_.send_weights(range); });
-    }
-    // What is kept for a step that is over means nothing to the next.
-    void forget_failures()
-    {
-        device_failed_ = false;
-        std::lock_guard const lock(arrival_mutex_);
-        arrival_error_ = nullptr;
-    }
-    // For wait_for_pass() to throw.
+    // For take_results() to throw.
     template <class Work>
     void keep_error(Work const& work) noexcept
     {
         try {
             work();
         } catch (...) {
-            std::lock_guard const lock(arrival_mutex_);
-            arrival_error_ = std::current_exception();
+            std::lock_guard const lock(error_mutex_);
+            error_ = std::current_exception();
         }
     }
-    // What both sides have been given is done, and known. Throws device_error, and what was kept for it.
-    void wait_for_pass()
+    void forget_errors()
     {
-        if (side_.there())
-            on_device([&] { side_.wait(); }); // all that comes down is on the line then
-        passes_.line().wait();
-        if (side_.there())
-            on_device([&] { take_results(); });
-    }
-    void take_results()
-    {
-        side_.wait_for_results();
-        std::lock_guard const lock(arrival_mutex_);
-        if (arrival_error_ != nullptr)
-            std::rethrow_exception(std::exchange(arrival_error_, nullptr));
-    }
-    // What fails in there leaves a step that has to be taken back.
-    template <class Work>
-    void on_device(Work const& work)
-    {
-        try {
-            work();
-        } catch (...) {
-            device_failed_ = true;
-            throw;
-        }
-    }
-    // Over all that take part, on both sides; the caller waits.
-    void begin_pass(block_pass pass)
-    {
-        begin_on_device(pass);
-        passes_.line().add([&] { return passes_.describe_all(pass); });
-    }
-    void begin_on_device(block_pass pass)
-    {
-        if (side_.there() && passes_.waits_for_room) // else it is through, and what had no room for records is left
-            on_device([&] { side_.run(pass); });
-    }
-    void run_all(block_pass pass)
-    {
-        begin_pass(pass);
-        wait_for_pass();
-    }
-    void undo_recorded()
-    {
-        passes_.line().add([&] { return passes_.describe_all(block_pass::undo); });
-        passes_.line().wait();
-    }
-    // What a device has yet to take back of a step that failed, it must before anything else. Throws device_error.
-    void settle()
-    {
-        if (!device_is_behind_)
-            return;
-        bool const answers = side_.stop();
-        passes_.line().wait();
-        if (!answers || !side_.take_back())
-            throw device_error("adamant: " + side_.device().name() +
-                               " has failed in a step and does not answer yet; its part of that step is still to be "
-                               "taken back. Call again later, or load a checkpoint into a new optimizer");
-        passes_.forget_records();
-        device_is_behind_ = false;
-    }
-    void require_not_lost() const
-    {
-        if (is_lost_ && !side_.there())
-            throw invalid_argument("adamant: the last load() failed in the middle, so params and moments are of no "
-                                   "known step; load() a state");
-        if (is_lost_)
-            throw device_error("adamant: " + side_.device().name() +
-                               " or a file has failed while a state was loaded, or the device in the update itself "
-                               "without records (see "
-                               "device_records in the options), so what it has is of no known step; load() a state");
+        std::lock_guard const lock(error_mutex_);
+        error_ = nullptr;
     }
 
-    offload_passes passes_;
-    device_side side_;                            // after the passes: its device is still at work on them when it goes
-    block_pass first_pass_ = block_pass::measure; // of the step that is under way
-    bool device_failed_ = false;                  // that step has to be taken back
-    bool is_lost_ = false;                        // the state is of no known step, until one is loaded
-    bool device_is_behind_ = false;               // it has yet to take back what it did of a step that failed
-
-private:
-    // In a thread of the device's, with the gate's lock.
-    void arrived(std::size_t range) noexcept
-    {
-        --gate_->expected;
-        keep_error([&] { passes_.line().add([&] { return passes_.describe_range(range, first_pass_); }); });
-        gate_->changed.notify_all();
-    }
-
-    // What stands between gradients that come down and those that wait for them, which may be gone by then.
-    struct gate {
+    // Where the device's threads come in. They may do so after this object is gone.
+    struct arrivals {
         std::mutex mutex;
         std::condition_variable changed;
         both_sides* to = nullptr;
         std::size_t expected = 0;
     };
-    std::shared_ptr<gate> gate_ = std::make_shared<gate>();
-    std::mutex submit_all_mutex_;
-    std::mutex arrival_mutex_; // guards the next
-    std::exception_ptr arrival_error_;
+
+    registry const& over_;
+    step_plan const& plan_;
+    block_ledger const& ledger_;
+    host_side host_;
+    std::unique_ptr<device_side> device_;
+    std::shared_ptr<arrivals> arrivals_ = std::make_shared<arrivals>();
+    std::mutex error_mutex_; // guards the next
+    std::exception_ptr error_;
+    std::size_t first_piece_ = 0; // of the step that is under way
+    work_line line_;              // last: its threads are at work on the others
 };
 
 } // namespace detail

@@ -14,16 +14,31 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/device/device.hpp>
-#include <adamant/optimizer/offload_step.hpp>
+#include <adamant/optimizer/host_side.hpp>
+#include <adamant/optimizer/registry.hpp>
 #include <adamant/split/placement.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
+// How an optimizer deals with a device.
+struct device_settings {
+    double timeout_s = 300; // see optimizer_options
+    bool with_records = true;
+};
+
 class device_pieces {
 public:
-    explicit device_pieces(offload_passes& passes) : passes_(passes) {}
+    // Consecutive elements of a shard, from a multiple of norm_block_elems on.
+    struct piece {
+        std::size_t shard;
+        std::size_t begin; // in the shard
+        device_piece on;
+        device_ptr memory = {}; // of the arrays that are not the caller's
+    };
+
+    device_pieces(registry const& over, device_settings settings) : over_(over), settings_(settings) {}
     device_pieces(device_pieces const&) = delete;
     device_pieces& operator=(device_pieces const&) = delete;
     ~device_pieces()
@@ -36,49 +51,33 @@ public:
         device_->leave(this);
     }
 
-    // Whether there is one, with a part of the shards or with gradients of the CPU's part.
-    [[nodiscard]] bool there() const noexcept { return device_ != nullptr; }
-    [[nodiscard]] adamant::device const& device() const noexcept { return *device_; }
-    [[nodiscard]] bool has_pieces() const noexcept { return !pieces_.empty(); }
-    [[nodiscard]] std::size_t elements() const noexcept
+    [[nodiscard]] bool has_device() const noexcept { return device_ != nullptr; }
+    [[nodiscard]] adamant::device& device() const noexcept { return *device_; }
+    [[nodiscard]] bool with_records() const noexcept { return settings_.with_records; }
+    // In the order of shards and elements.
+    [[nodiscard]] std::vector<piece> const& all() const noexcept { return pieces_; }
+    // The numbers of a shard's pieces, from the first to the second.
+    [[nodiscard]] std::pair<std::size_t, std::size_t> of_shard(std::size_t shard) const noexcept
     {
-        std::size_t all = 0;
-        for (piece const& p : pieces_)
-            all += p.on.elems;
-        return all;
+        auto const from = std::lower_bound(pieces_.begin(), pieces_.end(), shard,
+                                           [](piece const& p, std::size_t i) { return p.shard < i; });
+        auto const to =
+            std::upper_bound(from, pieces_.end(), shard, [](std::size_t i, piece const& p) { return i < p.shard; });
+        return {static_cast<std::size_t>(from - pieces_.begin()), static_cast<std::size_t>(to - pieces_.begin())};
     }
-    // Before place().
-    void set_options(double timeout_s, bool with_records) noexcept
-    {
-        timeout_s_ = timeout_s;
-        with_records_ = with_records;
-    }
-    [[nodiscard]] bool with_records() const noexcept { return with_records_; }
+    // Null where there are no pieces.
+    [[nodiscard]] device_part* part() const noexcept { return part_.get(); }
+    // What a pass finds about each block of each piece; piece i's are from first_result(i) on.
+    [[nodiscard]] std::vector<grad_squares>& squares() noexcept { return squares_; }
+    [[nodiscard]] std::vector<std::uint8_t>& recorded() noexcept { return recorded_; }
+    [[nodiscard]] std::size_t first_result(std::size_t i) const noexcept { return first_result_[i]; }
 
-    // Of shard number `shard`; before place(). None: gradients are in host memory.
-    void set_arrays(std::size_t shard, device_arrays const& arrays)
-    {
-        arrays_.resize(std::max(arrays_.size(), shard + 1));
-        arrays_[shard] = arrays;
-    }
-    [[nodiscard]] bool has_arrays(std::size_t shard) const noexcept
-    {
-        return shard < arrays_.size() && arrays_[shard].grad;
-    }
-
-    [[nodiscard]] bool has_arrays() const noexcept
-    {
-        return std::any_of(arrays_.begin(), arrays_.end(), [](device_arrays const& a) { return bool(a.grad); });
-    }
-    void forget_arrays() noexcept { arrays_.clear(); }
-
-    // Moves what has to be moved. Throws what the device does, with everything where it was; where not even that can
-    // be, the CPU has everything.
+    // See device_side.
     void place(std::shared_ptr<adamant::device> to, std::vector<shard_piece> const& where)
     {
-        if (!pieces_.empty()) { // from there it is taken for the other places
+        if (!pieces_.empty()) { // new pieces are filled from there
             try {
-                copy_home(true);
+                copy_state_home(true);
             } catch (...) {
                 (void)device_->reset(deadline());
                 throw;
@@ -86,11 +85,11 @@ public:
         }
         if (to != nullptr)
             to->claim(this);
-        part_.reset(); // its records are of no more use, and the next one may need their memory
+        part_.reset(); // its records are not needed any more, and the next one may need their memory
         std::vector<piece> next;
-        std::vector<std::size_t> fresh;      // of next
-        std::vector<std::size_t> results{0}; // where those of each piece of next begin
-        std::vector<grad_squares> squares;   // with all that there is to come
+        std::vector<std::size_t> fresh;      // numbers in next
+        std::vector<std::size_t> results{0}; // of each piece of next
+        std::vector<grad_squares> squares;
         std::vector<std::uint8_t> recorded;
         std::set<std::uint64_t> kept;
         try {
@@ -101,9 +100,9 @@ public:
                     next.push_back(*same);
                     continue;
                 }
-                next.push_back(describe(w));
+                next.push_back(make_piece(over_, w));
                 fresh.push_back(next.size() - 1);
-                next.back().memory = to->allocate(own_bytes(next.back()));
+                next.back().memory = to->allocate(own_bytes(over_, next.back()));
                 give_memory(next.back());
             }
             for (piece const& p : next) {
@@ -116,7 +115,8 @@ public:
             part_ = make_part(to.get(), next);
             for (std::size_t const i : fresh)
                 copy_state_up(*to, next[i], true);
-            if (part_ != nullptr) { // so that weights may come down from any piece at any time
+            if (part_ !=
+                nullptr) { // a step sends the weights of whole pieces down, also of blocks that it leaves alone
                 to->follow(device_lane::work, to->mark(device_lane::up));
                 part_->round_weights();
             }
@@ -145,71 +145,92 @@ public:
         recorded_ = std::move(recorded);
     }
     // What place() allocates on the device for these.
-    [[nodiscard]] std::size_t bytes_for(adamant::device const& on, std::vector<shard_piece> const& where) const
+    [[nodiscard]] static std::size_t bytes_for(registry const& over, adamant::device const& on,
+                                               std::vector<shard_piece> const& where, bool with_records)
     {
         std::size_t bytes = 0;
-        std::vector<device_piece> described;
+        std::vector<device_piece> made;
         for (shard_piece const& w : where)
             if (w.on == side::device) {
-                piece const p = describe(w);
-                bytes += own_bytes(p);
-                described.push_back(p.on);
+                piece const p = make_piece(over, w);
+                bytes += own_bytes(over, p);
+                made.push_back(p.on);
             }
-        return bytes + on.part_bytes(described, with_records_);
+        return bytes + on.part_bytes(made, with_records);
     }
 
-    // The blocks that stay with the CPU, in ranges that gradients come down in and weights go up.
+    // See device_side.
     [[nodiscard]] std::vector<block_range> cpu_ranges() const
     {
         std::vector<block_range> ranges;
         auto piece_at = pieces_.begin();
         auto const add = [&](std::size_t shard, std::size_t begin, std::size_t end) {
-            std::size_t const most = has_arrays(shard) ? chunk_blocks : std::max<std::size_t>(end - begin, 1);
+            std::size_t const most =
+                over_.has_device_arrays(shard) ? chunk_blocks : std::max<std::size_t>(end - begin, 1);
             for (; begin < end; begin += std::min(most, end - begin))
                 ranges.push_back({shard, begin, begin + std::min(most, end - begin)});
         };
-        for (std::size_t i = 0; i < passes_.shards.size(); ++i) {
+        for (std::size_t i = 0; i < over_.size(); ++i) {
             std::size_t at = 0;
             for (; piece_at != pieces_.end() && piece_at->shard == i; ++piece_at) {
                 add(i, at, piece_at->begin / norm_block_elems);
                 at = piece_at->begin / norm_block_elems + piece_at->on.blocks();
             }
-            add(i, at, passes_.shards[i].shard.blocks());
+            add(i, at, over_[i].shard.blocks());
         }
         return ranges;
     }
 
-    // Until all that was enqueued is done; throws device_error where it is not by the timeout, or fails.
-    void wait() { wait_all(*device_); }
-    // Params and moments of this side into the shards' own arrays. Throws device_error.
-    void copy_home(bool with_sums = false)
+    // Until all that was enqueued is done. Throws device_error where it fails, or is not done by the timeout.
+    void wait() const { wait_all(*device_); }
+    // Params and moments, and with_sums what was accumulated, into the shards' own arrays. Throws device_error.
+    void copy_state_home(bool with_sums) const
     {
-        namespace arrays = shard_array;
         for (piece const& p : pieces_)
-            for (auto const which : {arrays::param, arrays::exp_avg, arrays::exp_avg_sq, arrays::accumulator}) {
-                tracked_shard const& s = passes_.shards[p.shard];
-                if (which != arrays::accumulator || (with_sums && s.summed != 0 && s.shard.has_accumulator()))
-                    device_->copy_down(home(p, which), p.on.arrays[which], p.on.elems * s.shard.elem_bytes(which));
-            }
+            for_each_state_array(p, with_sums, [&](shard_array::index which, std::size_t bytes) {
+                device_->copy_down(home(p, which), p.on.arrays[which], bytes);
+            });
         wait();
     }
+    // The other way; enqueues it.
+    void copy_state_up(adamant::device& on, piece const& p, bool with_sums) const
+    {
+        for_each_state_array(p, with_sums, [&](shard_array::index which, std::size_t bytes) {
+            on.copy_up(p.on.arrays[which], home(p, which), bytes);
+        });
+    }
+    // Where a piece's array begins in the shard's own memory.
+    [[nodiscard]] std::byte* home(piece const& p, shard_array::index which) const noexcept
+    {
+        offload_shard const& s = over_[p.shard].shard;
+        return s.data(which) + p.begin * s.elem_bytes(which);
+    }
+    // Whether the array on the device is the caller's.
+    [[nodiscard]] bool is_given(piece const& p, std::size_t array) const noexcept { return is_given(over_, p, array); }
 
-protected:
-    // Gradients come down, and weights go up, in so many blocks at a time: 2 MiB of 16-bit numbers.
-    static constexpr std::size_t chunk_blocks = 256;
-
-    struct piece {
-        std::size_t shard;
-        std::size_t begin; // in the shard
-        device_piece on;
-        device_ptr memory = {}; // of the arrays that are ours
-    };
-
+    // When a device that is given work now has to be through with it.
     [[nodiscard]] std::chrono::steady_clock::time_point deadline() const
     {
         return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                      std::chrono::duration<double>(timeout_s_));
+                                                      std::chrono::duration<double>(settings_.timeout_s));
     }
+    [[noreturn]] void throw_late(device_lane lane) const { throw_late(*device_, lane); }
+    // Drops what has not begun, and waits for the rest. False where the device does not answer, or cannot go on. One
+    // that was waited for in vain is not waited for as long again.
+    [[nodiscard]] bool stop() const noexcept
+    {
+        if (device_ == nullptr)
+            return true;
+        auto const soon = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+        bool const answers = device_->reset(is_late_ ? std::min(soon, deadline()) : deadline());
+        is_late_ = !answers;
+        return answers;
+    }
+
+private:
+    // Gradients come down, and weights go up, in so many blocks at a time: 2 MiB of 16-bit numbers.
+    static constexpr std::size_t chunk_blocks = 256;
+
     void wait_all(adamant::device& on) const
     {
         auto const until = deadline();
@@ -221,7 +242,7 @@ protected:
     {
         is_late_ = true;
         throw device_error("adamant: " + on.name() + " has not come to the end of its lane '" + name(lane) + "' in " +
-                           text(timeout_s_) +
+                           text(settings_.timeout_s) +
                            " s; it seems to have stopped answering (see device_timeout_s in the options)");
     }
 
@@ -236,12 +257,12 @@ protected:
     }
     [[nodiscard]] std::unique_ptr<device_part> make_part(adamant::device* on, std::vector<piece> const& pieces) const
     {
-        std::vector<device_piece> described;
+        std::vector<device_piece> made;
         for (piece const& p : pieces)
-            described.push_back(p.on);
-        return pieces.empty() ? nullptr : on->make_part(std::move(described), with_records_);
+            made.push_back(p.on);
+        return pieces.empty() ? nullptr : on->make_part(std::move(made), settings_.with_records);
     }
-    // With the pieces that there were, after place() has failed.
+    // Goes on with the pieces that there were, after place() has failed.
     void stay()
     {
         try {
@@ -258,9 +279,9 @@ protected:
                               "): the CPU has all of them now, with nothing lost");
         }
     }
-    [[nodiscard]] piece describe(shard_piece const& w) const
+    [[nodiscard]] static piece make_piece(registry const& over, shard_piece const& w)
     {
-        tracked_shard const& s = passes_.shards[w.shard];
+        tracked_shard const& s = over[w.shard];
         piece p{w.shard, w.begin, {}};
         for (std::size_t i = 0; i < 6; ++i)
             p.on.types[i] = s.shard.type(static_cast<shard_array::index>(i));
@@ -269,17 +290,16 @@ protected:
         p.on.format = &s.shard.format();
         return p;
     }
-    // Whether the array is the caller's.
-    [[nodiscard]] bool is_given(piece const& p, std::size_t array) const noexcept
+    [[nodiscard]] static bool is_given(registry const& over, piece const& p, std::size_t array) noexcept
     {
-        return has_arrays(p.shard) && (array == shard_array::grad || array == shard_array::weight_out);
+        return over.has_device_arrays(p.shard) && (array == shard_array::grad || array == shard_array::weight_out);
     }
     static constexpr std::size_t aligned(std::size_t bytes) noexcept { return (bytes + 255) / 256 * 256; }
-    [[nodiscard]] std::size_t own_bytes(piece const& p) const noexcept
+    [[nodiscard]] static std::size_t own_bytes(registry const& over, piece const& p) noexcept
     {
         std::size_t bytes = 0;
         for (std::size_t i = 0; i < 6; ++i)
-            if (!is_given(p, i))
+            if (!is_given(over, p, i))
                 bytes += aligned(p.on.elems * size_bytes(p.on.types[i]));
         return bytes;
     }
@@ -289,7 +309,8 @@ protected:
         for (std::size_t i = 0; i < 6; ++i) {
             std::size_t const elem_bytes = size_bytes(p.on.types[i]);
             if (is_given(p, i)) {
-                device_ptr const base = i == shard_array::grad ? arrays_[p.shard].grad : arrays_[p.shard].weight_out;
+                device_arrays const& given = over_.arrays_on_device(p.shard);
+                device_ptr const base = i == shard_array::grad ? given.grad : given.weight_out;
                 p.on.arrays[i] = elem_bytes == 0 ? device_ptr{} : base + p.begin * elem_bytes;
             } else if (elem_bytes != 0) {
                 p.on.arrays[i] = at;
@@ -297,30 +318,25 @@ protected:
             }
         }
     }
-    [[nodiscard]] std::byte* home(piece const& p, shard_array::index which) const noexcept
-    {
-        offload_shard const& s = passes_.shards[p.shard].shard;
-        return s.data(which) + p.begin * s.elem_bytes(which);
-    }
-    void copy_state_up(adamant::device& on, piece const& p, bool with_sums) const
+    template <class Work>
+    void for_each_state_array(piece const& p, bool with_sums, Work const& work) const
     {
         namespace arrays = shard_array;
-        tracked_shard const& s = passes_.shards[p.shard];
-        for (auto const which : {arrays::param, arrays::exp_avg, arrays::exp_avg_sq, arrays::accumulator})
-            if (which != arrays::accumulator || (with_sums && s.summed != 0 && s.shard.has_accumulator()))
-                on.copy_up(p.on.arrays[which], home(p, which), p.on.elems * s.shard.elem_bytes(which));
+        tracked_shard const& s = over_[p.shard];
+        for (auto const which : {arrays::param, arrays::exp_avg, arrays::exp_avg_sq})
+            work(which, p.on.elems * s.shard.elem_bytes(which));
+        if (with_sums && s.summed != 0 && s.shard.has_accumulator())
+            work(arrays::accumulator, p.on.elems * s.shard.elem_bytes(arrays::accumulator));
     }
 
-    offload_passes& passes_;
+    registry const& over_;
+    device_settings settings_;
     std::shared_ptr<adamant::device> device_;
     std::unique_ptr<device_part> part_;
-    std::vector<piece> pieces_; // in the order of shards
-    std::vector<device_arrays> arrays_;
+    std::vector<piece> pieces_;
     std::vector<std::size_t> first_result_; // of each piece, and the end
     std::vector<grad_squares> squares_;
     std::vector<std::uint8_t> recorded_;
-    double timeout_s_ = 300;
-    bool with_records_ = true;
     mutable bool is_late_ = false; // it was waited for in vain
 };
 

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The course of an optimizer's step: what it is opened with, what becomes of it once the norm is known, and its report.
+// The one step that is under way: it is opened, gives passes to both sides, decides once the norm is known, and ends.
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <bit>
-#include <chrono>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,167 +13,346 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/numerics/float_mode.hpp>
-#include <adamant/optimizer/step_account.hpp>
+#include <adamant/optimizer/account.hpp>
+#include <adamant/optimizer/both_sides.hpp>
+#include <adamant/optimizer/decision.hpp>
+#include <adamant/optimizer/history.hpp>
 #include <adamant/step/optimizer_options.hpp>
 #include <adamant/step/optimizer_report.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The inside of an optimizer, which checks who may call what when.
-class step_course : protected step_account {
-protected:
-    enum class stage : std::uint8_t { idle, open, async };
-    enum class progress : std::uint8_t { first_pass, back, last_pass, without_room };
-
-    step_course(executor const& cpu, optimizer_options options)
-        : step_account(cpu, [this] { return next_at_end(); }), options_(std::move(options))
+// Who may call what when is checked by the caller, an optimizer_core. finish() and what is called between steps wait.
+class step_course {
+public:
+    step_course(executor const& cpu, optimizer_options const& options, registry& over)
+        : options_(options), over_(over), sides_(cpu, {this, &come_in}, over_, plan_, ledger_),
+          account_(over_, plan_, ledger_, sides_.host())
     {
-        validate(options_);
-        passes_.keep_checksums = options_.keep_last_step;
-        side_.set_options(options_.device_timeout_s, options_.device_records);
         if (options_.loss_scaling)
-            scaler_ = initial_state(*options_.loss_scaling);
+            training_.scaler = initial_state(*options_.loss_scaling);
     }
-    ~step_course() = default;
-
-    void reserve_for_steps(std::size_t groups)
+    step_course(step_course const&) = delete;
+    step_course& operator=(step_course const&) = delete;
+    // Waits for a step that is under way, and takes it back where that can be.
+    ~step_course()
     {
-        passes_.speculated.reserve(groups);
-        passes_.settled.reserve(groups);
-        lr_.reserve(groups);
-        summed_before_.reserve(passes_.shards.size());
-    }
-
-    // What the next loss is to be multiplied with.
-    [[nodiscard]] double next_loss_scale() const noexcept { return scaler_ ? scaler_->scale : 1.0; }
-
-    void require_idle(char const* call) const
-    {
-        if (stage_ != stage::idle)
-            throw invalid_argument(
-                std::string("adamant: ") + call + " is called while a step is under way; " +
-                (stage_ == stage::open ? "finish() or abandon() it first" : "wait for its ticket first"));
-    }
-    void require_step_open(char const* call) const
-    {
-        if (stage_ != stage::open)
-            throw invalid_argument(std::string("adamant: ") + call +
-                                   " is called, but no step is open; begin_step() first");
-        passes_.check_caller();
+        sides_.line().wait();
+        if (machine_.state() == step_state::failed || (machine_.state() == step_state::open && can_take_back()))
+            take_back();
     }
 
-    // All is laid out. The groups stay where they are until the step is over.
-    void open_step(std::vector<parameter_group> const& groups, step_values const& values, bool as_they_arrive)
+    [[nodiscard]] step_machine const& machine() const noexcept { return machine_; }
+    [[nodiscard]] bool has_device() const noexcept { return sides_.device() != nullptr; }
+    [[nodiscard]] step_plan const& plan() const noexcept { return plan_; }
+    [[nodiscard]] block_ledger& ledger() noexcept { return ledger_; }
+    [[nodiscard]] both_sides& sides() noexcept { return sides_; }
+    [[nodiscard]] both_sides const& sides() const noexcept { return sides_; }
+    [[nodiscard]] step_history& history() noexcept { return history_; }
+    [[nodiscard]] step_history const& history() const noexcept { return history_; }
+    [[nodiscard]] training_state const& training() const noexcept { return training_; }
+    [[nodiscard]] training_state& training() noexcept { return training_; }
+    // After groups or shards have changed, or have been placed elsewhere. Allocates all that steps need but records.
+    void lay_out()
     {
-        bool const own_limit = !values.max_norm && !values.max_abs_grad; // one that is said replaces both
-        double const max_norm = own_limit ? options_.max_norm : values.max_norm.value_or(0);
-        double const max_abs = own_limit ? options_.max_abs_grad : values.max_abs_grad.value_or(0);
-        check_limits(max_norm, max_abs);
-        if (!values.lr.empty() && values.lr.size() != groups.size())
-            throw invalid_argument("adamant: there are learning rates for " + std::to_string(values.lr.size()) +
-                                   " groups, but there are " + std::to_string(groups.size()) + " groups");
-        stepped_groups_ = &groups;
-        max_norm_ = max_norm;
-        max_abs_ = max_abs;
-        loss_scale_ = values.loss_scale.value_or(next_loss_scale());
-        scales_itself_ = !values.loss_scale;
-        lr_.assign(values.lr.begin(), values.lr.end());
-        // Throws what values cannot be.
-        rounded_to_nearest([&] { make_group_steps(1.0, passes_.speculated); });
-        passes_.settled = passes_.speculated;
-        summed_before_.resize(passes_.shards.size()); // here, as nothing may fail once arrays have been written
-        // With a device every step can be taken back until both sides are through with it, for a device may fail.
-        passes_.keep_records = options_.keep_last_step || side_.there();
-        passes_.waits_for_room = side_.there();
-        passes_.on_weights = {};
-        if (side_.there())
-            passes_.on_weights = [this](std::size_t range) { send_weights(range); };
-        passes_.now_skips = options_.on_nonfinite == nonfinite_policy::skip;
-        norm_first_ = max_norm_ != 0 || passes_.now_skips || options_.reduce;
-        bool const speculates =
-            norm_first_ && as_they_arrive &&
-            (options_.speculate == speculation::always ||
-             (options_.speculate == speculation::automatic && std::popcount(taken_back_of_last_eight_) <= 4));
-        first_pass_ = !norm_first_ ? (side_.there() ? block_pass::speculate : block_pass::step)
-                      : speculates ? block_pass::speculate
-                                   : block_pass::measure;
-        for (tracked_shard& s : passes_.shards)
-            s.submitted = s.left_out = false;
-        passes_.forget_records();
-        passes_.begin();
-        can_go_back_ = false;
+        sides_.host().lay_out(sides_.cpu_ranges());
+        ledger_.lay_out(over_.blocks(), options_.keep_last_step);
+        history_.reserve(over_.size());
+        plan_.shards.assign(over_.size(), shard_in_step::awaited);
+        plan_.assumed.reserve(over_.groups().size());
+        plan_.decided.reserve(over_.groups().size());
+        terms_.lr.reserve(over_.groups().size());
+    }
+
+    // ---- A step
+
+    // as_they_arrive: shards are submitted one by one. is_async: the team drives the step. Groups and shards stay as
+    // they are until the step is over. Throws invalid_argument for values that cannot be, before anything is changed.
+    void open(step_values const& values, bool as_they_arrive, bool is_async)
+    {
+        make_terms(terms_, values, options_, over_.groups().size(), training_.steps + 1, training_.loss_scale());
+        rounded_to_nearest([&] { make_group_steps(over_.groups(), terms_, 1.0, plan_.assumed); });
+        make_plan(plan_, terms_, options_, over_.size(), as_they_arrive, has_device(), training_.wrong_assumptions);
+        history_.forget();
+        forget_records();
         error_ = nullptr;
-        forget_failures();
-        if (side_.there()) {
-            close_gate(false);
-            side_.forget_records();
-        }
-        at_ = progress::first_pass;
-        begin_report();
-        report_.step = steps_ + 1;
-        report_.loss_scale = loss_scale_;
-        stage_ = stage::open;
+        sides_.begin();
+        account_.begin(terms_, sides_.device());
+        machine_.open(is_async);
     }
-
-    void make_group_steps(double clip, std::vector<group_step>& out) const
+    // This shard's gradient is there. One call at a time. Throws what work_line::check_caller() does.
+    void submit(std::size_t shard)
     {
-        std::vector<parameter_group> const& groups = *stepped_groups_;
-        out.resize(groups.size());
-        for (std::size_t i = 0; i < groups.size(); ++i) {
-            hyperparameters hyper = groups[i].hyper;
-            if (!lr_.empty())
-                hyper.lr = lr_[i];
-            coefficients c =
-                make_coefficients(hyper, steps_ + 1, {.loss_scale = loss_scale_, .clip_coefficient = clip});
-            if (groups[i].maximize)
-                c.grad_scale = -c.grad_scale;
-            gradient_rules rules{.zero_nonfinite = options_.on_nonfinite == nonfinite_policy::zero};
-            if (max_abs_ != 0) {
-                rules.limited = true;
-                rules.scale = c.grad_scale;
-                rules.bound = static_cast<float>(max_abs_);
-                c.grad_scale = 1;
-            }
-            out[i] = {c, rules};
-        }
+        plan_.shards[shard] = shard_in_step::submitted;
+        watch([&] { sides_.submit(shard); });
     }
-
-    void set_summed(std::vector<unsigned> const& summed) noexcept
+    void submit_all()
     {
-        for (std::size_t i = 0; i < passes_.shards.size(); ++i)
-            passes_.shards[i].summed = summed.empty() ? 0 : summed[i];
+        {
+            std::lock_guard const lock(submit_all_mutex_);
+            plan_.shards.assign(over_.size(), shard_in_step::submitted);
+            watch([&] { sides_.submit_all(machine_.is_async()); });
+        }
+        if (machine_.is_async() && sides_.host().nothing_enqueued()) // no thread comes to the end of nothing
+            (void)go_on_at_end();
+    }
+    void leave_out(std::size_t shard) { plan_.shards[shard] = shard_in_step::left_out; }
+    // All shards are submitted or left out. Throws what options.reduce throws, and the step stays open; and
+    // device_error, after the step has been taken back.
+    optimizer_report finish()
+    {
+        try {
+            if (machine_.has_failed())
+                throw device_error("adamant: a submit() to this step has failed; the step is taken back");
+            watch([&] { sides_.wait_for_pass(); });
+            while (decide_next())
+                watch([&] {
+                    sides_.begin_pass(next_pass_, device_takes_part());
+                    sides_.wait_for_pass();
+                });
+        } catch (...) {
+            take_back_failed_and_rethrow();
+        }
+        machine_.go(step_state::idle);
+        return account_.report();
+    }
+    // The end of an asynchronous step. Waits; throws what finish() does, and nothing is changed by that step then.
+    optimizer_report collect()
+    {
+        sides_.line().wait();
+        if (error_ == nullptr) {
+            machine_.go(step_state::idle);
+            return account_.report();
+        }
+        try {
+            std::rethrow_exception(std::exchange(error_, nullptr));
+        } catch (...) {
+            if (machine_.state() == step_state::open)
+                take_back();
+            take_back_failed_and_rethrow();
+        }
     }
     // Whether what the open step has done can be undone: not where shards are stepped without waiting for a norm, and
-    // nothing is kept of them. Waits for what was submitted.
+    // no record is kept. Waits for what was submitted.
     [[nodiscard]] bool can_take_back()
     {
-        passes_.line().wait();
-        return first_pass_ != block_pass::step || passes_.unrecorded_blocks() == 0;
+        sides_.line().wait();
+        return plan_.first_pass != block_pass::step || unrecorded_blocks() == 0;
     }
-    // What the open step has done is undone, where it can be. A device that does not answer is left for settle().
+    // What the open step has done is undone. The part of a device that does not answer is left for catch_up().
     void take_back()
     {
-        device_failed_ = false;
-        close_gate(true);
-        bool const answers = side_.stop();
-        passes_.line().wait();
-        if (side_.there() && at_ >= progress::last_pass)
-            passes_.speculated = passes_.settled; // which its records were made with
-        if (side_.there() || (first_pass_ != block_pass::measure && at_ == progress::first_pass))
-            undo_recorded();
-        is_lost_ = is_lost_ || side_.stepped_for_good();
-        device_is_behind_ = !answers || !side_.take_back();
-        passes_.forget_records();
-        stage_ = stage::idle;
+        bool const answers = sides_.stop();
+        if (has_device() || plan_.first_pass != block_pass::measure)
+            sides_.undo_on_cpu();
+        bool const is_lost = has_device() && sides_.device()->stepped_for_good();
+        bool const is_back = answers && (!has_device() || sides_.device()->take_back());
+        ledger_.forget_records();
+        machine_.go(is_lost ? (is_back ? step_state::lost : step_state::lost_behind)
+                            : (is_back ? step_state::idle : step_state::behind));
     }
-    // In a handler.
-    [[noreturn]] void take_back_and_rethrow()
+    [[nodiscard]] std::size_t unrecorded_blocks() const noexcept { return ledger_.unrecorded_blocks(over_, plan_); }
+    // Marks the step as one that has to be taken back where this fails, if there is a device.
+    template <class Work>
+    void watch(Work const& work)
     {
-        if (at_ == progress::without_room) // all is stepped, and some of it for good: weights are all that is missing
+        if (!has_device())
+            return work();
+        try {
+            work();
+        } catch (...) {
+            machine_.fail();
+            throw;
+        }
+    }
+
+    // ---- Between steps
+
+    // Whatever a device has yet to take back of a step that failed, it must before anything else. Throws device_error.
+    void catch_up()
+    {
+        if (!machine_.is_behind())
+            return;
+        if (!sides_.stop() || !sides_.device()->take_back())
+            throw device_error("adamant: " + sides_.device()->device().name() +
+                               " has failed in a step and does not answer yet; its part of that step is still to be "
+                               "taken back. Call again later, or load a checkpoint into a new optimizer");
+        ledger_.forget_records();
+        machine_.go(machine_.is_lost() ? step_state::lost : step_state::idle);
+    }
+    // Takes back the last step, all of which has records. Throws invalid_argument where its gradients have changed.
+    void go_back()
+    {
+        sides_.line().check_caller();
+        plan_.assumed = plan_.decided; // a step that was refused since may have changed it
+        over_.set_sums(history_.sums());
+        sides_.begin();
+        machine_.go(step_state::going_back);
+        auto const stay = [this] {
+            over_.forget_sums();
+            machine_.go(step_state::idle);
+        };
+        bool same = true;
+        try {
+            sides_.begin_pass(block_pass::compare, has_device());
+            sides_.line().wait();
+            same = sides_.host().same_gradients();
+            if (has_device())
+                same = sides_.device()->wait_for_results(true) && same;
+        } catch (...) {
+            (void)sides_.stop();
+            stay();
+            throw;
+        }
+        if (!same) {
+            stay();
+            throw invalid_argument("adamant: the last step cannot be taken back: it needs that step's gradients, and "
+                                   "they have changed since");
+        }
+        sides_.undo_on_cpu();
+        bool const is_back = !has_device() || sides_.device()->take_back();
+        ledger_.forget_records();
+        history_.forget();
+        --training_.steps;
+        training_.scaler = history_.scaler();
+        machine_.go(is_back ? step_state::idle : step_state::behind);
+        catch_up();
+    }
+    // The arrays are about to be loaded, and have been.
+    void begin_load() { machine_.go(step_state::lost); }
+    void end_load() { machine_.go(step_state::idle); }
+
+private:
+    // A thread of the team comes in.
+    static void come_in(void* self, work_line::shift& in, unsigned member)
+    {
+        static_cast<step_course*>(self)->run_shift(in, member);
+    }
+    void run_shift(work_line::shift& in, unsigned member)
+    {
+        work_line& line = sides_.line();
+        work_line::clock::time_point waits_until{};
+        for (;;) {
+            work_line::errand const errand = line.next(in, waits_until);
+            if (errand.what == work_line::errand::leave)
+                return;
+            if (errand.what == work_line::errand::pieces) {
+                sides_.run(member, errand.begin, errand.end);
+                line.did(errand);
+            } else {
+                line.close(in, go_on_at_end());
+            }
+        }
+    }
+    // A thread of the team has come to the end of the line. If the team drives the step, this goes on with it; returns
+    // whether there is more to do.
+    [[nodiscard]] bool go_on_at_end() noexcept
+    {
+        if (!machine_.is_async() || machine_.state() == step_state::over || error_ != nullptr)
+            return false;
+        try {
+            // Gradients that have come down may be stepped before submit_all() is through.
+            std::unique_lock(submit_all_mutex_).unlock();
+            while (!machine_.has_failed()) {
+                if (has_device()) {
+                    bool awaits = false;
+                    watch([&] { awaits = sides_.awaits_gradients(); });
+                    if (awaits || sides_.line().done() != sides_.line().added())
+                        return true; // some may be stepped meanwhile
+                    watch([&] { sides_.take_results(); });
+                }
+                if (!decide_next())
+                    return false;
+                bool more = false;
+                watch([&] { more = sides_.begin_pass_at_end(next_pass_, device_takes_part()); });
+                if (more)
+                    return true;
+            }
+        } catch (...) {
+            error_ = std::current_exception();
+        }
+        return false;
+    }
+
+    // A pass is over: whether there is another, which is then next_pass_. Throws what options.reduce throws, with
+    // nothing changed.
+    [[nodiscard]] bool decide_next()
+    {
+        step_state const in = machine_.state();
+        bool const without_room = plan_.waits_for_room && in == step_state::stepping && unrecorded_blocks() != 0;
+        decision const next = in == step_state::open ? decide_by_norm() : after_pass(in, without_room);
+        if (in == step_state::undoing) {
+            forget_records();
+            account_.forgets_records();
+        }
+        if (next.state == step_state::finishing)
+            plan_.waits_for_room = false;
+        if (next.state != step_state::over && next.pass == block_pass::rest)
+            plan_.assumed = plan_.decided; // which records are made with from now on
+        next_pass_ = next.pass;
+        if (next.state == step_state::over)
+            complete();
+        machine_.go(next.state);
+        return next.state != step_state::over;
+    }
+    [[nodiscard]] decision decide_by_norm()
+    {
+        grad_squares found = ledger_.total(over_, plan_);
+        if (found.nonfinite != 0)
+            watch([&] { account_.report().first_nonfinite = sides_.first_nonfinite(); });
+        if (options_.reduce)
+            found = reduced(options_, found);
+        norm_verdict verdict;
+        rounded_to_nearest([&] {
+            verdict = judge(found, terms_.loss_scale, terms_.max_norm, plan_.skips_nonfinite);
+            if (!verdict.skips && terms_.max_norm != 0)
+                make_group_steps(over_.groups(), terms_, verdict.clip, plan_.decided);
+        });
+        account_.norm_is_known(found, verdict);
+        first_pass_facts const facts = account_.facts(sides_.device());
+        bool const was_wrong = facts.skips || !facts.same_scales;
+        training_.wrong_assumptions = static_cast<std::uint8_t>(training_.wrong_assumptions << 1 | was_wrong);
+        account_.report().speculated = facts.pass == block_pass::speculate && plan_.needs_norm;
+        decision const decided = decide(facts);
+        account_.decided(decided);
+        return decided;
+    }
+    void complete()
+    {
+        account_.finish(sides_.device());
+        bool const applied = account_.report().outcome == step_outcome::applied;
+        if (applied && options_.keep_last_step)
+            history_.keep(training_.scaler, over_);
+        else
+            ledger_.forget_records();
+        if (training_.scaler && terms_.moves_scaler)
+            rounded_to_nearest([&] {
+                training_.scaler =
+                    after_step(*training_.scaler, *options_.loss_scaling, account_.report().nonfinite_grads != 0);
+            });
+        over_.forget_sums();
+        training_.steps += applied;
+    }
+    void forget_records() noexcept
+    {
+        ledger_.forget_records();
+        if (has_device())
+            sides_.device()->forget_records();
+    }
+    // In `finishing` it is through, and only the CPU has something left.
+    [[nodiscard]] bool device_takes_part() const noexcept
+    {
+        return has_device() && machine_.state() != step_state::finishing;
+    }
+    // In a handler. Takes the step back if its device has failed.
+    [[noreturn]] void take_back_failed_and_rethrow()
+    {
+        if (machine_.state() == step_state::failed_finishing)
             complete_and_rethrow();
-        take_back();
-        if (!is_lost_)
+        if (machine_.state() == step_state::failed)
+            take_back();
+        if (!machine_.is_lost())
             throw;
         try {
             throw;
@@ -187,220 +362,37 @@ protected:
                                "known step now: load() a state");
         }
     }
-
+    // In a handler. All is stepped, and some of it for good. What the device lacks are weights, which catch_up() sends.
     [[noreturn]] void complete_and_rethrow()
     {
-        device_failed_ = false;
-        (void)side_.stop();
-        passes_.line().wait();
+        (void)sides_.stop();
         complete();
-        passes_.forget_records();
-        side_.forget_records();
-        can_go_back_ = false;
-        device_is_behind_ = true; // so settle() sends them
-        stage_ = stage::idle;
+        forget_records();
+        history_.forget();
+        machine_.go(step_state::behind);
         try {
             throw;
         } catch (std::exception const& failure) {
-            throw device_error(std::string(failure.what()) + "; step " + std::to_string(report_.step) +
+            throw device_error(std::string(failure.what()) + "; step " + std::to_string(account_.report().step) +
                                " has been taken all the same, and the weights that could not be sent are sent again "
                                "before anything else");
         }
     }
 
-    // When a pass is over: whether there is another, which is then next_pass_. Throws what options.reduce throws, with
-    // nothing changed.
-    bool next_stage()
-    {
-        bool more = false;
-        if (at_ == progress::first_pass) {
-            more = decide();
-        } else if (at_ == progress::back) {
-            passes_.forget_records();
-            if (side_.there())
-                side_.forget_records();
-            records_were_forgotten_ = true;
-            next_pass_ = block_pass::rest;
-            at_ = progress::last_pass;
-            more = true;
-        } else if (at_ == progress::last_pass && passes_.waits_for_room && report_.outcome == step_outcome::applied &&
-                   passes_.unrecorded_blocks() != 0) {
-            // The device is through: what is left cannot fail, and need not be taken back.
-            step_without_room();
-            more = true;
-        }
-        if (!more)
-            complete();
-        return more;
-    }
+    optimizer_options const& options_;
+    registry& over_;
+    training_state training_;
+    step_history history_;
 
-    void step_without_room() noexcept
-    {
-        passes_.waits_for_room = false;
-        next_pass_ = block_pass::rest;
-        at_ = progress::without_room;
-    }
-    bool decide()
-    {
-        grad_squares found = passes_.total();
-        find_nonfinite(found);
-        if (options_.reduce)
-            found = reduced(options_, found);
-        report_.gradients.seconds = seconds_since(started_);
-        report_.nonfinite_grads = found.nonfinite;
-        bool const skips = passes_.now_skips && found.nonfinite != 0;
-        report_.outcome = skips ? step_outcome::skipped : step_outcome::applied;
-        bool const speculated = first_pass_ == block_pass::speculate;
-        report_.speculated = speculated && norm_first_;
-        rounded_to_nearest([&] {
-            report_.global_norm = std::sqrt(found.sum) / loss_scale_;
-            if (skips || max_norm_ == 0)
-                return;
-            report_.clip_coefficient = clip_coefficient(report_.global_norm, max_norm_);
-            if (!float_holds(report_.clip_coefficient / loss_scale_)) // see the report
-                report_.clip_coefficient = 0;
-            make_group_steps(report_.clip_coefficient, passes_.settled);
-        });
-        bool const fits = same_scales(); // what was speculated on
-        count_first_pass();
-        started_update_ = std::chrono::steady_clock::now();
-        taken_back_of_last_eight_ = static_cast<std::uint8_t>(taken_back_of_last_eight_ << 1 | (skips || !fits));
-        at_ = progress::last_pass;
-        if (skips) {
-            report_.rolled_back = speculated && something_stepped_;
-            report_.update.bytes_moved = report_.rolled_back ? undo_bytes_ : 0;
-            next_pass_ = block_pass::undo;
-            return report_.rolled_back;
-        }
-        if (first_pass_ == block_pass::step)
-            return false;
-        if (!speculated || fits) {
-            next_pass_ = block_pass::rest;
-            report_.update.bytes_moved = rest_bytes_;
-            bool const device_waits = side_.has_pieces() && (!speculated || !side_.with_records());
-            if (side_.there() && !device_waits)
-                step_without_room();
-            return rest_bytes_ != 0 || device_waits;
-        }
-        report_.rolled_back = something_stepped_;
-        report_.update.bytes_moved = step_bytes() + undo_bytes_;
-        if (passes_.keep_records && report_.rolled_back) {
-            next_pass_ = block_pass::undo;
-            at_ = progress::back;
-        } else {
-            next_pass_ = block_pass::redo;
-        }
-        return true;
-    }
-
-    [[nodiscard]] bool same_scales() const noexcept
-    {
-        for (std::size_t i = 0; i < passes_.settled.size(); ++i)
-            if (passes_.speculated[i].c.grad_scale != passes_.settled[i].c.grad_scale)
-                return false;
-        return true;
-    }
-    void find_nonfinite(grad_squares const& found)
-    {
-        if (found.nonfinite == 0)
-            return;
-        for (std::size_t i = 0; i < passes_.shards.size(); ++i) {
-            tracked_shard const& s = passes_.shards[i];
-            if (s.left_out)
-                continue;
-            std::size_t const b = passes_.first_nonfinite_block(s);
-            if (b < s.shard.blocks()) {
-                std::optional<std::size_t> there;
-                if (side_.there())
-                    on_device([&] { there = side_.first_nonfinite(i, b); });
-                report_.first_nonfinite = {i, there ? *there : s.shard.first_nonfinite(b, s.summed != 0)};
-                return;
-            }
-        }
-    }
-    void complete()
-    {
-        finish_report();
-        scaler_before_ = scaler_;
-        if (scaler_ && scales_itself_)
-            rounded_to_nearest([&] { scaler_ = after_step(*scaler_, *options_.loss_scaling, report_.nonfinite_grads != 0); });
-        for (std::size_t i = 0; i < passes_.shards.size(); ++i)
-            summed_before_[i] = passes_.shards[i].summed;
-        set_summed({});
-        if (report_.outcome == step_outcome::applied) {
-            ++steps_;
-            can_go_back_ = options_.keep_last_step;
-        }
-        if (!can_go_back_)
-            passes_.forget_records();
-    }
-    // For step_async(): in one of the team's threads, when a pass is over.
-    bool next_at_end() noexcept
-    {
-        if (stage_ != stage::async || error_ != nullptr)
-            return false;
-        try {
-            wait_until_all_is_submitted();
-            for (;;) {
-                if (side_.there()) {
-                    bool awaited = false;
-                    on_device([&] { awaited = awaits_gradients(); });
-                    if (awaited || passes_.line().done() != passes_.line().added())
-                        return true; // they may be stepped meanwhile
-                    on_device([&] { take_results(); });
-                }
-                if (!next_stage())
-                    return false;
-                begin_on_device(next_pass_);
-                if (std::size_t const blocks = passes_.describe_all(next_pass_); blocks != 0) {
-                    passes_.line().add_at_end(blocks);
-                    return true;
-                }
-            }
-        } catch (...) {
-            error_ = std::current_exception();
-            return false;
-        }
-    }
-    optimizer_report collect()
-    {
-        if (stage_ != stage::async)
-            throw invalid_argument("adamant: a ticket is waited for twice, or its step is over");
-        passes_.line().wait();
-        stage_ = stage::idle; // first: who comes to the end from now on has nothing more to decide
-        if (error_ == nullptr)
-            return report_;
-        try {
-            std::rethrow_exception(std::exchange(error_, nullptr));
-        } catch (...) {
-            if (device_failed_)
-                take_back_and_rethrow();
-            throw;
-        }
-    }
-
-    optimizer_options options_;
-    std::uint64_t steps_ = 0;
-    std::optional<loss_scaler_state> scaler_;
-    std::uint8_t taken_back_of_last_eight_ = 0; // a bit for each
-
-    // Of the last step, for rollback().
-    bool can_go_back_ = false;
-    std::optional<loss_scaler_state> scaler_before_;
-    std::vector<unsigned> summed_before_;
-
-    // Of the step that is under way.
-    std::atomic<stage> stage_ = stage::idle; // read where a pass ends, too
-    progress at_ = progress::first_pass;
+    step_machine machine_;
+    step_terms terms_;
+    step_plan plan_;
     block_pass next_pass_ = block_pass::rest;
-    std::vector<parameter_group> const* stepped_groups_ = nullptr;
-    double max_norm_ = 0;
-    double max_abs_ = 0;
-    double loss_scale_ = 1;
-    bool scales_itself_ = true;
-    std::vector<double> lr_;
-    bool norm_first_ = false; // it must be known before anything may stay stepped
-    std::exception_ptr error_;
+    block_ledger ledger_;
+    std::exception_ptr error_; // of a step that the team drives
+    std::mutex submit_all_mutex_;
+    both_sides sides_;
+    step_account account_;
 };
 
 } // namespace detail

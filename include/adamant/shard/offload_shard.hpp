@@ -45,6 +45,13 @@ public:
     {
         return which == shard_array::accumulator ? sum_ : of_.data(which);
     }
+    // From now on the gradient is there, of the same type and size.
+    void set_gradient(std::byte const* at) noexcept
+    {
+        kernel::step_pointers pointers = of_.pointers();
+        pointers.grad = at;
+        of_ = any_shard(format(), pointers, size());
+    }
     // Read or written once for each element.
     [[nodiscard]] std::size_t elem_bytes(shard_array::index which) const noexcept { return size_bytes(type(which)); }
     [[nodiscard]] std::size_t state_bytes() const noexcept { return adamant::state_bytes(of_.format().types); }

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which elements of which parameters the shards of an optimizer are: what checkpoints go by.
+// Which elements of which parameters an optimizer's shards hold: checkpoints go by that.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,9 +37,42 @@ public:
     [[nodiscard]] std::string const& name(std::size_t shard) const { return params_[places_.at(shard).param].name; }
     [[nodiscard]] std::vector<state_param> const& params() const noexcept { return params_; }
 
-    // The next shard. Throws invalid_argument for a place outside the parameter, and for what no checkpoint could hold:
-    // no name or one that is not UTF-8, another shape or group than the parameter has, elements of another shard, other
-    // types. Then nothing is changed.
+    // The shard of that parameter which begins at its element `begin`; one that has elements before one that has none.
+    [[nodiscard]] std::optional<std::size_t> find(std::string_view name, std::size_t begin) const
+    {
+        auto const param = by_name_.find(name);
+        if (param == by_name_.end())
+            return std::nullopt;
+        auto const at = by_begin_.find(std::pair(param->second, begin));
+        if (at != by_begin_.end())
+            return at->second;
+        for (std::size_t i = 0; i < places_.size(); ++i)
+            if (places_[i].param == param->second && places_[i].begin == begin)
+                return i;
+        return std::nullopt;
+    }
+    // The places of all shards but that one, as if it had never been added. Takes time in proportion to n log n.
+    [[nodiscard]] param_places without(std::size_t shard) const
+    {
+        param_places rest;
+        for (std::size_t i = 0; i < places_.size(); ++i) {
+            placed const& p = places_[i];
+            state_param const& of = params_[p.param];
+            if (i != shard)
+                rest.add(of.name, of.group, p.types, p.elements, {of.shape, p.begin});
+        }
+        return rest;
+    }
+    // The groups behind that one, which has no parameters, move up by one number.
+    void remove_group(std::size_t group) noexcept
+    {
+        for (state_param& each : params_)
+            each.group -= each.group > group;
+    }
+
+    // Adds the next shard. Throws invalid_argument, and changes nothing, for a place outside the parameter, and for
+    // what no checkpoint could hold: an empty name or one that is not UTF-8, another shape or group than the parameter
+    // has, other types than its other shards have, elements that one of those has.
     void add(std::string const& name, std::size_t group, shard_dtypes const& types, std::size_t size, shard_place place)
     {
         if (name.empty())
@@ -79,7 +115,7 @@ public:
     }
 
 private:
-    // All others are alike, and do not overlap.
+    // The others have been compared with each other already.
     void refuse_beside_neighbours(placed const& added) const
     {
         if (added.elements == 0)
@@ -110,8 +146,9 @@ private:
 
     std::vector<placed> places_;
     std::vector<state_param> params_;
-    std::map<std::string, std::size_t> by_name_;
-    std::map<std::pair<std::size_t, std::size_t>, std::size_t> by_begin_; // of a param's elements; shards that have any
+    std::map<std::string, std::size_t, std::less<>> by_name_;
+    // The shards that have elements, by param and first element.
+    std::map<std::pair<std::size_t, std::size_t>, std::size_t> by_begin_;
 };
 
 } // namespace detail

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an optimizer is over: parameter groups and shards, with their names, places and accumulators. Knows no steps.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <adamant/core/error.hpp>
+#include <adamant/core/utf8.hpp>
+#include <adamant/device/device.hpp>
+#include <adamant/optimizer/param_places.hpp>
+#include <adamant/optimizer/written_memory.hpp>
+#include <adamant/shard/offload_shard.hpp>
+#include <adamant/shard/optimizer_shard.hpp>
+#include <adamant/step/optimizer_options.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// A shard, and what is known of it from step to step. Small shards are many, and a step reads all of this.
+struct tracked_shard {
+    offload_shard shard;
+    std::size_t group = 0;
+    std::size_t first_block = 0; // its number among the blocks of all shards
+    unsigned summed = 0;         // micro-steps in its accumulator
+};
+static_assert(sizeof(tracked_shard) <= 128);
+
+// Functions that change something leave everything as it was where they throw. optimizer.hpp says what they throw.
+class registry {
+public:
+    // ---- Groups
+
+    [[nodiscard]] std::vector<parameter_group> const& groups() const noexcept { return groups_; }
+    [[nodiscard]] std::optional<std::size_t> find_group(std::string_view name) const noexcept
+    {
+        for (std::size_t i = 0; i < groups_.size(); ++i)
+            if (groups_[i].name == name)
+                return i;
+        return std::nullopt;
+    }
+    void require_group(std::size_t group) const
+    {
+        if (group >= groups_.size())
+            throw invalid_argument("adamant: there is no parameter group " + std::to_string(group) + "; there are " +
+                                   std::to_string(groups_.size()));
+    }
+    std::size_t add_group(parameter_group group)
+    {
+        validate(group.hyper);
+        if (group.name.empty())
+            throw invalid_argument("adamant: a parameter group has no name; checkpoints go by it");
+        check_utf8("the name of a parameter group", group.name);
+        if (find_group(group.name))
+            throw invalid_argument("adamant: there is a parameter group '" + group.name + "' already");
+        groups_.push_back(std::move(group));
+        return groups_.size() - 1;
+    }
+    void set_hyperparameters(std::size_t group, hyperparameters const& hyper)
+    {
+        validate(hyper);
+        require_group(group);
+        groups_[group].hyper = hyper;
+    }
+    // Others with the same names, in the same order.
+    void replace_groups(std::vector<parameter_group> groups) noexcept { groups_ = std::move(groups); }
+    void remove_group(std::size_t group)
+    {
+        require_group(group);
+        auto const member = [&](tracked_shard const& s) { return s.group == group; };
+        auto const first = std::find_if(shards_.begin(), shards_.end(), member);
+        if (first != shards_.end()) {
+            auto const shard = static_cast<std::size_t>(first - shards_.begin());
+            throw invalid_argument("adamant: parameter group '" + groups_[group].name + "' is to be removed, but has " +
+                                   std::to_string(std::count_if(first, shards_.end(), member)) +
+                                   " shards, of which the first is " + text(shard) + "; remove_shard() them first");
+        }
+        groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(group));
+        for (tracked_shard& s : shards_)
+            s.group -= s.group > group;
+        places_.remove_group(group);
+    }
+
+    // ---- Shards
+
+    [[nodiscard]] std::vector<tracked_shard> const& shards() const noexcept { return shards_; }
+    [[nodiscard]] tracked_shard const& operator[](std::size_t shard) const noexcept { return shards_[shard]; }
+    [[nodiscard]] std::size_t size() const noexcept { return shards_.size(); }
+    [[nodiscard]] std::string const& name(std::size_t shard) const { return places_.name(shard); }
+    // As errors name it: "3 ('layer 1')".
+    [[nodiscard]] std::string text(std::size_t shard) const
+    {
+        return std::to_string(shard) + " ('" + name(shard) + "')";
+    }
+    [[nodiscard]] param_places const& places() const noexcept { return places_; }
+    [[nodiscard]] std::size_t blocks() const noexcept
+    {
+        return shards_.empty() ? 0 : shards_.back().first_block + shards_.back().shard.blocks();
+    }
+    [[nodiscard]] std::vector<std::size_t> sizes() const
+    {
+        std::vector<std::size_t> sizes;
+        for (tracked_shard const& s : shards_)
+            sizes.push_back(s.shard.size());
+        return sizes;
+    }
+    void require_shard(std::size_t shard) const
+    {
+        if (shard >= shards_.size())
+            throw invalid_argument("adamant: there is no shard " + std::to_string(shard) + "; there are " +
+                                   std::to_string(shards_.size()));
+    }
+    // For steps on that instruction set.
+    std::size_t add_shard(std::size_t group, std::string const& name, any_shard const& view,
+                          accumulator_array const& sum, shard_place place, isa tier)
+    {
+        require_group(group);
+        offload_shard const added(view, tier, static_cast<std::byte*>(sum.data), sum.type,
+                                  kernel::sum_kernels_of(sum.type, tier));
+        check_accumulator(name, view, sum);
+        std::vector<array_extent> extents;
+        append_extents(extents, added, shards_.size(), true);
+        refuse_overlaps(std::move(extents));
+        shards_.push_back({added, group, blocks()});
+        try {
+            places_.add(name, group, view.format().types, view.size(), std::move(place));
+        } catch (...) {
+            shards_.pop_back();
+            throw;
+        }
+        return shards_.size() - 1;
+    }
+    void remove_shard(std::size_t shard)
+    {
+        require_shard(shard);
+        param_places rest = places_.without(shard);
+        std::size_t const blocks = shards_[shard].shard.blocks();
+        shards_.erase(shards_.begin() + static_cast<std::ptrdiff_t>(shard));
+        for (std::size_t i = shard; i < shards_.size(); ++i)
+            shards_[i].first_block -= blocks;
+        if (shard < device_arrays_.size())
+            device_arrays_.erase(device_arrays_.begin() + static_cast<std::ptrdiff_t>(shard));
+        places_ = std::move(rest);
+    }
+
+    // ---- Memory
+
+    // That no array which is written overlaps another one, of any shard.
+    void check_overlaps()
+    {
+        std::vector<array_extent> extents;
+        for (std::size_t i = 0; i < shards_.size(); ++i)
+            append_extents(extents, shards_[i].shard, i, has_device_arrays(i));
+        written_.assign(extents);
+    }
+    // overlaps_are_checked: check_overlaps() has seen all shards. If so, it allocates nothing, and only this gradient
+    // is compared with what is written.
+    void set_gradient(std::size_t shard, void const* grad, bool overlaps_are_checked)
+    {
+        namespace arrays = shard_array;
+        offload_shard& of = shards_[shard].shard;
+        if (has_device_arrays(shard))
+            throw invalid_argument("adamant: shard " + text(shard) +
+                                   " is given another gradient in host memory, but "
+                                   "its gradients are made on a device (see set_device_arrays())");
+        if (grad == nullptr && of.size() != 0)
+            throw invalid_argument("adamant: shard " + text(shard) + " is given a gradient that is null, but has " +
+                                   std::to_string(of.size()) + " elements");
+        auto const begin = reinterpret_cast<std::uintptr_t>(grad);
+        std::size_t const bytes = of.size() * of.elem_bytes(arrays::grad);
+        if (overlaps_are_checked && bytes != 0)
+            written_.refuse({arrays::names[arrays::grad], begin, begin + bytes, shard, false});
+        offload_shard changed = of;
+        changed.set_gradient(static_cast<std::byte const*>(grad));
+        if (!overlaps_are_checked) {
+            std::vector<array_extent> extents;
+            append_extents(extents, changed, shard, true);
+            refuse_overlaps(std::move(extents));
+        }
+        of = changed;
+    }
+
+    // ---- Accumulators
+
+    void count_micro_step(std::size_t shard) noexcept { ++shards_[shard].summed; }
+    void forget_sum(std::size_t shard) noexcept { shards_[shard].summed = 0; }
+    void forget_sums() noexcept
+    {
+        for (tracked_shard& s : shards_)
+            s.summed = 0;
+    }
+    // Of every shard.
+    void copy_sums_to(std::vector<unsigned>& counts) const noexcept
+    {
+        for (std::size_t i = 0; i < shards_.size(); ++i)
+            counts[i] = shards_[i].summed;
+    }
+    void set_sums(std::vector<unsigned> const& counts) noexcept
+    {
+        for (std::size_t i = 0; i < shards_.size(); ++i)
+            shards_[i].summed = counts[i];
+    }
+
+    // ---- Arrays on a device
+
+    [[nodiscard]] bool has_device_arrays(std::size_t shard) const noexcept
+    {
+        return shard < device_arrays_.size() && device_arrays_[shard].grad;
+    }
+    [[nodiscard]] bool has_device_arrays() const noexcept
+    {
+        return std::any_of(device_arrays_.begin(), device_arrays_.end(),
+                           [](device_arrays const& a) { return bool(a.grad); });
+    }
+    // Of a shard that has them.
+    [[nodiscard]] device_arrays const& arrays_on_device(std::size_t shard) const noexcept
+    {
+        return device_arrays_[shard];
+    }
+    void set_device_arrays(std::size_t shard, device_arrays const& arrays)
+    {
+        require_shard(shard);
+        if (arrays.grad.address % 16 != 0 || arrays.weight_out.address % 16 != 0)
+            throw invalid_argument("adamant: an array on the device for shard " + text(shard) +
+                                   " does not begin at a multiple of 16 bytes, as it must");
+        bool const has_weight_out = shards_[shard].shard.has_weight_out();
+        if ((arrays.grad || arrays.weight_out) && (!arrays.grad || bool(arrays.weight_out) != has_weight_out))
+            throw invalid_argument("adamant: shard " + text(shard) + " " +
+                                   (has_weight_out ? "needs two arrays on the device, of gradients and of weights"
+                                                   : "has no weights, so it needs an array of gradients on the device, "
+                                                     "and none of weights"));
+        device_arrays_.resize(std::max(device_arrays_.size(), shard + 1));
+        device_arrays_[shard] = arrays;
+    }
+    void forget_device_arrays() noexcept { device_arrays_.clear(); }
+
+private:
+    static void check_accumulator(std::string const& name, any_shard const& view, accumulator_array const& sum)
+    {
+        std::string const of = "adamant: the accumulator of a shard of '" + name + "' ";
+        if (sum.type == dtype::float16)
+            throw invalid_argument(of + "is of float16, but must be of float32 or bfloat16");
+        if (sum.size && *sum.size != view.size())
+            throw invalid_argument(of + "has " + std::to_string(*sum.size) + " elements, but the shard has " +
+                                   std::to_string(view.size()));
+        if (sum.type != dtype::none && sum.data == nullptr && view.size() != 0)
+            throw invalid_argument(of + "is null, but the shard has " + std::to_string(view.size()) + " elements");
+    }
+
+    std::vector<parameter_group> groups_;
+    std::vector<tracked_shard> shards_;
+    param_places places_; // of each shard
+    std::vector<device_arrays> device_arrays_;
+    written_memory written_;
+};
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// An optimizer's state as views of its shards' arrays, and what it takes over from another state.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <adamant/checkpoint/restore.hpp>
+#include <adamant/checkpoint/state_dict.hpp>
+#include <adamant/core/error.hpp>
+#include <adamant/optimizer/history.hpp>
+#include <adamant/optimizer/registry.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+[[nodiscard]] inline state_dict views_of(registry const& over, training_state const& training)
+{
+    namespace arrays = shard_array;
+    param_places const& places = over.places();
+    state_dict all{.step = training.steps,
+                   .loss_scaler = training.scaler,
+                   .groups = over.groups(),
+                   .params = places.params(),
+                   .tensors = {}};
+    for (std::size_t i = 0; i < over.size(); ++i) {
+        offload_shard const& s = over[i].shard;
+        for (auto const& [array, kept] :
+             {std::pair{arrays::param, state_array::param}, std::pair{arrays::exp_avg, state_array::exp_avg},
+              std::pair{arrays::exp_avg_sq, state_array::exp_avg_sq}})
+            all.tensors.push_back({places[i].param, kept, s.type(array), places[i].begin, s.size(), s.data(array)});
+    }
+    return all;
+}
+
+// What is to be taken over from a state. Nothing is changed yet.
+struct state_to_load {
+    std::vector<state_copy> copies;
+    std::vector<parameter_group> groups;
+    training_state training;
+};
+// Throws invalid_argument that says what is missing or does not fit.
+[[nodiscard]] inline state_to_load fit_state(state_dict const& from, registry const& over,
+                                             training_state const& training)
+{
+    state_to_load found{plan_copies(from, views_of(over, training)), over.groups(), {from.step, from.loss_scaler}};
+    auto const by_name = index_of_names(from.groups, "group");
+    for (parameter_group& group : found.groups) {
+        auto const at = by_name.find(group.name);
+        if (at == by_name.end())
+            throw invalid_argument("adamant: the state that is loaded has no parameter group '" + group.name + "'");
+        group = from.groups[at->second];
+    }
+    if (from.loss_scaler.has_value() != training.scaler.has_value())
+        throw invalid_argument(std::string("adamant: the state that is loaded ") +
+                               (training.scaler ? "has no dynamic loss scale, but this optimizer scales"
+                                                : "has a dynamic loss scale, but this optimizer does not scale") +
+                               " dynamically; set loss_scaling in the options as it was");
+    return found;
+}
+
+} // namespace detail
+ADAMANT_END_NAMESPACE
