@@ -36,6 +36,15 @@ ADAMANT_DECL parameter_group const& optimizer::group(group_id which) const
     core_->registered().require_group(which.index);
     return groups()[which.index];
 }
+ADAMANT_DECL std::optional<group_id> optimizer::find_group(std::string_view name) const
+{
+    std::optional<std::size_t> const found = core_->registered().find_group(name);
+    return found ? std::optional<group_id>(*found) : std::nullopt;
+}
+ADAMANT_DECL void optimizer::remove_group(group_id group)
+{
+    core_->remove_group(group.index);
+}
 ADAMANT_DECL void optimizer::set_hyperparameters(group_id group, hyperparameters const& hyper)
 {
     core_->set_hyperparameters(group.index, hyper);
@@ -51,6 +60,19 @@ ADAMANT_DECL std::size_t optimizer::shards() const noexcept
 ADAMANT_DECL std::string const& optimizer::name(shard_id shard) const
 {
     return core_->registered().name(shard.index);
+}
+ADAMANT_DECL std::optional<shard_id> optimizer::find_shard(std::string_view name, std::size_t begin) const
+{
+    std::optional<std::size_t> const found = core_->registered().places().find(name, begin);
+    return found ? std::optional<shard_id>(*found) : std::nullopt;
+}
+ADAMANT_DECL void optimizer::remove_shard(shard_id shard)
+{
+    core_->remove_shard(shard.index);
+}
+ADAMANT_DECL void optimizer::set_gradient(shard_id shard, void const* grad)
+{
+    core_->set_gradient(shard.index, grad);
 }
 ADAMANT_DECL std::size_t optimizer::memory_bytes(bool with_journal) const
 {
@@ -68,9 +90,21 @@ ADAMANT_DECL std::uint64_t optimizer::steps() const noexcept
 {
     return core_->training().steps;
 }
+ADAMANT_DECL void optimizer::set_steps(std::uint64_t steps)
+{
+    core_->set_steps(steps);
+}
 ADAMANT_DECL double optimizer::loss_scale() const noexcept
 {
     return core_->training().loss_scale();
+}
+ADAMANT_DECL std::optional<loss_scaler_state> optimizer::loss_scaler() const noexcept
+{
+    return core_->training().scaler;
+}
+ADAMANT_DECL void optimizer::set_loss_scaler(loss_scaler_state const& state)
+{
+    core_->set_loss_scaler(state);
 }
 ADAMANT_DECL executor const& optimizer::cpu() const noexcept
 {
@@ -103,6 +137,10 @@ ADAMANT_DECL void optimizer::begin_step(step_values const& values)
 ADAMANT_DECL void optimizer::submit(shard_id shard)
 {
     core_->submit(shard.index);
+}
+ADAMANT_DECL void optimizer::submit(shard_id shard, void const* grad)
+{
+    core_->submit(shard.index, grad);
 }
 ADAMANT_DECL void optimizer::leave_out(shard_id shard)
 {

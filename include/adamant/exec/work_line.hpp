@@ -13,6 +13,7 @@
 #include <utility>
 
 #include <adamant/exec/team.hpp>
+#include <adamant/exec/team_state.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
