@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for the records from which a step can be taken back: a budget, given out in pages to threads that fill them.
+// The memory for the records that a step is taken back from: a budget, given in pages to the threads that write them.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace detail {
 
 class journal {
 public:
-    // budget_bytes in all, for records of at most `longest` bytes, written by the executor's threads; what there was is
-    // given back first. Throws what buffer does.
+    // Frees what there is, and allocates budget_bytes for records of at most `longest` bytes, which the executor's
+    // threads write. Throws what buffer does.
     void allocate(executor const& cpu, std::size_t budget_bytes, std::size_t longest)
     {
         memory_ = {};
@@ -25,7 +25,7 @@ public:
         next_page_.store(0, std::memory_order_relaxed);
         if (longest == 0)
             return;
-        // Pages small enough that every thread gets some of a small budget, large enough to waste little at their ends.
+        // Small enough that every thread gets some pages of a small budget, large enough to waste little at their ends.
         std::size_t const page =
             std::clamp(budget_bytes / (4 * writers_.size()), longest, std::max(longest, std::size_t{1} << 20));
         page_bytes_ = (page + line - 1) / line * line;
@@ -35,8 +35,8 @@ public:
         }
     }
 
-    // Where writer `member` may write a record of at most `most` bytes, at a multiple of 64; null where the budget is
-    // full. Each writer is one thread at a time.
+    // Where thread `member` may write a record of at most `most` bytes, at a multiple of 64; null where the budget is
+    // used up. Different members may call this at once.
     [[nodiscard]] std::byte* room(unsigned member, std::size_t most) noexcept
     {
         writer& own = writers_[member];
@@ -60,14 +60,14 @@ public:
         own.at += (bytes + line - 1) / line * line;
     }
 
-    // Forgets all records. Not beside the others.
+    // Forgets all records. While no thread writes.
     void clear() noexcept
     {
         next_page_.store(0, std::memory_order_relaxed);
         std::fill(writers_.begin(), writers_.end(), writer{});
     }
 
-    // Of the records there are.
+    // Of all records. While no thread writes.
     [[nodiscard]] std::size_t bytes() const noexcept
     {
         std::size_t all = 0;

@@ -156,7 +156,7 @@ public:
         std::vector<array_extent> extents;
         for (std::size_t i = 0; i < shards_.size(); ++i)
             append_extents(extents, shards_[i].shard, i, has_device_arrays(i));
-        written_.assign(extents);
+        written_.assign(std::move(extents));
     }
     // overlaps_are_checked: check_overlaps() has seen all shards. If so, it allocates nothing, and only this gradient
     // is compared with what is written.

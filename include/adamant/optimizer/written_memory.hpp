@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <utility>
 #include <vector>
 
 #include <adamant/shard/dtypes.hpp>
@@ -32,16 +34,13 @@ public:
 
     // Keeps those that are written. Throws invalid_argument where one of them overlaps another extent. Takes time in
     // proportion to n log n.
-    void assign(std::vector<array_extent> const& extents)
+    void assign(std::vector<array_extent> extents)
     {
-        refuse_overlaps(extents);
+        sort_and_refuse_overlaps(extents);
+        auto const is_written = [](array_extent const& e) { return e.written; };
         std::vector<array_extent> written;
-        written.reserve(static_cast<std::size_t>(
-            std::count_if(extents.begin(), extents.end(), [](array_extent const& e) { return e.written; })));
-        std::copy_if(extents.begin(), extents.end(), std::back_inserter(written),
-                     [](array_extent const& e) { return e.written; });
-        std::sort(written.begin(), written.end(),
-                  [](array_extent const& a, array_extent const& b) { return a.begin < b.begin; });
+        written.reserve(static_cast<std::size_t>(std::count_if(extents.begin(), extents.end(), is_written)));
+        std::copy_if(extents.begin(), extents.end(), std::back_inserter(written), is_written);
         written_ = std::move(written);
     }
     // Throws invalid_argument where this array, which is read, overlaps one of them. Takes time in proportion to log n,

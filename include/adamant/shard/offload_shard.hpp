@@ -24,7 +24,7 @@ class offload_shard {
 public:
     using enum shard_array::index;
 
-    // sum: the accumulator's memory, of that type; null and dtype::none where there is none.
+    // sum: the accumulator's memory, of that type; null and dtype::none without an accumulator.
     offload_shard(any_shard const& of, isa tier, std::byte* sum = nullptr, dtype sum_type = dtype::none,
                   kernel::sum_kernels const* sum_kernels = nullptr) noexcept
         : of_(of), kernels_(&of.format().block_kernels_for(tier)), sum_(sum), sum_kernels_(sum_kernels),
@@ -52,7 +52,7 @@ public:
         pointers.grad = at;
         of_ = any_shard(format(), pointers, size());
     }
-    // Read or written once for each element.
+    // Bytes that one element takes in that array.
     [[nodiscard]] std::size_t elem_bytes(shard_array::index which) const noexcept { return size_bytes(type(which)); }
     [[nodiscard]] std::size_t state_bytes() const noexcept { return adamant::state_bytes(of_.format().types); }
     [[nodiscard]] bool records_are_copies() const noexcept { return kernels_->recorded == nullptr; }
@@ -68,14 +68,14 @@ public:
         return std::min(norm_block_elems, size() - block * norm_block_elems);
     }
 
-    // One block's gradient, ready for a step: where it lies, or in scratch.
+    // One block's gradient, ready for a step: in the shard's array, or in scratch.
     struct ready_gradient {
         std::byte const* at;
         bool in_scratch;
         grad_squares squares; // of what was added up, before any rule
     };
-    // summed: whether the accumulator holds earlier micro-steps' gradients. Squares are looked at only if asked for, or
-    // needed to know whether there is anything to be made zero.
+    // summed: whether the accumulator holds earlier micro-steps' gradients. Squares are computed only if they are
+    // wanted, or needed to know whether something has to be made zero.
     [[nodiscard]] ready_gradient gradient(std::size_t block, bool summed, gradient_rules const& rules,
                                           bool want_squares, scratch_block& scratch) const noexcept
     {
@@ -98,8 +98,8 @@ public:
         return g;
     }
 
-    // Of a block's gradient, and of what its accumulator holds where that is part of it: other for any other bits, but
-    // by chance of one in 2^64.
+    // A checksum of a block's gradient and, if summed, of its accumulator. Other bits have another checksum, except by
+    // a chance of one in 2^64.
     [[nodiscard]] std::uint64_t gradient_checksum(std::size_t block, bool summed) const noexcept
     {
         auto const of = [&](shard_array::index which) {

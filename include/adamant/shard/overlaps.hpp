@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether arrays that different shards bring share memory in a way that threads would meet in.
+// Whether the arrays of shards overlap in memory so that a step would write into another array.
 #pragma once
 
 #include <algorithm>
@@ -41,12 +41,12 @@ inline void append_extent(std::vector<array_extent>& extents, char const* name, 
 }
 
 // Throws invalid_argument, naming the arrays and the shards by their numbers, where an array that is written overlaps
-// another. Takes time in proportion to n log n.
-inline void refuse_overlaps(std::vector<array_extent> extents)
+// another. Sorts the extents by address. Takes time in proportion to n log n.
+inline void sort_and_refuse_overlaps(std::vector<array_extent>& extents)
 {
     std::sort(extents.begin(), extents.end(),
               [](array_extent const& a, array_extent const& b) { return a.begin < b.begin; });
-    // Of those before, the one that reaches furthest, and the furthest that is written: gradients may share memory.
+    // Of the extents before, the one that ends last, and of those that are written: gradients may share memory.
     array_extent const* furthest = nullptr;
     array_extent const* furthest_written = nullptr;
     for (array_extent const& e : extents) {
@@ -58,6 +58,10 @@ inline void refuse_overlaps(std::vector<array_extent> extents)
         if (e.written && (furthest_written == nullptr || e.end > furthest_written->end))
             furthest_written = &e;
     }
+}
+inline void refuse_overlaps(std::vector<array_extent> extents)
+{
+    sort_and_refuse_overlaps(extents);
 }
 
 } // namespace detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dynamic loss scaling: the factor that keeps float16 gradients from underflowing, found by trying.
+// Dynamic loss scaling: finds by trial the factor that keeps float16 gradients from underflowing.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,13 @@ struct loss_scaling_options {
     double growth_factor = 2;             // at least 1
     double backoff_factor = 0.5;          // in (0, 1]
     std::uint32_t growth_interval = 2000; // steps in a row without an overflow, at least 1
-    // So many overflows are let pass before the scale backs off (DeepSpeed's hysteresis), at least 1: the first one
-    // does.
+    // How many overflows, since the scale last grew, make it back off (DeepSpeed's hysteresis); at least 1.
     std::uint32_t hysteresis = 1;
     double min_scale = 1;
-    double max_scale = 0x1p32; // a larger one gains nothing, and must not grow to infinity
+    double max_scale = 0x1p32; // larger ones gain nothing
 };
 
-// What it has learned; saved with the optimizer's state.
+// What the scaler has learned; saved with the optimizer's state.
 struct loss_scaler_state {
     double scale = 1;
     std::uint32_t good_steps = 0; // in a row
@@ -31,7 +30,7 @@ struct loss_scaler_state {
 };
 
 namespace detail {
-// One whose inverse, which gradients are multiplied with, float holds.
+// Whether float holds the scale's inverse, which gradients are multiplied with.
 [[nodiscard]] bool is_loss_scale(double scale) noexcept;
 inline constexpr char const* loss_scale_rule = "from 2.4e-38 to 4.2e37, so that float holds its inverse";
 } // namespace detail

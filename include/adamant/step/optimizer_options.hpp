@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an optimizer is made with, and its parameter groups.
+// What an optimizer is made with: options, and parameter groups.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// Which parameter group, and which shard, of an optimizer: they count from 0 in the order in which they were added. An
-// integer converts to either, so that loops may count; one does not convert to the other.
+// The number of a parameter group, and of a shard, of an optimizer: from 0, in the order in which they were added. An
+// integer converts to either, so that loops may count; neither converts to the other.
 struct group_id {
     std::size_t index = 0;
     ADAMANT_ALWAYS_INLINE constexpr group_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
@@ -28,14 +28,14 @@ struct shard_id {
     friend bool operator==(shard_id, shard_id) = default;
 };
 
-// Parameters that are stepped with the same hyperparameters.
+// Parameters that share hyperparameters.
 struct parameter_group {
     std::string name;
     hyperparameters hyper;
-    bool maximize = false; // steps go up the gradient
+    bool maximize = false; // step up the gradient
 };
 
-// A parameter has no more dimensions than that.
+// The most dimensions of a parameter.
 inline constexpr std::size_t max_dimensions = 64;
 
 // Where a shard lies in its parameter.
@@ -44,9 +44,9 @@ struct shard_place {
     std::size_t begin = 0;               // the shard's first element in it, in row-major order
 };
 
-// Whether begin_step() lets shards be stepped before the norm is known. It changes no bit.
+// Whether begin_step() lets shards be stepped before the norm is known. It changes no bit of any result.
 enum class speculation : std::uint8_t {
-    automatic, // unless most of the last eight steps had to be taken back for it
+    automatic, // unless most of the last eight steps had to be taken back
     always,
     never, // submit() only measures
 };
@@ -55,38 +55,43 @@ struct optimizer_options {
     double max_norm = 0;     // see step_values; 0: not clipped
     double max_abs_grad = 0; // the same
     nonfinite_policy on_nonfinite = nonfinite_policy::skip;
-    std::optional<loss_scaling_options> loss_scaling = {}; // dynamic; else every step says its scale, or it is 1
+    // Dynamic loss scaling; absent: the scale is in the step_values, or 1.
+    std::optional<loss_scaling_options> loss_scaling = {};
     speculation speculate = speculation::automatic;
-    // A bound for the records that it takes to go back; no more is allocated than a step's records can take. They take,
-    // in bytes an element, by the types of param and moments:
+    // How many bytes the records may take that steps are taken back from. No more is allocated than the records of one
+    // step can take. A record takes, in bytes an element, by the types of param and moments:
     //
-    //   float32, moments float32           2 in a first step, 2.1 to 2.3 in ordinary training, 14 at most; tier scalar
-    //   12 float32, moments bfloat16          8 float32, a moment of each          10 16 bits, moments float32 10 16
-    //   bits, a moment of each          8 16 bits, moments bfloat16          6
+    // - float32, moments float32: 2 in a first step, 2.1 to 2.3 in ordinary training, at most 14; on tier scalar 12
+    // - float32, moments bfloat16: 8
+    // - float32, one moment of each type: 10
+    // - 16 bits, moments float32: 10
+    // - 16 bits, one moment of each type: 8
+    // - 16 bits, moments bfloat16: 6
     //
     // and an eighth more, and some KiB a thread, as pages are not filled to the end. Absent: 3 bytes an element with
-    // float32 throughout, the state's bytes with others; with keep_last_step, the most that they can take. A block that
-    // finds it full waits for the norm.
+    // float32 throughout and the state's bytes with other types; with keep_last_step, the most that records can take. A
+    // block that finds the budget used up waits for the norm.
     std::optional<std::size_t> journal_budget_bytes = {};
-    bool keep_last_step = false; // so that rollback() can take it back
-    // How long a device may take for what it was given for a step before it counts as one that has stopped answering.
+    bool keep_last_step = false; // for rollback()
+    // How long a device may take for its part of a step before it counts as one that has stopped answering.
     double device_timeout_s = 300;
-    // Whether a device has room for records of all of its part: as much again as its params and moments. Without, it
-    // never begins before the norm is known, and where it fails in the update itself, there is no way back: the error
-    // says so, and a state has to be loaded.
+    // Whether a device has room for records of all its blocks: as much again as its params and moments. Without records
+    // it never begins before the norm is known, and a failure in the update itself cannot be taken back: the error says
+    // so, and a state has to be loaded.
     bool device_records = true;
-    // Where gradients are spread over ranks: is given this process's sum and count, returns those of all (a sum by MPI
-    // or NCCL). Every rank must add in the same order, or their bits differ. Called once in every step, by finish(),
-    // step(), or, for step_async(), in one of the team's threads. May throw; a sum that is negative or not
-    // finite, or a count below this process's, is invalid_argument. step() and step_async() then leave everything as
-    // before; after finish() the step stays open: finish() again, or abandon() it.
+    // Where gradients are spread over ranks: takes this process's sum and count and returns those of all ranks (a sum
+    // by MPI or NCCL). All ranks must add in the same order, or their bits differ. Called once in every step, by
+    // finish() or step(), and for step_async() in one of the team's threads. May throw. A sum that is negative or not
+    // finite, or a count below this process's, is invalid_argument. After either, step() and step_async() leave
+    // everything as it was, and for finish() the step stays open: call finish() again, or abandon().
     std::function<grad_squares(grad_squares)> reduce = {};
 };
+
 namespace detail {
 
 void check_limits(double max_norm, double max_abs_grad);
-// Of all ranks; options.reduce must be set. Throws what the hook throws, and where what it returns cannot be: a
-// step by that would be clipped to anything, or not at all.
+// The sum and count of all ranks, by options.reduce, which must be set. Throws what it throws, and invalid_argument for
+// a result that cannot be: a step by that would be clipped to anything, or not at all.
 [[nodiscard]] grad_squares reduced(optimizer_options const& options, grad_squares const& own);
 } // namespace detail
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an optimizer is told for a step, and what it says about it.
+// The values of one step of an optimizer, and its report.
 #pragma once
 
 #include <cstddef>
@@ -12,35 +12,35 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// What becomes of a step whose gradients hold infinities or NaNs. They are counted and reported in any case.
+// What becomes of a step whose gradients have infinities or NaNs. They are counted and reported in any case.
 enum class nonfinite_policy : std::uint8_t {
     skip,  // nothing changes, as is usual with dynamic loss scaling
     zero,  // those elements count as zeros
     apply, // they go into the step as they are
 };
 
-// The values of one step; what is not said is the optimizer's.
+// The values of one step. The optimizer's options have those that are absent.
 struct step_values {
-    std::optional<double> loss_scale = {};   // what the loss was multiplied with; else the scaler's, or 1
-    std::optional<double> max_norm = {};     // of all gradients together, once unscaled; 0: any
-    std::optional<double> max_abs_grad = {}; // of every element, once unscaled; 0: any. Not together with max_norm
+    std::optional<double> loss_scale = {};   // what the loss was multiplied with; absent: the scaler's, or 1
+    std::optional<double> max_norm = {};     // of all gradients together, after unscaling; 0: no limit
+    std::optional<double> max_abs_grad = {}; // of each element, after unscaling; 0: no limit. Not with max_norm
     std::span<double const> lr = {};         // one for each group; empty: the groups' own
 };
 
-// The factor that brings gradients of this norm down to max_norm, as torch.nn.utils.clip_grad_norm_ has it (with its
+// The factor that brings gradients of this norm down to max_norm: that of torch.nn.utils.clip_grad_norm_ (with its
 // 1e-6), but in double: min(1, max_norm / (norm + 1e-6)). max_norm 0: 1. Pure.
 [[nodiscard]] double clip_coefficient(double norm, double max_norm) noexcept;
 
 enum class step_outcome : std::uint8_t { applied, skipped };
 
-// Time and memory traffic of a part of a step. Bytes are counted, not measured: what has to be read and written.
+// Time and memory traffic of a part of a step. Bytes are counted, not measured: those that have to be read and written.
 struct step_phase {
     double seconds = 0;
     std::size_t bytes_moved = 0;
     [[nodiscard]] double gb_per_s() const noexcept;
 };
 
-// What a device had to do with a step, and how long it was busy with each kind of work.
+// A device's part of a step, and how long the device was busy with each kind of work.
 struct device_report {
     std::size_t elements = 0; // stepped there
     double work_s = 0;
@@ -55,14 +55,14 @@ struct optimizer_report {
     std::uint64_t step = 0; // the number of this step, whether it was applied or skipped
     step_outcome outcome = step_outcome::applied;
     bool speculated = false;  // it began before its norm was known
-    bool rolled_back = false; // and that was taken back, because clipping or a skip was called for
+    bool rolled_back = false; // and was taken back, because it had to be clipped or skipped
     double loss_scale = 1;
     double global_norm = 0; // of the finite gradients, unscaled, over all ranks
-    // What gradients were multiplied with to bring them down to max_norm. 0 where clip_coefficient / loss_scale would
-    // be at most 2^-126, which no float holds: such huge gradients count as zeros.
+    // The factor that brought gradients down to max_norm. 0 where clip_coefficient / loss_scale would be at most
+    // 2^-126, which float does not hold: such huge gradients count as zeros.
     double clip_coefficient = 1;
     std::uint64_t nonfinite_grads = 0; // over all ranks
-    // The first of them in this process, by the order of shards.
+    // The first one in this process, in the order of shards.
     struct place {
         std::size_t shard;
         std::size_t index;
@@ -72,11 +72,11 @@ struct optimizer_report {
     double ratio = 1;         // the share of them that the CPU has stepped
     double cpu_busy_s = 0;    // how long its threads have worked, on average
     device_report device;
-    std::size_t shards_waited = 0; // for the norm, as the journal's budget was full
+    std::size_t shards_waited = 0; // for the norm, because the journal's budget was used up
     std::size_t journal_bytes = 0; // of records written
-    double seconds = 0;            // from its beginning to its end; what gradients took to arrive is in it
-    step_phase gradients;          // from its beginning: gradients arriving, the norm, and what was stepped at once
-    step_phase update;             // once the norm was known: the step, the rest of it, or the way back
+    double seconds = 0;            // from its beginning to its end, with the time that gradients took to arrive
+    step_phase gradients;          // until the norm was known: with what was stepped as gradients arrived
+    step_phase update;             // after that: the step, the rest of it, or the way back
     [[nodiscard]] std::size_t bytes_moved() const noexcept;
     isa tier = isa::scalar;
     unsigned threads = 0;
