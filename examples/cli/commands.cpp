@@ -148,13 +148,13 @@ std::span<command const> commands()
         {"tune",
          "[--ranks N] [--dtypes NAME] [--host-load N] [--save FILE] ...",
          "how many cores does the optimizer need?",
-         "How many cores the optimizer needs: grows their number until more are not worth having. Takes a minute at "
+         "How many cores the optimizer needs: adds cores until the next one gains too little. Takes a minute at "
          "most, and the machine to itself.",
          {
              {"--ranks", "N", "processes on this host (default 1), stepping all at once"},
              {"--dtypes", "NAME", "mixed (default), f32, bf16_f32, bf16, or the five types", dtype_sets},
              {"--worth", "SHARE",
-              "more cores are worth having where they bring this share of what they would if the time were inversely "
+              "more cores are worth using where they gain this share of what they would if the time were inversely "
               "proportional to their number (default 0.25)"},
              {"--deadline", "S", "in seconds (default 60)"},
              {"--elements", "N", "of each rank (default: out of cache)"},

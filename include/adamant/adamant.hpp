@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a trainer takes a step with: arrays, cores, memory, an optimizer. Includes only. adamant/machine.hpp has the
-// rest but the opt-in parts: which cores, how many, and what share of the work.
+// All that a trainer needs for a step: arrays, cores, memory, an optimizer. Includes only. adamant/machine.hpp has the
+// rest except for the opt-in parts: which cores, how many, and which share of the work.
 #pragma once
 
 #include <adamant/checkpoint/state_dict.hpp>

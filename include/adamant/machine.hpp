@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine that a job runs on: which cores a rank gets, how many are enough, what memory it was given, and which
-// share of the work the CPU should have. Includes only.
+// For the machine that a job runs on: which cores a rank gets, how many are enough, where memory lies, and which share
+// of the work the CPU should have. Includes only.
 #pragma once
 
 #include <adamant/exec/memory_placement.hpp>

@@ -550,8 +550,8 @@ TEST_CASE("JSON is read strictly")
     CHECK(mentions(refused("[[[[[1]]]]]"), {"four levels"}));
     CHECK(mentions(refused(std::string(10'000'000, '[')), {"four levels"}));
     CHECK(mentions(refused(R"({"a":{"b":[{"c":[1]}]}})"), {"four levels"}));
-    CHECK(mentions(refused(R"({"a":1,"b":2,"a":1})"), {"\"a\" is there twice"}));
-    CHECK(mentions(refused(R"({"a":1,"b":{"a":1,"\u0061":1}})"), {"\"a\" is there twice"}));
+    CHECK(mentions(refused(R"({"a":1,"b":2,"a":1})"), {"\"a\" appears twice"}));
+    CHECK(mentions(refused(R"({"a":1,"b":{"a":1,"\u0061":1}})"), {"\"a\" appears twice"}));
     CHECK(refused(R"({"a":1,"b":{"a":1},"c":[{"a":1},{"a":1}]})") == "read");
     std::string many = "0";
     for (int i = 1; i < 64; ++i)

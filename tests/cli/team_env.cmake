@@ -44,7 +44,7 @@ if(taskset AND allowed MATCHES "([0-9]+)\n$")
 endif()
 
 execute_process(COMMAND ${CMAKE_COMMAND} -E env OMP_THREAD_LIMIT=1 ${verify} RESULT_VARIABLE result ERROR_VARIABLE err OUTPUT_QUIET)
-if(NOT result EQUAL 2 OR NOT err MATCHES "2 threads are asked for, but OpenMP grants 1; look at OMP_THREAD_LIMIT")
+if(NOT result EQUAL 2 OR NOT err MATCHES "2 threads were requested, but OpenMP grants 1; check OMP_THREAD_LIMIT")
     message(SEND_ERROR "OMP_THREAD_LIMIT=1: exit status ${result}\n${err}")
 endif()
 

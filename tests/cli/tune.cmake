@@ -47,7 +47,7 @@ file(READ ${FOLDER}/again.json again)
 if(NOT saved STREQUAL again)
     message(FATAL_ERROR "loaded and saved again it is another one:\n${saved}\n${again}")
 endif()
-fails("tuned.json: this tuning result is of another machine or other work: types was .* and is .*; tune again"
+fails("tuned.json: this tuning result is for another machine or other work: types was .* and is .*; tune again"
       --load ${FOLDER}/tuned.json --dtypes f32)
 string(REPLACE "\"processor\": \"" "\"processor\": \"not " other "${saved}")
 file(WRITE ${FOLDER}/other.json "${other}")

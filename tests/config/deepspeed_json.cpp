@@ -393,7 +393,8 @@ TEST_CASE("a value that cannot be is an error with its path")
         {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})",
          "optimizer.params.amsgrad is true, but AMSGrad is not supported; set it to false"},
         {R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}})",
-         "optimizer.params.max_grad_norm is no parameter of the optimizer; use gradient_clipping, at the top, instead"},
+         "optimizer.params.max_grad_norm is not a parameter of the optimizer; use gradient_clipping, at the top, "
+         "instead"},
         {R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",
          "bf16.enabled and fp16.enabled are both true; a model computes in one type: keep one"},
         {R"({"fp16": {"enabled": true}, "bfloat16": {"enabled": true}})",
@@ -507,12 +508,12 @@ TEST_CASE("a key that means nothing is warned of once, with what may have been m
 TEST_CASE("a key that is there twice is an error")
 {
     check_refusals({
-        {R"({"fp16": {}, "bf16": {}, "fp16": {}})", "fp16 is there twice; keep one of them"},
+        {R"({"fp16": {}, "bf16": {}, "fp16": {}})", "fp16 appears twice; keep one of them"},
         {R"({"optimizer": {"params": {"lr": 1, "eps": 1, "lr": 1}}})",
-         "optimizer.params.lr is there twice; keep one of them"},
-        {R"({"x": [1, {"y": 1}, {"y": [[], {"z": 1, "z": 2}]}]})", "x[2].y[1].z is there twice; keep one of them"},
-        {R"({"l\u0072": 1, "lr": 1})", "lr is there twice; keep one of them"}, // the same letters, written otherwise
-        {R"({"": 1, "": 2})", "\"\" is there twice; keep one of them"},
+         "optimizer.params.lr appears twice; keep one of them"},
+        {R"({"x": [1, {"y": 1}, {"y": [[], {"z": 1, "z": 2}]}]})", "x[2].y[1].z appears twice; keep one of them"},
+        {R"({"l\u0072": 1, "lr": 1})", "lr appears twice; keep one of them"}, // the same letters, written otherwise
+        {R"({"": 1, "": 2})", "\"\" appears twice; keep one of them"},
     });
     CHECK(refusal_of(R"({"a": {"x": 1}, "b": {"x": 1}, "c": [{"x": 1}, {"x": 1}]})") == "no exception");
 }
@@ -523,13 +524,14 @@ TEST_CASE("an error of syntax says where it is and what is wrong")
         std::string text;
         std::string words; // after "is not JSON "
     };
-    std::string const no_value = " is no value of JSON, which has numbers like -1.5e3, texts in double quotes, true, "
-                                 "false and null";
+    std::string const no_value =
+        " is not a value of JSON, which has numbers like -1.5e3, texts in double quotes, true, "
+        "false and null";
     known const all[] = {
         {"", "in line 1, column 1: it is empty\n  \n  ^"},
         {" \n ", "in line 2, column 2: it is empty\n   \n   ^"},
-        {"{", "in line 1, column 2: it ends before its brackets do\n  {\n   ^"},
-        {"{\"a\": [1,\n 2", "in line 2, column 3: it ends before its brackets do\n   2\n    ^"},
+        {"{", "in line 1, column 2: it ends before all brackets are closed\n  {\n   ^"},
+        {"{\"a\": [1,\n 2", "in line 2, column 3: it ends before all brackets are closed\n   2\n    ^"},
         {"{\"a\": \"bc", "in line 1, column 7: this text has no closing quote\n  {\"a\": \"bc\n        ^"},
         {"{\n  // lr\n}", "in line 2, column 3: JSON has no comments; take it out\n    // lr\n    ^"},
         {"{\"a\": 1 /* x */}",
@@ -539,7 +541,7 @@ TEST_CASE("an error of syntax says where it is and what is wrong")
          "in line 1, column 8: JSON has no comma after the last of a list; take it out\n  {\"a\": 1,\n         ^"},
         {"{\"a\": [1, ]}",
          "in line 1, column 9: JSON has no comma after the last of a list; take it out\n  {\"a\": [1, ]}\n          ^"},
-        {"{\n\t'a': 1}", "in line 2, column 2: texts stand in double quotes\n  ?'a': 1}\n   ^"},
+        {"{\n\t'a': 1}", "in line 2, column 2: texts must be in double quotes\n  ?'a': 1}\n   ^"},
         {"{\"a\": True}", "in line 1, column 7: \"True\"" + no_value + "\n  {\"a\": True}\n        ^"},
         {"{\"a\": nul}", "in line 1, column 7: \"nul\"" + no_value + "\n  {\"a\": nul}\n        ^"},
         {"{\"a\": -Infinity}", "in line 1, column 7: \"-Infinity\"" + no_value + "\n  {\"a\": -Infinity}\n        ^"},
@@ -549,10 +551,10 @@ TEST_CASE("an error of syntax says where it is and what is wrong")
         {"{\"a\": .5}", "in line 1, column 7: \".5\"" + no_value + "\n  {\"a\": .5}\n        ^"},
         {"{\"a\": +1}", "in line 1, column 7: \"+1\"" + no_value + "\n  {\"a\": +1}\n        ^"},
         {"{lr: 1}", "in line 1, column 2: \"lr\"" + no_value + "\n  {lr: 1}\n   ^"},
-        {"{\"a\": 1 25}", "in line 1, column 9: a value stands where none belongs\n  {\"a\": 1 25}\n          ^"},
-        {"{\"a\" true}", "in line 1, column 6: a value stands where none belongs\n  {\"a\" true}\n       ^"},
+        {"{\"a\": 1 25}", "in line 1, column 9: unexpected value\n  {\"a\": 1 25}\n          ^"},
+        {"{\"a\" true}", "in line 1, column 6: unexpected value\n  {\"a\" true}\n       ^"},
         {"{\"a\": \"b\" \"cd\"}",
-         "in line 1, column 11: a text stands where none belongs\n  {\"a\": \"b\" \"cd\"}\n            ^"},
+         "in line 1, column 11: unexpected text in quotes\n  {\"a\": \"b\" \"cd\"}\n            ^"},
         {"{\"a\": 1}}", "in line 1, column 9: this character does not belong here\n  {\"a\": 1}}\n          ^"},
         {"{\"a\": 1]", "in line 1, column 8: this character does not belong here\n  {\"a\": 1]\n         ^"},
         {"{\"a\", 1}", "in line 1, column 5: this character does not belong here\n  {\"a\", 1}\n      ^"},
@@ -605,9 +607,9 @@ TEST_CASE("texts that mean harm are read or refused like any other", "[fuzz]")
     constexpr std::size_t most = std::size_t{16} << 20;
     CHECK(refusal_of("{}" + std::string(most - 2, ' ')) == "no exception");
     CHECK(refusal_of("{}" + std::string(most - 1, ' ')) ==
-          "adamant: the DeepSpeed configuration has more than 16777216 bytes, which none of its kind has");
+          "adamant: the DeepSpeed configuration has more than 16777216 bytes, the most that is read");
     CHECK(refusal_of("{\"" + std::string(1000000, 'a') + "\":{\"b\":1,\"b\":1}}") ==
-          "adamant: " + std::string(60, 'a') + "....b is there twice; keep one of them");
+          "adamant: " + std::string(60, 'a') + "....b appears twice; keep one of them");
     CHECK(refusal_of(at_path("optimizer.params.lr", std::string(100000, '9'))) ==
           "adamant: optimizer.params.lr is " + std::string(40, '9') + "..., but must be a finite number");
     CHECK(refusal_of(at_path("zero_optimization.stage", std::string(300, '9'))) ==
@@ -647,10 +649,11 @@ TEST_CASE("the plain options are checked without JSON")
     CHECK(wrong([&](config c) { c.max_norm = inf; }) ==
           "adamant: max_norm is inf, but must be a finite number, 0 or above");
     CHECK(wrong([](config c) { c.model_type = dtype::none; }) ==
-          "adamant: model_type is no type that a model computes in; set dtype::float32, dtype::bfloat16 or "
+          "adamant: model_type is not a type that a model computes in; set dtype::float32, dtype::bfloat16 or "
           "dtype::float16");
     CHECK(wrong([](config c) { c.model_type = static_cast<dtype>(4); }) != "no exception");
-    CHECK(wrong([](config c) { c.loss_scale = 0; }) == "adamant: loss_scale is 0, but must be from 2.4e-38 to 4.2e37, so that float holds its inverse");
+    CHECK(wrong([](config c) { c.loss_scale = 0; }) ==
+          "adamant: loss_scale is 0, but must be from 2.4e-38 to 4.2e37, so that float holds its inverse");
     CHECK(wrong([](config c) { c.dynamic_loss_scaling = {.hysteresis = 0}; }) ==
           "adamant: hysteresis is 0, but must be 1 or above");
     CHECK(wrong([](config c) { c.gradient_accumulation_steps = 0; }) ==
@@ -665,7 +668,8 @@ TEST_CASE("the plain options are checked without JSON")
     CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.5, c.pt_reserved_cores_perc = 0.4; }) ==
           "adamant: cpuadam_cores_perc is 0.5 and pt_reserved_cores_perc 0.4, which do not add up to 1; set one of "
           "them");
-    CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.3333333, c.pt_reserved_cores_perc = 0.6666666; }) == "no exception");
+    CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.3333333, c.pt_reserved_cores_perc = 0.6666666; }) ==
+          "no exception");
     CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.9, c.pt_reserved_cores_perc = 0.1; }) == "no exception");
 }
 
@@ -713,8 +717,8 @@ TEST_CASE("a configuration is read from a file, whose name is in the errors")
     CHECK(refusal(read) == "adamant: " + path + ": gradient_clipping is -1, but must be a finite number, 0 or above");
     write("{");
     CHECK(refusal(read) == "adamant: " + path +
-                               ": the DeepSpeed configuration is not JSON in line 1, column 2: it ends before its "
-                               "brackets do\n  {\n   ^");
+                               ": the DeepSpeed configuration is not JSON in line 1, column 2: it ends before all "
+                               "brackets are closed\n  {\n   ^");
     write("");
     CHECK(refusal(read).find("it is empty") != std::string::npos);
     write("{}" + std::string((std::size_t{16} << 20) - 2, ' '));

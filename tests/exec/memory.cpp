@@ -330,7 +330,7 @@ TEST_CASE("host_oom: too much memory is refused before anything is mapped")
     root.put("proc/meminfo", "MemTotal:  262144 kB\nMemFree: 1 kB\nMemAvailable:  98304 kB\n");
     std::string const text = refusal<unavailable>([&] { memory_block(96 * mib + 1, {}, root.path()); });
     CHECK(mentions(text, "adamant: 100663297 bytes (96"));
-    CHECK(mentions(text, "only 100663296 bytes (96 MiB) are left, says MemAvailable in /proc/meminfo"));
+    CHECK(mentions(text, "only 100663296 bytes (96 MiB) are left according to MemAvailable in /proc/meminfo"));
     CHECK(mappings_of(96 * mib) == before);
     memory_block const fits(96 * mib, {}, root.path());
     CHECK(fits.size() == 96 * mib);
@@ -487,8 +487,8 @@ TEST_CASE("hugetlb pages are taken where the pool has them, else it is said how 
         root.put(pool + "nr_hugepages", "10\n").put(pool + "free_hugepages", "3\n").put(pool + "resv_hugepages", "1\n");
         std::size_t const before = mappings_of(more);
         std::string const text = refusal<unavailable>([&] { memory_block(more, with(kind, true), root.path()); });
-        CHECK(
-            mentions(text, std::to_string(there + 1) + " pages of kind " + std::string(name(kind)) + " are asked for"));
+        CHECK(mentions(text,
+                       std::to_string(there + 1) + " pages of kind " + std::string(name(kind)) + " were requested"));
         CHECK(mentions(text, "but 2 are free (mmap: "));
         CHECK(mentions(text, "write " + std::to_string(8 + there + 1) + " to"));
         CHECK(mentions(text, pool + "nr_hugepages"));
@@ -528,7 +528,7 @@ TEST_CASE("nodes that there are not are named beside those that there are")
 {
     node_set const none = {4000};
     std::string const text = refusal<unavailable>([&] { memory_block(page, on(none, true)); });
-    CHECK(mentions(text, "NUMA nodes 4000 are asked for, but this "));
+    CHECK(mentions(text, "NUMA nodes 4000 were requested, but this "));
     memory_block const block(page, on(none));
     CHECK(block.report().binding == memory_binding::none);
     CHECK(block.report().nodes.empty());
@@ -591,7 +591,7 @@ TEST_CASE("memory is not bound to nodes with less free than it needs: the OOM ki
     memory_block const block(64 * mib, on({0}), root.path());
     CHECK(block.report().binding == memory_binding::preferred);
     CHECK(block.report().nodes == node_set{0});
-    CHECK(mentions(block.report().notes, "NUMA nodes 0 are preferred only, as less than was asked for is free there"));
+    CHECK(mentions(block.report().notes, "NUMA nodes 0 are only preferred, because less than requested is free there"));
     CHECK(detail::binding_of(block.data()).value().first == memory_binding::preferred);
     memory_options unchecked = on({0}, true);
     unchecked.check_available = false;
@@ -619,7 +619,7 @@ TEST_CASE("hugetlb pages are bound only where that is required and the nodes hav
     root.put("sys/devices/system/node/node0/" + pool + "free_hugepages", "2\n");
     std::size_t const free = free_huge_pages(page_kind::hugetlb_2m);
     CHECK(mentions(refusal<unavailable>([&] { memory_block(mib, options, root.path()); }),
-                   "2 free huge pages, but 3 are promised"));
+                   "2 free huge pages, but 3 are reserved"));
     CHECK(free_huge_pages(page_kind::hugetlb_2m) == free);
     root.put("sys/devices/system/node/node0/" + pool + "free_hugepages", "3\n");
     if (free == 0) // the block above has the only one

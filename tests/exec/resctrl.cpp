@@ -990,7 +990,7 @@ TEST_CASE("the lock of the file system is waited for, but not for ever")
         }
     };
     auto const busy = std::make_shared<locked>(intel());
-    CHECK(mentions(refused(busy, shares(*busy, 0.5, 0)), "keeps the lock"));
+    CHECK(mentions(refused(busy, shares(*busy, 0.5, 0)), "holds the lock"));
 }
 
 TEST_CASE("a forked child leaves its parent's group alone")

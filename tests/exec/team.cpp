@@ -335,7 +335,7 @@ std::string refusal_of(unsigned threads)
 
 TEST_CASE("threads that the system does not have are an error that says so, and not the end of the process")
 {
-    CHECK(refusal_of(200000).find("200000 threads are asked for, but a team has at most 8192") != std::string::npos);
+    CHECK(refusal_of(200000).find("200000 threads were requested, but a team has at most 8192") != std::string::npos);
     CHECK(in_child([] {
               bool const counts = geteuid() == 0; // as a user that has no other processes
               rlimit const few{3, 3};
@@ -343,7 +343,8 @@ TEST_CASE("threads that the system does not have are an error that says so, and 
                   return 1;
               std::string const refused = refusal_of(20);
               if (refused.find("ulimit -u") == std::string::npos ||
-                  (counts && refused.find("20 threads are asked for, but the system makes 2 ") == std::string::npos))
+                  (counts &&
+                   refused.find("20 threads were requested, but the system makes only 2 ") == std::string::npos))
                   return 2;
               return !counts || refusal_of(2).empty() ? 0 : 3; // nothing of the attempt is left
           }) == 0);

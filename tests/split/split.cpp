@@ -673,9 +673,9 @@ TEST_CASE("a request that cannot be is refused with what is wrong")
     CHECK(mentions(refused(three, ordered({0, 1, 2}, split_unit::deepspeed)),
                    {"split_unit::deepspeed", "leave the order out"}));
     CHECK(mentions(refused(three, at_ratio(0.5, split_unit::deepspeed, split_order::back)), {"leave the order out"}));
-    CHECK(mentions(refused(three, at_ratio(0.5, static_cast<split_unit>(3))), {"unit holds no split_unit"}));
+    CHECK(mentions(refused(three, at_ratio(0.5, static_cast<split_unit>(3))), {"unit is not a valid split_unit"}));
     CHECK(mentions(refused(three, at_ratio(0.5, split_unit::element, static_cast<split_order>(2))),
-                   {"order holds no split_order"}));
+                   {"order is not a valid split_order"}));
     CHECK(
         mentions(refused({std::size_t{1} << 63, std::size_t{1} << 63, 5}, at_ratio(0.5)), {"more than 2^53 elements"}));
     CHECK(mentions(refused({(std::size_t{1} << 53) + 1}, at_ratio(0.5)), {"more than 2^53 elements"}));
@@ -730,7 +730,7 @@ TEST_CASE("a placement that is broken is refused by what is broken")
                        p.pieces[0].elems = 100;
                        p.pieces[1] = {0, 100, 2 * block - 100, side::cpu};
                    }),
-                   {"cuts shard 0 at element 100, which is no multiple of 4096"}));
+                   {"cuts shard 0 at element 100, which is not a multiple of 4096"}));
     CHECK(mentions(broken([](placement& p) { ++p.cpu_elems; }),
                    {"counts 4197 elements on the CPU and 4096 on the device", "its pieces have 4196 and 4096"}));
     CHECK(

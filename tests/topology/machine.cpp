@@ -452,8 +452,8 @@ TEST_CASE("files and descriptions that hold no machine are refused")
         std::string const text = refusal<unavailable>([&] { (void)read(missing); });
         CHECK(mentions(text, "\"" + missing + "\" cannot be opened: No such file"));
     }
-    CHECK(mentions(refusal<invalid_argument>([] { (void)machine_from_xml(file("README.md")); }), "is no topology"));
-    CHECK(mentions(refusal<invalid_argument>([] { (void)read_machine(ADAMANT_TOPOLOGIES); }), "is no topology"));
+    CHECK(mentions(refusal<invalid_argument>([] { (void)machine_from_xml(file("README.md")); }), "is not a topology"));
+    CHECK(mentions(refusal<invalid_argument>([] { (void)read_machine(ADAMANT_TOPOLOGIES); }), "is not a topology"));
     for (char const* const content : {"", "<?xml version=\"1.0\"?>\n<topology version=\"2.0\">\n</topology>\n",
                                       "<?xml version=\"1.0\"?>\n<html></html>\n"}) {
         scratch_file const xml(content);
@@ -469,7 +469,7 @@ TEST_CASE("files and descriptions that hold no machine are refused")
     for (char const* const wrong : {"", "hello", "pack:2 core", "pack:0 core:2 pu:1", "core:2 pack:2 pu:1 numa"}) {
         INFO(wrong);
         CHECK(mentions(refusal<invalid_argument>([&] { (void)machine_from_synthetic(wrong); }),
-                       "is no synthetic topology"));
+                       "is not a synthetic topology"));
         if (*wrong != '\0')
             CHECK(mentions(refusal<invalid_argument>([&] { (void)read_machine(wrong); }), std::string("\"") + wrong));
     }

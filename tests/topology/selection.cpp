@@ -1400,7 +1400,8 @@ TEST_CASE("requests that cannot be meant are refused, with what was asked")
     for (double const wrong : {0.0, 1.0, -1.0, std::nan("")})
         CHECK(mentions(refused([&](core_request& r) { r.pt_reserved_cores_perc = wrong; }),
                        {"pt_reserved_cores_perc is", "above 0 and below 1"}));
-    CHECK(mentions(refused([](core_request& r) { r.cpuadam_cores = 0; }), {"0 cores are asked for the optimizer"}));
+    CHECK(
+        mentions(refused([](core_request& r) { r.cpuadam_cores = 0; }), {"0 cores were requested for the optimizer"}));
     CHECK(mentions(refused([](core_request& r) { r.pt_reserved_cores = 0; }), {"0 cores are to be reserved"}));
     CHECK(mentions(refused([](core_request& r) { r.ranks = 0; }), {"0 ranks"}));
     CHECK(
@@ -1421,12 +1422,13 @@ TEST_CASE("requests that this machine cannot serve are refused, with what there 
     };
     CHECK(mentions(
         refused([](core_request& r) { r.cpuadam_cores = 8; }),
-        {"rank 0 has 8 cores (allowed are PUs 0-7)", "8 cores are asked for the optimizer", "ask for 7 at most"}));
+        {"rank 0 has 8 cores (allowed are PUs 0-7)", "8 cores were requested for the optimizer", "ask for at most 7"}));
     CHECK(mentions(refused([](core_request& r) { r.cpuadam_cores = 4, r.ranks = 2; }),
-                   {"rank 0 has 4 cores (its share of those of 2 ranks", "ask for 3 at most"}));
-    CHECK(mentions(refused([](core_request& r) { r.cpuadam_cores = 0xffffffffu; }), {"4294967295 cores are asked"}));
+                   {"rank 0 has 4 cores (its share of those of 2 ranks", "ask for at most 3"}));
+    CHECK(
+        mentions(refused([](core_request& r) { r.cpuadam_cores = 0xffffffffu; }), {"4294967295 cores were requested"}));
     CHECK(mentions(refused([](core_request& r) { r.pt_reserved_cores = 4, r.ranks = 2; }),
-                   {"rank 0 has 4 cores", "4 cores are to be kept", "keep 3 at most"}));
+                   {"rank 0 has 4 cores", "4 cores are to be kept", "keep at most 3"}));
     CHECK(mentions(refused([](core_request& r) { r.pt_reserved_cores = 0xffffffffu; }),
                    {"4294967295 cores are to be kept"}));
     CHECK(
@@ -1448,7 +1450,7 @@ TEST_CASE("requests that this machine cannot serve are refused, with what there 
     CHECK(mentions(refused([](core_request& r) {
                        r.list = {2, 4}, r.cpuadam_cores = 2;
                    }),
-                   {"rank 0 has 2 cores", "the list 2,4", "ask for 1 at most"}));
+                   {"rank 0 has 2 cores", "the list 2,4", "ask for at most 1"}));
     CHECK(mentions(refused([](core_request& r) {
                        r.ranks = 2, r.list = {2}, r.masks = {{2, 3}, {4, 5}};
                    }),
@@ -1602,7 +1604,7 @@ TEST_CASE("a rank that a launcher leaves unclear is an error that names the vari
     for (char const* const wrong : {"x", "-1", "+1", " 1", "1 ", "0x1", "1.0", "99999999999999999999", "1\n"}) {
         INFO(wrong);
         CHECK(mentions(rank_with({{"LOCAL_RANK", wrong}, {"LOCAL_WORLD_SIZE", "2"}}),
-                       {"LOCAL_RANK is \"", "no number of ranks"}));
+                       {"LOCAL_RANK is \"", "not a whole number"}));
         CHECK(mentions(rank_with({{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", wrong}}), {"LOCAL_WORLD_SIZE is \""}));
     }
 }

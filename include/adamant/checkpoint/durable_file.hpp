@@ -47,11 +47,11 @@ private:
     throw unavailable("adamant: " + path + ": " + what + ": " + std::strerror(error));
 }
 
-// Until commit() has returned, the path keeps what it had. The bytes go to PATH.part, which is locked, so that of two
-// writers the second gets an error rather than both a mixture; one that a killed process left behind is used again. The
-// errors are unavailable, with the path and the system's reason; the destructor removes PATH.part unless it has become
-// the file. What was there lends its permission bits, as it would if it were written into; its owner and other links to
-// it are not kept. A symbolic link is followed. One thread at a time.
+// Until commit() has returned, the path keeps its old file. The bytes go to PATH.part, which is locked, so that the
+// second of two writers gets an error instead of both writing a mixture. A PATH.part that a killed process left behind
+// is used again. Errors are unavailable, with the path and the system's reason. The destructor removes PATH.part unless
+// it has become the file. The new file has the permission bits of the old one, but not its owner and its other links. A
+// symbolic link is followed. One thread at a time.
 class durable_file {
 public:
     explicit durable_file(std::filesystem::path const& path) : path_(path.string())
@@ -112,11 +112,11 @@ public:
     // On the disk, then under its name, then the name on the disk.
     void commit()
     {
-        sync(file_, part_, "could not be brought to the disk");
+        sync(file_, part_, "could not be synced to the disk");
         if (::rename(part_.c_str(), path_.c_str()) != 0)
             refuse_file(path_, "could not be replaced by " + part_, errno);
         committed_ = true;
-        sync(directory_, path_, "is complete, but its name could not be brought to the disk");
+        sync(directory_, path_, "is complete, but its name could not be synced to the disk");
     }
 
 private:
@@ -141,7 +141,7 @@ private:
             if (file_.get() < 0 || ::fstat(file_.get(), &ours) != 0)
                 fail("cannot be opened for writing");
             if (!S_ISREG(ours.st_mode))
-                refuse_file(part_, "is in the way and is no file", EINVAL);
+                refuse_file(part_, "is in the way and is not a file", EINVAL);
             if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
                 if (errno == EWOULDBLOCK)
                     refuse_file(part_, "another save to this path is under way; save one at a time, or elsewhere",

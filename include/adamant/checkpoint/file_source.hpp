@@ -24,7 +24,7 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // The file is mapped, so that its bytes have addresses, but read() does not touch the mapping, where a file that was
-// cut short or a disk that fails would end the process by SIGBUS. Whoever else touches it takes that risk. Stays open.
+// cut short or a disk that fails would end the process by SIGBUS. Other accesses take that risk. Stays open.
 // Thread-safe for readers.
 class file_source final : public state_source {
 public:

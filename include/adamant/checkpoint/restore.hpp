@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From one state into the arrays of another, however either was cut.
+// Copies one state into the arrays of another, however either was cut.
 #pragma once
 
 #include <algorithm>
@@ -34,9 +34,9 @@ struct state_copy {
     }
 };
 
-// What has to be copied for `into` to hold what `from` holds. Parameters go by their names; what `from` has besides is
-// left. Throws what validate() does, and invalid_argument that names what is missing or differs: a parameter, its shape,
-// its types, elements.
+// The copies that make `into` hold what `from` holds. Names identify parameters; others in `from` are ignored. Throws
+// what validate() throws, and invalid_argument that names what is missing or differs: a parameter, its shape, its
+// types, elements.
 [[nodiscard]] inline std::vector<state_copy> plan_copies(state_dict const& from, state_dict const& into)
 {
     std::vector<state_tensor> const pieces = checked_tensors(from);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The check of a state_dict, and the joining of several: what holds for every file format.
+// The check of a state_dict and the merging of several, for every file format.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace detail {
 // With room for the bytes of any type, and for a sign.
 inline constexpr std::size_t max_elements = std::numeric_limits<std::size_t>::max() / 8;
 
-// The numbers of a group by name: what has to be written, read and compared.
+// The numbers of a group by name, to be written, read and compared.
 inline constexpr std::array<std::pair<char const*, double hyperparameters::*>, 5> hyperparameter_numbers = {{
     {"lr", &hyperparameters::lr},
     {"beta1", &hyperparameters::beta1},
@@ -41,7 +41,7 @@ inline std::string in_quotes(std::string_view name)
     return '\'' + std::string(name) + '\'';
 }
 
-// What an error says, for another one that says where.
+// The text of an error, for another one that adds the place.
 inline std::string reason(error const& inner)
 {
     return std::string(inner.what()).substr(std::string_view("adamant: ").size());
@@ -65,7 +65,7 @@ inline std::string array_text(state_dict const& state, state_tensor const& tenso
     return std::string(name(tensor.array)) + " of param " + in_quotes(state.params[tensor.param].name);
 }
 
-// Throws invalid_argument where the shape is none that memory could hold. Zeros do not hide an overflow: other readers
+// Throws invalid_argument for a shape that no memory holds. Zeros do not hide an overflow, because other readers
 // multiply from left to right.
 inline std::size_t element_count(state_param const& param)
 {
@@ -85,7 +85,7 @@ inline std::size_t element_count(state_param const& param)
     return empty ? 0 : product;
 }
 
-// Each element's place, by its name; no name, one that is not UTF-8, and two of one name are errors.
+// Each element's index by its name. Throws for an empty name, one that is not UTF-8, and a name that appears twice.
 template <class Named>
 std::unordered_map<std::string_view, std::size_t> index_of_names(std::vector<Named> const& all, char const* what)
 {
@@ -112,7 +112,7 @@ inline void check_tensor(state_dict const& state, std::vector<std::size_t> const
         refuse("is for param " + std::to_string(tensor.param) + ", but there are " +
                std::to_string(state.params.size()));
     if (tensor.array > state_array::exp_avg_sq)
-        refuse("holds no state_array");
+        refuse("is of an array that is not a valid state_array");
     std::string const what = array_text(state, tensor);
     bool const known = tensor.type == dtype::float32 || tensor.type == dtype::bfloat16 ||
                        (tensor.type == dtype::float16 && tensor.array == state_array::param);
@@ -141,8 +141,8 @@ inline void check_metadata(state_dict const& state)
     }
 }
 
-// Those that hold something, or all there is of an array without elements: by param, array and begin. Throws what
-// validate() does.
+// The tensors with elements, and one of each array without elements, sorted by param, array and begin. Throws what
+// validate() throws.
 inline std::vector<state_tensor> checked_tensors(state_dict const& state)
 {
     index_of_names(state.groups, "group");
@@ -196,12 +196,11 @@ inline std::vector<state_tensor> checked_tensors(state_dict const& state)
 
 } // namespace detail
 
-// Throws invalid_argument naming the first thing that cannot be: hyperparameters that validate() refuses, a loss scale
-// whose inverse no float holds, params or groups without a name, with one twice or with one that is not UTF-8,
-// metadata that are not UTF-8 or have a key of the library's, a shape that no memory holds or of
-// more than 64 dimensions, an index out of range, a tensor past its param's end, of a type that the array cannot have
-// or without data, and parts of one array that overlap or differ in type. A state may be partial: one rank's share.
-// Pure; reads no data; thread-safe.
+// Throws invalid_argument naming the first problem: hyperparameters that validate() refuses; a loss scale whose inverse
+// float does not hold; params or groups without a name, with the same name, or with a name that is not UTF-8; metadata
+// that are not UTF-8 or have a key of the library's; a shape that no memory holds or with more than 64 dimensions; an
+// index out of range; a tensor past its param's end, of a type that the array cannot have, or without data; parts of
+// one array that overlap or differ in type. A state may be partial: one rank's share. Pure; reads no data; thread-safe.
 inline void validate(state_dict const& state)
 {
     static_cast<void>(detail::checked_tensors(state));
@@ -215,7 +214,7 @@ inline std::string metadata_text(state_dict const& state, std::string const& key
     return at == state.metadata.end() ? "nothing" : in_quotes(at->second.substr(0, 100));
 }
 
-// Throws where two states of one run cannot differ so, but for their params. What: "state 2".
+// Throws where two states cannot be of one run, apart from their params. what: "state 2".
 inline void check_same_run(state_dict const& first, state_dict const& other, std::string const& what)
 {
     auto const refuse = [&](std::string const& key, std::string const& in_first, std::string const& in_other) {
@@ -272,7 +271,7 @@ inline void check_same_run(state_dict const& first, state_dict const& other, std
     }
 }
 
-// The same of a parameter that is in two states, `what` and `other_what`.
+// The same for a parameter that is in two states, `what` and `other_what`.
 inline void check_same_param(state_dict const& of, state_param const& param, std::string const& what,
                              state_dict const& other_of, state_param const& other, std::string const& other_what)
 {
@@ -291,11 +290,11 @@ inline void check_same_param(state_dict const& of, state_param const& param, std
 
 } // namespace detail
 
-// The states of one run's ranks as one: same step, loss scaler, metadata and groups, with the params and tensors of
-// all. Params are those of the first in its order, then what others have besides. Groups and params may stand in any
-// order; names say which are the same. The tensors point where they did before, so that memory has to stay. Throws
-// invalid_argument naming what differs or overlaps; also for no states, and for what validate() refuses. The result may
-// still be partial. Pure; thread-safe.
+// Joins the states of one run's ranks, which must have the same step, loss scaler, metadata and groups. The result has
+// the params and tensors of all: first the params of the first state in its order, then those that others add. Groups
+// and params may be in any order; names identify them. The tensors point to the same memory as before, which must live
+// on. Throws invalid_argument naming what differs or overlaps; also for no states, and for what validate() refuses. The
+// result may still be partial. Pure; thread-safe.
 [[nodiscard]] inline state_dict merge(std::span<state_dict const> states)
 {
     if (states.empty())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An optimizer's state as plain data: what a checkpoint holds, in whatever file.
+// An optimizer's state as plain data: the contents of a checkpoint, in whatever file format.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The arrays of a parameter that are state; the others are made from them or come anew with every step.
+// The arrays of a parameter that are state. The other arrays are made from them or are new in every step.
 enum class state_array : std::uint8_t { param, exp_avg, exp_avg_sq };
 
 [[nodiscard]] constexpr std::string_view name(state_array array) noexcept
@@ -24,11 +24,11 @@ enum class state_array : std::uint8_t { param, exp_avg, exp_avg_sq };
     return array == state_array::param ? "param" : array == state_array::exp_avg ? "exp_avg" : "exp_avg_sq";
 }
 
-// Where a state's bytes are that may go away while they are looked at: a file, which anyone may cut short.
+// The source of a state's bytes where these may disappear while they are read: a file, which anyone may cut short.
 class state_source {
 public:
-    // Copies bytes that begin at an address of this source's. Throws where they are not to be had any more: corrupted
-    // or unavailable. Thread-safe.
+    // Copies bytes that begin at an address of this source. Throws corrupted or unavailable where they can no longer be
+    // read. Thread-safe.
     virtual void read(std::byte const* from, std::size_t bytes, std::byte* to) const = 0;
 
 protected:
@@ -36,8 +36,8 @@ protected:
     ~state_source() = default;
 };
 
-// Elements [begin, begin + elements) of one array of one parameter, whose elements are counted in row-major order. A
-// view: whoever made the state_dict says how long the memory lives.
+// Elements [begin, begin + elements) of one array of one parameter, counted in row-major order. A view: the maker of
+// the state_dict says how long the memory lives.
 struct state_tensor {
     std::size_t param = 0; // index in state_dict::params
     state_array array = state_array::param;
@@ -45,25 +45,25 @@ struct state_tensor {
     std::size_t begin = 0;
     std::size_t elements = 0;
     std::byte const* data = nullptr; // elements * size_bytes(type) bytes, at any address
-    // Where it is not null, loading and saving read the data through it, and touch none themselves.
+    // If not null, loading and saving read the data through it instead of from `data`.
     state_source const* source = nullptr;
 };
 
 struct state_param {
-    std::string name;               // of one parameter only
-    std::vector<std::size_t> shape; // of the whole parameter; its product is how many elements it has; empty: one
+    std::string name;               // that no other parameter has
+    std::vector<std::size_t> shape; // of the whole parameter; its product is the number of elements; empty: one
     std::size_t group = 0;          // index in state_dict::groups
 };
 
 struct state_dict {
     std::uint64_t step = 0;                       // steps taken; the next one is step + 1
-    std::optional<loss_scaler_state> loss_scaler; // where the optimizer scales dynamically
+    std::optional<loss_scaler_state> loss_scaler; // if the optimizer scales dynamically
     std::vector<parameter_group> groups;
     std::vector<state_param> params;
-    // In any order, without overlaps: one file of several ranks may hold parts of a parameter.
+    // In any order, without overlaps. Where several ranks save files, each may hold a part of a parameter.
     std::vector<state_tensor> tensors;
-    // The caller's own, such as a seed or how far the data were read: kept in files, and ignored by optimizers. Keys
-    // that begin with "adamant." are the library's.
+    // The caller's own, such as a seed or the position in the data: kept in files, ignored by optimizers. Keys that
+    // begin with "adamant." are the library's.
     std::map<std::string, std::string> metadata = {};
 };
 

@@ -29,7 +29,7 @@ namespace detail {
 
 using json = nlohmann::json;
 
-// Why a text is refused; whoever reads a file adds which.
+// Why a text is refused; the reader of a file adds the file's name.
 class malformed : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -69,7 +69,7 @@ public:
     {
         auto const [at, is_new] = levels_.back().in->get_ref<json::object_t&>().emplace(name, nullptr);
         if (!is_new)
-            throw malformed("the key " + json(name).dump().substr(0, 200) + " is there twice");
+            throw malformed("the key " + json(name).dump().substr(0, 200) + " appears twice");
         levels_.back().member = &at->second;
         return true;
     }
@@ -134,7 +134,7 @@ public:
     json_members(json const& object, std::string what, std::size_t count) : object_(object), what_(std::move(what))
     {
         if (!object.is_object() || object.size() != count)
-            throw malformed(what_ + " is no object of " + std::to_string(count) + " members");
+            throw malformed(what_ + " is not an object of " + std::to_string(count) + " members");
     }
 
     [[nodiscard]] json const& at(std::string const& key) const
@@ -178,7 +178,7 @@ public:
 private:
     [[noreturn]] void refuse(std::string const& key) const
     {
-        throw malformed(what_ + " has something else as " + in_quotes(key) + " than belongs there");
+        throw malformed(what_ + " has a value of the wrong type as " + in_quotes(key));
     }
     template <class T>
     T get(std::string const& key, bool right) const
@@ -192,8 +192,8 @@ private:
     std::string what_;
 };
 
-// Groups, loss scaler and params, of a state that validate() has passed. The step and the tensors are elsewhere. Doubles
-// are written with as many digits as their bits need.
+// Groups, loss scaler and params, of a state that validate() has passed. The step and the tensors are elsewhere.
+// Doubles are written with as many digits as their bits need.
 inline std::string state_text(state_dict const& state)
 {
     json groups = json::array();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the configuration of a DeepSpeed job (ds_config.json). Opt-in: needs nlohmann-json, and adamant.hpp leaves it
-// out. What the keys mean and default to is as in DeepSpeed: its runtime/config.py, runtime/precision_config.py,
+// Reads the configuration of a DeepSpeed job (ds_config.json). Opt-in: needs nlohmann-json, and adamant.hpp does not
+// include it. Keys have DeepSpeed's meanings and defaults: see its runtime/config.py, runtime/precision_config.py,
 // runtime/zero/config.py, runtime/zero/offload_config.py, runtime/zenflow/zenflow_config.py and, for the two Adams,
 // _configure_basic_optimizer() in runtime/engine.py.
 #pragma once
@@ -24,8 +24,8 @@ ADAMANT_BEGIN_NAMESPACE
 
 struct deepspeed_config {
     offload_config options;
-    // One for each key that means nothing here, by its path, in order of appearance; of a whole object that means
-    // nothing, one; no more than a hundred and their count. Nothing is printed.
+    // One for each key that means nothing here, by its path, in order of appearance, and one for a whole object that
+    // means nothing. At most a hundred, then the number of the others. Nothing is printed.
     std::vector<std::string> warnings;
 };
 
@@ -72,10 +72,10 @@ inline constexpr std::string_view deepspeed_keys[] = {
     "zero_optimization.zenflow",
     "zero_optimization.zenflow.pt_reserved_cores_perc",
 };
-// They mean nothing here, but decide gradient_accumulation_steps where both are there.
+// They mean nothing here, but together they decide gradient_accumulation_steps.
 inline constexpr std::string_view deepspeed_ignored[] = {"train_batch_size", "train_micro_batch_size_per_gpu"};
 
-// From the document to the options. A key that is there is checked even where another one makes it meaningless.
+// From the document to the options. A key is checked even where another one makes it meaningless.
 class deepspeed_reader {
 public:
     deepspeed_reader(std::string_view text, std::string source)
@@ -184,8 +184,9 @@ private:
         if (flag("optimizer.params.amsgrad", false))
             document_.fail("optimizer.params.amsgrad is true, but AMSGrad is not supported; set it to false");
         if (document_.find("optimizer.params.max_grad_norm") != nullptr)
-            document_.fail("optimizer.params.max_grad_norm is no parameter of the optimizer; use gradient_clipping, at "
-                           "the top, instead");
+            document_.fail(
+                "optimizer.params.max_grad_norm is not a parameter of the optimizer; use gradient_clipping, at "
+                "the top, instead");
     }
 
     void betas()
@@ -295,17 +296,16 @@ private:
 
 } // namespace detail
 
-// Reads a configuration from its text: at most 16 MiB of JSON in UTF-8, nested at most 64 levels deep. A key that is
-// not there has DeepSpeed's default; without an optimizer, hyper.mode stays unset. Throws invalid_argument where the
-// text is not JSON (with line, column and a line that shows the place), where a key is there twice, and where a key
-// that means something here has a value that cannot be, "auto" among them, with the path to the key. Pure;
-// thread-safe.
+// Reads a configuration from its text: at most 16 MiB of JSON in UTF-8, nested at most 64 levels deep. Missing keys
+// have DeepSpeed's defaults; without an optimizer, hyper.mode stays unset. Throws invalid_argument where the text is
+// not JSON (with line, column and a line that shows the place), where a key appears twice, and, with the path to the
+// key, where a key that means something here has an impossible value, "auto" among them. Pure; thread-safe.
 [[nodiscard]] inline deepspeed_config parse_deepspeed_config(std::string_view text)
 {
     return detail::deepspeed_reader(text, {}).read();
 }
 
-// Reads a configuration from a file, whose name is in the errors. Throws unavailable where it cannot be read, and what
+// Reads a configuration from a file; errors name the file. Throws unavailable where it cannot be read, and what
 // parse_deepspeed_config() throws. Thread-safe.
 [[nodiscard]] inline deepspeed_config read_deepspeed_config(std::string const& path)
 {

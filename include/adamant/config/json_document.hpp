@@ -193,7 +193,7 @@ public:
         level& in = levels_.back();
         in.key = std::move(name);
         if (!in.keys.insert(in.key).second)
-            to_.fail(path() + " is there twice; keep one of them");
+            to_.fail(path() + " appears twice; keep one of them");
         return true;
     }
     bool parse_error(std::size_t position, std::string const& last_token, nlohmann::json::exception const& error)
@@ -295,7 +295,7 @@ inline json_document::json_document(std::string_view text, std::string what, std
     if (text_.starts_with("\xef\xbb\xbf")) // a byte order mark, which editors leave
         text_.remove_prefix(3);
     if (text_.size() > max_bytes)
-        fail(what_ + " has more than " + std::to_string(max_bytes) + " bytes, which none of its kind has");
+        fail(what_ + " has more than " + std::to_string(max_bytes) + " bytes, the most that is read");
     // To the parser this one is the end of the text.
     if (std::size_t const at = text_.find('\0'); at != text_.npos)
         fail_at(at, "a byte that is 0");

@@ -54,7 +54,7 @@ inline std::pair<std::size_t, std::string> explain_syntax(std::string_view text,
         if (at == text.size())
             return {quote, "this text has no closing quote"};
         if (c == '"' && is_json(text.substr(quote, at - quote + 1)))
-            return {quote, "a text stands where none belongs"};
+            return {quote, "unexpected text in quotes"};
         if (static_cast<unsigned char>(c) < ' ')
             return {at, "a line ends or a control character stands inside a text: close it, or write an escape"};
         if (static_cast<unsigned char>(c) >= 0x80 || static_cast<unsigned char>(text[at - 1]) >= 0x80)
@@ -75,16 +75,17 @@ inline std::pair<std::size_t, std::string> explain_syntax(std::string_view text,
     std::string_view const word = text.substr(begin, end - begin);
     if (!word.empty() && !is_json(word))
         return {begin, '"' + shown(word, 40) +
-                           "\" is no value of JSON, which has numbers like -1.5e3, texts in double quotes, true, "
+                           "\" is not a value of JSON, which has numbers like -1.5e3, texts in double quotes, true, "
                            "false and null"};
     if (end > at)
-        return {begin, "a value stands where none belongs"};
+        return {begin, "unexpected value"};
     if (at == text.size())
-        return {at, text.find_first_not_of(" \t\r\n") == text.npos ? "it is empty" : "it ends before its brackets do"};
+        return {at, text.find_first_not_of(" \t\r\n") == text.npos ? "it is empty"
+                                                                   : "it ends before all brackets are closed"};
     if (c == '/' || c == '#')
         return {at, "JSON has no comments; take it out"};
     if (c == '\'')
-        return {at, "texts stand in double quotes"};
+        return {at, "texts must be in double quotes"};
     std::size_t const last = at == 0 ? text.npos : text.find_last_not_of(" \t\r\n", at - 1);
     if ((c == '}' || c == ']') && last != text.npos && text[last] == ',')
         return {last, "JSON has no comma after the last of a list; take it out"};

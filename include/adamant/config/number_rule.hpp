@@ -11,7 +11,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Which numbers an option may have, and the words for it.
+// The numbers that an option may have, and how errors say so.
 struct number_rule {
     double low;
     double high;
@@ -30,7 +30,7 @@ inline constexpr number_rule zero_to_one{0, 1, true, true, "from 0 to 1"};
 inline constexpr number_rule share_of_cores{0, 1, false, true, "above 0 and at most 1"};
 inline constexpr number_rule reserved_share{0, 1, true, false, "0 or above and below 1"};
 
-// Whether the two shares say the same. They are decimal fractions that need not add up to 1 to the last bit.
+// Whether the two shares agree. They are decimal fractions, which need not add up to 1 to the last bit.
 inline bool shares_agree(double optimizer, double host) noexcept
 {
     return std::abs(optimizer + host - 1) <= 1e-6;

@@ -22,7 +22,7 @@ ADAMANT_DECL void validate(offload_config const& config)
     validate(config.hyper);
     number("max_norm", config.max_norm, detail::at_least_zero);
     if (config.model_type == dtype::none || config.model_type > dtype::float16)
-        throw invalid_argument("adamant: model_type is no type that a model computes in; set dtype::float32, "
+        throw invalid_argument("adamant: model_type is not a type that a model computes in; set dtype::float32, "
                                "dtype::bfloat16 or dtype::float16");
     if (!detail::is_loss_scale(config.loss_scale))
         throw invalid_argument("adamant: loss_scale is " + detail::text(config.loss_scale) + ", but must be " +

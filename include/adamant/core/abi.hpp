@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every header of the library stands on: the version, the compilers and flags that keep its promise, and the
-// ABI namespace.
+// The base of every header: the version, the supported compilers and flags, and the ABI namespace.
 #pragma once
 
 #define ADAMANT_VERSION_MAJOR 0
@@ -39,12 +38,12 @@
 #include <adamant/core/requirements.hpp>
 #endif
 
-// Functions of this library are inline, so two translation units of one program compiled with different -m flags would
-// otherwise define the same function twice, and the linker would keep either one: perhaps the one this CPU cannot run.
-// A name per instruction set keeps them apart, and makes passing our types between such units a link error.
+// Functions of this library are inline. So two translation units with different -m flags would define the same function
+// twice, and the linker would keep either one, perhaps the one that this CPU cannot run. A namespace named after the
+// instruction set keeps them apart, and makes passing our types between such units a link error.
 //
-// Compiled separately, functions have one definition and one name. What is left in headers are templates and constants,
-// and those that compute are in a namespace of this name inside of that.
+// Compiled separately, functions have one definition and one name. Only templates and constants stay in headers; those
+// that compute are in an inner namespace of that name.
 #if defined(__AVX512F__)
 #define ADAMANT_ABI_ISA x86_64_avx512
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -89,7 +88,7 @@
     }                                                                                                                  \
     }
 
-// For templates and functions of headers that are compiled by whoever includes them, in either way.
+// For templates and functions that are compiled by the including file in both ways.
 #if defined(ADAMANT_HEADER_ONLY)
 #define ADAMANT_BEGIN_INLINE_NAMESPACE ADAMANT_BEGIN_NAMESPACE
 #define ADAMANT_END_INLINE_NAMESPACE ADAMANT_END_NAMESPACE
@@ -102,5 +101,5 @@
     ADAMANT_END_NAMESPACE
 #endif
 
-// For small functions of types that have one name for all flags: no copy of them is left for a linker to choose from.
+// For small functions of types that have one name for all flags: no copy of them remains for a linker to choose.
 #define ADAMANT_ALWAYS_INLINE [[gnu::always_inline]] inline

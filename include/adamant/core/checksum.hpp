@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checksum of memory that is as fast as the cache, for telling whether it still holds what it did.
+// A checksum of memory that is as fast as the cache, to see whether its contents have changed.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Other bytes, another order or another length have another sum, but by chance. Not for storing: it may change with any
-// version. Four chains, so that the multiplications overlap; each step is one to one, so that no single change is lost.
+// Other bytes, another order or another length give another sum, except by chance. Do not store it: it may change with
+// any version. Four chains let the multiplications overlap; each step is one to one, so that no single change is lost.
 [[nodiscard]] inline std::uint64_t checksum(std::byte const* at, std::size_t bytes) noexcept
 {
     constexpr std::uint64_t odd = 0x9e3779b97f4a7c15u; // 2^64 / golden ratio

@@ -15,23 +15,23 @@ class error : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// An argument or option that can never be right: a negative eps, arrays that overlap, an unknown name.
+// An argument or option that is never valid: a negative eps, arrays that overlap, an unknown name.
 class invalid_argument : public error {
     using error::error;
 };
 
-// A request that is well formed but that this machine or build cannot serve: an instruction set the CPU lacks.
+// A valid request that this machine or build cannot serve: an instruction set that the CPU lacks.
 class unavailable : public error {
     using error::error;
 };
 
-// A device (a GPU) has failed at something, or stopped answering. The text names the device and what it was doing.
+// A device (a GPU) has failed or no longer answers. The text names the device and the operation.
 class device_error : public error {
     using error::error;
 };
 
-// A file that does not hold what it was written with: cut short, altered, or not of the format at all. An older file
-// may be whole.
+// A file that does not hold what was written to it: cut short, altered, or not of the format at all. An older file may
+// still be intact.
 class corrupted : public error {
     using error::error;
 };

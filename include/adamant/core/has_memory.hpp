@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asking for memory before somebody else does who cannot be refused any.
+// Asking for memory before a call that cannot handle a lack of it.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Whether so much memory is to be had now, which is given back at once. For what comes next in a library that crashes,
-// or ends the process, where it gets none (hwloc, the OpenMP runtimes); nobody can promise that it will still be there.
+// Whether this much memory is available now; it is freed at once. For calls of libraries that crash, or end the
+// process, without memory (hwloc, the OpenMP runtimes). Other threads may still take it before the call does.
 inline bool has_memory(std::size_t bytes) noexcept
 {
     void* memory = ::operator new(bytes, std::nothrow);

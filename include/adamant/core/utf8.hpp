@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether bytes are UTF-8, which names must be for checkpoints' JSON, and how those that are not are shown.
+// Whether bytes are UTF-8, which names must be for checkpoints' JSON, and how other bytes are shown.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// How many bytes the character has that the text begins with; 0 where it begins with none. RFC 3629: at most 4 bytes,
-// none longer than it need be, no surrogates, nothing beyond U+10FFFF.
+// The number of bytes of the text's first character; 0 where it begins with none. RFC 3629: at most 4 bytes, no
+// overlong forms, no surrogates, nothing beyond U+10FFFF.
 constexpr std::size_t utf8_length(std::string_view text) noexcept
 {
     auto const byte = [&](std::size_t i) { return static_cast<unsigned char>(i < text.size() ? text[i] : '\0'); };
@@ -31,8 +31,8 @@ constexpr std::size_t utf8_length(std::string_view text) noexcept
     return length;
 }
 
-// Calls add(piece) for pieces that together are the text in UTF-8, a byte that is none written as \xff. They are a
-// character each, so that whoever has no room for one can stop there: add() says whether to go on. Allocates nothing.
+// Calls add(piece) for each character of the text, in order; a byte that is not UTF-8 is written as \xff. add() returns
+// whether to continue, so that a caller without room can stop at a character. Allocates nothing.
 template <class Add>
 constexpr void each_utf8(std::string_view text, Add const& add)
 {

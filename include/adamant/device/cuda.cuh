@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CUDA device as adamant::device. Opt-in: included from a .cu file that nvcc compiles, and by no other header. Such a
-// file makes the device and hands it on as std::shared_ptr<adamant::device>; executors, steps and optimizers belong in
-// files of C++, for nvcc does not compile the CPU's kernels as they are meant. Both kinds need the same flags for
+// A CUDA device as adamant::device. Opt-in: include it in a .cu file that nvcc compiles; no other header includes it. Such
+// a file makes the device and passes it on as std::shared_ptr<adamant::device>. Executors, steps and optimizers belong in
+// C++ files, because nvcc does not compile the CPU's kernels as they must be. Both kinds of file need the same flags for
 // threads (nvcc: -Xcompiler -fopenmp), or their types do not link.
 #pragma once
 
@@ -19,13 +19,13 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// One GPU. Three streams of its own, which no other stream waits for. See adamant::device for what its functions do;
-// all are thread-safe. The calling thread's current device is as it was after every call.
+// One GPU, with three streams of its own, which no other stream waits for. adamant::device says what its functions do; all
+// are thread-safe. After every call the calling thread's current device is as before.
 //
 // A copy of memory that is not pinned (see pinned()) returns when CUDA has read or written it, which for a copy down is
-// when the lane has come to it. What CUDA has been given counts as begun: reset() waits for it.
+// when the lane has reached it. Work that CUDA has been given counts as begun: reset() waits for it.
 //
-// The destructor, and that of a part, wait some seconds for what is enqueued.
+// The destructor, and that of a part, wait some seconds for enqueued work.
 class cuda_device final : public device {
 public:
     // CUDA's number for the device, from 0, as CUDA_VISIBLE_DEVICES leaves them. Throws unavailable where there is none
@@ -60,8 +60,8 @@ public:
 
     [[nodiscard]] device_mark mark(device_lane lane) override { return lanes_.mark(lane); }
     void follow(device_lane lane, device_mark before) override { lanes_.follow(lane, before); }
-    // What is enqueued in `lane` from now on waits for an event of the caller's, on any stream of this device: before
-    // submit() of a shard whose gradient is being made there, have the lanes work and down follow it.
+    // Work that is enqueued in `lane` from now on waits for the caller's event, on any stream of this device. Have the lanes
+    // work and down follow it before submit() of a shard whose gradient is still being made there.
     void follow(device_lane lane, cudaEvent_t before) { lanes_.follow(lane, before); }
     [[nodiscard]] bool wait_until(device_mark until, clock::time_point deadline) override
     {

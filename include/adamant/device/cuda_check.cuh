@@ -84,7 +84,7 @@ inline void check_arithmetic(lanes& on, int capability)
                           ", and this program holds no code for that; compile it with -arch=sm_" +
                           std::to_string(capability) + " (in CMake: CMAKE_CUDA_ARCHITECTURES)");
     if (!on.wait_until(on.mark(device_lane::work), lanes::clock::now() + std::chrono::seconds(60)))
-        throw device_error("adamant: " + on.name() + " does not come to the end of a small computation in 60 s");
+        throw device_error("adamant: " + on.name() + " did not finish a small computation within 60 s");
     unsigned differs = 0;
     rounded_to_nearest([&] {
         for (unsigned i = 0; i < check_threads; ++i) {

@@ -211,18 +211,18 @@ public:
         if (drain(deadline) != drained::idle)
             return false;
         std::lock_guard const lock(state_);
-        for (lane& l : lanes_) // those whose event could not be recorded are through, too
+        for (lane& l : lanes_) // those whose event could not be recorded have finished, too
             l.dirty = l.adjoins = false;
         failure_.clear();
         calls_.clear();
         return true;
     }
     enum class drained : std::uint8_t {
-        idle, // all lanes are through
+        idle, // all lanes have finished
         busy, // not by the deadline
         dead, // the device has failed for good, and does nothing any more
     };
-    // Waits until all lanes are through, whether or not something has failed.
+    // Waits until all lanes have finished, whether or not something has failed.
     [[nodiscard]] drained drain(clock::time_point deadline) noexcept
     {
         clock::time_point const start = clock::now();
@@ -306,7 +306,7 @@ private:
     {
         if (error == cudaSuccess)
             return true;
-        (void)cudaGetLastError(); // it is told here, and not to whoever asks next
+        (void)cudaGetLastError(); // reported here, and not to the next caller that asks
         if (failure_.empty())
             failure_ = "adamant: " + name_ + " has failed at the " + what.text() + ": " + cudaGetErrorString(error);
         return false;

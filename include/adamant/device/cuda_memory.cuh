@@ -68,8 +68,8 @@ inline void release(lanes const& on, device_ptr memory) noexcept
     std::size_t const rounded = (bytes / page + 1) * page; // whole pages, and one at least
     if (cudaError_t const error = cudaHostAlloc(&memory, rounded, cudaHostAllocPortable); error != cudaSuccess) {
         (void)cudaGetLastError();
-        throw unavailable("adamant: " + on.name() + " is asked for " + std::to_string(bytes) +
-                          " bytes of pinned host memory, and gets none: " + cudaGetErrorString(error) +
+        throw unavailable("adamant: " + on.name() + " was asked for " + std::to_string(bytes) +
+                          " bytes of pinned host memory, and got none: " + cudaGetErrorString(error) +
                           "; free host memory, or raise the limit on locked memory (ulimit -l)");
     }
     std::shared_ptr<void> owner(memory, [](void* at) {
@@ -78,7 +78,7 @@ inline void release(lanes const& on, device_ptr memory) noexcept
     });
     // CUDA gives whole pages.
     if (reinterpret_cast<std::uintptr_t>(memory) % page != 0)
-        throw unavailable("adamant: CUDA's pinned memory begins at no multiple of 4096, which it always has");
+        throw unavailable("adamant: CUDA's pinned memory does not begin at a multiple of 4096");
     return {owner, static_cast<std::byte*>(memory)};
 }
 

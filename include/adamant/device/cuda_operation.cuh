@@ -32,7 +32,7 @@ private:
     bool changed_;
 };
 
-// Something enqueued, for whoever has to tell of it, and the bytes it moves.
+// An enqueued operation, for error messages, and the bytes that it moves.
 struct operation {
     enum kind : std::uint8_t { nothing, copy_up, copy_down, pass, accumulate, round_weights, fetch, check, call };
     kind what = nothing;

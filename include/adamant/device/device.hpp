@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a device must be able to do to take a part of an optimizer's shards: memory of its own, copies both ways, and
-// the passes of a step over blocks. Everything is enqueued; what fails is found by whoever waits.
+// the passes of a step over blocks. Everything is enqueued; waiting reports failures.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// An address in a device's memory; the host must not look there. Of CUDA it is the pointer itself.
+// An address in a device's memory, which the host must not read. With CUDA it is the pointer itself.
 struct device_ptr {
     std::uint64_t address = 0;
     [[nodiscard]] explicit operator bool() const noexcept { return address != 0; }
@@ -26,7 +26,7 @@ struct device_ptr {
     friend bool operator==(device_ptr, device_ptr) = default;
 };
 
-// The queues of a device. What is enqueued in one is done in that order; several go on at once.
+// The queues of a device. Each works in the order in which it was given work; different queues work at the same time.
 enum class device_lane : std::uint8_t {
     work, // passes
     up,   // copies from the host
@@ -39,7 +39,7 @@ inline constexpr std::size_t device_lanes = 3;
     return names[static_cast<std::size_t>(of)];
 }
 
-// All that had been enqueued in a lane at some time.
+// Everything that had been enqueued in a lane at some point.
 struct device_mark {
     device_lane lane = device_lane::work;
     std::uint64_t number = 0;
@@ -50,7 +50,7 @@ struct device_memory {
     std::size_t free_bytes = 0;
 };
 
-// What the lanes have done since the device was made.
+// The lanes' work since the device was made.
 struct device_usage {
     double busy_s[device_lanes] = {};
     std::uint64_t bytes[device_lanes] = {}; // copied; of work, read and written
@@ -68,9 +68,9 @@ struct device_piece {
     [[nodiscard]] std::size_t blocks() const noexcept;
 };
 
-// Where a shard's gradient is made and its weights are wanted, if that is on a device: arrays of the shard's size and
-// types in that device's memory, the caller's. Then the shard's own arrays of these are where the CPU's part of them
-// passes through, pinned memory at best. Without, gradients and weights are in host memory, as for a CPU alone.
+// For a shard whose gradient is made on a device and whose weights are needed there: the caller's arrays, of the
+// shard's size and types, in that device's memory. The CPU's part then passes through the shard's own arrays, which are
+// best in pinned memory. Without device_arrays, gradients and weights are in host memory, as for a CPU alone.
 struct device_arrays {
     device_ptr grad;
     device_ptr weight_out; // null for a shard without
@@ -80,48 +80,50 @@ struct device_arrays {
 struct device_pass {
     block_pass pass = block_pass::measure;
     std::span<std::uint32_t const> pieces = {};  // by number
-    std::span<group_step const> speculated = {}; // for each group: what records were made with, ...
-    std::span<group_step const> settled = {};    // ... and what the other steps are made with
+    std::span<group_step const> speculated = {}; // for each group: the step that records are made with, ...
+    std::span<group_step const> settled = {};    // ... and the step of all other passes
     std::span<std::uint8_t const> summed = {};   // for each piece of the part: whether its accumulator counts
     bool keep_records = false;
 };
 
-// An optimizer's pieces on one device, with room for records of all their blocks, or for none. What its functions
-// enqueue goes to the lane work, but where said otherwise. Blocks are counted over all pieces in order.
+// An optimizer's pieces on one device, with room for records of all their blocks, or for none. Its functions enqueue in
+// the lane work unless they say otherwise. Blocks are counted over all pieces in order.
 //
-// The passes do to a block what they do on the CPU, with the same bits: see block_pass. What differs: a part
-// with records never lacks room for one, and one without is not told to make any (no speculate, redo or undo, no
-// keep_records); measure and compare both leave sums of squares in the results (where a gradient has
-// changed so that its records cannot undo the step, compare leaves a sum that differs; records that are copies can);
-// undo makes weight_out of the params that it brings back.
+// The passes do the same to a block as on the CPU, with the same bits: see block_pass. The differences:
+//   - A part with records always has room for one. A part without records is never asked for any (no speculate, redo or
+//     undo, no keep_records).
+//   - measure and compare both leave sums of squares in the results. Where a gradient has changed so that its records
+//     cannot undo the step, compare leaves a sum that differs. Records that are copies can undo it.
+//   - undo makes weight_out of the params that it restores.
 class device_part {
 public:
     virtual ~device_part() = default;
     virtual void run(device_pass const& pass) = 0;
     // accumulator = grad, or += grad.
     virtual void accumulate(std::uint32_t piece, bool first) = 0;
-    // weight_out of param, of all pieces that have one.
+    // Makes weight_out of param, in all pieces that have one.
     virtual void round_weights() = 0;
-    // For what is enqueued from now on there are no records of what was enqueued before. Enqueues nothing, and cannot
-    // fail: else records of an old step could be taken for those of the next.
+    // Work that is enqueued from now on sees no records of earlier work. Enqueues nothing and cannot fail; otherwise
+    // records of an old step could be taken for those of the next.
     virtual void forget_records() noexcept = 0;
-    // In the lane down, after all work so far: the sums of squares that the last pass to take them has left, and
-    // whether there is a record (0 or 1), of each block. The spans have all blocks, and are written until that lane is
-    // through.
+    // In the lane down, after all work so far: writes, for each block, the sums of squares that the last measuring pass
+    // has left, and whether there is a record (0 or 1). The spans have all blocks, and must live until that lane has
+    // finished.
     virtual void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) = 0;
 };
 
-// A device. Functions that enqueue may be called from any thread, from several at once; they return at once and throw
-// nothing but bad_alloc. Where something enqueued fails, all that is enqueued after it, in any lane, is left undone,
-// until reset(): so what was not done can be told from what was, and whoever waits gets a device_error that says which.
+// A device. Functions that enqueue may be called from any thread, and from several at once; they return at once and
+// throw nothing but bad_alloc. Where enqueued work fails, all work that is enqueued after it, in any lane, is left
+// undone until reset(). So finished work can be told from the rest, and waiting throws a device_error that says what
+// failed.
 //
-// One optimizer at a time has pieces on a device object, for reset() drops whatever anybody has enqueued; give each
-// optimizer an object of its own, of the same GPU if need be.
+// One optimizer at a time has pieces on a device object, because reset() drops all enqueued work. Give each optimizer
+// an object of its own, which may be of the same GPU.
 class device {
 public:
     using clock = std::chrono::steady_clock;
 
-    // For optimizers. Throws invalid_argument where another has it.
+    // Called by optimizers. Throws invalid_argument where another optimizer has the device.
     void claim(void const* by);
     void leave(void const* by) noexcept;
 
@@ -130,35 +132,35 @@ public:
     device& operator=(device const&) = delete;
     virtual ~device() = default;
 
-    // For people: "NVIDIA H200 (cuda:0)".
+    // For people to read: "NVIDIA H200 (cuda:0)".
     [[nodiscard]] virtual std::string name() const = 0;
     [[nodiscard]] virtual device_memory memory() const = 0;
 
-    // At a multiple of 256 bytes; contents undefined. Throws unavailable, with both numbers, where it does not fit, and
-    // device_error where it fails otherwise. bytes 0: null.
+    // Memory at a multiple of 256 bytes, with undefined contents; null for 0 bytes. Throws unavailable, with both
+    // sizes, where it does not fit, and device_error where it fails otherwise.
     [[nodiscard]] virtual device_ptr allocate(std::size_t bytes) = 0;
-    // Of allocate(), or null. Nothing that is enqueued may use it.
+    // Memory of allocate(), or null. No enqueued work may use it.
     virtual void release(device_ptr memory) noexcept = 0;
 
-    // In their lanes. Host memory must stay until the lane is through with it. To and from memory that is not pinned()
-    // copies are slower, and a copy down may then return only when the lane has come to it.
+    // Copies, in the lanes up and down. Host memory must live until the lane has finished the copy. Copies of memory
+    // that is not pinned() are slower, and a copy down of it may return only when the lane has reached it.
     virtual void copy_up(device_ptr to, void const* from, std::size_t bytes) = 0;
     virtual void copy_down(void* to, device_ptr from, std::size_t bytes) = 0;
-    // Calls it in a thread of the device's when the lane comes to it. It must be quick, must not throw, and must not
-    // call the device. Not called where something before it has failed; what it has captured may live until reset().
+    // Calls the function in a thread of the device when the lane reaches it. It must be quick, must not throw, and must
+    // not call the device. It is not called where earlier work has failed; its captures may live until reset().
     virtual void call(device_lane lane, std::function<void()> function) = 0;
 
     [[nodiscard]] virtual device_mark mark(device_lane lane) = 0;
-    // What is enqueued in `lane` from now on waits for that.
+    // Work that is enqueued in `lane` from now on waits for the mark.
     virtual void follow(device_lane lane, device_mark before) = 0;
-    // Until then; false where it is not there by the deadline. Throws device_error where anything has failed.
+    // Waits for the mark; false where it is not reached by the deadline. Throws device_error where anything has failed.
     [[nodiscard]] virtual bool wait_until(device_mark until, clock::time_point deadline) = 0;
 
-    // Drops what has not begun, as far as the device can, waits for the rest, to the deadline, and forgets the failure:
-    // false where the device cannot go on after it, or does not answer. Its memory holds what it held.
+    // Drops work that has not begun, as far as the device can, waits for the rest until the deadline, and forgets the
+    // failure. False where the device cannot continue after it, or does not answer. Its memory keeps its contents.
     [[nodiscard]] virtual bool reset(clock::time_point deadline) noexcept = 0;
 
-    // Memory that copies are fastest with, of at least that many bytes, at a multiple of 4096; freed with the last
+    // Host memory that is copied fastest, of at least that many bytes, at a multiple of 4096; freed with the last
     // pointer to it. Throws unavailable.
     [[nodiscard]] virtual std::shared_ptr<std::byte> pinned(std::size_t bytes) = 0;
 
@@ -169,7 +171,7 @@ public:
     [[nodiscard]] virtual std::size_t part_bytes(std::span<device_piece const> pieces,
                                                  bool with_records) const noexcept = 0;
 
-    // Up to what has been waited for.
+    // Includes at least all work that has been waited for.
     [[nodiscard]] virtual device_usage usage() const = 0;
 
 private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device that is imitated in host memory: for tests, and for machines without a GPU. Its memory is at addresses that
-// nobody can read through, it works in threads of its own, and it is as slow, and as unreliable, as it is told to be.
+// A device that is emulated in host memory, for tests and for machines without a GPU. Its memory has addresses that
+// cannot be dereferenced, it works in threads of its own, and it is as slow and as unreliable as it is told to be.
 #pragma once
 
 #include <condition_variable>
@@ -25,22 +25,21 @@ ADAMANT_BEGIN_NAMESPACE
 struct emulation_options {
     std::string name = "emulated device";
     std::size_t memory_bytes = std::size_t{1} << 40;
-    // What it is to imitate; where this machine is slower than that, it is what it is. Links are usually given each
-    // way.
+    // The rates to emulate; the machine's own rates are an upper bound. Links are usually specified for each direction.
     double work_bytes_per_s = std::numeric_limits<double>::infinity();
     double up_bytes_per_s = std::numeric_limits<double>::infinity();
     double down_bytes_per_s = std::numeric_limits<double>::infinity();
-    double latency_s = 0; // of everything that is enqueued
+    double latency_s = 0; // of each enqueued operation
 };
 
-// What can be made to go wrong.
+// The operations that can be made to fail.
 enum class device_operation : std::uint8_t { copy_up, copy_down, work, allocate };
 
 class emulated_device final : public device {
 public:
-    // Throws invalid_argument for rates that are not above 0, and what std::thread does.
+    // Throws invalid_argument for rates that are not above 0, and what std::thread throws.
     explicit emulated_device(emulation_options options = {});
-    // Drops what has not begun.
+    // Drops work that has not begun.
     ~emulated_device() override;
 
     [[nodiscard]] std::string name() const override { return options_.name; }
@@ -67,15 +66,15 @@ public:
 
     [[nodiscard]] device_usage usage() const override;
 
-    // The operation number `after` of that kind from now on, counted from 0, fails; or it does not come to an end until
-    // resume(), or until it has been dropped by reset(), which waits for it in vain.
+    // Operation number `after` of that kind from now on, counted from 0, fails; or it hangs until resume(), or until
+    // reset(), which waits for it until its deadline, drops it.
     void fail(device_operation kind, std::size_t after = 0);
     void hang(device_operation kind, std::size_t after = 0);
-    // Nothing hangs, or will hang or fail, any more. What hung goes on, unless it has been dropped.
+    // From now on nothing hangs or fails. Work that hung continues, unless it has been dropped.
     void resume();
 
-    // Reads device memory as a debugger would, behind the lanes' backs: for tests. Throws device_error for what has not
-    // been allocated.
+    // Where device memory really is, for tests; not synchronised with the lanes. Throws device_error for memory that
+    // has not been allocated.
     [[nodiscard]] std::byte* real(device_ptr at, std::size_t bytes) const;
 
 private:

@@ -49,7 +49,7 @@ ADAMANT_DECL device_ptr emulated_device::allocate(std::size_t bytes)
     std::size_t const room = options_.memory_bytes - used_bytes_;
     if (due(fault_of(device_operation::allocate)) != fault::none)
         throw device_error("adamant: " + options_.name + " failed to allocate " + std::to_string(bytes) +
-                           " bytes: a fault that was asked for");
+                           " bytes: an injected fault");
     std::size_t const rounded = (bytes + alignment - 1) / alignment * alignment;
     if (bytes > room || rounded > room)
         throw unavailable("adamant: " + options_.name + " is asked for " + std::to_string(bytes) +
@@ -61,7 +61,7 @@ ADAMANT_DECL device_ptr emulated_device::allocate(std::size_t bytes)
         throw unavailable("adamant: " + options_.name + " is imitated in host memory, which has no " +
                           std::to_string(bytes) + " bytes left");
     std::unique_ptr<void, void (*)(void*)> own(real, std::free);
-    std::memset(real, 0xa5, rounded); // nobody is to count on zeros, and the pages are to be there
+    std::memset(real, 0xa5, rounded); // so that nobody relies on zeros, and the pages exist
     blocks_.emplace(next_address_, block{static_cast<std::byte*>(real), rounded});
     (void)own.release();
     used_bytes_ += rounded;
@@ -142,7 +142,7 @@ ADAMANT_DECL std::shared_ptr<std::byte> emulated_device::pinned(std::size_t byte
     std::size_t const rounded = (std::max<std::size_t>(bytes, 1) + 4095) / 4096 * 4096;
     void* const memory = std::aligned_alloc(4096, rounded);
     if (memory == nullptr)
-        throw unavailable("adamant: " + std::to_string(bytes) + " bytes of pinned memory are not to be had");
+        throw unavailable("adamant: " + std::to_string(bytes) + " bytes of pinned memory are not available");
     std::memset(memory, 0, rounded); // pages that are pinned are there
     return {static_cast<std::byte*>(memory), [](std::byte* p) { std::free(p); }};
 }
@@ -181,8 +181,8 @@ ADAMANT_DECL std::byte* emulated_device::real(device_ptr at, std::size_t bytes) 
         if (at.address - begin <= memory.bytes && bytes <= memory.bytes - (at.address - begin))
             return memory.real + (at.address - begin);
     }
-    throw device_error("adamant: " + options_.name + " is told to use " + std::to_string(bytes) +
-                       " bytes where it has not allocated any");
+    throw device_error("adamant: " + options_.name + " was told to use " + std::to_string(bytes) +
+                       " bytes that it has not allocated");
 }
 
 ADAMANT_DECL bool emulated_device::is_idle() const noexcept
@@ -300,7 +300,7 @@ ADAMANT_DECL void emulated_device::perform(lane_state& lane, operation& op, std:
     }
     int const fate = due(fault_of(op.kind));
     if (fate == fault::fails) {
-        error_ = "adamant: " + options_.name + " failed at " + op.what + ": a fault that was asked for";
+        error_ = "adamant: " + options_.name + " failed at " + op.what + ": an injected fault";
         return;
     }
     if (fate == fault::hangs) {

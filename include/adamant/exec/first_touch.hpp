@@ -10,8 +10,8 @@
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
-// A buffer of n zeros, each element touched first by the thread that begins with it in a step over n elements. Throws what
-// buffer throws, before anything is touched, and what executor::for_each_home() throws. For set-up, once.
+// A buffer of n zeros. Each element is first touched by the thread that begins with it in a step over n elements.
+// Throws what buffer throws, before anything is touched, and what executor::for_each_home() throws. Meant for set-up.
 template <class T>
     requires std::is_trivially_copyable_v<T>
 [[nodiscard]] buffer<T> make_buffer(executor const& cpu, std::size_t n)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for optimizer state: zero-filled, in huge pages and on chosen NUMA nodes where these are to be had, first
-// touched by the threads that will use it, with a report of what was got. What is missing is a note, or an error where
-// it was required; either comes before the first touch, where a lack of memory would end in a signal.
+// Memory for optimizer state: zero-filled, in huge pages and on chosen NUMA nodes where these are available, first
+// touched by the threads that will use it, with a report of the result. A request that cannot be met is a note in the
+// report, or an error where it was required. Both come before the first touch, where a lack of memory would be a
+// signal.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +17,8 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-// With a page on either side that nobody may access: they catch writes past the ends, and keep the kernel from joining
-// the mapping to a neighbour, whose huge pages would count as ours.
+// With an inaccessible page on either side. These catch writes past the ends, and keep the kernel from joining the
+// mapping to a neighbour, whose huge pages would count as ours.
 struct unmap {
     std::size_t bytes = 0;
     std::size_t guard_bytes = 0;
@@ -27,15 +28,15 @@ using unique_mapping = std::unique_ptr<std::byte, unmap>;
 
 } // namespace detail
 
-// Zero-filled memory of its own. The constructor touches none of it: each thread of the team that will work on it calls
-// touch() for its part, and the kernel takes pages where the binding says, or else near that thread. For few and large
-// arrays. Movable; a moved-from block is empty. Threads may use different parts at once. After fork() the child shares
-// the pages until one of both writes; with hugetlb that may end in SIGBUS there, as nothing is set aside for children.
+// Owns zero-filled memory. The constructor touches none of it: each thread that will work on it calls touch() for its
+// part, and the kernel takes pages where the binding says, or else near that thread. Meant for few, large arrays.
+// Movable; a moved-from block is empty. Threads may use different parts at once. After fork() the child shares the
+// pages until either process writes; with hugetlb the child may then get SIGBUS, because nothing is reserved for it.
 class memory_block {
 public:
     memory_block() = default;
-    // Throws invalid_argument for sizes that no machine has, and unavailable where there is not enough memory, or where
-    // something required is not to be had. root: as in available_memory().
+    // Throws invalid_argument for sizes that no machine has, and unavailable where there is not enough memory or a
+    // requirement cannot be met. root: as in available_memory().
     memory_block(std::size_t bytes, memory_options const& options, std::string const& root = {});
     // The same with the default options. Programs that need no others have less to compile.
     explicit memory_block(std::size_t bytes);
@@ -46,17 +47,17 @@ public:
     [[nodiscard]] std::size_t size() const noexcept;
     [[nodiscard]] memory_report const& report() const noexcept { return report_; }
 
-    // First touch of the bytes from begin to end, by the calling thread: writes zeros, one to each page, so call it
-    // before anything else writes. Bytes outside are left alone, also where they share a page.
+    // First touch of the bytes from begin to end, by the calling thread: writes a zero to each page, so call it before
+    // anything else is written there. Bytes outside the range are left alone, even in shared pages.
     void touch(std::size_t begin, std::size_t end) noexcept;
 
 private:
     void set_size(std::size_t bytes);
 
-    // Something that was asked for is not to be had.
+    // A request cannot be met: throws where it was required, and else adds a note to the report.
     void miss(bool required, std::string const& what);
 
-    // Those of the nodes asked for that this process may use.
+    // The requested nodes that this process may use.
     node_set usable_nodes(memory_options const& options);
 
     void map_hugetlb(memory_options const& options, std::string const& root);
@@ -65,7 +66,7 @@ private:
 
     void bind(node_set const& nodes, memory_options const& options, std::string const& root);
 
-    // What the kernel made of it goes to the report; returns why that may be something else.
+    // Reports the policy that the kernel shows afterwards. Returns why it differs from the request; empty where not.
     std::string set_policy(node_set const& nodes, bool strict);
 
     detail::unique_mapping mapping_;
@@ -76,7 +77,7 @@ ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
-// n elements of T in such memory, all bits of them zero. A contiguous range, so that shards take it.
+// n elements of T in a memory_block, all bits zero. A contiguous range, so that a shard can be made from it.
 template <class T>
     requires std::is_trivially_copyable_v<T>
 class buffer {
@@ -100,7 +101,7 @@ public:
 
     // As memory_block::touch(), of the elements from begin to end.
     void touch(std::size_t begin, std::size_t end) noexcept { block_.touch(begin * sizeof(T), end * sizeof(T)); }
-    [[nodiscard]] memory_block const& block() const noexcept { return block_; } // for report(), and for measure()
+    [[nodiscard]] memory_block const& block() const noexcept { return block_; } // for report() and measure_placement()
 
 private:
     static std::size_t bytes_of(std::size_t n)

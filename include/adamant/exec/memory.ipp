@@ -115,7 +115,7 @@ ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
 {
     if (options.nodes.empty())
         return {};
-    std::string const asked = "the NUMA nodes " + to_list(options.nodes) + " are asked for, but ";
+    std::string const asked = "the NUMA nodes " + to_list(options.nodes) + " were requested, but ";
 #if defined(ADAMANT_NO_HWLOC)
     miss(options.nodes_required, asked + "this program was compiled without hwloc, which binds memory");
     return {};
@@ -132,7 +132,7 @@ ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
     } catch (unavailable const& error) { // this machine is not to be seen: HWLOC_SYNTHETIC is set, say
         if (options.nodes_required)
             throw;
-        miss(false, asked + "not known (" + error.what() + ")");
+        miss(false, asked + "which nodes there are is not known (" + error.what() + ")");
         return {};
     }
 #endif
@@ -145,7 +145,7 @@ ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::
     std::size_t const bytes = round_up(report_.bytes, page_bytes(options.pages));
     std::size_t const pages = bytes / page_bytes(options.pages);
     std::string const asked =
-        std::to_string(pages) + " pages of kind " + std::string(name(options.pages)) + " are asked for, but ";
+        std::to_string(pages) + " pages of kind " + std::string(name(options.pages)) + " were requested, but ";
     // Over a cgroup's limit the mapping would succeed, and its first touch end in SIGBUS.
     memory_limit const room = cgroup_room(root, giant ? "hugetlb.1GB" : "hugetlb.2MB");
     if (bytes > room.bytes)
@@ -188,7 +188,7 @@ ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::st
     else
         return;
     report_.pages = page_kind::normal;
-    miss(options.pages_required, "transparent huge pages are asked for, but " + why);
+    miss(options.pages_required, "transparent huge pages were requested, but " + why);
 }
 
 #if defined(ADAMANT_NO_HWLOC)
@@ -215,13 +215,13 @@ ADAMANT_DECL void memory_block::bind(node_set const& nodes, memory_options const
         for (unsigned const node : nodes.members())
             free += count(node_folder(root, node), "free_hugepages");
         if (!strict)
-            miss(false, these + " are preferred only, as bound hugetlb pages may end in SIGBUS");
+            miss(false, these + " are only preferred, because bound hugetlb pages may end in SIGBUS");
         else if (free < promised)
             miss(true, these + " have " + std::to_string(free) + " free huge pages, but " + std::to_string(promised) +
-                           " are promised; as root, write more to their nr_hugepages");
+                           " are reserved; as root, write more to their nr_hugepages");
     } else if (options.check_available && available_memory(nodes, root).bytes < report_.bytes) {
         strict = false; // nodes that are required were checked before
-        miss(false, these + " are preferred only, as less than was asked for is free there");
+        miss(false, these + " are only preferred, because less than requested is free there");
     }
     for (;; strict = false) {
         std::string problem = strict ? "binding to " : "preferring ";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much memory is to be had, and by which limit: of the machine, of cgroups, of NUMA nodes.
+// How much memory is available, and by which limit: of the machine, of cgroups, of NUMA nodes.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,13 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// How much memory is to be had without swapping, by the least of what the machine, the cgroups of this process and,
-// where there are any, these nodes have. root: the folder where proc and sys are, "" for the one of this machine.
-// Thread-safe.
+// How much memory is available without swapping: the least of what the machine, the cgroups of this process and these
+// nodes (if any are given) have left. root: the folder that has proc and sys; "" for this machine's. Thread-safe.
 [[nodiscard]] memory_limit available_memory(node_set const& nodes = {}, std::string const& root = {});
 
-// Throws unavailable where available_memory() is less. Every memory_block asks for itself; before the first of several
-// ask for their total, for none takes memory before it is touched. What other processes take later nobody can check.
+// Throws unavailable where available_memory() is less. Every memory_block checks its own size. Before the first of
+// several, check their total, because none takes memory before it is touched. Other processes may still take memory
+// later.
 void check_memory(std::size_t bytes, node_set const& nodes = {}, std::string const& root = {});
 
 ADAMANT_END_NAMESPACE

@@ -35,8 +35,8 @@ ADAMANT_DECL void check_memory(std::size_t bytes, node_set const& nodes, std::st
 {
     memory_limit const limit = available_memory(nodes, root);
     if (bytes > limit.bytes)
-        throw unavailable("adamant: " + detail::bytes_text(bytes) + " of memory are asked for, but only " +
-                          detail::bytes_text(limit.bytes) + " are left, says " + limit.source +
+        throw unavailable("adamant: " + detail::bytes_text(bytes) + " of memory were requested, but only " +
+                          detail::bytes_text(limit.bytes) + " are left according to " + limit.source +
                           "; free some, raise that limit or spread the state over more ranks");
 }
 

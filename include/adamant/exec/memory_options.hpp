@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for optimizer state as plain data: what is asked for, and what was got.
+// Memory for optimizer state as plain data: the request and the result.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// transparent: as huge as the kernel has them at hand (MADV_HUGEPAGE). normal: never huge. hugetlb_*: from a pool that
-// the administrator fills; set aside when mapped.
+// transparent: huge where the kernel has huge pages available (MADV_HUGEPAGE). normal: never huge. hugetlb_*: from a
+// pool that the administrator fills; reserved when mapped.
 enum class page_kind { transparent, normal, hugetlb_2m, hugetlb_1g };
 
 [[nodiscard]] constexpr std::string_view name(page_kind kind) noexcept
@@ -23,11 +23,12 @@ enum class page_kind { transparent, normal, hugetlb_2m, hugetlb_1g };
 }
 
 struct memory_limit {
-    std::size_t bytes = std::numeric_limits<std::size_t>::max(); // left; so large where nothing is known
-    std::string source = {};                                     // what says so
+    std::size_t bytes = std::numeric_limits<std::size_t>::max(); // left; the maximum where no limit is known
+    std::string source = {};                                     // of this limit
 };
 
-// preferred: on other nodes where these are full. bound: never, so the OOM killer may come while other nodes have room.
+// preferred: other nodes are used where these are full. bound: they never are, so the OOM killer may act while other
+// nodes have room.
 enum class memory_binding { none, preferred, bound };
 
 [[nodiscard]] constexpr std::string_view name(memory_binding binding) noexcept
@@ -38,19 +39,19 @@ enum class memory_binding { none, preferred, bound };
 
 struct memory_options {
     page_kind pages = page_kind::transparent;
-    bool pages_required = false; // else hugetlb falls back to transparent, and transparent to normal
-    node_set nodes = {};         // empty: no binding; the policy of the process, as numactl sets it, stays in force
-    bool nodes_required = false; // else bound falls back to preferred, and preferred to none
-    bool check_available = true; // refuse what check_memory() refuses
+    bool pages_required = false; // otherwise hugetlb falls back to transparent, and transparent to normal
+    node_set nodes = {};         // empty: no binding; the policy of the process, as numactl sets it, holds
+    bool nodes_required = false; // otherwise bound falls back to preferred, and preferred to none
+    bool check_available = true; // call check_memory() first
 };
 
 struct memory_report {
-    std::size_t bytes = 0;                         // asked for
+    std::size_t bytes = 0;                         // requested
     std::size_t mapped_bytes = 0;                  // in whole pages
-    page_kind pages = page_kind::transparent;      // what the mapping is; how much of it is huge, measure() tells
-    memory_binding binding = memory_binding::none; // and its nodes: the kernel's word, not ours
+    page_kind pages = page_kind::transparent;      // of the mapping; measure_placement() says how much of it is huge
+    memory_binding binding = memory_binding::none; // this and the nodes are read back from the kernel
     node_set nodes = {};
-    std::string notes = {}; // what was asked for and not got, and why, joined by "; "
+    std::string notes = {}; // requests that could not be met, and why, joined by "; "
 };
 
 ADAMANT_END_NAMESPACE

@@ -11,17 +11,17 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// What the kernel has given to a block by now: nothing for pages that nobody has touched.
+// What the kernel has given to a block so far: nothing for pages that have not been touched.
 struct memory_placement {
     std::size_t resident_bytes = 0;
     std::size_t huge_bytes = 0;                      // of these, in pages of 2 MiB or more
-    std::map<unsigned, std::size_t> node_bytes = {}; // by node; from evenly spaced pages above sampled_bytes
-    std::string notes = {};                          // what the kernel did not want to say
+    std::map<unsigned, std::size_t> node_bytes = {}; // by node; above sampled_bytes estimated from evenly spaced pages
+    std::string notes = {};                          // what the kernel did not tell
 
     static constexpr std::size_t sampled_bytes = std::size_t{1} << 28;
 };
 
-// Asks the kernel. Reads all of /proc/self/smaps, which may take a second: for set-up, not for every step.
+// Asks the kernel. Reads all of /proc/self/smaps, which may take a second: meant for set-up, not for every step.
 [[nodiscard]] memory_placement measure_placement(memory_block const& block);
 
 ADAMANT_END_NAMESPACE

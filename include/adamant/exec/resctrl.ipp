@@ -24,7 +24,7 @@ ADAMANT_DECL resctrl_group::resctrl_group(resctrl_options const& options, std::s
                                    "; make it 0 (not divided), or more than 0 and less than 1, such as 0.25");
     bool const nothing = options.l3_share == 0 && options.bandwidth_share == 0;
     if (self_.files == nullptr || (nothing && options.required))
-        throw invalid_argument("adamant: resctrl: a group is required, but no share of anything, or files is null; "
+        throw invalid_argument("adamant: resctrl: a group is required, but no share is set or files is null; "
                                "set l3_share or bandwidth_share");
     try {
         if (nothing)
@@ -61,7 +61,7 @@ ADAMANT_DECL resctrl_group::~resctrl_group()
 ADAMANT_DECL std::string resctrl_group::add_thread(pid_t tid) const
 {
     if (tid <= 0)
-        throw invalid_argument("adamant: " + std::to_string(tid) + " is no thread; pass gettid() of one");
+        throw invalid_argument("adamant: " + std::to_string(tid) + " is not a thread; pass the gettid() of one");
     std::string text = self_.reason;
     if (active() && self_.owner != ::getpid())
         text = "adamant: the resctrl group " + self_.name + " is the parent process's; make one after the fork";
@@ -108,7 +108,7 @@ ADAMANT_DECL std::string resctrl_group::trouble(std::string const& what, int err
     if (error == EACCES || error == EPERM || error == EROFS)
         text += "; run as root, or get write access to " + self_.root;
     if (error == ENOSPC)
-        text += "; there are only so many groups (num_closids in " + self_.root + "/info): remove unused ones";
+        text += "; the number of groups is limited (num_closids in " + self_.root + "/info); remove unused ones";
     return text;
 }
 
@@ -142,15 +142,15 @@ ADAMANT_DECL void resctrl_group::start(resctrl_options const& options)
     int error = 0;
     auto const held = self_.files->lock(self_.root, error);
     if (error == EWOULDBLOCK) // of anything else the next call says more
-        throw unavailable("adamant: resctrl: another program keeps the lock (flock) of " + self_.root +
-                          "; end that one, or try again");
+        throw unavailable("adamant: resctrl: another program holds the lock (flock) of " + self_.root +
+                          "; end that program, or try again");
     std::string text;
     error = self_.files->read(path("", "schemata"), text);
     if (error == ENOENT)
         throw unavailable(
-            "adamant: resctrl: a share of L3 or memory bandwidth is asked for, but nothing is mounted on " +
+            "adamant: resctrl: a share of L3 or memory bandwidth was requested, but nothing is mounted on " +
             self_.root + "; as root: mount -t resctrl resctrl " + self_.root +
-            " (which fails where the kernel, the CPU or the virtual machine has none)");
+            " (this fails where the kernel, the CPU or the virtual machine does not support it)");
     if (error != 0)
         throw unavailable(trouble("read " + path("", "schemata"), error));
     for (std::string const& group : groups())
@@ -217,7 +217,7 @@ ADAMANT_DECL std::string resctrl_group::split(schema const& one, std::uint64_t m
     bool const bandwidth = one.is_bandwidth();
     if (bandwidth && most > 100)
         return "the kernel shows amounts here, up to " + std::to_string(most) +
-               " (AMD, or mounted with mba_MBps), and a share of an unknown maximum means nothing: it is not "
+               " (AMD, or mounted with mba_MBps), so a share of the maximum cannot be computed: it is not "
                "limited";
     auto const bits = [](std::uint64_t mask) { return static_cast<std::uint64_t>(std::popcount(mask)); };
     std::uint64_t const step = bandwidth ? std::max<std::uint64_t>(info(one, "bandwidth_gran", 10), 1) : 1;
@@ -238,7 +238,7 @@ ADAMANT_DECL std::string resctrl_group::split(schema const& one, std::uint64_t m
     if (part == 0)
         return "the host's group has only " + std::to_string(left) + unit + std::to_string(one.id) + ", and keeps " +
                std::to_string(least) + ", where " + std::to_string(count) + " of " + std::to_string(whole) +
-               " in one piece are asked for; ask for less, or have fewer ranks here";
+               " in one piece were requested; request less, or run fewer ranks here";
     ours.push_back({one.resource, one.id, part});
     host.push_back({one.resource, one.id, bandwidth ? (left - part) / step * step : one.value & ~part});
     return {};

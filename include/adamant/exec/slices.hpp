@@ -21,15 +21,15 @@ struct chunking {
     std::size_t n = 0;
     std::size_t chunk_elems = granule_elems; // a multiple of granule_elems
     std::size_t chunks = 1;
-    unsigned threads = 1; // how many it is worth dividing them between; at most as many as chunks, at least 1
+    unsigned threads = 1; // worth dividing them between; from 1 to the number of chunks
 
     // The elements of chunks begin to end - 1.
     [[nodiscard]] constexpr slice elements(std::size_t begin, std::size_t end) const noexcept
     {
         return {begin * chunk_elems, end == chunks ? n : end * chunk_elems};
     }
-    // The elements that thread number `thread` begins with, each time: in order, disjoint, together all, of sizes that
-    // differ by at most a chunk.
+    // The elements that thread number `thread` begins with, every time. The ranges of all threads are in order and
+    // disjoint, together are all elements, and differ in size by at most a chunk.
     [[nodiscard]] constexpr slice home(unsigned thread) const noexcept
     {
         std::size_t const most = chunks / threads; // no product, which could overflow
@@ -39,14 +39,14 @@ struct chunking {
     }
 };
 
-// No thread takes more than this many elements at once, where nobody says otherwise: the end would wait for one.
+// By default no thread takes more elements than this at once; otherwise the others would wait for it at the end.
 inline constexpr std::size_t default_max_chunk_elems = 65536;
-// The least that this may be; shorter chunks there are where there is little work.
+// The least value of that limit. Chunks are shorter where there is little work.
 inline constexpr std::size_t min_chunk_elems = 4096;
 
-// Cuts n elements for up to `threads` threads, none of which is worth waking for fewer than min_slice_elems (from 1). A
-// thread has some sixteen chunks, so that others can take of them where it is held up, but none so small that taking
-// one costs more than a hundredth of working on it, and none of more than max_chunk_elems.
+// Cuts n elements for up to `threads` threads, none of which is worth waking for fewer than min_slice_elems (at least
+// 1). A thread has some sixteen chunks, so that others can take some where it is delayed. No chunk is so small that
+// taking it costs more than a hundredth of working on it, and none has more than max_chunk_elems.
 [[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems,
                                            std::size_t max_chunk_elems = default_max_chunk_elems) noexcept
 {

@@ -120,7 +120,7 @@ inline void keep_least_of_cgroup(memory_limit& least, std::string file, cgroup_f
         return read_number(file, after);
     };
     auto const used = number(files.used, {});
-    // The file cache counts as used but gives way: else whoever has read much would seem to have none left.
+    // The file cache counts as used but gives way. Otherwise nothing would seem to be left after much reading.
     std::size_t cache = 0;
     for (std::string_view const gives_way : {files.active, files.inactive})
         cache += number(".stat", gives_way).value_or(0);

@@ -26,7 +26,8 @@ ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
-// Work that a team has been given. Stays where it is, as the team knows its address; wait for it from any thread, once.
+// Work that was submitted to a team. It cannot be moved, because the team knows its address. Wait for it from any
+// thread, once.
 template <class Task>
 class [[nodiscard]] submission : detail::team_request {
 public:
@@ -47,12 +48,12 @@ public:
     }
     submission(submission const&) = delete;
     submission& operator=(submission const&) = delete;
-    // Waits, and drops what was thrown.
+    // Waits, and discards exceptions of the task.
     ~submission() { detail::wait_for(*state_, *this); }
 
-    // Whether all members are through with it. Never blocks.
+    // Whether all members have finished it. Never blocks.
     [[nodiscard]] bool done() const noexcept { return detail::is_done(*state_, *this); }
-    // Returns when all members are through with it, and throws the first exception that the task threw in any of them.
+    // Returns when all members have finished it, and throws the first exception that the task threw in any of them.
     void wait()
     {
         detail::wait_for(*state_, *this);
@@ -69,54 +70,54 @@ ADAMANT_END_INLINE_NAMESPACE
 
 ADAMANT_BEGIN_NAMESPACE
 
-// Threads in a parallel region of OpenMP that a leader, a thread of the team's own, keeps open from construction to
-// destruction; so the runtime's settings (OMP_NUM_THREADS, OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY, KMP_AFFINITY,
-// OMP_WAIT_POLICY, OMP_DYNAMIC) have no say in it, and the caller's threads, their affinity and OpenMP settings are
-// left alone. Each thread is bound to its PU by hwloc, and the binding is read back from the kernel. Signals go to
-// other threads.
+// The threads are those of one OpenMP parallel region, which a leader, a thread of the team's own, keeps open from
+// construction to destruction. So the runtime's settings (OMP_NUM_THREADS, OMP_PROC_BIND, OMP_PLACES,
+// GOMP_CPU_AFFINITY, KMP_AFFINITY, OMP_WAIT_POLICY, OMP_DYNAMIC) do not affect it, and the caller's threads, their
+// affinity and their OpenMP settings stay as they are. hwloc binds each thread to its PU, and the binding is read back
+// from the kernel. Signals go to other threads.
 //
-// Work is given to all members at once. Requests are worked on one after another, in the order they were submitted, by
-// whichever threads. Every member function may be called from any thread, several at once; the destructor not beside
-// others.
+// Work is given to all members at once. Requests are worked on one after another, in the order in which they were
+// submitted, from whatever threads. Every member function may be called from any thread, and from several at once, but
+// none during the destructor.
 class team {
 public:
-    // More cannot be asked for: it is what Linux gives numbers to on its largest machines.
+    // The largest possible request: Linux numbers no more on its largest machines.
     static constexpr unsigned max_threads = 8192;
 
-    // Throws invalid_argument for no PUs, unavailable where threads cannot be had (their number is tried out before
-    // OpenMP is asked, which ends the process where it gets none), bound, or be given stacks of 128 KiB, and bad_alloc;
-    // then nothing is left behind. Where threads or memory run out in the moment between, or inside hwloc or OpenMP,
-    // they may still end the process; LLVM's runtime more easily, as its threads take memory while others are made.
+    // Throws invalid_argument for no PUs; unavailable where threads cannot be made, bound, or given stacks of 128 KiB;
+    // and bad_alloc. Then nothing is left behind. OpenMP ends the process where it gets no thread, so as many threads
+    // are made and ended first. Where threads or memory run out right after that, or inside hwloc or OpenMP, the
+    // process may still end; more easily under LLVM's runtime, whose threads take memory while others are made.
     explicit team(team_options options);
     team(team const&) = delete;
     team& operator=(team const&) = delete;
 
-    // Finishes what was submitted, then ends the threads. In a process that was forked from the team's there are none,
-    // and the memory of the team is left as it is.
+    // Finishes what was submitted, then ends the threads. A process that was forked from the team's has no such
+    // threads; there the memory of the team is left as it is.
     ~team();
 
-    // What it was made with; `bind` is never automatic.
+    // The options that it was made with; `bind` is never automatic.
     [[nodiscard]] team_options const& options() const noexcept;
     // How many threads there are.
     [[nodiscard]] unsigned size() const noexcept;
-    // Each of them, with the binding as it was read back.
+    // Each thread, with its binding as it was read back.
     [[nodiscard]] std::vector<team_member> const& members() const noexcept;
     // The PUs that its threads are bound to; empty where they are not.
     [[nodiscard]] pu_set bound_to() const;
     [[nodiscard]] bool bound() const noexcept;
 
-    // Has each member call task(member), member from 0 to size() - 1, and returns at once. The task is kept in what is
-    // returned, whose destructor waits; pass an lvalue and it is referred to. Allocates nothing. Throws unavailable in
-    // a process forked from the team's, and invalid_argument in a task of this team, which would wait for itself.
+    // Each member calls task(member), member from 0 to size() - 1; this returns at once. The returned submission keeps
+    // the task (an lvalue by reference), and its destructor waits. Allocates nothing. Throws unavailable in a process
+    // forked from the team's, and invalid_argument in a task of this team, which would wait for itself.
     template <class Task>
         requires std::is_invocable_v<Task&, unsigned>
     submission<Task> submit(Task&& task)
     {
         return {state_, std::forward<Task>(task), 0, 0};
     }
-    // The same for work that is cut into chunks 0 to chunks - 1 (fewer than 2^32): task(member, begin, end) is called
-    // for ranges that are disjoint and together all of them. Each of the first `takers` members (0: all) begins with
-    // the same chunks every time, and takes from others when it is through.
+    // The same for work in chunks 0 to chunks - 1 (fewer than 2^32): task(member, begin, end) is called for disjoint
+    // ranges that together are all chunks. Each of the first `takers` members (0: all) begins with the same chunks
+    // every time, and takes from others when it has finished its own.
     template <class Task>
         requires std::is_invocable_v<Task&, unsigned, std::size_t, std::size_t>
     submission<Task> submit(std::size_t chunks, Task&& task, unsigned takers = 0)
@@ -125,8 +126,7 @@ public:
         return {state_, std::forward<Task>(task), chunks, takers == 0 || takers > size() ? size() : takers};
     }
 
-    // Whether something was submitted that waits for what the team is at now: for a task that may end sooner or later.
-    // From any thread.
+    // Whether submitted work waits for the current request: for a task that can choose when to end. From any thread.
     [[nodiscard]] bool others_wait() const noexcept;
     // Throws what submit() would throw if it were called here, and does nothing else.
     void check_submit() const;
@@ -144,7 +144,7 @@ public:
     }
 
 private:
-    // Which all of the team's threads have their signal mask from.
+    // All of the team's threads inherit its signal mask.
     void start_leader();
 
     std::shared_ptr<detail::team_state> state_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A team of threads as plain data: what is asked for, what was got, and a piece of work.
+// A team of threads as plain data: the request, the result, and a piece of work.
 #pragma once
 
 #include <atomic>
@@ -19,26 +19,26 @@ ADAMANT_BEGIN_NAMESPACE
 enum class binding {
     automatic,   // required; none in a program that was compiled without hwloc
     required,    // a thread that cannot be bound is an error
-    if_possible, // it stays where the system puts it, and the report says so
-    none         // not asked for
+    if_possible, // a thread that cannot be bound stays unbound, and the report says so
+    none         // no thread is bound
 };
 
 struct team_options {
-    pu_set pus = {}; // one thread to each of them; may be empty with binding::none
-    // 0: as many as PUs. More than PUs: they share them, in turns. Fewer: the first of them have one.
+    pu_set pus = {}; // one thread for each; may be empty with binding::none
+    // 0: as many as PUs. With more threads than PUs, threads share PUs in turns; with fewer, the first PUs have one.
     unsigned threads = 0;
     binding bind = binding::automatic;
-    // How long a thread without work looks for some before it sleeps: then it answers within a microsecond, afterwards
-    // it has to be woken. An idle team burns no CPU after this.
+    // How long a thread without work spins before it sleeps. While it spins, it starts new work within a microsecond;
+    // later it has to be woken. An idle team uses no CPU after this.
     std::chrono::nanoseconds spin = std::chrono::microseconds(50);
 };
 
 // One thread of a team, as it is.
 struct team_member {
     pid_t thread_id = 0; // the system's, as ps -L shows it
-    pu_set asked;        // the PU that it was to be bound to; empty where none was
-    pu_set bound_to;     // its mask as the kernel says it after binding; empty where it is not bound
-    std::string problem; // why not
+    pu_set asked;        // the requested PU; empty where no binding was requested
+    pu_set bound_to;     // its mask, read back from the kernel after binding; empty where it is not bound
+    std::string problem; // why it is not bound
 };
 
 namespace detail {

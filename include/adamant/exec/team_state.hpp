@@ -64,7 +64,7 @@ inline std::uint32_t wait_for_change(std::atomic<std::uint32_t> const& value, st
                 return now;
             relax();
         }
-        // Whoever we wait for may want this very PU.
+        // The thread that we wait for may need this PU.
         if (spin.count() > 0)
             sched_yield();
     } while (std::chrono::steady_clock::now() < until);
@@ -120,10 +120,11 @@ public:
             throw unavailable("adamant: a team of process " + std::to_string(process_) + " is used in process " +
                               std::to_string(getpid()) +
                               ", which was forked from it: threads do not survive a fork; "
-                              "make a team of its own after the fork");
+                              "make another team after the fork");
         if (is_member())
-            throw invalid_argument("adamant: a task of a team gives that team more work and would wait for itself; "
-                                   "give it to another team, or do it in the task");
+            throw invalid_argument(
+                "adamant: a task of a team submitted work to the same team, and would wait for itself; "
+                "submit it to another team, or do it in the task");
     }
     void submit(team_request& request)
     {
@@ -177,7 +178,7 @@ public:
             epoch_.notify_all();
     }
 
-    std::unique_ptr<std::thread> leader; // the team's to use, and nobody else's
+    std::unique_ptr<std::thread> leader; // only the team uses it
 
 private:
     static bool reached(std::uint32_t completed, std::uint32_t ticket) noexcept
@@ -233,14 +234,14 @@ private:
             }
         }
         if (granted != size)
-            throw unavailable("adamant: " + std::to_string(size) + " threads are asked for, but OpenMP grants " +
+            throw unavailable("adamant: " + std::to_string(size) + " threads were requested, but OpenMP grants " +
                               std::to_string(granted) +
-                              "; look at OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS and KMP_DEVICE_THREAD_LIMIT, or ask "
-                              "for fewer");
+                              "; check OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS and KMP_DEVICE_THREAD_LIMIT, or "
+                              "request fewer");
 #else
         if (size != 1)
             throw unavailable("adamant: " + std::to_string(size) +
-                              " threads are asked for, but this program was compiled without OpenMP, which gives 1; "
+                              " threads were requested, but this program was compiled without OpenMP, which gives 1; "
                               "add -fopenmp");
         live(0);
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether threads can be had, found out before OpenMP is asked for them: where it cannot make one, GCC's runtime and
+// Tries whether threads can be made before OpenMP is asked for them: where it cannot make one, GCC's runtime and
 // LLVM's end the process.
 #pragma once
 
@@ -133,12 +133,12 @@ inline void try_threads(unsigned threads, std::size_t stack_bytes)
         for (int patience = 0; patience < 100000 && syscall(SYS_tgkill, getpid(), tried[i].id, 0) == 0; ++patience)
             std::this_thread::yield();
     if (error != 0)
-        throw unavailable("adamant: " + std::to_string(threads + 1) + " threads are asked for, but the system makes " +
-                          std::to_string(made + 1) + " (" + std::strerror(error) + "), with stacks of " +
-                          std::to_string(stack_bytes) +
-                          " bytes; look at the limits on threads (ulimit -u, the cgroup's pids.max, "
+        throw unavailable("adamant: " + std::to_string(threads + 1) +
+                          " threads were requested, but the system makes only " + std::to_string(made + 1) + " (" +
+                          std::strerror(error) + "), with stacks of " + std::to_string(stack_bytes) +
+                          " bytes; check the limits on threads (ulimit -u, the cgroup's pids.max, "
                           "kernel.threads-max, vm.max_map_count) and on memory (ulimit -v, ulimit -s, OMP_STACKSIZE), "
-                          "or ask for fewer");
+                          "or request fewer");
     if (!has_room)
         throw std::bad_alloc();
 }

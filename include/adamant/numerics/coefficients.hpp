@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hyperparameters -> the ten floats that one step computes with.
+// The ten floats that one step computes with, made from hyperparameters.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// Computed in double, rounded once to float. They are a pure function of the step number and the hyperparameters,
-// never multiplied up from step to step, so a resumed run has the very coefficients of an uninterrupted one.
+// Computed in double, rounded once to float. They are a pure function of the step number and the hyperparameters, never
+// accumulated from step to step, so a resumed run has the coefficients of an uninterrupted one.
 struct coefficients {
     float beta1;
     float beta2;
@@ -25,11 +25,11 @@ struct coefficients {
 
 namespace detail {
 
-// base^exponent for base in [0, 1), correctly rounded but for the rarest cases, and the same on every machine: libm's
-// pow is neither. Squaring and multiplying in double-double; fma(a, b, 0) is a product that no compiler may fuse.
+// base^exponent for base in [0, 1), correctly rounded except in the rarest cases, and the same on every machine, which
+// libm's pow is not. Squares and multiplies in double-double; fma(a, b, 0) is a product that no compiler may fuse.
 double power(double base, std::uint64_t exponent) noexcept;
 
-// validate() has refused what would overflow, and what would become zero, but for the learning rate's.
+// validate() has refused values that would overflow, and those that would become zero, except for the learning rate's.
 float round_coefficient(double value) noexcept;
 
 // Apart and not inlined, so that no compiler moves its arithmetic out of the floating-point scope around the call.
@@ -38,8 +38,8 @@ void compute_coefficients(hyperparameters const& hyper, std::uint64_t step, grad
 
 } // namespace detail
 
-// The coefficients of step number `step`, which counts from 1. Throws invalid_argument where validate() does, and for step
-// 0. The caller's floating-point mode neither matters nor changes. Pure; thread-safe.
+// The coefficients of step number `step`, which counts from 1. Throws invalid_argument where validate() does, and for
+// step 0. The caller's floating-point mode neither matters nor changes. Pure; thread-safe.
 [[nodiscard]] coefficients make_coefficients(hyperparameters const& hyper, std::uint64_t step,
                                              grad_scaling const& scaling = {});
 

@@ -14,11 +14,11 @@ enum class subnormals : bool {
     flushed, // inputs and results below 2^-126 become zero in hardware, at full speed: what the kernels run in
 };
 
-// Sets this thread's mode to round-to-nearest-even with every exception masked, and gives back the caller's whole mode
-// at the end: rounding, FTZ, DAZ, exception masks and the sticky exception flags. All flags are set inside the scope.
-// So a nested scope of the same mode recognises the register's value and leaves it alone: it costs one read, any other
-// scope some 10 ns. The "memory" clobbers pin whatever the scope reads and writes in memory between the two switches,
-// so keep data in memory across the scope's ends, not in locals alone.
+// Sets this thread's mode to round-to-nearest-even with every exception masked, and restores the caller's whole mode at
+// the end: rounding, FTZ, DAZ, exception masks and the sticky exception flags. All flags are set inside the scope, so
+// that a nested scope of the same mode recognises the register's value and leaves it alone. That costs one read; any
+// other scope costs some 10 ns. The "memory" clobbers keep all memory accesses of the scope between the two switches.
+// So keep data in memory across the scope's ends, not only in locals.
 class float_mode_scope {
 public:
     explicit float_mode_scope(subnormals mode) noexcept
@@ -61,8 +61,8 @@ private:
     bool changed_;
 };
 
-// Keeps the caller's traps (feenableexcept) from all that is done in the scope, counts and times too, and gives back
-// the whole environment. Where there are none, which is looked at in some 5 ns, it does nothing.
+// Disables the caller's traps (feenableexcept) in the scope, and restores the whole environment at its end. Does
+// nothing where there are no traps, which it finds out in some 5 ns.
 class no_traps_scope {
 public:
     no_traps_scope() noexcept : active_(are_there())
@@ -108,7 +108,7 @@ template <class Work>
     work();
 }
 
-// Has work() done in that mode, whatever the caller's is. Not inlined, so that all of it stays between the two
+// Calls work() in that mode, whatever the caller's mode is. Not inlined, so that all of work() stays between the two
 // switches.
 template <class Work>
 void rounded_to_nearest(Work const& work)

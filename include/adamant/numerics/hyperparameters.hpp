@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a caller chooses about a step, and the check of it.
+// The values that a caller chooses for a step, and their check.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// How weight_decay acts. There is no default on purpose: the two differ a thousandfold in strength, and are confused.
+// How weight_decay acts. There is deliberately no default: the two differ a thousandfold in strength, and are often
+// confused.
 enum class decay_mode : std::uint8_t {
     unset,     // allowed only while weight_decay is 0
     decoupled, // AdamW: the parameter shrinks by lr * weight_decay (Loshchilov and Hutter, arXiv 1711.05101)
@@ -25,7 +26,7 @@ struct hyperparameters {
     bool bias_correction = true;
 };
 
-// The same but for what the decay means, which the function's name says: adamw({.lr = 1e-3, .weight_decay = 0.1}).
+// The same without the mode, which the function's name says: adamw({.lr = 1e-3, .weight_decay = 0.1}).
 struct adam_values {
     double lr = 1e-3;
     double beta1 = 0.9;
@@ -34,40 +35,40 @@ struct adam_values {
     double weight_decay = 0.0;
     bool bias_correction = true;
 };
-// AdamW: decoupled decay. Pure, as the next.
+// AdamW: decoupled decay. Pure.
 [[nodiscard]] ADAMANT_ALWAYS_INLINE constexpr hyperparameters adamw(adam_values const& v = {}) noexcept
 {
     return {v.lr, v.beta1, v.beta2, v.eps, v.weight_decay, decay_mode::decoupled, v.bias_correction};
 }
-// Adam: weight_decay is added to the gradient, as L2 regularisation.
+// Adam: weight_decay * param is added to the gradient, as L2 regularisation. Pure.
 [[nodiscard]] ADAMANT_ALWAYS_INLINE constexpr hyperparameters adam(adam_values const& v = {}) noexcept
 {
     return {v.lr, v.beta1, v.beta2, v.eps, v.weight_decay, decay_mode::l2, v.bias_correction};
 }
 
-// What is multiplied onto a gradient before it is used: clip_coefficient / loss_scale. Comes with every call.
+// A gradient is multiplied by clip_coefficient / loss_scale before it is used. Given with every call.
 struct grad_scaling {
-    double loss_scale = 1.0;       // the factor the loss was multiplied with; finite and above 0
+    double loss_scale = 1.0;       // the factor that the loss was multiplied with; finite and above 0
     double clip_coefficient = 1.0; // finite, 0 or above
 };
 
 namespace detail {
 
-// As zero, or as a number that is not flushed, once rounded to nearest: what is above 2^-126 and half a unit.
+// Whether the value, rounded to nearest, is zero or a finite float that is not flushed: above 2^-126 and half a unit.
 [[nodiscard]] bool float_holds(double value) noexcept;
 
 [[noreturn]] void refuse_hyperparameter(char const* key, double value, char const* rule);
 
 } // namespace detail
 
-// Throws invalid_argument naming the first field that no step can have: NaN or infinite, lr, eps or weight_decay below
-// 0, a beta outside [0, 1), a weight_decay whose mode is unset, and a value that float does not hold (above 3.4e38, or
-// not 0 and at most 2^-126). lr alone may be as small as it likes, as schedules end there: where lr / (1 - beta1^step)
-// is at most 2^-126, the step is 0. What passes here is taken in every step. Pure; thread-safe.
+// Throws invalid_argument naming the first impossible field: NaN or infinite, lr, eps or weight_decay below 0, a beta
+// outside [0, 1), a weight_decay whose mode is unset, and a value that float does not hold (above 3.4e38, or not 0 and
+// at most 2^-126). Only lr may be arbitrarily small, because schedules end there: where lr / (1 - beta1^step) is at
+// most 2^-126, the step is 0. Values that pass here are valid in every step. Pure; thread-safe.
 void validate(hyperparameters const& hyper);
 
-// Throws invalid_argument where a factor is NaN, infinite, or has a sign or zero that it cannot have, and where float
-// does not hold what they come to (see above): gradients would silently count for nothing, or for infinity.
+// Throws invalid_argument where a factor is NaN, infinite, negative, or zero (loss_scale), and where float does not
+// hold their quotient (see above), so that gradients would silently count for nothing or for infinity.
 void validate(grad_scaling const& scaling);
 
 ADAMANT_END_NAMESPACE

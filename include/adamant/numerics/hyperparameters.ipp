@@ -51,7 +51,7 @@ ADAMANT_DECL void validate(hyperparameters const& hyper)
     if (hyper.mode == decay_mode::decoupled && !(hyper.lr * hyper.weight_decay <= FLT_MAX))
         detail::refuse_hyperparameter("lr", hyper.lr, "such that lr * weight_decay is at most 3.4e38");
     if (hyper.mode > decay_mode::l2)
-        throw invalid_argument("adamant: mode holds no decay_mode; set decay_mode::decoupled or decay_mode::l2");
+        throw invalid_argument("adamant: mode is not a valid decay_mode; set decay_mode::decoupled or decay_mode::l2");
     if (hyper.weight_decay != 0 && hyper.mode == decay_mode::unset)
         throw invalid_argument(
             "adamant: weight_decay is " + detail::text(hyper.weight_decay) +

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scalar oracle: the definition of a step and of a gradient's sum of squares. Every other path returns its bits.
-// Written to be read, not to be fast, and run under float_mode_scope(subnormals::kept) so that flush() alone decides
-// what becomes of small numbers. No function here allocates or throws; distinct arrays may be used from any thread.
+// Written to be read, not to be fast. It runs under float_mode_scope(subnormals::kept), so that flush() alone decides
+// what small numbers become. No function here allocates or throws; distinct arrays may be used from any thread.
 #pragma once
 
 #include <cmath>
@@ -13,14 +13,14 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The gradient's norm is taken over blocks of this many elements, counted from the start of its array; the last may be
-// shorter. Also the unit in which a shard may be cut, so that a cut never changes a sum.
+// The gradient's norm is computed over blocks of this many elements, counted from the start of its array; the last may
+// be shorter. Shards may be cut at multiples of it only, so that a cut never changes a sum.
 inline constexpr std::size_t norm_block_elems = 4096;
 
-// What one pass over a gradient finds.
+// The result of one pass over a gradient.
 struct grad_squares {
     double sum = 0;              // of the squares of the finite elements
-    std::uint64_t nonfinite = 0; // how many elements are infinite or NaN; those are not in the sum
+    std::uint64_t nonfinite = 0; // the number of elements that are infinite or NaN, which are not in the sum
 };
 
 ADAMANT_END_NAMESPACE
@@ -55,22 +55,22 @@ struct element {
     return {canonical(p_new), canonical(m_new), canonical(v_new)};
 }
 
-// A result as it is stored: rounded, and flushed once more, for rounding to bfloat16 can reach 2^-126 from above.
+// A result as it is stored: rounded, and flushed again, because rounding to bfloat16 can reach 2^-126 from above.
 template <class T>
 [[nodiscard]] constexpr T stored(float x) noexcept
 {
     return flush(narrow<T>(x));
 }
 
-// The sum of a gradient and of those before it, in float; stored<T>() rounds it to the accumulator's type.
+// The sum of a gradient and the earlier ones, in float; stored<T>() rounds it to the accumulator's type.
 [[nodiscard]] inline float added(float grad, float sum) noexcept
 {
     float const total = flush(std::fma(1.0f, flush(sum), flush(grad)));
     return is_nan(total) ? std::bit_cast<float>(canonical_nan_bits) : total;
 }
 
-// A gradient scaled and limited to what lies within +-bound, which infinities do then, too (bound may be infinite); a
-// NaN stays one. zero_nonfinite: what is infinite or NaN counts as zero. Torch's clip_grad_value_() does the same.
+// A gradient, scaled and limited to +-bound, infinities included (bound may be infinite). A NaN stays a NaN.
+// zero_nonfinite: infinities and NaNs count as zero. Torch's clip_grad_value_() does the same.
 [[nodiscard]] inline float tamed(float grad, bool zero_nonfinite, float scale, float bound) noexcept
 {
     float const g = flush(flush(zero_nonfinite && !is_finite(grad) ? 0.0f : grad) * scale);

@@ -73,8 +73,8 @@ ADAMANT_DECL step_forecast best_ratio(step_rates const& rates, double least, dou
 {
     detail::check(rates);
     if (!(least >= 0 && least <= most && most <= 1))
-        throw invalid_argument("adamant: the ratio is to lie from " + detail::text(least) + " to " +
-                               detail::text(most) + ", but it is a share, from 0 to 1");
+        throw invalid_argument("adamant: the bounds of the ratio are from " + detail::text(least) + " to " +
+                               detail::text(most) + ", but must be from 0 to 1, the lower one first");
     std::vector<detail::ratio_line> const lines = detail::lines_of(rates);
     double best = most;
     double best_s = detail::longest(lines, most).at(most);

@@ -27,12 +27,12 @@ struct placement {
     std::size_t cpu_elems = 0;
     std::size_t device_elems = 0;
     double ratio_asked = 1;
-    // A memory limit stood against the ratio that was asked, and this is the nearest that it allows. Where one only
-    // stood against the nearest place for a cut, or set of shards, the ratio is what tells.
+    // A memory limit did not allow the requested ratio, and this is the nearest that it allows. Not set where a limit
+    // only excluded the nearest cut or set of shards; compare ratio() with ratio_asked for that.
     bool limited = false;
-    // No other placement of this kind, in this order and within the limits, comes nearer to the ratio. Always so but
-    // for whole shards whose sizes have too little in common for all of their sums to be gone through; then it is a
-    // near one.
+    // No other placement of this kind, in this order and within the limits, is nearer to the ratio. False only for
+    // whole shards with sizes so different that not all of their sums could be searched; then the placement is a near
+    // one.
     bool nearest = true;
 
     // The share of elements that the CPU has; 1 where there are none.
@@ -40,13 +40,13 @@ struct placement {
     friend bool operator==(placement const&, placement const&) = default;
 };
 
-// Throws invalid_argument where the placement does not give each element of shards of these sizes one side, in order,
-// with cuts at multiples of norm_block_elems, or counts them wrongly.
+// Throws invalid_argument unless the placement gives each element of shards of these sizes one side, in order, with
+// cuts at multiples of norm_block_elems, and counts them correctly.
 void validate(placement const& of, std::vector<std::size_t> const& sizes);
 
 namespace detail {
 
-// Pieces come in order; what is empty is left out.
+// Call it in the order of pieces. Empty pieces are left out.
 void append_piece(placement& to, std::size_t shard, std::size_t begin, std::size_t elems, side on);
 
 } // namespace detail

@@ -45,7 +45,7 @@ ADAMANT_DECL void validate(placement const& of, std::vector<std::size_t> const& 
                                                 ", which has " + std::to_string(sizes[shard]) + ", is next"));
         if (piece.begin % norm_block_elems != 0)
             refuse("cuts shard " + std::to_string(shard) + " at element " + std::to_string(at) +
-                   ", which is no multiple of " + std::to_string(norm_block_elems));
+                   ", which is not a multiple of " + std::to_string(norm_block_elems));
         at += piece.elems;
         elems[static_cast<std::size_t>(piece.on)] += piece.elems;
     }

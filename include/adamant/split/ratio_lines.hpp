@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What takes how long at which ratio: straight lines, of which the highest is the step.
+// How long each part of a step takes, as linear functions of the ratio. The step takes the maximum of them.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-// A time as a function of the ratio. In two parts, so that a side without elements adds nothing at all.
+// A time as a function of the ratio, with one term for each side, so that a side without elements adds exactly nothing.
 struct ratio_line {
     lane of;
     double fixed;
@@ -25,7 +25,7 @@ struct ratio_line {
     [[nodiscard]] double slope() const noexcept { return on_cpu - on_device; }
 };
 
-// How long everybody takes for all elements.
+// How long each of them takes for all elements.
 struct whole_times {
     double cpu, device, down, up;
 };
@@ -63,19 +63,19 @@ inline void check(step_rates const& r)
     time("a step at these rates", all.cpu + all.device + all.down + all.up + r.backward_s + r.forward_s + r.fixed_s);
 }
 
-// For each lane the time of a step that waits for nothing else: the step takes as long as the longest. Work of one side
-// flows through its lanes at once, so a side takes as long as its slowest lane. The CPU's gradients are those that
-// backward makes first, evenly; the device's part begins when backward is through. (That backward is a lane of the
-// CPU's side, too, never counts: the CPU's gradients are there before all are.)
+// For each lane the time of a step that waits for nothing else; the step takes as long as the longest. The lanes of one
+// side work at the same time, so a side takes as long as its slowest lane. Backward makes the CPU's gradients first, at
+// an even rate; the device's part begins when backward has finished. (Backward is a lane of the CPU's side, too, but
+// never the longest there: the CPU's gradients are complete before all gradients are.)
 inline std::vector<ratio_line> lines_of(step_rates const& r)
 {
     whole_times const all = times_of_all(r);
-    // With forward running, the CPU's weights are wanted when it has done the device's layers: its own come after them.
+    // While forward runs, it needs the CPU's weights only after the device's layers.
     double const cpu_layers = r.overlaps_forward ? r.forward_s : 0;
     double const cpu_fixed =
         (r.overlaps_backward ? 0 : r.backward_s) + r.fixed_s + (r.overlaps_forward ? 0 : r.forward_s);
     double const device_fixed = r.backward_s + r.fixed_s + r.forward_s;
-    // The first of equals is named: one that does no work at this ratio is never longer than this.
+    // The first of equals is named: a lane without work at this ratio is never longer than this one.
     std::vector<ratio_line> lines{{r.backward_s > 0 ? lane::backward : lane::forward, device_fixed, 0, 0},
                                   {lane::device, device_fixed, 0, all.device},
                                   {lane::cpu, cpu_fixed, all.cpu + cpu_layers, 0}};

@@ -58,9 +58,9 @@ inline void check_split(split_request const& request)
         throw invalid_argument("adamant: ratio is " + text(request.ratio) +
                                ", but it is the CPU's share of the elements, from 0 to 1");
     if (request.unit > split_unit::deepspeed)
-        throw invalid_argument("adamant: unit holds no split_unit");
+        throw invalid_argument("adamant: unit is not a valid split_unit");
     if (request.order > split_order::back)
-        throw invalid_argument("adamant: order holds no split_order");
+        throw invalid_argument("adamant: order is not a valid split_order");
     if (request.unit == split_unit::deepspeed && (!request.device_order.empty() || request.order != split_order::front))
         throw invalid_argument("adamant: an order is given for split_unit::deepspeed, whose rule is that the first "
                                "shards go to the device; leave the order out, or set split_unit::shard");
@@ -137,7 +137,7 @@ ADAMANT_DECL placement split(std::vector<std::size_t> const& sizes, split_reques
     };
     if (least_on_device > most_on_device)
         refuse(std::to_string(least_on_device - most_on_device) +
-               " of them have no place; have more memory, more ranks, or smaller types");
+               " of them have no place; use more memory, more ranks, or smaller types");
 
     placement result;
     result.ratio_asked = request.ratio;
@@ -150,7 +150,7 @@ ADAMANT_DECL placement split(std::vector<std::size_t> const& sizes, split_reques
             refuse("DeepSpeed's rule puts the first " + std::to_string(n) + " of " + std::to_string(sizes.size()) +
                    " shards, " + std::to_string(elems) +
                    " elements, on the device, which does not fit; set another "
-                   "ratio, or another unit, which the limits can bend");
+                   "ratio, or another unit, which can follow the limits");
     } else {
         // 1 - ratio in floating point would miss what a ratio of 0.9 means by a bit of it.
         std::size_t const on_cpu =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which whole shards together come nearest to a number of elements. Pure.
+// The set of whole shards that is nearest to a number of elements. Pure.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// So many shards of one size.
+// A number of shards of one size.
 struct size_class {
     std::size_t elems;
     std::size_t shards;
@@ -139,7 +139,7 @@ public:
 
 private:
     [[nodiscard]] bool within(std::size_t elems) const noexcept { return elems >= least_ && elems <= most_; }
-    // Whether a set of so many elements is to be preferred to the one that was found.
+    // Whether a set of this many elements is better than the one that was found.
     [[nodiscard]] bool better(std::size_t elems) const noexcept
     {
         if (within(elems) != within(found_.elems))

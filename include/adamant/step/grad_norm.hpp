@@ -10,10 +10,10 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// n elements at any address. The norm of several gradients is the root of their sums added in a fixed order. Sums of
-// blocks (see norm_block_elems) are added in block order, so the result has the same bits for every instruction set
-// and number of threads. Allocates nothing; reads the gradient once; the scale (loss scaling) is the caller's to apply
-// to the result. Throws invalid_argument for a null pointer with n > 0. Thread-safe.
+// Of n elements at any address. The norm of several gradients is the root of their sums, added in a fixed order. Sums
+// of blocks (see norm_block_elems) are added in block order, so the result has the same bits for every instruction set
+// and number of threads. Allocates nothing and reads the gradient once. The caller applies a loss scale to the result.
+// Throws invalid_argument for a null pointer with n > 0. Thread-safe.
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, float const* grad, std::size_t n);
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, bfloat16 const* grad, std::size_t n);
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, float16 const* grad, std::size_t n);

@@ -67,7 +67,7 @@ ADAMANT_DECL grad_squares sum_of_squares(executor const& cpu, void const* grad, 
     case dtype::float16: return sum_of_squares(cpu, static_cast<float16 const*>(grad), n);
     case dtype::none: break;
     }
-    throw invalid_argument("adamant: the gradient to be summed has no type; name that of its elements");
+    throw invalid_argument("adamant: the gradient to be summed has no type; give the type of its elements");
 }
 
 ADAMANT_END_NAMESPACE

@@ -49,7 +49,7 @@ ADAMANT_DECL loss_scaler_state initial_state(loss_scaling_options const& options
 }
 
 ADAMANT_DECL loss_scaler_state after_step(loss_scaler_state state, loss_scaling_options const& options,
-                                    bool overflow) noexcept
+                                          bool overflow) noexcept
 {
     if (overflow) {
         state.good_steps = 0;

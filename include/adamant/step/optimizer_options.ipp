@@ -44,9 +44,9 @@ ADAMANT_DECL void validate(optimizer_options const& options)
     if (!(options.device_timeout_s > 0 && options.device_timeout_s <= 1e6))
         detail::refuse_hyperparameter("device_timeout_s", options.device_timeout_s, "above 0, and at most 1e6");
     if (options.on_nonfinite > nonfinite_policy::apply)
-        throw invalid_argument("adamant: on_nonfinite holds no nonfinite_policy");
+        throw invalid_argument("adamant: on_nonfinite is not a valid nonfinite_policy");
     if (options.speculate > speculation::never)
-        throw invalid_argument("adamant: speculate holds no speculation");
+        throw invalid_argument("adamant: speculate is not a valid speculation");
     if (options.loss_scaling)
         validate(*options.loss_scaling);
 }

@@ -26,7 +26,7 @@ public:
     small_pieces(small_pieces const&) = delete;
     small_pieces& operator=(small_pieces const&) = delete;
 
-    // Whether so many elements are to be added.
+    // Whether a piece of this many elements should be added.
     [[nodiscard]] bool takes(std::size_t elems) const noexcept { return elems < smaller_than_; }
     // Elements [begin, end) of s, as few as it takes. They are stepped by finish() at the latest; the shard stays where
     // it is until then.

@@ -22,24 +22,25 @@ struct step_report {
     unsigned threads = 0;
 };
 
-// From this many elements on, weight_out is stored past the caches: nobody here reads it again, and a cache would read
-// each line before it is overwritten. A smaller one may well be read from cache next.
+// From this many elements on, weight_out is stored past the caches: the step does not read it again, and a cache would
+// read each line before it is overwritten. A smaller one may be read from cache next.
 inline constexpr std::size_t stream_weight_out_from_elems = std::size_t{1} << 22;
 
-// Adam or AdamW, once, in place, on every element of the shard: see oracle::update for the formula. Bit for bit the
-// same for every instruction set, number of threads and cut of the shard. Allocates nothing. Safe to call from several
-// threads at once for shards that do not overlap. The caller's floating-point mode neither matters nor changes. Throws,
-// before anything is written, only what team::submit() throws: after a fork, or in a task of the executor's own team.
+// One step of Adam or AdamW, in place, on every element of the shard; oracle::update is the formula. The result has the
+// same bits for every instruction set, number of threads and cut of the shard. Allocates nothing. May be called from
+// several threads at once for shards that do not overlap. The caller's floating-point mode neither matters nor changes.
+// Throws, before anything is written, only what team::submit() throws: after a fork, or in a task of the executor's own
+// team.
 step_report step(executor const& cpu, any_shard const& shard, coefficients const& c);
 
-// The same from hyperparameters: step number `step_number` counts from 1, and nothing is remembered between calls, so
-// every call says them all. Throws what make_coefficients() throws, before anything is written.
+// The same from hyperparameters. step_number counts from 1. Nothing is remembered between calls, so every call gives
+// all values. Throws what make_coefficients() throws, before anything is written.
 step_report step(executor const& cpu, any_shard const& shard, hyperparameters const& hyper, std::uint64_t step_number,
                  grad_scaling const& scaling = {});
 
-// The same for all shards of a list, in one hand-over to the threads, so that ten thousand small ones take the time of
-// one of their total size. coefficients: one for each parameter group of the list, in order. Throws invalid_argument,
-// before anything is written, where there are fewer than groups, and what the others throw.
+// The same for all shards of a list, in one hand-over to the threads, so that ten thousand small shards take the time
+// of one of their total size. group_coefficients: one for each parameter group of the list, in order. Throws
+// invalid_argument, before anything is written, where there are fewer than groups, and what the others throw.
 step_report step(executor const& cpu, shard_list const& shards, std::span<coefficients const> group_coefficients);
 
 // The same from hyperparameters, for all groups alike.

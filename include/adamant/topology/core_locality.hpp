@@ -53,7 +53,7 @@ protected:
         return groups;
     }
 
-    // How many of n cores the optimizer gets: what was asked for, as far as n goes.
+    // How many of n cores the optimizer gets: the requested number, limited by n.
     std::size_t optimizer_share(std::size_t n) const
     {
         auto const nearest = [n](double share) {

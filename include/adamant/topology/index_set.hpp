@@ -17,7 +17,7 @@ ADAMANT_BEGIN_NAMESPACE
 // ordered as their lists of members are. Reading one from several threads is fine.
 class index_set {
 public:
-    // No machine has so many PUs; a larger number is a slip of the keyboard, not a reason to allocate gigabytes.
+    // No machine has so many PUs. A larger number is a typing error, and no reason to allocate gigabytes.
     static constexpr unsigned max_index = 65535;
 
     index_set() = default;
@@ -72,8 +72,7 @@ private:
 using pu_set = index_set;   // PUs, by the operating system's index
 using node_set = index_set; // NUMA nodes, by the operating system's index
 
-// As a list: "0,4-11,21-26,30-46"; nothing for the empty set. This is what taskset -c, numactl, Slurm and the kernel
-// read.
+// As a list: "0,4-11,21-26,30-46"; an empty text for the empty set. taskset -c, numactl, Slurm and the kernel read it.
 [[nodiscard]] std::string to_list(index_set const& set);
 
 // As a hexadecimal mask in groups of 32 bits, the highest first: "0x7fffffff,00000001"; "0x0" for the empty set.
@@ -81,10 +80,10 @@ using node_set = index_set; // NUMA nodes, by the operating system's index
 
 namespace detail {
 
-// Reads one text from left to right, and says where it stopped making sense.
+// Reads a text from left to right, and reports where it is wrong.
 class text_scanner {
 public:
-    // what: what the text is meant to be, for the error.
+    // what: what the text should be, for the error.
     text_scanner(std::string_view text, char const* what);
 
     [[noreturn]] void fail(std::string const& problem) const;
@@ -100,7 +99,7 @@ public:
     // A decimal number of at most index_set::max_index.
     unsigned index();
 
-    // A list "0,4-11,16-30:2", which must not be empty; ends before the first character that cannot go on with it.
+    // A list "0,4-11,16-30:2", which must not be empty. Ends before the first character that cannot continue it.
     index_set list();
 
     // The digits of a mask after its "0x", in groups of eight after each comma.
@@ -123,8 +122,8 @@ private:
 } // namespace detail
 
 // Reads a list ("0,4-11,21-26", "0-30:2" for every second) or a mask ("0xff", "0x7fffffff,00000001": groups of 32 bits,
-// the highest first); spaces around it and an empty text (the empty set) are fine. A mask has to begin with 0x: "10" is
-// the index ten. Throws invalid_argument with a line that points at the character that does not belong.
+// the highest first). Spaces around it are allowed, and an empty text is the empty set. A mask must begin with 0x: "10"
+// is the index ten. Throws invalid_argument with a line that points at the wrong character.
 [[nodiscard]] index_set parse_index_set(std::string_view text);
 
 ADAMANT_END_NAMESPACE

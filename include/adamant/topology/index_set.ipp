@@ -291,8 +291,7 @@ ADAMANT_DECL index_set parse_index_set(std::string_view text)
     if (!scanner.done()) {
         char const c = scanner.peek();
         bool const hex_digit = (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
-        scanner.fail(!is_mask && hex_digit ? "a hexadecimal mask has to begin with 0x"
-                                           : "nothing of the kind goes on like this");
+        scanner.fail(!is_mask && hex_digit ? "a hexadecimal mask has to begin with 0x" : "unexpected text");
     }
     return set;
 }

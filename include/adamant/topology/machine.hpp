@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A machine as plain data: what selection and the drawing see of it. hwloc.hpp fills it; tests make theirs by hand.
+// A machine as plain data, from which cores are selected. hwloc.hpp fills it; tests make theirs by hand.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// What kind of memory a NUMA node is, as far as the machine says. dram also where it says nothing.
+// The kind of memory of a NUMA node; dram where the machine does not say.
 enum class memory_kind { dram, hbm, gpu, nvm, other };
 
 [[nodiscard]] constexpr std::string_view name(memory_kind kind) noexcept
@@ -26,18 +26,18 @@ enum class memory_kind { dram, hbm, gpu, nvm, other };
     return "?";
 }
 
-// Where a core has no memory of its own: its node has no DIMM, is offline or is outside the cgroup's view.
+// The node of a core without local memory: its node has no DIMM, is offline, or is hidden by the cgroup.
 inline constexpr unsigned no_node = ~0u;
 
 namespace topology {
 
-// A physical core. Cores are numbered by their place in machine::cores, which is hwloc's logical order: neighbours
-// share caches.
+// A physical core. Cores are numbered by their index in machine::cores, in hwloc's logical order: neighbours share
+// caches.
 struct core {
-    pu_set pus;              // all of its hardware threads that are online, one where there is no SMT
-    unsigned package = 0;    // place in machine::packages
-    unsigned node = 0;       // place in machine::nodes of the memory that is its own, or no_node; see main_node()
-    unsigned efficiency = 0; // the fastest cores have the largest; 0 for all where nothing is known
+    pu_set pus;              // all of its hardware threads that are online; one without SMT
+    unsigned package = 0;    // index in machine::packages
+    unsigned node = 0;       // index in machine::nodes of its local memory, or no_node; see main_node()
+    unsigned efficiency = 0; // largest for the fastest cores; 0 for all where nothing is known
 };
 
 struct package {
@@ -47,7 +47,7 @@ struct package {
 struct numa_node {
     unsigned os_index = 0;
     std::size_t bytes = 0; // 0: not known
-    pu_set pus;            // the PUs it is local to; empty for memory that is local to none
+    pu_set pus;            // to which it is local; empty for memory that is local to none
     memory_kind kind = memory_kind::dram;
     bool allowed = true; // whether this process may allocate there (cgroup cpuset)
 };
@@ -60,13 +60,13 @@ struct cache {
 
 struct gpu {
     std::string pci;  // "0000:3b:00.0", lower case; empty where it is not on PCI
-    std::string name; // as the machine calls it; may be empty
-    pu_set pus;       // the PUs near it; all of them where the machine does not say
+    std::string name; // as the machine reports it; may be empty
+    pu_set pus;       // near it; all PUs where the machine does not say
 };
 
 } // namespace topology
 
-// What is in a machine. Any PU of a core is in no other core.
+// A machine's parts. No PU is in two cores.
 struct machine {
     std::string source; // "this machine", or the file or description it was read from
     std::vector<topology::package> packages;
@@ -74,25 +74,25 @@ struct machine {
     std::vector<topology::cache> caches;
     std::vector<topology::core> cores;
     std::vector<topology::gpu> gpus; // in order of PCI address
-    pu_set allowed;   // the PUs that may be used: of the process where live (affinity and cgroup), else of the file
+    pu_set allowed;   // the PUs that may be used: by this process (affinity and cgroup), or according to the file
     pu_set offline;   // PUs that exist and are switched off
-    std::string note; // what is worth knowing about `allowed`; mostly empty
+    std::string note; // a remark on `allowed`; usually empty
 
     [[nodiscard]] pu_set pus() const;
     // Whether the cores differ in speed.
     [[nodiscard]] bool hybrid() const noexcept;
-    // The memory that is a core's own; null where none is.
+    // A core's local memory; null where it has none.
     [[nodiscard]] topology::numa_node const* memory_of(topology::core const& c) const noexcept;
 };
 
-// The place in machine.nodes of the memory that a core with these PUs should use: of the nodes local to all of them one
-// that is allowed, if any; of those the closest (local to the fewest PUs); of several equally close ones DRAM before
-// HBM before the rest, for optimizer state is large; then the lowest index. no_node where none is local to them.
+// The index in machine.nodes of the memory that a core with these PUs should use. Of the nodes that are local to all of
+// them it is an allowed one, if any; then the closest (local to the fewest PUs); then DRAM before HBM before the rest,
+// because optimizer state is large; then the one with the lowest index. no_node where none is local to them.
 [[nodiscard]] unsigned main_node(machine const& machine, pu_set const& pus);
 
-// Reads what parse_index_set() reads, and locations in this machine: "numa:1" (the operating system's index, as numactl
-// counts), "package:0", "core:0-7" (place in the machine, counted from 0), each with a list; joined by '+':
-// "numa:0+core:8-9". A location stands for all online PUs there. Throws invalid_argument with a line that points at the
+// Reads what parse_index_set() reads, and places in this machine: "numa:1" (the operating system's index, as in
+// numactl), "package:0", "core:0-7" (indexes in the machine, from 0), each with a list; joined by '+':
+// "numa:0+core:8-9". A place stands for all online PUs there. Throws invalid_argument with a line that points at the
 // character.
 [[nodiscard]] pu_set parse_pus(std::string_view text, machine const& machine);
 

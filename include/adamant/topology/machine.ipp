@@ -85,7 +85,7 @@ ADAMANT_DECL pu_set parse_pus(std::string_view text, machine const& machine)
         scanner.skip_spaces();
     } while (scanner.take('+'));
     if (!scanner.done())
-        scanner.fail("nothing of the kind goes on like this");
+        scanner.fail("unexpected text");
     return all;
 }
 

@@ -16,9 +16,9 @@ struct local_rank {
 
 // From the first of these pairs that is set: LOCAL_RANK and LOCAL_WORLD_SIZE (torchrun, DeepSpeed),
 // OMPI_COMM_WORLD_LOCAL_RANK and OMPI_COMM_WORLD_LOCAL_SIZE (Open MPI), MPI_LOCALRANKID and MPI_LOCALNRANKS (Intel MPI,
-// MPICH), SLURM_LOCALID and SLURM_STEP_TASKS_PER_NODE or SLURM_TASKS_PER_NODE at SLURM_NODEID. One rank of one where
-// none is. Throws invalid_argument where a rank is set and the count of ranks is not, where either is no number, and
-// where the rank is not below the count. Reads the environment: not to be called while another thread changes it.
+// MPICH), SLURM_LOCALID and SLURM_STEP_TASKS_PER_NODE or SLURM_TASKS_PER_NODE at SLURM_NODEID. Rank 0 of 1 where none
+// is set. Throws invalid_argument where a rank is set and the count of ranks is not, where either is not a number, and
+// where the rank is not below the count. Reads the environment: do not call it while another thread changes that.
 [[nodiscard]] local_rank rank_from_environment();
 
 ADAMANT_END_NAMESPACE

@@ -21,7 +21,7 @@ inline std::optional<unsigned> number_in(char const* variable)
     for (char const* c = value; *c != '\0'; ++c) {
         if (*c < '0' || *c > '9' || number > 1000000)
             throw invalid_argument("adamant: " + std::string(variable) + " is \"" + value +
-                                   "\", which is no number of ranks");
+                                   "\", which is not a whole number");
         number = number * 10 + static_cast<unsigned>(*c - '0');
     }
     return number;

@@ -14,8 +14,8 @@ namespace detail {
 [[noreturn]] inline void refuse_to_read(std::string const& what)
 {
     throw unavailable("adamant: " + what +
-                      " is to be read, but the library was compiled without hwloc "
-                      "(ADAMANT_NO_HWLOC), which does that; install hwloc (libhwloc-dev) and compile again");
+                      " cannot be read, because the library was compiled without hwloc "
+                      "(ADAMANT_NO_HWLOC); install hwloc (libhwloc-dev) and compile again");
 }
 
 } // namespace detail
@@ -94,9 +94,10 @@ ADAMANT_DECL machine machine_from_xml(std::string const& path)
         if (std::atoi(version.c_str()) > static_cast<int>(ours))
             throw unavailable("adamant: \"" + path + "\" is XML of version " + version +
                               ", but the hwloc of this program is version " + std::to_string(ours) +
-                              " and reads none above its own; write the file with lstopo --of v" +
-                              std::to_string(ours) + "xml FILE.xml");
-        throw invalid_argument("adamant: \"" + path + "\" is no topology in hwloc's XML (lstopo FILE.xml writes one)");
+                              " and reads no newer one; write the file with lstopo --of v" + std::to_string(ours) +
+                              "xml FILE.xml");
+        throw invalid_argument("adamant: \"" + path +
+                               "\" is not a topology in hwloc's XML (lstopo FILE.xml writes one)");
     }
     return detail::to_machine(topology.get(), path);
 }
@@ -106,8 +107,9 @@ ADAMANT_DECL machine machine_from_synthetic(std::string const& description)
     detail::unique_topology const topology = detail::new_topology(detail::io_devices::left_out);
     if (hwloc_topology_set_synthetic(topology.get(), description.c_str()) != 0 ||
         hwloc_topology_load(topology.get()) != 0)
-        throw invalid_argument("adamant: \"" + description +
-                               "\" is no synthetic topology; one is \"pack:2 [numa] core:96 pu:2\" (see man hwloc)");
+        throw invalid_argument(
+            "adamant: \"" + description +
+            "\" is not a synthetic topology; an example is \"pack:2 [numa] core:96 pu:2\" (see man hwloc)");
     return detail::to_machine(topology.get(), description);
 }
 

@@ -9,14 +9,18 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The cores of every rank on the host, in the order of ranks: the optimizer's, the host framework's, and why. What
-// holds: only allowed PUs; no core is given twice, to both sides of a rank or to two ranks (but for ranks that were
-// bound to halves of it from outside, and why says so); each side has a core where the rank has two; a rank stays
-// inside one NUMA node where the ranks fit so, else the optimizer's side does if all of these fit; ranks are spread
-// evenly over nodes, and near their GPUs first: with the cores that they have, no exchange between ranks would bring
-// their optimizers nearer to them, on the sum; fast and slow cores are shared alike between ranks. The same arguments
-// always give the same answer, so ranks that ask each for itself agree. Throws invalid_argument for a request that
-// cannot be meant and unavailable for one that this machine cannot serve, with what there was. Pure; thread-safe.
+// The cores of every rank on the host, in the order of ranks: the optimizer's, the host framework's, and why. It holds:
+//   - Only allowed PUs are used.
+//   - No core is given twice, to both sides of a rank or to two ranks. The exception are ranks that were bound to
+//     halves of a core from outside, and `why` says so.
+//   - Each side has a core where the rank has two.
+//   - A rank stays inside one NUMA node if all ranks can; else the optimizer's side does, if all of these can.
+//   - Ranks are spread evenly over nodes, near their GPUs first: no exchange of cores between ranks would bring the
+//     optimizers nearer to their GPUs in sum.
+//   - Ranks have equal shares of fast and slow cores.
+// The same arguments always give the same answer, so ranks that call this separately agree. Throws invalid_argument for
+// a request that contradicts itself, and unavailable, with what there was, for one that this machine cannot serve.
+// Pure; thread-safe.
 [[nodiscard]] std::vector<rank_cores> select_cores(machine const& machine, core_request const& request);
 
 ADAMANT_END_NAMESPACE

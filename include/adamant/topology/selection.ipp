@@ -58,19 +58,19 @@ private:
         auto const share = [](std::optional<double> const& value, char const* name, bool one_is_fine) {
             if (value && !(*value > 0 && (*value < 1 || (one_is_fine && *value == 1))))
                 throw invalid_argument("adamant: " + std::string(name) + " is " + text(*value) +
-                                       ", but it is a share: above 0 and " + (one_is_fine ? "at most 1" : "below 1"));
+                                       ", but must be a share: above 0 and " + (one_is_fine ? "at most 1" : "below 1"));
         };
         share(r.cpuadam_cores_perc, "cpuadam_cores_perc", true);
         share(r.pt_reserved_cores_perc, "pt_reserved_cores_perc", false);
         if (r.cpuadam_cores && *r.cpuadam_cores == 0)
-            throw invalid_argument("adamant: 0 cores are asked for the optimizer; it needs one at least");
+            throw invalid_argument("adamant: 0 cores were requested for the optimizer; it needs at least one");
         if (r.pt_reserved_cores && *r.pt_reserved_cores == 0)
-            throw invalid_argument("adamant: 0 cores are to be reserved for the host; it keeps one at least");
+            throw invalid_argument("adamant: 0 cores are to be reserved for the host; it keeps at least one");
         if (sizes() > 1)
             throw invalid_argument("adamant: more than one of cpuadam_cores_perc, cpuadam_cores, pt_reserved_cores and "
                                    "pt_reserved_cores_perc is set; each decides the others");
         if (r.ranks == 0)
-            throw invalid_argument("adamant: cores for 0 ranks are asked for; there is at least one");
+            throw invalid_argument("adamant: cores for 0 ranks were requested; there is at least one");
         if (r.masks.size() > 1 && r.masks.size() != r.ranks)
             throw invalid_argument("adamant: there are " + count(r.ranks, "rank") + " but masks of " +
                                    std::to_string(r.masks.size()) + "; give one for all, or one for each");
@@ -163,15 +163,15 @@ private:
         if (request_.cpuadam_cores) {
             std::size_t const asked = *request_.cpuadam_cores;
             if (n < asked + 1 && !(n == 1 && asked == 1))
-                fail(count(asked, "core") + " are asked for the optimizer, and one is kept for the host",
-                     "ask for " + std::to_string(std::max<std::size_t>(n - 1, 1)) + " at most");
+                fail(count(asked, "core") + (asked == 1 ? " was" : " were") +
+                         " requested for the optimizer, and one is kept for the host",
+                     "ask for at most " + std::to_string(std::max<std::size_t>(n - 1, 1)));
         } else if (request_.pt_reserved_cores) {
             std::size_t const kept = *request_.pt_reserved_cores;
             if (n < kept + 1)
                 fail(count(kept, "core") + (kept == 1 ? " is" : " are") +
                          " to be kept for the host, which leaves none for the optimizer",
-                     n == 1 ? "ask for a share instead, or allow more cores"
-                            : "keep " + std::to_string(n - 1) + " at most");
+                     n == 1 ? "ask for a share instead, or allow more cores" : "keep at most " + std::to_string(n - 1));
         }
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many cores are enough: a search over counts of cores that only sees times, so that it can be tried on curves that
-// are made up.
+// How many cores are enough: a search over counts of cores that only sees times, so that tests can give it invented
+// curves.
 #pragma once
 
 #include <algorithm>
@@ -15,22 +15,22 @@
 ADAMANT_BEGIN_NAMESPACE
 
 struct core_search_options {
-    // More cores are worth having where they bring at least this share of what they would bring if the time were
-    // inversely proportional to their number: from c to d cores, a speed-up of 1 + worth * (d / c - 1). In (0, 1].
+    // More cores are worth using if they gain at least this share of what they would gain if the time were inversely
+    // proportional to their number: from c to d cores, a speed-up of 1 + worth * (d / c - 1). In (0, 1].
     double worth = 0.25;
-    // Two counts are compared in rounds, until it is this sure that the median of the ratio of their times lies on one
-    // side of that, or there have been most_rounds: then the median decides.
-    // It is asked after each round from `rounds` on, so the confidence of all that is somewhat less than that of one.
+    // Two counts are compared in rounds, until the median ratio of their times lies on one side of that speed-up with
+    // this confidence. After most_rounds the median decides. The test is made after each round from `rounds` on, so the
+    // overall confidence is somewhat lower.
     double confidence = 0.99;
     std::size_t rounds = 9;
     std::size_t most_rounds = 41;
-    // Counts beyond which the next core has more than itself to bring, as the first of another NUMA node or last cache
-    // does: where more cores have
-    // stopped paying, half as many and as many of the next kind are still tried. Ascending; may be empty.
+    // Counts after which the next core adds more than itself, such as the first core of another NUMA node or last
+    // cache. Where more cores gain too little, half as many and as many cores beyond the next boundary are still tried.
+    // Ascending; may be empty.
     std::vector<unsigned> boundaries = {};
 };
 
-// What a step takes on so many cores: of all measurements, over whatever time they were spread.
+// How long a step takes on this many cores, over all measurements.
 struct core_time {
     unsigned cores = 0;
     double median_s = 0;
@@ -39,27 +39,27 @@ struct core_time {
     std::size_t measurements = 0;
 };
 
-// Whether more cores were worth having.
+// Whether more cores were worth using.
 struct core_comparison {
     unsigned fewer = 0;
     unsigned more = 0;
     double speed_up = 0; // median of the ratio of times within a round
-    double low = 0;      // and the range that it lies in
+    double low = 0;      // and its confidence range
     double high = 0;
-    double needed = 0; // to be worth it
+    double needed = 0; // the speed-up that makes it worth it
     bool worth = false;
-    bool sure = false; // the range lies on one side of what is needed
+    bool sure = false; // the range lies on one side of `needed`
 };
 
 struct core_search_result {
-    unsigned cores = 0;                       // that are enough
-    bool finished = false;                    // else time ran out, and nothing is known of counts that were not tried
+    unsigned cores = 0;                       // enough cores
+    bool finished = false;                    // otherwise time ran out, and counts that were not tried are unknown
     std::vector<core_time> curve;             // by count
     std::vector<core_comparison> comparisons; // in the order they were made
 };
 
-// Of the counts that were measured the least whose median is at most (1 + share) times the best one's: the larger its
-// distance to the best, the flatter the curve. 0 for an empty curve.
+// The least of the measured counts whose median is at most (1 + share) times the best one's. The further it is from the
+// best count, the flatter the curve. 0 for an empty curve.
 [[nodiscard]] unsigned fewest_within(std::vector<core_time> const& curve, double share);
 
 namespace detail {
@@ -76,7 +76,7 @@ public:
     {
         result_.cores = 1;
         for (std::size_t i = 0; cores_ == 1 && i < options_.rounds; ++i)
-            measure(1); // nothing to compare it with
+            measure(1); // there is nothing to compare it with
         while (result_.cores < cores_ && !stopped_)
             if (unsigned const more = worth_having(); more != 0)
                 before_ = std::exchange(result_.cores, more);
@@ -91,10 +91,10 @@ public:
     }
 
 private:
-    // A core more as long as that can be seen, then an eighth more, which halved() and shrink() look into.
+    // One core more while that can be measured, then an eighth more, which halved() and shrink() refine.
     static unsigned increment(unsigned count) noexcept { return std::max(1u, count / 8); }
 
-    // The next count that is worth having, or 0.
+    // The next count that is worth using, or 0.
     unsigned worth_having()
     {
         unsigned const now = result_.cores;
@@ -104,7 +104,7 @@ private:
             return next;
         if (unsigned const fewer = halved(now, next); fewer != now)
             return fewer;
-        // That does not end it: an odd core more may bring nothing where two do, and another node brings its memory.
+        // This does not end the search: one core more may gain nothing where two do, and another node adds its memory.
         std::vector<unsigned> further = {now + 2 * by, now + 3 * by};
         auto const boundary = std::lower_bound(options_.boundaries.begin(), options_.boundaries.end(), now);
         if (boundary != options_.boundaries.end())
@@ -119,7 +119,7 @@ private:
             }
         return 0;
     }
-    // Between a count and one that is not worth having over it: the most that is, by halving.
+    // Between a count and a larger one that is not worth using: the largest count that is, found by halving.
     unsigned halved(unsigned least, unsigned not_worth)
     {
         while (not_worth - least > 1 && !stopped_) {
@@ -128,7 +128,7 @@ private:
         }
         return least;
     }
-    // The last step may have gone past the knee: the least of its counts over which the last one is not worth having.
+    // The last increment may have passed the knee: goes back to the least count over which the last is not worth using.
     void shrink()
     {
         unsigned least = before_;
@@ -152,7 +152,7 @@ private:
                 stopped_ = true;
                 return false;
             }
-            bool const fewer_first = ratios.size() % 2 == 0; // whoever comes second may find what the first has left
+            bool const fewer_first = ratios.size() % 2 == 0; // the second one may profit from what the first has left
             double const first = measure(fewer_first ? fewer : more);
             double const second = measure(fewer_first ? more : fewer);
             ratios.push_back(fewer_first ? first / second : second / first);
@@ -187,25 +187,25 @@ private:
 
 } // namespace detail
 
-// Grows the number of cores from 1, up to `cores`, for as long as more are worth having. seconds_on(count) takes one
-// step on so many cores and returns how long it took; time_is_up() is asked before each round of two steps, and ends
-// the search. Throws invalid_argument for options that cannot be, and what these two throw.
+// Searches for enough cores, from 1 up to `cores`. seconds_on(count) takes one step on that many cores and returns how
+// long it took. time_is_up() is called before each round of two steps; true ends the search. Throws invalid_argument
+// for impossible options, and what these two functions throw.
 template <class SecondsOn, class TimeIsUp>
 [[nodiscard]] core_search_result search_cores(unsigned cores, SecondsOn seconds_on, TimeIsUp time_is_up,
                                               core_search_options const& options = {})
 {
     if (cores == 0)
-        throw invalid_argument("adamant: how many of 0 cores are enough cannot be said");
+        throw invalid_argument("adamant: a search for enough cores was given 0 cores; it needs at least one");
     if (!(options.worth > 0 && options.worth <= 1))
         throw invalid_argument("adamant: worth is " + detail::text(options.worth) +
-                               ", but it is a share of what perfect scaling would bring: above 0 and at most 1");
+                               ", but must be above 0 and at most 1: it is a share of what perfect scaling would gain");
     if (!(options.confidence > 0 && options.confidence < 1))
         throw invalid_argument("adamant: confidence is " + detail::text(options.confidence) +
-                               ", but it lies between 0 and 1");
+                               ", but must be between 0 and 1");
     if (options.rounds < 1 || options.most_rounds < options.rounds)
         throw invalid_argument("adamant: from " + std::to_string(options.rounds) + " to " +
                                std::to_string(options.most_rounds) +
-                               " rounds are asked for; the first is to be at least 1, and the second no less");
+                               " rounds were requested; the first must be at least 1, and the second no less");
     return detail::core_searcher<SecondsOn, TimeIsUp>(cores, seconds_on, time_is_up, options).run();
 }
 

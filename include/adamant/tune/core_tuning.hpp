@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many cores an optimizer needs on this machine, by steps that are taken and timed.
+// How many cores an optimizer needs on this machine, found by taking and timing steps.
 #pragma once
 
 #include <cstddef>
@@ -10,25 +10,24 @@
 ADAMANT_BEGIN_NAMESPACE
 
 struct core_tuning_options {
-    double deadline_s = 60; // for all of it; then what is known is the answer, and says that it is not finished
-    // Of each rank's arrays. 0: some eight times what the machine's last caches hold, as a model's are never in cache,
-    // or what a quarter of the available memory holds, if that is less.
+    double deadline_s = 60; // for the whole search; after it the result is what is known so far, marked as not finished
+    // Of each rank's arrays. 0: some eight times the size of the machine's last caches, because a model is never in
+    // cache; or a quarter of the available memory, if that is less.
     std::size_t elements = 0;
     isa tier = isa::automatic;
     core_search_options search = {}; // its boundaries come from the machine
-    bool settings = true;            // whether other settings of the executor are tried on the cores found
-    double settings_worth = 0.03;    // by which share another setting has to be faster to be taken
-    // If not empty: called after each timed step, with the count of cores that it was on and its time; what it throws
-    // ends the tuning.
+    bool settings = true;            // whether other settings of the executor are tried on the cores that were found
+    double settings_worth = 0.03;    // another setting is taken if it is faster by at least this share
+    // If not empty: called after each timed step, with its number of cores and its time. An exception ends the tuning.
     std::function<void(unsigned cores, double seconds)> on_step = {};
 };
 
-// Grows the number of cores that each of the request's ranks has for its optimizer, as select_cores() would give them,
-// all ranks stepping at once, in this process, until more are not worth having; and then tries what other chunks and
-// prefetching bring on those. The request's own size does not matter. Takes up to a quarter of the available memory,
-// and both the cores and the memory bandwidth of the machine: nothing else should run. For set-up, on one thread.
-// Throws invalid_argument for options that cannot be, and what select_cores(), team, memory_block and options.on_step
-// throw.
+// Adds cores to the optimizer of each of the request's ranks, as select_cores() would give them, until the next one
+// gains too little (core_search_options::worth). All ranks step at once, in this process. Then it tries other chunk
+// sizes and prefetch distances on these cores. The request's own size is ignored. Uses up to a quarter of the available
+// memory, and all cores and the memory bandwidth of the machine: nothing else should run. Meant for set-up, on one
+// thread. Throws invalid_argument for impossible options, and what select_cores(), team, memory_block and
+// options.on_step throw.
 [[nodiscard]] tuned_cores tune_cores(machine const& on, core_request const& request, shard_format const& format,
                                      core_tuning_options const& options = {});
 

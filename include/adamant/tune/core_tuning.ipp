@@ -185,7 +185,7 @@ ADAMANT_DECL tuned_cores tune_cores(machine const& on, core_request const& reque
                                " seconds, but must be above 0");
     if (!(options.settings_worth >= 0 && options.settings_worth < 1))
         throw invalid_argument("adamant: settings_worth is " + detail::text(options.settings_worth) +
-                               ", but it is a share of the time, from 0 to below 1");
+                               ", but must be a share of the time, from 0 to below 1");
     return detail::core_tuner(on, request, format, options).run();
 }
 

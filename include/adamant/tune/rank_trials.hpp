@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every rank's team and arrays on so many cores, to be timed.
+// Every rank's team and arrays on a number of cores, to be timed.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// How many of the machine's cores have a PU in the set.
+// The number of the machine's cores that have a PU in the set.
 inline unsigned cores_in(machine const& on, pu_set const& pus)
 {
     unsigned count = 0;
@@ -27,8 +27,8 @@ inline unsigned cores_in(machine const& on, pu_set const& pus)
     return count;
 }
 
-// The PUs of each rank's optimizer with `count` cores of the `of` that a rank has. Selection keeps one for the host;
-// here all may be had.
+// The PUs of each rank's optimizer with `count` of the `of` cores that a rank has. Selection keeps one core for the
+// host; here the optimizer may have all.
 inline std::vector<rank_cores> cores_for_trial(machine const& on, core_request request, unsigned count, unsigned of)
 {
     request.cpuadam_cores_perc.reset();
@@ -47,7 +47,7 @@ inline std::vector<rank_cores> cores_for_trial(machine const& on, core_request r
     return ranks;
 }
 
-// As many as every rank has.
+// The number of cores that every rank has at least.
 inline unsigned cores_of_each_rank(machine const& on, core_request request)
 {
     request.cpuadam_cores_perc = 1;
@@ -74,7 +74,7 @@ inline std::size_t trial_elements(machine const& on, shard_format const& format,
     return std::max<std::size_t>(std::min(wanted, most) / granule_elems, 1) * granule_elems;
 }
 
-// Every rank's team and arrays on so many cores.
+// Every rank's team and arrays on a number of cores.
 class rank_trials {
 public:
     // like: null, or another one, whose arrays are used again where they lie as they would here: each rank's in one
@@ -103,7 +103,7 @@ public:
     }
     [[nodiscard]] unsigned count() const noexcept { return count_; }
 
-    // From when all ranks begin until the last one is through.
+    // From when all ranks begin until the last one has finished.
     double seconds() { return seconds(executors_); }
     // With other settings of the executors, on the same teams.
     double seconds(executor_options const& settings)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The best ratio as training goes on: rates are measured by every step, and change with what else the machine does.
+// The best ratio during training: every step measures the rates, which change with the machine's other work.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// What one step did, and how long who was busy with it: an optimizer's report has these. Whoever did nothing says
+// The work of one step and how long each part was busy with it, from an optimizer's report. A part without work tells
 // nothing about its rate.
 struct measured_step {
     double cpu_elems = 0, cpu_s = 0;
@@ -18,13 +18,12 @@ struct measured_step {
     double up_bytes = 0, up_s = 0;
 };
 
-// Of a step by an optimizer. A step that was taken back and done again has worked twice for its elements, and counts as
-// it was.
+// Of an optimizer's step. A step that was taken back and done again counts with the time of all of its work.
 [[nodiscard]] measured_step measured(optimizer_report const& step) noexcept;
 
 struct follower_options {
-    double weight = 0.2; // of a new measurement, against all before
-    double worth = 0.02; // a new ratio is proposed where it makes the step shorter by this share of it
+    double weight = 0.2; // of a new measurement, against all earlier ones
+    double worth = 0.02; // a new ratio is proposed if it makes the step shorter by this share
     double least = 0;    // bounds for the ratio, from memory
     double most = 1;
 };
@@ -32,19 +31,19 @@ struct follower_options {
 // Not thread-safe; a value like any other.
 class ratio_follower {
 public:
-    // Begins with what is known, or guessed, about the rates. Throws invalid_argument for what cannot be.
+    // Begins with known or guessed rates. Throws invalid_argument for impossible rates or options.
     explicit ratio_follower(step_rates const& rates, follower_options const& options = {});
 
-    // Takes in what a step has measured: the first measurement instead of what was guessed, others by their weight.
-    // What is not finite and above 0 counts for nothing.
+    // Adds a step's measurements: the first one replaces the guess, later ones count by their weight. Values that are
+    // not finite and above 0 are ignored.
     void observe(measured_step const& step) noexcept;
-    // Backward and forward belong to the caller, who times them. Throws invalid_argument for what is no time, and keeps
-    // what it had.
+    // Backward and forward are the caller's, who times them. Throws invalid_argument for impossible times, and keeps
+    // the old ones.
     void set_times(double backward_s, double forward_s);
 
     [[nodiscard]] step_rates const& rates() const noexcept { return rates_; }
-    // A ratio that is worth moving shards for, from the one that the optimizer has; absent: stay. Throws
-    // invalid_argument where the latter is not from 0 to 1.
+    // A ratio that is worth moving shards for, given the optimizer's current one; absent: keep that. Throws
+    // invalid_argument where the current ratio is not from 0 to 1.
     [[nodiscard]] std::optional<double> proposal(double ratio) const;
 
 private:

@@ -32,7 +32,7 @@ ADAMANT_DECL ratio_follower::ratio_follower(step_rates const& rates, follower_op
                                ", but must be above 0, and at most 1");
     if (!(options.worth >= 0 && options.worth < 1))
         throw invalid_argument("adamant: worth is " + detail::text(options.worth) +
-                               ", but it is a share of the step, from 0 to below 1");
+                               ", but must be a share of the step, from 0 to below 1");
     (void)best_ratio(rates_, options_.least, options_.most); // throws for the others
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers as good as random, each found without the others.
+// Pseudo-random numbers, each computed from its index alone.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The finalizer of MurmurHash3 (Appleby): as good as random, and any element's is found without the others'.
+// The finalizer of MurmurHash3 (Appleby), of an element's index.
 [[nodiscard]] constexpr std::uint32_t scattered(std::uint32_t x) noexcept
 {
     x = (x ^ x >> 16) * 0x85ebca6bu;

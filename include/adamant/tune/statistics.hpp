@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What may be said about times that were measured several times over: medians, their spread, and how sure a difference
-// is. Nothing here takes it that errors are normally distributed, for those of a shared machine are not.
+// Statistics of repeated time measurements: medians, their spread, and how certain a difference is. They do not assume
+// normally distributed errors, because those of a shared machine are not.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +14,14 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The value below which the share q of all values lies, linear between the two nearest (Hyndman and Fan's type 7).
+// The value below which the share q of all values lies, interpolated linearly (Hyndman and Fan's type 7).
 // Throws invalid_argument for no values, and for a q outside [0, 1].
 [[nodiscard]] inline double quantile(std::vector<double> values, double q)
 {
     if (values.empty())
-        throw invalid_argument("adamant: a quantile of no values is asked for; there is one from the first value on");
+        throw invalid_argument("adamant: a quantile of no values was requested; give at least one value");
     if (!(q >= 0 && q <= 1))
-        throw invalid_argument("adamant: quantile " + detail::text(q) +
-                               " is asked for, but there are those from 0 to 1");
+        throw invalid_argument("adamant: quantile " + detail::text(q) + " was requested, but must be from 0 to 1");
     std::sort(values.begin(), values.end());
     double const at = q * static_cast<double>(values.size() - 1);
     auto const below = static_cast<std::size_t>(at);
@@ -35,10 +34,9 @@ ADAMANT_BEGIN_NAMESPACE
     return quantile(std::move(values), 0.5);
 }
 
-// A range that holds the median of what the values are a sample of, with at least `confidence` where there are enough
-// of them: between the order statistics that the sign test leaves (each value lies below the true median with
-// probability 1/2, so ranks are binomial). With too few, from the least to the greatest, and `confidence` says how much
-// that is worth.
+// A confidence range for the median of the distribution that the values are a sample of: between the order statistics
+// that the sign test leaves (each value lies below the true median with probability 1/2, so ranks are binomial). With
+// too few values it is the range of all values, and `confidence` says how certain that is.
 struct median_range {
     double low = 0;
     double high = 0;
@@ -48,10 +46,10 @@ struct median_range {
 [[nodiscard]] inline median_range range_of_median(std::vector<double> values, double confidence)
 {
     if (values.empty())
-        throw invalid_argument("adamant: the range of the median of no values is asked for");
+        throw invalid_argument("adamant: the range of the median of no values was requested; give at least one value");
     if (!(confidence > 0 && confidence < 1))
         throw invalid_argument("adamant: confidence " + detail::text(confidence) +
-                               " is asked for, but it lies between 0 and 1");
+                               " was requested, but must be between 0 and 1");
     std::sort(values.begin(), values.end());
     std::size_t const n = values.size();
     // outside: the probability that at most k of n values lie below the median, for each k; twice that is what the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps that are taken to be timed: arrays of one shard with values as training has them, out of anybody's use.
+// Steps to be timed, on arrays of their own with values as in training.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// Arrays of n elements, first touched by the executor's threads, each where it will be used, in memory of these
-// options. Values decide which path a kernel takes, so they are those of training: no two neighbours alike, no zeros,
-// second moments that go with the gradients. The arrays begin at a cache line and at different offsets in their pages,
-// as a program's do; at equal ones each load would wait for another array's store.
+// Arrays of n elements in memory of these options, first touched by the executor's threads, each element where it will
+// be used. Values decide which path a kernel takes, so they are like those of training: neighbours differ, there are no
+// zeros, and second moments fit the gradients. The arrays begin at a cache line and at different offsets in their
+// pages, as a program's do; at equal offsets each load would wait for another array's store.
 class trial_step {
 public:
-    // Throws what memory_block does, unavailable where there is too little memory among others.
+    // Throws what memory_block throws: unavailable where there is too little memory, among others.
     trial_step(executor const& cpu, shard_format const& format, std::size_t n, memory_options const& memory = {});
 
     [[nodiscard]] std::size_t size() const noexcept { return n_; }
@@ -25,12 +25,12 @@ public:
     [[nodiscard]] std::vector<memory_block> const& blocks() const noexcept { return blocks_; }
     [[nodiscard]] std::byte* array(std::size_t k) noexcept;
 
-    // Takes one step, AdamW with a learning rate so small that nothing runs away, and returns what it took.
+    // Takes one step of AdamW, with a learning rate so small that values stay in range, and returns its time.
     double seconds(executor const& cpu);
 
 private:
     static constexpr std::size_t apart = 1088;        // bytes, a multiple of a cache line, odd in a page
-    static constexpr std::size_t period_elems = 4096; // after which values come again, so that arrays are made soon
+    static constexpr std::size_t period_elems = 4096; // after which values repeat, so that arrays are filled quickly
 
     void fill(std::size_t k, slice part);
 

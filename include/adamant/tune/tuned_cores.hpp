@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tuning has found, and for which machine and work: a result for another one is no result.
+// The result of tuning, with the machine and the work that it is for: it says nothing about others.
 #pragma once
 
 #include <cstddef>
@@ -15,17 +15,17 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The processor's name, as the kernel has it; on Arm, which has none there, its implementer's and part's numbers.
+// The processor's name according to the kernel; on Arm, where it gives none, the numbers of implementer and part.
 [[nodiscard]] std::string cpu_model(std::string const& cpuinfo = "/proc/cpuinfo");
 
-// What a result depends on, as names and texts to compare and to show.
+// Everything that a result depends on, as names and texts to compare and to show.
 struct tuning_key {
     std::vector<std::pair<std::string, std::string>> entries;
     friend bool operator==(tuning_key const&, tuning_key const&) = default;
 };
 
-// Of steps with these types, by each of the request's ranks, on its cores. What is measured of the request is left out:
-// its size.
+// The key of steps with these types, by each of the request's ranks, on its cores. It leaves out the request's size,
+// which tuning measures.
 [[nodiscard]] tuning_key tuning_key_of(machine const& on, core_request const& request, shard_format const& format,
                                        isa tier = isa::automatic);
 
@@ -34,16 +34,16 @@ struct tried_setting {
     std::string name; // a member of executor_options
     std::uint64_t value = 0;
     double time_ratio = 1; // median of its time over the default's, within rounds
-    double low = 1;        // and the range that it lies in
+    double low = 1;        // and its confidence range
     double high = 1;
 };
 
 struct tuned_cores {
     tuning_key key;
     unsigned cores = 0;            // of each rank, for the optimizer
-    unsigned of = 0;               // how many a rank has
+    unsigned of = 0;               // the cores that a rank has
     double cpuadam_cores_perc = 1; // the same as a share, for configurations
-    bool finished = false;         // else time was up before it was known that no more are worth having
+    bool finished = false;         // otherwise time ran out before it was known that more are not worth using
     std::size_t elements = 0;      // of each rank, in the steps that were timed
     double step_s = 0;             // of all ranks together, on these cores, with these settings
     std::vector<core_time> curve;  // with the default settings
@@ -53,16 +53,16 @@ struct tuned_cores {
 
     // Cores of a rank that the optimizer leaves to the host.
     [[nodiscard]] unsigned host_cores() const noexcept;
-    // Whether every core is worth having: there is no knee.
+    // Whether every core is worth using: the curve has no knee.
     [[nodiscard]] bool all() const noexcept;
 
-    // The request with this size instead of its own, for select_cores(). That leaves the host one core in any case.
+    // The request with this size instead of its own, for select_cores(), which always leaves the host one core.
     [[nodiscard]] core_request request(core_request asked) const;
     // For the executor on a rank's cores.
     [[nodiscard]] executor_options options() const;
 };
 
-// Throws unavailable where the result is of another machine or other work, and names each difference.
+// Throws unavailable, naming each difference, where the result is for another machine or other work.
 void check_key(tuned_cores const& saved, tuning_key const& here);
 
 ADAMANT_END_NAMESPACE

@@ -105,7 +105,7 @@ ADAMANT_DECL void check_key(tuned_cores const& saved, tuning_key const& here)
     compare(here);
     compare(saved.key);
     if (!differences.empty())
-        throw unavailable("adamant: this tuning result is of another machine or other work: " + differences +
+        throw unavailable("adamant: this tuning result is for another machine or other work: " + differences +
                           "; tune again");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opt-in: what tuning has found as a JSON file, to be used by later runs. Needs nlohmann-json.
+// Opt-in: the result of tuning as a JSON file, for later runs. Needs nlohmann-json.
 #pragma once
 
 #if !__has_include(<nlohmann/json.hpp>)
@@ -29,14 +29,14 @@ namespace detail {
 
 inline constexpr std::string_view tuned_format = "adamant tuned cores 1";
 
-// Throws what nlohmann-json throws for what is missing or of another type, and corrupted for numbers that cannot be.
+// Throws nlohmann-json's exceptions for missing members and wrong types, and corrupted for impossible numbers.
 inline tuned_cores tuned_from_json(nlohmann::ordered_json const& from)
 {
     auto const require = [](bool condition, char const* what) {
         if (!condition)
             throw corrupted(what);
     };
-    require(from.at("format").get<std::string>() == tuned_format, "its format is another one");
+    require(from.at("format").get<std::string>() == tuned_format, "its format is a different one");
     tuned_cores found;
     for (auto const& [name, text] : from.at("key").items())
         found.key.entries.emplace_back(name, text.get<std::string>());
@@ -101,7 +101,7 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& from)
     return json;
 }
 
-// Replaces the file as a whole or leaves what was there. Throws unavailable with the path and the system's reason.
+// Replaces the file as a whole or leaves the old one. Throws unavailable with the path and the system's reason.
 inline void save_tuned(std::filesystem::path const& path, tuned_cores const& found)
 {
     detail::durable_file file(path);
@@ -109,8 +109,8 @@ inline void save_tuned(std::filesystem::path const& path, tuned_cores const& fou
     file.commit();
 }
 
-// Whatever machine it is of. Throws unavailable for a file that cannot be read, and corrupted for one that does not
-// hold a tuning result.
+// Reads a result for any machine. Throws unavailable for a file that cannot be read, and corrupted for one that does
+// not hold a tuning result.
 [[nodiscard]] inline tuned_cores read_tuned(std::filesystem::path const& path)
 {
     std::error_code none;
@@ -135,17 +135,17 @@ inline void save_tuned(std::filesystem::path const& path, tuned_cores const& fou
     }
 }
 
-// For this machine and work: the key is tuning_key_of()'s. Throws what read_tuned() and check_key() throw, and
-// unavailable for a result that is not finished.
+// Reads a result for this machine and work; `here` is made by tuning_key_of(). Throws what read_tuned() and check_key()
+// throw, and unavailable for a result that is not finished.
 [[nodiscard]] inline tuned_cores load_tuned(std::filesystem::path const& path, tuning_key const& here)
 {
     tuned_cores found = read_tuned(path);
     if (!found.finished)
         throw unavailable("adamant: " + path.string() +
-                          ": this tuning came to its deadline before it was known whether "
+                          ": this tuning reached its deadline before it was known whether "
                           "more than " +
                           std::to_string(found.cores) + " of " + std::to_string(found.of) +
-                          " cores are worth having; tune again, with a later deadline");
+                          " cores are worth using; tune again with a later deadline");
     try {
         check_key(found, here);
     } catch (unavailable const& e) {
