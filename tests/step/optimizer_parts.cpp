@@ -406,6 +406,7 @@ namespace {
 struct counter {
     std::vector<std::atomic<int>> done;
     std::atomic<int> rounds_left{0};
+    std::atomic<int> polls_left{0}; // ends of the line at which the owner expects more and has nothing yet
     std::atomic<int> closes{0};
     std::size_t at_end = 0;
     work_line line;
@@ -420,9 +421,9 @@ struct counter {
         work_line::clock::time_point waits_until{};
         for (;;) {
             work_line::errand const e = own.line.next(in, waits_until);
-            if (e.what == work_line::errand::leave)
+            if (e.what == work_line::errand::kind::leave)
                 return;
-            if (e.what == work_line::errand::pieces) {
+            if (e.what == work_line::errand::kind::work) {
                 for (std::size_t i = e.begin; i < e.end; ++i)
                     ++own.done[i];
                 own.line.did(e);
@@ -432,7 +433,7 @@ struct counter {
             bool const more = own.rounds_left > 0 && own.rounds_left-- > 0;
             if (more)
                 own.line.add_at_end(own.at_end);
-            own.line.close(in, more);
+            own.line.close(in, more || (own.polls_left > 0 && own.polls_left-- > 0));
         }
     }
 };
@@ -477,6 +478,13 @@ TEST_CASE("the work line has every piece done once, whoever adds it and when", "
     CHECK(c.line.done() == pieces);
     for (std::atomic<int> const& each : c.done)
         REQUIRE(each == 1);
+    // Nor does a shift end while the owner expects more.
+    counter waiting(team, 1);
+    waiting.polls_left = 1000;
+    waiting.line.add([] { return std::size_t{1}; });
+    waiting.line.wait();
+    CHECK(waiting.polls_left == 0);
+    CHECK(waiting.closes == 1001);
     // A member of the team must not wait for itself.
     std::atomic<int> refused{0};
     team->run([&](unsigned) { refused += refusal([&] { c.line.add([] { return std::size_t{1}; }); }) != "no error"; });

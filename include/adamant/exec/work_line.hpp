@@ -32,9 +32,9 @@ public:
         void (*run)(void* owner, shift& in, unsigned member);
     };
     struct errand {
-        enum kind : unsigned char {
-            pieces, // do pieces [begin, end), then call did()
-            close,  // all that was added is done: add more by add_at_end() or nothing, then call close()
+        enum class kind : unsigned char {
+            work,  // do pieces [begin, end), then call did()
+            close, // all that was added is done: add more by add_at_end() or nothing, then call close()
             leave
         } what;
         std::size_t begin = 0;
@@ -125,29 +125,29 @@ public:
                 std::size_t const end = std::min(added, taken + most_at_once_.load(std::memory_order_relaxed));
                 if (taken_.compare_exchange_weak(taken, end, std::memory_order_acq_rel)) {
                     waits_until = {};
-                    return {errand::pieces, taken, end};
+                    return {errand::kind::work, taken, end};
                 }
             } else if (done() == added && !expects_more(waits_until)) {
                 if (begin_to_close(in))
-                    return {errand::close};
+                    return {errand::kind::close};
             } else { // others are at their last pieces, or more may come
                 for (int i = 0; i < 32; ++i)
                     relax();
                 sched_yield();
             }
         }
-        return {errand::leave};
+        return {errand::kind::leave};
     }
     void did(errand const& pieces) noexcept { done_.fetch_add(pieces.end - pieces.begin, std::memory_order_acq_rel); }
     // Between the errand `close` and close(), which may be long: nobody else waits for the lock meanwhile, and the
     // other members sleep.
     void add_at_end(std::size_t pieces) noexcept { added_.fetch_add(pieces, std::memory_order_release); }
-    // The shift ends, unless the owner has more to do, or something was added meanwhile.
-    void close(shift& in, bool owner_has_more)
+    // The shift ends, unless something was added meanwhile, or the owner expects more: then a member closes it again.
+    void close(shift& in, bool owner_expects_more)
     {
         std::lock_guard const lock(mutex_);
         is_closing_ = false;
-        if (!owner_has_more && done() == added_.load(std::memory_order_relaxed)) {
+        if (!owner_expects_more && done() == added_.load(std::memory_order_relaxed)) {
             idle_ = true;
             in.closed.store(true, std::memory_order_release);
         }

@@ -235,9 +235,9 @@ private:
         work_line::clock::time_point waits_until{};
         for (;;) {
             work_line::errand const errand = line.next(in, waits_until);
-            if (errand.what == work_line::errand::leave)
+            if (errand.what == work_line::errand::kind::leave)
                 return;
-            if (errand.what == work_line::errand::pieces) {
+            if (errand.what == work_line::errand::kind::work) {
                 sides_.run(member, errand.begin, errand.end);
                 line.did(errand);
             } else {
