@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # The library with the C interface. It is named after the version of that interface, not of the project.
-file(STRINGS include/adamant/c/adamant_c.h c_version REGEX "#define ADAMANT_C_VERSION ")
+file(STRINGS include/adamant/c/status.h c_version REGEX "#define ADAMANT_C_VERSION ")
 string(REGEX REPLACE "[^0-9]" "" c_version "${c_version}")
 
-add_library(adamant_c SHARED include/adamant/c/adamant_c.cpp)
+file(GLOB c_sources CONFIGURE_DEPENDS include/adamant/c/*.cpp)
+file(GLOB c_headers CONFIGURE_DEPENDS include/adamant/c/*.h)
+add_library(adamant_c SHARED ${c_sources})
 add_library(adamant::c ALIAS adamant_c)
-target_sources(adamant_c PUBLIC FILE_SET HEADERS BASE_DIRS include FILES include/adamant/c/adamant_c.h)
+target_sources(adamant_c PUBLIC FILE_SET HEADERS BASE_DIRS include FILES ${c_headers})
 target_link_libraries(adamant_c PRIVATE adamant_compiled adamant_opt_in adamant_own_flags)
 set_target_properties(adamant_c PROPERTIES
     EXPORT_NAME c SOVERSION ${c_version} CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of the C library: the structs of the interface, with their defaults.
+#pragma once
+
+#include <adamant/c/adamant_c.h>
+#include <adamant/c/structs.hpp>
+#include <adamant/exec/executor.hpp>
+#include <adamant/numerics/hyperparameters.hpp>
+#include <adamant/step/loss_scaler.hpp>
+
+namespace adamant::c {
+
+template <>
+struct about<adamant_core_options> {
+    static constexpr char const* name = "adamant_core_options";
+    static constexpr std::size_t first_bytes = 64;
+    static adamant_core_options defaults() { return {}; }
+};
+
+template <>
+struct about<adamant_executor_options> {
+    static constexpr char const* name = "adamant_executor_options";
+    static constexpr std::size_t first_bytes = 40;
+    static adamant_executor_options defaults()
+    {
+        adamant_executor_options options{};
+        options.min_slice_elems = executor_options{}.min_slice_elems;
+        options.prefetch_bytes = ADAMANT_AUTOMATIC_BYTES;
+        return options;
+    }
+};
+
+template <>
+struct about<adamant_loss_scaling> {
+    static constexpr char const* name = "adamant_loss_scaling";
+    static constexpr std::size_t first_bytes = 56;
+    static adamant_loss_scaling defaults();
+};
+
+template <>
+struct about<adamant_optimizer_options> {
+    static constexpr char const* name = "adamant_optimizer_options";
+    static constexpr std::size_t first_bytes = 72;
+    static adamant_optimizer_options defaults()
+    {
+        adamant_optimizer_options options{};
+        options.journal_budget_bytes = ADAMANT_AUTOMATIC_BYTES;
+        return options;
+    }
+};
+
+template <>
+struct about<adamant_hyperparameters> {
+    static constexpr char const* name = "adamant_hyperparameters";
+    static constexpr std::size_t first_bytes = 56;
+    static adamant_hyperparameters defaults();
+};
+
+template <>
+struct about<adamant_shard> {
+    static constexpr char const* name = "adamant_shard";
+    static constexpr std::size_t first_bytes = 112;
+    static adamant_shard defaults()
+    {
+        adamant_shard shard{};
+        shard.param_dtype = shard.grad_dtype = shard.exp_avg_dtype = shard.exp_avg_sq_dtype = ADAMANT_FLOAT32;
+        return shard;
+    }
+};
+
+template <>
+struct about<adamant_step_values> {
+    static constexpr char const* name = "adamant_step_values";
+    static constexpr std::size_t first_bytes = 64;
+    static adamant_step_values defaults() { return {}; }
+};
+
+template <>
+struct about<adamant_report> {
+    static constexpr char const* name = "adamant_report";
+    static constexpr std::size_t first_bytes = 168;
+    static adamant_report defaults() { return {}; }
+};
+
+template <>
+struct about<adamant_deepspeed_offload> {
+    static constexpr char const* name = "adamant_deepspeed_offload";
+    static constexpr std::size_t first_bytes = 56;
+    static adamant_deepspeed_offload defaults() { return {}; }
+};
+
+} // namespace adamant::c

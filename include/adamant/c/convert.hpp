@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of the C library: from C's structs to those of C++, and back.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <adamant/c/about.hpp>
+#include <adamant/c/executor.h>
+#include <adamant/c/optimizer.h>
+#include <adamant/c/shard.h>
+#include <adamant/exec/executor.hpp>
+#include <adamant/numerics/hyperparameters.hpp>
+#include <adamant/shard/any_shard.hpp>
+#include <adamant/shard/dtypes.hpp>
+#include <adamant/shard/optimizer_shard.hpp>
+#include <adamant/step/loss_scaler.hpp>
+
+namespace adamant::c {
+
+template <class Enum>
+Enum to_enum(std::int32_t value, Enum last, char const* what)
+{
+    if (value < 0 || value > static_cast<std::int32_t>(last))
+        throw invalid_argument(std::string("adamant: ") + what + " is " + std::to_string(value) +
+                               ", but it is from 0 to " + std::to_string(static_cast<std::int32_t>(last)));
+    return static_cast<Enum>(value);
+}
+
+inline std::string text_or_empty(char const* text)
+{
+    return text == nullptr ? std::string() : std::string(text);
+}
+template <class T>
+std::optional<T> unless_zero(T value)
+{
+    return value == T{} ? std::nullopt : std::optional<T>(value);
+}
+
+adamant_hyperparameters to_c(hyperparameters const& from);
+hyperparameters from_c(adamant_hyperparameters const* from);
+
+adamant_loss_scaling to_c(loss_scaling_options const& from);
+loss_scaling_options from_c(adamant_loss_scaling const* from);
+
+binding binding_of(adamant_binding from);
+isa isa_of(char const* name);
+
+// The types alone, and all of a shard. Both throw invalid_argument for types that no shard has.
+shard_format const& format_of(adamant_shard const& from);
+struct shard_of_c {
+    any_shard view;
+    accumulator_array accumulator;
+};
+shard_of_c shard_of(adamant_shard const& from);
+
+} // namespace adamant::c

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which cores an optimizer gets and which are left to the host framework. adamant_c.h has the rules. */
+#ifndef ADAMANT_C_CORES_H
+#define ADAMANT_C_CORES_H
+
+#include <adamant/c/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct adamant_core_options {
+    size_t struct_bytes;
+    /* The size of the optimizer's part of each rank's cores. At most one of these four is set; 0 means that it is not.
+     * With none of them the optimizer's share is 0.8. */
+    double cpuadam_cores_perc;     /* the optimizer's share, above 0 and at most 1 */
+    double pt_reserved_cores_perc; /* the host framework's share, above 0 and below 1 */
+    uint32_t cpuadam_cores;        /* the number of the optimizer's cores */
+    uint32_t pt_reserved_cores;    /* the number of the host framework's cores */
+    /* How many ranks there are on this host, and which of them this one is, from 0. With ranks 0 both are taken from
+     * the launcher's environment. */
+    uint32_t ranks;
+    uint32_t rank;
+    const char* pus;            /* only these, as a list "0-3,8" or a mask "0xf"; may be null: all that are allowed */
+    const char* machine;        /* may be null: this one. Else an XML file of hwloc's or its synthetic description */
+    int32_t every_pu_of_cores;  /* all hardware threads of each core; else the first one of each */
+    int32_t fast_cores_to_host; /* on machines with fast and slow cores; else the optimizer gets the fast ones */
+} adamant_core_options;
+ADAMANT_C_API adamant_status adamant_core_options_init(adamant_core_options* options, size_t struct_bytes);
+
+/* Chooses the cores of one rank. Writes the hardware threads (PUs) of the optimizer to adam_pus, and those left to the
+ * host framework to host_pus, each as a list that adamant_executor_options.pus takes. host_pus may be null with
+ * host_bytes 0. Depends only on its arguments, the machine and the environment, which must not change meanwhile;
+ * thread-safe. invalid argument: sizes that cannot be, and a text that does not fit, with the bytes that it needs.
+ * unavailable: a request for more than the machine has. */
+ADAMANT_C_API adamant_status adamant_select_cores(const adamant_core_options* options, char* adam_pus,
+                                                  size_t adam_bytes, char* host_pus, size_t host_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

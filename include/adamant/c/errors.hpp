@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of the C library: where exceptions become statuses, and the checks that every function makes.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include <adamant/c/status.h>
+#include <adamant/core/error.hpp>
+
+namespace adamant::c {
+
+// What adamant_optimizer_options.reduce returned, or threw.
+struct reduce_failed : error {
+    using error::error;
+};
+
+// Keeps the text for adamant_last_error(), and returns the status. Allocates nothing.
+adamant_status fail(adamant_status status, std::string_view text) noexcept;
+
+// The exception that is being handled as a status, with its text kept.
+adamant_status status_of_exception() noexcept;
+
+// What every function of the interface that can fail does its work in.
+template <class Work>
+adamant_status guarded(Work const& work) noexcept
+{
+    try {
+        work();
+        return ADAMANT_OK;
+    } catch (...) {
+        return status_of_exception();
+    }
+}
+
+template <class T>
+T& needed(T* pointer, char const* what)
+{
+    if (pointer == nullptr)
+        throw invalid_argument(std::string("adamant: ") + what + " is a null pointer");
+    return *pointer;
+}
+
+// A result that the caller may not want.
+template <class T>
+void give(T* where, T const& value)
+{
+    if (where != nullptr)
+        *where = value;
+}
+
+} // namespace adamant::c

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of the C library: what its handles are.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <adamant/c/errors.hpp>
+#include <adamant/c/executor.h>
+#include <adamant/c/optimizer.h>
+#include <adamant/exec/executor.hpp>
+#include <adamant/optimizer.hpp>
+
+struct adamant_executor {
+    adamant::executor cpu;
+    std::string pus;
+};
+
+struct adamant_optimizer {
+    adamant_optimizer(adamant::executor const& cpu, adamant::optimizer_options options) : of(cpu, std::move(options)) {}
+
+    adamant::optimizer of;
+    std::optional<adamant::optimizer::ticket> ticket = {}; // of adamant_step_async()
+};
+
+namespace adamant::c {
+
+inline executor const& cpu_of(adamant_executor const* handle)
+{
+    return needed(handle, "the executor").cpu;
+}
+inline optimizer& of(adamant_optimizer* handle)
+{
+    return needed(handle, "the optimizer").of;
+}
+inline optimizer const& of(adamant_optimizer const* handle)
+{
+    return needed(handle, "the optimizer").of;
+}
+
+} // namespace adamant::c

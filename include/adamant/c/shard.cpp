@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// What adamant/c/shard.h declares.
+#include <adamant/c/shard.h>
+
+#include <cstddef>
+#include <string>
+
+#include <adamant/c/convert.hpp>
+#include <adamant/c/handles.hpp>
+#include <adamant/shard/format.hpp>
+#include <adamant/shard/shard.hpp>
+#include <adamant/step/grad_norm.hpp>
+#include <adamant/step/step.hpp>
+
+namespace adamant::c {
+
+adamant_hyperparameters about<adamant_hyperparameters>::defaults()
+{
+    return to_c(hyperparameters{});
+}
+adamant_hyperparameters to_c(hyperparameters const& from)
+{
+    return {sizeof(adamant_hyperparameters),
+            from.lr,
+            from.beta1,
+            from.beta2,
+            from.eps,
+            from.weight_decay,
+            static_cast<adamant_decay>(from.mode),
+            from.bias_correction};
+}
+hyperparameters from_c(adamant_hyperparameters const* from)
+{
+    adamant_hyperparameters const h = read(from);
+    return {h.lr,
+            h.beta1,
+            h.beta2,
+            h.eps,
+            h.weight_decay,
+            to_enum(h.decay, decay_mode::l2, "decay"),
+            h.bias_correction != 0};
+}
+
+shard_format const& format_of(adamant_shard const& from)
+{
+    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, dtype::float16, what); };
+    shard_dtypes const types = {type(from.param_dtype, "param_dtype"), type(from.grad_dtype, "grad_dtype"),
+                                type(from.exp_avg_dtype, "exp_avg_dtype"),
+                                type(from.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
+                                type(from.weight_out_dtype, "weight_out_dtype")};
+    if (shard_format const* const format = find_format(types))
+        return *format;
+    std::string asked;
+    for (std::size_t i = 0; i < types.size(); ++i)
+        (asked += i == 0 ? "" : ", ") += std::string(shard_array::names[i]) + " " + std::string(name(types[i]));
+    throw invalid_argument("adamant: no shard has these types: " + asked +
+                           "; param and grad are of any type but none, the moments float32 or bfloat16, and "
+                           "weight_out is bfloat16 or float16 beside a float32 param, else none");
+}
+
+shard_of_c shard_of(adamant_shard const& from)
+{
+    dtype const weights = to_enum(from.weight_out_dtype, dtype::float16, "weight_out_dtype");
+    dtype const sum = to_enum(from.accumulator_dtype, dtype::float16, "accumulator_dtype");
+    auto const absent = [](dtype type, void const* array, std::string const& what) {
+        if (type == dtype::none && array != nullptr)
+            throw invalid_argument("adamant: " + what + " is given, but " + what +
+                                   "_dtype is ADAMANT_NONE; set its type, or the pointer to null");
+    };
+    absent(weights, from.weight_out, "weight_out");
+    absent(sum, from.accumulator, "accumulator");
+    if (sum != dtype::none && from.accumulator == nullptr && from.elements != 0)
+        throw invalid_argument("adamant: accumulator is a null pointer, but accumulator_dtype is " +
+                               std::string(name(sum)));
+    if (sum == dtype::float16)
+        throw invalid_argument("adamant: accumulator_dtype is float16, but must be float32, bfloat16 or none");
+    shard_format const& format = format_of(from);
+    kernel::step_pointers const arrays{static_cast<std::byte*>(from.param), static_cast<std::byte const*>(from.grad),
+                                       static_cast<std::byte*>(from.exp_avg), static_cast<std::byte*>(from.exp_avg_sq),
+                                       static_cast<std::byte*>(from.weight_out)};
+    detail::check_arrays(format.types, arrays, from.elements);
+    return {any_shard(format, arrays, from.elements), {from.accumulator, sum}};
+}
+
+} // namespace adamant::c
+
+using namespace adamant::c;
+
+adamant_status adamant_hyperparameters_init(adamant_hyperparameters* hyper, size_t struct_bytes)
+{
+    return init(hyper, struct_bytes);
+}
+adamant_status adamant_shard_init(adamant_shard* shard, size_t struct_bytes)
+{
+    return init(shard, struct_bytes);
+}
+adamant_status adamant_step_shard(const adamant_executor* executor, const adamant_shard* shard,
+                                  const adamant_hyperparameters* hyper, uint64_t step_number, double loss_scale,
+                                  double clip_coefficient, uint64_t* nonfinite)
+{
+    return guarded([&] {
+        adamant::executor const& cpu = cpu_of(executor);
+        shard_of_c const s = shard_of(read(shard));
+        if (s.accumulator.type != adamant::dtype::none)
+            throw adamant::invalid_argument(
+                "adamant: adamant_step_shard() is given an accumulator, which it has no use for; set "
+                "accumulator_dtype to ADAMANT_NONE, or accumulate with an optimizer");
+        give(nonfinite, step(cpu, s.view, from_c(hyper), step_number,
+                             {.loss_scale = loss_scale, .clip_coefficient = clip_coefficient})
+                            .nonfinite_grads);
+    });
+}
+adamant_status adamant_sum_of_squares(const adamant_executor* executor, const void* grad, adamant_dtype dtype,
+                                      size_t elements, double* sum, uint64_t* nonfinite)
+{
+    return guarded([&] {
+        adamant::dtype const type = to_enum(dtype, adamant::dtype::float16, "dtype");
+        adamant::grad_squares const found = sum_of_squares(cpu_of(executor), grad, type, elements);
+        give(sum, found.sum);
+        give(nonfinite, found.nonfinite);
+    });
+}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Shards, hyperparameters, and a step without an optimizer. adamant_c.h has the rules. */
+#ifndef ADAMANT_C_SHARD_H
+#define ADAMANT_C_SHARD_H
+
+#include <adamant/c/executor.h>
+#include <adamant/c/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef int32_t adamant_dtype;
+enum {
+    ADAMANT_NONE = 0, /* there is no such array */
+    ADAMANT_FLOAT32 = 1,
+    ADAMANT_BFLOAT16 = 2,
+    ADAMANT_FLOAT16 = 3
+};
+
+/* Consecutive elements of one parameter. Every array has `elements` elements of its type, at any address; no array that
+ * a step writes may overlap another. A pointer may be null where there are no elements, and must be null where its type
+ * is ADAMANT_NONE.
+ * param:       read and written; any type except none.
+ * grad:        read from adamant_submit() or adamant_step() to the end of the step; any type except none.
+ * exp_avg, exp_avg_sq: the moments, read and written, zero before the first step; float32 or bfloat16.
+ * weight_out:  the new weights rounded, written; bfloat16 or float16 with a float32 param, else none. Before the first
+ *              step it must hold the params, rounded: a step that is taken back leaves that there.
+ * accumulator: where adamant_accumulate() adds gradients up; float32, bfloat16 or none. */
+typedef struct adamant_shard {
+    size_t struct_bytes;
+    size_t elements;
+    void* param;
+    const void* grad;
+    void* exp_avg;
+    void* exp_avg_sq;
+    void* weight_out;
+    void* accumulator;
+    adamant_dtype param_dtype;       /* ADAMANT_FLOAT32 */
+    adamant_dtype grad_dtype;        /* ADAMANT_FLOAT32 */
+    adamant_dtype exp_avg_dtype;     /* ADAMANT_FLOAT32 */
+    adamant_dtype exp_avg_sq_dtype;  /* ADAMANT_FLOAT32 */
+    adamant_dtype weight_out_dtype;  /* ADAMANT_NONE */
+    adamant_dtype accumulator_dtype; /* ADAMANT_NONE */
+    /* Where the shard lies in its parameter. shape: `dims` sizes, at most 64, of the whole parameter; with dims 0 and
+     * shape null the shard is all of it. begin: the shard's first element in it, in row-major order. */
+    const size_t* shape;
+    size_t dims;
+    size_t begin;
+} adamant_shard;
+ADAMANT_C_API adamant_status adamant_shard_init(adamant_shard* shard, size_t struct_bytes);
+
+typedef int32_t adamant_decay; /* how weight_decay acts */
+enum {
+    ADAMANT_DECAY_UNSET = 0,     /* allowed only while weight_decay is 0 */
+    ADAMANT_DECAY_DECOUPLED = 1, /* AdamW */
+    ADAMANT_DECAY_L2 = 2         /* Adam */
+};
+
+typedef struct adamant_hyperparameters {
+    size_t struct_bytes;
+    double lr;               /* 1e-3 */
+    double beta1;            /* 0.9; in [0, 1) */
+    double beta2;            /* 0.999; in [0, 1) */
+    double eps;              /* 1e-8 */
+    double weight_decay;     /* 0 */
+    adamant_decay decay;     /* ADAMANT_DECAY_UNSET */
+    int32_t bias_correction; /* 1 */
+} adamant_hyperparameters;
+ADAMANT_C_API adamant_status adamant_hyperparameters_init(adamant_hyperparameters* hyper, size_t struct_bytes);
+
+/* One step of Adam or AdamW without an optimizer, in place, on every element of the shard: for an engine that keeps its
+ * own count. The executor's threads do it, and nothing is remembered between calls. The gradient is first multiplied by
+ * clip_coefficient / loss_scale; pass 1 for each that is not used. step_number counts from 1. The number of gradients
+ * that were infinite or NaN, which went into the step as they were, is written to *nonfinite, which may be null. The
+ * shard's accumulator must be ADAMANT_NONE; its place is not looked at. Has the same bits as adamant_step() with the
+ * same values. From any thread, for shards that do not overlap. invalid argument, before anything is written: types,
+ * pointers, hyperparameters or factors that cannot be, and step number 0. */
+ADAMANT_C_API adamant_status adamant_step_shard(const adamant_executor* executor, const adamant_shard* shard,
+                                                const adamant_hyperparameters* hyper, uint64_t step_number,
+                                                double loss_scale, double clip_coefficient, uint64_t* nonfinite);
+/* The sum of squares of a gradient's finite elements, and the number of its other elements, in one pass. Norms are made
+ * of it. It is added up over blocks of 4096 elements in order, so it has the same bits for every instruction set and
+ * number of threads. Both results may be null. From any thread. invalid argument: a null pointer with elements, or no
+ * type. */
+ADAMANT_C_API adamant_status adamant_sum_of_squares(const adamant_executor* executor, const void* grad,
+                                                    adamant_dtype dtype, size_t elements, double* sum,
+                                                    uint64_t* nonfinite);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
