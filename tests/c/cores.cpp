@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C interface: the choice of cores.
+#include <cstdlib>
+#include <string>
+
+#include "c_test.hpp"
+
+TEST_CASE("C: the choice of cores")
+{
+    char adam[64];
+    char host[64];
+    adamant_core_options c = core_options();
+    c.machine = "pack:2 [numa] core:8 pu:2";
+    c.ranks = 2;
+    c.cpuadam_cores_perc = 0.75;
+    auto const choose = [&] { return adamant_select_cores(&c, adam, sizeof adam, host, sizeof host); };
+    ok(choose());
+    REQUIRE(std::string(adam) == "4,6,8,10,12,14");
+    REQUIRE(std::string(host) == "0,2");
+    c.rank = 1;
+    ok(choose());
+    REQUIRE((adam == std::string("20,22,24,26,28,30") && host == std::string("16,18")));
+    std::string const was = adam;
+    refused(adamant_select_cores(&c, adam, was.size(), host, sizeof host), "needs " + std::to_string(was.size() + 1));
+    refused(adamant_select_cores(&c, adam, 0, host, sizeof host), "has 0 bytes");
+    refused(adamant_select_cores(&c, adam, sizeof adam, host, 1), "host_pus has 1 bytes");
+    REQUIRE(adam == was);
+    ok(adamant_select_cores(&c, adam, was.size() + 1, nullptr, 0));
+    c.every_pu_of_cores = 1;
+    ok(choose());
+    REQUIRE((adam == std::string("20-31") && host == std::string("16-19")));
+    c.rank = 2;
+    refused(choose(), "rank is 2");
+    c.rank = 1;
+    c.cpuadam_cores = 3;
+    refused(choose(), "more than one of cpuadam_cores_perc");
+    c.cpuadam_cores_perc = 0;
+    ok(choose());
+    REQUIRE(adam == std::string("26-31"));
+    c.cpuadam_cores = 0;
+    c.pt_reserved_cores = 8;
+    fails(choose(), ADAMANT_UNAVAILABLE, "8 cores");
+    c.pt_reserved_cores = 0;
+    c.pt_reserved_cores_perc = 0.5;
+    c.pus = "16-31";
+    c.ranks = 1;
+    c.rank = 0;
+    ok(choose());
+    REQUIRE((adam == std::string("24-31") && host == std::string("16-23")));
+    c.pus = "x";
+    refused(choose(), "x");
+    c.pus = nullptr;
+    c.ranks = 0;
+    c.rank = 1;
+    refused(choose(), "ranks is 0");
+    c.rank = 0;
+    setenv("LOCAL_RANK", "1", 1);
+    setenv("LOCAL_WORLD_SIZE", "2", 1);
+    ok(choose());
+    REQUIRE(adam == std::string("24-31"));
+    unsetenv("LOCAL_RANK");
+    unsetenv("LOCAL_WORLD_SIZE");
+    c.machine = "no machine";
+    refused(choose(), "no machine");
+    c = core_options(); // this one: what is chosen can be used
+    c.ranks = 1;
+    ok(choose());
+    adamant_executor_options e = executor_options();
+    e.pus = adam;
+    adamant_executor* made = nullptr;
+    ok(adamant_executor_create(&e, &made));
+    executor const owned(made);
+    char const* pus = nullptr;
+    ok(adamant_executor_describe(made, nullptr, nullptr, &pus));
+    REQUIRE(pus == std::string(adam));
+}

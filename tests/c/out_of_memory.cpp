@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C interface where memory ends, at any allocation of any call.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <string>
+
+#include "c_test.hpp"
+
+// Memory that ends: of this thread, the allocation that comes after so many others fails, once.
+namespace {
+thread_local long allocations_left = -1; // below 0: as many as there are
+thread_local bool allocation_failed = false;
+
+void* allocate(std::size_t bytes, std::size_t alignment) noexcept
+{
+    if (allocations_left >= 0 && allocations_left-- == 0) {
+        allocation_failed = true;
+        return nullptr;
+    }
+    return alignment <= alignof(std::max_align_t)
+               ? std::malloc(bytes == 0 ? 1 : bytes)
+               : std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
+}
+void* allocate_or_throw(std::size_t bytes, std::size_t alignment = 1)
+{
+    if (void* const memory = allocate(bytes, alignment))
+        return memory;
+    throw std::bad_alloc();
+}
+} // namespace
+void* operator new(std::size_t bytes)
+{
+    return allocate_or_throw(bytes);
+}
+void* operator new[](std::size_t bytes)
+{
+    return allocate_or_throw(bytes);
+}
+void* operator new(std::size_t bytes, std::nothrow_t const&) noexcept
+{
+    return allocate(bytes, 1);
+}
+void* operator new[](std::size_t bytes, std::nothrow_t const&) noexcept
+{
+    return allocate(bytes, 1);
+}
+void* operator new(std::size_t bytes, std::align_val_t a)
+{
+    return allocate_or_throw(bytes, std::size_t(a));
+}
+void* operator new[](std::size_t bytes, std::align_val_t a)
+{
+    return allocate_or_throw(bytes, std::size_t(a));
+}
+void operator delete(void* memory) noexcept
+{
+    std::free(memory);
+}
+void operator delete[](void* memory) noexcept
+{
+    std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept
+{
+    std::free(memory);
+}
+void operator delete[](void* memory, std::size_t) noexcept
+{
+    std::free(memory);
+}
+void operator delete(void* memory, std::align_val_t) noexcept
+{
+    std::free(memory);
+}
+void operator delete[](void* memory, std::align_val_t) noexcept
+{
+    std::free(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept
+{
+    std::free(memory);
+}
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept
+{
+    std::free(memory);
+}
+
+// A whole life of an optimizer, in which the allocation number `n` of each call fails once and the call is made again:
+// each failure says what it is and changes nothing, so the bits are the same. Returns how many calls failed.
+static std::size_t live_with_failures(long n, folder const& dir, std::uint64_t& digest)
+{
+    std::size_t failed = 0;
+    int call_number = 0;
+    auto const with_failure = [&](auto const& call) {
+        ++call_number;
+        INFO("call " << call_number << ", allocation " << n);
+        allocation_failed = false;
+        allocations_left = n;
+        adamant_status status = call();
+        allocations_left = -1;
+        if (allocation_failed && status != ADAMANT_OK) {
+            ++failed;
+            fails(status, ADAMANT_OUT_OF_MEMORY, "memory");
+            status = call();
+        }
+        ok(status);
+    };
+    // nlohmann-json's destructor allocates and ends the process where it cannot; it is late in these calls.
+    auto const with_early_failure = [&](auto const& call) {
+        if (n < 100)
+            with_failure(call);
+        else
+            ok(call());
+    };
+    model m;
+    adamant_executor_options eo = executor_options();
+    eo.threads = 2;
+    eo.pus = "0";
+    eo.bind = ADAMANT_BIND_NONE;
+    adamant_executor* made_executor = nullptr;
+    with_failure([&] {
+        REQUIRE(made_executor == nullptr);
+        return adamant_executor_create(&eo, &made_executor);
+    });
+    executor const cpu(made_executor);
+    adamant_loss_scaling const ls = scaling();
+    adamant_optimizer_options oo = options();
+    oo.loss_scaling = &ls;
+    oo.max_norm = 1;
+    oo.keep_last_step = 1;
+    std::int32_t reduce_status = 0;
+    oo.reduce = [](void* user, double*, std::uint64_t*) { return *static_cast<std::int32_t*>(user); };
+    oo.reduce_user = &reduce_status;
+    adamant_optimizer* made = nullptr;
+    with_failure([&] {
+        REQUIRE(made == nullptr);
+        return adamant_optimizer_create(cpu.get(), &oo, &made);
+    });
+    optimizer const o(made);
+    adamant_hyperparameters const h = hyperparameters();
+    with_failure([&] {
+        return adamant_add_group(made, "a group with a name that is longer than a few letters", &h, 0, nullptr);
+    });
+    for (std::size_t i = 0; i < m.tensors.size(); ++i) {
+        adamant_shard s = m.describe(i);
+        std::size_t const shape[] = {s.elements, 1, 1};
+        s.shape = shape;
+        s.dims = 3;
+        std::string const name = "a tensor with a name that is longer than a few letters: " + std::to_string(i);
+        std::size_t number = 99;
+        with_failure([&] { return adamant_add_shard(made, 0, name.c_str(), &s, &number); });
+        REQUIRE(number == i);
+    }
+    double const lr = 0.01;
+    adamant_step_values v = step_values();
+    v.lr = &lr;
+    v.lr_count = 1;
+    m.new_gradients(1);
+    with_failure([&] { return adamant_accumulate(made, 0); });
+    with_failure([&] { return adamant_step(made, &v, nullptr); });
+    with_failure([&] { return adamant_prepare(made, 1); });
+    m.new_gradients(2);
+    with_failure([&] { return adamant_begin_step(made, &v); });
+    for (std::size_t i = 0; i < m.tensors.size(); ++i)
+        with_failure([&] { return adamant_submit(made, i); });
+    with_failure([&] { return adamant_finish(made, nullptr); });
+    with_failure([&] { return adamant_rollback(made); });
+    with_failure([&] { return adamant_step_async(made, &v); });
+    with_failure([&] { return adamant_wait(made, ADAMANT_FOR_EVER, nullptr, nullptr); });
+    std::string const file = dir.file("a file with a name that is longer than a few letters.safetensors");
+    with_early_failure([&] { return adamant_save_safetensors(made, file.c_str()); });
+    digest = m.digest();
+    char const* const path = file.c_str();
+    for (model::tensor& t : m.tensors)
+        std::fill(t.param.begin(), t.param.end(), 0.0f);
+    with_early_failure([&] { return adamant_load_safetensors(made, &path, 1); });
+    REQUIRE(m.digest() == digest);
+    m.new_gradients(3);
+    with_failure([&] { return adamant_step(made, &v, nullptr); });
+    REQUIRE(steps_of(o) == 3);
+    digest = m.digest();
+    std::string const json = R"({"optimizer": {"type": "Adam", "params": {"lr": 0.25}}, "steps_per_print": 3})";
+    adamant_deepspeed* config = nullptr;
+    with_early_failure([&] { return adamant_deepspeed_parse(json.data(), json.size(), &config); });
+    deepspeed const owned(config);
+    with_failure([&] { return adamant_deepspeed_apply(config, nullptr, nullptr, &oo, nullptr, nullptr); });
+    adamant_core_options c = core_options();
+    c.machine = "pack:2 [numa] core:8 pu:2";
+    c.ranks = 2;
+    char pus[64];
+    with_failure([&] { return adamant_select_cores(&c, pus, sizeof pus, nullptr, 0); });
+    // Saying what is wrong, too, may find no memory.
+    allocation_failed = false;
+    allocations_left = n;
+    adamant_status const status = adamant_submit(made, 99);
+    allocations_left = -1;
+    REQUIRE(status == (allocation_failed ? ADAMANT_OUT_OF_MEMORY : ADAMANT_INVALID_ARGUMENT));
+    return failed;
+}
+
+TEST_CASE("C: memory that ends at any allocation of any call")
+{
+    folder const dir;
+    std::uint64_t expected = 0;
+    REQUIRE(live_with_failures(1000000, dir, expected) == 0);
+    std::size_t failed = 0;
+    long n = 0;
+    for (;; ++n) {
+        std::uint64_t digest = 0;
+        std::size_t const now = live_with_failures(n, dir, digest);
+        REQUIRE(digest == expected);
+        failed += now;
+        if (now == 0)
+            break;
+    }
+    std::printf("C: %zu calls failed for want of memory, at up to allocation %ld\n", failed, n);
+    REQUIRE(failed > 100);
+}
