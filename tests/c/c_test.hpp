@@ -53,6 +53,14 @@ inline adamant_executor_options executor_options()
 {
     return initialised(adamant_executor_options_init);
 }
+inline adamant_team_options team_options()
+{
+    return initialised(adamant_team_options_init);
+}
+inline adamant_buffer_options buffer_options()
+{
+    return initialised(adamant_buffer_options_init);
+}
 inline adamant_optimizer_options options()
 {
     return initialised(adamant_optimizer_options_init);
@@ -84,10 +92,14 @@ inline adamant_core_options core_options()
 
 // Frees what the library has made.
 struct freed {
+    void operator()(adamant_team* t) const { adamant_team_free(t); }
+    void operator()(adamant_buffer* b) const { adamant_buffer_free(b); }
     void operator()(adamant_executor* e) const { adamant_executor_free(e); }
     void operator()(adamant_optimizer* o) const { adamant_optimizer_free(o); }
     void operator()(adamant_deepspeed* d) const { adamant_deepspeed_free(d); }
 };
+using team = std::unique_ptr<adamant_team, freed>;
+using buffer = std::unique_ptr<adamant_buffer, freed>;
 using executor = std::unique_ptr<adamant_executor, freed>;
 using optimizer = std::unique_ptr<adamant_optimizer, freed>;
 using deepspeed = std::unique_ptr<adamant_deepspeed, freed>;

@@ -74,3 +74,47 @@ TEST_CASE("C: the choice of cores")
     ok(adamant_executor_describe(made, nullptr, nullptr, &pus));
     REQUIRE(pus == std::string(adam));
 }
+
+TEST_CASE("C: NUMA nodes, masks and GPUs of ranks")
+{
+    char nodes[64];
+    char why[1000];
+    char adam[64];
+    adamant_core_options c = core_options();
+    c.machine = "pack:2 [numa] core:8 pu:2";
+    c.ranks = 2;
+    c.rank = 1;
+    ok(adamant_select_nodes(&c, nodes, sizeof nodes, why, sizeof why));
+    REQUIRE(nodes == std::string("1"));
+    REQUIRE(why != std::string());
+    ok(adamant_select_nodes(&c, nodes, 2, nullptr, 0));
+    refused(adamant_select_nodes(&c, nodes, 1, nullptr, 0), "nodes has 1 bytes, but needs 2");
+    refused(adamant_select_nodes(&c, nodes, sizeof nodes, why, 3), "why has 3 bytes");
+    // What the ranks may use, and what each was started with.
+    c.allowed = "0-7";
+    ok(adamant_select_cores(&c, adam, sizeof adam, nullptr, 0));
+    REQUIRE(adam == std::string("6"));
+    c.allowed = "0-31";
+    char const* const masks[] = {"0-3", "8-15"};
+    c.masks = masks;
+    c.mask_count = 2;
+    ok(adamant_select_cores(&c, adam, sizeof adam, nullptr, 0));
+    REQUIRE(adam == std::string("10,12,14"));
+    c.mask_count = 1;
+    ok(adamant_select_cores(&c, adam, sizeof adam, nullptr, 0));
+    REQUIRE(adam == std::string("2"));
+    c.ranks = 3;
+    c.mask_count = 2;
+    refused(adamant_select_cores(&c, adam, sizeof adam, nullptr, 0), "2");
+    c = core_options();
+    c.machine = "pack:2 [numa] core:8 pu:2";
+    c.ranks = 2;
+    char const* const gpus[] = {"no:such.gpu", ""};
+    c.gpus = gpus;
+    c.gpu_count = 2;
+    adamant_status const status = adamant_select_cores(&c, adam, sizeof adam, nullptr, 0);
+    REQUIRE(status != ADAMANT_OK);
+    REQUIRE(last_error().find("no:such.gpu") != std::string::npos);
+    char pus[2];
+    refused(adamant_allowed_pus(pus, 0), "pus has 0 bytes");
+}

@@ -2,6 +2,9 @@
 // The inside of the C library: the structs of the interface, with their defaults.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include <adamant/c/adamant_c.h>
 #include <adamant/c/structs.hpp>
 #include <adamant/exec/executor.hpp>
@@ -18,6 +21,18 @@ struct about<adamant_core_options> {
 };
 
 template <>
+struct about<adamant_team_options> {
+    static constexpr char const* name = "adamant_team_options";
+    static constexpr std::size_t first_bytes = 32;
+    static adamant_team_options defaults()
+    {
+        adamant_team_options options{};
+        options.spin_ns = static_cast<std::uint64_t>(team_options{}.spin.count());
+        return options;
+    }
+};
+
+template <>
 struct about<adamant_executor_options> {
     static constexpr char const* name = "adamant_executor_options";
     static constexpr std::size_t first_bytes = 40;
@@ -28,6 +43,25 @@ struct about<adamant_executor_options> {
         options.prefetch_bytes = ADAMANT_AUTOMATIC_BYTES;
         return options;
     }
+};
+
+template <>
+struct about<adamant_buffer_options> {
+    static constexpr char const* name = "adamant_buffer_options";
+    static constexpr std::size_t first_bytes = 32;
+    static adamant_buffer_options defaults()
+    {
+        adamant_buffer_options options{};
+        options.check_available = 1;
+        return options;
+    }
+};
+
+template <>
+struct about<adamant_buffer_report> {
+    static constexpr char const* name = "adamant_buffer_report";
+    static constexpr std::size_t first_bytes = 48;
+    static adamant_buffer_report defaults() { return {}; }
 };
 
 template <>

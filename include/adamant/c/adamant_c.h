@@ -4,6 +4,7 @@
 #ifndef ADAMANT_C_H
 #define ADAMANT_C_H
 
+#include <adamant/c/buffer.h>
 #include <adamant/c/cores.h>
 #include <adamant/c/deepspeed.h>
 #include <adamant/c/executor.h>

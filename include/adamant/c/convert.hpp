@@ -7,6 +7,7 @@
 #include <string>
 
 #include <adamant/c/about.hpp>
+#include <adamant/c/cores.h>
 #include <adamant/c/executor.h>
 #include <adamant/c/optimizer.h>
 #include <adamant/c/shard.h>
@@ -16,6 +17,8 @@
 #include <adamant/shard/dtypes.hpp>
 #include <adamant/shard/optimizer_shard.hpp>
 #include <adamant/step/loss_scaler.hpp>
+#include <adamant/topology/core_request.hpp>
+#include <adamant/topology/machine.hpp>
 
 namespace adamant::c {
 
@@ -43,6 +46,14 @@ hyperparameters from_c(adamant_hyperparameters const* from);
 
 adamant_loss_scaling to_c(loss_scaling_options const& from);
 loss_scaling_options from_c(adamant_loss_scaling const* from);
+
+// The machine that the options mean, and what is asked of it, for which rank.
+machine machine_of(adamant_core_options const& from);
+struct request_of_rank {
+    core_request request;
+    unsigned rank;
+};
+request_of_rank request_of(adamant_core_options const& from);
 
 binding binding_of(adamant_binding from);
 isa isa_of(char const* name);

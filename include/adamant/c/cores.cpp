@@ -5,14 +5,23 @@
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <adamant/c/convert.hpp>
 #include <adamant/machine.hpp>
 
 namespace adamant::c {
 
-static void check_fits(std::string const& text, char const* to, std::size_t bytes, char const* what)
+// Where a caller wants a text.
+struct text_place {
+    char* to; // may be null
+    std::size_t bytes;
+    char const* name;
+};
+static void check_fits(std::string const& text, text_place const& place)
 {
+    auto const [to, bytes, what] = place;
     if (to == nullptr && bytes != 0)
         throw invalid_argument(std::string("adamant: ") + what + " is a null pointer, but said to have " +
                                std::to_string(bytes) + " bytes");
@@ -21,7 +30,40 @@ static void check_fits(std::string const& text, char const* to, std::size_t byte
                                " bytes, but needs " + std::to_string(text.size() + 1));
 }
 
-static rank_cores select(adamant_core_options const& from)
+// Both, or none.
+static void give_texts(std::string const& first, text_place const& to_first, std::string const& second,
+                       text_place const& to_second)
+{
+    check_fits(first, to_first);
+    check_fits(second, to_second);
+    std::memcpy(to_first.to, first.c_str(), first.size() + 1);
+    if (to_second.to != nullptr)
+        std::memcpy(to_second.to, second.c_str(), second.size() + 1);
+}
+
+static std::vector<char const*> texts_of(char const* const* texts, std::size_t count, std::string const& what)
+{
+    if (texts == nullptr && count != 0)
+        throw invalid_argument("adamant: " + what + "_count is " + std::to_string(count) + ", but " + what +
+                               "s is a null pointer");
+    for (std::size_t i = 0; i < count; ++i)
+        needed(texts[i], ("number " + std::to_string(i) + " of " + what + "s").c_str());
+    return {texts, texts + count};
+}
+
+machine machine_of([[maybe_unused]] adamant_core_options const& from)
+{
+#if defined(ADAMANT_NO_HWLOC)
+    throw unavailable("adamant: cores are to be chosen, but this library was built without hwloc (ADAMANT_HWLOC=OFF)");
+#else
+    machine found = from.machine == nullptr ? live_machine() : read_machine(from.machine);
+    if (from.allowed != nullptr)
+        found.allowed = parse_index_set(from.allowed);
+    return found;
+#endif
+}
+
+request_of_rank request_of(adamant_core_options const& from)
 {
     core_request request{.cpuadam_cores_perc = unless_zero(from.cpuadam_cores_perc),
                          .cpuadam_cores = unless_zero(from.cpuadam_cores),
@@ -30,6 +72,10 @@ static rank_cores select(adamant_core_options const& from)
                          .list = parse_index_set(text_or_empty(from.pus)),
                          .smt = from.every_pu_of_cores != 0 ? smt_policy::all : smt_policy::one_per_core,
                          .fast = from.fast_cores_to_host != 0 ? fast_cores::host : fast_cores::optimizer};
+    for (char const* const mask : texts_of(from.masks, from.mask_count, "mask"))
+        request.masks.push_back(parse_index_set(mask));
+    for (char const* const gpu : texts_of(from.gpus, from.gpu_count, "gpu"))
+        request.gpus.emplace_back(gpu);
     local_rank self{from.rank, from.ranks, {}};
     if (self.ranks == 0 && self.rank != 0)
         throw invalid_argument("adamant: rank is " + std::to_string(from.rank) +
@@ -40,12 +86,13 @@ static rank_cores select(adamant_core_options const& from)
         throw invalid_argument("adamant: rank is " + std::to_string(self.rank) + ", but there are " +
                                std::to_string(self.ranks) + " ranks, which count from 0");
     request.ranks = self.ranks;
-#if defined(ADAMANT_NO_HWLOC)
-    throw unavailable("adamant: cores are to be chosen, but this library was built without hwloc (ADAMANT_HWLOC=OFF)");
-#else
-    machine const on = from.machine == nullptr ? live_machine() : read_machine(from.machine);
-    return select_cores(on, request)[self.rank];
-#endif
+    return {std::move(request), self.rank};
+}
+
+static rank_cores select(adamant_core_options const& from)
+{
+    auto const [request, rank] = request_of(from);
+    return select_cores(machine_of(from), request)[rank];
 }
 
 } // namespace adamant::c
@@ -62,12 +109,24 @@ adamant_status adamant_select_cores(const adamant_core_options* options, char* a
     return guarded([&] {
         needed(adam_pus, "adam_pus");
         adamant::rank_cores const cores = select(read(options));
-        std::string const adam = to_list(cores.adam_pus);
-        std::string const host = to_list(cores.host_pus);
-        check_fits(adam, adam_pus, adam_bytes, "adam_pus");
-        check_fits(host, host_pus, host_bytes, "host_pus");
-        std::memcpy(adam_pus, adam.c_str(), adam.size() + 1);
-        if (host_pus != nullptr)
-            std::memcpy(host_pus, host.c_str(), host.size() + 1);
+        give_texts(to_list(cores.adam_pus), {adam_pus, adam_bytes, "adam_pus"}, to_list(cores.host_pus),
+                   {host_pus, host_bytes, "host_pus"});
+    });
+}
+adamant_status adamant_allowed_pus(char* pus, size_t pus_bytes)
+{
+    return guarded([&] {
+        needed(pus, "pus");
+        give_texts(to_list(machine_of(about<adamant_core_options>::defaults()).allowed), {pus, pus_bytes, "pus"}, {},
+                   {nullptr, 0, "nothing"});
+    });
+}
+adamant_status adamant_select_nodes(const adamant_core_options* options, char* nodes, size_t nodes_bytes, char* why,
+                                    size_t why_bytes)
+{
+    return guarded([&] {
+        needed(nodes, "nodes");
+        adamant::rank_cores const cores = select(read(options));
+        give_texts(to_list(cores.numa_nodes), {nodes, nodes_bytes, "nodes"}, cores.why, {why, why_bytes, "why"});
     });
 }

@@ -25,6 +25,17 @@ typedef struct adamant_core_options {
     const char* machine;        /* may be null: this one. Else an XML file of hwloc's or its synthetic description */
     int32_t every_pu_of_cores;  /* all hardware threads of each core; else the first one of each */
     int32_t fast_cores_to_host; /* on machines with fast and slow cores; else the optimizer gets the fast ones */
+    /* The PUs that the ranks may use together, as a list; may be null: those of this process, or all of the file. */
+    const char* allowed;
+    /* The affinity mask that each rank was started with, as a list of its PUs: none or one where all have the same,
+     * else one for each rank, which then keeps its own. May be null with mask_count 0. Ranks get each other's by
+     * exchanging adamant_allowed_pus(), and set the union of all as `allowed`. */
+    const char* const* masks;
+    size_t mask_count;
+    /* The GPU of each rank: its PCI address, its number on this machine, or "" for none. May be null with gpu_count 0.
+     */
+    const char* const* gpus;
+    size_t gpu_count;
 } adamant_core_options;
 ADAMANT_C_API adamant_status adamant_core_options_init(adamant_core_options* options, size_t struct_bytes);
 
@@ -35,6 +46,13 @@ ADAMANT_C_API adamant_status adamant_core_options_init(adamant_core_options* opt
  * unavailable: a request for more than the machine has. */
 ADAMANT_C_API adamant_status adamant_select_cores(const adamant_core_options* options, char* adam_pus,
                                                   size_t adam_bytes, char* host_pus, size_t host_bytes);
+/* Writes the PUs that this process may use, by its affinity and cgroup, as a list to pus. Errors as above. */
+ADAMANT_C_API adamant_status adamant_allowed_pus(char* pus, size_t pus_bytes);
+/* The NUMA nodes that the optimizer's state of that rank belongs on, as a list that adamant_buffer_options.nodes takes
+ * (empty where none may be used), and in words why the rank has these cores. why may be null with why_bytes 0. All else
+ * as for adamant_select_cores(). */
+ADAMANT_C_API adamant_status adamant_select_nodes(const adamant_core_options* options, char* nodes, size_t nodes_bytes,
+                                                  char* why, size_t why_bytes);
 
 #ifdef __cplusplus
 }

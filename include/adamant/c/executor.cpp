@@ -2,6 +2,7 @@
 // What adamant/c/executor.h declares.
 #include <adamant/c/executor.h>
 
+#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -23,6 +24,19 @@ binding binding_of(adamant_binding from)
 isa isa_of(char const* name)
 {
     return name == nullptr || *name == '\0' ? isa::automatic : parse_isa(name);
+}
+
+static std::chrono::nanoseconds nanoseconds_of(std::uint64_t from)
+{
+    constexpr auto most = std::chrono::nanoseconds::max();
+    return from < static_cast<std::uint64_t>(most.count()) ? std::chrono::nanoseconds(from) : most;
+}
+static team_options from_c(adamant_team_options const& from)
+{
+    return {.pus = parse_index_set(text_or_empty(from.pus)),
+            .threads = from.threads,
+            .bind = binding_of(from.bind),
+            .spin = nanoseconds_of(from.spin_ns)};
 }
 
 static executor_options from_c(adamant_executor_options const& from)
@@ -47,6 +61,56 @@ static executor_options from_c(adamant_executor_options const& from)
 
 using namespace adamant::c;
 
+static adamant_team const& of(adamant_team const* handle)
+{
+    return needed(handle, "the team");
+}
+
+adamant_status adamant_team_options_init(adamant_team_options* options, size_t struct_bytes)
+{
+    return init(options, struct_bytes);
+}
+adamant_status adamant_team_create(const adamant_team_options* options, adamant_team** made)
+{
+    return guarded([&] {
+        needed(made, "made");
+        auto handle = std::make_unique<adamant_team>();
+        handle->of = std::make_shared<adamant::team>(from_c(read(options)));
+        if (handle->of->bound())
+            handle->pus = to_list(handle->of->bound_to());
+        for (adamant::team_member const& m : handle->of->members())
+            handle->threads.push_back({to_list(m.asked), to_list(m.bound_to)});
+        *made = handle.release();
+    });
+}
+void adamant_team_free(adamant_team* team)
+{
+    delete team;
+}
+adamant_status adamant_team_describe(const adamant_team* team, uint32_t* threads, const char** pus)
+{
+    return guarded([&] {
+        adamant_team const& t = of(team);
+        give<uint32_t>(threads, t.of->size());
+        give<const char*>(pus, t.pus.c_str());
+    });
+}
+adamant_status adamant_team_thread(const adamant_team* team, uint32_t index, int64_t* system_id, const char** asked,
+                                   const char** bound_to, const char** problem)
+{
+    return guarded([&] {
+        adamant_team const& t = of(team);
+        if (index >= t.of->size())
+            throw adamant::invalid_argument("adamant: there is no thread " + std::to_string(index) +
+                                            " in the team; it has " + std::to_string(t.of->size()));
+        adamant::team_member const& m = t.of->members()[index];
+        give<int64_t>(system_id, m.thread_id);
+        give<const char*>(asked, t.threads[index].asked.c_str());
+        give<const char*>(bound_to, t.threads[index].bound_to.c_str());
+        give<const char*>(problem, m.problem.c_str());
+    });
+}
+
 adamant_status adamant_executor_options_init(adamant_executor_options* options, size_t struct_bytes)
 {
     return init(options, struct_bytes);
@@ -55,8 +119,9 @@ adamant_status adamant_executor_create(const adamant_executor_options* options, 
 {
     return guarded([&] {
         needed(made, "made");
-        auto executor = std::make_unique<adamant_executor>(
-            adamant_executor{adamant::executor(from_c(read_or_defaults(options))), {}});
+        adamant_executor_options const o = read_or_defaults(options);
+        auto executor = std::make_unique<adamant_executor>(adamant_executor{
+            o.team == nullptr ? adamant::executor(from_c(o)) : adamant::executor(o.team->of, from_c(o)), {}});
         if (auto const& team = executor->cpu.team(); team != nullptr && team->bound())
             executor->pus = to_list(team->bound_to());
         *made = executor.release();

@@ -2,15 +2,27 @@
 // The inside of the C library: what its handles are.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <adamant/c/errors.hpp>
 #include <adamant/c/executor.h>
 #include <adamant/c/optimizer.h>
 #include <adamant/exec/executor.hpp>
 #include <adamant/optimizer.hpp>
+
+struct adamant_team {
+    struct thread_texts {
+        std::string asked;
+        std::string bound_to;
+    };
+    std::shared_ptr<adamant::team> of;
+    std::string pus;
+    std::vector<thread_texts> threads;
+};
 
 struct adamant_executor {
     adamant::executor cpu;

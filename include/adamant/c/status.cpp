@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include <adamant/c/errors.hpp>
+#include <adamant/c/names.hpp>
 #include <adamant/core/abi.hpp>
 #include <adamant/core/utf8.hpp>
 
@@ -26,11 +27,14 @@ namespace adamant::c {
 adamant_status fail(adamant_status status, std::string_view text) noexcept
 {
     std::size_t n = 0;
-    detail::each_utf8(text, [&](std::string_view character) { // paths need not be UTF-8
-        bool const fits = character.size() < sizeof last_error - n;
-        if (fits)
-            n += character.copy(last_error + n, character.size());
-        return fits;
+    bool fits = true;
+    each_piece_in_c(text, [&](std::string_view piece) {
+        detail::each_utf8(piece, [&](std::string_view character) { // paths need not be UTF-8
+            fits = fits && character.size() < sizeof last_error - n;
+            if (fits)
+                n += character.copy(last_error + n, character.size());
+            return fits;
+        });
     });
     last_error[n] = '\0';
     return status;
@@ -55,6 +59,8 @@ adamant_status status_of_exception() noexcept
         return fail(ADAMANT_INVALID_ARGUMENT, e.what());
     } catch (unavailable const& e) {
         return fail(ADAMANT_UNAVAILABLE, e.what());
+    } catch (device_error const& e) {
+        return fail(ADAMANT_DEVICE_FAILED, e.what());
     } catch (std::bad_alloc const&) {
         return fail(ADAMANT_OUT_OF_MEMORY, "adamant: there is not enough memory for the call's own needs");
     } catch (std::length_error const&) {
@@ -97,6 +103,7 @@ const char* adamant_status_name(adamant_status status)
     case ADAMANT_CORRUPTED: return "corrupted";
     case ADAMANT_REDUCE_FAILED: return "reduce failed";
     case ADAMANT_INTERNAL: return "internal";
+    case ADAMANT_DEVICE_FAILED: return "device failed";
     default: return "unknown status";
     }
 }

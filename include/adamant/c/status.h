@@ -32,7 +32,8 @@ enum {
     ADAMANT_OUT_OF_MEMORY = 3,
     ADAMANT_CORRUPTED = 4,     /* a file, or a state in memory, that is damaged */
     ADAMANT_REDUCE_FAILED = 5, /* adamant_optimizer_options.reduce said so */
-    ADAMANT_INTERNAL = 6       /* a defect of the library */
+    ADAMANT_INTERNAL = 6,      /* a defect of the library */
+    ADAMANT_DEVICE_FAILED = 7  /* a device has failed at something, or has stopped answering */
 };
 /* The text of this thread's last call that failed, in at most 4095 bytes of UTF-8; "" before the first one. Bytes of a
  * path or name that are not UTF-8 are written as \xff. Lives until the next call of this thread that fails, or the end

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of the C library: what texts of the C++ library name, in C's words.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+namespace adamant::c {
+
+struct c_name {
+    std::string_view in_cpp;
+    std::string_view in_c;
+};
+
+// No entry may begin with an earlier one. The test "C: texts name what C has" fails where one is missing.
+inline constexpr c_name c_names[] = {
+    // Functions
+    {"abandon()", "adamant_abandon()"},
+    {"accumulate()", "adamant_accumulate()"},
+    {"add_group()", "adamant_add_group()"},
+    {"add_shard()", "adamant_add_shard()"},
+    {"begin_step()", "adamant_begin_step()"},
+    {"clear_accumulators()", "adamant_clear_accumulators()"},
+    {"finish()", "adamant_finish()"},
+    {"leave_out()", "adamant_leave_out()"},
+    {"load()", "adamant_load_...()"},
+    {"place()", "adamant_place()"},
+    {"place(nullptr)", "adamant_place() without a device"},
+    {"place(nullptr, ...)", "adamant_place() without a device"},
+    {"prepare()", "adamant_prepare()"},
+    {"rollback()", "adamant_rollback()"},
+    {"save_safetensors()", "adamant_save_safetensors()"},
+    {"set_device_arrays()", "adamant_set_device_arrays()"},
+    {"set_hyperparameters()", "adamant_set_hyperparameters()"},
+    {"split()", "adamant_split()"},
+    {"state()", "adamant_save_...()"},
+    {"step()", "adamant_step()"},
+    {"submit()", "adamant_submit()"},
+    {"update_host_arrays()", "adamant_update_host_arrays()"},
+    {"wait for its ticket first", "call adamant_wait() first"},
+    // Enumerators
+    {"binding::if_possible", "ADAMANT_BIND_IF_POSSIBLE"},
+    {"binding::none", "ADAMANT_BIND_NONE"},
+    {"binding::required", "ADAMANT_BIND_REQUIRED"},
+    {"decay_mode::decoupled", "ADAMANT_DECAY_DECOUPLED"},
+    {"decay_mode::l2", "ADAMANT_DECAY_L2"},
+    {"dtype::bfloat16", "ADAMANT_BFLOAT16"},
+    {"dtype::float16", "ADAMANT_FLOAT16"},
+    {"dtype::float32", "ADAMANT_FLOAT32"},
+    {"split_unit::deepspeed", "ADAMANT_SPLIT_DEEPSPEED"},
+    {"split_unit::element", "ADAMANT_SPLIT_ELEMENT"},
+    {"split_unit::shard", "ADAMANT_SPLIT_SHARD"},
+    // Options of other names
+    {"mode is unset", "decay is unset"},
+    {"set mode to", "set decay to"},
+};
+
+[[nodiscard]] constexpr bool is_of_a_name(char c) noexcept
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == ':';
+}
+
+// The entry that stands at this place of a text, not in the middle of a longer name or of a path; null for none.
+[[nodiscard]] constexpr c_name const* c_name_at(std::string_view text, std::size_t at) noexcept
+{
+    if (at != 0 && (is_of_a_name(text[at - 1]) || text[at - 1] == '/'))
+        return nullptr;
+    for (c_name const& name : c_names)
+        if (text.substr(at).starts_with(name.in_cpp)) {
+            std::size_t const end = at + name.in_cpp.size();
+            if (end == text.size() || !is_of_a_name(text[end - 1]) || !is_of_a_name(text[end]))
+                return &name;
+        }
+    return nullptr;
+}
+
+// Calls visit(piece) for the pieces of the text in C's words. What is in single quotes is the caller's, and stays.
+// Pure; allocates nothing.
+template <class Visit>
+constexpr void each_piece_in_c(std::string_view text, Visit const& visit)
+{
+    std::size_t done = 0;
+    for (std::size_t at = 0; at < text.size(); ++at) {
+        if (text[at] == '\'' && (at == 0 || text[at - 1] == ' ' || text[at - 1] == '(')) {
+            std::size_t const end = text.find('\'', at + 1);
+            at = end == text.npos ? at : end;
+        } else if (c_name const* const name = c_name_at(text, at)) {
+            visit(text.substr(done, at - done));
+            visit(name->in_c);
+            done = at + name->in_cpp.size();
+            at = done - 1;
+        }
+    }
+    visit(text.substr(done));
+}
+
+} // namespace adamant::c
