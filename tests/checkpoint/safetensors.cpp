@@ -10,7 +10,9 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <adamant/checkpoint/safetensors.hpp>
@@ -28,7 +30,16 @@ std::string saved(state_dict const& state)
 {
     static scratch_folder const folder;
     save_safetensors(folder / "state.safetensors", state);
-    return bytes_of(folder / "state.safetensors");
+    std::string const bytes = bytes_of(folder / "state.safetensors");
+    // In memory it is the same, at any address.
+    REQUIRE(safetensors_bytes(state) == bytes.size());
+    std::vector<std::byte> memory(bytes.size() + 9, std::byte{0x5a});
+    std::span<std::byte> const room = std::span(memory).subspan(1);
+    REQUIRE(write_safetensors(room, state) == bytes.size());
+    REQUIRE(std::memcmp(room.data(), bytes.data(), bytes.size()) == 0);
+    REQUIRE(std::all_of(room.begin() + static_cast<std::ptrdiff_t>(bytes.size()), room.end(),
+                        [](std::byte b) { return b == std::byte{0x5a}; }));
+    return bytes;
 }
 
 // A state of the bytes of a file.
@@ -40,6 +51,19 @@ public:
         set_bytes(folder / "loaded", bytes);
         file_.emplace(folder / "loaded");
         std::filesystem::remove(folder / "loaded"); // so that the next one is another file
+        // From memory it is the same, or refused in the same words.
+        auto const read = [](auto const& from) {
+            try {
+                return std::pair(from(), std::string());
+            } catch (error const& e) {
+                return std::pair(state_dict(), std::string(e.what()));
+            }
+        };
+        auto const in_memory =
+            read([&] { return detail::read_safetensors("FILE", std::as_bytes(std::span(bytes)), nullptr); });
+        auto const in_file = read([&] { return detail::read_safetensors("FILE", *file_); });
+        REQUIRE(in_memory.second == in_file.second);
+        REQUIRE(difference(in_memory.first, in_file.first) == "");
         state = detail::read_safetensors("FILE", *file_);
     }
     state_dict state;
@@ -134,6 +158,30 @@ TEST_CASE("a saved state is loaded bit for bit")
         save_safetensors(folder / "b", file.state());
         REQUIRE(bytes_of(folder / "a") == bytes_of(folder / "b"));
     }
+}
+
+TEST_CASE("a state in memory that is too small is not begun, and a loaded one lies in the memory")
+{
+    random_bits random(31);
+    owned_state const own = random_state(random);
+    std::vector<std::byte> memory(safetensors_bytes(own.state), std::byte{7});
+    std::span<std::byte> const short_by_one = std::span(memory).first(memory.size() - 1);
+    CHECK(mentions(refusal([&] { write_safetensors(short_by_one, own.state); }),
+                   {std::to_string(memory.size()), std::to_string(memory.size() - 1)}));
+    CHECK(std::all_of(memory.begin(), memory.end(), [](std::byte b) { return b == std::byte{7}; }));
+    write_safetensors(memory, own.state);
+    std::optional<safetensors_state> read(std::in_place, std::span<std::byte const>(memory));
+    safetensors_state const moved = std::move(*read);
+    read.reset();
+    CHECK(difference(moved.state(), own.state) == "");
+    for (state_tensor const& t : moved.state().tensors)
+        CHECK((t.source == nullptr &&
+               (t.elements == 0 || (t.data >= memory.data() && t.data < memory.data() + memory.size()))));
+    memory.back() ^= std::byte{1};
+    CHECK(mentions(refusal<corrupted>([&] { safetensors_state const altered{std::span<std::byte const>(memory)}; }),
+                   {"the state in memory", "checksum"}));
+    CHECK(mentions(refusal<corrupted>([] { safetensors_state const nothing{std::span<std::byte const>()}; }),
+                   {"the state in memory", "0 bytes"}));
 }
 
 TEST_CASE("a state may have nothing in it")

@@ -4,10 +4,12 @@
 // what is in such a file.
 #pragma once
 
+#include <cstddef>
+#include <cstring>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
-#include <vector>
 
 #include <adamant/checkpoint/durable_file.hpp>
 #include <adamant/checkpoint/file_source.hpp>
@@ -33,16 +35,37 @@ ADAMANT_BEGIN_NAMESPACE
 inline void save_safetensors(std::filesystem::path const& path, state_dict const& state)
 {
     detail::decimal_scope const mode;
-    std::vector<state_tensor> const sorted = detail::checked_tensors(state);
-    std::vector<detail::file_tensor> const tensors = detail::lay_out(state, sorted);
-    std::string const head = detail::file_head(state, tensors);
+    detail::file_image const image(state);
     detail::durable_file file(path);
-    file.write(head);
-    detail::tensor_reader reader;
-    for (detail::file_tensor const& tensor : tensors)
-        for (state_tensor const& piece : tensor.pieces)
-            reader.each_piece(piece, [&](std::byte const* data, std::size_t bytes) { file.write(data, bytes); });
+    image.each_piece([&](std::byte const* data, std::size_t bytes) { file.write(data, bytes); });
     file.commit();
+}
+
+// How many bytes save_safetensors() would write. Reads no data. Throws invalid_argument as it does. Thread-safe.
+[[nodiscard]] inline std::size_t safetensors_bytes(state_dict const& state)
+{
+    detail::decimal_scope const mode;
+    return detail::file_image(state, detail::file_image::of::size).bytes();
+}
+
+// Writes the bytes of such a file to memory, of which there must be safetensors_bytes(state) or more, apart from the
+// state's arrays. Returns how many bytes were written. Reads each array twice; nobody may write to them meanwhile.
+// Throws, before it writes anything, invalid_argument where there is too little memory and where save_safetensors()
+// does; and what reading a state of a file throws. Thread-safe.
+inline std::size_t write_safetensors(std::span<std::byte> to, state_dict const& state)
+{
+    detail::decimal_scope const mode;
+    detail::file_image const image(state);
+    std::size_t const needed = image.bytes();
+    if (to.size() < needed)
+        throw invalid_argument("adamant: a state of " + std::to_string(needed) +
+                               " bytes is to be written to memory of " + std::to_string(to.size()) + " bytes");
+    image.each_piece([&](std::byte const* data, std::size_t bytes) {
+        if (bytes != 0)
+            std::memcpy(to.data(), data, bytes);
+        to = to.subspan(bytes);
+    });
+    return needed;
 }
 
 // Throws what save_safetensors() would of this path, so that it is known before hours of training: the folder is there
@@ -53,13 +76,14 @@ inline void check_can_save(std::filesystem::path const& path)
     detail::durable_file const file(path);
 }
 
-// A file of save_safetensors(); nothing in it is believed before it was checked, and all of it is, checksums too,
-// before the constructor returns. The state's tensors and their source are this object's, so they live as long as it,
-// or the one that it was moved to; it keeps the file open. The file may meanwhile be replaced or removed. Where it is
-// cut short or written into, validate(), merge() and looking at the rest of the state go on as if nothing had happened,
-// while optimizer::load() and save_safetensors() throw corrupted: both read it through the tensors' source. The data
-// pointers lead into a mapping of it, for whoever wants to look at elements and knows that nobody cuts the file short:
-// who reads past its new end, or where the disk fails, is killed by SIGBUS. Thread-safe for readers.
+// A file of save_safetensors(), or its bytes in memory; nothing in it is believed before it was checked, and all of it
+// is, checksums too, before the constructor returns. Of a file: the state's tensors and their source are this object's,
+// so they live as long as it, or the one that it was moved to; it keeps the file open. The file may meanwhile be
+// replaced or removed. Where it is cut short or written into, validate(), merge() and looking at the rest of the state
+// go on as if nothing had happened, while optimizer::load() and save_safetensors() throw corrupted: both read it
+// through the tensors' source. The data pointers lead into a mapping of it, for whoever wants to look at elements and
+// knows that nobody cuts the file short: who reads past its new end, or where the disk fails, is killed by SIGBUS.
+// Thread-safe for readers.
 class safetensors_state {
 public:
     // Throws unavailable with the system's reason where the file cannot be read, and for a version of the format that
@@ -71,11 +95,18 @@ public:
         detail::decimal_scope const mode;
         state_ = detail::read_safetensors(path.string(), *file_);
     }
+    // The state's tensors lie in these bytes, at any address, which must stay as they are. Throws as for a file.
+    explicit safetensors_state(std::span<std::byte const> bytes)
+    {
+        detail::decimal_scope const mode;
+        state_ = detail::read_safetensors("the state in memory", bytes, nullptr);
+    }
 
     [[nodiscard]] state_dict const& state() const noexcept { return state_; }
 
 private:
-    std::unique_ptr<detail::file_source const> file_; // where tensors find it, wherever this object is moved to
+    std::unique_ptr<detail::file_source const>
+        file_; // where tensors find it, wherever this object is moved to, or null
     state_dict state_;
 };
 

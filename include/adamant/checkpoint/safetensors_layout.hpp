@@ -49,6 +49,13 @@ struct file_tensor {
     std::span<state_tensor const> pieces; // adjacent ones, in order
 
     [[nodiscard]] dtype type() const { return pieces.front().type; }
+    [[nodiscard]] std::size_t bytes() const
+    {
+        std::size_t bytes = 0;
+        for (state_tensor const& piece : pieces)
+            bytes += piece.elements * size_bytes(piece.type);
+        return bytes;
+    }
 };
 
 // Sorted tensors as those of the file: neighbours joined, those of 32 bits first.
@@ -87,26 +94,36 @@ inline std::string header_digest(std::string_view bytes, std::size_t digits_at)
     return digest_text(hash.digest());
 }
 
-// Everything before the data.
-inline std::string file_head(state_dict const& state, std::vector<file_tensor> const& tensors)
+// The XXH3 of each tensor's bytes.
+inline std::vector<std::string> digests_of(std::vector<file_tensor> const& tensors)
+{
+    std::vector<std::string> digests;
+    tensor_reader reader;
+    for (file_tensor const& tensor : tensors) {
+        xxh3 hash;
+        for (state_tensor const& piece : tensor.pieces)
+            reader.each_piece(piece, [&](std::byte const* data, std::size_t bytes) { hash.add(data, bytes); });
+        digests.push_back(digest_text(hash.digest()));
+    }
+    return digests;
+}
+
+// Everything before the data. digests: of each tensor, 16 hex digits.
+inline std::string file_head(state_dict const& state, std::vector<file_tensor> const& tensors,
+                             std::vector<std::string> const& digests)
 {
     json metadata = state.metadata;
     metadata["adamant.format_version"] = std::to_string(format_version);
     metadata["adamant.header_xxh3"] = "0000000000000000";
     metadata["adamant.state"] = state_text(state);
     metadata["adamant.step"] = std::to_string(state.step);
-    json digests = json::object();
+    json digests_by_name = json::object();
     std::string entries;
     std::size_t begin = 0;
-    tensor_reader reader;
-    for (file_tensor const& tensor : tensors) {
-        xxh3 hash;
-        std::size_t end = begin;
-        for (state_tensor const& piece : tensor.pieces) {
-            reader.each_piece(piece, [&](std::byte const* data, std::size_t bytes) { hash.add(data, bytes); });
-            end += piece.elements * size_bytes(piece.type);
-        }
-        digests[tensor.name] = digest_text(hash.digest());
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+        file_tensor const& tensor = tensors[i];
+        std::size_t const end = begin + tensor.bytes();
+        digests_by_name[tensor.name] = digests[i];
         std::string_view type;
         for (auto const& [text, value] : file_types)
             type = value == tensor.type() ? text : type;
@@ -114,7 +131,7 @@ inline std::string file_head(state_dict const& state, std::vector<file_tensor> c
         entries += ',' + json(tensor.name).dump() + ':' + entry.dump();
         begin = end;
     }
-    metadata["adamant.xxh3"] = digests.dump();
+    metadata["adamant.xxh3"] = digests_by_name.dump();
     std::string header = "{\"__metadata__\":" + metadata.dump() + entries + '}';
     header.resize((header.size() + 7) / 8 * 8, ' ');
     if (header.size() > max_header_bytes)
@@ -129,6 +146,44 @@ inline std::string file_head(state_dict const& state, std::vector<file_tensor> c
     std::size_t const digits = head.find(header_digest_key) + header_digest_key.size();
     return head.replace(digits, 16, header_digest(head, digits));
 }
+
+// What a state's file holds. The state and its arrays must stay as they are.
+class file_image {
+public:
+    enum class of { size, content }; // only the size: no data are read
+    explicit file_image(state_dict const& state, of what = of::content)
+        : sorted_(checked_tensors(state)), tensors_(lay_out(state, sorted_)),
+          head_(file_head(state, tensors_,
+                          what == of::content ? digests_of(tensors_)
+                                              : std::vector<std::string>(tensors_.size(), std::string(16, '0'))))
+    {
+    }
+    file_image(file_image const&) = delete;
+    file_image& operator=(file_image const&) = delete;
+
+    [[nodiscard]] std::size_t bytes() const
+    {
+        std::size_t bytes = head_.size();
+        for (file_tensor const& tensor : tensors_)
+            bytes += tensor.bytes();
+        return bytes;
+    }
+    // write(data, bytes) for all of it, in order. Throws what it throws, and what reading a state of a file throws.
+    template <class Write>
+    void each_piece(Write const& write) const
+    {
+        write(reinterpret_cast<std::byte const*>(head_.data()), head_.size());
+        tensor_reader reader;
+        for (file_tensor const& tensor : tensors_)
+            for (state_tensor const& piece : tensor.pieces)
+                reader.each_piece(piece, write);
+    }
+
+private:
+    std::vector<state_tensor> sorted_;
+    std::vector<file_tensor> tensors_;
+    std::string head_;
+};
 
 } // namespace detail
 ADAMANT_END_NAMESPACE

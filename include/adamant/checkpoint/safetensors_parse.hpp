@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -213,14 +214,21 @@ inline std::string digest_problem(found_tensor const& found, tensor_reader& read
     return {};
 }
 
-// The state in a file, its tensors pointing into it. path: for the messages.
-inline state_dict read_safetensors(std::string const& path, file_source const& file)
+// The state in these bytes, its tensors pointing into them. path: for the messages. source: that the bytes are read
+// through, or null.
+inline state_dict read_safetensors(std::string const& path, std::span<std::byte const> file, state_source const* source)
 {
     auto const damaged = [&](std::string const& what) { return corrupted("adamant: " + path + ' ' + what); };
+    auto const copy = [&](std::size_t count, void* to) { // from the beginning
+        if (source != nullptr)
+            source->read(file.data(), count, static_cast<std::byte*>(to));
+        else
+            std::memcpy(to, file.data(), count);
+    };
     std::uint64_t length = 0;
     if (file.size() < sizeof length)
         throw damaged("is truncated or no safetensors file: it has " + std::to_string(file.size()) + " bytes");
-    file.read(file.data(), sizeof length, reinterpret_cast<std::byte*>(&length));
+    copy(sizeof length, &length);
     if (length > max_header_bytes)
         throw damaged("is no safetensors file, or its header is corrupted: its first 8 bytes say that the header has " +
                       std::to_string(length) + " bytes, and " + std::to_string(max_header_bytes) + " is the most");
@@ -229,7 +237,7 @@ inline state_dict read_safetensors(std::string const& path, file_source const& f
         throw damaged("is truncated or no safetensors file: it has " + std::to_string(file.size()) +
                       " bytes, but its header alone would end at " + std::to_string(head));
     std::string bytes(head, '\0');
-    file.read(file.data(), head, reinterpret_cast<std::byte*>(bytes.data()));
+    copy(head, bytes.data());
     std::string_view const header = std::string_view(bytes).substr(sizeof length);
     try {
         if (!header.starts_with('{'))
@@ -254,7 +262,7 @@ inline state_dict read_safetensors(std::string const& path, file_source const& f
         tensor_reader reader;
         for (found_tensor& found : parts.tensors) {
             found.tensor.data = file.data() + head + found.begin;
-            found.tensor.source = &file;
+            found.tensor.source = source;
             if (std::string const problem = digest_problem(found, reader, digests); !problem.empty())
                 throw damaged(problem);
             parts.state.tensors.push_back(found.tensor);
@@ -268,6 +276,10 @@ inline state_dict read_safetensors(std::string const& path, file_source const& f
     } catch (malformed const& error) {
         throw damaged(std::string("is no safetensors file, or its header is corrupted: ") + error.what());
     }
+}
+inline state_dict read_safetensors(std::string const& path, file_source const& file)
+{
+    return read_safetensors(path, {file.data(), file.size()}, &file);
 }
 
 } // namespace detail
