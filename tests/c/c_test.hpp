@@ -96,12 +96,14 @@ struct freed {
     void operator()(adamant_buffer* b) const { adamant_buffer_free(b); }
     void operator()(adamant_executor* e) const { adamant_executor_free(e); }
     void operator()(adamant_optimizer* o) const { adamant_optimizer_free(o); }
+    void operator()(adamant_state* s) const { adamant_state_free(s); }
     void operator()(adamant_deepspeed* d) const { adamant_deepspeed_free(d); }
 };
 using team = std::unique_ptr<adamant_team, freed>;
 using buffer = std::unique_ptr<adamant_buffer, freed>;
 using executor = std::unique_ptr<adamant_executor, freed>;
 using optimizer = std::unique_ptr<adamant_optimizer, freed>;
+using state = std::unique_ptr<adamant_state, freed>;
 using deepspeed = std::unique_ptr<adamant_deepspeed, freed>;
 
 inline executor make_executor(std::uint32_t threads = 2)

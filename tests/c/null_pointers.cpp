@@ -124,6 +124,27 @@ TEST_CASE("C: every null pointer is an error with a text")
     refused(adamant_load_safetensors(o.get(), nullptr, 1), "paths is a null");
     refused(adamant_load_safetensors(o.get(), paths, 1), "a path is a null");
     refused(adamant_load_safetensors(o.get(), paths, 0), "no files");
+    refused(adamant_save_bytes(nullptr, &n), "optimizer is a null");
+    refused(adamant_save_bytes(o.get(), nullptr), "bytes is a null");
+    refused(adamant_save_memory(nullptr, text, sizeof text, &n), "optimizer is a null");
+    refused(adamant_save_memory(o.get(), nullptr, 1, &n), "to is a null");
+    void const* const states[] = {nullptr};
+    refused(adamant_load_memory(nullptr, states, &n, 1), "optimizer is a null");
+    refused(adamant_load_memory(o.get(), nullptr, &n, 1), "states is a null");
+    refused(adamant_load_memory(o.get(), states, nullptr, 1), "bytes is a null");
+    refused(adamant_load_memory(o.get(), states, &n, 1), "a state is a null");
+    adamant_state* made_state = nullptr;
+    adamant_state_tensor tensor = initialised(adamant_state_tensor_init);
+    refused(adamant_state_tensor_init(nullptr, 1000), "null");
+    refused(adamant_state_create(nullptr, &made_state), "optimizer is a null");
+    refused(adamant_state_create(o.get(), nullptr), "made is a null");
+    adamant_state_free(nullptr);
+    refused(adamant_state_tensor_count(nullptr, &n), "state is a null");
+    refused(adamant_state_get_tensor(nullptr, 0, &tensor), "state is a null");
+    ok(adamant_state_create(o.get(), &made_state));
+    state const owned_state(made_state);
+    refused(adamant_state_tensor_count(made_state, nullptr), "count is a null");
+    refused(adamant_state_get_tensor(made_state, 0, nullptr), "adamant_state_tensor is a null");
 
     adamant_deepspeed* config = nullptr;
     refused(adamant_deepspeed_parse(nullptr, 0, &config), "text is a null");

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "c_test.hpp"
 
@@ -89,26 +90,32 @@ void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept
     std::free(memory);
 }
 
+// Makes a call whose allocation number `n` fails, and once more without a failure if that was an error, which is to say
+// what it is. Returns whether it was.
+template <class Call>
+static std::size_t make_twice(Call const& call, long n, int call_number)
+{
+    INFO("call " << call_number << ", allocation " << n);
+    allocation_failed = false;
+    allocations_left = n;
+    adamant_status status = call();
+    allocations_left = -1;
+    bool const failed = allocation_failed && status != ADAMANT_OK;
+    if (failed) {
+        fails(status, ADAMANT_OUT_OF_MEMORY, "memory");
+        status = call();
+    }
+    ok(status);
+    return failed;
+}
+
 // A whole life of an optimizer, in which the allocation number `n` of each call fails once and the call is made again:
 // each failure says what it is and changes nothing, so the bits are the same. Returns how many calls failed.
 static std::size_t live_with_failures(long n, folder const& dir, std::uint64_t& digest)
 {
     std::size_t failed = 0;
     int call_number = 0;
-    auto const with_failure = [&](auto const& call) {
-        ++call_number;
-        INFO("call " << call_number << ", allocation " << n);
-        allocation_failed = false;
-        allocations_left = n;
-        adamant_status status = call();
-        allocations_left = -1;
-        if (allocation_failed && status != ADAMANT_OK) {
-            ++failed;
-            fails(status, ADAMANT_OUT_OF_MEMORY, "memory");
-            status = call();
-        }
-        ok(status);
-    };
+    auto const with_failure = [&](auto const& call) { failed += make_twice(call, n, ++call_number); };
     // nlohmann-json's destructor allocates and ends the process where it cannot; it is late in these calls.
     auto const with_early_failure = [&](auto const& call) {
         if (n < 100)
@@ -179,6 +186,18 @@ static std::size_t live_with_failures(long n, folder const& dir, std::uint64_t& 
         std::fill(t.param.begin(), t.param.end(), 0.0f);
     with_early_failure([&] { return adamant_load_safetensors(made, &path, 1); });
     REQUIRE(m.digest() == digest);
+    std::size_t bytes = 0;
+    with_early_failure([&] { return adamant_save_bytes(made, &bytes); });
+    std::vector<char> memory(bytes);
+    with_early_failure([&] { return adamant_save_memory(made, memory.data(), bytes, nullptr); });
+    for (model::tensor& t : m.tensors)
+        std::fill(t.param.begin(), t.param.end(), 0.0f);
+    void const* const data = memory.data();
+    with_early_failure([&] { return adamant_load_memory(made, &data, &bytes, 1); });
+    REQUIRE(m.digest() == digest);
+    adamant_state* made_state = nullptr;
+    with_failure([&] { return adamant_state_create(made, &made_state); });
+    state const owned_state(made_state);
     m.new_gradients(3);
     with_failure([&] { return adamant_step(made, &v, nullptr); });
     REQUIRE(steps_of(o) == 3);
@@ -188,11 +207,6 @@ static std::size_t live_with_failures(long n, folder const& dir, std::uint64_t& 
     with_early_failure([&] { return adamant_deepspeed_parse(json.data(), json.size(), &config); });
     deepspeed const owned(config);
     with_failure([&] { return adamant_deepspeed_apply(config, nullptr, nullptr, &oo, nullptr, nullptr); });
-    adamant_core_options c = core_options();
-    c.machine = "pack:2 [numa] core:8 pu:2";
-    c.ranks = 2;
-    char pus[64];
-    with_failure([&] { return adamant_select_cores(&c, pus, sizeof pus, nullptr, 0); });
     // Saying what is wrong, too, may find no memory.
     allocation_failed = false;
     allocations_left = n;
@@ -219,4 +233,60 @@ TEST_CASE("C: memory that ends at any allocation of any call")
     }
     std::printf("C: %zu calls failed for want of memory, at up to allocation %ld\n", failed, n);
     REQUIRE(failed > 100);
+}
+
+// Does so with allocation 0, 1 and so on of each call, until none of them fails. Returns how many have.
+template <class Calls>
+static std::size_t fail_at_each_allocation(Calls const& calls)
+{
+    std::size_t failed = 0;
+    std::size_t now = 1;
+    for (long n = 0; now != 0; ++n) {
+        now = 0;
+        int call_number = 0;
+        calls([&](auto const& call) { now += make_twice(call, n, ++call_number); });
+        failed += now;
+    }
+    return failed;
+}
+
+TEST_CASE("C: memory that ends while cores are chosen")
+{
+    adamant_core_options c = core_options();
+    c.machine = "pack:2 [numa] core:8 pu:2";
+    c.ranks = 2;
+    char text[64];
+    std::size_t const failed = fail_at_each_allocation([&](auto const& with_failure) {
+        with_failure([&] { return adamant_select_cores(&c, text, sizeof text, nullptr, 0); });
+        with_failure([&] { return adamant_select_nodes(&c, text, sizeof text, nullptr, 0); });
+    });
+    REQUIRE(failed > 50);
+    char pus[4096];
+    REQUIRE(fail_at_each_allocation([&](auto const& with_failure) {
+                with_failure([&] { return adamant_allowed_pus(pus, sizeof pus); });
+            }) > 5);
+}
+
+TEST_CASE("C: memory that ends while teams, executors and buffers are made")
+{
+    std::size_t const failed = fail_at_each_allocation([&](auto const& with_failure) {
+        adamant_team_options to = team_options();
+        to.threads = 2;
+        to.pus = "0";
+        adamant_team* made_team = nullptr;
+        with_failure([&] { return adamant_team_create(&to, &made_team); });
+        team const shared(made_team);
+        adamant_executor_options eo = executor_options();
+        eo.team = made_team;
+        adamant_executor* made_executor = nullptr;
+        with_failure([&] { return adamant_executor_create(&eo, &made_executor); });
+        executor const on_team(made_executor);
+        adamant_buffer_options bo = buffer_options();
+        bo.nodes = "0";
+        adamant_buffer* made_buffer = nullptr;
+        with_failure([&] { return adamant_buffer_create(made_executor, 10'000, 4, &bo, &made_buffer); });
+        buffer const owned(made_buffer);
+        with_failure([&] { return adamant_buffer_measure(made_buffer, nullptr, nullptr, nullptr, 0); });
+    });
+    REQUIRE(failed > 20);
 }

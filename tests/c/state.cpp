@@ -80,3 +80,111 @@ TEST_CASE("C: checkpoints, of one and of several files")
     ok(adamant_load_safetensors(both.get(), paths, 2));
     REQUIRE((joined.digest() == m.digest() && steps_of(both) == 3));
 }
+
+TEST_CASE("C: checkpoints in memory are those of files")
+{
+    folder const dir;
+    std::string const path = dir.file("state.safetensors");
+    model m;
+    optimizer const o = make_optimizer(m);
+    ok(adamant_step(o.get(), nullptr, nullptr));
+    ok(adamant_save_safetensors(o.get(), path.c_str()));
+    std::ifstream in(path, std::ios::binary);
+    std::string const file((std::istreambuf_iterator<char>(in)), {});
+    std::size_t bytes = 0;
+    ok(adamant_save_bytes(o.get(), &bytes));
+    REQUIRE(bytes == file.size());
+    std::vector<char> memory(bytes + 8, 'x');
+    std::size_t written = 0;
+    refused(adamant_save_memory(o.get(), memory.data(), bytes - 1, &written),
+            std::to_string(bytes) + " bytes is to be written to memory of " + std::to_string(bytes - 1));
+    REQUIRE((written == 0 && memory == std::vector<char>(bytes + 8, 'x')));
+    ok(adamant_save_memory(o.get(), memory.data(), memory.size(), &written));
+    REQUIRE(written == bytes);
+    REQUIRE(std::string(memory.data(), bytes) == file);
+    REQUIRE(std::string(memory.data() + bytes, 8) == "xxxxxxxx");
+    ok(adamant_save_memory(o.get(), memory.data(), bytes, nullptr));
+
+    model n;
+    optimizer const into = make_optimizer(n);
+    std::uint64_t const fresh = n.digest();
+    void const* states[] = {memory.data(), memory.data()};
+    std::size_t sizes[] = {bytes, bytes};
+    sizes[0] = bytes - 1;
+    fails(adamant_load_memory(into.get(), states, sizes, 1), ADAMANT_CORRUPTED, "the state in memory is truncated");
+    sizes[0] = bytes;
+    memory[bytes - 7] ^= 1;
+    fails(adamant_load_memory(into.get(), states, sizes, 1), ADAMANT_CORRUPTED, "checksum");
+    memory[bytes - 7] ^= 1;
+    refused(adamant_load_memory(into.get(), states, sizes, 2), "overlap");
+    refused(adamant_load_memory(into.get(), states, sizes, 0), "from nothing");
+    REQUIRE((n.digest() == fresh && steps_of(into) == 0));
+    ok(adamant_load_memory(into.get(), states, sizes, 1));
+    REQUIRE((n.digest() == m.digest() && steps_of(into) == 1));
+    ok(adamant_begin_step(o.get(), nullptr));
+    refused(adamant_save_bytes(o.get(), &bytes), "while a step is under way");
+    refused(adamant_save_memory(o.get(), memory.data(), bytes, nullptr), "while a step is under way");
+    refused(adamant_load_memory(o.get(), states, sizes, 1), "while a step is under way");
+    ok(adamant_abandon(o.get()));
+}
+
+TEST_CASE("C: a list of the state's tensors, as views")
+{
+    model m;
+    optimizer const o = make_optimizer(m);
+    // A part of a parameter, in 16 bits.
+    std::vector<std::uint16_t> part(6);
+    std::vector<float> other(6), moments(12);
+    adamant_shard s = shard();
+    s.elements = 6;
+    s.param = part.data();
+    s.param_dtype = ADAMANT_BFLOAT16;
+    s.grad = other.data();
+    s.exp_avg = moments.data();
+    s.exp_avg_sq = moments.data() + 6;
+    std::size_t const shape[] = {3, 4};
+    s.shape = shape;
+    s.dims = 2;
+    s.begin = 6;
+    adamant_hyperparameters const h = hyperparameters();
+    ok(adamant_add_group(o.get(), "second", &h, 0, nullptr));
+    ok(adamant_add_shard(o.get(), 1, "part", &s, nullptr));
+
+    adamant_state* made = nullptr;
+    ok(adamant_begin_step(o.get(), nullptr));
+    refused(adamant_state_create(o.get(), &made), "while a step is under way");
+    ok(adamant_abandon(o.get()));
+    REQUIRE(made == nullptr);
+    ok(adamant_state_create(o.get(), &made));
+    state const owned(made);
+    std::size_t count = 0;
+    ok(adamant_state_tensor_count(made, &count));
+    REQUIRE(count == 3 * (m.tensors.size() + 1));
+    std::size_t found = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        adamant_state_tensor t = initialised(adamant_state_tensor_init);
+        ok(adamant_state_get_tensor(made, i, &t));
+        std::string const param = t.param;
+        if (param == "part") {
+            ++found;
+            REQUIRE((t.group == std::string("second") && t.elements == 6 && t.begin == 6));
+            REQUIRE((t.dims == 2 && t.shape[0] == 3 && t.shape[1] == 4));
+            REQUIRE(t.dtype == (t.array == ADAMANT_STATE_PARAM ? ADAMANT_BFLOAT16 : ADAMANT_FLOAT32));
+            void const* const arrays[] = {s.param, s.exp_avg, s.exp_avg_sq};
+            REQUIRE(t.data == arrays[t.array]);
+            continue;
+        }
+        REQUIRE(param.starts_with("tensor"));
+        model::tensor const& of = m.tensors.at(static_cast<std::size_t>(param.back() - '0'));
+        void const* const arrays[] = {of.param.data(), of.exp_avg.data(), of.exp_avg_sq.data()};
+        REQUIRE((t.data == arrays[t.array] && t.group == std::string("all")));
+        REQUIRE((t.elements == of.param.size() && t.begin == 0 && t.dtype == ADAMANT_FLOAT32));
+        REQUIRE((t.dims == 1 && t.shape[0] == t.elements));
+        ++found;
+    }
+    REQUIRE(found == count);
+    adamant_state_tensor t = initialised(adamant_state_tensor_init);
+    refused(adamant_state_get_tensor(made, count, &t), "no tensor " + std::to_string(count));
+    t.struct_bytes = 8;
+    refused(adamant_state_get_tensor(made, 0, &t), "struct_bytes of adamant_state_tensor");
+}

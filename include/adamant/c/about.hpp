@@ -117,6 +117,13 @@ struct about<adamant_report> {
 };
 
 template <>
+struct about<adamant_state_tensor> {
+    static constexpr char const* name = "adamant_state_tensor";
+    static constexpr std::size_t first_bytes = 72;
+    static adamant_state_tensor defaults() { return {}; }
+};
+
+template <>
 struct about<adamant_deepspeed_offload> {
     static constexpr char const* name = "adamant_deepspeed_offload";
     static constexpr std::size_t first_bytes = 56;

@@ -3,12 +3,18 @@
 #include <adamant/c/state.h>
 
 #include <cstddef>
+#include <span>
+#include <string>
 #include <vector>
 
-#include <adamant/c/errors.hpp>
+#include <adamant/c/about.hpp>
 #include <adamant/c/handles.hpp>
 #include <adamant/checkpoint/safetensors.hpp>
 #include <adamant/optimizer.hpp>
+
+struct adamant_state {
+    adamant::state_dict views;
+};
 
 namespace adamant::c {
 
@@ -16,6 +22,19 @@ namespace adamant::c {
 static optimizer& to_save(adamant_optimizer const* handle)
 {
     return of(const_cast<adamant_optimizer*>(handle));
+}
+
+static void load_all(optimizer& to, std::vector<safetensors_state> const& read)
+{
+    std::vector<state_dict> states;
+    for (safetensors_state const& r : read)
+        states.push_back(r.state());
+    to.load(merge(states));
+}
+
+static state_dict const& of(adamant_state const* handle)
+{
+    return needed(handle, "the state").views;
 }
 
 } // namespace adamant::c
@@ -39,9 +58,82 @@ adamant_status adamant_load_safetensors(adamant_optimizer* optimizer, const char
         std::vector<adamant::safetensors_state> files;
         for (std::size_t i = 0; i < count; ++i)
             files.emplace_back(&needed(paths[i], "a path"));
-        std::vector<adamant::state_dict> states;
-        for (adamant::safetensors_state const& file : files)
-            states.push_back(file.state());
-        o.load(adamant::merge(states));
+        load_all(o, files);
+    });
+}
+
+adamant_status adamant_save_bytes(const adamant_optimizer* optimizer, size_t* bytes)
+{
+    return guarded([&] {
+        adamant::optimizer& o = to_save(optimizer);
+        needed(bytes, "bytes") = adamant::safetensors_bytes(o.state());
+    });
+}
+adamant_status adamant_save_memory(const adamant_optimizer* optimizer, void* to, size_t bytes, size_t* written)
+{
+    return guarded([&] {
+        adamant::optimizer& o = to_save(optimizer);
+        std::span const memory(&needed(static_cast<std::byte*>(to), "to"), bytes);
+        give(written, adamant::write_safetensors(memory, o.state()));
+    });
+}
+adamant_status adamant_load_memory(adamant_optimizer* optimizer, const void* const* states, const size_t* bytes,
+                                   size_t count)
+{
+    return guarded([&] {
+        adamant::optimizer& o = of(optimizer);
+        if (count == 0)
+            throw adamant::invalid_argument(
+                "adamant: a state is to be loaded from nothing; give one or more in memory");
+        needed(states, "states");
+        needed(bytes, "bytes");
+        std::vector<adamant::safetensors_state> read;
+        for (std::size_t i = 0; i < count; ++i)
+            read.emplace_back(std::span(&needed(static_cast<std::byte const*>(states[i]), "a state"), bytes[i]));
+        load_all(o, read);
+    });
+}
+
+adamant_status adamant_state_create(adamant_optimizer* optimizer, adamant_state** made)
+{
+    return guarded([&] {
+        adamant::optimizer& o = of(optimizer);
+        needed(made, "made");
+        *made = new adamant_state{o.state()};
+    });
+}
+void adamant_state_free(adamant_state* state)
+{
+    delete state;
+}
+adamant_status adamant_state_tensor_count(const adamant_state* state, size_t* count)
+{
+    return guarded([&] { needed(count, "count") = of(state).tensors.size(); });
+}
+adamant_status adamant_state_tensor_init(adamant_state_tensor* tensor, size_t struct_bytes)
+{
+    return init(tensor, struct_bytes);
+}
+adamant_status adamant_state_get_tensor(const adamant_state* state, size_t index, adamant_state_tensor* tensor)
+{
+    return guarded([&] {
+        adamant::state_dict const& from = of(state);
+        check_target(tensor);
+        if (index >= from.tensors.size())
+            throw adamant::invalid_argument("adamant: there is no tensor " + std::to_string(index) +
+                                            " in the state; there are " + std::to_string(from.tensors.size()));
+        adamant::state_tensor const& t = from.tensors[index];
+        adamant::state_param const& param = from.params[t.param];
+        adamant_state_tensor to{};
+        to.param = param.name.c_str();
+        to.group = from.groups[param.group].name.c_str();
+        to.data = t.data;
+        to.elements = t.elements;
+        to.begin = t.begin;
+        to.shape = param.shape.data();
+        to.dims = param.shape.size();
+        to.dtype = static_cast<adamant_dtype>(t.type);
+        to.array = static_cast<adamant_state_array>(t.array);
+        write(to, tensor);
     });
 }

@@ -25,6 +25,59 @@ ADAMANT_C_API adamant_status adamant_save_safetensors(const adamant_optimizer* o
 ADAMANT_C_API adamant_status adamant_load_safetensors(adamant_optimizer* optimizer, const char* const* paths,
                                                       size_t count);
 
+/* ---- Checkpoints in memory ----------------------------------------------------------------------------------------
+ */
+
+/* How many bytes adamant_save_memory() would write now. invalid argument: during a step. */
+ADAMANT_C_API adamant_status adamant_save_bytes(const adamant_optimizer* optimizer, size_t* bytes);
+/* Writes the bytes of such a file to the caller's memory, of `bytes` bytes, which must not overlap any array of the
+ * optimizer's. How many were written goes to *written, which may be null. invalid argument: too little memory, with how
+ * much is needed, and during a step. */
+ADAMANT_C_API adamant_status adamant_save_memory(const adamant_optimizer* optimizer, void* to, size_t bytes,
+                                                 size_t* written);
+/* As adamant_load_safetensors(), from `count` states in memory: states[i] has bytes[i] bytes, which must not change
+ * during the call. They may come from files of adamant_save_safetensors(), too. */
+ADAMANT_C_API adamant_status adamant_load_memory(adamant_optimizer* optimizer, const void* const* states,
+                                                 const size_t* bytes, size_t count);
+
+/* ---- Views, for checkpoints in a form of the caller's own ---------------------------------------------------------
+ */
+
+/* A list of all tensors of the state as views of the shards' arrays. It holds for the shards that there were when it
+ * was made, and as long as their arrays; it shows what the arrays hold at any time. What a device has of the state is
+ * copied into the arrays when the list is made (see adamant_update_host_arrays()). Gradients accumulated since the last
+ * step are no part of the state. */
+typedef struct adamant_state adamant_state;
+/* Makes the list for *made. invalid argument: during a step. device failed: as it says. */
+ADAMANT_C_API adamant_status adamant_state_create(adamant_optimizer* optimizer, adamant_state** made);
+/* May be null. */
+ADAMANT_C_API void adamant_state_free(adamant_state* state);
+/* From any thread, as the next one. */
+ADAMANT_C_API adamant_status adamant_state_tensor_count(const adamant_state* state, size_t* count);
+
+typedef int32_t adamant_state_array;
+enum { ADAMANT_STATE_PARAM = 0, ADAMANT_STATE_EXP_AVG = 1, ADAMANT_STATE_EXP_AVG_SQ = 2 };
+
+/* Elements [begin, begin + elements) of one array of a parameter, in row-major order. The texts and the shape live as
+ * long as the list. */
+typedef struct adamant_state_tensor {
+    size_t struct_bytes;
+    const char* param; /* the parameter's name */
+    const char* group; /* the name of its parameter group */
+    const void* data;  /* in the shard's own array; null for no elements */
+    size_t elements;
+    size_t begin;
+    const size_t* shape; /* of the whole parameter */
+    size_t dims;
+    adamant_dtype dtype;
+    adamant_state_array array;
+} adamant_state_tensor;
+/* Sets struct_bytes, and all else to zero. */
+ADAMANT_C_API adamant_status adamant_state_tensor_init(adamant_state_tensor* tensor, size_t struct_bytes);
+/* Tensor number `index` of the list. invalid argument: there is none of that number. */
+ADAMANT_C_API adamant_status adamant_state_get_tensor(const adamant_state* state, size_t index,
+                                                      adamant_state_tensor* tensor);
+
 #ifdef __cplusplus
 }
 #endif
