@@ -65,6 +65,18 @@ inline adamant_optimizer_options options()
 {
     return initialised(adamant_optimizer_options_init);
 }
+inline adamant_split_options split_options()
+{
+    return initialised(adamant_split_options_init);
+}
+inline adamant_emulation_options emulation_options()
+{
+    return initialised(adamant_emulation_options_init);
+}
+inline adamant_tuning_options tuning_options()
+{
+    return initialised(adamant_tuning_options_init);
+}
 inline adamant_loss_scaling scaling()
 {
     return initialised(adamant_loss_scaling_init);
@@ -97,6 +109,9 @@ struct freed {
     void operator()(adamant_executor* e) const { adamant_executor_free(e); }
     void operator()(adamant_optimizer* o) const { adamant_optimizer_free(o); }
     void operator()(adamant_state* s) const { adamant_state_free(s); }
+    void operator()(adamant_device* d) const { adamant_device_free(d); }
+    void operator()(adamant_placement* p) const { adamant_placement_free(p); }
+    void operator()(adamant_tuned* t) const { adamant_tuned_free(t); }
     void operator()(adamant_deepspeed* d) const { adamant_deepspeed_free(d); }
 };
 using team = std::unique_ptr<adamant_team, freed>;
@@ -104,6 +119,9 @@ using buffer = std::unique_ptr<adamant_buffer, freed>;
 using executor = std::unique_ptr<adamant_executor, freed>;
 using optimizer = std::unique_ptr<adamant_optimizer, freed>;
 using state = std::unique_ptr<adamant_state, freed>;
+using device = std::unique_ptr<adamant_device, freed>;
+using placement = std::unique_ptr<adamant_placement, freed>;
+using tuned = std::unique_ptr<adamant_tuned, freed>;
 using deepspeed = std::unique_ptr<adamant_deepspeed, freed>;
 
 inline executor make_executor(std::uint32_t threads = 2)

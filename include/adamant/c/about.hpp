@@ -10,6 +10,7 @@
 #include <adamant/exec/executor.hpp>
 #include <adamant/numerics/hyperparameters.hpp>
 #include <adamant/step/loss_scaler.hpp>
+#include <adamant/step/optimizer_options.hpp>
 
 namespace adamant::c {
 
@@ -79,6 +80,8 @@ struct about<adamant_optimizer_options> {
     {
         adamant_optimizer_options options{};
         options.journal_budget_bytes = ADAMANT_AUTOMATIC_BYTES;
+        options.device_timeout_s = optimizer_options{}.device_timeout_s;
+        options.device_records = optimizer_options{}.device_records;
         return options;
     }
 };
@@ -121,6 +124,54 @@ struct about<adamant_state_tensor> {
     static constexpr char const* name = "adamant_state_tensor";
     static constexpr std::size_t first_bytes = 72;
     static adamant_state_tensor defaults() { return {}; }
+};
+
+template <>
+struct about<adamant_split_options> {
+    static constexpr char const* name = "adamant_split_options";
+    static constexpr std::size_t first_bytes = 56;
+    static adamant_split_options defaults()
+    {
+        adamant_split_options options{};
+        options.ratio = 1;
+        options.most_on_cpu = options.most_on_device = ADAMANT_NO_LIMIT;
+        return options;
+    }
+};
+
+template <>
+struct about<adamant_placement_summary> {
+    static constexpr char const* name = "adamant_placement_summary";
+    static constexpr std::size_t first_bytes = 56;
+    static adamant_placement_summary defaults() { return {}; }
+};
+
+template <>
+struct about<adamant_step_rates> {
+    static constexpr char const* name = "adamant_step_rates";
+    static constexpr std::size_t first_bytes = 104;
+    static adamant_step_rates defaults();
+};
+
+template <>
+struct about<adamant_emulation_options> {
+    static constexpr char const* name = "adamant_emulation_options";
+    static constexpr std::size_t first_bytes = 56;
+    static adamant_emulation_options defaults();
+};
+
+template <>
+struct about<adamant_tuned_summary> {
+    static constexpr char const* name = "adamant_tuned_summary";
+    static constexpr std::size_t first_bytes = 64;
+    static adamant_tuned_summary defaults() { return {}; }
+};
+
+template <>
+struct about<adamant_tuning_options> {
+    static constexpr char const* name = "adamant_tuning_options";
+    static constexpr std::size_t first_bytes = 96;
+    static adamant_tuning_options defaults();
 };
 
 template <>

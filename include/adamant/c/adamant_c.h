@@ -7,12 +7,15 @@
 #include <adamant/c/buffer.h>
 #include <adamant/c/cores.h>
 #include <adamant/c/deepspeed.h>
+#include <adamant/c/device.h>
 #include <adamant/c/executor.h>
 #include <adamant/c/optimizer.h>
 #include <adamant/c/shard.h>
+#include <adamant/c/split.h>
 #include <adamant/c/state.h>
 #include <adamant/c/status.h>
 #include <adamant/c/step.h>
+#include <adamant/c/tuning.h>
 
 /*
  * Errors. A function that can fail returns a status; ADAMANT_OK is 0. After any other status adamant_last_error() says,

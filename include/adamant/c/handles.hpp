@@ -11,8 +11,10 @@
 #include <adamant/c/errors.hpp>
 #include <adamant/c/executor.h>
 #include <adamant/c/optimizer.h>
+#include <adamant/c/split.h>
 #include <adamant/exec/executor.hpp>
 #include <adamant/optimizer.hpp>
+#include <adamant/split/placement.hpp>
 
 struct adamant_team {
     struct thread_texts {
@@ -36,11 +38,19 @@ struct adamant_optimizer {
     std::optional<adamant::optimizer::ticket> ticket = {}; // of adamant_step_async()
 };
 
+struct adamant_placement {
+    adamant::placement of;
+};
+
 namespace adamant::c {
 
 inline executor const& cpu_of(adamant_executor const* handle)
 {
     return needed(handle, "the executor").cpu;
+}
+inline placement const& of(adamant_placement const* handle)
+{
+    return needed(handle, "the placement").of;
 }
 inline optimizer& of(adamant_optimizer* handle)
 {

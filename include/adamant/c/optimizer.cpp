@@ -55,7 +55,9 @@ static optimizer_options from_c(adamant_optimizer_options const& from)
                          .max_abs_grad = from.max_abs_grad,
                          .on_nonfinite = to_enum(from.on_nonfinite, nonfinite_policy::apply, "on_nonfinite"),
                          .speculate = to_enum(from.speculate, speculation::never, "speculate"),
-                         .keep_last_step = from.keep_last_step != 0};
+                         .keep_last_step = from.keep_last_step != 0,
+                         .device_timeout_s = from.device_timeout_s,
+                         .device_records = from.device_records != 0};
     if (from.loss_scaling != nullptr)
         to.loss_scaling = from_c(from.loss_scaling);
     if (from.journal_budget_bytes != ADAMANT_AUTOMATIC_BYTES)

@@ -59,6 +59,13 @@ typedef struct adamant_optimizer_options {
     int32_t keep_last_step;                   /* 0; set for adamant_rollback() */
     adamant_reduce reduce;                    /* may be null */
     void* reduce_user;                        /* passed to reduce */
+    /* How many seconds a device may take for what a step gives it before it counts as one that has stopped answering.
+     */
+    double device_timeout_s; /* 300 */
+    /* Whether a device has room for records of all of its part: as much again as its params and moments. Without, the
+     * device never begins before the norm is known, and if it fails in the update itself, there is no way back: the
+     * error says so, and a state must be loaded. */
+    int32_t device_records; /* 1 */
 } adamant_optimizer_options;
 /* journal_budget_bytes bounds the records with which a step can be taken back; never more is allocated than one step's
  * records can take. They take, in bytes per element, with float32 params and moments: 2 in the first step, 2.1 to 2.3

@@ -60,6 +60,15 @@ static void give_report(optimizer_report const& from, adamant_report* to) noexce
     report.threads = from.threads;
     report.isa = name(from.tier).data();
     report.pus = from.pus.data(); // a whole std::string's, so it ends in a zero
+    report.ratio = from.ratio;
+    report.cpu_busy_seconds = from.cpu_busy_s;
+    report.device_work_seconds = from.device.work_s;
+    report.device_up_seconds = from.device.up_s;
+    report.device_down_seconds = from.device.down_s;
+    report.device_elements = from.device.elements;
+    report.device_work_bytes = from.device.work_bytes;
+    report.device_up_bytes = from.device.up_bytes;
+    report.device_down_bytes = from.device.down_bytes;
     write(report, to);
 }
 

@@ -51,6 +51,16 @@ typedef struct adamant_report {
     uint32_t threads;
     const char* isa; /* lives for ever */
     const char* pus; /* that the threads are bound to; lives as long as the optimizer */
+    /* With a device; without one ratio is 1, and what is said of the device is 0. */
+    double ratio;               /* the share of `elements` that the CPU has stepped */
+    double cpu_busy_seconds;    /* how long the CPU's threads have worked, on average */
+    double device_work_seconds; /* how long the device was busy with passes, ... */
+    double device_up_seconds;   /* ... copies from the host, ... */
+    double device_down_seconds; /* ... and copies to it */
+    size_t device_elements;     /* stepped there */
+    size_t device_work_bytes;   /* read and written by passes */
+    size_t device_up_bytes;     /* copied */
+    size_t device_down_bytes;
 } adamant_report;
 /* Sets struct_bytes, and all else to zero. */
 ADAMANT_C_API adamant_status adamant_report_init(adamant_report* report, size_t struct_bytes);
