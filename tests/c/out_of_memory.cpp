@@ -102,7 +102,10 @@ static std::size_t make_twice(Call const& call, long n, int call_number)
     allocations_left = -1;
     bool const failed = allocation_failed && status != ADAMANT_OK;
     if (failed) {
-        fails(status, ADAMANT_OUT_OF_MEMORY, "memory");
+        if (status == ADAMANT_DEVICE_FAILED)
+            REQUIRE(last_error().find("no step is open") != std::string::npos); // as whole_step() has left it
+        else
+            fails(status, ADAMANT_OUT_OF_MEMORY, "memory");
         status = call();
     }
     ok(status);
@@ -288,5 +291,103 @@ TEST_CASE("C: memory that ends while teams, executors and buffers are made")
         buffer const owned(made_buffer);
         with_failure([&] { return adamant_buffer_measure(made_buffer, nullptr, nullptr, nullptr, 0); });
     });
+    REQUIRE(failed > 20);
+}
+
+// A step, shard by shard; what it returns is that of the first call that fails. A submit() that has failed fails the
+// step, which adamant_finish() takes back; and so does adamant_finish().
+static adamant_status whole_step(adamant_optimizer* o)
+{
+    if (adamant_status const status = adamant_begin_step(o, nullptr); status != ADAMANT_OK)
+        return status;
+    for (std::size_t i = 0; i < 4; ++i)
+        if (adamant_status const status = adamant_submit(o, i); status != ADAMANT_OK) {
+            std::string const text = last_error();
+            while (++i < 4)
+                ok(adamant_leave_out(o, i));
+            fails(adamant_finish(o, nullptr), ADAMANT_DEVICE_FAILED, "adamant_submit() to this step has failed");
+            refused(adamant_finish(o, nullptr), "no step is open");
+            REQUIRE(text.find("memory") != std::string::npos);
+            return ADAMANT_DEVICE_FAILED;
+        }
+    return adamant_finish(o, nullptr);
+}
+
+TEST_CASE("C: memory that ends while shards are on a device")
+{
+    std::uint64_t expected = 0;
+    bool first = true;
+    adamant_optimizer_options options = c_test::options();
+    options.max_norm = 1;
+    std::size_t const failed = fail_at_each_allocation([&](auto const& with_failure) {
+        model m;
+        optimizer const o = make_optimizer(m, options);
+        adamant_device* made_device = nullptr;
+        with_failure([&] { return adamant_emulated_device_create(nullptr, &made_device); });
+        device const on(made_device);
+        std::size_t sizes[4] = {};
+        with_failure([&] { return adamant_shard_sizes(o.get(), sizes, 4); });
+        adamant_split_options so = split_options();
+        so.ratio = 0.4;
+        adamant_placement* made = nullptr;
+        with_failure([&] { return adamant_split(sizes, 4, &so, &made); });
+        placement const where(made);
+        adamant_piece piece{};
+        ok(adamant_placement_piece(made, 0, &piece));
+        adamant_placement* copy = nullptr;
+        with_failure([&] { return adamant_placement_create(&piece, 1, &copy); });
+        placement const owned_copy(copy);
+        std::size_t bytes = 0;
+        with_failure([&] { return adamant_device_bytes(o.get(), made_device, made, &bytes); });
+        std::uint64_t grad = 0;
+        std::uint64_t weights = 0;
+        with_failure([&] { return adamant_device_allocate(made_device, sizes[0] * 4, &grad); });
+        ok(adamant_device_allocate(made_device, sizes[0] * 2, &weights));
+        with_failure([&] { return adamant_device_copy_up(made_device, grad, m.tensors[0].grad.data(), sizes[0] * 4); });
+        with_failure([&] { return adamant_set_device_arrays(o.get(), 0, grad, weights); });
+        with_failure([&] { return adamant_place(o.get(), made_device, made); });
+        with_failure([&] { return adamant_step(o.get(), nullptr, nullptr); });
+        with_failure([&] { return whole_step(o.get()); });
+        with_failure([&] { return adamant_step_async(o.get(), nullptr); });
+        ok(adamant_wait(o.get(), ADAMANT_FOR_EVER, nullptr, nullptr));
+        with_failure([&] { return adamant_update_host_arrays(o.get()); });
+        std::uint64_t const there = m.digest();
+        with_failure([&] {
+            return adamant_device_copy_down(made_device, m.tensors[0].weight_out.data(), weights, sizes[0] * 2);
+        });
+        with_failure([&] { return adamant_place(o.get(), nullptr, nullptr); });
+        if (first)
+            expected = there;
+        first = false;
+        REQUIRE(there == expected);
+        REQUIRE(steps_of(o) == 3);
+    });
+    REQUIRE(failed > 50);
+}
+
+TEST_CASE("C: memory that ends while a tuning result is read")
+{
+    folder const dir;
+    std::string const path = dir.file("a file with a name that is longer than a few letters.json");
+    adamant_core_options c = core_options();
+    c.ranks = 1;
+    adamant_shard const s = shard();
+    adamant_tuning_options o = tuning_options();
+    o.elements = 4096;
+    o.settings = 0;
+    o.rounds = o.most_rounds = 1;
+    adamant_tuned* made = nullptr;
+    ok(adamant_tune_cores(&c, &s, &o, &made));
+    tuned const found(made);
+    ok(adamant_tuned_save(made, path.c_str()));
+    adamant_executor_options e = executor_options();
+    std::size_t failed = 0;
+    for (long n = 0; n < 40; ++n) { // later ones are in nlohmann-json's destructor, which ends the process
+        adamant_tuned* loaded = nullptr;
+        failed += make_twice([&] { return adamant_tuned_load(path.c_str(), &c, &s, nullptr, &loaded); }, n, 1);
+        tuned const owned(loaded);
+        failed += make_twice([&] { return adamant_tuned_save(loaded, path.c_str()); }, std::min(n, 10L), 2);
+        failed += make_twice([&] { return adamant_tuned_apply(loaded, &c, &e); }, n, 3);
+    }
     REQUIRE(failed > 20);
 }

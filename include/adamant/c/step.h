@@ -80,14 +80,16 @@ ADAMANT_C_API adamant_status adamant_step(adamant_optimizer* optimizer, const ad
 ADAMANT_C_API adamant_status adamant_begin_step(adamant_optimizer* optimizer, const adamant_step_values* values);
 /* Says that this shard's gradient is there. The executor's threads begin with it, and the call returns at once. The
  * gradient must not change until adamant_finish() has returned. From any thread. invalid argument: no such shard, one
- * that was submitted or left out already, and where no step is open. */
+ * that was submitted or left out already, and where no step is open. With a device, any other error fails the step:
+ * adamant_finish() then takes it back, with ADAMANT_DEVICE_FAILED. */
 ADAMANT_C_API adamant_status adamant_submit(adamant_optimizer* optimizer, size_t shard);
 /* Says that this shard has no gradient in this step: it stays as it is, and what was accumulated for it is forgotten.
  * From any thread; errors as above. */
 ADAMANT_C_API adamant_status adamant_leave_out(adamant_optimizer* optimizer, size_t shard);
 /* Waits for what was submitted and completes the step: applied or skipped. report as for adamant_step().
  * invalid argument: a shard was neither submitted nor left out. reduce failed: as reduce said. After either the step
- * stays open: call this again, or adamant_abandon(). */
+ * stays open: call this again, or adamant_abandon(). With a device, any other error has taken the step back; see
+ * adamant_place(). */
 ADAMANT_C_API adamant_status adamant_finish(adamant_optimizer* optimizer, adamant_report* report);
 /* Gives up the step that is open: params and moments are as before it, to the bit, and weight_out is made of param.
  * Accumulated gradients stay. unavailable, and the step stays open: shards were submitted to a step that needs no norm

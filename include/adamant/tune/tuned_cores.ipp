@@ -15,6 +15,7 @@ ADAMANT_BEGIN_NAMESPACE
 ADAMANT_DECL std::string cpu_model(std::string const& cpuinfo)
 {
     std::ifstream file(cpuinfo);
+    file.exceptions(std::ios::badbit); // a line that finds no memory is not the end of the file
     std::string arm;
     for (std::string line; std::getline(file, line);) {
         std::size_t const colon = line.find(':');
