@@ -82,7 +82,7 @@ std::string of(std::optional<step_forecast> const& f)
                    {"step_s", number(f->step_s)},
                    {"update_s", number(f->update_s)},
                    {"bound_by", quoted(name(f->bound_by))},
-                   {"timeline", array(f->timeline, [](time_span const& span) {
+                   {"timeline", array(f->timeline, [](forecast_span const& span) {
                         return object({{"lane", quoted(name(span.on))},
                                        {"begin_s", number(span.begin_s)},
                                        {"end_s", number(span.end_s)}});

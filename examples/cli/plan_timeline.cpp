@@ -27,13 +27,16 @@ std::string draw_timeline(step_forecast const& step)
         return static_cast<std::size_t>(std::lround(share * static_cast<double>(bar_columns)));
     };
     std::string out;
-    for (lane const on : {lane::backward, lane::down, lane::cpu, lane::up, lane::device, lane::forward}) {
+    for (forecast_lane const on : {forecast_lane::backward, forecast_lane::down, forecast_lane::cpu, forecast_lane::up,
+                                   forecast_lane::device, forecast_lane::forward}) {
         // What is computed, and what is copied.
-        char const mark = on == lane::down || on == lane::up ? '=' : '#';
-        std::string const label = on == lane::cpu ? "CPU" : on == lane::device ? "GPU step" : name(on);
+        char const mark = on == forecast_lane::down || on == forecast_lane::up ? '=' : '#';
+        std::string const label = on == forecast_lane::cpu      ? "CPU"
+                                  : on == forecast_lane::device ? "GPU step"
+                                                                : name(on);
         std::string bar(bar_columns, ' ');
         double busy = 0;
-        for (time_span const& span : step.timeline) {
+        for (forecast_span const& span : step.timeline) {
             if (span.on != on)
                 continue;
             std::size_t const begin = std::min(column(span.begin_s), bar_columns - 1);

@@ -685,7 +685,7 @@ TEST_CASE("a configuration asks for its share of the cores")
         offload_config config;
         config.cpuadam_cores_perc = optimizer;
         config.pt_reserved_cores_perc = host;
-        return select_cores(eight, cores(config))[0].adam_pus.size();
+        return select_cores(eight, core_request_of(config))[0].adam_pus.size();
     };
     CHECK(pus({}, {}) == 6);
     CHECK(pus(0.5, {}) == 4);
@@ -697,9 +697,9 @@ TEST_CASE("a configuration asks for its share of the cores")
     CHECK(pus(1, 0) == 7);
     offload_config contradiction;
     contradiction.cpuadam_cores_perc = contradiction.pt_reserved_cores_perc = 0.75;
-    CHECK_THROWS_AS(cores(contradiction), invalid_argument);
-    CHECK_FALSE(cores({}).cpuadam_cores_perc.has_value());
-    CHECK_FALSE(cores({}).pt_reserved_cores_perc.has_value());
+    CHECK_THROWS_AS(core_request_of(contradiction), invalid_argument);
+    CHECK_FALSE(core_request_of({}).cpuadam_cores_perc.has_value());
+    CHECK_FALSE(core_request_of({}).pt_reserved_cores_perc.has_value());
 }
 
 TEST_CASE("a configuration is read from a file, whose name is in the errors")
@@ -938,7 +938,7 @@ bool read_or_refused(std::string const& text)
         return false;
     }
     validate(config.options);
-    (void)cores(config.options);
+    (void)core_request_of(config.options);
     bool fine = nlohmann::json::accept(text) && config.warnings.size() <= 101;
     for (std::string const& warning : config.warnings)
         fine = fine && is_printable(warning) && warning.size() < 300;

@@ -40,7 +40,7 @@ adamant_status adamant_deepspeed_apply(const adamant_deepspeed* config, adamant_
 {
     return guarded([&] {
         adamant::offload_config const& c = of(config).config.options;
-        adamant::core_request const request = adamant::cores(c);
+        adamant::core_request const request = core_request_of(c);
         check_target_or_null(hyper);
         check_target_or_null(options);
         check_target_or_null(values);

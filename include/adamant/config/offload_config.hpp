@@ -42,7 +42,7 @@ void validate(offload_config const& config);
 // The part of a request for cores that is in a configuration: how cores are shared. The caller adds the ranks and the
 // rest, and gives it to select_cores(). Without either share none is set, and default_cpuadam_cores_perc holds. Throws
 // invalid_argument as validate() does. Pure; thread-safe.
-[[nodiscard]] core_request cores(offload_config const& config);
+[[nodiscard]] core_request core_request_of(offload_config const& config);
 
 ADAMANT_END_NAMESPACE
 

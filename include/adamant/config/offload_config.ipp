@@ -46,7 +46,7 @@ ADAMANT_DECL void validate(offload_config const& config)
                                ", which do not add up to 1; set one of them");
 }
 
-ADAMANT_DECL core_request cores(offload_config const& config)
+ADAMANT_DECL core_request core_request_of(offload_config const& config)
 {
     validate(config);
     core_request request;

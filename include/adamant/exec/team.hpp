@@ -22,6 +22,8 @@ void check_chunks(std::size_t chunks);
 
 } // namespace detail
 
+class team;
+
 ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
@@ -31,21 +33,6 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 template <class Task>
 class [[nodiscard]] submission : detail::team_request {
 public:
-    submission(std::shared_ptr<detail::team_state> state, Task task, std::size_t work_chunks, unsigned takers)
-        : state_(std::move(state)), task_(std::forward<Task>(task))
-    {
-        run = [](team_request& self, unsigned member, [[maybe_unused]] std::size_t begin,
-                 [[maybe_unused]] std::size_t end) {
-            auto& own = static_cast<submission&>(self);
-            if constexpr (std::is_invocable_v<Task&, unsigned, std::size_t, std::size_t>)
-                own.task_(member, begin, end);
-            else
-                own.task_(member);
-        };
-        chunks = work_chunks;
-        chunk_takers = takers;
-        detail::submit(*state_, *this);
-    }
     submission(submission const&) = delete;
     submission& operator=(submission const&) = delete;
     // Waits, and discards exceptions of the task.
@@ -62,6 +49,23 @@ public:
     }
 
 private:
+    friend team;
+    submission(std::shared_ptr<detail::team_state> state, Task task, std::size_t work_chunks, unsigned takers)
+        : state_(std::move(state)), task_(std::forward<Task>(task))
+    {
+        run = [](team_request& self, unsigned member, [[maybe_unused]] std::size_t begin,
+                 [[maybe_unused]] std::size_t end) {
+            auto& own = static_cast<submission&>(self);
+            if constexpr (std::is_invocable_v<Task&, unsigned, std::size_t, std::size_t>)
+                own.task_(member, begin, end);
+            else
+                own.task_(member);
+        };
+        chunks = work_chunks;
+        chunk_takers = takers;
+        detail::submit(*state_, *this);
+    }
+
     std::shared_ptr<detail::team_state> state_;
     Task task_;
 };

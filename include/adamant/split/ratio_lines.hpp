@@ -17,7 +17,7 @@ namespace detail {
 
 // A time as a function of the ratio, with one term for each side, so that a side without elements adds exactly nothing.
 struct ratio_line {
-    lane of;
+    forecast_lane of;
     double fixed;
     double on_cpu;
     double on_device;
@@ -76,10 +76,11 @@ inline std::vector<ratio_line> lines_of(step_rates const& r)
         (r.overlaps_backward ? 0 : r.backward_s) + r.fixed_s + (r.overlaps_forward ? 0 : r.forward_s);
     double const device_fixed = r.backward_s + r.fixed_s + r.forward_s;
     // The first of equals is named: a lane without work at this ratio is never longer than this one.
-    std::vector<ratio_line> lines{{r.backward_s > 0 ? lane::backward : lane::forward, device_fixed, 0, 0},
-                                  {lane::device, device_fixed, 0, all.device},
-                                  {lane::cpu, cpu_fixed, all.cpu + cpu_layers, 0}};
-    for (auto const& [of, time] : {std::pair{lane::down, all.down}, std::pair{lane::up, all.up}})
+    std::vector<ratio_line> lines{
+        {r.backward_s > 0 ? forecast_lane::backward : forecast_lane::forward, device_fixed, 0, 0},
+        {forecast_lane::device, device_fixed, 0, all.device},
+        {forecast_lane::cpu, cpu_fixed, all.cpu + cpu_layers, 0}};
+    for (auto const& [of, time] : {std::pair{forecast_lane::down, all.down}, std::pair{forecast_lane::up, all.up}})
         lines.push_back(r.arrays_on_device ? ratio_line{of, cpu_fixed, time + cpu_layers, 0}
                                            : ratio_line{of, device_fixed, 0, time});
     return lines;

@@ -33,24 +33,24 @@ struct step_rates {
 };
 
 // What is busy from when to when, in seconds from the beginning of backward.
-enum class lane : std::uint8_t { backward, down, cpu, up, device, forward };
-[[nodiscard]] constexpr char const* name(lane of) noexcept
+enum class forecast_lane : std::uint8_t { backward, down, cpu, up, device, forward };
+[[nodiscard]] constexpr char const* name(forecast_lane of) noexcept
 {
     constexpr char const* names[] = {"backward", "down", "cpu", "up", "device", "forward"};
     return names[static_cast<std::size_t>(of)];
 }
-struct time_span {
-    lane on;
+struct forecast_span {
+    forecast_lane on;
     double begin_s;
     double end_s;
 };
 
 struct step_forecast {
     double ratio = 1;
-    double step_s = 0;              // backward, optimizer, fixed time, and forward
-    double update_s = 0;            // step_s without backward and forward
-    lane bound_by = lane::backward; // the lane that would have to be faster for a shorter step
-    std::vector<time_span> timeline;
+    double step_s = 0;                                // backward, optimizer, fixed time, and forward
+    double update_s = 0;                              // step_s without backward and forward
+    forecast_lane bound_by = forecast_lane::backward; // the lane that would have to be faster for a shorter step
+    std::vector<forecast_span> timeline;
 };
 
 ADAMANT_END_NAMESPACE
