@@ -196,6 +196,12 @@ TEST_CASE("C: structs of other versions")
         return create(&o);
     });
     optimizer const o = make_optimizer(m);
+    adamant_loss_scaling const dynamic = scaling();
+    adamant_optimizer_options scaled = options();
+    scaled.loss_scaling = &dynamic;
+    optimizer const scales(make_optimizer(m, scaled));
+    check_struct<adamant_loss_scaler>(adamant_loss_scaler_init, "adamant_loss_scaler",
+                                      [&](auto* it) { return adamant_set_loss_scaler(scales.get(), it); });
     check_struct<adamant_hyperparameters>(adamant_hyperparameters_init, "adamant_hyperparameters",
                                           [&](auto* it) { return adamant_set_hyperparameters(o.get(), 0, it); });
     check_struct<adamant_shard>(adamant_shard_init, "adamant_shard", [&, n = 0](auto* it) mutable {

@@ -165,6 +165,22 @@ static std::size_t live_with_failures(long n, folder const& dir, std::uint64_t& 
         with_failure([&] { return adamant_add_shard(made, 0, name.c_str(), &s, &number); });
         REQUIRE(number == i);
     }
+    std::size_t number = 99;
+    std::int32_t is_found = 0;
+    with_failure([&] { return adamant_find_group(made, "a group", &number, &is_found); });
+    with_failure([&] { return adamant_find_shard(made, "a tensor", 0, &number, &is_found); });
+    with_failure([&] { return adamant_add_group(made, "one that goes again", &h, 0, nullptr); });
+    with_failure([&] { return adamant_remove_group(made, 1); });
+    float arrays[4] = {};
+    adamant_shard removed = shard();
+    removed.elements = 1;
+    removed.param = arrays;
+    removed.grad = arrays + 1;
+    removed.exp_avg = arrays + 2;
+    removed.exp_avg_sq = arrays + 3;
+    with_failure([&] { return adamant_add_shard(made, 0, "one that goes again", &removed, nullptr); });
+    with_failure([&] { return adamant_remove_shard(made, 4); });
+    with_failure([&] { return adamant_set_gradient(made, 0, m.tensors[0].grad.data()); });
     double const lr = 0.01;
     adamant_step_values v = step_values();
     v.lr = &lr;
@@ -176,9 +192,16 @@ static std::size_t live_with_failures(long n, folder const& dir, std::uint64_t& 
     m.new_gradients(2);
     with_failure([&] { return adamant_begin_step(made, &v); });
     for (std::size_t i = 0; i < m.tensors.size(); ++i)
-        with_failure([&] { return adamant_submit(made, i); });
+        with_failure([&] {
+            return i % 2 == 0 ? adamant_submit(made, i) : adamant_submit_gradient(made, i, m.tensors[i].grad.data());
+        });
     with_failure([&] { return adamant_finish(made, nullptr); });
     with_failure([&] { return adamant_rollback(made); });
+    adamant_loss_scaler scaler = initialised(adamant_loss_scaler_init);
+    with_failure([&] { return adamant_get_loss_scaler(made, &scaler, &is_found); });
+    with_failure([&] { return adamant_set_loss_scaler(made, &scaler); });
+    std::uint64_t const steps = steps_of(o);
+    with_failure([&] { return adamant_set_steps(made, steps); });
     with_failure([&] { return adamant_step_async(made, &v); });
     with_failure([&] { return adamant_wait(made, ADAMANT_FOR_EVER, nullptr, nullptr); });
     std::string const file = dir.file("a file with a name that is longer than a few letters.safetensors");

@@ -120,6 +120,13 @@ struct about<adamant_report> {
 };
 
 template <>
+struct about<adamant_loss_scaler> {
+    static constexpr char const* name = "adamant_loss_scaler";
+    static constexpr std::size_t first_bytes = 24;
+    static adamant_loss_scaler defaults();
+};
+
+template <>
 struct about<adamant_state_tensor> {
     static constexpr char const* name = "adamant_state_tensor";
     static constexpr std::size_t first_bytes = 72;

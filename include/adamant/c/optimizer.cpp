@@ -118,6 +118,24 @@ adamant_status adamant_group_count(const adamant_optimizer* optimizer, size_t* c
 {
     return guarded([&] { needed(count, "count") = of(optimizer).groups().size(); });
 }
+adamant_status adamant_remove_group(adamant_optimizer* optimizer, size_t group)
+{
+    return guarded([&] { of(optimizer).remove_group(group); });
+}
+adamant_status adamant_find_group(const adamant_optimizer* optimizer, const char* name, size_t* group, int32_t* found)
+{
+    return guarded([&] {
+        auto const number = of(optimizer).find_group(&needed(name, "the group's name"));
+        needed(group, "group");
+        needed(found, "found") = number.has_value();
+        if (number)
+            *group = number->index;
+    });
+}
+adamant_status adamant_group_name(const adamant_optimizer* optimizer, size_t group, const char** name)
+{
+    return guarded([&] { needed(name, "name") = of(optimizer).group(group).name.c_str(); });
+}
 adamant_status adamant_set_hyperparameters(adamant_optimizer* optimizer, size_t group,
                                            const adamant_hyperparameters* hyper)
 {
@@ -150,9 +168,38 @@ adamant_status adamant_add_shard(adamant_optimizer* optimizer, size_t group, con
         give(number, added.index);
     });
 }
+adamant_status adamant_remove_shard(adamant_optimizer* optimizer, size_t shard)
+{
+    return guarded([&] { of(optimizer).remove_shard(shard); });
+}
 adamant_status adamant_shard_count(const adamant_optimizer* optimizer, size_t* count)
 {
     return guarded([&] { needed(count, "count") = of(optimizer).shards(); });
+}
+adamant_status adamant_find_shard(const adamant_optimizer* optimizer, const char* name, size_t begin, size_t* shard,
+                                  int32_t* found)
+{
+    return guarded([&] {
+        auto const number = of(optimizer).find_shard(&needed(name, "the shard's name"), begin);
+        needed(shard, "shard");
+        needed(found, "found") = number.has_value();
+        if (number)
+            *shard = number->index;
+    });
+}
+adamant_status adamant_shard_name(const adamant_optimizer* optimizer, size_t shard, const char** name)
+{
+    return guarded([&] {
+        adamant::optimizer const& o = of(optimizer);
+        if (shard >= o.shards())
+            throw adamant::invalid_argument("adamant: there is no shard " + std::to_string(shard) + "; there are " +
+                                            std::to_string(o.shards()));
+        needed(name, "name") = o.name(shard).c_str();
+    });
+}
+adamant_status adamant_set_gradient(adamant_optimizer* optimizer, size_t shard, const void* grad)
+{
+    return guarded([&] { of(optimizer).set_gradient(shard, grad); });
 }
 
 adamant_status adamant_memory_bytes(const adamant_optimizer* optimizer, int32_t with_journal, size_t* bytes)

@@ -95,7 +95,15 @@ ADAMANT_C_API void adamant_optimizer_free(adamant_optimizer* optimizer);
  * hyperparameters that cannot be, a name that is taken or not UTF-8, and during a step. */
 ADAMANT_C_API adamant_status adamant_add_group(adamant_optimizer* optimizer, const char* name,
                                                const adamant_hyperparameters* hyper, int32_t maximize, size_t* group);
+/* Removes a group; the groups behind it move up by one number. The last step can then no longer be rolled back.
+ * invalid argument: no such group, a shard that belongs to it, shards on a device, and during a step. */
+ADAMANT_C_API adamant_status adamant_remove_group(adamant_optimizer* optimizer, size_t group);
 ADAMANT_C_API adamant_status adamant_group_count(const adamant_optimizer* optimizer, size_t* count);
+/* The number of the group of that name. *found says whether there is one; if not, *group is not written. */
+ADAMANT_C_API adamant_status adamant_find_group(const adamant_optimizer* optimizer, const char* name, size_t* group,
+                                                int32_t* found);
+/* The name of a group. The text lives until groups are added or removed. invalid argument: no such group. */
+ADAMANT_C_API adamant_status adamant_group_name(const adamant_optimizer* optimizer, size_t group, const char** name);
 /* Holds from the next step on. invalid argument: hyperparameters that cannot be, no such group, and during a step. */
 ADAMANT_C_API adamant_status adamant_set_hyperparameters(adamant_optimizer* optimizer, size_t group,
                                                          const adamant_hyperparameters* hyper);
@@ -112,7 +120,24 @@ ADAMANT_C_API adamant_status adamant_get_hyperparameters(const adamant_optimizer
  * parameter that another shard has, arrays of the shard that overlap, and during a step. */
 ADAMANT_C_API adamant_status adamant_add_shard(adamant_optimizer* optimizer, size_t group, const char* name,
                                                const adamant_shard* shard, size_t* number);
+/* Removes a shard and leaves its arrays alone: they hold its state, and may be freed now. The shards behind it move up
+ * by one number; what accumulators hold still counts. The last step can then no longer be rolled back. invalid
+ * argument: no such shard, shards on a device (take them back with adamant_place() first), and during a step. */
+ADAMANT_C_API adamant_status adamant_remove_shard(adamant_optimizer* optimizer, size_t shard);
 ADAMANT_C_API adamant_status adamant_shard_count(const adamant_optimizer* optimizer, size_t* count);
+/* The number of the shard of parameter `name` that begins at element `begin` of it. *found says whether there is one;
+ * if not, *shard is not written. */
+ADAMANT_C_API adamant_status adamant_find_shard(const adamant_optimizer* optimizer, const char* name, size_t begin,
+                                                size_t* shard, int32_t* found);
+/* The name of a shard's parameter. The text lives until shards are added or removed. invalid argument: no such shard.
+ */
+ADAMANT_C_API adamant_status adamant_shard_name(const adamant_optimizer* optimizer, size_t shard, const char** name);
+/* From now on the shard's gradient is at `grad`, with as many elements of the same type as before: for buffers that
+ * take turns. Between steps, and in an open step before the shard is submitted; from any thread. Allocates nothing once
+ * memory is prepared. adamant_rollback() reads the gradient where it is set then, so set the one that the step was
+ * taken with. invalid argument: no such shard, a null pointer with elements, memory that a step writes, a shard that
+ * was submitted, and one with an array of gradients on a device. */
+ADAMANT_C_API adamant_status adamant_set_gradient(adamant_optimizer* optimizer, size_t shard, const void* grad);
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 

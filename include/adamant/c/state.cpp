@@ -3,6 +3,7 @@
 #include <adamant/c/state.h>
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +18,15 @@ struct adamant_state {
 };
 
 namespace adamant::c {
+
+static adamant_loss_scaler to_c(loss_scaler_state const& from)
+{
+    return {sizeof(adamant_loss_scaler), from.scale, from.good_steps, from.hysteresis_left};
+}
+adamant_loss_scaler about<adamant_loss_scaler>::defaults()
+{
+    return to_c(loss_scaler_state{});
+}
 
 // Saving changes nothing that a caller can see: it may copy a device's part of the state to the host.
 static optimizer& to_save(adamant_optimizer const* handle)
@@ -40,6 +50,33 @@ static state_dict const& of(adamant_state const* handle)
 } // namespace adamant::c
 
 using namespace adamant::c;
+
+adamant_status adamant_set_steps(adamant_optimizer* optimizer, uint64_t steps)
+{
+    return guarded([&] { of(optimizer).set_steps(steps); });
+}
+adamant_status adamant_loss_scaler_init(adamant_loss_scaler* scaler, size_t struct_bytes)
+{
+    return init(scaler, struct_bytes);
+}
+adamant_status adamant_get_loss_scaler(const adamant_optimizer* optimizer, adamant_loss_scaler* scaler, int32_t* found)
+{
+    return guarded([&] {
+        std::optional<adamant::loss_scaler_state> const state = of(optimizer).loss_scaler();
+        check_target(scaler);
+        needed(found, "found") = state.has_value();
+        if (state)
+            write(to_c(*state), scaler);
+    });
+}
+adamant_status adamant_set_loss_scaler(adamant_optimizer* optimizer, const adamant_loss_scaler* scaler)
+{
+    return guarded([&] {
+        adamant::optimizer& o = of(optimizer);
+        adamant_loss_scaler const s = read(scaler);
+        o.set_loss_scaler({s.scale, s.good_steps, s.hysteresis_left});
+    });
+}
 
 adamant_status adamant_save_safetensors(const adamant_optimizer* optimizer, const char* path)
 {

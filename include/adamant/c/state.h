@@ -10,6 +10,29 @@
 extern "C" {
 #endif
 
+/* ---- Step count and loss scaler -----------------------------------------------------------------------------------
+ */
+
+/* For an engine that restores its own count: the next step is number steps + 1. Params, moments, loss scaler and
+ * accumulators stay. The last step can then no longer be rolled back. invalid argument: during a step. */
+ADAMANT_C_API adamant_status adamant_set_steps(adamant_optimizer* optimizer, uint64_t steps);
+
+/* What dynamic loss scaling has learned. */
+typedef struct adamant_loss_scaler {
+    size_t struct_bytes;
+    double scale;
+    uint32_t good_steps;      /* in a row */
+    uint32_t hysteresis_left; /* how many more overflows until the scale backs off */
+} adamant_loss_scaler;
+/* Sets struct_bytes, scale and hysteresis_left to 1, and all else to zero. */
+ADAMANT_C_API adamant_status adamant_loss_scaler_init(adamant_loss_scaler* scaler, size_t struct_bytes);
+/* *found says whether loss scaling is dynamic; if not, the scaler is not written. Its struct_bytes must be set. */
+ADAMANT_C_API adamant_status adamant_get_loss_scaler(const adamant_optimizer* optimizer, adamant_loss_scaler* scaler,
+                                                     int32_t* found);
+/* Holds from the next step on. The last step can then no longer be rolled back. invalid argument: a scale whose inverse
+ * no float holds, no dynamic loss scaling in the options, and during a step. */
+ADAMANT_C_API adamant_status adamant_set_loss_scaler(adamant_optimizer* optimizer, const adamant_loss_scaler* scaler);
+
 /* ---- Checkpoints in files ---------------------------------------------------------------------------------------- */
 
 /* Writes step count, loss scaler, groups and all params and moments to a safetensors file. Whatever happens, whoever

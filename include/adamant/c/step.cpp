@@ -125,6 +125,10 @@ adamant_status adamant_submit(adamant_optimizer* optimizer, size_t shard)
 {
     return guarded([&] { of(optimizer).submit(shard); });
 }
+adamant_status adamant_submit_gradient(adamant_optimizer* optimizer, size_t shard, const void* grad)
+{
+    return guarded([&] { of(optimizer).submit(shard, grad); });
+}
 adamant_status adamant_leave_out(adamant_optimizer* optimizer, size_t shard)
 {
     return guarded([&] { of(optimizer).leave_out(shard); });

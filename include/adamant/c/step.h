@@ -83,6 +83,8 @@ ADAMANT_C_API adamant_status adamant_begin_step(adamant_optimizer* optimizer, co
  * that was submitted or left out already, and where no step is open. With a device, any other error fails the step:
  * adamant_finish() then takes it back, with ADAMANT_DEVICE_FAILED. */
 ADAMANT_C_API adamant_status adamant_submit(adamant_optimizer* optimizer, size_t shard);
+/* adamant_set_gradient() and adamant_submit() in one call, which fails as either does. From any thread. */
+ADAMANT_C_API adamant_status adamant_submit_gradient(adamant_optimizer* optimizer, size_t shard, const void* grad);
 /* Says that this shard has no gradient in this step: it stays as it is, and what was accumulated for it is forgotten.
  * From any thread; errors as above. */
 ADAMANT_C_API adamant_status adamant_leave_out(adamant_optimizer* optimizer, size_t shard);
@@ -95,10 +97,17 @@ ADAMANT_C_API adamant_status adamant_finish(adamant_optimizer* optimizer, adaman
  * Accumulated gradients stay. unavailable, and the step stays open: shards were submitted to a step that needs no norm
  * (it neither skips nor clips by it, and there is no reduce), without keep_last_step. */
 ADAMANT_C_API adamant_status adamant_abandon(adamant_optimizer* optimizer);
-/* Takes back the last step. It must have been applied, with keep_last_step, and nothing begun, accumulated, added or
- * loaded since; and its gradients must still be there unchanged, which a checksum tells. Params, moments, the step
- * count and the loss scale are as before the step, to the bit, and weight_out is made of param. invalid argument: there
- * is no such step, or gradients have changed; nothing is touched. unavailable: the journal's budget was too small. */
+/* Takes back the last step, which must have been applied with keep_last_step. Since then no step may have been begun,
+ * no gradient accumulated, no group or shard added or removed, nothing placed, no step count or loss scaler set and no
+ * state loaded. The step's gradients must be where they were set last, unchanged, which a checksum tells. Params,
+ * moments, the step count and the loss scale are as before the step, to the bit, and weight_out is made of param.
+ *
+ * Accumulators count again. A step reads them without changing them, and forgets them afterwards; so after the rollback
+ * they hold the same micro-steps as before the step. To repeat the step, submit the last gradients again; to begin the
+ * micro-steps anew, call adamant_clear_accumulators(). What an accumulator holds must not have changed since either.
+ *
+ * invalid argument: there is no such step, or gradients have changed; nothing is touched. unavailable: the journal's
+ * budget was too small. */
 ADAMANT_C_API adamant_status adamant_rollback(adamant_optimizer* optimizer);
 
 /* Adds the shard's gradient to its accumulator. Call it for all micro-steps except the last one, whose gradient
@@ -107,7 +116,7 @@ ADAMANT_C_API adamant_status adamant_rollback(adamant_optimizer* optimizer);
  * count the micro-steps. The last step can then no longer be rolled back. invalid argument: a shard without
  * accumulator, one that was submitted, and during adamant_step_async(). */
 ADAMANT_C_API adamant_status adamant_accumulate(adamant_optimizer* optimizer, size_t shard);
-/* Forgets what was accumulated. */
+/* Forgets what was accumulated. The last step can then no longer be rolled back. */
 ADAMANT_C_API adamant_status adamant_clear_accumulators(adamant_optimizer* optimizer);
 
 /* adamant_step() that returns at once. Until adamant_wait() has said that the step is over, the optimizer takes no
