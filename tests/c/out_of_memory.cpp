@@ -4,91 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <new>
 #include <string>
 #include <vector>
 
+#include "allocation.hpp"
 #include "c_test.hpp"
-
-// Memory that ends: of this thread, the allocation that comes after so many others fails, once.
-namespace {
-thread_local long allocations_left = -1; // below 0: as many as there are
-thread_local bool allocation_failed = false;
-
-void* allocate(std::size_t bytes, std::size_t alignment) noexcept
-{
-    if (allocations_left >= 0 && allocations_left-- == 0) {
-        allocation_failed = true;
-        return nullptr;
-    }
-    return alignment <= alignof(std::max_align_t)
-               ? std::malloc(bytes == 0 ? 1 : bytes)
-               : std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
-}
-void* allocate_or_throw(std::size_t bytes, std::size_t alignment = 1)
-{
-    if (void* const memory = allocate(bytes, alignment))
-        return memory;
-    throw std::bad_alloc();
-}
-} // namespace
-void* operator new(std::size_t bytes)
-{
-    return allocate_or_throw(bytes);
-}
-void* operator new[](std::size_t bytes)
-{
-    return allocate_or_throw(bytes);
-}
-void* operator new(std::size_t bytes, std::nothrow_t const&) noexcept
-{
-    return allocate(bytes, 1);
-}
-void* operator new[](std::size_t bytes, std::nothrow_t const&) noexcept
-{
-    return allocate(bytes, 1);
-}
-void* operator new(std::size_t bytes, std::align_val_t a)
-{
-    return allocate_or_throw(bytes, std::size_t(a));
-}
-void* operator new[](std::size_t bytes, std::align_val_t a)
-{
-    return allocate_or_throw(bytes, std::size_t(a));
-}
-void operator delete(void* memory) noexcept
-{
-    std::free(memory);
-}
-void operator delete[](void* memory) noexcept
-{
-    std::free(memory);
-}
-void operator delete(void* memory, std::size_t) noexcept
-{
-    std::free(memory);
-}
-void operator delete[](void* memory, std::size_t) noexcept
-{
-    std::free(memory);
-}
-void operator delete(void* memory, std::align_val_t) noexcept
-{
-    std::free(memory);
-}
-void operator delete[](void* memory, std::align_val_t) noexcept
-{
-    std::free(memory);
-}
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept
-{
-    std::free(memory);
-}
-void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept
-{
-    std::free(memory);
-}
 
 // Makes a call whose allocation number `n` fails, and once more without a failure if that was an error, which is to say
 // what it is. Returns whether it was.
