@@ -59,7 +59,7 @@ inline constexpr c_name c_names[] = {
     {"split_unit::element", "ADAMANT_SPLIT_ELEMENT"},
     {"split_unit::shard", "ADAMANT_SPLIT_SHARD"},
     // Options of other names
-    {"mode holds no decay_mode", "decay holds none of its values"},
+    {"mode is not a valid decay_mode", "decay is not a valid decay mode"},
     {"mode is unset", "decay is unset"},
     {"set mode to", "set decay to"},
 };
