@@ -61,6 +61,24 @@ TEST_CASE("C: a team's threads are bound, and say where")
     ok(adamant_team_thread(made, 2, nullptr, nullptr, nullptr, nullptr));
     ok(adamant_team_describe(made, nullptr, nullptr));
 
+    // Each thread on its own, if there are two.
+    std::string const all = allowed_pus();
+    o = team_options();
+    o.pus = all.c_str();
+    ok(adamant_team_create(&o, &made));
+    team const on_all(made);
+    ok(adamant_team_describe(made, &threads, &pus));
+    CHECK(pus == all);
+    std::vector<std::string> places;
+    for (std::uint32_t i = 0; i < threads; ++i) {
+        char const* asked = nullptr;
+        char const* bound_to = nullptr;
+        ok(adamant_team_thread(made, i, nullptr, &asked, &bound_to, nullptr));
+        CHECK(asked == std::string(bound_to));
+        CHECK(std::count(places.begin(), places.end(), asked) == 0);
+        places.emplace_back(asked);
+    }
+
     adamant_team* none = nullptr;
     o = team_options();
     refused(adamant_team_create(&o, &none), "name some, or request ADAMANT_BIND_NONE");

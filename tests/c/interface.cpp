@@ -111,6 +111,10 @@ void check_struct(Init init, std::string const& name, Use use, std::size_t first
         shorter.struct_bytes = bytes;
         refused(use(&shorter), "struct_bytes of " + name + " is " + std::to_string(bytes));
     }
+    Struct oldest = known; // fields that it does not have are at their defaults
+    std::memset(reinterpret_cast<unsigned char*>(&oldest) + first_bytes, 0xa5, sizeof oldest - first_bytes);
+    oldest.struct_bytes = first_bytes;
+    ok(use(&oldest));
     longer<Struct> more(init);
     ok(use(&more.it()));
     for (std::size_t const i : {sizeof(Struct), sizeof more.bytes - 1}) {

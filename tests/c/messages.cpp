@@ -122,6 +122,29 @@ TEST_CASE("C: a text of the C++ library in C's words")
     CHECK(last_error() == "adamant: adamant_submit() is called, but no step is open; adamant_begin_step() first");
 }
 
+TEST_CASE("C: a text that is too long ends where it is cut")
+{
+    // With a name of ours behind the cut, at each of three places in a character.
+    for (std::string name : {"", "x", "xx"}) {
+        while (name.size() < 6000)
+            name += "\xe2\x82\xac";
+        model m;
+        adamant_optimizer* made = nullptr;
+        ok(adamant_optimizer_create(make_executor(1).get(), nullptr, &made));
+        optimizer const o(made);
+        adamant_hyperparameters const h = hyperparameters();
+        ok(adamant_add_group(made, "g", &h, 0, nullptr));
+        adamant_shard const s = m.describe(0);
+        ok(adamant_add_shard(made, 0, name.c_str(), &s, nullptr));
+        ok(adamant_begin_step(made, nullptr));
+        ok(adamant_submit(made, 0));
+        refused(adamant_accumulate(made, 0), "\xe2\x82\xac");
+        CHECK((last_error().size() <= 4095 && last_error().size() >= 4093));
+        CHECK(last_error().ends_with("\xe2\x82\xac"));
+        ok(adamant_finish(made, nullptr));
+    }
+}
+
 TEST_CASE("C: texts name what C has")
 {
     // What is no function of ours, or is said of what C does not have.
