@@ -75,6 +75,8 @@ void round_weights(std::byte const* param, std::size_t n, std::byte* out) noexce
 } // namespace scalar
 
 // A function of that name and these types for each tier; on the scalar one, which may be without, what is said.
+// ADAMANT_FOR_TIER is for those that the generic tier has on x86, too, and ADAMANT_FOR_FAST_TIER for those for which it
+// takes the scalar one's.
 #if defined(ADAMANT_EMULATED_AVX512) // which has those tiers and the oracle only
 #define ADAMANT_FOR_TIER(tier, on_scalar, ...)                                                                         \
     if ((tier) == isa::scalar)                                                                                         \
@@ -82,17 +84,22 @@ void round_weights(std::byte const* param, std::size_t n, std::byte* out) noexce
     if ((tier) == isa::avx512_bf16)                                                                                    \
         return avx512_bf16::__VA_ARGS__;                                                                               \
     return avx512::__VA_ARGS__
+#define ADAMANT_FOR_FAST_TIER ADAMANT_FOR_TIER
 #elif defined(__x86_64__)
-#define ADAMANT_FOR_TIER(tier, on_scalar, ...)                                                                         \
+#define ADAMANT_FOR_FAST_TIER(tier, on_scalar, ...)                                                                    \
     switch (tier) {                                                                                                    \
-    case isa::scalar: return on_scalar;                                                                                \
     case isa::avx2: return avx2::__VA_ARGS__;                                                                          \
     case isa::avx512: return avx512::__VA_ARGS__;                                                                      \
     case isa::avx512_bf16: return avx512_bf16::__VA_ARGS__;                                                            \
-    default: return generic::__VA_ARGS__;                                                                              \
+    default: return on_scalar;                                                                                         \
     }
+#define ADAMANT_FOR_TIER(tier, on_scalar, ...)                                                                         \
+    if ((tier) == isa::generic)                                                                                        \
+        return generic::__VA_ARGS__;                                                                                   \
+    ADAMANT_FOR_FAST_TIER(tier, on_scalar, __VA_ARGS__)
 #else
 #define ADAMANT_FOR_TIER(tier, on_scalar, ...) return (tier) == isa::scalar ? on_scalar : generic::__VA_ARGS__
+#define ADAMANT_FOR_FAST_TIER ADAMANT_FOR_TIER
 #endif
 
 // How many elements a step of that tier computes together.
@@ -114,41 +121,42 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 template <class Grad>
 [[nodiscard]] block_squares_function block_squares_for(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, (scalar::block_squares<Grad>), block_squares<Grad>);
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::block_squares<Grad>), block_squares<Grad>);
 }
 
 // Null on the scalar tier, which keeps copies instead. WeightOut may be void.
 template <class Grad, class WeightOut>
 [[nodiscard]] recorded_step_function recorded_step_for(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, nullptr, recorded_step<Grad, WeightOut>);
+    ADAMANT_FOR_FAST_TIER(tier, nullptr, recorded_step<Grad, WeightOut>);
 }
 
 template <class Grad>
 [[nodiscard]] undo_function undo_for(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, nullptr, undo_step<Grad>);
+    ADAMANT_FOR_FAST_TIER(tier, nullptr, undo_step<Grad>);
 }
 
 // Sum is void where there is none yet.
 template <class Grad, class Sum, class Out>
 [[nodiscard]] add_gradients_function add_gradients_for(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, (scalar::add_gradients<Grad, Sum, Out>), add_gradients<Grad, Sum, Out>);
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::add_gradients<Grad, Sum, Out>), add_gradients<Grad, Sum, Out>);
 }
 
 [[nodiscard]] inline tame_gradient_function tame_gradient_for(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, (scalar::tame_gradient), tame_gradient);
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::tame_gradient), tame_gradient);
 }
 
 template <class WeightOut>
 [[nodiscard]] round_weights_function round_weights_for(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, (scalar::round_weights<WeightOut>), round_weights<WeightOut>);
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::round_weights<WeightOut>), round_weights<WeightOut>);
 }
 
 #undef ADAMANT_FOR_TIER
+#undef ADAMANT_FOR_FAST_TIER
 
 } // namespace kernel
 

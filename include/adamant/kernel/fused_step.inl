@@ -188,8 +188,8 @@ template <path Path, native_bfloat16 Native, class Param, class Grad, class ExpA
 }
 
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Record>
-ADAMANT_SIMD std::size_t ordinary_step(step_pointers const& a, std::size_t begin, std::size_t end,
-                                       coefficients const& c, memory_access how, Record& record)
+std::size_t ordinary_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
+                          memory_access how, Record& record) noexcept
 {
     constexpr bool stores_bfloat16 = std::is_same_v<Param, bfloat16> || std::is_same_v<ExpAvg, bfloat16> ||
                                      std::is_same_v<ExpAvgSq, bfloat16> || std::is_same_v<WeightOut, bfloat16>;
@@ -249,80 +249,93 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
     return true;
 }
 
-// A step over a stretch of a shard: each part of it on the fastest path that it can go.
-template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Record>
-struct stepper {
-    step_pointers const& a;
-    coefficients const& c;
-    memory_access how;
-    Record& record;
-    std::uint64_t nonfinite; // gradients so far
-
-    // The rest, less than a group, goes first: it is stepped as the end of a whole group, none of which has been
-    // stepped yet.
-    ADAMANT_SIMD void run(std::size_t begin, std::size_t end)
-    {
-        std::size_t const rest = (end - begin) % group_elems;
-        std::size_t const whole_end = end - rest;
-        record.keep_rest(a, whole_end, end);
-        if constexpr (simd::has_fast_paths) {
-            bool const fast = begin < whole_end && fast_paths_apply(c);
-            bool const ordinary = fast && ordinary_path_applies(c);
-            if (rest != 0 && !(ordinary && step_rest<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end, rest, c, how)))
-                step_carefully(whole_end, end);
-            if (fast) {
-                alternate(begin, whole_end, ordinary);
-                return;
-            }
-        } else if (rest != 0) {
-            step_carefully(whole_end, end);
-        }
-        if (begin < whole_end)
-            careful(begin, whole_end);
-    }
-
-private:
-    // Where a path fails at once, the one below it takes ever longer stretches, so that data that is nowhere ordinary
-    // is not computed twice.
-    ADAMANT_SIMD void alternate(std::size_t begin, std::size_t end, bool ordinary)
-    {
-        constexpr std::size_t shortest = 64;
-        constexpr std::size_t longest = 4096;
-        static_assert(shortest % group_elems == 0);
-        std::size_t lenient_stretch = shortest;
-        std::size_t careful_stretch = shortest;
-        for (std::size_t i = begin; i < end;) {
-            if (ordinary) {
-                std::size_t const start = i;
-                i = ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, i, end, c, how, record);
-                if (i == end)
-                    break;
-                lenient_stretch = i > start ? shortest : lenient_stretch < longest ? 2 * lenient_stretch : longest;
-            } else {
-                lenient_stretch = end - i;
-            }
-            std::size_t const lenient_end = end - i < lenient_stretch ? end : i + lenient_stretch;
-            std::size_t const start = i;
-            i = fast_step<path::lenient, native_bfloat16::either, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
-                a, i, lenient_end, c, how, record);
-            careful_stretch = i > start ? shortest : careful_stretch < longest ? 2 * careful_stretch : longest;
-            if (i < lenient_end) {
-                std::size_t const careful_end = end - i < careful_stretch ? end : i + careful_stretch;
-                careful(i, careful_end);
-                i = careful_end;
-            }
-        }
-    }
-    ADAMANT_SIMD void careful(std::size_t begin, std::size_t end)
-    {
-        record.keep_groups(a, begin, end);
-        step_carefully(begin, end);
-    }
-    ADAMANT_SIMD void step_carefully(std::size_t begin, std::size_t end)
-    {
-        nonfinite += careful_step(a, types_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, begin, end, c);
-    }
+// What a step over a stretch of a shard calls for its types.
+template <class Record>
+struct paths_of_types {
+    using path_function = std::size_t (*)(step_pointers const&, std::size_t, std::size_t, coefficients const&,
+                                          memory_access, Record&) noexcept;
+    path_function ordinary, lenient;
+    bool (*rest)(step_pointers const&, std::size_t, std::size_t, coefficients const&, memory_access) noexcept;
+    array_types types;
 };
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Record>
+inline constexpr paths_of_types<Record> paths_for = [] {
+    paths_of_types<Record> paths{nullptr, nullptr, nullptr, types_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>};
+    if constexpr (simd::has_fast_paths) {
+        paths.ordinary = ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, Record>;
+        paths.lenient =
+            fast_step<path::lenient, native_bfloat16::either, Param, Grad, ExpAvg, ExpAvgSq, WeightOut, Record>;
+        paths.rest = step_rest<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>;
+    }
+    return paths;
+}();
+
+template <class Record>
+ADAMANT_SIMD std::uint64_t careful_groups(step_pointers const& a, std::size_t begin, std::size_t end,
+                                          coefficients const& c, array_types const& types, Record& record)
+{
+    record.keep_groups(a, begin, end);
+    return careful_step(a, types, begin, end, c);
+}
+
+// Whole groups, each part of them on the fastest path that it can go. Where a path fails at once, the one below it
+// takes ever longer stretches, so that data that is nowhere ordinary is not computed twice. Returns how many of the
+// gradients are not finite.
+template <class Record>
+ADAMANT_SIMD std::uint64_t step_groups(step_pointers const& a, std::size_t begin, std::size_t end,
+                                       coefficients const& c, memory_access how, bool ordinary,
+                                       paths_of_types<Record> const& paths, Record& record)
+{
+    constexpr std::size_t shortest = 64;
+    constexpr std::size_t longest = 4096;
+    static_assert(shortest % group_elems == 0);
+    std::size_t lenient_stretch = shortest;
+    std::size_t careful_stretch = shortest;
+    std::uint64_t nonfinite = 0;
+    for (std::size_t i = begin; i < end;) {
+        if (ordinary) {
+            std::size_t const start = i;
+            i = paths.ordinary(a, i, end, c, how, record);
+            if (i == end)
+                break;
+            lenient_stretch = i > start ? shortest : lenient_stretch < longest ? 2 * lenient_stretch : longest;
+        } else {
+            lenient_stretch = end - i;
+        }
+        std::size_t const lenient_end = end - i < lenient_stretch ? end : i + lenient_stretch;
+        std::size_t const start = i;
+        i = paths.lenient(a, i, lenient_end, c, how, record);
+        careful_stretch = i > start ? shortest : careful_stretch < longest ? 2 * careful_stretch : longest;
+        if (i < lenient_end) {
+            std::size_t const careful_end = end - i < careful_stretch ? end : i + careful_stretch;
+            nonfinite += careful_groups(a, i, careful_end, c, paths.types, record);
+            i = careful_end;
+        }
+    }
+    return nonfinite;
+}
+
+// A step over a stretch of a shard, one function for all types. The rest, less than a group, goes first: it is stepped
+// as the end of a whole group, none of which has been stepped yet. Returns how many of the gradients are not finite.
+template <class Record>
+[[gnu::noinline]] std::uint64_t step_stretch(step_pointers const& a, std::size_t begin, std::size_t end,
+                                             coefficients const& c, memory_access how,
+                                             paths_of_types<Record> const& paths, Record& record) noexcept
+{
+    std::size_t const rest = (end - begin) % group_elems;
+    std::size_t const whole_end = end - rest;
+    record.keep_rest(a, whole_end, end);
+    bool const fast = simd::has_fast_paths && begin < whole_end && fast_paths_apply(c);
+    bool const ordinary = fast && ordinary_path_applies(c);
+    std::uint64_t nonfinite = 0;
+    if (rest != 0 && !(ordinary && paths.rest(a, end, rest, c, how)))
+        nonfinite += careful_step(a, paths.types, whole_end, end, c);
+    if (fast)
+        nonfinite += step_groups(a, begin, whole_end, c, how, ordinary, paths, record);
+    else if (begin < whole_end)
+        nonfinite += careful_groups(a, begin, whole_end, c, paths.types, record);
+    return nonfinite;
+}
 
 // See step_function.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
@@ -345,9 +358,9 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
         how.stream = false;
     }
     no_record none;
-    stepper<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, no_record> steps{a, c, how, none, nonfinite};
-    steps.run(begin, end);
+    nonfinite +=
+        step_stretch(a, begin, end, c, how, paths_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, no_record>, none);
     if (how.stream)
         simd::stream_fence();
-    return steps.nonfinite;
+    return nonfinite;
 }

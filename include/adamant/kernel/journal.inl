@@ -237,8 +237,7 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
         how.stream = false;
     else
         how.stream = how.stream && reinterpret_cast<std::uintptr_t>(a.weight_out) % 64 == 0;
-    stepper<float, Grad, float, float, WeightOut, record_writer> steps{a, c, how, to, 0};
-    steps.run(0, n);
+    step_stretch(a, 0, n, c, how, paths_for<float, Grad, float, float, WeightOut, record_writer>, to);
     if (how.stream)
         simd::stream_fence();
     return to.old;

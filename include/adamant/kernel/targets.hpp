@@ -40,16 +40,10 @@ namespace kernel {
 
 namespace generic {
 using adamant::generic::simd;
-#include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/fused_step.inl>
-//
+#if !defined(__x86_64__) // see simd::has_fast_paths: there the oracle does the rest, and records are copies
+#include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/gradient.inl>
-#if defined(__x86_64__) // see simd::has_fast_paths: without them records are copies
-template <class Grad, class WeightOut>
-inline constexpr recorded_step_function recorded_step = nullptr;
-template <class Grad>
-inline constexpr undo_function undo_step = nullptr;
-#else
 #include <adamant/kernel/journal.inl>
 #endif
 } // namespace generic
