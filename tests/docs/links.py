@@ -57,6 +57,15 @@ def main():
                 names += 1
                 if call not in words:
                     problems.append(f"{place(found)}: no source has {call}()")
+    # The page on C has every function.
+    page = (ROOT / "docs/languages.md").read_text()
+    declared = {name for file in (ROOT / "include/adamant/c").glob("*.h")
+                for name in re.findall(r"ADAMANT_C_API [^;(]*?\b(adamant_\w+)\(", file.read_text())}
+    for name in sorted(declared):
+        if not name.endswith("_init") and f"`{name}()`" not in page:
+            problems.append(f"docs/languages.md does not name {name}()")
+    if len(declared) < 50:
+        problems.append(f"only {len(declared)} functions of C were found: this test looks in the wrong place")
     if links < 20 or names < 20:
         problems.append(f"only {links} links and {names} names were found: this test looks in the wrong place")
     if problems:
