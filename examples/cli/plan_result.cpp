@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include <adamant/core/error.hpp>
-#include <adamant/split/split.hpp>
+#include <adamant/device/split.hpp>
 
 #include "cores_text.hpp"
 #include "plan_numbers.hpp"

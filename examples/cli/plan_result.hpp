@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include <adamant/split/best_ratio.hpp>
-#include <adamant/split/placement.hpp>
+#include <adamant/device/best_ratio.hpp>
+#include <adamant/device/placement.hpp>
 
 #include "plan_memory.hpp"
 #include "plan_time.hpp"

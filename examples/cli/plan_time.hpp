@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/split/best_ratio.hpp>
+#include <adamant/device/best_ratio.hpp>
 
 #include "plan_memory.hpp"
 

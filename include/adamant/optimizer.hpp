@@ -16,9 +16,9 @@
 
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/device/device.hpp>
+#include <adamant/device/placement.hpp>
 #include <adamant/exec/executor.hpp>
 #include <adamant/shard/optimizer_shard.hpp>
-#include <adamant/split/placement.hpp>
 #include <adamant/step/optimizer_options.hpp>
 #include <adamant/step/optimizer_report.hpp>
 

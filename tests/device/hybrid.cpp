@@ -5,8 +5,8 @@
 #include <memory>
 
 #include <adamant/device/emulated_device.hpp>
+#include <adamant/device/split.hpp>
 #include <adamant/optimizer.hpp>
-#include <adamant/split/split.hpp>
 
 #include "../step/slow_optimizer.hpp"
 #include "catch.hpp"
@@ -384,7 +384,7 @@ TEST_CASE("A step is taken back on both sides, if its gradients are still there 
         std::vector<bfloat16> gradient(m.tensors[1].size());
         std::byte* const real = m.gpu->real(m.there.at.grad, gradient.size() * 2);
         std::byte const kept = real[1];
-        if (ratio != 1) // where the CPU has it all, it has its own copy
+        if (ratio != 1)                              // where the CPU has it all, it has its own copy
             for (unsigned const bit : {1u, 0x80u}) { // of the exponent; the sign
                 real[1] = static_cast<std::byte>(static_cast<unsigned>(kept) ^ bit);
                 CHECK(message_of([&] { m.steps->rollback(); }).find("they have changed since") != std::string::npos);

@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <optional>
 
-#include <adamant/isa/isa.hpp>
+#include <adamant/kernel/isa.hpp>
 
 #include "catch.hpp"
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include <adamant/device/emulated_device.hpp>
+#include <adamant/device/split.hpp>
 #include <adamant/optimizer.hpp>
-#include <adamant/split/split.hpp>
 
 #include "catch.hpp"
 #include "slow_optimizer.hpp"

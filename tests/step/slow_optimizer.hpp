@@ -13,10 +13,10 @@
 #include <vector>
 
 #include <adamant/device/device.hpp>
+#include <adamant/device/split.hpp>
 #include <adamant/numerics/float_mode.hpp>
 #include <adamant/numerics/oracle.hpp>
 #include <adamant/optimizer.hpp>
-#include <adamant/split/split.hpp>
 
 #include "catch.hpp"
 

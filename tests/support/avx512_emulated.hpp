@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The AVX-512 intrinsics of isa/avx512.inl on CPUs that have only AVX2, by SIMDe, so that every machine tests the
+// The AVX-512 intrinsics of kernel/avx512.inl on CPUs that have only AVX2, by SIMDe, so that every machine tests the
 // kernels of those tiers. kernel/targets.hpp includes this where ADAMANT_EMULATED_AVX512 names it. SIMDe fuses exactly
 // where AVX-512 does if the file is compiled with -mavx2 -mfma -mf16c -ffp-contract=off.
 #pragma once

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include <adamant/core/dtype.hpp>
-#include <adamant/isa/isa.hpp>
+#include <adamant/kernel/isa.hpp>
 #include <adamant/numerics/convert.hpp>
 #include <adamant/numerics/hyperparameters.hpp>
 

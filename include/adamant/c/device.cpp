@@ -15,7 +15,7 @@
 #include <adamant/c/handles.hpp>
 #include <adamant/device/device.hpp>
 #include <adamant/device/emulated_device.hpp>
-#include <adamant/split/split.hpp>
+#include <adamant/device/split.hpp>
 #if defined(ADAMANT_C_CUDA)
 #include <adamant/c/cuda_device.hpp>
 #endif

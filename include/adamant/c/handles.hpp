@@ -12,9 +12,9 @@
 #include <adamant/c/executor.h>
 #include <adamant/c/optimizer.h>
 #include <adamant/c/split.h>
+#include <adamant/device/placement.hpp>
 #include <adamant/exec/executor.hpp>
 #include <adamant/optimizer.hpp>
-#include <adamant/split/placement.hpp>
 
 struct adamant_team {
     struct thread_texts {

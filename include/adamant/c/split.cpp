@@ -11,8 +11,8 @@
 
 #include <adamant/c/convert.hpp>
 #include <adamant/c/handles.hpp>
-#include <adamant/split/best_ratio.hpp>
-#include <adamant/split/split.hpp>
+#include <adamant/device/best_ratio.hpp>
+#include <adamant/device/split.hpp>
 
 namespace adamant::c {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include <adamant/device/emulated_device.hpp>
-#include <adamant/isa/isa.hpp>
+#include <adamant/kernel/isa.hpp>
 #include <adamant/numerics/float_mode.hpp>
 #include <adamant/shard/offload_shard.hpp>
 

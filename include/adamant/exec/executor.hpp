@@ -8,7 +8,7 @@
 
 #include <adamant/exec/slices.hpp>
 #include <adamant/exec/team.hpp>
-#include <adamant/isa/isa.hpp>
+#include <adamant/kernel/isa.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include <adamant/core/abi.hpp>
-#include <adamant/isa/simd_macros.hpp>
+#include <adamant/kernel/simd_macros.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace kernel {

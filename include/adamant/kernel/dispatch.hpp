@@ -3,7 +3,7 @@
 // types that a program uses.
 #pragma once
 
-#include <adamant/isa/isa.hpp>
+#include <adamant/kernel/isa.hpp>
 #include <adamant/kernel/targets.hpp>
 
 ADAMANT_BEGIN_NAMESPACE

@@ -17,8 +17,8 @@
 #endif
 
 #include <adamant/core/requirements.hpp>
-#include <adamant/isa/generic.hpp>
 #include <adamant/kernel/copy_few.hpp>
+#include <adamant/kernel/generic.hpp>
 #include <adamant/kernel/guard.hpp>
 #include <adamant/kernel/step_pointers.hpp>
 #include <adamant/numerics/float_mode.hpp>
@@ -57,7 +57,7 @@ using adamant::generic::simd;
 #pragma GCC target("avx2,fma")
 #endif
 namespace avx2 {
-#include <adamant/isa/avx2.inl>
+#include <adamant/kernel/avx2.inl>
 //
 #include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/fused_step.inl>
@@ -80,7 +80,7 @@ namespace avx2 {
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
 #endif
 namespace avx512 {
-#include <adamant/isa/avx512.inl>
+#include <adamant/kernel/avx512.inl>
 //
 #include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/fused_step.inl>

@@ -15,6 +15,7 @@
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/core/error.hpp>
 #include <adamant/device/device.hpp>
+#include <adamant/device/placement.hpp>
 #include <adamant/exec/executor.hpp>
 #include <adamant/numerics/float_mode.hpp>
 #include <adamant/optimizer/accumulation.hpp>
@@ -24,7 +25,6 @@
 #include <adamant/optimizer/registry.hpp>
 #include <adamant/optimizer/state_views.hpp>
 #include <adamant/optimizer/step_course.hpp>
-#include <adamant/split/placement.hpp>
 #include <adamant/step/optimizer_options.hpp>
 #include <adamant/step/optimizer_report.hpp>
 

@@ -14,9 +14,9 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/device/device.hpp>
+#include <adamant/device/placement.hpp>
 #include <adamant/optimizer/host_side.hpp>
 #include <adamant/optimizer/registry.hpp>
-#include <adamant/split/placement.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 

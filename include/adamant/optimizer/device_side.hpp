@@ -9,9 +9,9 @@
 #include <vector>
 
 #include <adamant/device/device.hpp>
+#include <adamant/device/placement.hpp>
 #include <adamant/optimizer/host_side.hpp>
 #include <adamant/shard/block_pass.hpp>
-#include <adamant/split/placement.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {

@@ -9,10 +9,10 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/device/device.hpp>
+#include <adamant/device/placement.hpp>
 #include <adamant/optimizer/placed_device.hpp>
 #include <adamant/optimizer/registry.hpp>
 #include <adamant/optimizer/step_course.hpp>
-#include <adamant/split/placement.hpp>
 #include <adamant/step/optimizer_options.hpp>
 
 ADAMANT_BEGIN_NAMESPACE

@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include <adamant/core/dtype.hpp>
-#include <adamant/isa/isa.hpp>
 #include <adamant/kernel/block_kernels.hpp>
+#include <adamant/kernel/isa.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 

@@ -14,8 +14,11 @@
 
 #include <adamant/config/offload_config.ipp>
 #include <adamant/core/error.ipp>
+#include <adamant/device/best_ratio.ipp>
 #include <adamant/device/device.ipp>
 #include <adamant/device/emulated_device.ipp>
+#include <adamant/device/placement.ipp>
+#include <adamant/device/split.ipp>
 #include <adamant/exec/executor.ipp>
 #include <adamant/exec/memory.ipp>
 #include <adamant/exec/memory_limits.ipp>
@@ -23,16 +26,13 @@
 #include <adamant/exec/resctrl.ipp>
 #include <adamant/exec/resctrl_files.ipp>
 #include <adamant/exec/team.ipp>
-#include <adamant/isa/isa.ipp>
+#include <adamant/kernel/isa.ipp>
 #include <adamant/numerics/coefficients.ipp>
 #include <adamant/numerics/hyperparameters.ipp>
 #include <adamant/optimizer.ipp>
 #include <adamant/shard/format.ipp>
 #include <adamant/shard/shard.ipp>
 #include <adamant/shard/shard_list.ipp>
-#include <adamant/split/best_ratio.ipp>
-#include <adamant/split/placement.ipp>
-#include <adamant/split/split.ipp>
 #include <adamant/step/grad_norm.ipp>
 #include <adamant/step/loss_scaler.ipp>
 #include <adamant/step/optimizer_options.ipp>

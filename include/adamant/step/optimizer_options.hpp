@@ -61,7 +61,8 @@ struct optimizer_options {
     // How many bytes the records may take that steps are taken back from. No more is allocated than the records of one
     // step can take. A record takes, in bytes an element, by the types of param and moments:
     //
-    // - float32, moments float32: 2 in a first step, 2.1 to 2.3 in ordinary training, at most 14; on tier scalar 12
+    // - float32, moments float32: 2 in a first step, 2.1 to 2.3 in ordinary training, at most 14; 12 on the
+    //   tiers scalar and, on x86, generic
     // - float32, moments bfloat16: 8
     // - float32, one moment of each type: 10
     // - 16 bits, moments float32: 10

@@ -8,7 +8,7 @@
 #include <span>
 #include <string_view>
 
-#include <adamant/isa/isa.hpp>
+#include <adamant/kernel/isa.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 

@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include <adamant/split/best_ratio.hpp>
+#include <adamant/device/best_ratio.hpp>
 #include <adamant/step/optimizer_report.hpp>
 
 ADAMANT_BEGIN_NAMESPACE

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What isa/isa.hpp declares.
+// What kernel/isa.hpp declares.
 #pragma once
 
 #include <cstdlib>
 
-#include <adamant/isa/isa.hpp>
+#include <adamant/kernel/isa.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 

@@ -14,7 +14,7 @@
 #include <arm_neon.h>
 #endif
 
-#include <adamant/isa/simd_macros.hpp>
+#include <adamant/kernel/simd_macros.hpp>
 #include <adamant/numerics/convert.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -60,8 +60,7 @@ ADAMANT_SIMD f32 load(std::byte const* address, float16) noexcept
     // A subnormal is abs * 2^-24: put abs into the mantissa of 2^-14 and take 2^-14 away again, which is exact.
     __m128i const smallest_normal = set(113u << 23);
     __m128i const offset = _mm_add_epi32(shifted, smallest_normal);
-    __m128i const subnormal =
-        _mm_castps_si128(_mm_sub_ps(_mm_castsi128_ps(offset), _mm_castsi128_ps(smallest_normal)));
+    __m128i const subnormal = _mm_castps_si128(_mm_sub_ps(_mm_castsi128_ps(offset), _mm_castsi128_ps(smallest_normal)));
     __m128i const value = select(_mm_cmplt_epi32(abs, set(0x0400u)), subnormal, normal);
     return _mm_castsi128_ps(_mm_or_si128(value, _mm_slli_epi32(_mm_and_si128(half, set(0x8000u)), 16)));
 }
@@ -123,9 +122,9 @@ ADAMANT_SIMD f32 fma(f32 a, f32 b, f32 c) noexcept
     return _mm_fmadd_ps(a, b, c);
 }
 #else
-// Called: inlined two dozen times in each path it was a third of the code of all kernels, and a quarter of the time they
-// take to compile, for a sixth of the speed of CPUs that are older than fma. No other instruction set's code comes here,
-// so vectors may be passed.
+// Called: inlined two dozen times in each path it was a third of the code of all kernels, and a quarter of the time
+// they take to compile, for a sixth of the speed of CPUs that are older than fma. No other instruction set's code comes
+// here, so vectors may be passed.
 [[gnu::noinline]] inline f32 fma(f32 a, f32 b, f32 c) noexcept
 {
     __m128 const low = _mm_cvtpd_ps(fma_to_odd(widen_low(a), widen_low(b), widen_low(c)));

@@ -17,7 +17,7 @@
 
 #include <xsimd/xsimd.hpp>
 
-#include <adamant/isa/quad.hpp>
+#include <adamant/kernel/quad.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -29,7 +29,7 @@ struct simd {
     static constexpr std::size_t lanes = f32::size; // floats in a vector
     static constexpr std::size_t vectors = 4;       // that the fast path takes at a time; an even number
     static constexpr bool can_stream = false;       // whether stream_pair() does so
-    static constexpr bool has_masks = false;        // whether there are load_first() and store_first(), of `count` lanes
+    static constexpr bool has_masks = false; // whether there are load_first() and store_first(), of `count` lanes
     // On x86 this tier is for processors without AVX2, which have no fused multiply-add: emulating it takes most of the
     // time, so the careful path alone serves them, and programs compile faster.
 #if defined(__x86_64__)
@@ -37,9 +37,13 @@ struct simd {
 #else
     static constexpr bool has_fast_paths = true;
 #endif
-    static constexpr bool may_have_bfloat16 = false; // whether some processors of the tier convert to bfloat16 themselves
+    static constexpr bool may_have_bfloat16 =
+        false; // whether some processors of the tier convert to bfloat16 themselves
 
-    ADAMANT_SIMD static f32 set(float x) { return f32(x); }
+    ADAMANT_SIMD static f32 set(float x)
+    {
+        return f32(x);
+    }
     // a - b; where b is a product, no compiler fuses the two.
     ADAMANT_SIMD static f32 minus(f32 a, f32 b)
     {
@@ -50,8 +54,14 @@ struct simd {
 #endif
         return a - b;
     }
-    ADAMANT_SIMD static u32 set(std::uint32_t x) { return u32(x); }
-    ADAMANT_SIMD static f32 mul(f32 a, f32 b) { return a * b; }
+    ADAMANT_SIMD static u32 set(std::uint32_t x)
+    {
+        return u32(x);
+    }
+    ADAMANT_SIMD static f32 mul(f32 a, f32 b)
+    {
+        return a * b;
+    }
     // Templates, so that what does not fit a wider batch is not compiled for it.
     template <class Batch>
     ADAMANT_SIMD static Batch div(Batch a, Batch b)
@@ -91,8 +101,14 @@ struct simd {
     {
         return To(std::bit_cast<typename To::register_type>(x.data));
     }
-    ADAMANT_SIMD static u32 bits(f32 x) { return cast<u32>(x); }
-    ADAMANT_SIMD static f32 from_bits(u32 x) { return cast<f32>(x); }
+    ADAMANT_SIMD static u32 bits(f32 x)
+    {
+        return cast<u32>(x);
+    }
+    ADAMANT_SIMD static f32 from_bits(u32 x)
+    {
+        return cast<f32>(x);
+    }
     ADAMANT_SIMD static u32 abs_bits(f32 x)
     {
         return bits(x) & set(float_abs_mask);
@@ -203,8 +219,8 @@ struct simd {
         }
     }
     // Two vectors that follow each other in memory. Interleaved, which is for bfloat16: the elements may be spread over
-    // the two in another order, the same in load_pair and store_pair, if that is faster. The last argument says that the
-    // processor has a conversion to bfloat16 of its own, where a facade serves processors with and without.
+    // the two in another order, the same in load_pair and store_pair, if that is faster. The last argument says that
+    // the processor has a conversion to bfloat16 of its own, where a facade serves processors with and without.
     template <class T, bool Interleaved>
     ADAMANT_SIMD static void load_pair(std::byte const* address, f32& a, f32& b)
     {
@@ -232,7 +248,10 @@ struct simd {
     struct halves {
         u32 of[vectors];
     };
-    ADAMANT_SIMD static halves saturated(u32 const (&x)[vectors]) { return {{x[0], x[1], x[2], x[3]}}; }
+    ADAMANT_SIMD static halves saturated(u32 const (&x)[vectors])
+    {
+        return {{x[0], x[1], x[2], x[3]}};
+    }
     ADAMANT_SIMD static halves set_halves(std::uint16_t x)
     {
         u32 const all = set(std::uint32_t{x});
@@ -263,7 +282,10 @@ struct simd {
             x.of[k] = x.of[k] | y.of[k];
         return x;
     }
-    ADAMANT_SIMD static bool any(halves const& x) { return any_sign((x.of[0] | x.of[1]) | (x.of[2] | x.of[3])); }
+    ADAMANT_SIMD static bool any(halves const& x)
+    {
+        return any_sign((x.of[0] | x.of[1]) | (x.of[2] | x.of[3]));
+    }
     // The vectors that hold such excess, a bit for each; and x of those vectors, with zeros in the others.
     ADAMANT_SIMD static unsigned vectors_of(halves const& x)
     {
@@ -292,8 +314,8 @@ struct simd {
     ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
     {
         for (std::size_t k = 0; k < vectors; k += 2) {
-            u32 const both =
-                u32::load_unaligned(reinterpret_cast<std::uint32_t const*>(address + k * lanes * sizeof(std::uint16_t)));
+            u32 const both = u32::load_unaligned(
+                reinterpret_cast<std::uint32_t const*>(address + k * lanes * sizeof(std::uint16_t)));
             x[k] = both & set(0xffffu);
             x[k + 1] = shift_right<16>(both);
         }

@@ -54,5 +54,5 @@ void append_piece(placement& to, std::size_t shard, std::size_t begin, std::size
 ADAMANT_END_NAMESPACE
 
 #if defined(ADAMANT_HEADER_ONLY)
-#include <adamant/split/placement.ipp>
+#include <adamant/device/placement.ipp>
 #endif

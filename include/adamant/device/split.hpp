@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include <adamant/split/placement.hpp>
+#include <adamant/device/placement.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -62,5 +62,5 @@ struct subgroup {
 ADAMANT_END_NAMESPACE
 
 #if defined(ADAMANT_HEADER_ONLY)
-#include <adamant/split/split.ipp>
+#include <adamant/device/split.ipp>
 #endif

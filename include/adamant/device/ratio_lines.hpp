@@ -9,7 +9,7 @@
 #include <utility>
 
 #include <adamant/core/error.hpp>
-#include <adamant/split/step_rates.hpp>
+#include <adamant/device/step_rates.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 

@@ -3,7 +3,7 @@
 // functions.
 #pragma once
 
-#include <adamant/split/step_rates.hpp>
+#include <adamant/device/step_rates.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -19,5 +19,5 @@ ADAMANT_BEGIN_NAMESPACE
 ADAMANT_END_NAMESPACE
 
 #if defined(ADAMANT_HEADER_ONLY)
-#include <adamant/split/best_ratio.ipp>
+#include <adamant/device/best_ratio.ipp>
 #endif

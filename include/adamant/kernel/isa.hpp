@@ -58,5 +58,5 @@ std::string available_isas();
 ADAMANT_END_NAMESPACE
 
 #if defined(ADAMANT_HEADER_ONLY)
-#include <adamant/isa/isa.ipp>
+#include <adamant/kernel/isa.ipp>
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The AVX-512 facade; see kernel/targets.hpp for where and how it is included, and isa/generic.hpp for what each
+// The AVX-512 facade; see kernel/targets.hpp for where and how it is included, and kernel/generic.hpp for what each
 // function means. It serves AVX512_BF16 as well, which has one more instruction: a conversion to bfloat16.
 
 struct simd {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What split/placement.hpp declares.
+// What device/placement.hpp declares.
 #pragma once
 
 #include <string>
 
 #include <adamant/core/error.hpp>
-#include <adamant/split/placement.hpp>
+#include <adamant/device/placement.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The AVX2 + FMA facade; see kernel/targets.hpp for where and how it is included, and isa/generic.hpp for what
+// The AVX2 + FMA facade; see kernel/targets.hpp for where and how it is included, and kernel/generic.hpp for what
 // each function means.
 
 struct simd {
@@ -95,8 +95,8 @@ struct simd {
             b = load<T>(address + lanes * sizeof(T));
         }
     }
-    // float16 by integer arithmetic, as in isa/quad.hpp. F16C's instructions keep float16's subnormals whatever DAZ and
-    // FTZ say, but the common emulators of them do not; this is right on both, and still hidden behind memory.
+    // float16 by integer arithmetic, as in kernel/quad.hpp. F16C's instructions keep float16's subnormals whatever DAZ
+    // and FTZ say, but the common emulators of them do not; this is right on both, and still hidden behind memory.
     ADAMANT_SIMD static f32 widen_float16(__m128i half)
     {
         u32 const wide = _mm256_cvtepu16_epi32(half);

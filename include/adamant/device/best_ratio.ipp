@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What split/best_ratio.hpp declares.
+// What device/best_ratio.hpp declares.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include <adamant/split/best_ratio.hpp>
-#include <adamant/split/ratio_lines.hpp>
+#include <adamant/device/best_ratio.hpp>
+#include <adamant/device/ratio_lines.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 

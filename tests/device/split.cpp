@@ -9,8 +9,8 @@
 #include <optional>
 #include <string>
 
-#include <adamant/split/split.hpp>
-#include <adamant/split/whole_shards.hpp>
+#include <adamant/device/split.hpp>
+#include <adamant/device/whole_shards.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"

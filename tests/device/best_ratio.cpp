@@ -9,8 +9,8 @@
 #include <optional>
 #include <string>
 
-#include <adamant/split/best_ratio.hpp>
-#include <adamant/split/ratio_lines.hpp>
+#include <adamant/device/best_ratio.hpp>
+#include <adamant/device/ratio_lines.hpp>
 #include <adamant/tune/ratio_follower.hpp>
 
 #include "catch.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What split/split.hpp declares.
+// What device/split.hpp declares.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 #include <utility>
 
 #include <adamant/core/error.hpp>
-#include <adamant/split/split.hpp>
-#include <adamant/split/whole_shards.hpp>
+#include <adamant/device/split.hpp>
+#include <adamant/device/whole_shards.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
