@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -288,7 +289,25 @@ TEST_CASE("C: memory that ends while shards are on a device")
         ok(adamant_device_allocate(made_device, sizes[0] * 2, &weights));
         with_failure([&] { return adamant_device_copy_up(made_device, grad, m.tensors[0].grad.data(), sizes[0] * 4); });
         with_failure([&] { return adamant_set_device_arrays(o.get(), 0, grad, weights); });
-        with_failure([&] { return adamant_place(o.get(), made_device, made); });
+        model other_model;
+        optimizer const other = make_optimizer(other_model, options);
+        bool has_failed = false;
+        std::size_t free_before = 0;
+        ok(adamant_device_describe(made_device, nullptr, nullptr, &free_before));
+        with_failure([&] {
+            std::size_t free_now = 0;
+            if (has_failed)
+                ok(adamant_device_describe(made_device, nullptr, nullptr, &free_now));
+            if (free_now == free_before) {                   // nothing has moved, so the device is anybody's
+                std::vector<std::unique_ptr<char[]>> others; // where the first optimizer had what it no longer has
+                for (std::size_t n = 16; n < 4096; n += 16)
+                    others.push_back(std::make_unique<char[]>(n));
+                ok(adamant_place(other.get(), made_device, made));
+                ok(adamant_place(other.get(), nullptr, nullptr));
+            }
+            has_failed = true;
+            return adamant_place(o.get(), made_device, made);
+        });
         with_failure([&] { return adamant_step(o.get(), nullptr, nullptr); });
         with_failure([&] { return whole_step(o.get()); });
         with_failure([&] { return adamant_step_async(o.get(), nullptr); });

@@ -91,7 +91,8 @@ ADAMANT_C_API adamant_status adamant_device_bytes(const adamant_optimizer* optim
  * the step must stay where they are on it.
  *
  * invalid argument: a placement of other shards, a device that has another optimizer's shards, and during a step.
- * unavailable, device failed: the device lacks the memory, or has failed; everything is where it was. */
+ * unavailable, device failed: the device lacks the memory, or has failed; everything is where it was. What
+ * adamant_prepare() fails with, lack of memory above all, comes when all has moved. */
 ADAMANT_C_API adamant_status adamant_place(adamant_optimizer* optimizer, const adamant_device* device,
                                            const adamant_placement* placement);
 /* Says that a shard's gradient is made on the device that adamant_place() is given next, and that its weights are

@@ -83,15 +83,15 @@ public:
                 throw;
             }
         }
-        if (to != nullptr)
-            to->claim(this);
-        part_.reset(); // its records are not needed any more, and the next one may need their memory
         std::vector<piece> next;
         std::vector<std::size_t> fresh;      // numbers in next
         std::vector<std::size_t> results{0}; // of each piece of next
         std::vector<grad_squares> squares;
         std::vector<std::uint8_t> recorded;
         std::set<std::uint64_t> kept;
+        if (to != nullptr)
+            to->claim(this); // after what allocates: whatever fails from here on lets go of it
+        part_.reset();       // its records are not needed any more, and the next one may need their memory
         try {
             for (shard_piece const& w : where) {
                 if (w.on != side::device)
