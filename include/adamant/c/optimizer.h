@@ -69,8 +69,8 @@ typedef struct adamant_optimizer_options {
 } adamant_optimizer_options;
 /* journal_budget_bytes bounds the records with which a step can be taken back; never more is allocated than one step's
  * records can take. They take, in bytes per element, with float32 params and moments: 2 in the first step, 2.1 to 2.3
- * in ordinary training and 14 at most; with other types as much as params and moments themselves (6, 8 or 10); and an
- * eighth more, as memory is handed out in pages. ADAMANT_AUTOMATIC_BYTES stands for 3 bytes per element with float32,
+ * in ordinary training and 14 at most (12 with the instruction sets scalar and, on x86, generic); with other types as
+ * much as params and moments themselves (6, 8 or 10); and an eighth more, as memory is handed out in pages. ADAMANT_AUTOMATIC_BYTES stands for 3 bytes per element with float32,
  * for the size of params and moments with other types, and with keep_last_step for the most that the records can take.
  * A shard that finds no room for its records waits for the norm. */
 ADAMANT_C_API adamant_status adamant_optimizer_options_init(adamant_optimizer_options* options, size_t struct_bytes);
