@@ -267,7 +267,7 @@ void run(settings chosen)
         double const update_end = since();
         wait_for(forward_s);
         double const step_s = since();
-        follower.observe(measured(report));
+        follower.observe(measured_step_of(report));
         follower.set_times(backward_end, step_s - update_end);
         if (!chosen.only_digest)
             std::printf("step %zu: ratio %.4f, norm %.4f%s; %6.1f ms, forecast %6.1f ms\n", std::size_t{report.step},

@@ -55,7 +55,7 @@ private:
         shard_piece const* first = nullptr;
         shard_piece const* last = nullptr;
         for (shard_piece const& piece : plan_.split.pieces)
-            if (piece.on == side::device) {
+            if (piece.on == step_side::device) {
                 first = first == nullptr ? &piece : first;
                 last = &piece;
             }

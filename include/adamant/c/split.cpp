@@ -96,7 +96,7 @@ adamant_status adamant_placement_create(const adamant_piece* pieces, size_t coun
             if (p.on_device > 1)
                 throw adamant::invalid_argument("adamant: on_device of piece " + std::to_string(i) + " is " +
                                                 std::to_string(p.on_device) + ", but must be 0 or 1");
-            auto const on = p.on_device == 0 ? adamant::side::cpu : adamant::side::device;
+            auto const on = p.on_device == 0 ? adamant::step_side::cpu : adamant::step_side::device;
             placement->of.pieces.push_back({p.shard, p.begin, p.elements, on});
             (p.on_device == 0 ? placement->of.cpu_elems : placement->of.device_elems) += p.elements;
         }
@@ -136,7 +136,7 @@ adamant_status adamant_placement_piece(const adamant_placement* placement, size_
             throw adamant::invalid_argument("adamant: there is no piece " + std::to_string(index) +
                                             " in the placement; there are " + std::to_string(from.pieces.size()));
         adamant::shard_piece const& p = from.pieces[index];
-        needed(piece, "piece") = {p.shard, p.begin, p.elems, p.on == adamant::side::device ? 1u : 0u};
+        needed(piece, "piece") = {p.shard, p.begin, p.elems, p.on == adamant::step_side::device ? 1u : 0u};
     });
 }
 

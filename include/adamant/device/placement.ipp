@@ -34,7 +34,7 @@ ADAMANT_DECL void validate(placement const& of, std::vector<std::size_t> const& 
         pass_full_shards();
         if (piece.elems == 0)
             refuse("has a piece without elements, of shard " + std::to_string(piece.shard));
-        if (piece.on != side::cpu && piece.on != side::device)
+        if (piece.on != step_side::cpu && piece.on != step_side::device)
             refuse("has a piece of shard " + std::to_string(piece.shard) +
                    " that is neither on the CPU nor on the device");
         if (piece.shard != shard || piece.begin != at || shard == sizes.size() || piece.elems > sizes[shard] - at)
@@ -61,11 +61,11 @@ ADAMANT_DECL void validate(placement const& of, std::vector<std::size_t> const& 
 
 namespace detail {
 
-ADAMANT_DECL void append_piece(placement& to, std::size_t shard, std::size_t begin, std::size_t elems, side on)
+ADAMANT_DECL void append_piece(placement& to, std::size_t shard, std::size_t begin, std::size_t elems, step_side on)
 {
     if (elems == 0)
         return;
-    (on == side::cpu ? to.cpu_elems : to.device_elems) += elems;
+    (on == step_side::cpu ? to.cpu_elems : to.device_elems) += elems;
     to.pieces.push_back({shard, begin, elems, on});
 }
 

@@ -94,7 +94,7 @@ public:
         part_.reset();       // its records are not needed any more, and the next one may need their memory
         try {
             for (shard_piece const& w : where) {
-                if (w.on != side::device)
+                if (w.on != step_side::device)
                     continue;
                 if (piece const* const same = to == device_ ? find(w) : nullptr) {
                     next.push_back(*same);
@@ -151,7 +151,7 @@ public:
         std::size_t bytes = 0;
         std::vector<device_piece> made;
         for (shard_piece const& w : where)
-            if (w.on == side::device) {
+            if (w.on == step_side::device) {
                 piece const p = make_piece(over, w);
                 bytes += own_bytes(over, p);
                 made.push_back(p.on);

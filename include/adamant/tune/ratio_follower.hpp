@@ -19,7 +19,7 @@ struct measured_step {
 };
 
 // Of an optimizer's step. A step that was taken back and done again counts with the time of all of its work.
-[[nodiscard]] measured_step measured(optimizer_report const& step) noexcept;
+[[nodiscard]] measured_step measured_step_of(optimizer_report const& step) noexcept;
 
 struct follower_options {
     double weight = 0.2; // of a new measurement, against all earlier ones

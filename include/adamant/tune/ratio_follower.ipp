@@ -11,7 +11,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-ADAMANT_DECL measured_step measured(optimizer_report const& step) noexcept
+ADAMANT_DECL measured_step measured_step_of(optimizer_report const& step) noexcept
 {
     auto const number = [](std::size_t n) { return static_cast<double>(n); };
     return {.cpu_elems = number(step.elements - step.device.elements),
