@@ -60,6 +60,11 @@ def check_command(place, words, folders):
             if not name.startswith("--benchmark_") and name not in source:
                 problem(place, f"the benchmarks do not know {name}")
     else:
+        if program == "export": # as the test of what is installed sets it
+            for name in (word.split("=")[0] for word in words[1:]):
+                if f'"{name}"' not in (ROOT / "tests/docs/installed.py").read_text():
+                    problem(place, f"tests/docs/installed.py does not set {name}")
+            return
         script = next((word for word in words if re.match(r"(benchmarks|tests|examples)/[\w./]+$", word)), None)
         if script is None:
             if program not in ("sudo", "apt-get", "python3", "build/peers/bin/pip", "cp", "$(command"):

@@ -421,11 +421,13 @@ struct simple {
         }
     }
     [[nodiscard]] auto view() { return shard(param, grad, exp_avg, exp_avg_sq, weight_out); }
+    // The bits of the state; memcmp() takes no null pointers, which empty vectors may have.
     [[nodiscard]] bool operator==(simple const& other) const
     {
-        return std::memcmp(param.data(), other.param.data(), n * sizeof(float)) == 0 &&
-               std::memcmp(exp_avg.data(), other.exp_avg.data(), n * sizeof(float)) == 0 &&
-               std::memcmp(exp_avg_sq.data(), other.exp_avg_sq.data(), n * sizeof(float)) == 0;
+        return n == other.n &&
+               (n == 0 || (std::memcmp(param.data(), other.param.data(), n * sizeof(float)) == 0 &&
+                           std::memcmp(exp_avg.data(), other.exp_avg.data(), n * sizeof(float)) == 0 &&
+                           std::memcmp(exp_avg_sq.data(), other.exp_avg_sq.data(), n * sizeof(float)) == 0));
     }
 };
 

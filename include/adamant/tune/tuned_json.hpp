@@ -7,9 +7,11 @@
     "adamant's tuning files need nlohmann-json 3.11 or newer, and the compiler finds no nlohmann/json.hpp (Debian and Ubuntu: nlohmann-json3-dev)."
 #endif
 
+#include <cerrno>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -115,13 +117,16 @@ inline void save_tuned(std::filesystem::path const& path, tuned_cores const& fou
 {
     std::error_code none;
     bool const folder = std::filesystem::is_directory(path, none);
+    errno = 0;
     std::ifstream file(path);
+    int const why = folder ? EISDIR : errno;
     std::string text;
     if (!folder)
         text.assign(std::istreambuf_iterator<char>(file), {});
     if (!file || folder)
-        throw unavailable("adamant: " + path.string() + ": this tuning result cannot be read; `adamant tune --save " +
-                          path.string() + "` makes one");
+        throw unavailable("adamant: " + path.string() + ": this tuning result cannot be read" +
+                          (why != 0 ? std::string(": ") + std::strerror(why) : std::string()) +
+                          "; `adamant tune --save " + path.string() + "` makes one");
     auto const refused = [&](std::string const& why) {
         return corrupted("adamant: " + path.string() + " does not hold a tuning result of this version (" + why +
                          "); tune again");
