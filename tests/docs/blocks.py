@@ -62,7 +62,7 @@ def check_command(place, words, folders):
     else:
         if program == "export": # as the test of what is installed sets it
             for name in (word.split("=")[0] for word in words[1:]):
-                if f'"{name}"' not in (ROOT / "tests/docs/installed.py").read_text():
+                if f"{name}=" not in (ROOT / "tests/docs/installed.py").read_text():
                     problem(place, f"tests/docs/installed.py does not set {name}")
             return
         script = next((word for word in words if re.match(r"(benchmarks|tests|examples)/[\w./]+$", word)), None)

@@ -119,13 +119,13 @@ inline void save_tuned(std::filesystem::path const& path, tuned_cores const& fou
     bool const folder = std::filesystem::is_directory(path, none);
     errno = 0;
     std::ifstream file(path);
-    int const why = folder ? EISDIR : errno;
+    int const reason = folder ? EISDIR : errno;
     std::string text;
     if (!folder)
         text.assign(std::istreambuf_iterator<char>(file), {});
     if (!file || folder)
         throw unavailable("adamant: " + path.string() + ": this tuning result cannot be read" +
-                          (why != 0 ? std::string(": ") + std::strerror(why) : std::string()) +
+                          (reason != 0 ? std::string(": ") + std::strerror(reason) : std::string()) +
                           "; `adamant tune --save " + path.string() + "` makes one");
     auto const refused = [&](std::string const& why) {
         return corrupted("adamant: " + path.string() + " does not hold a tuning result of this version (" + why +
