@@ -14,17 +14,17 @@ struct simd {
 
     ADAMANT_SIMD static f32 set(float x) { return _mm256_set1_ps(x); }
     ADAMANT_SIMD static u32 set(std::uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
-    ADAMANT_SIMD static f32 mul(f32 a, f32 b) { return _mm256_mul_ps(a, b); }
+    ADAMANT_SIMD static f32 mul(f32 a, f32 b) { return a * b; }
     ADAMANT_SIMD static f32 fma(f32 a, f32 b, f32 c) { return _mm256_fmadd_ps(a, b, c); }
     ADAMANT_SIMD static f32 minus(f32 a, f32 b)
     {
         asm("" : "+x"(b));
         return _mm256_sub_ps(a, b);
     }
-    ADAMANT_SIMD static f32 div(f32 a, f32 b) { return _mm256_div_ps(a, b); }
+    ADAMANT_SIMD static f32 div(f32 a, f32 b) { return a / b; }
     ADAMANT_SIMD static f32 sqrt(f32 a) { return _mm256_sqrt_ps(a); }
-    ADAMANT_SIMD static u32 bits(f32 x) { return _mm256_castps_si256(x); }
-    ADAMANT_SIMD static u32 abs_bits(f32 x) { return _mm256_and_si256(bits(x), set(float_abs_mask)); }
+    ADAMANT_SIMD static u32 bits(f32 x) { return reinterpret_cast<__m256i>(x); }
+    ADAMANT_SIMD static u32 abs_bits(f32 x) { return bits(x) & set(float_abs_mask); }
     ADAMANT_SIMD static u32 sub(u32 a, u32 b) { return _mm256_sub_epi32(a, b); }
     ADAMANT_SIMD static u32 min(u32 a, u32 b) { return _mm256_min_epu32(a, b); }
     ADAMANT_SIMD static u32 max(u32 a, u32 b) { return _mm256_max_epu32(a, b); }
@@ -41,7 +41,7 @@ struct simd {
     {
         return _mm256_srli_epi32(x, Count);
     }
-    ADAMANT_SIMD static f32 from_bits(u32 x) { return _mm256_castsi256_ps(x); }
+    ADAMANT_SIMD static f32 from_bits(u32 x) { return reinterpret_cast<__m256>(x); }
     ADAMANT_SIMD static bool any_sign(u32 x) { return _mm256_movemask_ps(_mm256_castsi256_ps(x)) != 0; }
 
     ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)

@@ -14,7 +14,7 @@ struct simd {
 
     ADAMANT_SIMD static f32 set(float x) { return _mm512_set1_ps(x); }
     ADAMANT_SIMD static u32 set(std::uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
-    ADAMANT_SIMD static f32 mul(f32 a, f32 b) { return _mm512_mul_ps(a, b); }
+    ADAMANT_SIMD static f32 mul(f32 a, f32 b) { return a * b; }
     ADAMANT_SIMD static f32 fma(f32 a, f32 b, f32 c) { return _mm512_fmadd_ps(a, b, c); }
     ADAMANT_SIMD static f32 minus(f32 a, f32 b)
     {
@@ -23,10 +23,10 @@ struct simd {
 #endif
         return _mm512_sub_ps(a, b);
     }
-    ADAMANT_SIMD static f32 div(f32 a, f32 b) { return _mm512_div_ps(a, b); }
+    ADAMANT_SIMD static f32 div(f32 a, f32 b) { return a / b; }
     ADAMANT_SIMD static f32 sqrt(f32 a) { return _mm512_sqrt_ps(a); }
-    ADAMANT_SIMD static u32 bits(f32 x) { return _mm512_castps_si512(x); }
-    ADAMANT_SIMD static u32 abs_bits(f32 x) { return _mm512_and_epi32(bits(x), set(float_abs_mask)); }
+    ADAMANT_SIMD static u32 bits(f32 x) { return reinterpret_cast<__m512i>(x); }
+    ADAMANT_SIMD static u32 abs_bits(f32 x) { return bits(x) & set(float_abs_mask); }
     ADAMANT_SIMD static u32 sub(u32 a, u32 b) { return _mm512_sub_epi32(a, b); }
     ADAMANT_SIMD static u32 min(u32 a, u32 b) { return _mm512_min_epu32(a, b); }
     ADAMANT_SIMD static u32 max(u32 a, u32 b) { return _mm512_max_epu32(a, b); }
@@ -43,7 +43,7 @@ struct simd {
     {
         return _mm512_srli_epi32(x, Count);
     }
-    ADAMANT_SIMD static f32 from_bits(u32 x) { return _mm512_castsi512_ps(x); }
+    ADAMANT_SIMD static f32 from_bits(u32 x) { return reinterpret_cast<__m512>(x); }
     ADAMANT_SIMD static bool any_sign(u32 x) { return _mm512_movepi32_mask(x) != 0; }
 
     ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)

@@ -101,13 +101,19 @@ struct record_writer {
             std::byte* const at = codes + (i - in_group) * sizeof nothing + first_code(in_group / record_unit);
             __builtin_memcpy(at, &nothing, sizeof nothing);
             mark(at, true, true);
-            keep(a, i, record_unit);
+            keep_unit(a.param + i * sizeof(float));
+            keep_unit(a.exp_avg + i * sizeof(float));
+            keep_unit(a.exp_avg_sq + i * sizeof(float));
         }
     }
     // What is less than a group; before all else.
     ADAMANT_SIMD void keep_rest(step_pointers const& a, std::size_t begin, std::size_t end)
     {
-        keep(a, begin, end - begin);
+        std::byte const* const arrays[] = {a.param, a.exp_avg, a.exp_avg_sq};
+        for (std::byte const* const array : arrays) {
+            copy_few(old, array + begin * sizeof(float), (end - begin) * sizeof(float));
+            old += (end - begin) * sizeof(float);
+        }
     }
 
 protected:
@@ -119,16 +125,10 @@ protected:
                                            (moments_are_whole ? whole_moments : 0));
         __builtin_memcpy(code, &first, sizeof first);
     }
-    ADAMANT_SIMD void keep(std::byte const* values, std::size_t elements)
+    ADAMANT_SIMD void keep_unit(std::byte const* values)
     {
-        copy_few(old, values, elements * sizeof(float));
-        old += elements * sizeof(float);
-    }
-    ADAMANT_SIMD void keep(step_pointers const& a, std::size_t begin, std::size_t elements)
-    {
-        keep(a.param + begin * sizeof(float), elements);
-        keep(a.exp_avg + begin * sizeof(float), elements);
-        keep(a.exp_avg_sq + begin * sizeof(float), elements);
+        __builtin_memcpy(old, values, record_unit * sizeof(float));
+        old += record_unit * sizeof(float);
     }
 };
 
@@ -202,10 +202,10 @@ struct recorder : record_writer {
             mark(at + first_code(unit), param_is_whole, moments_are_whole);
             std::size_t const in_group = unit * record_unit * sizeof(float);
             if (param_is_whole)
-                keep(a.param + i * sizeof(float) + in_group, record_unit);
+                keep_unit(a.param + i * sizeof(float) + in_group);
             if (moments_are_whole) {
-                keep(room(i) + in_group, record_unit);
-                keep(room(i) + group_elems * sizeof(float) + in_group, record_unit);
+                keep_unit(room(i) + in_group);
+                keep_unit(room(i) + group_elems * sizeof(float) + in_group);
             }
         }
     }
