@@ -51,7 +51,7 @@ def main():
     print(f"{version}, {' '.join(flags[:3])}, {options.rounds} rounds\n")
     print("| file | user seconds | range |\n| --- | --- | --- |")
     for name, seconds in times.items():
-        print(f"| {name} | {statistics.median(seconds):.1f} | {min(seconds):.1f} to {max(seconds):.1f} |")
+        print(f"| {name} | {statistics.median(seconds):.2f} | {min(seconds):.2f} to {max(seconds):.2f} |")
 
 
 if __name__ == "__main__":
