@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <set>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -313,10 +314,12 @@ TEST_CASE("a new gradient is compared with what is written, wherever that is")
     r.add_group({"g", {}});
     std::size_t const n = 100;
     std::vector<arrays_of> arrays(3, arrays_of(n));
-    std::vector<float> sum(n), other(n + 2);
+    // Twice as long as the accumulator, so that a gradient that begins at its last element meets no other array.
+    std::vector<float> sum(2 * n), other(n + 2);
+    std::span<float> const accumulator(sum.data(), n);
     for (std::size_t i = 0; i < 3; ++i)
-        r.add_shard(0, std::to_string(i), arrays[i].view(), i == 2 ? accumulator_array(sum) : accumulator_array(), {},
-                    test::tier());
+        r.add_shard(0, std::to_string(i), arrays[i].view(),
+                    i == 2 ? accumulator_array(accumulator) : accumulator_array(), {}, test::tier());
     arrays_of empty(0);
     r.add_shard(0, "empty", empty.view(), {}, {}, test::tier());
     auto const grad = [&](std::size_t shard) { return r[shard].shard.data(shard_array::grad); };
