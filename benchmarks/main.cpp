@@ -51,7 +51,7 @@ bool take(std::string_view argument, std::string_view key, double least, double 
     value = std::strtod(text.c_str(), &end);
     if (end == text.c_str() || *end != '\0' || !(value >= least && value <= most))
         throw std::invalid_argument(std::string(argument) + " is not understood: give a number from " +
-                                    adamant::detail::text(least) + " to " + adamant::detail::text(most));
+                                    adamant::detail::text_of({least}) + " to " + adamant::detail::text_of({most}));
     return true;
 }
 
@@ -115,7 +115,7 @@ void add_context(setup const& given)
     if (given.all().team() != nullptr)
         add("adamant_pus", to_list(given.all().team()->bound_to()));
     add("limit_vector_bytes", std::to_string(limit::vector_bytes()));
-    add("bytes_out_of_cache", adamant::detail::text(given.chosen.bytes));
+    add("bytes_out_of_cache", adamant::detail::text_of({given.chosen.bytes}));
     add("rounds", std::to_string(given.chosen.rounds));
 }
 

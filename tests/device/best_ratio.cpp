@@ -31,7 +31,7 @@ std::string shown(step_rates const& r)
     std::string text;
     for (double const x : {r.elems, r.cpu_elems_per_s, r.device_elems_per_s, r.down_bytes_per_s, r.up_bytes_per_s,
                            r.grad_bytes, r.weight_bytes, r.backward_s, r.forward_s, r.fixed_s})
-        text += detail::text(x) + " ";
+        text += detail::text_of({x}) + " ";
     return text + (r.arrays_on_device ? "device" : "host") + (r.overlaps_backward ? ", backward" : "") +
            (r.overlaps_forward ? ", forward" : "");
 }
@@ -141,7 +141,7 @@ std::string wrong_timeline(step_forecast const& f, step_rates const& r, double r
     for (forecast_span const& span : f.timeline) {
         std::string const who = name(span.on);
         if (!(span.begin_s >= 0 && span.begin_s < span.end_s && span.end_s <= f.step_s))
-            return who + " is busy from " + detail::text(span.begin_s) + " to " + detail::text(span.end_s);
+            return who + " is busy from " + detail::text_of({span.begin_s}) + " to " + detail::text_of({span.end_s});
         bool const after = span.on == forecast_lane::device ||
                            (!r.arrays_on_device && (span.on == forecast_lane::up || span.on == forecast_lane::down));
         if ((after || (!r.overlaps_backward && span.on != forecast_lane::backward)) &&
@@ -163,7 +163,7 @@ std::string wrong_timeline(step_forecast const& f, step_rates const& r, double r
     if (std::abs(busy[0] - r.backward_s) > slack || std::abs(busy[5] - r.forward_s) > slack)
         return "backward or forward takes another time";
     if (std::abs(end + (r.forward_s > 0 ? 0 : r.fixed_s) - f.step_s) > slack)
-        return "the step ends at " + detail::text(f.step_s) + ", the timeline at " + detail::text(end);
+        return "the step ends at " + detail::text_of({f.step_s}) + ", the timeline at " + detail::text_of({end});
     if (f.ratio != ratio || f.update_s < 0 || std::abs(f.update_s + r.backward_s + r.forward_s - f.step_s) > slack)
         return "ratio or update";
     return {};
@@ -235,7 +235,8 @@ TEST_CASE("a step that is worked out by hand")
     auto const spans = [](step_forecast const& f) {
         std::string text;
         for (forecast_span const& s : f.timeline)
-            text += std::string(name(s.on)) + " " + detail::text(s.begin_s) + " to " + detail::text(s.end_s) + "; ";
+            text += std::string(name(s.on)) + " " + detail::text_of({s.begin_s}) + " to " + detail::text_of({s.end_s}) +
+                    "; ";
         return text;
     };
     CHECK(spans(half) == "backward 0 to 1; down 0 to 0.5; cpu 0 to 2; up 0 to 2; device 1 to 1.1; forward 2 to 2.5; ");

@@ -121,9 +121,9 @@ public:
         for (std::size_t b = 0; b < squares.size(); ++b) {
             if (std::bit_cast<std::uint64_t>(squares[b].sum) != std::bit_cast<std::uint64_t>(model.squares[b].sum) ||
                 squares[b].nonfinite != model.squares[b].nonfinite)
-                return "sum of block " + std::to_string(b) + ": " + detail::text(squares[b].sum) + " and " +
+                return "sum of block " + std::to_string(b) + ": " + detail::text_of({squares[b].sum}) + " and " +
                        std::to_string(squares[b].nonfinite) + " not finite, expected " +
-                       detail::text(model.squares[b].sum) + " and " + std::to_string(model.squares[b].nonfinite);
+                       detail::text_of({model.squares[b].sum}) + " and " + std::to_string(model.squares[b].nonfinite);
             if (recorded[b] != model.recorded[b])
                 return "block " + std::to_string(b) + (recorded[b] != 0 ? " has a record" : " has no record");
         }

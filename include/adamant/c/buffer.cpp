@@ -36,10 +36,10 @@ static memory_options from_c(adamant_buffer_options const& from)
 static std::size_t bytes_of(std::size_t elements, std::size_t elem_bytes)
 {
     if (elem_bytes == 0)
-        throw invalid_argument("adamant: a buffer of elements of 0 bytes is asked for; give their size");
+        detail::throw_invalid_argument({"a buffer of elements of 0 bytes is asked for; give their size"});
     if (elements > std::numeric_limits<std::size_t>::max() / elem_bytes)
-        throw invalid_argument("adamant: " + std::to_string(elements) + " elements of " + std::to_string(elem_bytes) +
-                               " bytes do not fit in memory; was a negative size converted?");
+        detail::throw_invalid_argument(
+            {elements, " elements of ", elem_bytes, " bytes do not fit in memory; was a negative size converted?"});
     return elements * elem_bytes;
 }
 
@@ -105,8 +105,7 @@ adamant_status adamant_buffer_measure(const adamant_buffer* buffer, size_t* resi
     return guarded([&] {
         adamant_buffer const& b = of(buffer);
         if (node_bytes == nullptr && node_count != 0)
-            throw adamant::invalid_argument("adamant: node_count is " + std::to_string(node_count) +
-                                            ", but node_bytes is a null pointer");
+            adamant::detail::throw_invalid_argument({"node_count is ", node_count, ", but node_bytes is a null pointer"});
         adamant::memory_placement const found = adamant::measure_placement(b.block);
         give(resident_bytes, found.resident_bytes);
         give(huge_bytes, found.huge_bytes);

@@ -26,8 +26,8 @@ template <class Enum>
 Enum to_enum(std::int32_t value, Enum last, char const* what)
 {
     if (value < 0 || value > static_cast<std::int32_t>(last))
-        throw invalid_argument(std::string("adamant: ") + what + " is " + std::to_string(value) +
-                               ", but it is from 0 to " + std::to_string(static_cast<std::int32_t>(last)));
+        detail::throw_invalid_argument(
+            {what, " is ", value, ", but it is from 0 to ", static_cast<std::int32_t>(last)});
     return static_cast<Enum>(value);
 }
 

@@ -23,11 +23,9 @@ static void check_fits(std::string const& text, text_place const& place)
 {
     auto const [to, bytes, what] = place;
     if (to == nullptr && bytes != 0)
-        throw invalid_argument(std::string("adamant: ") + what + " is a null pointer, but said to have " +
-                               std::to_string(bytes) + " bytes");
+        detail::throw_invalid_argument({what, " is a null pointer, but said to have ", bytes, " bytes"});
     if (to != nullptr && bytes <= text.size())
-        throw invalid_argument(std::string("adamant: ") + what + " has " + std::to_string(bytes) +
-                               " bytes, but needs " + std::to_string(text.size() + 1));
+        detail::throw_invalid_argument({what, " has ", bytes, " bytes, but needs ", text.size() + 1});
 }
 
 // Both, or none.
@@ -44,17 +42,16 @@ static void give_texts(std::string const& first, text_place const& to_first, std
 static std::vector<char const*> texts_of(char const* const* texts, std::size_t count, std::string const& what)
 {
     if (texts == nullptr && count != 0)
-        throw invalid_argument("adamant: " + what + "_count is " + std::to_string(count) + ", but " + what +
-                               "s is a null pointer");
+        detail::throw_invalid_argument({what, "_count is ", count, ", but ", what, "s is a null pointer"});
     for (std::size_t i = 0; i < count; ++i)
-        needed(texts[i], ("number " + std::to_string(i) + " of " + what + "s").c_str());
+        needed(texts[i], (detail::text_of({"number ", i, " of ", what, "s"})).c_str());
     return {texts, texts + count};
 }
 
 machine machine_of([[maybe_unused]] adamant_core_options const& from)
 {
 #if defined(ADAMANT_NO_HWLOC)
-    throw unavailable("adamant: cores are to be chosen, but this library was built without hwloc (ADAMANT_HWLOC=OFF)");
+    detail::throw_unavailable({"cores are to be chosen, but this library was built without hwloc (ADAMANT_HWLOC=OFF)"});
 #else
     machine found = from.machine == nullptr ? live_machine() : read_machine(from.machine);
     if (from.allowed != nullptr)
@@ -78,13 +75,13 @@ request_of_rank request_of(adamant_core_options const& from)
         request.gpus.emplace_back(gpu);
     local_rank self{from.rank, from.ranks, {}};
     if (self.ranks == 0 && self.rank != 0)
-        throw invalid_argument("adamant: rank is " + std::to_string(from.rank) +
-                               ", but ranks is 0, which leaves both to the environment");
+        detail::throw_invalid_argument(
+            {"rank is ", from.rank, ", but ranks is 0, which leaves both to the environment"});
     if (self.ranks == 0)
         self = rank_from_environment();
     if (self.rank >= self.ranks)
-        throw invalid_argument("adamant: rank is " + std::to_string(self.rank) + ", but there are " +
-                               std::to_string(self.ranks) + " ranks, which count from 0");
+        detail::throw_invalid_argument(
+            {"rank is ", self.rank, ", but there are ", self.ranks, " ranks, which count from 0"});
     request.ranks = self.ranks;
     return {std::move(request), self.rank};
 }

@@ -17,8 +17,8 @@ void follow_cuda_event(device& on, void* event)
 {
     auto* const gpu = dynamic_cast<cuda_device*>(&on);
     if (gpu == nullptr)
-        throw invalid_argument("adamant: " + on.name() +
-                               " is to follow a CUDA event, but is no device of adamant_cuda_device_create()");
+        detail::throw_invalid_argument(
+            {on.name(), " is to follow a CUDA event, but is no device of adamant_cuda_device_create()"});
     for (device_lane const lane : {device_lane::work, device_lane::down})
         gpu->follow(lane, static_cast<cudaEvent_t>(event));
 }

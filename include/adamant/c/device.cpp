@@ -59,15 +59,14 @@ static emulated_device& emulated(adamant_device const* handle)
     device& on = of(handle);
     if (auto* const found = dynamic_cast<emulated_device*>(&on))
         return *found;
-    throw invalid_argument("adamant: " + on.name() +
-                           " is told to fail, hang or resume, but only an emulated device can");
+    detail::throw_invalid_argument({on.name(), " is told to fail, hang or resume, but only an emulated device can"});
 }
 
 #if !defined(ADAMANT_C_CUDA)
 [[noreturn]] static void refuse_cuda()
 {
-    throw unavailable("adamant: a CUDA device is asked for, but this library was built without nvcc; install the CUDA "
-                      "toolkit, 12.0 or newer, and build the C library anew with ADAMANT_CUDA=ON");
+    detail::throw_unavailable({"a CUDA device is asked for, but this library was built without nvcc; install the CUDA "
+                               "toolkit, 12.0 or newer, and build the C library anew with ADAMANT_CUDA=ON"});
 }
 static std::shared_ptr<device> make_cuda_device(int)
 {
@@ -91,9 +90,8 @@ static void wait_for(device& on, device_lane lane)
     constexpr auto most = std::chrono::seconds(300); // as an optimizer's device_timeout_s
     try {
         if (!on.wait_until(on.mark(lane), device::clock::now() + most))
-            throw device_error("adamant: " + on.name() +
-                               " has not come to the end of a copy in 300 s; it seems to have "
-                               "stopped answering");
+            detail::throw_device_error({on.name(), " has not come to the end of a copy in 300 s; it seems to have "
+                                                   "stopped answering"});
     } catch (device_error const&) {
         static_cast<void>(on.reset(device::clock::now() + most));
         throw;
@@ -202,8 +200,7 @@ adamant_status adamant_shard_sizes(const adamant_optimizer* optimizer, size_t* s
     return guarded([&] {
         std::vector<std::size_t> const found = of(optimizer).shard_sizes();
         if (count != found.size())
-            throw adamant::invalid_argument("adamant: count is " + std::to_string(count) + ", but there are " +
-                                            std::to_string(found.size()) + " shards");
+            adamant::detail::throw_invalid_argument({"count is ", count, ", but there are ", found.size(), " shards"});
         if (count != 0)
             std::copy(found.begin(), found.end(), &needed(sizes, "sizes"));
     });

@@ -37,7 +37,7 @@ template <class T>
 T& needed(T* pointer, char const* what)
 {
     if (pointer == nullptr)
-        throw invalid_argument(std::string("adamant: ") + what + " is a null pointer");
+        detail::throw_invalid_argument({what, " is a null pointer"});
     return *pointer;
 }
 

@@ -43,8 +43,8 @@ static executor_options from_c(adamant_executor_options const& from)
 {
     if (from.prefetch_bytes != ADAMANT_AUTOMATIC_BYTES &&
         from.prefetch_bytes > std::numeric_limits<std::uint32_t>::max())
-        throw invalid_argument("adamant: prefetch_bytes is " + std::to_string(from.prefetch_bytes) +
-                               ", but must be below 4 GiB, or ADAMANT_AUTOMATIC_BYTES");
+        detail::throw_invalid_argument(
+            {"prefetch_bytes is ", from.prefetch_bytes, ", but must be below 4 GiB, or ADAMANT_AUTOMATIC_BYTES"});
     executor_options to{.tier = isa_of(from.isa),
                         .threads = from.threads,
                         .pus = parse_index_set(text_or_empty(from.pus)),
@@ -101,8 +101,7 @@ adamant_status adamant_team_thread(const adamant_team* team, uint32_t index, int
     return guarded([&] {
         adamant_team const& t = of(team);
         if (index >= t.of->size())
-            throw adamant::invalid_argument("adamant: there is no thread " + std::to_string(index) +
-                                            " in the team; it has " + std::to_string(t.of->size()));
+            adamant::detail::throw_invalid_argument({"there is no thread ", index, " in the team; it has ", t.of->size()});
         adamant::team_member const& m = t.of->members()[index];
         give<int64_t>(system_id, m.thread_id);
         give<const char*>(asked, t.threads[index].asked.c_str());

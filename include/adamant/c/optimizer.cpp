@@ -45,7 +45,7 @@ static grad_squares call_reduce(adamant_reduce reduce, void* user, grad_squares 
         throw reduce_failed(failed + "threw an exception");
     }
     if (status != 0)
-        throw reduce_failed(failed + "returned " + std::to_string(status));
+        throw reduce_failed(detail::text_of({failed, "returned ", status}));
     return squares;
 }
 
@@ -72,11 +72,10 @@ static optimizer_options from_c(adamant_optimizer_options const& from)
 static shard_place place_of(adamant_shard const& from)
 {
     if ((from.shape == nullptr) != (from.dims == 0))
-        throw invalid_argument("adamant: dims is " + std::to_string(from.dims) + ", but shape is " +
-                               (from.shape == nullptr ? "a null pointer" : "given"));
+        detail::throw_invalid_argument(
+            {"dims is ", from.dims, ", but shape is ", from.shape == nullptr ? "a null pointer" : "given"});
     if (from.dims > max_dimensions)
-        throw invalid_argument("adamant: dims is " + std::to_string(from.dims) + ", but a parameter has at most " +
-                               std::to_string(max_dimensions));
+        detail::throw_invalid_argument({"dims is ", from.dims, ", but a parameter has at most ", max_dimensions});
     return {{from.shape, from.shape + from.dims}, from.begin};
 }
 
@@ -192,8 +191,7 @@ adamant_status adamant_shard_name(const adamant_optimizer* optimizer, size_t sha
     return guarded([&] {
         adamant::optimizer const& o = of(optimizer);
         if (shard >= o.shards())
-            throw adamant::invalid_argument("adamant: there is no shard " + std::to_string(shard) + "; there are " +
-                                            std::to_string(o.shards()));
+            adamant::detail::throw_invalid_argument({"there is no shard ", shard, "; there are ", o.shards()});
         needed(name, "name") = o.name(shard).c_str();
     });
 }

@@ -52,10 +52,10 @@ shard_format const& format_of(adamant_shard const& from)
         return *format;
     std::string asked;
     for (std::size_t i = 0; i < types.size(); ++i)
-        (asked += i == 0 ? "" : ", ") += std::string(shard_array::names[i]) + " " + std::string(name(types[i]));
-    throw invalid_argument("adamant: no shard has these types: " + asked +
-                           "; param and grad are of any type but none, the moments float32 or bfloat16, and "
-                           "weight_out is bfloat16 or float16 beside a float32 param, else none");
+        (asked += i == 0 ? "" : ", ") += detail::text_of({shard_array::names[i], " ", name(types[i])});
+    detail::throw_invalid_argument({"no shard has these types: ", asked,
+                                    "; param and grad are of any type but none, the moments float32 or bfloat16, and "
+                                    "weight_out is bfloat16 or float16 beside a float32 param, else none"});
 }
 
 shard_of_c shard_of(adamant_shard const& from)
@@ -64,16 +64,15 @@ shard_of_c shard_of(adamant_shard const& from)
     dtype const sum = to_enum(from.accumulator_dtype, dtype::float16, "accumulator_dtype");
     auto const absent = [](dtype type, void const* array, std::string const& what) {
         if (type == dtype::none && array != nullptr)
-            throw invalid_argument("adamant: " + what + " is given, but " + what +
-                                   "_dtype is ADAMANT_NONE; set its type, or the pointer to null");
+            detail::throw_invalid_argument(
+                {what, " is given, but ", what, "_dtype is ADAMANT_NONE; set its type, or the pointer to null"});
     };
     absent(weights, from.weight_out, "weight_out");
     absent(sum, from.accumulator, "accumulator");
     if (sum != dtype::none && from.accumulator == nullptr && from.elements != 0)
-        throw invalid_argument("adamant: accumulator is a null pointer, but accumulator_dtype is " +
-                               std::string(name(sum)));
+        detail::throw_invalid_argument({"accumulator is a null pointer, but accumulator_dtype is ", name(sum)});
     if (sum == dtype::float16)
-        throw invalid_argument("adamant: accumulator_dtype is float16, but must be float32, bfloat16 or none");
+        detail::throw_invalid_argument({"accumulator_dtype is float16, but must be float32, bfloat16 or none"});
     shard_format const& format = format_of(from);
     kernel::step_pointers const arrays{static_cast<std::byte*>(from.param), static_cast<std::byte const*>(from.grad),
                                        static_cast<std::byte*>(from.exp_avg), static_cast<std::byte*>(from.exp_avg_sq),
@@ -102,9 +101,9 @@ adamant_status adamant_step_shard(const adamant_executor* executor, const adaman
         adamant::executor const& cpu = cpu_of(executor);
         shard_of_c const s = shard_of(read(shard));
         if (s.accumulator.type != adamant::dtype::none)
-            throw adamant::invalid_argument(
-                "adamant: adamant_step_shard() is given an accumulator, which it has no use for; set "
-                "accumulator_dtype to ADAMANT_NONE, or accumulate with an optimizer");
+            adamant::detail::throw_invalid_argument(
+                {"adamant_step_shard() is given an accumulator, which it has no use for; set "
+                 "accumulator_dtype to ADAMANT_NONE, or accumulate with an optimizer"});
         give(nonfinite, step(cpu, s.view, from_c(hyper), step_number,
                              {.loss_scale = loss_scale, .clip_coefficient = clip_coefficient})
                             .nonfinite_grads);

@@ -23,8 +23,8 @@ static std::optional<std::size_t> limit_of(std::size_t from)
 static split_request from_c(adamant_split_options const& from)
 {
     if (from.device_order == nullptr && from.device_order_count != 0)
-        throw invalid_argument("adamant: device_order_count is " + std::to_string(from.device_order_count) +
-                               ", but device_order is a null pointer");
+        detail::throw_invalid_argument(
+            {"device_order_count is ", from.device_order_count, ", but device_order is a null pointer"});
     return {.ratio = from.ratio,
             .unit = to_enum(from.unit, split_unit::deepspeed, "unit"),
             .order = to_enum(from.order, split_order::back, "order"),
@@ -94,8 +94,7 @@ adamant_status adamant_placement_create(const adamant_piece* pieces, size_t coun
         for (std::size_t i = 0; i < count; ++i) {
             adamant_piece const& p = pieces[i];
             if (p.on_device > 1)
-                throw adamant::invalid_argument("adamant: on_device of piece " + std::to_string(i) + " is " +
-                                                std::to_string(p.on_device) + ", but must be 0 or 1");
+                adamant::detail::throw_invalid_argument({"on_device of piece ", i, " is ", p.on_device, ", but must be 0 or 1"});
             auto const on = p.on_device == 0 ? adamant::step_side::cpu : adamant::step_side::device;
             placement->of.pieces.push_back({p.shard, p.begin, p.elements, on});
             (p.on_device == 0 ? placement->of.cpu_elems : placement->of.device_elems) += p.elements;
@@ -133,8 +132,8 @@ adamant_status adamant_placement_piece(const adamant_placement* placement, size_
     return guarded([&] {
         adamant::placement const& from = of(placement);
         if (index >= from.pieces.size())
-            throw adamant::invalid_argument("adamant: there is no piece " + std::to_string(index) +
-                                            " in the placement; there are " + std::to_string(from.pieces.size()));
+            adamant::detail::throw_invalid_argument(
+                {"there is no piece ", index, " in the placement; there are ", from.pieces.size()});
         adamant::shard_piece const& p = from.pieces[index];
         needed(piece, "piece") = {p.shard, p.begin, p.elems, p.on == adamant::step_side::device ? 1u : 0u};
     });

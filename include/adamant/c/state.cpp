@@ -90,7 +90,7 @@ adamant_status adamant_load_safetensors(adamant_optimizer* optimizer, const char
     return guarded([&] {
         adamant::optimizer& o = of(optimizer);
         if (count == 0)
-            throw adamant::invalid_argument("adamant: a state is to be loaded from no files; give one or more");
+            adamant::detail::throw_invalid_argument({"a state is to be loaded from no files; give one or more"});
         needed(paths, "paths");
         std::vector<adamant::safetensors_state> files;
         for (std::size_t i = 0; i < count; ++i)
@@ -120,8 +120,7 @@ adamant_status adamant_load_memory(adamant_optimizer* optimizer, const void* con
     return guarded([&] {
         adamant::optimizer& o = of(optimizer);
         if (count == 0)
-            throw adamant::invalid_argument(
-                "adamant: a state is to be loaded from nothing; give one or more in memory");
+            adamant::detail::throw_invalid_argument({"a state is to be loaded from nothing; give one or more in memory"});
         needed(states, "states");
         needed(bytes, "bytes");
         std::vector<adamant::safetensors_state> read;
@@ -157,8 +156,8 @@ adamant_status adamant_state_get_tensor(const adamant_state* state, size_t index
         adamant::state_dict const& from = of(state);
         check_target(tensor);
         if (index >= from.tensors.size())
-            throw adamant::invalid_argument("adamant: there is no tensor " + std::to_string(index) +
-                                            " in the state; there are " + std::to_string(from.tensors.size()));
+            adamant::detail::throw_invalid_argument(
+                {"there is no tensor ", index, " in the state; there are ", from.tensors.size()});
         adamant::state_tensor const& t = from.tensors[index];
         adamant::state_param const& param = from.params[t.param];
         adamant_state_tensor to{};

@@ -20,7 +20,7 @@ static step_values from_c(adamant_step_values const* values)
         return {};
     adamant_step_values const v = read(values);
     if (v.lr == nullptr && v.lr_count != 0)
-        throw invalid_argument("adamant: lr_count is " + std::to_string(v.lr_count) + ", but lr is a null pointer");
+        detail::throw_invalid_argument({"lr_count is ", v.lr_count, ", but lr is a null pointer"});
     step_values to{.lr = std::span(v.lr, v.lr_count)};
     if (v.has_loss_scale != 0)
         to.loss_scale = v.loss_scale;
@@ -75,7 +75,7 @@ static void give_report(optimizer_report const& from, adamant_report* to) noexce
 static optimizer::ticket& ticket_of(adamant_optimizer& handle)
 {
     if (!handle.ticket)
-        throw invalid_argument("adamant: no step is under way; adamant_step_async() begins one");
+        detail::throw_invalid_argument({"no step is under way; adamant_step_async() begins one"});
     return *handle.ticket;
 }
 

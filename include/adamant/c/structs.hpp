@@ -25,9 +25,8 @@ void check_bytes(std::size_t bytes)
     using kind = about<Struct>;
     static_assert(kind::first_bytes <= sizeof(Struct) && sizeof(Struct) <= most_struct_bytes);
     if (bytes < kind::first_bytes || bytes > most_struct_bytes)
-        throw invalid_argument(std::string("adamant: struct_bytes of ") + kind::name + " is " + std::to_string(bytes) +
-                               ", but the struct has " + std::to_string(sizeof(Struct)) + "; call " + kind::name +
-                               "_init(&it, sizeof it) first");
+        detail::throw_invalid_argument({"struct_bytes of ", kind::name, " is ", bytes, ", but the struct has ",
+                                        sizeof(Struct), "; call ", kind::name, "_init(&it, sizeof it) first"});
 }
 
 // Throws unless the caller's struct can be written to.
@@ -51,9 +50,9 @@ Struct read(Struct const* from)
     auto const* const bytes = reinterpret_cast<unsigned char const*>(from);
     for (std::size_t i = sizeof(Struct); i < from->struct_bytes; ++i)
         if (bytes[i] != 0)
-            throw invalid_argument(std::string("adamant: byte ") + std::to_string(i) + " of " + about<Struct>::name +
-                                   " is set, which this version of the library (" + adamant_version() +
-                                   ") does not know; was the program compiled for a later one?");
+            detail::throw_invalid_argument({"byte ", i, " of ", about<Struct>::name,
+                                            " is set, which this version of the library (", adamant_version(),
+                                            ") does not know; was the program compiled for a later one?"});
     Struct known = about<Struct>::defaults();
     std::memcpy(&known, from, std::min(sizeof(Struct), from->struct_bytes));
     return known;

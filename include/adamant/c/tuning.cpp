@@ -45,7 +45,7 @@ static void call_on_step(adamant_on_trial_step on_step, void* user, unsigned cor
         throw unavailable(ended + "threw an exception");
     }
     if (status != 0)
-        throw unavailable(ended + "returned " + std::to_string(status));
+        throw unavailable(detail::text_of({ended, "returned ", status}));
 }
 static core_tuning_options from_c(adamant_tuning_options const& from)
 {
@@ -95,9 +95,9 @@ adamant_status adamant_tuned_apply(const adamant_tuned* tuned, adamant_core_opti
         check_target_or_null(executor);
         constexpr std::size_t reach = offsetof(adamant_executor_options, prefetch_bytes) + sizeof(std::size_t);
         if (executor != nullptr && executor->struct_bytes < reach)
-            throw adamant::invalid_argument(
-                "adamant: adamant_executor_options has " + std::to_string(executor->struct_bytes) +
-                " bytes, so it has no max_chunk_elems and prefetch_bytes; compile the program for this version");
+            adamant::detail::throw_invalid_argument(
+                {"adamant_executor_options has ", executor->struct_bytes,
+                 " bytes, so it has no max_chunk_elems and prefetch_bytes; compile the program for this version"});
         if (cores != nullptr) {
             adamant::core_request const request = found.request({});
             cores->cpuadam_cores = request.cpuadam_cores.value_or(0);

@@ -44,7 +44,7 @@ private:
 
 [[noreturn]] inline void refuse_file(std::string const& path, std::string const& what, int error)
 {
-    throw unavailable("adamant: " + path + ": " + what + ": " + std::strerror(error));
+    throw_unavailable({path, ": ", what, ": ", std::strerror(error)});
 }
 
 // Until commit() has returned, the path keeps its old file. The bytes go to PATH.part, which is locked, so that the
@@ -57,7 +57,7 @@ public:
     explicit durable_file(std::filesystem::path const& path) : path_(path.string())
     {
         if (path_.empty())
-            throw invalid_argument("adamant: a file is to be written, but its path is empty");
+            throw_invalid_argument({"a file is to be written, but its path is empty"});
         if (std::error_code error; std::filesystem::is_symlink(path, error)) {
             path_ = std::filesystem::canonical(path, error).string();
             if (error)

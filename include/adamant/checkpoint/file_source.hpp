@@ -86,9 +86,9 @@ public:
         bool const is_cut = left != 0 || now.st_size < opened_.st_size;
         if (is_cut || now.st_size != opened_.st_size || now.st_mtim.tv_sec != opened_.st_mtim.tv_sec ||
             now.st_mtim.tv_nsec != opened_.st_mtim.tv_nsec)
-            throw corrupted("adamant: " + path_ + (is_cut ? " is truncated" : " was written to") +
-                            " since it was opened: it had " + std::to_string(opened_.st_size) + " bytes and has " +
-                            std::to_string(now.st_size) + "; load it again when nothing writes to it");
+            throw_corrupted({path_, is_cut ? " is truncated" : " was written to", " since it was opened: it had ",
+                             opened_.st_size, " bytes and has ", now.st_size,
+                             "; load it again when nothing writes to it"});
     }
 
 private:

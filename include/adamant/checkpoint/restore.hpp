@@ -44,15 +44,14 @@ struct state_copy {
     std::vector<state_copy> copies;
     for (state_tensor const& to : into.tensors) {
         state_param const& param = into.params[to.param];
-        std::string const what = "'" + param.name + "." + std::string(name(to.array)) + "'";
+        std::string const what = text_of({"'", param.name, ".", name(to.array), "'"});
         auto const found = by_name.find(param.name);
         if (found == by_name.end())
-            throw invalid_argument("adamant: the state that is loaded has no parameter '" + param.name +
-                                   "'; is it of another model, or is a rank's file missing?");
+            throw_invalid_argument({"the state that is loaded has no parameter '", param.name,
+                                    "'; is it of another model, or is a rank's file missing?"});
         if (from.params[found->second].shape != param.shape)
-            throw invalid_argument("adamant: '" + param.name + "' has the shape " +
-                                   shape_text(from.params[found->second].shape) + " in the state that is loaded, but " +
-                                   shape_text(param.shape) + " here");
+            throw_invalid_argument({"'", param.name, "' has the shape ", shape_text(from.params[found->second].shape),
+                                    " in the state that is loaded, but ", shape_text(param.shape), " here"});
         std::size_t at = to.begin;
         std::size_t const end = to.begin + to.elements;
         // The first piece that ends after its begin: pieces of an array do not overlap, so their ends are in order,
@@ -66,8 +65,8 @@ struct state_copy {
             if (piece->begin > at)
                 break;
             if (piece->type != to.type)
-                throw invalid_argument("adamant: " + what + " is " + std::string(name(piece->type)) +
-                                       " in the state that is loaded, but " + std::string(name(to.type)) + " here");
+                throw_invalid_argument(
+                    {what, " is ", name(piece->type), " in the state that is loaded, but ", name(to.type), " here"});
             std::size_t const n = std::min(end, piece->begin + piece->elements) - at;
             std::size_t const elem_bytes = size_bytes(to.type);
             copies.push_back({const_cast<std::byte*>(to.data) + (at - to.begin) * elem_bytes,
@@ -75,9 +74,8 @@ struct state_copy {
             at += n;
         }
         if (at != end)
-            throw invalid_argument("adamant: of " + what + " element " + std::to_string(at) +
-                                   " is not in the state that is loaded, but elements " + std::to_string(to.begin) +
-                                   " to " + std::to_string(end) + " are needed; is a rank's file missing?");
+            throw_invalid_argument({"of ", what, " element ", at, " is not in the state that is loaded, but elements ",
+                                    to.begin, " to ", end, " are needed; is a rank's file missing?"});
     }
     return copies;
 }

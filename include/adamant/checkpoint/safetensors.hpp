@@ -58,8 +58,8 @@ inline std::size_t write_safetensors(std::span<std::byte> to, state_dict const& 
     detail::file_image const image(state);
     std::size_t const needed = image.bytes();
     if (to.size() < needed)
-        throw invalid_argument("adamant: a state of " + std::to_string(needed) +
-                               " bytes is to be written to memory of " + std::to_string(to.size()) + " bytes");
+        detail::throw_invalid_argument(
+            {"a state of ", needed, " bytes is to be written to memory of ", to.size(), " bytes"});
     image.each_piece([&](std::byte const* data, std::size_t bytes) {
         if (bytes != 0)
             std::memcpy(to.data(), data, bytes);

@@ -132,13 +132,12 @@ inline std::string file_head(state_dict const& state, std::vector<file_tensor> c
         begin = end;
     }
     metadata["adamant.xxh3"] = digests_by_name.dump();
-    std::string header = "{\"__metadata__\":" + metadata.dump() + entries + '}';
+    std::string header = text_of({"{\"__metadata__\":", metadata.dump(), entries, '}'});
     header.resize((header.size() + 7) / 8 * 8, ' ');
     if (header.size() > max_header_bytes)
-        throw invalid_argument("adamant: the state has " + std::to_string(tensors.size()) + " tensors of " +
-                               std::to_string(state.params.size()) + " params, whose header would have " +
-                               std::to_string(header.size()) + " bytes; a safetensors file has " +
-                               std::to_string(max_header_bytes) + " at most. Save the params in several files");
+        throw_invalid_argument({"the state has ", tensors.size(), " tensors of ", state.params.size(),
+                                " params, whose header would have ", header.size(), " bytes; a safetensors file has ",
+                                max_header_bytes, " at most. Save the params in several files"});
     std::uint64_t const length = header.size();
     std::string head(sizeof length, '\0');
     std::memcpy(head.data(), &length, sizeof length); // little-endian, as core/abi.hpp sees to

@@ -101,7 +101,7 @@ inline found_tensor read_entry(std::string const& name, json const& entry)
     for (auto const& [text, value] : file_types)
         found.tensor.type = text == type ? value : found.tensor.type;
     if (found.tensor.type == dtype::none)
-        throw malformed(what + " has dtype " + type + ", but must have F32, BF16 or F16");
+        throw malformed(text_of({what, " has dtype ", type, ", but must have F32, BF16 or F16"}));
     found.tensor.elements = element_count({name, found.shape});
     std::vector<std::size_t> const offsets = members.counts("data_offsets");
     if (offsets.size() != 2 || offsets[0] > offsets[1] ||
@@ -125,8 +125,8 @@ inline std::vector<found_tensor> find_tensors(json const& header)
     std::size_t end = 0;
     for (found_tensor const& found : result) {
         if (found.begin != end)
-            throw malformed(tensor_text(found.name) + " begins at byte " + std::to_string(found.begin) +
-                            " of the data, but those before it end at " + std::to_string(end));
+            throw malformed(text_of({tensor_text(found.name), " begins at byte ", found.begin,
+                                     " of the data, but those before it end at ", end}));
         end = found.end;
     }
     return result;
@@ -148,10 +148,9 @@ inline std::vector<found_tensor> find_tensors(json const& header)
             if (++count <= 5)
                 keys += (keys.empty() ? "" : ", ") + in_quotes(item.key().substr(0, 100));
         }
-    throw invalid_argument(
-        "adamant: " + path + " is a safetensors file that adamant has not written: its metadata has " +
-        (count == 0 ? "no keys" : std::to_string(count) + " keys (" + keys + (count > 5 ? ", ...)" : ")")) +
-        ", none of them adamant's. Give a file of save_safetensors()");
+    throw_invalid_argument({path, " is a safetensors file that adamant has not written: its metadata has ",
+                            count == 0 ? "no keys" : text_of({count, " keys (", keys, count > 5 ? ", ...)" : ")"}),
+                            ", none of them adamant's. Give a file of save_safetensors()"});
 }
 
 struct header_parts {
@@ -181,11 +180,10 @@ inline header_parts read_header(std::string const& path, std::string_view header
     };
     std::uint64_t const version = number("adamant.format_version");
     if (version > format_version)
-        throw unavailable("adamant: " + path + " has version " + std::to_string(version) +
-                          " of the format, but this library reads up to " + std::to_string(format_version) +
-                          "; update adamant");
+        throw_unavailable({path, " has version ", version, " of the format, but this library reads up to ",
+                           format_version, "; update adamant"});
     if (version != format_version)
-        throw malformed("there is no version " + std::to_string(version) + " of the format");
+        throw malformed(text_of({"there is no version ", version, " of the format"}));
     header_parts result{state_from_text(text("adamant.state")), {}, parse_json(text("adamant.xxh3"))};
     result.state.step = number("adamant.step");
     for (auto const& item : metadata->items())
@@ -209,8 +207,8 @@ inline std::string digest_problem(found_tensor const& found, tensor_reader& read
     reader.each_piece(found.tensor, [&](std::byte const* data, std::size_t bytes) { hash.add(data, bytes); });
     std::string const digest = digest_text(hash.digest());
     if (std::string const expected = digests.string(found.name); digest != expected)
-        return "is corrupted: " + tensor_text(found.name) + " has the checksum " + digest + ", but was written with " +
-               expected;
+        return text_of({"is corrupted: ", tensor_text(found.name), " has the checksum ", digest,
+                        ", but was written with ", expected});
     return {};
 }
 
@@ -218,7 +216,7 @@ inline std::string digest_problem(found_tensor const& found, tensor_reader& read
 // through, or null.
 inline state_dict read_safetensors(std::string const& path, std::span<std::byte const> file, state_source const* source)
 {
-    auto const damaged = [&](std::string const& what) { return corrupted("adamant: " + path + ' ' + what); };
+    auto const damaged = [&](std::string const& what) { return corrupted(text_of({"adamant: ", path, ' ', what})); };
     auto const copy = [&](std::size_t count, void* to) { // from the beginning
         if (source != nullptr)
             source->read(file.data(), count, static_cast<std::byte*>(to));
@@ -227,15 +225,16 @@ inline state_dict read_safetensors(std::string const& path, std::span<std::byte 
     };
     std::uint64_t length = 0;
     if (file.size() < sizeof length)
-        throw damaged("is truncated or no safetensors file: it has " + std::to_string(file.size()) + " bytes");
+        throw damaged(text_of({"is truncated or no safetensors file: it has ", file.size(), " bytes"}));
     copy(sizeof length, &length);
     if (length > max_header_bytes)
-        throw damaged("is no safetensors file, or its header is corrupted: its first 8 bytes say that the header has " +
-                      std::to_string(length) + " bytes, and " + std::to_string(max_header_bytes) + " is the most");
+        throw damaged(
+            text_of({"is no safetensors file, or its header is corrupted: its first 8 bytes say that the header has ",
+                     length, " bytes, and ", max_header_bytes, " is the most"}));
     std::size_t const head = sizeof length + length;
     if (head > file.size())
-        throw damaged("is truncated or no safetensors file: it has " + std::to_string(file.size()) +
-                      " bytes, but its header alone would end at " + std::to_string(head));
+        throw damaged(text_of({"is truncated or no safetensors file: it has ", file.size(),
+                               " bytes, but its header alone would end at ", head}));
     std::string bytes(head, '\0');
     copy(head, bytes.data());
     std::string_view const header = std::string_view(bytes).substr(sizeof length);
@@ -254,10 +253,9 @@ inline state_dict read_safetensors(std::string const& path, std::span<std::byte 
         std::size_t const data_bytes = file.size() - head;
         std::size_t const end = parts.tensors.empty() ? 0 : parts.tensors.back().end;
         if (data_bytes < end)
-            throw damaged("is truncated: it has " + std::to_string(data_bytes) +
-                          " bytes of data, but its header says " + std::to_string(end));
+            throw damaged(text_of({"is truncated: it has ", data_bytes, " bytes of data, but its header says ", end}));
         if (data_bytes > end)
-            throw damaged("has " + std::to_string(data_bytes - end) + " bytes after its last tensor");
+            throw damaged(text_of({"has ", data_bytes - end, " bytes after its last tensor"}));
         json_members const digests(parts.digests, "adamant.xxh3", parts.tensors.size());
         tensor_reader reader;
         for (found_tensor& found : parts.tensors) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <initializer_list>
 #include <limits>
 #include <span>
 #include <string>
@@ -49,7 +50,7 @@ inline std::string reason(error const& inner)
 
 inline std::string range_text(std::size_t begin, std::size_t end)
 {
-    return '[' + std::to_string(begin) + ", " + std::to_string(end) + ')';
+    return text_of({'[', begin, ", ", end, ')'});
 }
 
 inline std::string shape_text(std::vector<std::size_t> const& shape)
@@ -62,7 +63,7 @@ inline std::string shape_text(std::vector<std::size_t> const& shape)
 
 inline std::string array_text(state_dict const& state, state_tensor const& tensor)
 {
-    return std::string(name(tensor.array)) + " of param " + in_quotes(state.params[tensor.param].name);
+    return text_of({name(tensor.array), " of param ", in_quotes(state.params[tensor.param].name)});
 }
 
 // Throws invalid_argument for a shape that no memory holds. Zeros do not hide an overflow, because other readers
@@ -70,16 +71,15 @@ inline std::string array_text(state_dict const& state, state_tensor const& tenso
 inline std::size_t element_count(state_param const& param)
 {
     if (param.shape.size() > max_dimensions)
-        throw invalid_argument("adamant: the shape of param " + in_quotes(param.name) + " has " +
-                               std::to_string(param.shape.size()) + " dimensions, but may have " +
-                               std::to_string(max_dimensions));
+        throw_invalid_argument({"the shape of param ", in_quotes(param.name), " has ", param.shape.size(),
+                                " dimensions, but may have ", max_dimensions});
     std::size_t product = 1;
     bool empty = false;
     for (std::size_t const n : param.shape) {
         empty = empty || n == 0;
         if (n != 0 && product > max_elements / n)
-            throw invalid_argument("adamant: the shape of param " + in_quotes(param.name) +
-                                   " has more elements than fit in memory; was a negative size converted?");
+            throw_invalid_argument({"the shape of param ", in_quotes(param.name),
+                                    " has more elements than fit in memory; was a negative size converted?"});
         product *= n == 0 ? 1 : n;
     }
     return empty ? 0 : product;
@@ -92,12 +92,12 @@ std::unordered_map<std::string_view, std::size_t> index_of_names(std::vector<Nam
     std::unordered_map<std::string_view, std::size_t> result;
     for (std::size_t i = 0; i < all.size(); ++i) {
         if (all[i].name.empty())
-            throw invalid_argument(std::string("adamant: ") + what + ' ' + std::to_string(i) + " has no name");
+            throw_invalid_argument({what, ' ', i, " has no name"});
         check_utf8(std::string("the name of a ") + what, all[i].name);
         auto const [there, is_new] = result.emplace(all[i].name, i);
         if (!is_new)
-            throw invalid_argument(std::string("adamant: ") + what + "s " + std::to_string(there->second) + " and " +
-                                   std::to_string(i) + " have the same name, " + in_quotes(all[i].name));
+            throw_invalid_argument(
+                {what, "s ", there->second, " and ", i, " have the same name, ", in_quotes(all[i].name)});
     }
     return result;
 }
@@ -105,26 +105,24 @@ std::unordered_map<std::string_view, std::size_t> index_of_names(std::vector<Nam
 inline void check_tensor(state_dict const& state, std::vector<std::size_t> const& counts, std::size_t i)
 {
     state_tensor const& tensor = state.tensors[i];
-    auto const refuse = [&](std::string const& what) {
-        throw invalid_argument("adamant: tensor " + std::to_string(i) + " of the state " + what);
+    auto const refuse = [&](std::initializer_list<text_part> what) {
+        throw_invalid_argument({"tensor ", i, " of the state ", text_of(what)});
     };
     if (tensor.param >= state.params.size())
-        refuse("is for param " + std::to_string(tensor.param) + ", but there are " +
-               std::to_string(state.params.size()));
+        refuse({"is for param ", tensor.param, ", but there are ", state.params.size()});
     if (tensor.array > state_array::exp_avg_sq)
-        refuse("is of an array that is not a valid state_array");
+        refuse({"is of an array that is not a valid state_array"});
     std::string const what = array_text(state, tensor);
     bool const known = tensor.type == dtype::float32 || tensor.type == dtype::bfloat16 ||
                        (tensor.type == dtype::float16 && tensor.array == state_array::param);
     if (!known)
-        refuse("(" + what + ") has elements of type " + std::string(name(tensor.type)) + ", but must have float32" +
-               (tensor.array == state_array::param ? ", bfloat16 or float16" : " or bfloat16"));
+        refuse({"(", what, ") has elements of type ", name(tensor.type), ", but must have float32",
+                tensor.array == state_array::param ? ", bfloat16 or float16" : " or bfloat16"});
     std::size_t const count = counts[tensor.param];
     if (tensor.begin > count || tensor.elements > count - tensor.begin)
-        refuse("(" + what + ") has " + std::to_string(tensor.elements) + " elements from " +
-               std::to_string(tensor.begin) + ", but the param has " + std::to_string(count));
+        refuse({"(", what, ") has ", tensor.elements, " elements from ", tensor.begin, ", but the param has ", count});
     if (tensor.data == nullptr && tensor.elements != 0)
-        refuse("(" + what + ") has no data");
+        refuse({"(", what, ") has no data"});
 }
 
 inline constexpr std::string_view own_metadata = "adamant."; // what keys of the library begin with
@@ -133,11 +131,11 @@ inline void check_metadata(state_dict const& state)
 {
     for (auto const& [key, value] : state.metadata) {
         check_utf8("a key of the metadata", key);
-        check_utf8("the metadata's text of '" + key + "'", value);
+        check_utf8(text_of({"the metadata's text of '", key, "'"}), value);
         if (key.empty() || key.starts_with(own_metadata))
-            throw invalid_argument("adamant: the metadata have the key '" + key +
-                                   "', but must have keys that are not "
-                                   "empty and do not begin with 'adamant.', which are the library's");
+            throw_invalid_argument({"the metadata have the key '", key,
+                                    "', but must have keys that are not "
+                                    "empty and do not begin with 'adamant.', which are the library's"});
     }
 }
 
@@ -150,20 +148,19 @@ inline std::vector<state_tensor> checked_tensors(state_dict const& state)
         try {
             validate(group.hyper);
         } catch (invalid_argument const& error) {
-            throw invalid_argument("adamant: group " + in_quotes(group.name) + ": " + reason(error));
+            throw_invalid_argument({"group ", in_quotes(group.name), ": ", reason(error)});
         }
     if (state.loss_scaler && !is_loss_scale(state.loss_scaler->scale))
-        throw invalid_argument("adamant: the loss scaler's scale is " + text(state.loss_scaler->scale) +
-                               ", but must be " + loss_scale_rule);
+        throw_invalid_argument(
+            {"the loss scaler's scale is ", state.loss_scaler->scale, ", but must be ", loss_scale_rule});
     check_metadata(state);
     index_of_names(state.params, "param");
     std::vector<std::size_t> counts;
     for (state_param const& param : state.params) {
         counts.push_back(element_count(param));
         if (param.group >= state.groups.size())
-            throw invalid_argument("adamant: param " + in_quotes(param.name) + " is in group " +
-                                   std::to_string(param.group) + ", but there are " +
-                                   std::to_string(state.groups.size()));
+            throw_invalid_argument({"param ", in_quotes(param.name), " is in group ", param.group, ", but there are ",
+                                    state.groups.size()});
     }
     std::vector<state_tensor> result;
     for (std::size_t i = 0; i < state.tensors.size(); ++i) {
@@ -179,12 +176,12 @@ inline std::vector<state_tensor> checked_tensors(state_dict const& state)
         if (a.param != b.param || a.array != b.array)
             continue;
         if (a.type != b.type)
-            throw invalid_argument("adamant: parts of " + array_text(state, b) + " have elements of type " +
-                                   std::string(name(a.type)) + " and of type " + std::string(name(b.type)));
+            throw_invalid_argument({"parts of ", array_text(state, b), " have elements of type ", name(a.type),
+                                    " and of type ", name(b.type)});
         if (a.begin + a.elements > b.begin)
-            throw invalid_argument("adamant: parts of " + array_text(state, b) + " overlap: elements " +
-                                   range_text(a.begin, a.begin + a.elements) + " and " +
-                                   range_text(b.begin, b.begin + b.elements));
+            throw_invalid_argument({"parts of ", array_text(state, b), " overlap: elements ",
+                                    range_text(a.begin, a.begin + a.elements), " and ",
+                                    range_text(b.begin, b.begin + b.elements)});
     }
     // Of an array without elements one is enough.
     auto const same = [](auto const& a, auto const& b) {
@@ -218,8 +215,8 @@ inline std::string metadata_text(state_dict const& state, std::string const& key
 inline void check_same_run(state_dict const& first, state_dict const& other, std::string const& what)
 {
     auto const refuse = [&](std::string const& key, std::string const& in_first, std::string const& in_other) {
-        throw invalid_argument("adamant: states to merge differ: " + key + " is " + in_first + " in state 0 and " +
-                               in_other + " in " + what);
+        throw_invalid_argument(
+            {"states to merge differ: ", key, " is ", in_first, " in state 0 and ", in_other, " in ", what});
     };
     if (first.step != other.step)
         refuse("step", std::to_string(first.step), std::to_string(other.step));
@@ -227,9 +224,8 @@ inline void check_same_run(state_dict const& first, state_dict const& other, std
         auto const scaler = [](state_dict const& state) -> std::string {
             if (!state.loss_scaler)
                 return "none";
-            return "(scale " + text(state.loss_scaler->scale) + ", good_steps " +
-                   std::to_string(state.loss_scaler->good_steps) + ", hysteresis_left " +
-                   std::to_string(state.loss_scaler->hysteresis_left) + ')';
+            return text_of({"(scale ", state.loss_scaler->scale, ", good_steps ", state.loss_scaler->good_steps,
+                            ", hysteresis_left ", state.loss_scaler->hysteresis_left, ')'});
         };
         refuse("the loss scaler", scaler(first), scaler(other));
     }
@@ -242,9 +238,8 @@ inline void check_same_run(state_dict const& first, state_dict const& other, std
     auto const there = [&](auto const& names, std::string const& name, char const* kind, bool in_first) {
         auto const at = names.find(name);
         if (at == names.end())
-            throw invalid_argument(std::string("adamant: states to merge differ: ") + kind + ' ' + in_quotes(name) +
-                                   " is in " + (in_first ? "state 0" : what) + " only, of these two: state 0 and " +
-                                   what);
+            throw_invalid_argument({"states to merge differ: ", kind, ' ', in_quotes(name), " is in ",
+                                    in_first ? "state 0" : what, " only, of these two: state 0 and ", what});
         return at->second;
     };
     auto const first_groups = index_of_names(first.groups, "group");
@@ -256,7 +251,7 @@ inline void check_same_run(state_dict const& first, state_dict const& other, std
         std::string const of = " of group " + in_quotes(group.name);
         for (auto const& [key, field] : hyperparameter_numbers)
             if (ours.hyper.*field < group.hyper.*field || ours.hyper.*field > group.hyper.*field)
-                refuse(key + of, text(ours.hyper.*field), text(group.hyper.*field));
+                refuse(key + of, text_of({ours.hyper.*field}), text_of({group.hyper.*field}));
         auto const mode = [](parameter_group const& g) {
             return std::string(decay_mode_names[static_cast<unsigned>(g.hyper.mode)]);
         };
@@ -276,9 +271,8 @@ inline void check_same_param(state_dict const& of, state_param const& param, std
                              state_dict const& other_of, state_param const& other, std::string const& other_what)
 {
     auto const refuse = [&](char const* key, std::string const& here, std::string const& there) {
-        throw invalid_argument(std::string("adamant: states to merge differ: the ") + key + " of param " +
-                               in_quotes(param.name) + " is " + here + " in " + what + " and " + there + " in " +
-                               other_what);
+        throw_invalid_argument({"states to merge differ: the ", key, " of param ", in_quotes(param.name), " is ", here,
+                                " in ", what, " and ", there, " in ", other_what});
     };
     if (param.shape != other.shape)
         refuse("shape", shape_text(param.shape), shape_text(other.shape));
@@ -298,7 +292,7 @@ inline void check_same_param(state_dict const& of, state_param const& param, std
 [[nodiscard]] inline state_dict merge(std::span<state_dict const> states)
 {
     if (states.empty())
-        throw invalid_argument("adamant: there are no states to merge");
+        detail::throw_invalid_argument({"there are no states to merge"});
     state_dict result = states.front();
     result.tensors.clear();
     result.params.clear();

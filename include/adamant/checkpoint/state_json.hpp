@@ -69,7 +69,7 @@ public:
     {
         auto const [at, is_new] = levels_.back().in->get_ref<json::object_t&>().emplace(name, nullptr);
         if (!is_new)
-            throw malformed("the key " + json(name).dump().substr(0, 200) + " appears twice");
+            throw malformed(text_of({"the key ", json(name).dump().substr(0, 200), " appears twice"}));
         levels_.back().member = &at->second;
         return true;
     }
@@ -97,7 +97,7 @@ private:
     bool value(json made)
     {
         if (!levels_.empty() && levels_.back().in->is_array() && ++levels_.back().values > max_dimensions)
-            throw malformed("an array has more than " + std::to_string(max_dimensions) + " values");
+            throw malformed(text_of({"an array has more than ", max_dimensions, " values"}));
         put(std::move(made));
         return true;
     }
@@ -134,14 +134,14 @@ public:
     json_members(json const& object, std::string what, std::size_t count) : object_(object), what_(std::move(what))
     {
         if (!object.is_object() || object.size() != count)
-            throw malformed(what_ + " is not an object of " + std::to_string(count) + " members");
+            throw malformed(text_of({what_, " is not an object of ", count, " members"}));
     }
 
     [[nodiscard]] json const& at(std::string const& key) const
     {
         auto const found = object_.find(key);
         if (found == object_.end())
-            throw malformed(what_ + " has no " + in_quotes(key));
+            throw malformed(text_of({what_, " has no ", in_quotes(key)}));
         return *found;
     }
     [[nodiscard]] std::string string(std::string const& key) const
@@ -178,7 +178,7 @@ public:
 private:
     [[noreturn]] void refuse(std::string const& key) const
     {
-        throw malformed(what_ + " has a value of the wrong type as " + in_quotes(key));
+        throw malformed(text_of({what_, " has a value of the wrong type as ", in_quotes(key)}));
     }
     template <class T>
     T get(std::string const& key, bool right) const

@@ -107,7 +107,7 @@ private:
         if (found.is == kind::text && found.text == "auto")
             document_.fail(std::string(path) + " is \"auto\", which the Hugging Face integration replaces before "
                                                "DeepSpeed sees it; put the value there");
-        document_.fail(std::string(path) + " is " + found.as_shown() + ", but must be " + rule);
+        document_.fail(text_of({path, " is ", found.as_shown(), ", but must be ", rule}));
     }
     double number(std::string_view path, double otherwise, number_rule const& rule)
     {
@@ -127,7 +127,7 @@ private:
         if (found == nullptr)
             return otherwise;
         if (found->is != kind::number || !found->whole || *found->whole < low || *found->whole > high)
-            refuse(path, *found, "a whole number from " + std::to_string(low) + " to " + std::to_string(high));
+            refuse(path, *found, text_of({"a whole number from ", low, " to ", high}));
         return static_cast<Integer>(*found->whole);
     }
     bool flag(std::string_view path, bool otherwise)
@@ -153,7 +153,7 @@ private:
         json_value const& found = *document_.find(path);
         std::string const text = found.is == kind::text ? lower(found.text) : "";
         if (text != lower(first) && text != lower(second))
-            refuse(path, found, '"' + std::string(first) + "\" or \"" + std::string(second) + "\"");
+            refuse(path, found, text_of({'"', first, "\" or \"", second, "\""}));
         return text == lower(second);
     }
 
@@ -246,9 +246,9 @@ private:
             document_.fail("fp16.consecutive_hysteresis is true, but here hysteresis is refilled only when the scale "
                            "grows; set it to false, or fp16.hysteresis to 1");
         if (dynamic.min_scale > dynamic.initial_scale)
-            document_.fail("fp16.min_loss_scale is " + text(dynamic.min_scale) + ", but the first scale is " +
-                           text(dynamic.initial_scale) + ", which is 2 to the power of fp16.initial_scale_power (" +
-                           std::to_string(power) + "); lower the one or raise the other");
+            document_.fail(text_of({"fp16.min_loss_scale is ", dynamic.min_scale, ", but the first scale is ",
+                                    dynamic.initial_scale, ", which is 2 to the power of fp16.initial_scale_power (",
+                                    power, "); lower the one or raise the other"}));
         out_.dynamic_loss_scaling = dynamic;
     }
 
@@ -283,9 +283,8 @@ private:
             out_.pt_reserved_cores_perc = number(host_cores, 0, reserved_share);
         if (out_.cpuadam_cores_perc && out_.pt_reserved_cores_perc &&
             !shares_agree(*out_.cpuadam_cores_perc, *out_.pt_reserved_cores_perc))
-            document_.fail(std::string(optimizer_cores) + " is " + text(*out_.cpuadam_cores_perc) + " and " +
-                           std::string(host_cores) + " is " + text(*out_.pt_reserved_cores_perc) +
-                           ", which do not add up to 1; keep one of them");
+            document_.fail(text_of({optimizer_cores, " is ", *out_.cpuadam_cores_perc, " and ", host_cores, " is ",
+                                    *out_.pt_reserved_cores_perc, ", which do not add up to 1; keep one of them"}));
     }
 
     static constexpr std::uint32_t most_u32 = std::numeric_limits<std::uint32_t>::max();
@@ -310,8 +309,7 @@ private:
 [[nodiscard]] inline deepspeed_config read_deepspeed_config(std::string const& path)
 {
     auto const cannot = [&](int why) {
-        throw unavailable("adamant: the DeepSpeed configuration \"" + path +
-                          "\" cannot be read: " + std::strerror(why));
+        detail::throw_unavailable({"the DeepSpeed configuration \"", path, "\" cannot be read: ", std::strerror(why)});
     };
     auto const close = [](std::FILE* file) { std::fclose(file); };
     std::unique_ptr<std::FILE, decltype(close)> const file(std::fopen(path.c_str(), "rbe"), close);

@@ -104,7 +104,7 @@ public:
 
     [[noreturn]] void fail(std::string const& problem) const
     {
-        throw invalid_argument("adamant: " + (source_.empty() ? "" : source_ + ": ") + problem);
+        throw_invalid_argument({source_.empty() ? "" : source_ + ": ", problem});
     }
 
     // Null where the text has no such key.
@@ -139,7 +139,7 @@ private:
 
     [[noreturn]] void fail_at(std::size_t at, std::string const& problem) const
     {
-        fail(what_ + " is not JSON " + point_at(text_, at, problem));
+        fail(text_of({what_, " is not JSON ", point_at(text_, at, problem)}));
     }
     void warn_of_key(std::string const& object, std::string const& key);
 
@@ -199,7 +199,7 @@ public:
     bool parse_error(std::size_t position, std::string const& last_token, nlohmann::json::exception const& error)
     {
         if (error.id == 406) // a number beyond double
-            to_.fail(path() + " is " + shown(last_token, 40) + ", but must be a finite number");
+            to_.fail(text_of({path(), " is ", shown(last_token, 40), ", but must be a finite number"}));
         auto const [at, problem] = explain_syntax(to_.text_, position == 0 ? 0 : position - 1);
         to_.fail_at(at, problem);
     }
@@ -230,8 +230,9 @@ private:
     {
         if (levels_.empty()) {
             if (value.is != json_value::kind::object)
-                to_.fail(to_.what_ + " is " + (value.is == json_value::kind::array ? "an array" : value.as_shown()) +
-                         ", but must be an object");
+                to_.fail(
+                    text_of({to_.what_, " is ", value.is == json_value::kind::array ? "an array" : value.as_shown(),
+                             ", but must be an object"}));
             known_at = "";
             return nullptr;
         }
@@ -270,8 +271,8 @@ private:
     bool open(json_value::kind kind)
     {
         if (levels_.size() == json_document::max_depth)
-            to_.fail(to_.what_ + " is nested more than " + std::to_string(json_document::max_depth) +
-                     " levels deep, at " + shown(path(), 100));
+            to_.fail(text_of({to_.what_, " is nested more than ", json_document::max_depth, " levels deep, at ",
+                              shown(path(), 100)}));
         level inside{.is_array = kind == json_value::kind::array};
         json_value* const kept = keep({.is = kind}, inside.at);
         inside.elements_of = inside.is_array ? kept : nullptr;
@@ -295,7 +296,7 @@ inline json_document::json_document(std::string_view text, std::string what, std
     if (text_.starts_with("\xef\xbb\xbf")) // a byte order mark, which editors leave
         text_.remove_prefix(3);
     if (text_.size() > max_bytes)
-        fail(what_ + " has more than " + std::to_string(max_bytes) + " bytes, the most that is read");
+        fail(text_of({what_, " has more than ", max_bytes, " bytes, the most that is read"}));
     // To the parser this one is the end of the text.
     if (std::size_t const at = text_.find('\0'); at != text_.npos)
         fail_at(at, "a byte that is 0");
@@ -311,7 +312,7 @@ inline void json_document::warn_of_key(std::string const& object, std::string co
         return;
     }
     std::string const path = object.empty() ? "" : object + ".";
-    std::string warning = path + shown_key(key) + " means nothing here";
+    std::string warning = text_of({path, shown_key(key), " means nothing here"});
     std::string_view best;
     std::size_t least = 3;
     if (key.size() <= 40)
@@ -328,7 +329,7 @@ inline void json_document::warn_of_key(std::string const& object, std::string co
             }
         }
     if (!best.empty())
-        warning += ": did you mean " + std::string(best) + "?";
+        warning += text_of({": did you mean ", best, "?"});
     warn(seen_, std::move(warning));
 }
 

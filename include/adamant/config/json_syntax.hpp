@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include <adamant/core/abi.hpp>
+#include <adamant/core/error.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -74,9 +75,10 @@ inline std::pair<std::size_t, std::string> explain_syntax(std::string_view text,
         ++end;
     std::string_view const word = text.substr(begin, end - begin);
     if (!word.empty() && !is_json(word))
-        return {begin, '"' + shown(word, 40) +
-                           "\" is not a value of JSON, which has numbers like -1.5e3, texts in double quotes, true, "
-                           "false and null"};
+        return {begin,
+                text_of({'"', shown(word, 40),
+                         "\" is not a value of JSON, which has numbers like -1.5e3, texts in double quotes, true, "
+                         "false and null"})};
     if (end > at)
         return {begin, "unexpected value"};
     if (at == text.size())
@@ -101,8 +103,8 @@ inline std::string point_at(std::string_view text, std::size_t at, std::string c
     std::size_t const column = shown(text.substr(begin, at - begin), text.npos).size();
     std::size_t const cut = column > 70 ? column - 60 : 0; // of a long line what is near
     std::string const line = shown(shown(text.substr(begin, end - begin), text.npos).substr(cut), 100);
-    return "in line " + std::to_string(lines + 1) + ", column " + std::to_string(column + 1) + ": " + problem + "\n  " +
-           line + "\n  " + std::string(column - cut, ' ') + "^";
+    return text_of({"in line ", lines + 1, ", column ", column + 1, ": ", problem, "\n  ", line, "\n  ",
+                    std::string(column - cut, ' '), "^"});
 }
 
 } // namespace detail

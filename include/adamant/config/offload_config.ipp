@@ -16,24 +16,22 @@ ADAMANT_DECL void validate(offload_config const& config)
 {
     auto const number = [](char const* key, double value, detail::number_rule const& rule) {
         if (!rule.allows(value))
-            throw invalid_argument(std::string("adamant: ") + key + " is " + detail::text(value) + ", but must be " +
-                                   rule.text);
+            detail::throw_invalid_argument({key, " is ", value, ", but must be ", rule.text});
     };
     validate(config.hyper);
     number("max_norm", config.max_norm, detail::at_least_zero);
     if (config.model_type == dtype::none || config.model_type > dtype::float16)
-        throw invalid_argument("adamant: model_type is not a type that a model computes in; set dtype::float32, "
-                               "dtype::bfloat16 or dtype::float16");
+        detail::throw_invalid_argument({"model_type is not a type that a model computes in; set dtype::float32, "
+                                        "dtype::bfloat16 or dtype::float16"});
     if (!detail::is_loss_scale(config.loss_scale))
-        throw invalid_argument("adamant: loss_scale is " + detail::text(config.loss_scale) + ", but must be " +
-                               detail::loss_scale_rule);
+        detail::throw_invalid_argument(
+            {"loss_scale is ", config.loss_scale, ", but must be ", detail::loss_scale_rule});
     if (config.dynamic_loss_scaling)
         validate(*config.dynamic_loss_scaling);
     if (config.gradient_accumulation_steps && *config.gradient_accumulation_steps == 0)
-        throw invalid_argument("adamant: gradient_accumulation_steps is 0, but must be 1 or above");
+        detail::throw_invalid_argument({"gradient_accumulation_steps is 0, but must be 1 or above"});
     if (config.zero_stage > 3)
-        throw invalid_argument("adamant: zero_stage is " + std::to_string(config.zero_stage) +
-                               ", but must be from 0 to 3");
+        detail::throw_invalid_argument({"zero_stage is ", config.zero_stage, ", but must be from 0 to 3"});
     number("ratio", config.ratio, detail::zero_to_one);
     if (config.cpuadam_cores_perc)
         number("cpuadam_cores_perc", *config.cpuadam_cores_perc, detail::share_of_cores);
@@ -41,9 +39,9 @@ ADAMANT_DECL void validate(offload_config const& config)
         number("pt_reserved_cores_perc", *config.pt_reserved_cores_perc, detail::reserved_share);
     if (config.cpuadam_cores_perc && config.pt_reserved_cores_perc &&
         !detail::shares_agree(*config.cpuadam_cores_perc, *config.pt_reserved_cores_perc))
-        throw invalid_argument("adamant: cpuadam_cores_perc is " + detail::text(*config.cpuadam_cores_perc) +
-                               " and pt_reserved_cores_perc " + detail::text(*config.pt_reserved_cores_perc) +
-                               ", which do not add up to 1; set one of them");
+        detail::throw_invalid_argument({"cpuadam_cores_perc is ", *config.cpuadam_cores_perc,
+                                        " and pt_reserved_cores_perc ", *config.pt_reserved_cores_perc,
+                                        ", which do not add up to 1; set one of them"});
 }
 
 ADAMANT_DECL core_request core_request_of(offload_config const& config)

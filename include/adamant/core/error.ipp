@@ -2,6 +2,7 @@
 // What core/error.hpp declares.
 #pragma once
 
+#include <cinttypes>
 #include <cstdio>
 
 #include <adamant/core/error.hpp>
@@ -10,11 +11,42 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-ADAMANT_DECL std::string text(double value)
+ADAMANT_DECL void text_part::append_to(std::string& text) const
 {
-    char buffer[40];
-    std::snprintf(buffer, sizeof buffer, "%.9g", value);
-    return buffer;
+    char digits[40];
+    switch (kind_) {
+    case kind::string: text.append(string_, bits_); return;
+    case kind::letter: text.push_back(static_cast<char>(bits_)); return;
+    case kind::unsigned_number: std::snprintf(digits, sizeof digits, "%" PRIu64, bits_); break;
+    case kind::signed_number: std::snprintf(digits, sizeof digits, "%" PRId64, static_cast<std::int64_t>(bits_)); break;
+    case kind::real_number: std::snprintf(digits, sizeof digits, "%.9g", std::bit_cast<double>(bits_)); break;
+    }
+    text.append(digits);
+}
+
+ADAMANT_DECL std::string text_of(std::initializer_list<text_part> parts)
+{
+    std::string text;
+    for (text_part const& part : parts)
+        part.append_to(text);
+    return text;
+}
+
+ADAMANT_DECL void throw_invalid_argument(std::initializer_list<text_part> parts)
+{
+    throw invalid_argument("adamant: " + text_of(parts));
+}
+ADAMANT_DECL void throw_unavailable(std::initializer_list<text_part> parts)
+{
+    throw unavailable("adamant: " + text_of(parts));
+}
+ADAMANT_DECL void throw_device_error(std::initializer_list<text_part> parts)
+{
+    throw device_error("adamant: " + text_of(parts));
+}
+ADAMANT_DECL void throw_corrupted(std::initializer_list<text_part> parts)
+{
+    throw corrupted("adamant: " + text_of(parts));
 }
 
 } // namespace detail

@@ -62,8 +62,8 @@ inline void check_utf8(std::string const& what, std::string_view text)
         shown += has_room ? piece : "...";
         return has_room;
     });
-    throw invalid_argument("adamant: " + what + ", '" + shown + "', is not UTF-8: see its byte " + std::to_string(at) +
-                           ". Checkpoints hold UTF-8 alone; convert it");
+    throw_invalid_argument(
+        {what, ", '", shown, "', is not UTF-8: see its byte ", at, ". Checkpoints hold UTF-8 alone; convert it"});
 }
 
 } // namespace detail

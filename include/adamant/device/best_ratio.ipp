@@ -17,8 +17,8 @@ ADAMANT_DECL step_forecast forecast(step_rates const& rates, double ratio)
 {
     detail::check(rates);
     if (!(ratio >= 0 && ratio <= 1))
-        throw invalid_argument("adamant: ratio is " + detail::text(ratio) +
-                               ", but it is the CPU's share of the elements, from 0 to 1");
+        detail::throw_invalid_argument(
+            {"ratio is ", ratio, ", but it is the CPU's share of the elements, from 0 to 1"});
     detail::ratio_line const last = detail::longest(detail::lines_of(rates), ratio);
     step_forecast result;
     result.ratio = ratio;
@@ -75,8 +75,8 @@ ADAMANT_DECL step_forecast best_ratio(step_rates const& rates, double least, dou
 {
     detail::check(rates);
     if (!(least >= 0 && least <= most && most <= 1))
-        throw invalid_argument("adamant: the bounds of the ratio are from " + detail::text(least) + " to " +
-                               detail::text(most) + ", but must be from 0 to 1, the lower one first");
+        detail::throw_invalid_argument({"the bounds of the ratio are from ", least, " to ", most,
+                                        ", but must be from 0 to 1, the lower one first"});
     std::vector<detail::ratio_line> const lines = detail::lines_of(rates);
     double best = most;
     double best_s = detail::longest(lines, most).at(most);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CUDA device as adamant::device. Opt-in: include it in a .cu file that nvcc compiles; no other header includes it. Such
-// a file makes the device and passes it on as std::shared_ptr<adamant::device>. Executors, steps and optimizers belong in
-// C++ files, because nvcc does not compile the CPU's kernels as they must be. Both kinds of file need the same flags for
-// threads (nvcc: -Xcompiler -fopenmp), or their types do not link.
+// A CUDA device as adamant::device. Opt-in: include it in a .cu file that nvcc compiles; no other header includes it.
+// Such a file makes the device and passes it on as std::shared_ptr<adamant::device>. Executors, steps and optimizers
+// belong in C++ files, because nvcc does not compile the CPU's kernels as they must be. Both kinds of file need the
+// same flags for threads (nvcc: -Xcompiler -fopenmp), or their types do not link.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// One GPU, with three streams of its own, which no other stream waits for. adamant::device says what its functions do; all
-// are thread-safe. After every call the calling thread's current device is as before.
+// One GPU, with three streams of its own, which no other stream waits for. adamant::device says what its functions do;
+// all are thread-safe. After every call the calling thread's current device is as before.
 //
 // A copy of memory that is not pinned (see pinned()) returns when CUDA has read or written it, which for a copy down is
 // when the lane has reached it. Work that CUDA has been given counts as begun: reset() waits for it.
@@ -60,8 +60,8 @@ public:
 
     [[nodiscard]] device_mark mark(device_lane lane) override { return lanes_.mark(lane); }
     void follow(device_lane lane, device_mark before) override { lanes_.follow(lane, before); }
-    // Work that is enqueued in `lane` from now on waits for the caller's event, on any stream of this device. Have the lanes
-    // work and down follow it before submit() of a shard whose gradient is still being made there.
+    // Work that is enqueued in `lane` from now on waits for the caller's event, on any stream of this device. Have the
+    // lanes work and down follow it before submit() of a shard whose gradient is still being made there.
     void follow(device_lane lane, cudaEvent_t before) { lanes_.follow(lane, before); }
     [[nodiscard]] bool wait_until(device_mark until, clock::time_point deadline) override
     {
@@ -99,7 +99,7 @@ private:
 
     [[nodiscard]] static found found_device(int ordinal)
     {
-        std::string const asked = "adamant: CUDA device " + std::to_string(ordinal) + " is asked for, but ";
+        std::string const asked = detail::text_of({"adamant: CUDA device ", ordinal, " is asked for, but "});
         int count = 0;
         if (cudaError_t const error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
             (void)cudaGetLastError();
@@ -112,13 +112,12 @@ private:
             cudaDeviceProp about;
             if (cudaError_t const error = cudaGetDeviceProperties(&about, i); error != cudaSuccess) {
                 (void)cudaGetLastError();
-                throw device_error("adamant: CUDA does not say what device " + std::to_string(i) +
-                                   " is: " + cudaGetErrorString(error));
+                detail::throw_device_error({"CUDA does not say what device ", i, " is: ", cudaGetErrorString(error)});
             }
-            std::string const name = std::string(about.name) + " (cuda:" + std::to_string(i) + ")";
+            std::string const name = detail::text_of({about.name, " (cuda:", i, ")"});
             if (i == ordinal && about.major < 7)
-                throw unavailable(asked + name + " has compute capability " + std::to_string(about.major) + "." +
-                                  std::to_string(about.minor) + ", and adamant needs 7.0 or newer (Volta, of 2017)");
+                throw unavailable(detail::text_of({asked, name, " has compute capability ", about.major, ".",
+                                                   about.minor, ", and adamant needs 7.0 or newer (Volta, of 2017)"}));
             if (i == ordinal)
                 return {ordinal, about.major * 10 + about.minor, name};
             others += (i == 0 ? "" : ", ") + name;

@@ -79,12 +79,11 @@ inline void check_arithmetic(lanes& on, int capability)
         return error;
     });
     if (error == cudaErrorNoKernelImageForDevice)
-        throw unavailable("adamant: " + on.name() + " has compute capability " + std::to_string(capability / 10) + "." +
-                          std::to_string(capability % 10) +
-                          ", and this program holds no code for that; compile it with -arch=sm_" +
-                          std::to_string(capability) + " (in CMake: CMAKE_CUDA_ARCHITECTURES)");
+        throw_unavailable({on.name(), " has compute capability ", capability / 10, ".", capability % 10,
+                           ", and this program holds no code for that; compile it with -arch=sm_", capability,
+                           " (in CMake: CMAKE_CUDA_ARCHITECTURES)"});
     if (!on.wait_until(on.mark(device_lane::work), lanes::clock::now() + std::chrono::seconds(60)))
-        throw device_error("adamant: " + on.name() + " did not finish a small computation within 60 s");
+        throw_device_error({on.name(), " did not finish a small computation within 60 s"});
     unsigned differs = 0;
     rounded_to_nearest([&] {
         for (unsigned i = 0; i < check_threads; ++i) {
@@ -94,15 +93,13 @@ inline void check_arithmetic(lanes& on, int capability)
         }
     });
     if ((differs & 1) != 0)
-        throw unavailable(
-            "adamant: " + on.name() +
-            " flushes subnormals, or estimates quotients or roots, because the device code of this program "
-            "was compiled with --use_fast_math, --ftz=true, --prec-div=false or --prec-sqrt=false: that "
-            "would change the bits of a step; compile the file that includes cuda.cuh without them");
+        throw_unavailable(
+            {on.name(), " flushes subnormals, or estimates quotients or roots, because the device code of this program "
+                        "was compiled with --use_fast_math, --ftz=true, --prec-div=false or --prec-sqrt=false: that "
+                        "would change the bits of a step; compile the file that includes cuda.cuh without them"});
     if (differs != 0)
-        throw unavailable("adamant: " + on.name() +
-                          " does not round as IEEE 754 says, so its steps would not have the " +
-                          "CPU's bits; use another device, or leave all of the work to the CPU");
+        throw_unavailable({on.name(), " does not round as IEEE 754 says, so its steps would not have the ",
+                           "CPU's bits; use another device, or leave all of the work to the CPU"});
 }
 
 } // namespace detail::cuda

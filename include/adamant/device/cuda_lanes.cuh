@@ -298,7 +298,7 @@ private:
     {
         if (error != cudaSuccess) {
             (void)cudaGetLastError();
-            throw device_error("adamant: " + name_ + " " + what + ": " + cudaGetErrorString(error));
+            throw_device_error({name_, " ", what, ": ", cudaGetErrorString(error)});
         }
     }
     // Under state_, as all that follow. Keeps the first failure.
@@ -308,7 +308,8 @@ private:
             return true;
         (void)cudaGetLastError(); // reported here, and not to the next caller that asks
         if (failure_.empty())
-            failure_ = "adamant: " + name_ + " has failed at the " + what.text() + ": " + cudaGetErrorString(error);
+            failure_ =
+                text_of({"adamant: ", name_, " has failed at the ", what.text(), ": ", cudaGetErrorString(error)});
         return false;
     }
     // Failures of what was enqueued come to light anywhere: what they can have been is what had not been passed.

@@ -24,8 +24,7 @@ namespace detail::cuda {
     device_memory result;
     if (cudaError_t const error = cudaMemGetInfo(&result.free_bytes, &result.total_bytes); error != cudaSuccess) {
         (void)cudaGetLastError();
-        throw device_error("adamant: " + on.name() +
-                           " does not say how much memory it has: " + cudaGetErrorString(error));
+        throw_device_error({on.name(), " does not say how much memory it has: ", cudaGetErrorString(error)});
     }
     return result;
 }
@@ -42,13 +41,12 @@ namespace detail::cuda {
         return {reinterpret_cast<std::uintptr_t>(memory)};
     (void)cudaGetLastError();
     if (error != cudaErrorMemoryAllocation)
-        throw device_error("adamant: " + on.name() + " failed to allocate " + std::to_string(bytes) +
-                           " bytes: " + cudaGetErrorString(error));
+        throw_device_error({on.name(), " failed to allocate ", bytes, " bytes: ", cudaGetErrorString(error)});
     device_memory const found = memory_of(on);
-    throw unavailable("adamant: " + on.name() + " is asked for " + std::to_string(bytes) + " bytes, but has only " +
-                      std::to_string(found.free_bytes) + " of " + std::to_string(found.total_bytes) +
-                      " free (or no room for so many in one stretch); set a larger ratio, so that more stays with the "
-                      "CPU, or free memory that other programs and libraries hold");
+    throw_unavailable({on.name(), " is asked for ", bytes, " bytes, but has only ", found.free_bytes, " of ",
+                       found.total_bytes,
+                       " free (or no room for so many in one stretch); set a larger ratio, so that more stays with the "
+                       "CPU, or free memory that other programs and libraries hold"});
 }
 inline void release(lanes const& on, device_ptr memory) noexcept
 {
@@ -68,9 +66,9 @@ inline void release(lanes const& on, device_ptr memory) noexcept
     std::size_t const rounded = (bytes / page + 1) * page; // whole pages, and one at least
     if (cudaError_t const error = cudaHostAlloc(&memory, rounded, cudaHostAllocPortable); error != cudaSuccess) {
         (void)cudaGetLastError();
-        throw unavailable("adamant: " + on.name() + " was asked for " + std::to_string(bytes) +
-                          " bytes of pinned host memory, and got none: " + cudaGetErrorString(error) +
-                          "; free host memory, or raise the limit on locked memory (ulimit -l)");
+        throw_unavailable({on.name(), " was asked for ", bytes,
+                           " bytes of pinned host memory, and got none: ", cudaGetErrorString(error),
+                           "; free host memory, or raise the limit on locked memory (ulimit -l)"});
     }
     std::shared_ptr<void> owner(memory, [](void* at) {
         if (cudaFreeHost(at) != cudaSuccess)
@@ -78,7 +76,7 @@ inline void release(lanes const& on, device_ptr memory) noexcept
     });
     // CUDA gives whole pages.
     if (reinterpret_cast<std::uintptr_t>(memory) % page != 0)
-        throw unavailable("adamant: CUDA's pinned memory does not begin at a multiple of 4096");
+        throw_unavailable({"CUDA's pinned memory does not begin at a multiple of 4096"});
     return {owner, static_cast<std::byte*>(memory)};
 }
 

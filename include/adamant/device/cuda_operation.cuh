@@ -43,14 +43,14 @@ struct operation {
     [[nodiscard]] std::string text() const
     {
         std::string const n = std::to_string(count);
-        std::string const pieces = " over " + n + (count == 1 ? " piece" : " pieces");
+        std::string const pieces = text_of({" over ", n, count == 1 ? " piece" : " pieces"});
         switch (what) {
-        case copy_up: return "copy of " + n + " bytes up";
-        case copy_down: return "copy of " + n + " bytes down";
+        case copy_up: return text_of({"copy of ", n, " bytes up"});
+        case copy_down: return text_of({"copy of ", n, " bytes down"});
         case pass: return std::string("pass ") + name(of) + pieces;
         case accumulate: return "accumulation of piece " + n;
         case round_weights: return "rounding of weights" + pieces;
-        case fetch: return "fetch of the results of " + n + " blocks";
+        case fetch: return text_of({"fetch of the results of ", n, " blocks"});
         case check: return "check of its arithmetic";
         case call: return "call of a function on the host";
         case nothing: break;

@@ -123,8 +123,8 @@ public:
                         cudaMemcpy(address_of(memory_), image.data(), image.size(), cudaMemcpyHostToDevice);
                     error != cudaSuccess) {
                     (void)cudaGetLastError();
-                    throw device_error("adamant: " + on_.name() + " has failed to take the description of " +
-                                       std::to_string(pieces_.size()) + " pieces: " + cudaGetErrorString(error));
+                    throw_device_error({on_.name(), " has failed to take the description of ", pieces_.size(),
+                                        " pieces: ", cudaGetErrorString(error)});
                 }
             results_ = pinned(on_, layout_.blocks * (sizeof(grad_squares) + sizeof(std::uint32_t)));
         } catch (...) {
@@ -191,8 +191,8 @@ public:
     void accumulate(std::uint32_t piece, bool first) override
     {
         device_piece const& p = pieces_[piece];
-        std::size_t const bytes = p.elems * (elem_bytes(p, shard_array::grad) +
-                                             (first ? 1 : 2) * elem_bytes(p, shard_array::accumulator));
+        std::size_t const bytes =
+            p.elems * (elem_bytes(p, shard_array::grad) + (first ? 1 : 2) * elem_bytes(p, shard_array::accumulator));
         on_.enqueue(device_lane::work, {operation::accumulate, {}, piece, bytes}, [&](cudaStream_t stream) {
             launch of;
             of.tasks = 0;
@@ -266,8 +266,7 @@ private:
                 to.arrays[a] = address_of(from.arrays[a]);
                 to.types[a] = from.types[a];
             }
-            shard_array::index const state[] = {shard_array::param, shard_array::exp_avg,
-                                                  shard_array::exp_avg_sq};
+            shard_array::index const state[] = {shard_array::param, shard_array::exp_avg, shard_array::exp_avg_sq};
             for (std::size_t a = 0; a < 3 && layout_.end != layout_.records; ++a) {
                 to.records[a] = address_of(record);
                 record = record + part_layout::aligned(from.elems * elem_bytes(from, state[a]));

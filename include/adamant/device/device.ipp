@@ -16,9 +16,8 @@ ADAMANT_DECL void device::claim(void const* by)
 {
     void const* none = nullptr;
     if (!user_.compare_exchange_strong(none, by) && none != by)
-        throw invalid_argument("adamant: " + name() +
-                               " has the shards of another optimizer already; give each "
-                               "optimizer a device object of its own");
+        detail::throw_invalid_argument({name(), " has the shards of another optimizer already; give each "
+                                                "optimizer a device object of its own"});
 }
 
 ADAMANT_DECL void device::leave(void const* by) noexcept

@@ -17,10 +17,10 @@ ADAMANT_DECL emulated_device::emulated_device(emulation_options options) : optio
 {
     for (double const rate : {options_.work_bytes_per_s, options_.up_bytes_per_s, options_.down_bytes_per_s})
         if (!(rate > 0))
-            throw invalid_argument("adamant: a rate of '" + options_.name + "' is " + std::to_string(rate) +
-                                   " bytes a second, but must be above 0");
+            detail::throw_invalid_argument(
+                {"a rate of '", options_.name, "' is ", rate, " bytes a second, but must be above 0"});
     if (!(options_.latency_s >= 0))
-        throw invalid_argument("adamant: the latency of '" + options_.name + "' is below 0");
+        detail::throw_invalid_argument({"the latency of '", options_.name, "' is below 0"});
     for (std::size_t i = 0; i < device_lanes; ++i)
         try {
             lanes_[i].thread = std::thread([this, i] { serve(lanes_[i]); });
@@ -48,18 +48,15 @@ ADAMANT_DECL device_ptr emulated_device::allocate(std::size_t bytes)
     std::lock_guard const lock(mutex_);
     std::size_t const room = options_.memory_bytes - used_bytes_;
     if (due(fault_of(device_operation::allocate)) != fault::none)
-        throw device_error("adamant: " + options_.name + " failed to allocate " + std::to_string(bytes) +
-                           " bytes: an injected fault");
+        detail::throw_device_error({options_.name, " failed to allocate ", bytes, " bytes: an injected fault"});
     std::size_t const rounded = (bytes + alignment - 1) / alignment * alignment;
     if (bytes > room || rounded > room)
-        throw unavailable("adamant: " + options_.name + " is asked for " + std::to_string(bytes) +
-                          " bytes, but has only " + std::to_string(room) + " of " +
-                          std::to_string(options_.memory_bytes) +
-                          " left; set a larger ratio, so that more stays with the CPU");
+        detail::throw_unavailable({options_.name, " is asked for ", bytes, " bytes, but has only ", room, " of ",
+                                   options_.memory_bytes,
+                                   " left; set a larger ratio, so that more stays with the CPU"});
     void* const real = std::aligned_alloc(alignment, rounded);
     if (real == nullptr)
-        throw unavailable("adamant: " + options_.name + " is imitated in host memory, which has no " +
-                          std::to_string(bytes) + " bytes left");
+        detail::throw_unavailable({options_.name, " is imitated in host memory, which has no ", bytes, " bytes left"});
     std::unique_ptr<void, void (*)(void*)> own(real, std::free);
     std::memset(real, 0xa5, rounded); // so that nobody relies on zeros, and the pages exist
     blocks_.emplace(next_address_, block{static_cast<std::byte*>(real), rounded});
@@ -84,7 +81,7 @@ ADAMANT_DECL void emulated_device::release(device_ptr memory) noexcept
 ADAMANT_DECL void emulated_device::copy_up(device_ptr to, void const* from, std::size_t bytes)
 {
     if (bytes != 0)
-        enqueue(device_lane::up, device_operation::copy_up, bytes, "a copy of " + std::to_string(bytes) + " bytes up",
+        enqueue(device_lane::up, device_operation::copy_up, bytes, detail::text_of({"a copy of ", bytes, " bytes up"}),
                 [=, this] { std::memcpy(real(to, bytes), from, bytes); });
 }
 
@@ -92,7 +89,7 @@ ADAMANT_DECL void emulated_device::copy_down(void* to, device_ptr from, std::siz
 {
     if (bytes != 0)
         enqueue(device_lane::down, device_operation::copy_down, bytes,
-                "a copy of " + std::to_string(bytes) + " bytes down",
+                detail::text_of({"a copy of ", bytes, " bytes down"}),
                 [=, this] { std::memcpy(to, real(from, bytes), bytes); });
 }
 
@@ -142,7 +139,7 @@ ADAMANT_DECL std::shared_ptr<std::byte> emulated_device::pinned(std::size_t byte
     std::size_t const rounded = (std::max<std::size_t>(bytes, 1) + 4095) / 4096 * 4096;
     void* const memory = std::aligned_alloc(4096, rounded);
     if (memory == nullptr)
-        throw unavailable("adamant: " + std::to_string(bytes) + " bytes of pinned memory are not available");
+        detail::throw_unavailable({bytes, " bytes of pinned memory are not available"});
     std::memset(memory, 0, rounded); // pages that are pinned are there
     return {static_cast<std::byte*>(memory), [](std::byte* p) { std::free(p); }};
 }
@@ -181,8 +178,7 @@ ADAMANT_DECL std::byte* emulated_device::real(device_ptr at, std::size_t bytes) 
         if (at.address - begin <= memory.bytes && bytes <= memory.bytes - (at.address - begin))
             return memory.real + (at.address - begin);
     }
-    throw device_error("adamant: " + options_.name + " was told to use " + std::to_string(bytes) +
-                       " bytes that it has not allocated");
+    detail::throw_device_error({options_.name, " was told to use ", bytes, " bytes that it has not allocated"});
 }
 
 ADAMANT_DECL bool emulated_device::is_idle() const noexcept
@@ -300,7 +296,7 @@ ADAMANT_DECL void emulated_device::perform(lane_state& lane, operation& op, std:
     }
     int const fate = due(fault_of(op.kind));
     if (fate == fault::fails) {
-        error_ = "adamant: " + options_.name + " failed at " + op.what + ": an injected fault";
+        error_ = detail::text_of({"adamant: ", options_.name, " failed at ", op.what, ": an injected fault"});
         return;
     }
     if (fate == fault::hangs) {

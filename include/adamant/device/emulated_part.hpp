@@ -75,16 +75,16 @@ public:
             bytes += s.size() * (s.elem_bytes(s.grad) + (own->summed[piece] != 0 ? s.elem_bytes(s.accumulator) : 0) +
                                  (only_reads(pass.pass) ? 0 : 2 * s.state_bytes() + s.elem_bytes(s.weight_out)));
         }
-        on_.enqueue(
-            device_lane::work, device_operation::work, bytes,
-            std::string("pass '") + name(pass.pass) + "' over " + std::to_string(own->pieces.size()) + " pieces",
-            [this, own, epoch = epoch_] {
-                float_mode_scope const mode(subnormals::kept);
-                for (std::uint32_t const piece : own->pieces)
-                    for (std::size_t b = 0; b < shards_[piece].blocks(); ++b)
-                        run_block(own->pass, epoch, piece, b, own->speculated[pieces_[piece].group],
-                                  own->settled[pieces_[piece].group], own->summed[piece] != 0, own->keep_records);
-            });
+        on_.enqueue(device_lane::work, device_operation::work, bytes,
+                    detail::text_of({"pass '", name(pass.pass), "' over ", own->pieces.size(), " pieces"}),
+                    [this, own, epoch = epoch_] {
+                        float_mode_scope const mode(subnormals::kept);
+                        for (std::uint32_t const piece : own->pieces)
+                            for (std::size_t b = 0; b < shards_[piece].blocks(); ++b)
+                                run_block(own->pass, epoch, piece, b, own->speculated[pieces_[piece].group],
+                                          own->settled[pieces_[piece].group], own->summed[piece] != 0,
+                                          own->keep_records);
+                    });
     }
     void accumulate(std::uint32_t piece, bool first) override
     {

@@ -20,9 +20,9 @@ ADAMANT_DECL void validate(placement const& of, std::vector<std::size_t> const& 
     std::size_t shard = 0;
     std::size_t at = 0;
     std::size_t elems[2] = {};
-    auto const refuse = [](std::string const& what) {
-        throw invalid_argument("adamant: a placement " + what +
-                               "; make it by split() from the sizes of the shards, in their order");
+    auto const refuse = [](std::initializer_list<detail::text_part> what) {
+        detail::throw_invalid_argument({"a placement ", detail::text_of(what),
+                                        "; make it by split() from the sizes of the shards, in their order"});
     };
     auto const pass_full_shards = [&] {
         while (shard < sizes.size() && at == sizes[shard]) {
@@ -33,30 +33,26 @@ ADAMANT_DECL void validate(placement const& of, std::vector<std::size_t> const& 
     for (shard_piece const& piece : of.pieces) {
         pass_full_shards();
         if (piece.elems == 0)
-            refuse("has a piece without elements, of shard " + std::to_string(piece.shard));
+            refuse({"has a piece without elements, of shard ", piece.shard});
         if (piece.on != step_side::cpu && piece.on != step_side::device)
-            refuse("has a piece of shard " + std::to_string(piece.shard) +
-                   " that is neither on the CPU nor on the device");
+            refuse({"has a piece of shard ", piece.shard, " that is neither on the CPU nor on the device"});
         if (piece.shard != shard || piece.begin != at || shard == sizes.size() || piece.elems > sizes[shard] - at)
-            refuse("has elements " + std::to_string(piece.begin) + " to " + std::to_string(piece.begin + piece.elems) +
-                   " of shard " + std::to_string(piece.shard) + " where " +
-                   (shard == sizes.size() ? "all shards are complete"
-                                          : "element " + std::to_string(at) + " of shard " + std::to_string(shard) +
-                                                ", which has " + std::to_string(sizes[shard]) + ", is next"));
+            refuse({"has elements ", piece.begin, " to ", piece.begin + piece.elems, " of shard ", piece.shard,
+                    " where ",
+                    shard == sizes.size() ? "all shards are complete"
+                                          : detail::text_of({"element ", at, " of shard ", shard, ", which has ",
+                                                             sizes[shard], ", is next"})});
         if (piece.begin % norm_block_elems != 0)
-            refuse("cuts shard " + std::to_string(shard) + " at element " + std::to_string(at) +
-                   ", which is not a multiple of " + std::to_string(norm_block_elems));
+            refuse({"cuts shard ", shard, " at element ", at, ", which is not a multiple of ", norm_block_elems});
         at += piece.elems;
         elems[static_cast<std::size_t>(piece.on)] += piece.elems;
     }
     pass_full_shards();
     if (shard != sizes.size())
-        refuse("lacks element " + std::to_string(at) + " of shard " + std::to_string(shard) + ", which has " +
-               std::to_string(sizes[shard]));
+        refuse({"lacks element ", at, " of shard ", shard, ", which has ", sizes[shard]});
     if (elems[0] != of.cpu_elems || elems[1] != of.device_elems)
-        refuse("counts " + std::to_string(of.cpu_elems) + " elements on the CPU and " +
-               std::to_string(of.device_elems) + " on the device, but its pieces have " + std::to_string(elems[0]) +
-               " and " + std::to_string(elems[1]));
+        refuse({"counts ", of.cpu_elems, " elements on the CPU and ", of.device_elems,
+                " on the device, but its pieces have ", elems[0], " and ", elems[1]});
 }
 
 namespace detail {

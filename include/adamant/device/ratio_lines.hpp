@@ -39,7 +39,7 @@ inline whole_times times_of_all(step_rates const& r)
 inline void check(step_rates const& r)
 {
     auto const refuse = [](char const* what, double value, char const* rule) {
-        throw invalid_argument("adamant: " + std::string(what) + " is " + text(value) + ", but must be " + rule);
+        throw_invalid_argument({what, " is ", value, ", but must be ", rule});
     };
     auto const rate = [&](char const* what, double value) {
         if (!(value > 0))

@@ -28,14 +28,14 @@ inline std::vector<std::size_t> order_of(split_request const& request, std::size
     std::vector<bool> seen(shards);
     for (std::size_t const shard : request.device_order)
         if (shard >= shards || seen[shard])
-            throw invalid_argument(
-                "adamant: device_order names shard " + std::to_string(shard) +
-                (shard < shards ? " twice" : ", but there are " + std::to_string(shards) + ", counted from 0"));
+            throw_invalid_argument(
+                {"device_order names shard ", shard,
+                 shard < shards ? " twice" : text_of({", but there are ", shards, ", counted from 0"})});
         else
             seen[shard] = true;
     if (request.device_order.size() != shards)
-        throw invalid_argument("adamant: device_order names " + std::to_string(request.device_order.size()) + " of " +
-                               std::to_string(shards) + " shards; it must name each of them once");
+        throw_invalid_argument({"device_order names ", request.device_order.size(), " of ", shards,
+                                " shards; it must name each of them once"});
     return request.device_order;
 }
 
@@ -46,7 +46,7 @@ inline std::size_t sum_of(std::vector<std::size_t> const& sizes)
     std::uint64_t all = 0;
     for (std::size_t const elems : sizes) {
         if (elems > most - all)
-            throw invalid_argument("adamant: the shards have more than 2^53 elements, which is more than can be split");
+            throw_invalid_argument({"the shards have more than 2^53 elements, which is more than can be split"});
         all += elems;
     }
     return static_cast<std::size_t>(all);
@@ -55,15 +55,15 @@ inline std::size_t sum_of(std::vector<std::size_t> const& sizes)
 inline void check_split(split_request const& request)
 {
     if (!(request.ratio >= 0 && request.ratio <= 1))
-        throw invalid_argument("adamant: ratio is " + text(request.ratio) +
-                               ", but it is the CPU's share of the elements, from 0 to 1");
+        throw_invalid_argument(
+            {"ratio is ", request.ratio, ", but it is the CPU's share of the elements, from 0 to 1"});
     if (request.unit > split_unit::deepspeed)
-        throw invalid_argument("adamant: unit is not a valid split_unit");
+        throw_invalid_argument({"unit is not a valid split_unit"});
     if (request.order > split_order::back)
-        throw invalid_argument("adamant: order is not a valid split_order");
+        throw_invalid_argument({"order is not a valid split_order"});
     if (request.unit == split_unit::deepspeed && (!request.device_order.empty() || request.order != split_order::front))
-        throw invalid_argument("adamant: an order is given for split_unit::deepspeed, whose rule is that the first "
-                               "shards go to the device; leave the order out, or set split_unit::shard");
+        throw_invalid_argument({"an order is given for split_unit::deepspeed, whose rule is that the first "
+                                "shards go to the device; leave the order out, or set split_unit::shard"});
 }
 
 // Shards are taken for the device in their order until it has `wanted` elements: all of each, but of the last one a
@@ -131,9 +131,8 @@ ADAMANT_DECL placement split(std::vector<std::size_t> const& sizes, split_reques
     std::size_t const most_on_device = std::min(all, request.most_on_device.value_or(all));
     std::size_t const least_on_device = all - most_on_cpu;
     auto const refuse = [&](std::string const& why) {
-        throw unavailable("adamant: " + std::to_string(all) + " elements are to be placed, with at most " +
-                          std::to_string(most_on_cpu) + " on the CPU and " + std::to_string(most_on_device) +
-                          " on the device: " + why);
+        detail::throw_unavailable({all, " elements are to be placed, with at most ", most_on_cpu, " on the CPU and ",
+                                   most_on_device, " on the device: ", why});
     };
     if (least_on_device > most_on_device)
         refuse(std::to_string(least_on_device - most_on_device) +
@@ -173,7 +172,7 @@ ADAMANT_DECL placement split(std::vector<std::size_t> const& sizes, split_reques
     }
     if (result.device_elems > most_on_device || result.cpu_elems > most_on_cpu)
         refuse(request.unit == split_unit::element
-                   ? "no cut at a multiple of " + std::to_string(norm_block_elems) + " elements fits both"
+                   ? detail::text_of({"no cut at a multiple of ", norm_block_elems, " elements fits both"})
                : result.nearest ? "no set of whole shards fits both; set split_unit::element"
                                 : "no set of whole shards that fits both was found; set split_unit::element");
     return result;
@@ -183,9 +182,10 @@ ADAMANT_DECL std::vector<subgroup> form_subgroups(std::vector<std::size_t> const
                                                   std::size_t sub_group_size, std::size_t ranks)
 {
     if (sub_group_size == 0)
-        throw invalid_argument("adamant: sub_group_size is 0, but a subgroup has elements; DeepSpeed's default is 1e9");
+        detail::throw_invalid_argument(
+            {"sub_group_size is 0, but a subgroup has elements; DeepSpeed's default is 1e9"});
     if (ranks == 0)
-        throw invalid_argument("adamant: parameters are to be shared between 0 ranks; there is at least one");
+        detail::throw_invalid_argument({"parameters are to be shared between 0 ranks; there is at least one"});
     std::vector<subgroup> all;
     for (std::size_t i = 0; i < param_sizes.size(); ++i) {
         if (i == 0 || all.back().elems >= sub_group_size)

@@ -20,8 +20,8 @@ ADAMANT_DECL executor::executor(executor_options const& options)
     unsigned threads = options.threads;
 #if !defined(_OPENMP)
     if (std::size_t const asked = threads != 0 ? threads : options.pus.size(); asked > 1)
-        throw unavailable("adamant: " + std::to_string(asked) +
-                          " threads were requested, but this program was compiled without OpenMP; add -fopenmp");
+        detail::throw_unavailable(
+            {asked, " threads were requested, but this program was compiled without OpenMP; add -fopenmp"});
     threads = 1;
 #endif
     bool const has_place =
@@ -44,7 +44,7 @@ ADAMANT_DECL executor::executor(std::shared_ptr<adamant::team> team, executor_op
       team_(std::move(team))
 {
     if (team_ == nullptr)
-        throw invalid_argument("adamant: an executor was given a null pointer instead of a team");
+        detail::throw_invalid_argument({"an executor was given a null pointer instead of a team"});
     check_agrees(*team_, options);
 }
 
@@ -104,8 +104,8 @@ ADAMANT_DECL void executor::check_agrees(adamant::team const& with, executor_opt
     } else {
         return;
     }
-    throw invalid_argument("adamant: an executor was requested with " + asked + ", but the team has " + found +
-                           "; leave that out, or make a team that has it");
+    detail::throw_invalid_argument({"an executor was requested with ", asked, ", but the team has ", found,
+                                    "; leave that out, or make a team that has it"});
 }
 
 ADAMANT_DECL bool executor::is_little(std::size_t n) const noexcept

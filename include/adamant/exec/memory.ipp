@@ -85,8 +85,7 @@ ADAMANT_DECL memory_block::memory_block(std::size_t bytes)
 ADAMANT_DECL void memory_block::set_size(std::size_t bytes)
 {
     if (bytes > std::numeric_limits<std::size_t>::max() / 4)
-        throw invalid_argument("adamant: " + std::to_string(bytes) +
-                               " bytes do not fit in memory; was a negative size converted?");
+        detail::throw_invalid_argument({bytes, " bytes do not fit in memory; was a negative size converted?"});
     report_.bytes = bytes;
 }
 
@@ -107,7 +106,7 @@ ADAMANT_DECL void memory_block::touch(std::size_t begin, std::size_t end) noexce
 ADAMANT_DECL void memory_block::miss(bool required, std::string const& what)
 {
     if (required)
-        throw unavailable("adamant: " + what);
+        detail::throw_unavailable({what});
     report_.notes += (report_.notes.empty() ? "" : "; ") + what;
 }
 
@@ -115,7 +114,7 @@ ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
 {
     if (options.nodes.empty())
         return {};
-    std::string const asked = "the NUMA nodes " + to_list(options.nodes) + " were requested, but ";
+    std::string const asked = detail::text_of({"the NUMA nodes ", to_list(options.nodes), " were requested, but "});
 #if defined(ADAMANT_NO_HWLOC)
     miss(options.nodes_required, asked + "this program was compiled without hwloc, which binds memory");
     return {};
@@ -126,13 +125,14 @@ ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
         node_set const allowed = there & detail::to_index_set(hwloc_topology_get_allowed_nodeset(machine));
         if (!allowed.includes(options.nodes))
             miss(options.nodes_required,
-                 asked + "this machine has " + to_list(there) +
-                     (there == allowed ? "" : ", of which the cgroup (cpuset.mems) allows " + to_list(allowed)));
+                 detail::text_of(
+                     {asked, "this machine has ", to_list(there),
+                      there == allowed ? "" : ", of which the cgroup (cpuset.mems) allows " + to_list(allowed)}));
         return options.nodes & allowed;
     } catch (unavailable const& error) { // this machine is not to be seen: HWLOC_SYNTHETIC is set, say
         if (options.nodes_required)
             throw;
-        miss(false, asked + "which nodes there are is not known (" + error.what() + ")");
+        miss(false, detail::text_of({asked, "which nodes there are is not known (", error.what(), ")"}));
         return {};
     }
 #endif
@@ -144,8 +144,7 @@ ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::
     bool const giant = options.pages == page_kind::hugetlb_1g;
     std::size_t const bytes = round_up(report_.bytes, page_bytes(options.pages));
     std::size_t const pages = bytes / page_bytes(options.pages);
-    std::string const asked =
-        std::to_string(pages) + " pages of kind " + std::string(name(options.pages)) + " were requested, but ";
+    std::string const asked = detail::text_of({pages, " pages of kind ", name(options.pages), " were requested, but "});
     // Over a cgroup's limit the mapping would succeed, and its first touch end in SIGBUS.
     memory_limit const room = cgroup_room(root, giant ? "hugetlb.1GB" : "hugetlb.2MB");
     if (bytes > room.bytes)
@@ -158,11 +157,11 @@ ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::
         report_.mapped_bytes = bytes;
         return;
     }
-    std::string const why = std::string(" (mmap: ") + std::strerror(errno) + ")";
+    std::string const why = detail::text_of({" (mmap: ", std::strerror(errno), ")"});
     auto const pool = [&](char const* file) { return hugetlb_file(root + "/sys/kernel/mm", options.pages, file); };
     auto const free = read_number(pool("free_hugepages"));
     if (!free)
-        return miss(options.pages_required, asked + "there is no " + pool("free_hugepages") + why);
+        return miss(options.pages_required, detail::text_of({asked, "there is no ", pool("free_hugepages"), why}));
     std::size_t const left = *free - std::min(*free, read_number(pool("resv_hugepages")).value_or(0));
     std::size_t const others = std::max(left, read_number(pool("nr_hugepages")).value_or(0)) - left;
     miss(options.pages_required, asked + std::to_string(left) + " are free" + why + "; as root, write " +
@@ -233,7 +232,7 @@ ADAMANT_DECL void memory_block::bind(node_set const& nodes, memory_options const
             return;
     }
     if (report_.nodes != nodes) // not all have memory, or (before Linux 5.15) only one can be preferred
-        miss(false, "of " + these + " the kernel took " + to_list(report_.nodes));
+        miss(false, detail::text_of({"of ", these, " the kernel took ", to_list(report_.nodes)}));
 }
 
 ADAMANT_DECL std::string memory_block::set_policy(node_set const& nodes, bool strict)

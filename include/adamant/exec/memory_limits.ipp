@@ -35,9 +35,9 @@ ADAMANT_DECL void check_memory(std::size_t bytes, node_set const& nodes, std::st
 {
     memory_limit const limit = available_memory(nodes, root);
     if (bytes > limit.bytes)
-        throw unavailable("adamant: " + detail::bytes_text(bytes) + " of memory were requested, but only " +
-                          detail::bytes_text(limit.bytes) + " are left according to " + limit.source +
-                          "; free some, raise that limit or spread the state over more ranks");
+        detail::throw_unavailable({detail::bytes_text(bytes), " of memory were requested, but only ",
+                                   detail::bytes_text(limit.bytes), " are left according to ", limit.source,
+                                   "; free some, raise that limit or spread the state over more ranks"});
 }
 
 ADAMANT_END_NAMESPACE

@@ -20,15 +20,15 @@ ADAMANT_DECL resctrl_group::resctrl_group(resctrl_options const& options, std::s
     for (auto const& [name, share] :
          {std::pair("l3_share is ", options.l3_share), std::pair("bandwidth_share is ", options.bandwidth_share)})
         if (!(share >= 0 && share < 1))
-            throw invalid_argument("adamant: resctrl: " + (name + detail::text(share)) +
-                                   "; make it 0 (not divided), or more than 0 and less than 1, such as 0.25");
+            detail::throw_invalid_argument(
+                {"resctrl: ", name, share, "; make it 0 (not divided), or more than 0 and less than 1, such as 0.25"});
     bool const nothing = options.l3_share == 0 && options.bandwidth_share == 0;
     if (self_.files == nullptr || (nothing && options.required))
-        throw invalid_argument("adamant: resctrl: a group is required, but no share is set or files is null; "
-                               "set l3_share or bandwidth_share");
+        detail::throw_invalid_argument({"resctrl: a group is required, but no share is set or files is null; "
+                                        "set l3_share or bandwidth_share"});
     try {
         if (nothing)
-            throw unavailable("adamant: resctrl: l3_share and bandwidth_share are 0, so nothing is divided");
+            detail::throw_unavailable({"resctrl: l3_share and bandwidth_share are 0, so nothing is divided"});
         start(options);
     } catch (unavailable const& why) {
         if (options.required)
@@ -61,7 +61,7 @@ ADAMANT_DECL resctrl_group::~resctrl_group()
 ADAMANT_DECL std::string resctrl_group::add_thread(pid_t tid) const
 {
     if (tid <= 0)
-        throw invalid_argument("adamant: " + std::to_string(tid) + " is not a thread; pass the gettid() of one");
+        detail::throw_invalid_argument({tid, " is not a thread; pass the gettid() of one"});
     std::string text = self_.reason;
     if (active() && self_.owner != ::getpid())
         text = "adamant: the resctrl group " + self_.name + " is the parent process's; make one after the fork";
@@ -101,10 +101,10 @@ ADAMANT_DECL std::string resctrl_group::path(std::string const& group, std::stri
 
 ADAMANT_DECL std::string resctrl_group::trouble(std::string const& what, int error) const
 {
-    std::string text = "adamant: resctrl: cannot " + what + ": " + std::strerror(error);
+    std::string text = detail::text_of({"adamant: resctrl: cannot ", what, ": ", std::strerror(error)});
     std::string status; // the kernel's own words
     if ((error == EINVAL || error == ENOSPC) && self_.files->read(path("info", "last_cmd_status"), status) == 0)
-        text += " (" + status.substr(0, status.find('\n')) + ')';
+        text += detail::text_of({" (", status.substr(0, status.find('\n')), ')'});
     if (error == EACCES || error == EPERM || error == EROFS)
         text += "; run as root, or get write access to " + self_.root;
     if (error == ENOSPC)
@@ -115,7 +115,10 @@ ADAMANT_DECL std::string resctrl_group::trouble(std::string const& what, int err
 ADAMANT_DECL std::string resctrl_group::write(std::string const& group, char const* file, std::string const& text) const
 {
     int const error = self_.files->write(path(group, file), text);
-    return error == 0 ? "" : trouble("write '" + text.substr(0, text.size() - 1) + "' to " + path(group, file), error);
+    return error == 0
+               ? ""
+               : trouble(detail::text_of({"write '", text.substr(0, text.size() - 1), "' to ", path(group, file)}),
+                         error);
 }
 
 ADAMANT_DECL detail::schemata resctrl_group::read_schemata(std::string const& group) const
@@ -142,15 +145,15 @@ ADAMANT_DECL void resctrl_group::start(resctrl_options const& options)
     int error = 0;
     auto const held = self_.files->lock(self_.root, error);
     if (error == EWOULDBLOCK) // of anything else the next call says more
-        throw unavailable("adamant: resctrl: another program holds the lock (flock) of " + self_.root +
-                          "; end that program, or try again");
+        detail::throw_unavailable(
+            {"resctrl: another program holds the lock (flock) of ", self_.root, "; end that program, or try again"});
     std::string text;
     error = self_.files->read(path("", "schemata"), text);
     if (error == ENOENT)
-        throw unavailable(
-            "adamant: resctrl: a share of L3 or memory bandwidth was requested, but nothing is mounted on " +
-            self_.root + "; as root: mount -t resctrl resctrl " + self_.root +
-            " (this fails where the kernel, the CPU or the virtual machine does not support it)");
+        detail::throw_unavailable(
+            {"resctrl: a share of L3 or memory bandwidth was requested, but nothing is mounted on ", self_.root,
+             "; as root: mount -t resctrl resctrl ", self_.root,
+             " (this fails where the kernel, the CPU or the virtual machine does not support it)"});
     if (error != 0)
         throw unavailable(trouble("read " + path("", "schemata"), error));
     for (std::string const& group : groups())
@@ -188,9 +191,8 @@ ADAMANT_DECL void resctrl_group::divide(resctrl_options const& options)
             why[k] = split(one, detail::value_in(fresh, one, 0), shares[k], ours, host);
     for (bool const k : {false, true})
         if (shares[k] != 0 && !why[k].empty())
-            self_.notes += (self_.notes.empty() ? "adamant: resctrl: " : "; ") +
-                           std::string(k ? "bandwidth_share is " : "l3_share is ") + detail::text(shares[k]) +
-                           ", but " + why[k];
+            self_.notes += detail::text_of({self_.notes.empty() ? "adamant: resctrl: " : "; ",
+                                            k ? "bandwidth_share is " : "l3_share is ", shares[k], ", but ", why[k]});
     auto const whole = [&](schema const& one) { return !why[one.is_bandwidth()].empty(); };
     std::erase_if(ours, whole);
     std::erase_if(host, whole);
@@ -216,19 +218,20 @@ ADAMANT_DECL std::string resctrl_group::split(schema const& one, std::uint64_t m
 {
     bool const bandwidth = one.is_bandwidth();
     if (bandwidth && most > 100)
-        return "the kernel shows amounts here, up to " + std::to_string(most) +
-               " (AMD, or mounted with mba_MBps), so a share of the maximum cannot be computed: it is not "
-               "limited";
+        return detail::text_of(
+            {"the kernel shows amounts here, up to ", most,
+             " (AMD, or mounted with mba_MBps), so a share of the maximum cannot be computed: it is not "
+             "limited"});
     auto const bits = [](std::uint64_t mask) { return static_cast<std::uint64_t>(std::popcount(mask)); };
     std::uint64_t const step = bandwidth ? std::max<std::uint64_t>(info(one, "bandwidth_gran", 10), 1) : 1;
     std::uint64_t const whole = bandwidth ? 100 : bits(info(one, "cbm_mask", 16));
     std::uint64_t const floor = info(one, bandwidth ? "min_bandwidth" : "min_cbm_bits", 10);
     std::uint64_t const least = std::max((floor + step - 1) / step * step, step);
     std::uint64_t const left = bandwidth ? one.value : bits(one.value);
-    std::string const unit = (bandwidth ? " percent of " : " ways of ") + one.resource + " in domain ";
+    std::string const unit = detail::text_of({bandwidth ? " percent of " : " ways of ", one.resource, " in domain "});
     if (whole < 2 * least)
-        return "there are " + std::to_string(whole) + unit + std::to_string(one.id) + ", and a group has at least " +
-               std::to_string(least) + ": too few to divide";
+        return detail::text_of(
+            {"there are ", whole, unit, one.id, ", and a group has at least ", least, ": too few to divide"});
     auto const steps =
         static_cast<std::uint64_t>(std::lround(share * static_cast<double>(whole) / static_cast<double>(step)));
     std::uint64_t const count = std::clamp(steps * step, least, (whole - least) / step * step);

@@ -134,7 +134,7 @@ ADAMANT_DECL unsigned long long process_start(resctrl_files& files, long pid, un
 {
     std::string const id = std::to_string(pid);
     std::string stat; // of its first thread: the same, but qemu-user makes up the process's own
-    if (files.read("/proc/" + id + "/task/" + id + "/stat", stat) != 0) // /proc may hide those of other users
+    if (files.read(text_of({"/proc/", id, "/task/", id, "/stat"}), stat) != 0) // /proc may hide those of other users
         return ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH ? 0 : otherwise;
     char state = 0;
     long threads = 0;
@@ -147,7 +147,7 @@ ADAMANT_DECL unsigned long long process_start(resctrl_files& files, long pid, un
 
 ADAMANT_DECL std::string group_name(long pid, unsigned long long start, unsigned n)
 {
-    return "adamant." + std::to_string(pid) + '.' + std::to_string(start) + '.' + std::to_string(n);
+    return text_of({"adamant.", pid, '.', start, '.', n});
 }
 
 ADAMANT_DECL owner owner_of(resctrl_files& files, std::string const& group)

@@ -37,8 +37,7 @@ constexpr bool is_hugetlb(page_kind kind) noexcept
 inline std::string bytes_text(std::size_t bytes)
 {
     bool const mib = bytes < std::size_t{1} << 30;
-    return std::to_string(bytes) + " bytes (" + text(static_cast<double>(bytes) / (mib ? 0x1p20 : 0x1p30)) +
-           (mib ? " MiB)" : " GiB)");
+    return text_of({bytes, " bytes (", static_cast<double>(bytes) / (mib ? 0x1p20 : 0x1p30), mib ? " MiB)" : " GiB)"});
 }
 
 inline std::size_t page_bytes(page_kind kind) noexcept
@@ -87,13 +86,13 @@ inline std::optional<std::size_t> read_number(std::string const& path, std::stri
 
 inline std::string node_folder(std::string const& root, unsigned node)
 {
-    return root + "/sys/devices/system/node/node" + std::to_string(node);
+    return text_of({root, "/sys/devices/system/node/node", node});
 }
 
 // A file of the machine's pool (in sys/kernel/mm) or of a node's (in its folder).
 inline std::string hugetlb_file(std::string const& in, page_kind kind, char const* file)
 {
-    return in + "/hugepages/hugepages-" + std::to_string(page_bytes(kind) / 1024) + "kB/" + file;
+    return text_of({in, "/hugepages/hugepages-", page_bytes(kind) / 1024, "kB/", file});
 }
 
 inline void keep_least(memory_limit& least, std::size_t bytes, std::string const& source)
@@ -188,7 +187,7 @@ inline std::string transparent_mode(std::string const& root)
     };
     std::string const all = root + "/sys/kernel/mm/transparent_hugepage";
     std::size_t const kib = read_number(all + "/hpage_pmd_size").value_or(std::size_t{1} << 21) / 1024;
-    std::string const own = chosen(all + "/hugepages-" + std::to_string(kib) + "kB/enabled"); // since Linux 6.8
+    std::string const own = chosen(text_of({all, "/hugepages-", kib, "kB/enabled"})); // since Linux 6.8
     return own.empty() || own == "inherit" ? chosen(all + "/enabled") : own;
 }
 

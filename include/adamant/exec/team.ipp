@@ -34,8 +34,8 @@ ADAMANT_DECL bool is_done(team_state const& of, team_request const& request) noe
 ADAMANT_DECL void check_chunks(std::size_t chunks)
 {
     if (chunks > chunk_lanes::max_chunks)
-        throw invalid_argument("adamant: work is cut into " + std::to_string(chunks) +
-                               " chunks, but a team takes at most " + std::to_string(chunk_lanes::max_chunks));
+        throw_invalid_argument(
+            {"work is cut into ", chunks, " chunks, but a team takes at most ", chunk_lanes::max_chunks});
 }
 
 } // namespace detail
@@ -44,16 +44,16 @@ ADAMANT_DECL team::team(team_options options)
 {
     options.bind = detail::resolved(options.bind);
     if (options.pus.empty() && (options.bind != binding::none || options.threads == 0))
-        throw invalid_argument("adamant: a team was requested without PUs; name some, or request binding::none");
+        detail::throw_invalid_argument({"a team was requested without PUs; name some, or request binding::none"});
 #if defined(ADAMANT_NO_HWLOC)
     if (options.bind == binding::required)
-        throw unavailable("adamant: bound threads were requested, but this program was compiled without hwloc "
-                          "(ADAMANT_NO_HWLOC); request binding::none");
+        detail::throw_unavailable({"bound threads were requested, but this program was compiled without hwloc "
+                                   "(ADAMANT_NO_HWLOC); request binding::none"});
 #endif
     std::size_t const threads = options.threads != 0 ? options.threads : options.pus.size();
     if (threads > max_threads)
-        throw unavailable("adamant: " + std::to_string(threads) + " threads were requested, but a team has at most " +
-                          std::to_string(max_threads) + "; request one for each core");
+        detail::throw_unavailable(
+            {threads, " threads were requested, but a team has at most ", max_threads, "; request one for each core"});
 #if !defined(ADAMANT_NO_HWLOC)
     if (options.bind != binding::none)
         detail::live_topology(); // where it can throw
@@ -138,8 +138,8 @@ ADAMANT_DECL void team::start_leader()
     try {
         state_->leader = std::make_unique<std::thread>([state = state_] { state->lead(); });
     } catch (std::system_error const& e) {
-        throw unavailable("adamant: a team's leader could not be started: " + std::string(e.what()) +
-                          "; check the limits on threads (ulimit -u, pids.max) and on memory (ulimit -v)");
+        detail::throw_unavailable({"a team's leader could not be started: ", e.what(),
+                                   "; check the limits on threads (ulimit -u, pids.max) and on memory (ulimit -v)"});
     }
 }
 

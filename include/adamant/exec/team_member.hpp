@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <adamant/core/error.hpp>
 #include <adamant/exec/team_options.hpp>
 #if !defined(ADAMANT_NO_HWLOC)
 #include <adamant/topology/hwloc.hpp>
@@ -65,9 +66,12 @@ public:
         self.bound_to = bind_this_thread(self.asked);
         if (self.bound_to == self.asked)
             return;
-        self.problem = "adamant: a thread could not be bound to PU " + to_list(self.asked) + ": " +
-                       (self.bound_to.empty() ? std::strerror(errno) : "it is now on PUs " + to_list(self.bound_to)) +
-                       "; is the PU online and allowed to this process? binding::if_possible goes on without";
+        int const refused = errno;
+        bool const unknown = self.bound_to.empty();
+        self.problem = text_of(
+            {"adamant: a thread could not be bound to PU ", to_list(self.asked), ": ",
+             unknown ? std::strerror(refused) : "it is now on PUs ", unknown ? std::string() : to_list(self.bound_to),
+             "; is the PU online and allowed to this process? binding::if_possible goes on without"});
         self.bound_to = {};
 #endif
     }

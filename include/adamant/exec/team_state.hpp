@@ -117,14 +117,12 @@ public:
     void check_submit() const
     {
         if (!in_this_process())
-            throw unavailable("adamant: a team of process " + std::to_string(process_) + " is used in process " +
-                              std::to_string(getpid()) +
-                              ", which was forked from it: threads do not survive a fork; "
-                              "make another team after the fork");
+            throw_unavailable({"a team of process ", process_, " is used in process ", getpid(),
+                               ", which was forked from it: threads do not survive a fork; "
+                               "make another team after the fork"});
         if (is_member())
-            throw invalid_argument(
-                "adamant: a task of a team submitted work to the same team, and would wait for itself; "
-                "submit it to another team, or do it in the task");
+            throw_invalid_argument({"a task of a team submitted work to the same team, and would wait for itself; "
+                                    "submit it to another team, or do it in the task"});
     }
     void submit(team_request& request)
     {
@@ -196,9 +194,8 @@ private:
     static constexpr std::size_t min_stack_bytes = 131072;
     [[noreturn]] static void refuse_stack(std::size_t bytes, std::size_t needed)
     {
-        throw unavailable("adamant: a thread of a team needs a stack of " + std::to_string(needed) +
-                          " bytes, but has one of " + std::to_string(bytes) +
-                          "; raise OMP_STACKSIZE, GOMP_STACKSIZE or KMP_STACKSIZE, and ulimit -s");
+        throw_unavailable({"a thread of a team needs a stack of ", needed, " bytes, but has one of ", bytes,
+                           "; raise OMP_STACKSIZE, GOMP_STACKSIZE or KMP_STACKSIZE, and ulimit -s"});
     }
 
     // In a handler. The first one counts.
@@ -234,15 +231,14 @@ private:
             }
         }
         if (granted != size)
-            throw unavailable("adamant: " + std::to_string(size) + " threads were requested, but OpenMP grants " +
-                              std::to_string(granted) +
-                              "; check OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS and KMP_DEVICE_THREAD_LIMIT, or "
-                              "request fewer");
+            throw_unavailable({size, " threads were requested, but OpenMP grants ", granted,
+                               "; check OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS and KMP_DEVICE_THREAD_LIMIT, or "
+                               "request fewer"});
 #else
         if (size != 1)
-            throw unavailable("adamant: " + std::to_string(size) +
-                              " threads were requested, but this program was compiled without OpenMP, which gives 1; "
-                              "add -fopenmp");
+            throw_unavailable({size,
+                               " threads were requested, but this program was compiled without OpenMP, which gives 1; "
+                               "add -fopenmp"});
         live(0);
 #endif
     }

@@ -133,12 +133,11 @@ inline void try_threads(unsigned threads, std::size_t stack_bytes)
         for (int patience = 0; patience < 100000 && syscall(SYS_tgkill, getpid(), tried[i].id, 0) == 0; ++patience)
             std::this_thread::yield();
     if (error != 0)
-        throw unavailable("adamant: " + std::to_string(threads + 1) +
-                          " threads were requested, but the system makes only " + std::to_string(made + 1) + " (" +
-                          std::strerror(error) + "), with stacks of " + std::to_string(stack_bytes) +
-                          " bytes; check the limits on threads (ulimit -u, the cgroup's pids.max, "
-                          "kernel.threads-max, vm.max_map_count) and on memory (ulimit -v, ulimit -s, OMP_STACKSIZE), "
-                          "or request fewer");
+        throw_unavailable({threads + 1, " threads were requested, but the system makes only ", made + 1, " (",
+                           std::strerror(error), "), with stacks of ", stack_bytes,
+                           " bytes; check the limits on threads (ulimit -u, the cgroup's pids.max, "
+                           "kernel.threads-max, vm.max_map_count) and on memory (ulimit -v, ulimit -s, OMP_STACKSIZE), "
+                           "or request fewer"});
     if (!has_room)
         throw std::bad_alloc();
 }

@@ -54,8 +54,8 @@ ADAMANT_DECL isa parse_isa(std::string_view text)
     for (isa const tier : all_isas)
         if (text == name(tier))
             return tier;
-    throw invalid_argument("adamant: no instruction set is called '" + std::string(text) +
-                           "'; the names are automatic, scalar, generic, avx2, avx512 and avx512_bf16");
+    detail::throw_invalid_argument({"no instruction set is called '", text,
+                                    "'; the names are automatic, scalar, generic, avx2, avx512 and avx512_bf16"});
 }
 
 ADAMANT_DECL isa resolve_isa(isa request)
@@ -71,9 +71,8 @@ ADAMANT_DECL isa resolve_isa(isa request)
     if (request == isa::automatic)
         return best_available_isa();
     if (!is_available(request))
-        throw unavailable("adamant: " + std::string(source) + " asks for the instruction set " +
-                          std::string(name(request)) + ", but this CPU has only " + detail::available_isas() +
-                          "; ask for one of these, or for automatic");
+        detail::throw_unavailable({source, " asks for the instruction set ", name(request), ", but this CPU has only ",
+                                   detail::available_isas(), "; ask for one of these, or for automatic"});
     return request;
 }
 

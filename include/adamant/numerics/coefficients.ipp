@@ -72,7 +72,7 @@ ADAMANT_DECL coefficients make_coefficients(hyperparameters const& hyper, std::u
     validate(hyper);
     validate(scaling);
     if (step == 0)
-        throw invalid_argument("adamant: step is 0, but steps count from 1: bias correction divides by 1 - beta^step");
+        detail::throw_invalid_argument({"step is 0, but steps count from 1: bias correction divides by 1 - beta^step"});
     coefficients result;
     detail::compute_coefficients(hyper, step, scaling, result);
     return result;

@@ -20,7 +20,7 @@ ADAMANT_DECL bool float_holds(double value) noexcept
 
 ADAMANT_DECL void refuse_hyperparameter(char const* key, double value, char const* rule)
 {
-    throw invalid_argument(std::string("adamant: ") + key + " is " + text(value) + ", but must be " + rule);
+    throw_invalid_argument({key, " is ", value, ", but must be ", rule});
 }
 
 } // namespace detail
@@ -51,11 +51,11 @@ ADAMANT_DECL void validate(hyperparameters const& hyper)
     if (hyper.mode == decay_mode::decoupled && !(hyper.lr * hyper.weight_decay <= FLT_MAX))
         detail::refuse_hyperparameter("lr", hyper.lr, "such that lr * weight_decay is at most 3.4e38");
     if (hyper.mode > decay_mode::l2)
-        throw invalid_argument("adamant: mode is not a valid decay_mode; set decay_mode::decoupled or decay_mode::l2");
+        detail::throw_invalid_argument({"mode is not a valid decay_mode; set decay_mode::decoupled or decay_mode::l2"});
     if (hyper.weight_decay != 0 && hyper.mode == decay_mode::unset)
-        throw invalid_argument(
-            "adamant: weight_decay is " + detail::text(hyper.weight_decay) +
-            " but mode is unset; set mode to decay_mode::decoupled (AdamW) or decay_mode::l2 (Adam)");
+        detail::throw_invalid_argument(
+            {"weight_decay is ", hyper.weight_decay,
+             " but mode is unset; set mode to decay_mode::decoupled (AdamW) or decay_mode::l2 (Adam)"});
 }
 
 ADAMANT_DECL void validate(grad_scaling const& scaling)
@@ -65,12 +65,11 @@ ADAMANT_DECL void validate(grad_scaling const& scaling)
     if (!std::isfinite(scaling.clip_coefficient) || scaling.clip_coefficient < 0)
         detail::refuse_hyperparameter("clip_coefficient", scaling.clip_coefficient, "a finite number, 0 or above");
     if (double const factor = scaling.clip_coefficient / scaling.loss_scale; !detail::float_holds(factor))
-        throw invalid_argument("adamant: gradients are to be multiplied by clip_coefficient / loss_scale, which is " +
-                               detail::text(scaling.clip_coefficient) + " / " + detail::text(scaling.loss_scale) +
-                               ", or " + detail::text(factor) +
-                               "; float holds factors from 1.2e-38 to 3.4e38, and 0: use " +
-                               (factor > 1 ? "a larger loss_scale or a smaller clip_coefficient"
-                                           : "a smaller loss_scale or a larger clip_coefficient"));
+        detail::throw_invalid_argument({"gradients are to be multiplied by clip_coefficient / loss_scale, which is ",
+                                        scaling.clip_coefficient, " / ", scaling.loss_scale, ", or ", factor,
+                                        "; float holds factors from 1.2e-38 to 3.4e38, and 0: use ",
+                                        factor > 1 ? "a larger loss_scale or a smaller clip_coefficient"
+                                                   : "a smaller loss_scale or a larger clip_coefficient"});
 }
 
 ADAMANT_END_NAMESPACE

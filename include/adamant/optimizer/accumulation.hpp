@@ -27,8 +27,8 @@ inline void accumulate_on_device(device_side& on, std::size_t shard, bool first,
         watch([&] { on.accumulate(shard, first); });
     } catch (device_error const& failure) {
         over.forget_sum(shard);
-        throw device_error(std::string(failure.what()) + "; the gradients accumulated for shard " + over.text(shard) +
-                           " are lost");
+        throw device_error(
+            text_of({failure.what(), "; the gradients accumulated for shard ", over.text(shard), " are lost"}));
     }
 }
 

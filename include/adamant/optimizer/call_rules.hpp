@@ -23,16 +23,15 @@ public:
     {
         step_machine const& machine = course_.machine();
         if (!machine.is_between_steps())
-            throw invalid_argument(
-                std::string("adamant: ") + call + " is called while a step is under way; " +
-                (machine.is_async() ? "wait for its ticket first" : "finish() or abandon() it first"));
+            throw_invalid_argument(
+                {call, " is called while a step is under way; ",
+                 machine.is_async() ? "wait for its ticket first" : "finish() or abandon() it first"});
     }
     // Also throws unavailable in a process that was forked from the team's.
     void step_open(char const* call) const
     {
         if (!course_.machine().takes_shards())
-            throw invalid_argument(std::string("adamant: ") + call +
-                                   " is called, but no step is open; begin_step() first");
+            throw_invalid_argument({call, " is called, but no step is open; begin_step() first"});
         course_.sides().line().check_caller();
     }
     // In an open step.
@@ -42,9 +41,9 @@ public:
         over_.require_shard(shard);
         shard_in_step const known = course_.plan().shards[shard];
         if (known != shard_in_step::awaited)
-            throw invalid_argument("adamant: shard " + over_.text(shard) + " has been " +
-                                   (known == shard_in_step::submitted ? "submitted" : "left out") +
-                                   " in this step already");
+            throw_invalid_argument({"shard ", over_.text(shard), " has been ",
+                                    known == shard_in_step::submitted ? "submitted" : "left out",
+                                    " in this step already"});
     }
     void all_submitted() const
     {
@@ -55,10 +54,9 @@ public:
             if (shards[i] == shard_in_step::awaited && ++how_many <= 3)
                 missing += (how_many == 1 ? "" : ", ") + over_.text(i);
         if (how_many != 0)
-            throw invalid_argument("adamant: finish() is called, but of " + std::to_string(shards.size()) + " shards " +
-                                   std::to_string(how_many) + " have not been submitted: " + missing +
-                                   (how_many > 3 ? ", ..." : "") +
-                                   "; submit() them, or leave_out() those without a gradient");
+            throw_invalid_argument({"finish() is called, but of ", shards.size(), " shards ", how_many,
+                                    " have not been submitted: ", missing, how_many > 3 ? ", ..." : "",
+                                    "; submit() them, or leave_out() those without a gradient"});
     }
     // For rollback().
     void step_kept(optimizer_options const& options) const
@@ -82,8 +80,7 @@ public:
                 ? "the shard is being stepped; accumulate before submit()"
                 : nullptr;
         if (why != nullptr)
-            throw invalid_argument("adamant: a gradient of shard " + over_.text(shard) + " is to be accumulated, but " +
-                                   why);
+            throw_invalid_argument({"a gradient of shard ", over_.text(shard), " is to be accumulated, but ", why});
     }
     // Params and moments belong to a known step. Throws device_error, too.
     void known_state() const
@@ -91,18 +88,19 @@ public:
         if (!course_.machine().is_lost())
             return;
         if (course_.sides().device() == nullptr)
-            throw invalid_argument("adamant: the last load() failed in the middle, so params and moments are of no "
-                                   "known step; load() a state");
-        throw device_error("adamant: " + course_.sides().device()->device().name() +
-                           " or a file has failed while a state was loaded, or the device in the update itself without "
-                           "records (see device_records in the options), so what it has is of no known step; load() a "
-                           "state");
+            throw_invalid_argument({"the last load() failed in the middle, so params and moments are of no "
+                                    "known step; load() a state"});
+        throw_device_error(
+            {course_.sides().device()->device().name(),
+             " or a file has failed while a state was loaded, or the device in the update itself without "
+             "records (see device_records in the options), so what it has is of no known step; load() a "
+             "state"});
     }
     void no_device(char const* call) const
     {
         if (course_.sides().device() != nullptr)
-            throw invalid_argument(std::string("adamant: ") + call +
-                                   " is called after place(); take everything back with place(nullptr, ...) first");
+            throw_invalid_argument(
+                {call, " is called after place(); take everything back with place(nullptr, ...) first"});
     }
 
 private:

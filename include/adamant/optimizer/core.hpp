@@ -95,11 +95,10 @@ public:
     {
         rules_.between_steps("set_loss_scaler()");
         if (!training().scaler)
-            throw invalid_argument("adamant: set_loss_scaler() is called, but this optimizer does not scale "
-                                   "dynamically; set loss_scaling in the options");
+            throw_invalid_argument({"set_loss_scaler() is called, but this optimizer does not scale "
+                                    "dynamically; set loss_scaling in the options"});
         if (!is_loss_scale(state.scale))
-            throw invalid_argument("adamant: the loss scaler's scale is " + text(state.scale) + ", but must be " +
-                                   loss_scale_rule);
+            throw_invalid_argument({"the loss scaler's scale is ", state.scale, ", but must be ", loss_scale_rule});
         course_.training().scaler = state;
         course_.history().forget();
     }
@@ -219,12 +218,12 @@ public:
         no_traps_scope const no_traps;
         rules_.step_open("abandon()");
         if (!course_.can_take_back())
-            throw unavailable(
-                "adamant: abandon() is called, but this step needs no norm, so what was submitted has been "
-                "stepped, and " +
-                std::to_string(course_.unrecorded_blocks()) +
-                " blocks of it cannot be taken back; finish() the step, or set keep_last_step in the options" +
-                (options_.keep_last_step ? " and journal_budget_bytes to " + longest_journal_text() : std::string()));
+            throw_unavailable(
+                {"abandon() is called, but this step needs no norm, so what was submitted has been "
+                 "stepped, and ",
+                 course_.unrecorded_blocks(),
+                 " blocks of it cannot be taken back; finish() the step, or set keep_last_step in the options",
+                 options_.keep_last_step ? " and journal_budget_bytes to " + longest_journal_text() : std::string()});
         course_.take_back();
     }
     void rollback()
@@ -233,10 +232,9 @@ public:
         rules_.between_steps("rollback()");
         rules_.step_kept(options_);
         if (std::size_t const n = course_.unrecorded_blocks(); n != 0)
-            throw unavailable("adamant: the last step cannot be taken back: for " + std::to_string(n) + " of " +
-                              std::to_string(registry_.blocks()) + " blocks the journal's budget of " +
-                              std::to_string(budget_for(sides().host().ranges())) +
-                              " bytes was full; set journal_budget_bytes to " + longest_journal_text() + " to be sure");
+            throw_unavailable({"the last step cannot be taken back: for ", n, " of ", registry_.blocks(),
+                               " blocks the journal's budget of ", budget_for(sides().host().ranges()),
+                               " bytes was full; set journal_budget_bytes to ", longest_journal_text(), " to be sure"});
         course_.catch_up();
         course_.go_back();
     }
@@ -273,7 +271,7 @@ public:
     {
         no_traps_scope const no_traps;
         if (!machine().is_async())
-            throw invalid_argument("adamant: a ticket is waited for twice, or its step is over");
+            throw_invalid_argument({"a ticket is waited for twice, or its step is over"});
         return course_.collect();
     }
 

@@ -241,9 +241,9 @@ private:
     [[noreturn]] void throw_late(adamant::device const& on, device_lane lane) const
     {
         is_late_ = true;
-        throw device_error("adamant: " + on.name() + " has not come to the end of its lane '" + name(lane) + "' in " +
-                           text(settings_.timeout_s) +
-                           " s; it seems to have stopped answering (see device_timeout_s in the options)");
+        throw_device_error({on.name(), " has not come to the end of its lane '", name(lane), "' in ",
+                            settings_.timeout_s,
+                            " s; it seems to have stopped answering (see device_timeout_s in the options)"});
     }
 
     [[nodiscard]] piece const* find(shard_piece const& w) const
@@ -274,9 +274,9 @@ private:
             pieces_.clear();
             device_->leave(this);
             device_.reset();
-            throw unavailable("adamant: shards were to move to or from " + name +
-                              ", which failed, and so did going on as before (" + again.what() +
-                              "): the CPU has all of them now, with nothing lost");
+            throw_unavailable({"shards were to move to or from ", name,
+                               ", which failed, and so did going on as before (", again.what(),
+                               "): the CPU has all of them now, with nothing lost"});
         }
     }
     [[nodiscard]] static piece make_piece(registry const& over, shard_piece const& w)

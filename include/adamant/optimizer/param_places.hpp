@@ -76,23 +76,22 @@ public:
     void add(std::string const& name, std::size_t group, shard_dtypes const& types, std::size_t size, shard_place place)
     {
         if (name.empty())
-            throw invalid_argument("adamant: a shard has no name; checkpoints go by the parameter's name");
+            throw_invalid_argument({"a shard has no name; checkpoints go by the parameter's name"});
         check_utf8("the name of a shard", name);
         bool const whole = place.shape.empty() && place.begin == 0;
         state_param param{name, place.shape.empty() ? std::vector{size} : std::move(place.shape), group};
         std::size_t const all = element_count(param);
         if (place.begin > all || size > all - place.begin)
-            throw invalid_argument("adamant: a shard of '" + name + "' has elements " + std::to_string(place.begin) +
-                                   " to " + std::to_string(place.begin + size) + " of " + std::to_string(all) +
-                                   "; give the whole parameter's shape, and a place inside it");
+            throw_invalid_argument({"a shard of '", name, "' has elements ", place.begin, " to ", place.begin + size,
+                                    " of ", all, "; give the whole parameter's shape, and a place inside it"});
         placed here{params_.size(), place.begin, size, types};
         auto const at = by_name_.find(name);
         if (at != by_name_.end()) {
             state_param const& known = params_[at->second];
             if (whole || known.shape != param.shape || known.group != group)
-                throw invalid_argument("adamant: there is a shard of '" + name + "' already, " +
-                                       (known.group != group ? "in another group" : "of another shape") +
-                                       "; shards of one parameter have one group, and the whole parameter's shape");
+                throw_invalid_argument({"there is a shard of '", name, "' already, ",
+                                        known.group != group ? "in another group" : "of another shape",
+                                        "; shards of one parameter have one group, and the whole parameter's shape"});
             here.param = at->second;
             refuse_beside_neighbours(here);
         }
@@ -130,18 +129,16 @@ private:
     {
         placed const& there = places_[shard];
         if (added.begin < there.begin + there.elements && there.begin < added.begin + added.elements)
-            throw invalid_argument("adamant: a shard of '" + name(shard) + "' has elements " +
-                                   std::to_string(added.begin) + " to " + std::to_string(added.begin + added.elements) +
-                                   ", but shard " + std::to_string(shard) + " has " + std::to_string(there.begin) +
-                                   " to " + std::to_string(there.begin + there.elements) +
-                                   " of it; each element is stepped once");
+            throw_invalid_argument({"a shard of '", name(shard), "' has elements ", added.begin, " to ",
+                                    added.begin + added.elements, ", but shard ", shard, " has ", there.begin, " to ",
+                                    there.begin + there.elements, " of it; each element is stepped once"});
         using namespace shard_array;
         for (auto const which : {param, exp_avg, exp_avg_sq})
             if (there.types[which] != added.types[which])
-                throw invalid_argument("adamant: a shard of '" + name(shard) + "' has " + shard_array::names[which] +
-                                       " of " + std::string(adamant::name(added.types[which])) + ", but shard " +
-                                       std::to_string(shard) + " of " + std::string(adamant::name(there.types[which])) +
-                                       "; shards of one parameter have the same types");
+                throw_invalid_argument({"a shard of '", name(shard), "' has ", shard_array::names[which], " of ",
+                                        adamant::name(added.types[which]), ", but shard ", shard, " of ",
+                                        adamant::name(there.types[which]),
+                                        "; shards of one parameter have the same types"});
     }
 
     std::vector<placed> places_;

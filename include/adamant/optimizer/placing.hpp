@@ -23,16 +23,15 @@ inline void check_placement(device const* on, placement const& where, registry c
                             optimizer_options const& options)
 {
     if (options.keep_last_step && !options.device_records && where.device_elems != 0)
-        throw invalid_argument("adamant: the last step is to be kept for rollback(), but a device is to have shards "
-                               "without records of it; set device_records in the options");
+        throw_invalid_argument({"the last step is to be kept for rollback(), but a device is to have shards "
+                                "without records of it; set device_records in the options"});
     validate(where, over.sizes());
     if (on == nullptr && where.device_elems != 0)
-        throw invalid_argument("adamant: a placement gives " + std::to_string(where.device_elems) +
-                               " elements to a device, but there is none (a null pointer)");
+        throw_invalid_argument(
+            {"a placement gives ", where.device_elems, " elements to a device, but there is none (a null pointer)"});
     if (over.has_device_arrays() && placed != nullptr && on != nullptr && &placed->device() != on)
-        throw invalid_argument("adamant: shards have arrays on " + placed->device().name() +
-                               " and are to be placed on " + on->name() +
-                               "; take everything back with place(nullptr, ...) first");
+        throw_invalid_argument({"shards have arrays on ", placed->device().name(), " and are to be placed on ",
+                                on->name(), "; take everything back with place(nullptr, ...) first"});
 }
 
 // Throws what device_side::place() does. A program that never comes here compiles nothing of a device's side.

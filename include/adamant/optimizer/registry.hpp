@@ -47,17 +47,16 @@ public:
     void require_group(std::size_t group) const
     {
         if (group >= groups_.size())
-            throw invalid_argument("adamant: there is no parameter group " + std::to_string(group) + "; there are " +
-                                   std::to_string(groups_.size()));
+            throw_invalid_argument({"there is no parameter group ", group, "; there are ", groups_.size()});
     }
     std::size_t add_group(parameter_group group)
     {
         validate(group.hyper);
         if (group.name.empty())
-            throw invalid_argument("adamant: a parameter group has no name; checkpoints go by it");
+            throw_invalid_argument({"a parameter group has no name; checkpoints go by it"});
         check_utf8("the name of a parameter group", group.name);
         if (find_group(group.name))
-            throw invalid_argument("adamant: there is a parameter group '" + group.name + "' already");
+            throw_invalid_argument({"there is a parameter group '", group.name, "' already"});
         groups_.push_back(std::move(group));
         return groups_.size() - 1;
     }
@@ -76,9 +75,9 @@ public:
         auto const first = std::find_if(shards_.begin(), shards_.end(), member);
         if (first != shards_.end()) {
             auto const shard = static_cast<std::size_t>(first - shards_.begin());
-            throw invalid_argument("adamant: parameter group '" + groups_[group].name + "' is to be removed, but has " +
-                                   std::to_string(std::count_if(first, shards_.end(), member)) +
-                                   " shards, of which the first is " + text(shard) + "; remove_shard() them first");
+            throw_invalid_argument({"parameter group '", groups_[group].name, "' is to be removed, but has ",
+                                    std::count_if(first, shards_.end(), member), " shards, of which the first is ",
+                                    text(shard), "; remove_shard() them first"});
         }
         groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(group));
         for (tracked_shard& s : shards_)
@@ -93,10 +92,7 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return shards_.size(); }
     [[nodiscard]] std::string const& name(std::size_t shard) const { return places_.name(shard); }
     // As errors name it: "3 ('layer 1')".
-    [[nodiscard]] std::string text(std::size_t shard) const
-    {
-        return std::to_string(shard) + " ('" + name(shard) + "')";
-    }
+    [[nodiscard]] std::string text(std::size_t shard) const { return text_of({shard, " ('", name(shard), "')"}); }
     [[nodiscard]] param_places const& places() const noexcept { return places_; }
     [[nodiscard]] std::size_t blocks() const noexcept
     {
@@ -112,8 +108,7 @@ public:
     void require_shard(std::size_t shard) const
     {
         if (shard >= shards_.size())
-            throw invalid_argument("adamant: there is no shard " + std::to_string(shard) + "; there are " +
-                                   std::to_string(shards_.size()));
+            throw_invalid_argument({"there is no shard ", shard, "; there are ", shards_.size()});
     }
     // For steps on that instruction set.
     std::size_t add_shard(std::size_t group, std::string const& name, any_shard const& view,
@@ -165,12 +160,12 @@ public:
         namespace arrays = shard_array;
         offload_shard& of = shards_[shard].shard;
         if (has_device_arrays(shard))
-            throw invalid_argument("adamant: shard " + text(shard) +
-                                   " is given another gradient in host memory, but "
-                                   "its gradients are made on a device (see set_device_arrays())");
+            throw_invalid_argument({"shard ", text(shard),
+                                    " is given another gradient in host memory, but "
+                                    "its gradients are made on a device (see set_device_arrays())"});
         if (grad == nullptr && of.size() != 0)
-            throw invalid_argument("adamant: shard " + text(shard) + " is given a gradient that is null, but has " +
-                                   std::to_string(of.size()) + " elements");
+            throw_invalid_argument(
+                {"shard ", text(shard), " is given a gradient that is null, but has ", of.size(), " elements"});
         auto const begin = reinterpret_cast<std::uintptr_t>(grad);
         std::size_t const bytes = of.size() * of.elem_bytes(arrays::grad);
         if (overlaps_are_checked && bytes != 0)
@@ -226,14 +221,14 @@ public:
     {
         require_shard(shard);
         if (arrays.grad.address % 16 != 0 || arrays.weight_out.address % 16 != 0)
-            throw invalid_argument("adamant: an array on the device for shard " + text(shard) +
-                                   " does not begin at a multiple of 16 bytes, as it must");
+            throw_invalid_argument({"an array on the device for shard ", text(shard),
+                                    " does not begin at a multiple of 16 bytes, as it must"});
         bool const has_weight_out = shards_[shard].shard.has_weight_out();
         if ((arrays.grad || arrays.weight_out) && (!arrays.grad || bool(arrays.weight_out) != has_weight_out))
-            throw invalid_argument("adamant: shard " + text(shard) + " " +
-                                   (has_weight_out ? "needs two arrays on the device, of gradients and of weights"
+            throw_invalid_argument({"shard ", text(shard), " ",
+                                    has_weight_out ? "needs two arrays on the device, of gradients and of weights"
                                                    : "has no weights, so it needs an array of gradients on the device, "
-                                                     "and none of weights"));
+                                                     "and none of weights"});
         device_arrays_.resize(std::max(device_arrays_.size(), shard + 1));
         device_arrays_[shard] = arrays;
     }
@@ -242,14 +237,13 @@ public:
 private:
     static void check_accumulator(std::string const& name, any_shard const& view, accumulator_array const& sum)
     {
-        std::string const of = "adamant: the accumulator of a shard of '" + name + "' ";
+        std::string const of = text_of({"the accumulator of a shard of '", name, "' "});
         if (sum.type == dtype::float16)
-            throw invalid_argument(of + "is of float16, but must be of float32 or bfloat16");
+            throw_invalid_argument({of, "is of float16, but must be of float32 or bfloat16"});
         if (sum.size && *sum.size != view.size())
-            throw invalid_argument(of + "has " + std::to_string(*sum.size) + " elements, but the shard has " +
-                                   std::to_string(view.size()));
+            throw_invalid_argument({of, "has ", *sum.size, " elements, but the shard has ", view.size()});
         if (sum.type != dtype::none && sum.data == nullptr && view.size() != 0)
-            throw invalid_argument(of + "is null, but the shard has " + std::to_string(view.size()) + " elements");
+            throw_invalid_argument({of, "is null, but the shard has ", view.size(), " elements"});
     }
 
     std::vector<parameter_group> groups_;

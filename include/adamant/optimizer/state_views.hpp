@@ -50,14 +50,14 @@ struct state_to_load {
     for (parameter_group& group : found.groups) {
         auto const at = by_name.find(group.name);
         if (at == by_name.end())
-            throw invalid_argument("adamant: the state that is loaded has no parameter group '" + group.name + "'");
+            throw_invalid_argument({"the state that is loaded has no parameter group '", group.name, "'"});
         group = from.groups[at->second];
     }
     if (from.loss_scaler.has_value() != training.scaler.has_value())
-        throw invalid_argument(std::string("adamant: the state that is loaded ") +
-                               (training.scaler ? "has no dynamic loss scale, but this optimizer scales"
-                                                : "has a dynamic loss scale, but this optimizer does not scale") +
-                               " dynamically; set loss_scaling in the options as it was");
+        throw_invalid_argument({"the state that is loaded ",
+                                training.scaler ? "has no dynamic loss scale, but this optimizer scales"
+                                                : "has a dynamic loss scale, but this optimizer does not scale",
+                                " dynamically; set loss_scaling in the options as it was"});
     return found;
 }
 

@@ -104,7 +104,7 @@ public:
     {
         try {
             if (machine_.has_failed())
-                throw device_error("adamant: a submit() to this step has failed; the step is taken back");
+                throw_device_error({"a submit() to this step has failed; the step is taken back"});
             watch([&] { sides_.wait_for_pass(); });
             while (decide_next())
                 watch([&] {
@@ -175,9 +175,9 @@ public:
         if (!machine_.is_behind())
             return;
         if (!sides_.stop() || !sides_.device()->take_back())
-            throw device_error("adamant: " + sides_.device()->device().name() +
-                               " has failed in a step and does not answer yet; its part of that step is still to be "
-                               "taken back. Call again later, or load a checkpoint into a new optimizer");
+            throw_device_error({sides_.device()->device().name(),
+                                " has failed in a step and does not answer yet; its part of that step is still to be "
+                                "taken back. Call again later, or load a checkpoint into a new optimizer"});
         ledger_.forget_records();
         machine_.go(machine_.is_lost() ? step_state::lost : step_state::idle);
     }
@@ -207,8 +207,8 @@ public:
         }
         if (!same) {
             stay();
-            throw invalid_argument("adamant: the last step cannot be taken back: it needs that step's gradients, and "
-                                   "they have changed since");
+            throw_invalid_argument({"the last step cannot be taken back: it needs that step's gradients, and "
+                                    "they have changed since"});
         }
         sides_.undo_on_cpu();
         bool const is_back = !has_device() || sides_.device()->take_back();
@@ -357,9 +357,9 @@ private:
         try {
             throw;
         } catch (std::exception const& failure) {
-            throw device_error(std::string(failure.what()) +
-                               "; as there are no records (see device_records in the options), what it has is of no "
-                               "known step now: load() a state");
+            throw device_error(text_of(
+                {failure.what(), "; as there are no records (see device_records in the options), what it has is of no "
+                                 "known step now: load() a state"}));
         }
     }
     // In a handler. All is stepped, and some of it for good. What the device lacks are weights, which catch_up() sends.
@@ -373,9 +373,10 @@ private:
         try {
             throw;
         } catch (std::exception const& failure) {
-            throw device_error(std::string(failure.what()) + "; step " + std::to_string(account_.report().step) +
-                               " has been taken all the same, and the weights that could not be sent are sent again "
-                               "before anything else");
+            throw device_error(
+                text_of({failure.what(), "; step ", account_.report().step,
+                         " has been taken all the same, and the weights that could not be sent are sent again "
+                         "before anything else"}));
         }
     }
 

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include <adamant/core/abi.hpp>
+#include <adamant/core/error.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -95,8 +95,8 @@ public:
     void go(step_state to)
     {
         if (!may_follow(state(), to))
-            throw std::logic_error(std::string("adamant: a step went from the state '") + name(state()) + "' to '" +
-                                   name(to) + "', which is a defect of adamant; please report it");
+            throw std::logic_error(text_of({"adamant: a step went from the state '", name(state()), "' to '", name(to),
+                                            "', which is a defect of adamant; please report it"}));
         if (is_between(to))
             is_async_.store(false, std::memory_order_release);
         state_.store(to, std::memory_order_release);

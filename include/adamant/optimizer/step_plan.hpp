@@ -37,8 +37,8 @@ inline void make_terms(step_terms& terms, step_values const& values, optimizer_o
     double const max_abs = own_limit ? options.max_abs_grad : values.max_abs_grad.value_or(0);
     check_limits(max_norm, max_abs);
     if (!values.lr.empty() && values.lr.size() != groups)
-        throw invalid_argument("adamant: there are learning rates for " + std::to_string(values.lr.size()) +
-                               " groups, but there are " + std::to_string(groups) + " groups");
+        throw_invalid_argument(
+            {"there are learning rates for ", values.lr.size(), " groups, but there are ", groups, " groups"});
     terms.step = step;
     terms.loss_scale = values.loss_scale.value_or(next_loss_scale);
     terms.moves_scaler = !values.loss_scale;

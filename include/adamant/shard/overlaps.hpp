@@ -35,9 +35,8 @@ inline void append_extent(std::vector<array_extent>& extents, char const* name, 
     if (b.shard < a.shard)
         std::swap(a, b);
     auto const of_shard = [](array_extent const& e) { return " of shard " + std::to_string(e.shard); };
-    throw invalid_argument(std::string("adamant: ") + a.name + (a.shard == b.shard ? "" : of_shard(a)) + " and " +
-                           b.name + of_shard(b) +
-                           " overlap in memory, and a step writes there; each needs memory of its own");
+    throw_invalid_argument({a.name, a.shard == b.shard ? "" : of_shard(a), " and ", b.name, of_shard(b),
+                            " overlap in memory, and a step writes there; each needs memory of its own"});
 }
 
 // Throws invalid_argument, naming the arrays and the shards by their numbers, where an array that is written overlaps

@@ -17,15 +17,15 @@ namespace detail {
 ADAMANT_DECL void check_size(char const* array, std::size_t found, std::size_t size)
 {
     if (found != size)
-        throw invalid_argument("adamant: param has " + std::to_string(size) + " elements but " + array + " has " +
-                               std::to_string(found) + "; the arrays of a shard must have one size");
+        throw_invalid_argument({"param has ", size, " elements but ", array, " has ", found,
+                                "; the arrays of a shard must have one size"});
 }
 
 ADAMANT_DECL void check_arrays(shard_dtypes const& types, kernel::step_pointers const& pointers, std::size_t size)
 {
     if (size > std::numeric_limits<std::size_t>::max() / 8)
-        throw invalid_argument("adamant: a shard of " + std::to_string(size) +
-                               " elements does not fit in memory; was a negative size converted?");
+        throw_invalid_argument(
+            {"a shard of ", size, " elements does not fit in memory; was a negative size converted?"});
     std::byte const* const begins[shard_arrays] = {pointers.param, pointers.grad, pointers.exp_avg, pointers.exp_avg_sq,
                                                    pointers.weight_out};
     for (std::size_t a = 0; a < shard_arrays; ++a) {
@@ -33,15 +33,13 @@ ADAMANT_DECL void check_arrays(shard_dtypes const& types, kernel::step_pointers 
         if (bytes == 0)
             continue;
         if (begins[a] == nullptr)
-            throw invalid_argument(std::string("adamant: ") + shard_array::names[a] + " is null, but the shard has " +
-                                   std::to_string(size) + " elements");
+            throw_invalid_argument({shard_array::names[a], " is null, but the shard has ", size, " elements"});
         for (std::size_t b = 0; b < a; ++b) {
             auto const first = reinterpret_cast<std::uintptr_t>(begins[a]);
             auto const second = reinterpret_cast<std::uintptr_t>(begins[b]);
             if (first < second + size * size_bytes(types[b]) && second < first + bytes)
-                throw invalid_argument(std::string("adamant: ") + shard_array::names[b] + " and " +
-                                       shard_array::names[a] +
-                                       " overlap in memory; every array of a shard needs its own");
+                throw_invalid_argument({shard_array::names[b], " and ", shard_array::names[a],
+                                        " overlap in memory; every array of a shard needs its own"});
         }
     }
 }

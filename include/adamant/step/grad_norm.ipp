@@ -19,7 +19,7 @@ inline grad_squares sum_blocks(executor const& cpu, void const* grad, std::size_
                                kernel::block_squares_function run, std::size_t n)
 {
     if (grad == nullptr && n > 0)
-        throw invalid_argument("adamant: grad is null, but " + std::to_string(n) + " elements are to be summed");
+        throw_invalid_argument({"grad is null, but ", n, " elements are to be summed"});
     constexpr std::size_t round_elems = 1024 * norm_block_elems; // block sums of one round wait on the stack
     float_mode_scope const mode(subnormals::kept);
     grad_squares total;
@@ -67,7 +67,7 @@ ADAMANT_DECL grad_squares sum_of_squares(executor const& cpu, void const* grad, 
     case dtype::float16: return sum_of_squares(cpu, static_cast<float16 const*>(grad), n);
     case dtype::none: break;
     }
-    throw invalid_argument("adamant: the gradient to be summed has no type; give the type of its elements");
+    detail::throw_invalid_argument({"the gradient to be summed has no type; give the type of its elements"});
 }
 
 ADAMANT_END_NAMESPACE

@@ -22,7 +22,7 @@ ADAMANT_DECL bool is_loss_scale(double scale) noexcept
 ADAMANT_DECL void validate(loss_scaling_options const& options)
 {
     auto const refuse = [](char const* key, double value, char const* rule) {
-        throw invalid_argument(std::string("adamant: ") + key + " is " + detail::text(value) + ", but must be " + rule);
+        detail::throw_invalid_argument({key, " is ", value, ", but must be ", rule});
     };
     auto const scale = [&](char const* key, double value) {
         if (!detail::is_loss_scale(value))

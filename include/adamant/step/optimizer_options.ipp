@@ -20,19 +20,18 @@ ADAMANT_DECL void check_limits(double max_norm, double max_abs_grad)
     if (!float_holds(max_abs_grad))
         refuse_hyperparameter("max_abs_grad", max_abs_grad, "0, or from 1.2e-38 to 3.4e38, which float holds");
     if (max_norm != 0 && max_abs_grad != 0)
-        throw invalid_argument("adamant: max_norm is " + text(max_norm) + " and max_abs_grad is " + text(max_abs_grad) +
-                               ", but a gradient is clipped by one of them; set the other to 0");
+        throw_invalid_argument({"max_norm is ", max_norm, " and max_abs_grad is ", max_abs_grad,
+                                ", but a gradient is clipped by one of them; set the other to 0"});
 }
 
 ADAMANT_DECL grad_squares reduced(optimizer_options const& options, grad_squares const& own)
 {
     grad_squares const all = options.reduce(own);
     if (!std::isfinite(all.sum) || all.sum < 0 || all.nonfinite < own.nonfinite)
-        throw invalid_argument("adamant: reduce was given the sum of squares " + text(own.sum) + " and " +
-                               std::to_string(own.nonfinite) + " non-finite gradients of this process, and returned " +
-                               text(all.sum) + " and " + std::to_string(all.nonfinite) +
-                               " for all processes; the sum must be a finite number, 0 or above (non-finite gradients "
-                               "are not in it), and the count no less than this process's own");
+        throw_invalid_argument({"reduce was given the sum of squares ", own.sum, " and ", own.nonfinite,
+                                " non-finite gradients of this process, and returned ", all.sum, " and ", all.nonfinite,
+                                " for all processes; the sum must be a finite number, 0 or above (non-finite gradients "
+                                "are not in it), and the count no less than this process's own"});
     return all;
 }
 
@@ -44,9 +43,9 @@ ADAMANT_DECL void validate(optimizer_options const& options)
     if (!(options.device_timeout_s > 0 && options.device_timeout_s <= 1e6))
         detail::refuse_hyperparameter("device_timeout_s", options.device_timeout_s, "above 0, and at most 1e6");
     if (options.on_nonfinite > nonfinite_policy::apply)
-        throw invalid_argument("adamant: on_nonfinite is not a valid nonfinite_policy");
+        detail::throw_invalid_argument({"on_nonfinite is not a valid nonfinite_policy"});
     if (options.speculate > speculation::never)
-        throw invalid_argument("adamant: speculate is not a valid speculation");
+        detail::throw_invalid_argument({"speculate is not a valid speculation"});
     if (options.loss_scaling)
         validate(*options.loss_scaling);
 }

@@ -36,9 +36,9 @@ ADAMANT_DECL step_report step(executor const& cpu, shard_list const& shards,
                               std::span<coefficients const> group_coefficients)
 {
     if (group_coefficients.size() < shards.groups())
-        throw invalid_argument("adamant: the list has " + std::to_string(shards.groups()) +
-                               " parameter groups, but there are coefficients for " +
-                               std::to_string(group_coefficients.size()) + "; give one for each group");
+        detail::throw_invalid_argument({"the list has ", shards.groups(),
+                                        " parameter groups, but there are coefficients for ", group_coefficients.size(),
+                                        "; give one for each group"});
     kernel::memory_access const how{shards.elements() >= stream_weight_out_from_elems, cpu.prefetch_bytes()};
     std::atomic<std::uint64_t> nonfinite{0};
     // On the line of granules the shards are one range of elements, some of which do not exist.
@@ -64,8 +64,8 @@ ADAMANT_DECL step_report step(executor const& cpu, shard_list const& shards, hyp
 {
     coefficients const c = make_coefficients(hyper, step_number, scaling);
     if (shards.groups() > 1)
-        throw invalid_argument("adamant: the list has " + std::to_string(shards.groups()) +
-                               " parameter groups; give coefficients for each, from make_coefficients()");
+        detail::throw_invalid_argument({"the list has ", shards.groups(),
+                                        " parameter groups; give coefficients for each, from make_coefficients()"});
     return step(cpu, shards, std::span(&c, 1));
 }
 

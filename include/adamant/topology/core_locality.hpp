@@ -84,10 +84,10 @@ protected:
             topology::gpu const& g = machine_.gpus[i];
             if (wanted == std::to_string(i) || wanted == g.pci || "0000:" + wanted == g.pci || wanted == "0000" + g.pci)
                 return &g;
-            known += (known.empty() ? "" : ", ") + std::to_string(i) + " (" + g.pci + ")";
+            known += text_of({known.empty() ? "" : ", ", i, " (", g.pci, ")"});
         }
-        throw unavailable("adamant: rank " + std::to_string(rank) + " is to drive GPU " + request_.gpus[rank] +
-                          ", but " + machine_.source + " has " + (known.empty() ? "no GPU" : known));
+        throw_unavailable({"rank ", rank, " is to drive GPU ", request_.gpus[rank], ", but ", machine_.source, " has ",
+                           known.empty() ? "no GPU" : known});
     }
     bool near(unsigned c, topology::gpu const* device) const
     {

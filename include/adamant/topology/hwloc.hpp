@@ -33,11 +33,11 @@ inline unique_topology load_live(io_devices io)
         throw std::bad_alloc();
     unique_topology topology = new_topology(io);
     if (hwloc_topology_load(topology.get()) != 0)
-        throw unavailable("adamant: hwloc could not read this machine's topology: " +
-                          std::string(std::strerror(errno)));
+        throw_unavailable({"hwloc could not read this machine's topology: ", std::strerror(errno)});
     if (hwloc_topology_is_thissystem(topology.get()) == 0)
-        throw unavailable("adamant: hwloc was told to show another machine than this one; unset HWLOC_XMLFILE, "
-                          "HWLOC_SYNTHETIC and HWLOC_FSROOT, or set HWLOC_THISSYSTEM=1 if they describe this machine");
+        throw_unavailable(
+            {"hwloc was told to show another machine than this one; unset HWLOC_XMLFILE, "
+             "HWLOC_SYNTHETIC and HWLOC_FSROOT, or set HWLOC_THISSYSTEM=1 if they describe this machine"});
     return topology;
 }
 
@@ -74,8 +74,8 @@ void in_thread_of_its_own(Work const& work)
             }
         }).join();
     } catch (std::system_error const& e) {
-        throw unavailable("adamant: a thread is needed for a moment, but the system makes none: " +
-                          std::string(e.what()) + "; look at ulimit -u and ulimit -v");
+        throw_unavailable({"a thread is needed for a moment, but the system makes none: ", e.what(),
+                           "; look at ulimit -u and ulimit -v"});
     }
     if (failure)
         std::rethrow_exception(failure);
@@ -110,8 +110,8 @@ inline pu_set process_mask(pu_set const& in_cgroup, [[maybe_unused]] std::string
     if (procs > own.size()) {
         if (procs == in_cgroup.size()) // a mask of that many PUs inside the cgroup is the cgroup's
             return in_cgroup;
-        note = "OpenMP's environment bound this process at its start: of the " + std::to_string(procs) +
-               " PUs that it was given only " + to_list(own) + " are known";
+        note = text_of({"OpenMP's environment bound this process at its start: of the ", procs,
+                        " PUs that it was given only ", to_list(own), " are known"});
     }
 #endif
     return own;

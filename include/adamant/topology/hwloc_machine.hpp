@@ -119,7 +119,8 @@ inline void read_gpus(hwloc_topology_t t, machine& into)
     for (auto& [accelerator, device] : found)
         if (accelerator || !any_accelerator)
             into.gpus.push_back(std::move(device));
-    std::sort(into.gpus.begin(), into.gpus.end(), [](topology::gpu const& a, topology::gpu const& b) { return a.pci < b.pci; });
+    std::sort(into.gpus.begin(), into.gpus.end(),
+              [](topology::gpu const& a, topology::gpu const& b) { return a.pci < b.pci; });
 }
 
 // A file may say anything, and hwloc takes what no machine has. Throws invalid_argument.
@@ -129,15 +130,14 @@ inline void check_indexes(hwloc_topology_t t, std::string const& source)
         index_set seen;
         for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_obj_by_type(t, type, o)) != nullptr;) {
             unsigned const i = o->os_index;
-            std::string const what = "adamant: " + source + " has a " + kind + " with the number " + std::to_string(i);
+            std::string const what = text_of({source, " has a ", kind, " with the number ", i});
             if (i > index_set::max_index)
-                throw invalid_argument(what + ", but the largest that is understood is " +
-                                       std::to_string(index_set::max_index));
+                throw_invalid_argument({what, ", but the largest that is understood is ", index_set::max_index});
             if (seen.contains(i))
-                throw invalid_argument(what + " and another one with the same; numbers must differ");
+                throw_invalid_argument({what, " and another one with the same; numbers must differ"});
             if (type == HWLOC_OBJ_PU && to_index_set(o->cpuset) != index_set{i})
-                throw invalid_argument(what + " but the cpuset \"" + to_list(to_index_set(o->cpuset)) +
-                                       "\"; the two must agree");
+                throw_invalid_argument(
+                    {what, " but the cpuset \"", to_list(to_index_set(o->cpuset)), "\"; the two must agree"});
             seen.insert(i);
         }
     }
@@ -155,7 +155,7 @@ inline machine to_machine(hwloc_topology_t t, std::string source)
     read.allowed = to_index_set(hwloc_topology_get_allowed_cpuset(t)) & read.pus();
     read.offline = to_index_set(hwloc_topology_get_complete_cpuset(t)) - read.pus();
     if (read.cores.empty())
-        throw unavailable("adamant: " + read.source + " has no PU");
+        throw_unavailable({read.source, " has no PU"});
     return read;
 }
 

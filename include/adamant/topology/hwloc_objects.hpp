@@ -66,7 +66,7 @@ inline unique_topology new_topology(io_devices io)
 {
     hwloc_topology_t made = nullptr;
     if (hwloc_topology_init(&made) != 0)
-        throw unavailable("adamant: hwloc could not be initialised: " + std::string(std::strerror(errno)));
+        throw_unavailable({"hwloc could not be initialised: ", std::strerror(errno)});
     unique_topology topology(made);
     // PUs that this process may not use are part of the picture. Discovery must not move the calling thread about.
     hwloc_topology_set_flags(made, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED | HWLOC_TOPOLOGY_FLAG_DONT_CHANGE_BINDING);

@@ -26,8 +26,7 @@ ADAMANT_DECL index_set index_set::range(unsigned first, unsigned last)
 ADAMANT_DECL void index_set::insert(unsigned i)
 {
     if (i > max_index)
-        throw invalid_argument("adamant: index " + std::to_string(i) + " is above the largest, " +
-                               std::to_string(max_index));
+        detail::throw_invalid_argument({"index ", i, " is above the largest, ", max_index});
     if (i / 64 >= words_.size())
         words_.resize(i / 64 + 1);
     words_[i / 64] |= bit(i);
@@ -168,8 +167,8 @@ ADAMANT_DECL void text_scanner::fail(std::string const& problem, std::size_t whe
     std::string shown;
     for (char const c : text_) // one column for each character, whatever it is
         shown += c >= ' ' && c <= '~' ? c : '?';
-    throw invalid_argument("adamant: \"" + shown + "\" is not " + what_ + ": " + problem + ", at character " +
-                           std::to_string(where + 1) + "\n  " + shown + "\n  " + std::string(where, ' ') + "^");
+    throw_invalid_argument({"\"", shown, "\" is not ", what_, ": ", problem, ", at character ", where + 1, "\n  ",
+                            shown, "\n  ", std::string(where, ' '), "^"});
 }
 
 ADAMANT_DECL bool text_scanner::done() const noexcept
@@ -230,7 +229,7 @@ ADAMANT_DECL index_set text_scanner::list()
         if (take('-')) {
             last = index();
             if (last < first)
-                fail("the range " + std::to_string(first) + "-" + std::to_string(last) + " runs backwards", begin);
+                fail(text_of({"the range ", first, "-", last, " runs backwards"}), begin);
             if (take(':')) {
                 std::size_t const stride_at = at_;
                 stride = index();
@@ -258,9 +257,9 @@ ADAMANT_DECL index_set text_scanner::mask()
         if (at_ == begin)
             fail(done() ? "a hexadecimal digit is missing" : "a hexadecimal digit is expected");
         if (grouped && at_ - begin != 8)
-            fail("a group of " + std::to_string(at_ - begin) + " digits after a comma, where masks have eight", begin);
+            fail(text_of({"a group of ", at_ - begin, " digits after a comma, where masks have eight"}), begin);
         if (!grouped && at_ - begin > 8 && peek() == ',')
-            fail("a group of " + std::to_string(at_ - begin) + " digits before a comma, where masks have eight", begin);
+            fail(text_of({"a group of ", at_ - begin, " digits before a comma, where masks have eight"}), begin);
         if (!take(','))
             break;
         grouped = true;

@@ -20,8 +20,7 @@ inline std::optional<unsigned> number_in(char const* variable)
     unsigned number = 0;
     for (char const* c = value; *c != '\0'; ++c) {
         if (*c < '0' || *c > '9' || number > 1000000)
-            throw invalid_argument("adamant: " + std::string(variable) + " is \"" + value +
-                                   "\", which is not a whole number");
+            throw_invalid_argument({variable, " is \"", value, "\", which is not a whole number"});
         number = number * 10 + static_cast<unsigned>(*c - '0');
     }
     return number;
@@ -84,14 +83,13 @@ ADAMANT_DECL local_rank rank_from_environment()
             ranks = detail::number_in(count_name);
         }
         if (!ranks)
-            throw invalid_argument(
-                "adamant: " + std::string(rank_name) + " is set, but " + counted_by +
-                " does not say how many ranks this host has; set it, or give rank and ranks yourself");
+            detail::throw_invalid_argument(
+                {rank_name, " is set, but ", counted_by,
+                 " does not say how many ranks this host has; set it, or give rank and ranks yourself"});
         if (*rank >= *ranks)
-            throw invalid_argument("adamant: " + std::string(rank_name) + " is " + std::to_string(*rank) + " but " +
-                                   counted_by + " says that this host has " + std::to_string(*ranks) +
-                                   " ranks; ranks count from 0");
-        return {*rank, *ranks, std::string(rank_name) + " and " + counted_by};
+            detail::throw_invalid_argument({rank_name, " is ", *rank, " but ", counted_by, " says that this host has ",
+                                            *ranks, " ranks; ranks count from 0"});
+        return {*rank, *ranks, detail::text_of({rank_name, " and ", counted_by})};
     }
     return {};
 }

@@ -13,9 +13,8 @@ namespace detail {
 
 [[noreturn]] inline void refuse_to_read(std::string const& what)
 {
-    throw unavailable("adamant: " + what +
-                      " cannot be read, because the library was compiled without hwloc "
-                      "(ADAMANT_NO_HWLOC); install hwloc (libhwloc-dev) and compile again");
+    throw_unavailable({what, " cannot be read, because the library was compiled without hwloc "
+                             "(ADAMANT_NO_HWLOC); install hwloc (libhwloc-dev) and compile again"});
 }
 
 } // namespace detail
@@ -27,17 +26,17 @@ ADAMANT_DECL machine live_machine()
 
 ADAMANT_DECL machine machine_from_xml(std::string const& path)
 {
-    detail::refuse_to_read("the topology file \"" + path + "\"");
+    detail::refuse_to_read(detail::text_of({"the topology file \"", path, "\""}));
 }
 
 ADAMANT_DECL machine machine_from_synthetic(std::string const& description)
 {
-    detail::refuse_to_read("the synthetic topology \"" + description + "\"");
+    detail::refuse_to_read(detail::text_of({"the synthetic topology \"", description, "\""}));
 }
 
 ADAMANT_DECL machine read_machine(std::string const& file_or_description)
 {
-    detail::refuse_to_read("the topology \"" + file_or_description + "\"");
+    detail::refuse_to_read(detail::text_of({"the topology \"", file_or_description, "\""}));
 }
 
 ADAMANT_END_NAMESPACE
@@ -86,18 +85,17 @@ ADAMANT_DECL machine machine_from_xml(std::string const& path)
 {
     std::ifstream file(path);
     if (!file)
-        throw unavailable("adamant: the topology file \"" + path + "\" cannot be opened: " + std::strerror(errno));
+        detail::throw_unavailable({"the topology file \"", path, "\" cannot be opened: ", std::strerror(errno)});
     detail::unique_topology const topology = detail::new_topology(detail::io_devices::included);
     if (hwloc_topology_set_xml(topology.get(), path.c_str()) != 0 || hwloc_topology_load(topology.get()) != 0) {
         std::string const version = detail::xml_version(file);
         unsigned const ours = hwloc_get_api_version() >> 16;
         if (std::atoi(version.c_str()) > static_cast<int>(ours))
-            throw unavailable("adamant: \"" + path + "\" is XML of version " + version +
-                              ", but the hwloc of this program is version " + std::to_string(ours) +
-                              " and reads no newer one; write the file with lstopo --of v" + std::to_string(ours) +
-                              "xml FILE.xml");
-        throw invalid_argument("adamant: \"" + path +
-                               "\" is not a topology in hwloc's XML (lstopo FILE.xml writes one)");
+            detail::throw_unavailable(
+                {"\"", path, "\" is XML of version ", version, ", but the hwloc of this program is version ", ours,
+                 " and reads no newer one; write the file with lstopo --of v", ours, "xml FILE.xml"});
+        detail::throw_invalid_argument(
+            {"\"", path, "\" is not a topology in hwloc's XML (lstopo FILE.xml writes one)"});
     }
     return detail::to_machine(topology.get(), path);
 }
@@ -107,9 +105,9 @@ ADAMANT_DECL machine machine_from_synthetic(std::string const& description)
     detail::unique_topology const topology = detail::new_topology(detail::io_devices::left_out);
     if (hwloc_topology_set_synthetic(topology.get(), description.c_str()) != 0 ||
         hwloc_topology_load(topology.get()) != 0)
-        throw invalid_argument(
-            "adamant: \"" + description +
-            "\" is not a synthetic topology; an example is \"pack:2 [numa] core:96 pu:2\" (see man hwloc)");
+        detail::throw_invalid_argument(
+            {"\"", description,
+             "\" is not a synthetic topology; an example is \"pack:2 [numa] core:96 pu:2\" (see man hwloc)"});
     return detail::to_machine(topology.get(), description);
 }
 

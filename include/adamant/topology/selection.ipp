@@ -46,10 +46,7 @@ private:
         core_list both; // before it is split
     };
 
-    static std::string count(std::size_t n, char const* what)
-    {
-        return std::to_string(n) + " " + what + (n == 1 ? "" : "s");
-    }
+    static std::string count(std::size_t n, char const* what) { return text_of({n, " ", what, n == 1 ? "" : "s"}); }
     static std::string or_none(index_set const& set) { return set.empty() ? "none" : to_list(set); }
 
     void check() const
@@ -57,26 +54,26 @@ private:
         core_request const& r = request_;
         auto const share = [](std::optional<double> const& value, char const* name, bool one_is_fine) {
             if (value && !(*value > 0 && (*value < 1 || (one_is_fine && *value == 1))))
-                throw invalid_argument("adamant: " + std::string(name) + " is " + text(*value) +
-                                       ", but must be a share: above 0 and " + (one_is_fine ? "at most 1" : "below 1"));
+                throw_invalid_argument({name, " is ", *value, ", but must be a share: above 0 and ",
+                                        one_is_fine ? "at most 1" : "below 1"});
         };
         share(r.cpuadam_cores_perc, "cpuadam_cores_perc", true);
         share(r.pt_reserved_cores_perc, "pt_reserved_cores_perc", false);
         if (r.cpuadam_cores && *r.cpuadam_cores == 0)
-            throw invalid_argument("adamant: 0 cores were requested for the optimizer; it needs at least one");
+            throw_invalid_argument({"0 cores were requested for the optimizer; it needs at least one"});
         if (r.pt_reserved_cores && *r.pt_reserved_cores == 0)
-            throw invalid_argument("adamant: 0 cores are to be reserved for the host; it keeps at least one");
+            throw_invalid_argument({"0 cores are to be reserved for the host; it keeps at least one"});
         if (sizes() > 1)
-            throw invalid_argument("adamant: more than one of cpuadam_cores_perc, cpuadam_cores, pt_reserved_cores and "
-                                   "pt_reserved_cores_perc is set; each decides the others");
+            throw_invalid_argument({"more than one of cpuadam_cores_perc, cpuadam_cores, pt_reserved_cores and "
+                                    "pt_reserved_cores_perc is set; each decides the others"});
         if (r.ranks == 0)
-            throw invalid_argument("adamant: cores for 0 ranks were requested; there is at least one");
+            throw_invalid_argument({"cores for 0 ranks were requested; there is at least one"});
         if (r.masks.size() > 1 && r.masks.size() != r.ranks)
-            throw invalid_argument("adamant: there are " + count(r.ranks, "rank") + " but masks of " +
-                                   std::to_string(r.masks.size()) + "; give one for all, or one for each");
+            throw_invalid_argument({"there are ", count(r.ranks, "rank"), " but masks of ", r.masks.size(),
+                                    "; give one for all, or one for each"});
         if (!r.gpus.empty() && r.gpus.size() != r.ranks)
-            throw invalid_argument("adamant: there are " + count(r.ranks, "rank") + " but GPUs of " +
-                                   std::to_string(r.gpus.size()) + "; give one for each");
+            throw_invalid_argument(
+                {"there are ", count(r.ranks, "rank"), " but GPUs of ", r.gpus.size(), "; give one for each"});
     }
     void find_masks()
     {
@@ -91,18 +88,18 @@ private:
             for (unsigned a = 0; a < request_.ranks; ++a)
                 for (unsigned b = 0; b < a; ++b)
                     if (request_.masks[a].intersects(request_.masks[b]))
-                        throw invalid_argument("adamant: ranks " + std::to_string(b) + " and " + std::to_string(a) +
-                                               " have different masks that share PUs " +
-                                               to_list(request_.masks[a] & request_.masks[b]) +
-                                               "; bind them apart, or all alike to have the mask shared out");
+                        throw_invalid_argument({"ranks ", b, " and ", a, " have different masks that share PUs ",
+                                                to_list(request_.masks[a] & request_.masks[b]),
+                                                "; bind them apart, or all alike to have the mask shared out"});
             for (pu_set const& mask : request_.masks)
                 everyones |= mask & machine_.allowed;
         }
         if (pu_set const missing = request_.list - everyones; !missing.empty())
-            throw unavailable(
-                "adamant: PUs " + to_list(missing) + " of the list " + to_list(request_.list) +
-                " may not be used: of " + machine_.source + ", " + or_none(everyones) + " are allowed" +
-                (machine_.offline.intersects(missing) ? ", and " + to_list(machine_.offline) + " are offline" : ""));
+            throw_unavailable({"PUs ", to_list(missing), " of the list ", to_list(request_.list),
+                               " may not be used: of ", machine_.source, ", ", or_none(everyones), " are allowed",
+                               machine_.offline.intersects(missing)
+                                   ? text_of({", and ", to_list(machine_.offline), " are offline"})
+                                   : ""});
     }
 
     // Cores with PUs in a set.
@@ -119,20 +116,20 @@ private:
     void share_out(unsigned first, unsigned ranks, std::vector<rank_cores>& all)
     {
         if (usable_.empty())
-            throw unavailable(
-                "adamant: " + (bound_outside_ ? "rank " + std::to_string(first) : std::string("this process")) +
-                " may use no PU: of " + machine_.source + ", " + or_none(machine_.allowed) + " are allowed" +
-                (request_.masks.empty() ? ""
-                                        : ", and the mask is " + or_none(request_.masks[bound_outside_ ? first : 0])));
+            throw_unavailable({bound_outside_ ? "rank " + std::to_string(first) : std::string("this process"),
+                               " may use no PU: of ", machine_.source, ", ", or_none(machine_.allowed), " are allowed",
+                               request_.masks.empty()
+                                   ? ""
+                                   : ", and the mask is " + or_none(request_.masks[bound_outside_ ? first : 0])});
         pu_set const own_list = request_.list & usable_;
         bool const listed = !request_.list.empty();
         if (listed && own_list.empty())
-            throw unavailable("adamant: rank " + std::to_string(first) + " is bound to PUs " + to_list(usable_) +
-                              ", none of which is in the list " + to_list(request_.list));
+            throw_unavailable({"rank ", first, " is bound to PUs ", to_list(usable_), ", none of which is in the list ",
+                               to_list(request_.list)});
         core_list const pool = cores_of(listed ? own_list : usable_);
         if (pool.size() < ranks)
-            throw unavailable("adamant: " + count(ranks, "rank") + " cannot share " + count(pool.size(), "core") +
-                              " (PUs " + to_list(listed ? own_list : usable_) + "); each needs one of its own");
+            throw_unavailable({count(ranks, "rank"), " cannot share ", count(pool.size(), "core"), " (PUs ",
+                               to_list(listed ? own_list : usable_), "); each needs one of its own"});
         std::vector<region> regions(ranks);
         std::vector<core_list> const parts = assign(pool, first, ranks);
         idle_ = pool.size();
@@ -153,24 +150,24 @@ private:
     void check_size(std::size_t n, unsigned rank) const
     {
         auto const fail = [&](std::string const& asked, std::string const& do_this) {
-            throw unavailable("adamant: rank " + std::to_string(rank) + " has " + count(n, "core") + " (" +
-                              (request_.ranks == 1 || bound_outside_
+            throw_unavailable({"rank ", rank, " has ", count(n, "core"), " (",
+                               request_.ranks == 1 || bound_outside_
                                    ? ""
-                                   : "its share of those of " + count(request_.ranks, "rank") + "; ") +
-                              (request_.list.empty() ? "" : "of the list " + to_list(request_.list) + "; ") +
-                              "allowed are PUs " + to_list(usable_) + "), but " + asked + "; " + do_this);
+                                   : "its share of those of " + count(request_.ranks, "rank") + "; ",
+                               request_.list.empty() ? "" : "of the list " + to_list(request_.list) + "; ",
+                               "allowed are PUs ", to_list(usable_), "), but ", asked, "; ", do_this});
         };
         if (request_.cpuadam_cores) {
             std::size_t const asked = *request_.cpuadam_cores;
             if (n < asked + 1 && !(n == 1 && asked == 1))
-                fail(count(asked, "core") + (asked == 1 ? " was" : " were") +
-                         " requested for the optimizer, and one is kept for the host",
+                fail(text_of({count(asked, "core"), asked == 1 ? " was" : " were",
+                              " requested for the optimizer, and one is kept for the host"}),
                      "ask for at most " + std::to_string(std::max<std::size_t>(n - 1, 1)));
         } else if (request_.pt_reserved_cores) {
             std::size_t const kept = *request_.pt_reserved_cores;
             if (n < kept + 1)
-                fail(count(kept, "core") + (kept == 1 ? " is" : " are") +
-                         " to be kept for the host, which leaves none for the optimizer",
+                fail(text_of({count(kept, "core"), kept == 1 ? " is" : " are",
+                              " to be kept for the host, which leaves none for the optimizer"}),
                      n == 1 ? "ask for a share instead, or allow more cores" : "keep at most " + std::to_string(n - 1));
         }
     }
@@ -278,8 +275,7 @@ private:
                 got.numa_nodes.insert(memory->os_index);
 
         std::size_t const n = r.adam.size() + r.host.size();
-        std::string why =
-            "rank " + std::to_string(rank) + " of " + std::to_string(request_.ranks) + " has " + count(n, "core");
+        std::string why = text_of({"rank ", rank, " of ", request_.ranks, " has ", count(n, "core")});
         if (bound_outside_)
             why += ", those that it was bound to from outside";
         else if (list_is_the_optimizers())
@@ -288,7 +284,7 @@ private:
             why += ", its share of " + std::to_string(cores_of(adams).size());
         else
             why += ", all that " + std::string(request_.list.empty() ? "are allowed" : "are in the list");
-        why += ": " + std::to_string(r.adam.size()) + " for the optimizer in ";
+        why += text_of({": ", r.adam.size(), " for the optimizer in "});
         if (machine_.nodes.empty())
             why += machine_.source;
         else if (without_memory == r.adam.size())
@@ -299,12 +295,12 @@ private:
             else
                 why += (got.numa_nodes.size() == 1 ? "NUMA node " : "NUMA nodes ") + to_list(got.numa_nodes);
             if (without_memory != 0)
-                why += " (" + std::to_string(without_memory) + " of them with no local memory)";
+                why += text_of({" (", without_memory, " of them with no local memory)"});
         }
         if (r.host.empty())
             why += ", none for the host, whose threads share it";
         else
-            why += ", " + std::to_string(r.host.size()) + " for the host";
+            why += text_of({", ", r.host.size(), " for the host"});
         if (list_is_the_optimizers() && !r.host.empty() &&
             (machine_.cores[r.host.front()].pus & request_.list).size() != 0)
             why += " (the first of the list, as no other is left)";
@@ -324,9 +320,9 @@ private:
             why += device->pci;
             std::vector<unsigned char> const far = distances_of(r.adam, rank, 1).front();
             if (auto const beside = std::count(far.begin(), far.end(), 1); beside != 0)
-                why += (close != 0                     ? ", " + std::to_string(beside) + " more "
+                why += (close != 0                     ? text_of({", ", beside, " more "})
                         : beside == std::ssize(r.adam) ? std::string(", but ")
-                                                       : ", but " + std::to_string(beside) + " ") +
+                                                       : text_of({", but ", beside, " "})) +
                        "in its package";
         }
         why += request_.smt == smt_policy::all ? "; all PUs of each core" : "; one PU per core";

@@ -195,17 +195,17 @@ template <class SecondsOn, class TimeIsUp>
                                               core_search_options const& options = {})
 {
     if (cores == 0)
-        throw invalid_argument("adamant: a search for enough cores was given 0 cores; it needs at least one");
+        detail::throw_invalid_argument({"a search for enough cores was given 0 cores; it needs at least one"});
     if (!(options.worth > 0 && options.worth <= 1))
-        throw invalid_argument("adamant: worth is " + detail::text(options.worth) +
-                               ", but must be above 0 and at most 1: it is a share of what perfect scaling would gain");
+        detail::throw_invalid_argument(
+            {"worth is ", options.worth,
+             ", but must be above 0 and at most 1: it is a share of what perfect scaling would gain"});
     if (!(options.confidence > 0 && options.confidence < 1))
-        throw invalid_argument("adamant: confidence is " + detail::text(options.confidence) +
-                               ", but must be between 0 and 1");
+        detail::throw_invalid_argument({"confidence is ", options.confidence, ", but must be between 0 and 1"});
     if (options.rounds < 1 || options.most_rounds < options.rounds)
-        throw invalid_argument("adamant: from " + std::to_string(options.rounds) + " to " +
-                               std::to_string(options.most_rounds) +
-                               " rounds were requested; the first must be at least 1, and the second no less");
+        detail::throw_invalid_argument(
+            {"from ", options.rounds, " to ", options.most_rounds,
+             " rounds were requested; the first must be at least 1, and the second no less"});
     return detail::core_searcher<SecondsOn, TimeIsUp>(cores, seconds_on, time_is_up, options).run();
 }
 

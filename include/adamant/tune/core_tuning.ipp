@@ -181,11 +181,10 @@ ADAMANT_DECL tuned_cores tune_cores(machine const& on, core_request const& reque
                                     core_tuning_options const& options)
 {
     if (!(options.deadline_s > 0))
-        throw invalid_argument("adamant: the deadline is " + detail::text(options.deadline_s) +
-                               " seconds, but must be above 0");
+        detail::throw_invalid_argument({"the deadline is ", options.deadline_s, " seconds, but must be above 0"});
     if (!(options.settings_worth >= 0 && options.settings_worth < 1))
-        throw invalid_argument("adamant: settings_worth is " + detail::text(options.settings_worth) +
-                               ", but must be a share of the time, from 0 to below 1");
+        detail::throw_invalid_argument(
+            {"settings_worth is ", options.settings_worth, ", but must be a share of the time, from 0 to below 1"});
     return detail::core_tuner(on, request, format, options).run();
 }
 

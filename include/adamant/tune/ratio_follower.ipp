@@ -28,11 +28,11 @@ ADAMANT_DECL ratio_follower::ratio_follower(step_rates const& rates, follower_op
     : rates_(rates), options_(options)
 {
     if (!(options.weight > 0 && options.weight <= 1))
-        throw invalid_argument("adamant: the weight of a measurement is " + detail::text(options.weight) +
-                               ", but must be above 0, and at most 1");
+        detail::throw_invalid_argument(
+            {"the weight of a measurement is ", options.weight, ", but must be above 0, and at most 1"});
     if (!(options.worth >= 0 && options.worth < 1))
-        throw invalid_argument("adamant: worth is " + detail::text(options.worth) +
-                               ", but must be a share of the step, from 0 to below 1");
+        detail::throw_invalid_argument(
+            {"worth is ", options.worth, ", but must be a share of the step, from 0 to below 1"});
     (void)best_ratio(rates_, options_.least, options_.most); // throws for the others
 }
 

@@ -19,9 +19,9 @@ ADAMANT_BEGIN_NAMESPACE
 [[nodiscard]] inline double quantile(std::vector<double> values, double q)
 {
     if (values.empty())
-        throw invalid_argument("adamant: a quantile of no values was requested; give at least one value");
+        detail::throw_invalid_argument({"a quantile of no values was requested; give at least one value"});
     if (!(q >= 0 && q <= 1))
-        throw invalid_argument("adamant: quantile " + detail::text(q) + " was requested, but must be from 0 to 1");
+        detail::throw_invalid_argument({"quantile ", q, " was requested, but must be from 0 to 1"});
     std::sort(values.begin(), values.end());
     double const at = q * static_cast<double>(values.size() - 1);
     auto const below = static_cast<std::size_t>(at);
@@ -46,10 +46,9 @@ struct median_range {
 [[nodiscard]] inline median_range range_of_median(std::vector<double> values, double confidence)
 {
     if (values.empty())
-        throw invalid_argument("adamant: the range of the median of no values was requested; give at least one value");
+        detail::throw_invalid_argument({"the range of the median of no values was requested; give at least one value"});
     if (!(confidence > 0 && confidence < 1))
-        throw invalid_argument("adamant: confidence " + detail::text(confidence) +
-                               " was requested, but must be between 0 and 1");
+        detail::throw_invalid_argument({"confidence ", confidence, " was requested, but must be between 0 and 1"});
     std::sort(values.begin(), values.end());
     std::size_t const n = values.size();
     // outside: the probability that at most k of n values lie below the median, for each k; twice that is what the

@@ -61,7 +61,7 @@ ADAMANT_DECL tuning_key tuning_key_of(machine const& on, core_request const& req
              {"GPUs of ranks", gpus},
              {"PUs of a core", request.smt == smt_policy::all ? "all" : "one"},
              {"fast cores for", request.fast == fast_cores::host ? "the host" : "the optimizer"},
-             {"version", std::to_string(ADAMANT_VERSION_MAJOR) + "." + std::to_string(ADAMANT_VERSION_MINOR)}}};
+             {"version", detail::text_of({ADAMANT_VERSION_MAJOR, ".", ADAMANT_VERSION_MINOR})}}};
 }
 
 ADAMANT_DECL unsigned tuned_cores::host_cores() const noexcept
@@ -106,8 +106,8 @@ ADAMANT_DECL void check_key(tuned_cores const& saved, tuning_key const& here)
     compare(here);
     compare(saved.key);
     if (!differences.empty())
-        throw unavailable("adamant: this tuning result is for another machine or other work: " + differences +
-                          "; tune again");
+        detail::throw_unavailable(
+            {"this tuning result is for another machine or other work: ", differences, "; tune again"});
 }
 
 ADAMANT_END_NAMESPACE

@@ -124,9 +124,9 @@ inline void save_tuned(std::filesystem::path const& path, tuned_cores const& fou
     if (!folder)
         text.assign(std::istreambuf_iterator<char>(file), {});
     if (!file || folder)
-        throw unavailable("adamant: " + path.string() + ": this tuning result cannot be read" +
-                          (reason != 0 ? std::string(": ") + std::strerror(reason) : std::string()) +
-                          "; `adamant tune --save " + path.string() + "` makes one");
+        detail::throw_unavailable({path.string(), ": this tuning result cannot be read",
+                                   reason != 0 ? std::string(": ") + std::strerror(reason) : std::string(),
+                                   "; `adamant tune --save ", path.string(), "` makes one"});
     auto const refused = [&](std::string const& why) {
         return corrupted("adamant: " + path.string() + " does not hold a tuning result of this version (" + why +
                          "); tune again");
@@ -146,15 +146,15 @@ inline void save_tuned(std::filesystem::path const& path, tuned_cores const& fou
 {
     tuned_cores found = read_tuned(path);
     if (!found.finished)
-        throw unavailable("adamant: " + path.string() +
-                          ": this tuning reached its deadline before it was known whether "
-                          "more than " +
-                          std::to_string(found.cores) + " of " + std::to_string(found.of) +
-                          " cores are worth using; tune again with a later deadline");
+        detail::throw_unavailable({path.string(),
+                                   ": this tuning reached its deadline before it was known whether "
+                                   "more than ",
+                                   found.cores, " of ", found.of,
+                                   " cores are worth using; tune again with a later deadline"});
     try {
         check_key(found, here);
     } catch (unavailable const& e) {
-        throw unavailable("adamant: " + path.string() + ": " + std::string(e.what()).substr(9));
+        detail::throw_unavailable({path.string(), ": ", std::string(e.what()).substr(9)});
     }
     return found;
 }
