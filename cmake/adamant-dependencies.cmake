@@ -9,9 +9,11 @@ if(NOT TARGET OpenMP::OpenMP_CXX)
                         "Clang with libomp-dev.")
 endif()
 
-# xsimd is headers only, but its package lies in a folder of one architecture, which a cross build does not search:
-# then the header itself is looked for.
-if(NOT TARGET adamant::xsimd)
+# xsimd is for Arm. It is headers only, but its package lies in a folder of one architecture, which a cross build does
+# not search: then the header itself is looked for.
+if(NOT TARGET adamant::xsimd AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    add_library(adamant::xsimd INTERFACE IMPORTED)
+elseif(NOT TARGET adamant::xsimd)
     find_package(xsimd CONFIG QUIET)
     if(TARGET xsimd)
         get_target_property(ADAMANT_XSIMD_INCLUDE_DIR xsimd INTERFACE_INCLUDE_DIRECTORIES)
@@ -19,7 +21,7 @@ if(NOT TARGET adamant::xsimd)
         find_path(ADAMANT_XSIMD_INCLUDE_DIR xsimd/xsimd.hpp)
     endif()
     if(NOT ADAMANT_XSIMD_INCLUDE_DIR)
-        string(CONCAT adamant_missing "adamant needs xsimd 8.1 or newer and found none. On Debian and Ubuntu: "
+        string(CONCAT adamant_missing "adamant needs xsimd 8.1 or newer on Arm and found none. On Debian and Ubuntu: "
                             "apt-get install libxsimd-dev. Elsewhere set CMAKE_PREFIX_PATH or xsimd_DIR.")
     else()
         add_library(adamant::xsimd INTERFACE IMPORTED)

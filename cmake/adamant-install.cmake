@@ -15,7 +15,7 @@ install(FILES cmake/adamant-config.cmake cmake/adamant-dependencies.cmake cmake/
 
 # xsimd's file names its include directory; where it has none, neither do we.
 find_package(PkgConfig QUIET)
-if(PkgConfig_FOUND)
+if(PkgConfig_FOUND AND NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     pkg_check_modules(ADAMANT_XSIMD_PC QUIET xsimd)
 endif()
 set(pc_requires "")

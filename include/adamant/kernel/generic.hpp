@@ -1,21 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The facade that every kernel is written against, in its generic form: xsimd's batches for whatever the including
-// program is compiled for, hence NEON on Arm. The AVX2 and AVX-512 facades offer the same names.
+// The facade that every kernel is written against, in its generic form, for the architecture's baseline: NEON on Arm,
+// SSE2 on x86-64. The AVX2 and AVX-512 facades offer the same names.
 //
 // Rounding is to nearest even and small values are flushed by the hardware: the caller has set
 // float_mode_scope(subnormals::flushed). Nothing needs alignment but stream_pair().
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#include <xsimd/xsimd.hpp>
 
 #include <adamant/kernel/quad.hpp>
 
@@ -24,12 +18,12 @@ ADAMANT_BEGIN_NAMESPACE
 namespace generic {
 
 struct simd {
-    using f32 = xsimd::batch<float>;
-    using u32 = xsimd::batch<std::uint32_t>;
-    static constexpr std::size_t lanes = f32::size; // floats in a vector
-    static constexpr std::size_t vectors = 4;       // that the fast path takes at a time; an even number
-    static constexpr bool can_stream = false;       // whether stream_pair() does so
-    static constexpr bool has_masks = false; // whether there are load_first() and store_first(), of `count` lanes
+    using f32 = quad::f32;
+    using u32 = quad::u32;
+    static constexpr std::size_t lanes = 4;   // floats in a vector
+    static constexpr std::size_t vectors = 4; // that the fast path takes at a time; an even number
+    static constexpr bool can_stream = false; // whether stream_pair() does so
+    static constexpr bool has_masks = false;  // whether there are load_first() and store_first(), of `count` lanes
     // On x86 this tier is for processors without AVX2, which have no fused multiply-add: emulating it takes most of the
     // time, so the careful path alone serves them, and programs compile faster.
 #if defined(__x86_64__)
@@ -37,77 +31,48 @@ struct simd {
 #else
     static constexpr bool has_fast_paths = true;
 #endif
-    static constexpr bool may_have_bfloat16 =
-        false; // whether some processors of the tier convert to bfloat16 themselves
+    // Whether some processors of the tier convert to bfloat16 themselves.
+    static constexpr bool may_have_bfloat16 = false;
 
     ADAMANT_SIMD static f32 set(float x)
     {
-        return f32(x);
+        return quad::set(x);
+    }
+    ADAMANT_SIMD static u32 set(std::uint32_t x)
+    {
+        return quad::set(x);
     }
     // a - b; where b is a product, no compiler fuses the two.
     ADAMANT_SIMD static f32 minus(f32 a, f32 b)
     {
-#if defined(__x86_64__)
-        asm("" : "+x"(b.data));
-#else
-        asm("" : "+w"(b.data));
-#endif
+        quad::hold(b);
         return a - b;
-    }
-    ADAMANT_SIMD static u32 set(std::uint32_t x)
-    {
-        return u32(x);
     }
     ADAMANT_SIMD static f32 mul(f32 a, f32 b)
     {
         return a * b;
     }
-    // Templates, so that what does not fit a wider batch is not compiled for it.
-    template <class Batch>
-    ADAMANT_SIMD static Batch div(Batch a, Batch b)
+    ADAMANT_SIMD static f32 div(f32 a, f32 b)
     {
-        if constexpr (Batch::size == 4)
-            return quad::div(a, b);
-        else
-            return a / b;
+        return quad::div(a, b);
     }
-    template <class Batch>
-    ADAMANT_SIMD static Batch sqrt(Batch a)
+    ADAMANT_SIMD static f32 sqrt(f32 a)
     {
-        if constexpr (Batch::size == 4)
-            return quad::sqrt(a);
-        else
-            return xsimd::sqrt(a);
+        return quad::sqrt(a);
     }
-    // a * b + c, rounded once. Not xsimd's fma: where a version of it has none for an architecture it multiplies and
-    // then adds, and it is up to the compiler whether that becomes one instruction.
-    template <class Batch>
-    ADAMANT_SIMD static Batch fma(Batch a, Batch b, Batch c)
+    // a * b + c, rounded once.
+    ADAMANT_SIMD static f32 fma(f32 a, f32 b, f32 c)
     {
-#if defined(__AVX512F__)
-        if constexpr (Batch::size == 16)
-            return Batch(_mm512_fmadd_ps(a, b, c));
-#endif
-#if defined(__FMA__)
-        if constexpr (Batch::size == 8)
-            return Batch(_mm256_fmadd_ps(a, b, c));
-#endif
-        return fma_by_quads(a, b, c);
+        return quad::fma(a, b, c);
     }
 
-    // Not xsimd's bitwise_cast, which takes seconds to compile for NEON.
-    template <class To, class From>
-    ADAMANT_SIMD static To cast(From x)
-    {
-        return To(std::bit_cast<typename To::register_type>(x.data));
-    }
     ADAMANT_SIMD static u32 bits(f32 x)
     {
-        return cast<u32>(x);
+        return quad::cast<u32>(x);
     }
     ADAMANT_SIMD static f32 from_bits(u32 x)
     {
-        return cast<f32>(x);
+        return quad::cast<f32>(x);
     }
     ADAMANT_SIMD static u32 abs_bits(f32 x)
     {
@@ -119,16 +84,15 @@ struct simd {
     }
     ADAMANT_SIMD static u32 min(u32 a, u32 b)
     {
-        return xsimd::min(a, b);
+        return quad::min(a, b);
     }
     ADAMANT_SIMD static u32 max(u32 a, u32 b)
     {
-        return xsimd::max(a, b);
+        return quad::max(a, b);
     }
     ADAMANT_SIMD static u32 min_signed(u32 a, u32 b) // as if the lanes were std::int32_t
     {
-        using i32 = xsimd::batch<std::int32_t>;
-        return cast<u32>(xsimd::min(cast<i32>(a), cast<i32>(b)));
+        return quad::cast<u32>(quad::min(quad::cast<quad::i32>(a), quad::cast<quad::i32>(b)));
     }
     ADAMANT_SIMD static u32 and3(u32 a, u32 b, u32 c)
     {
@@ -151,15 +115,14 @@ struct simd {
     // Whether any lane has its highest bit set.
     ADAMANT_SIMD static bool any_sign(u32 x)
     {
-        return xsimd::any(x >= set(float_sign_bit));
+        return quad::any_sign(x);
     }
 
     // All ones in lanes above `bound`, else zeros; neither has the highest bit set, so that they are subtracted, where
     // SSE2 lacks an unsigned comparison.
     ADAMANT_SIMD static u32 above(u32 x, std::uint32_t bound)
     {
-        using i32 = xsimd::batch<std::int32_t>;
-        return cast<u32>(cast<i32>(set(bound) - x) >> 31);
+        return quad::cast<u32>(quad::cast<quad::i32>(set(bound) - x) >> 31);
     }
     // Zero of x's sign where the bits of |x| are at most up_to, else x.
     ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)
@@ -181,7 +144,7 @@ struct simd {
     ADAMANT_SIMD static unsigned count_nonfinite(f32 x)
     {
         std::uint32_t abs[lanes];
-        abs_bits(x).store_unaligned(abs);
+        store_u32(reinterpret_cast<std::byte*>(abs), abs_bits(x));
         unsigned count = 0;
         for (std::uint32_t const lane : abs)
             count += lane >= float_infinity_bits;
@@ -192,31 +155,13 @@ struct simd {
     template <class T>
     ADAMANT_SIMD static f32 load(std::byte const* address)
     {
-        if constexpr (std::is_same_v<T, float>) {
-            return f32::load_unaligned(reinterpret_cast<float const*>(address));
-        } else if constexpr (lanes == 4) {
-            return quad::load(address, T{});
-        } else {
-            float wide[lanes];
-            for (std::size_t i = 0; i < lanes; i += 4)
-                put(wide + i, quad::load(address + i * sizeof(T), T{}));
-            return f32::load_unaligned(wide);
-        }
+        return quad::load(address, T{});
     }
     // One vector to memory, rounded to nearest even. A NaN must be canonical.
     template <class T>
     ADAMANT_SIMD static void store(std::byte* address, f32 x)
     {
-        if constexpr (std::is_same_v<T, float>) {
-            x.store_unaligned(reinterpret_cast<float*>(address));
-        } else if constexpr (lanes == 4) {
-            quad::store(address, x, T{});
-        } else {
-            float wide[lanes];
-            x.store_unaligned(wide);
-            for (std::size_t i = 0; i < lanes; i += 4)
-                quad::store(address + i * sizeof(T), get(wide + i), T{});
-        }
+        quad::store(address, x, T{});
     }
     // Two vectors that follow each other in memory. Interleaved, which is for bfloat16: the elements may be spread over
     // the two in another order, the same in load_pair and store_pair, if that is faster. The last argument says that
@@ -244,7 +189,7 @@ struct simd {
 
     // 16 bits of every lane of a group, in an order of its own, the first lane's first. What is no int16_t when it
     // becomes one stays above every bound that excess() knows, and excess() is anything but zero, as any() sees it,
-    // where x, as unsigned, is above `most`. Here lanes keep their width, for that needs nothing that xsimd lacks.
+    // where x, as unsigned, is above `most`. Here lanes keep their width.
     struct halves {
         u32 of[vectors];
     };
@@ -308,14 +253,14 @@ struct simd {
     }
     ADAMANT_SIMD static void store_halves(std::byte* address, halves const& x)
     {
-        (x.of[0] | shift_left<16>(x.of[1])).store_unaligned(reinterpret_cast<std::uint32_t*>(address));
-        (x.of[2] | shift_left<16>(x.of[3])).store_unaligned(reinterpret_cast<std::uint32_t*>(address) + lanes);
+        store_u32(address, x.of[0] | shift_left<16>(x.of[1]));
+        store_u32(address + sizeof(u32), x.of[2] | shift_left<16>(x.of[3]));
     }
     ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
     {
         for (std::size_t k = 0; k < vectors; k += 2) {
-            u32 const both = u32::load_unaligned(
-                reinterpret_cast<std::uint32_t const*>(address + k * lanes * sizeof(std::uint16_t)));
+            u32 both;
+            std::memcpy(&both, address + k * lanes * sizeof(std::uint16_t), sizeof both);
             x[k] = both & set(0xffffu);
             x[k + 1] = shift_right<16>(both);
         }
@@ -335,17 +280,13 @@ struct simd {
         for (quad::f64& pair : sums.pair)
             pair = quad::f64{0.0, 0.0};
     }
-    template <std::size_t Part, class Batch>
-    ADAMANT_SIMD static void add_squares(float_sums& sums, Batch x)
+    template <std::size_t Part>
+    ADAMANT_SIMD static void add_squares(float_sums& sums, f32 x)
     {
-        if constexpr (Batch::size == 4) {
-            add_quad(sums.pair + 2 * Part, x);
-        } else {
-            float wide[lanes];
-            x.store_unaligned(wide);
-            for (std::size_t i = 0; i < lanes; i += 4)
-                add_quad(sums.pair + (Part * lanes + i) / 2, get(wide + i));
-        }
+        quad::f64 const low = quad::widen_low(x);
+        quad::f64 const high = quad::widen_high(x);
+        sums.pair[2 * Part] += low * low; // exact squares, so fused or not is the same
+        sums.pair[2 * Part + 1] += high * high;
     }
     ADAMANT_SIMD static void read(float_sums const& sums, double* out)
     {
@@ -353,37 +294,9 @@ struct simd {
     }
 
 private:
-    ADAMANT_SIMD static void put(float* to, quad::f32 x)
+    ADAMANT_SIMD static void store_u32(std::byte* address, u32 x)
     {
-        std::memcpy(to, &x, sizeof x);
-    }
-    ADAMANT_SIMD static quad::f32 get(float const* from)
-    {
-        quad::f32 x;
-        std::memcpy(&x, from, sizeof x);
-        return x;
-    }
-    ADAMANT_SIMD static void add_quad(quad::f64* sums, quad::f32 x)
-    {
-        quad::f64 const low = quad::widen_low(x);
-        quad::f64 const high = quad::widen_high(x);
-        sums[0] += low * low; // exact squares, so fused or not is the same
-        sums[1] += high * high;
-    }
-    template <class Batch>
-    ADAMANT_SIMD static Batch fma_by_quads(Batch a, Batch b, Batch c)
-    {
-        if constexpr (Batch::size == 4) {
-            return quad::fma(a, b, c);
-        } else {
-            float wide[3][lanes];
-            a.store_unaligned(wide[0]);
-            b.store_unaligned(wide[1]);
-            c.store_unaligned(wide[2]);
-            for (std::size_t i = 0; i < lanes; i += 4)
-                put(wide[0] + i, quad::fma(get(wide[0] + i), get(wide[1] + i), get(wide[2] + i)));
-            return Batch::load_unaligned(wide[0]);
-        }
+        std::memcpy(address, &x, sizeof x);
     }
 };
 

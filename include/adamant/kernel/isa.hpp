@@ -13,7 +13,7 @@ ADAMANT_BEGIN_NAMESPACE
 enum class isa : std::uint8_t {
     automatic,   // in a request: the fastest that the CPU has. Never in a report.
     scalar,      // the oracle itself, one element at a time
-    generic,     // xsimd, for whatever the including program is compiled for; NEON on Arm
+    generic,     // the architecture's baseline: NEON on Arm, SSE2 on x86-64
     avx2,        // AVX2, FMA
     avx512,      // AVX-512 F, BW, DQ, VL
     avx512_bf16, // the same with AVX512_BF16's conversion

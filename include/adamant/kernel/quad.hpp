@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Four floats in a register of the architecture's baseline (SSE2 on x86-64, NEON on AArch64): the few operations that
-// xsimd does not have there, or has in forms that change with its version. The generic facade is built from xsimd and
-// these; a wider batch is served four lanes at a time.
+// Four floats in a register of the architecture's baseline, SSE2 on x86-64 and NEON on AArch64: what the generic facade
+// is made of. On Arm vectors are xsimd's batches, with operations of our own where some version of xsimd rounds in
+// another way. On x86-64 they are the compiler's vectors, because xsimd takes every program that includes it a third of
+// a second to compile there, and this tier is the last resort.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +14,7 @@
 #include <immintrin.h>
 #else
 #include <arm_neon.h>
+#include <xsimd/xsimd.hpp>
 #endif
 
 #include <adamant/kernel/simd_macros.hpp>
@@ -25,12 +28,47 @@ namespace quad {
 
 using f32 = __m128;
 using f64 = __m128d;
+using u32 [[gnu::vector_size(16)]] = std::uint32_t;
+using i32 [[gnu::vector_size(16)]] = std::int32_t;
+
+template <class To, class From>
+ADAMANT_SIMD To cast(From x) noexcept // the same bits
+{
+    return reinterpret_cast<To>(x);
+}
+// The compiler knows nothing of x from here on.
+ADAMANT_SIMD void hold(f32& x) noexcept
+{
+    asm("" : "+x"(x));
+}
+ADAMANT_SIMD f32 set(float x) noexcept
+{
+    return _mm_set1_ps(x);
+}
+ADAMANT_SIMD u32 set(std::uint32_t x) noexcept
+{
+    return u32{x, x, x, x};
+}
+template <class Ints>
+ADAMANT_SIMD Ints min(Ints a, Ints b) noexcept
+{
+    return a < b ? a : b;
+}
+template <class Ints>
+ADAMANT_SIMD Ints max(Ints a, Ints b) noexcept
+{
+    return a < b ? b : a;
+}
+ADAMANT_SIMD bool any_sign(u32 x) noexcept
+{
+    return _mm_movemask_ps(cast<f32>(x)) != 0;
+}
 
 ADAMANT_SIMD __m128i select(__m128i mask, __m128i if_set, __m128i if_not) noexcept
 {
     return _mm_or_si128(_mm_and_si128(mask, if_set), _mm_andnot_si128(mask, if_not));
 }
-ADAMANT_SIMD __m128i set(std::uint32_t x) noexcept
+ADAMANT_SIMD __m128i set_all(std::uint32_t x) noexcept
 {
     return _mm_set1_epi32(static_cast<int>(x));
 }
@@ -45,6 +83,10 @@ ADAMANT_SIMD void store_u16(std::byte* address, __m128i x) noexcept
     _mm_storel_epi64(reinterpret_cast<__m128i_u*>(address), _mm_packs_epi32(extended, extended));
 }
 
+ADAMANT_SIMD f32 load(std::byte const* address, float) noexcept
+{
+    return _mm_loadu_ps(reinterpret_cast<float const*>(address));
+}
 ADAMANT_SIMD f32 load(std::byte const* address, bfloat16) noexcept
 {
     return _mm_castsi128_ps(_mm_slli_epi32(load_u16(address), 16));
@@ -52,39 +94,43 @@ ADAMANT_SIMD f32 load(std::byte const* address, bfloat16) noexcept
 ADAMANT_SIMD f32 load(std::byte const* address, float16) noexcept
 {
     __m128i const half = load_u16(address);
-    __m128i const abs = _mm_and_si128(half, set(0x7fffu));
-    __m128i const rebias = set(112u << 23); // exponent bias 127 instead of 15
+    __m128i const abs = _mm_and_si128(half, set_all(0x7fffu));
+    __m128i const rebias = set_all(112u << 23); // exponent bias 127 instead of 15
     __m128i const shifted = _mm_slli_epi32(abs, 13);
-    __m128i const special = _mm_and_si128(_mm_cmpgt_epi32(abs, set(0x7bffu)), rebias); // infinity, NaN: all ones
+    __m128i const special = _mm_and_si128(_mm_cmpgt_epi32(abs, set_all(0x7bffu)), rebias); // infinity, NaN: all ones
     __m128i const normal = _mm_add_epi32(_mm_add_epi32(shifted, rebias), special);
     // A subnormal is abs * 2^-24: put abs into the mantissa of 2^-14 and take 2^-14 away again, which is exact.
-    __m128i const smallest_normal = set(113u << 23);
+    __m128i const smallest_normal = set_all(113u << 23);
     __m128i const offset = _mm_add_epi32(shifted, smallest_normal);
     __m128i const subnormal = _mm_castps_si128(_mm_sub_ps(_mm_castsi128_ps(offset), _mm_castsi128_ps(smallest_normal)));
-    __m128i const value = select(_mm_cmplt_epi32(abs, set(0x0400u)), subnormal, normal);
-    return _mm_castsi128_ps(_mm_or_si128(value, _mm_slli_epi32(_mm_and_si128(half, set(0x8000u)), 16)));
+    __m128i const value = select(_mm_cmplt_epi32(abs, set_all(0x0400u)), subnormal, normal);
+    return _mm_castsi128_ps(_mm_or_si128(value, _mm_slli_epi32(_mm_and_si128(half, set_all(0x8000u)), 16)));
+}
+ADAMANT_SIMD void store(std::byte* address, f32 x, float) noexcept
+{
+    _mm_storeu_ps(reinterpret_cast<float*>(address), x);
 }
 ADAMANT_SIMD void store(std::byte* address, f32 x, bfloat16) noexcept
 {
     __m128i const bits = _mm_castps_si128(x);
-    __m128i const lsb = _mm_and_si128(_mm_srli_epi32(bits, 16), set(1u));
-    store_u16(address, _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(bits, set(0x7fffu)), lsb), 16));
+    __m128i const lsb = _mm_and_si128(_mm_srli_epi32(bits, 16), set_all(1u));
+    store_u16(address, _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(bits, set_all(0x7fffu)), lsb), 16));
 }
 ADAMANT_SIMD void store(std::byte* address, f32 x, float16) noexcept
 {
     __m128i const bits = _mm_castps_si128(x);
-    __m128i const abs = _mm_and_si128(bits, set(float_abs_mask));
-    __m128i const sign = _mm_srli_epi32(_mm_and_si128(bits, set(float_sign_bit)), 16);
-    __m128i const lsb = _mm_and_si128(_mm_srli_epi32(abs, 13), set(1u));
-    __m128i const rebased = _mm_sub_epi32(abs, set(112u << 23));
-    __m128i const normal = _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(rebased, set(0x0fffu)), lsb), 13);
+    __m128i const abs = _mm_and_si128(bits, set_all(float_abs_mask));
+    __m128i const sign = _mm_srli_epi32(_mm_and_si128(bits, set_all(float_sign_bit)), 16);
+    __m128i const lsb = _mm_and_si128(_mm_srli_epi32(abs, 13), set_all(1u));
+    __m128i const rebased = _mm_sub_epi32(abs, set_all(112u << 23));
+    __m128i const normal = _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(rebased, set_all(0x0fffu)), lsb), 13);
     // Below 2^-14 the result counts in units of 2^-24, which is the last place of 0.5: adding 0.5 rounds to it.
-    __m128i const half = set(0x3f000000u);
+    __m128i const half = set_all(0x3f000000u);
     __m128i const subnormal =
         _mm_sub_epi32(_mm_castps_si128(_mm_add_ps(_mm_castsi128_ps(abs), _mm_castsi128_ps(half))), half);
-    __m128i result = select(_mm_cmplt_epi32(abs, set(0x38800000u)), subnormal, normal);
-    result = select(_mm_cmpgt_epi32(abs, set(0x477fffffu)), set(0x7c00u), result);
-    result = select(_mm_cmpgt_epi32(abs, set(float_infinity_bits)), set(0x7e00u), result);
+    __m128i result = select(_mm_cmplt_epi32(abs, set_all(0x38800000u)), subnormal, normal);
+    result = select(_mm_cmpgt_epi32(abs, set_all(0x477fffffu)), set_all(0x7c00u), result);
+    result = select(_mm_cmpgt_epi32(abs, set_all(float_infinity_bits)), set_all(0x7e00u), result);
     store_u16(address, _mm_or_si128(result, sign));
 }
 ADAMANT_SIMD f64 widen_low(f32 x) noexcept
@@ -132,7 +178,6 @@ ADAMANT_SIMD f32 fma(f32 a, f32 b, f32 c) noexcept
     return _mm_movelh_ps(low, high);
 }
 #endif
-// Correctly rounded. On NEON some versions of xsimd refine an estimate instead, which is not.
 ADAMANT_SIMD f32 div(f32 a, f32 b) noexcept
 {
     return _mm_div_ps(a, b);
@@ -144,8 +189,44 @@ ADAMANT_SIMD f32 sqrt(f32 a) noexcept
 
 #else
 
-using f32 = float32x4_t;
+using f32 = xsimd::batch<float, xsimd::neon64>;
+using u32 = xsimd::batch<std::uint32_t, xsimd::neon64>;
+using i32 = xsimd::batch<std::int32_t, xsimd::neon64>;
 using f64 = float64x2_t;
+
+// The same bits. Not xsimd's bitwise_cast, which takes seconds to compile.
+template <class To, class From>
+ADAMANT_SIMD To cast(From x) noexcept
+{
+    return To(std::bit_cast<typename To::register_type>(x.data));
+}
+// The compiler knows nothing of x from here on.
+ADAMANT_SIMD void hold(f32& x) noexcept
+{
+    asm("" : "+w"(x.data));
+}
+ADAMANT_SIMD f32 set(float x) noexcept
+{
+    return f32(x);
+}
+ADAMANT_SIMD u32 set(std::uint32_t x) noexcept
+{
+    return u32(x);
+}
+template <class Ints>
+ADAMANT_SIMD Ints min(Ints a, Ints b) noexcept
+{
+    return xsimd::min(a, b);
+}
+template <class Ints>
+ADAMANT_SIMD Ints max(Ints a, Ints b) noexcept
+{
+    return xsimd::max(a, b);
+}
+ADAMANT_SIMD bool any_sign(u32 x) noexcept
+{
+    return xsimd::any(x >= set(float_sign_bit));
+}
 
 ADAMANT_SIMD uint16x4_t load_u16(std::byte const* address) noexcept
 {
@@ -159,6 +240,10 @@ ADAMANT_SIMD void store_u16(std::byte* address, uint16x4_t x) noexcept
     std::memcpy(address, &four, sizeof four);
 }
 
+ADAMANT_SIMD f32 load(std::byte const* address, float) noexcept
+{
+    return f32::load_unaligned(reinterpret_cast<float const*>(address));
+}
 ADAMANT_SIMD f32 load(std::byte const* address, bfloat16) noexcept
 {
     return vreinterpretq_f32_u32(vshll_n_u16(load_u16(address), 16));
@@ -166,6 +251,10 @@ ADAMANT_SIMD f32 load(std::byte const* address, bfloat16) noexcept
 ADAMANT_SIMD f32 load(std::byte const* address, float16) noexcept
 {
     return vcvt_f32_f16(vreinterpret_f16_u16(load_u16(address)));
+}
+ADAMANT_SIMD void store(std::byte* address, f32 x, float) noexcept
+{
+    x.store_unaligned(reinterpret_cast<float*>(address));
 }
 ADAMANT_SIMD void store(std::byte* address, f32 x, bfloat16) noexcept
 {
@@ -185,10 +274,12 @@ ADAMANT_SIMD f64 widen_high(f32 x) noexcept
 {
     return vcvt_high_f64_f32(x);
 }
+// Not xsimd's: some versions multiply and then add, and it is up to the compiler whether that becomes one instruction.
 ADAMANT_SIMD f32 fma(f32 a, f32 b, f32 c) noexcept
 {
     return vfmaq_f32(c, a, b);
 }
+// Not xsimd's: some versions refine an estimate, which is not correctly rounded.
 ADAMANT_SIMD f32 div(f32 a, f32 b) noexcept
 {
     return vdivq_f32(a, b);
