@@ -7,8 +7,6 @@
 #include <cstring>
 #include <string>
 #include <string_view>
-#include <tuple>
-#include <unordered_map>
 #include <vector>
 
 #include <adamant/checkpoint/state_check.hpp>
@@ -40,28 +38,29 @@ struct state_copy {
 [[nodiscard]] inline std::vector<state_copy> plan_copies(state_dict const& from, state_dict const& into)
 {
     std::vector<state_tensor> const pieces = checked_tensors(from);
-    std::unordered_map<std::string_view, std::size_t> const by_name = index_of_names(from.params, "param");
+    name_index const by_name(from.params, "param");
     std::vector<state_copy> copies;
     for (state_tensor const& to : into.tensors) {
         state_param const& param = into.params[to.param];
         std::string const what = text_of({"'", param.name, ".", name(to.array), "'"});
         auto const found = by_name.find(param.name);
-        if (found == by_name.end())
+        if (!found)
             throw_invalid_argument({"the state that is loaded has no parameter '", param.name,
                                     "'; is it of another model, or is a rank's file missing?"});
-        if (from.params[found->second].shape != param.shape)
-            throw_invalid_argument({"'", param.name, "' has the shape ", shape_text(from.params[found->second].shape),
+        if (from.params[*found].shape != param.shape)
+            throw_invalid_argument({"'", param.name, "' has the shape ", shape_text(from.params[*found].shape),
                                     " in the state that is loaded, but ", shape_text(param.shape), " here"});
         std::size_t at = to.begin;
         std::size_t const end = to.begin + to.elements;
         // The first piece that ends after its begin: pieces of an array do not overlap, so their ends are in order,
         // too.
-        auto const before = [](state_tensor const& a, std::tuple<std::size_t, state_array, std::size_t> const& b) {
-            return std::tuple(a.param, a.array, a.begin + a.elements) <= b;
+        auto const before = [&](state_tensor const& a, std::size_t begin) {
+            if (a.param != *found)
+                return a.param < *found;
+            return a.array != to.array ? a.array < to.array : a.begin + a.elements <= begin;
         };
-        for (auto piece =
-                 std::lower_bound(pieces.begin(), pieces.end(), std::tuple(found->second, to.array, at), before);
-             piece != pieces.end() && piece->param == found->second && piece->array == to.array && at != end; ++piece) {
+        for (auto piece = std::lower_bound(pieces.begin(), pieces.end(), at, before);
+             piece != pieces.end() && piece->param == *found && piece->array == to.array && at != end; ++piece) {
             if (piece->begin > at)
                 break;
             if (piece->type != to.type)

@@ -13,6 +13,7 @@
 
 #include <adamant/checkpoint/durable_file.hpp>
 #include <adamant/checkpoint/file_source.hpp>
+#include <adamant/checkpoint/merge.hpp>
 #include <adamant/checkpoint/safetensors_layout.hpp>
 #include <adamant/checkpoint/safetensors_parse.hpp>
 #include <adamant/checkpoint/state_check.hpp>

@@ -53,8 +53,7 @@ inline std::optional<std::uint64_t> decimal(std::string_view text)
 }
 
 // Finds what the name says it is: param, array, and which elements.
-inline void place(found_tensor& found, state_dict const& state,
-                  std::unordered_map<std::string_view, std::size_t> const& params)
+inline void place(found_tensor& found, state_dict const& state, name_index const& params)
 {
     std::string const what = tensor_text(found.name);
     std::string_view rest = found.name;
@@ -78,10 +77,10 @@ inline void place(found_tensor& found, state_dict const& state,
             known = true;
         }
     auto const param = params.find(rest.substr(0, known ? dot : 0));
-    if (param == params.end())
+    if (!param)
         throw malformed(what + " is of no param that the state has");
-    found.tensor.param = param->second;
-    std::vector<std::size_t> shape = state.params[param->second].shape;
+    found.tensor.param = *param;
+    std::vector<std::size_t> shape = state.params[*param].shape;
     if (end) {
         found.tensor.begin = *begin;
         shape = {*end - *begin};
@@ -191,7 +190,7 @@ inline header_parts read_header(std::string const& path, std::string_view header
             result.state.metadata.emplace(item.key(), text(item.key()));
     try {
         result.tensors = find_tensors(parsed);
-        auto const params = index_of_names(result.state.params, "param");
+        name_index const params(result.state.params, "param");
         for (found_tensor& found : result.tensors)
             place(found, result.state, params);
     } catch (invalid_argument const& error) {

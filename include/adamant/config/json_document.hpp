@@ -19,7 +19,7 @@
 
 #include <adamant/config/json_syntax.hpp>
 #include <adamant/core/error.hpp>
-#include <adamant/core/stable_sort.hpp>
+#include <adamant/core/sorting.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -124,8 +124,7 @@ public:
     [[nodiscard]] std::vector<std::string> warnings() const
     {
         auto sorted = warnings_;
-        detail::stable_sort(sorted.begin(), sorted.end(),
-                            [](auto const& a, auto const& b) { return a.first < b.first; });
+        detail::sort_stably(sorted, [](auto const& a, auto const& b) { return a.first < b.first; });
         std::vector<std::string> texts;
         for (auto& [order, text] : sorted)
             texts.push_back(std::move(text));

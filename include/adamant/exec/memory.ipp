@@ -245,7 +245,8 @@ ADAMANT_DECL std::string memory_block::set_policy(node_set const& nodes, bool st
     auto const got = detail::binding_of(data());
     if (!got)
         return std::string("get_mempolicy, which would confirm it: ") + std::strerror(errno);
-    std::tie(report_.binding, report_.nodes) = *got;
+    report_.binding = got->first;
+    report_.nodes = got->second;
     return "the kernel's policy is " + std::string(name(got->first));
 }
 

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,17 +58,19 @@ public:
     // The numbers of a shard's pieces, from the first to the second.
     [[nodiscard]] std::pair<std::size_t, std::size_t> of_shard(std::size_t shard) const noexcept
     {
-        auto const from = std::lower_bound(pieces_.begin(), pieces_.end(), shard,
-                                           [](piece const& p, std::size_t i) { return p.shard < i; });
-        auto const to =
-            std::upper_bound(from, pieces_.end(), shard, [](std::size_t i, piece const& p) { return i < p.shard; });
-        return {static_cast<std::size_t>(from - pieces_.begin()), static_cast<std::size_t>(to - pieces_.begin())};
+        return {first_from(shard, 0), first_from(shard + 1, 0)};
     }
     // Null where there are no pieces.
     [[nodiscard]] device_part* part() const noexcept { return part_.get(); }
     // What a pass finds about each block of each piece; piece i's are from first_result(i) on.
-    [[nodiscard]] std::vector<grad_squares>& squares() noexcept { return squares_; }
-    [[nodiscard]] std::vector<std::uint8_t>& recorded() noexcept { return recorded_; }
+    [[nodiscard]] std::vector<grad_squares> const& squares() const noexcept { return squares_; }
+    [[nodiscard]] std::vector<std::uint8_t> const& recorded() const noexcept { return recorded_; }
+    // Enqueues their way down, where there are pieces.
+    void fetch_results()
+    {
+        if (part_ != nullptr)
+            part_->fetch({squares_.data(), squares_.size()}, {recorded_.data(), recorded_.size()});
+    }
     [[nodiscard]] std::size_t first_result(std::size_t i) const noexcept { return first_result_[i]; }
 
     // See device_side.
@@ -88,7 +89,7 @@ public:
         std::vector<std::size_t> results{0}; // of each piece of next
         std::vector<grad_squares> squares;
         std::vector<std::uint8_t> recorded;
-        std::set<std::uint64_t> kept;
+        std::vector<std::uint8_t> kept(pieces_.size()); // 1 for each that is
         if (to != nullptr)
             to->claim(this); // after what allocates: whatever fails from here on lets go of it
         part_.reset();       // its records are not needed any more, and the next one may need their memory
@@ -96,8 +97,10 @@ public:
             for (shard_piece const& w : where) {
                 if (w.on != step_side::device)
                     continue;
-                if (piece const* const same = to == device_ ? find(w) : nullptr) {
-                    next.push_back(*same);
+                std::size_t const same = to == device_ ? find(w) : pieces_.size();
+                if (same != pieces_.size()) {
+                    next.push_back(pieces_[same]);
+                    kept[same] = 1;
                     continue;
                 }
                 next.push_back(make_piece(over_, w));
@@ -105,11 +108,8 @@ public:
                 next.back().memory = to->allocate(own_bytes(over_, next.back()));
                 give_memory(next.back());
             }
-            for (piece const& p : next) {
+            for (piece const& p : next)
                 results.push_back(results.back() + p.on.blocks());
-                if (to == device_)
-                    kept.insert(p.memory.address);
-            }
             squares.resize(results.back());
             recorded.resize(results.back());
             part_ = make_part(to.get(), next);
@@ -133,9 +133,9 @@ public:
             stay();
             throw;
         }
-        for (piece const& p : pieces_)
-            if (!kept.contains(p.memory.address))
-                device_->release(p.memory);
+        for (std::size_t i = 0; i < pieces_.size(); ++i)
+            if (kept[i] == 0)
+                device_->release(pieces_[i].memory);
         if (device_ != nullptr && to != device_)
             device_->leave(this);
         pieces_ = std::move(next);
@@ -156,7 +156,7 @@ public:
                 bytes += own_bytes(over, p);
                 made.push_back(p.on);
             }
-        return bytes + on.part_bytes(made, with_records);
+        return bytes + on.part_bytes({made.data(), made.size()}, with_records);
     }
 
     // See device_side.
@@ -246,14 +246,22 @@ private:
                             " s; it seems to have stopped answering (see device_timeout_s in the options)"});
     }
 
-    [[nodiscard]] piece const* find(shard_piece const& w) const
+    // The number of the first piece at or behind an element of a shard.
+    [[nodiscard]] std::size_t first_from(std::size_t shard, std::size_t begin) const noexcept
     {
-        auto const at = std::lower_bound(pieces_.begin(), pieces_.end(), w, [](piece const& p, shard_piece const& q) {
-            return std::pair(p.shard, p.begin) < std::pair(q.shard, q.begin);
-        });
-        bool const same =
-            at != pieces_.end() && at->shard == w.shard && at->begin == w.begin && at->on.elems == w.elems;
-        return same ? &*at : nullptr;
+        auto const at =
+            std::lower_bound(pieces_.begin(), pieces_.end(), begin, [&](piece const& p, std::size_t element) {
+                return p.shard != shard ? p.shard < shard : p.begin < element;
+            });
+        return static_cast<std::size_t>(at - pieces_.begin());
+    }
+    // The number of that piece; pieces_.size() where there is none.
+    [[nodiscard]] std::size_t find(shard_piece const& w) const
+    {
+        std::size_t const at = first_from(w.shard, w.begin);
+        bool const same = at != pieces_.size() && pieces_[at].shard == w.shard && pieces_[at].begin == w.begin &&
+                          pieces_[at].on.elems == w.elems;
+        return same ? at : pieces_.size();
     }
     [[nodiscard]] std::unique_ptr<device_part> make_part(adamant::device* on, std::vector<piece> const& pieces) const
     {

@@ -2,10 +2,8 @@
 // Which elements of which parameters an optimizer's shards hold: checkpoints go by that.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
-#include <functional>
-#include <iterator>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -40,14 +38,14 @@ public:
     // The shard of that parameter which begins at its element `begin`; one that has elements before one that has none.
     [[nodiscard]] std::optional<std::size_t> find(std::string_view name, std::size_t begin) const
     {
-        auto const param = by_name_.find(name);
-        if (param == by_name_.end())
+        std::optional<std::size_t> const param = find_param(name);
+        if (!param)
             return std::nullopt;
-        auto const at = by_begin_.find(std::pair(param->second, begin));
-        if (at != by_begin_.end())
-            return at->second;
+        std::size_t const at = from(*param, begin);
+        if (at != filled_.size() && places_[filled_[at]].param == *param && places_[filled_[at]].begin == begin)
+            return filled_[at];
         for (std::size_t i = 0; i < places_.size(); ++i)
-            if (places_[i].param == param->second && places_[i].begin == begin)
+            if (places_[i].param == *param && places_[i].begin == begin)
                 return i;
         return std::nullopt;
     }
@@ -85,32 +83,26 @@ public:
             throw_invalid_argument({"a shard of '", name, "' has elements ", place.begin, " to ", place.begin + size,
                                     " of ", all, "; give the whole parameter's shape, and a place inside it"});
         placed here{params_.size(), place.begin, size, types};
-        auto const at = by_name_.find(name);
-        if (at != by_name_.end()) {
-            state_param const& known = params_[at->second];
+        if (std::optional<std::size_t> const at = find_param(name)) {
+            state_param const& known = params_[*at];
             if (whole || known.shape != param.shape || known.group != group)
                 throw_invalid_argument({"there is a shard of '", name, "' already, ",
                                         known.group != group ? "in another group" : "of another shape",
                                         "; shards of one parameter have one group, and the whole parameter's shape"});
-            here.param = at->second;
+            here.param = *at;
             refuse_beside_neighbours(here);
         }
-        std::size_t const params = params_.size();
-        places_.push_back(here);
-        try {
-            if (here.param == params) {
-                params_.push_back(std::move(param));
-                by_name_.emplace(name, params);
-            }
-            if (size != 0)
-                by_begin_.emplace(std::pair(here.param, here.begin), places_.size() - 1);
-        } catch (...) {
-            places_.pop_back();
-            params_.resize(params);
-            if (here.param == params)
-                by_name_.erase(name);
-            throw;
+        // Whatever fails from here on changes nothing: all that allocates comes first.
+        make_room(places_);
+        make_room(filled_);
+        make_room(by_name_);
+        if (here.param == params_.size()) {
+            params_.push_back(std::move(param));
+            by_name_.insert(by_name_.begin() + offset(first_named(name)), here.param);
         }
+        if (size != 0)
+            filled_.insert(filled_.begin() + offset(from(here.param, here.begin)), places_.size());
+        places_.push_back(here);
     }
 
 private:
@@ -119,11 +111,11 @@ private:
     {
         if (added.elements == 0)
             return;
-        auto const next = by_begin_.lower_bound(std::pair(added.param, added.begin));
-        if (next != by_begin_.end() && next->first.first == added.param)
-            refuse_beside(next->second, added);
-        if (next != by_begin_.begin() && std::prev(next)->first.first == added.param)
-            refuse_beside(std::prev(next)->second, added);
+        std::size_t const next = from(added.param, added.begin);
+        if (next != filled_.size() && places_[filled_[next]].param == added.param)
+            refuse_beside(filled_[next], added);
+        if (next != 0 && places_[filled_[next - 1]].param == added.param)
+            refuse_beside(filled_[next - 1], added);
     }
     void refuse_beside(std::size_t shard, placed const& added) const
     {
@@ -141,11 +133,43 @@ private:
                                         "; shards of one parameter have the same types"});
     }
 
+    // For one more.
+    template <class T>
+    static void make_room(std::vector<T>& in)
+    {
+        if (in.size() == in.capacity())
+            in.reserve(2 * in.size() + 1);
+    }
+    static std::ptrdiff_t offset(std::size_t i) noexcept { return static_cast<std::ptrdiff_t>(i); }
+    // Where it is in by_name_, or would be.
+    [[nodiscard]] std::size_t first_named(std::string_view name) const noexcept
+    {
+        auto const at =
+            std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                             [&](std::size_t param, std::string_view wanted) { return params_[param].name < wanted; });
+        return static_cast<std::size_t>(at - by_name_.begin());
+    }
+    [[nodiscard]] std::optional<std::size_t> find_param(std::string_view name) const noexcept
+    {
+        std::size_t const at = first_named(name);
+        if (at == by_name_.size() || params_[by_name_[at]].name != name)
+            return std::nullopt;
+        return by_name_[at];
+    }
+    // The first in filled_ at or behind that element.
+    [[nodiscard]] std::size_t from(std::size_t param, std::size_t begin) const noexcept
+    {
+        auto const at = std::lower_bound(filled_.begin(), filled_.end(), begin, [&](std::size_t shard, std::size_t) {
+            placed const& p = places_[shard];
+            return p.param != param ? p.param < param : p.begin < begin;
+        });
+        return static_cast<std::size_t>(at - filled_.begin());
+    }
+
     std::vector<placed> places_;
     std::vector<state_param> params_;
-    std::map<std::string, std::size_t, std::less<>> by_name_;
-    // The shards that have elements, by param and first element.
-    std::map<std::pair<std::size_t, std::size_t>, std::size_t> by_begin_;
+    std::vector<std::size_t> by_name_; // the params, sorted
+    std::vector<std::size_t> filled_;  // the shards that have elements, by param and first element
 };
 
 } // namespace detail

@@ -110,8 +110,7 @@ public:
     void wait() override { pieces_.wait(); }
     bool wait_for_results(bool compare) override
     {
-        if (pieces_.part() != nullptr)
-            pieces_.part()->fetch(pieces_.squares(), pieces_.recorded());
+        pieces_.fetch_results();
         pieces_.wait();
         bool same = true;
         for (std::size_t i = 0; i < pieces_.all().size(); ++i) {
@@ -252,10 +251,10 @@ private:
             summed_[i] = over_[pieces_.all()[i].shard].summed != 0;
         device.follow(device_lane::work, device.mark(device_lane::up));
         pieces_.part()->run({.pass = pass,
-                             .pieces = list_,
-                             .speculated = plan_.assumed,
-                             .settled = plan_.decided,
-                             .summed = summed_,
+                             .pieces = {list_.data(), list_.size()},
+                             .speculated = {plan_.assumed.data(), plan_.assumed.size()},
+                             .settled = {plan_.decided.data(), plan_.decided.size()},
+                             .summed = {summed_.data(), summed_.size()},
                              .keep_records = plan_.keeps_records && settings_.with_records});
         if (only_reads(pass))
             return;

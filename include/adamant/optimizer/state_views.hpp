@@ -46,12 +46,12 @@ struct state_to_load {
                                              training_state const& training)
 {
     state_to_load found{plan_copies(from, views_of(over, training)), over.groups(), {from.step, from.loss_scaler}};
-    auto const by_name = index_of_names(from.groups, "group");
+    name_index const by_name(from.groups, "group");
     for (parameter_group& group : found.groups) {
         auto const at = by_name.find(group.name);
-        if (at == by_name.end())
+        if (!at)
             throw_invalid_argument({"the state that is loaded has no parameter group '", group.name, "'"});
-        group = from.groups[at->second];
+        group = from.groups[*at];
     }
     if (from.loss_scaler.has_value() != training.scaler.has_value())
         throw_invalid_argument({"the state that is loaded ",

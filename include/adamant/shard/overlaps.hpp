@@ -2,7 +2,6 @@
 // Whether the arrays of shards overlap in memory so that a step would write into another array.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include <adamant/core/error.hpp>
+#include <adamant/core/sorting.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -43,8 +43,7 @@ inline void append_extent(std::vector<array_extent>& extents, char const* name, 
 // another. Sorts the extents by address. Takes time in proportion to n log n.
 inline void sort_and_refuse_overlaps(std::vector<array_extent>& extents)
 {
-    std::sort(extents.begin(), extents.end(),
-              [](array_extent const& a, array_extent const& b) { return a.begin < b.begin; });
+    sort_stably(extents, [](array_extent const& a, array_extent const& b) { return a.begin < b.begin; });
     // Of the extents before, the one that ends last, and of those that are written: gradients may share memory.
     array_extent const* furthest = nullptr;
     array_extent const* furthest_written = nullptr;

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/core/stable_sort.hpp>
+#include <adamant/core/sorting.hpp>
 #include <adamant/topology/core_locality.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -114,7 +114,7 @@ protected:
     void deal(group const& g, unsigned first, std::vector<core_list>& parts) const
     {
         core_list left = g.cores;
-        detail::stable_sort(left.begin(), left.end(), [&](unsigned a, unsigned b) {
+        detail::sort_stably(left, [&](unsigned a, unsigned b) {
             return machine_.cores[a].efficiency > machine_.cores[b].efficiency;
         });
         for (std::size_t begin = 0; begin < left.size() && !g.ranks.empty();) {
@@ -125,7 +125,7 @@ protected:
             std::vector<std::size_t> hungry(g.ranks.size());
             for (std::size_t k = 0; k < hungry.size(); ++k)
                 hungry[k] = k;
-            detail::stable_sort(hungry.begin(), hungry.end(), [&](std::size_t a, std::size_t b) {
+            detail::sort_stably(hungry, [&](std::size_t a, std::size_t b) {
                 return parts[g.ranks[a] - first].size() < parts[g.ranks[b] - first].size();
             });
             for (std::size_t k = 0; k < (end - begin) % g.ranks.size(); ++k)

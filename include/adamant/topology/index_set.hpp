@@ -60,7 +60,7 @@ public:
     [[nodiscard]] bool includes(index_set const& other) const noexcept;
 
     friend bool operator==(index_set const&, index_set const&) = default;
-    [[nodiscard]] friend bool operator<(index_set const& a, index_set const& b) { return a.members() < b.members(); }
+    [[nodiscard]] bool operator<(index_set const& other) const;
 
 private:
     static constexpr std::uint64_t bit(unsigned i) noexcept { return std::uint64_t{1} << i % 64; }

@@ -53,6 +53,13 @@ ADAMANT_DECL std::size_t index_set::size() const noexcept
     return n;
 }
 
+ADAMANT_DECL bool index_set::operator<(index_set const& other) const
+{
+    std::vector<unsigned> const a = members();
+    std::vector<unsigned> const b = other.members();
+    return std::lexicographical_compare(a.data(), a.data() + a.size(), b.data(), b.data() + b.size());
+}
+
 ADAMANT_DECL unsigned index_set::front() const noexcept
 {
     std::size_t w = 0;
@@ -150,7 +157,8 @@ ADAMANT_DECL std::string to_mask(index_set const& set)
         reversed += digits[value];
     }
     reversed += "x0";
-    return {reversed.rbegin(), reversed.rend()};
+    std::reverse(reversed.begin(), reversed.end());
+    return reversed;
 }
 
 namespace detail {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include <adamant/core/error.hpp>
-#include <adamant/core/stable_sort.hpp>
+#include <adamant/core/sorting.hpp>
 #include <adamant/topology/core_request.hpp>
 #include <adamant/topology/core_sharing.hpp>
 #include <adamant/topology/machine.hpp>
@@ -189,9 +189,9 @@ private:
         std::reverse(groups.begin(), groups.end());
         for (group& g : groups) {
             std::reverse(g.cores.begin(), g.cores.end());
-            detail::stable_sort(g.cores.begin(), g.cores.end(), better);
+            detail::sort_stably(g.cores, better);
         }
-        detail::stable_sort(groups.begin(), groups.end(), [&](group const& a, group const& b) {
+        detail::sort_stably(groups, [&](group const& a, group const& b) {
             if ((a.node == no_node) != (b.node == no_node))
                 return b.node == no_node;
             bool const a_fits = a.cores.size() >= wanted;
@@ -214,7 +214,7 @@ private:
                 break;
             candidates.insert(candidates.end(), g.cores.begin(), g.cores.end());
         }
-        detail::stable_sort(candidates.begin(), candidates.end(), better);
+        detail::sort_stably(candidates, better);
         r.adam.assign(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(wanted));
         std::sort(r.adam.begin(), r.adam.end());
         std::set_difference(r.both.begin(), r.both.end(), r.adam.begin(), r.adam.end(), std::back_inserter(r.host));

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the host's code is made of: texts from parts, sorting, and where shards lie in their parameters.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <random>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <adamant/core/error.hpp>
+#include <adamant/core/sorting.hpp>
+#include <adamant/optimizer/param_places.hpp>
+
+#include "catch.hpp"
+#include "refusal.hpp"
+
+using namespace adamant;
+
+TEST_CASE("a text is its parts one after another")
+{
+    using detail::text_of;
+    std::string const name = "layer";
+    std::string_view const part = std::string_view("weights").substr(0, 6);
+    CHECK(text_of({}) == "");
+    CHECK(text_of({"", std::string(), std::string_view()}) == "");
+    CHECK(text_of({name, ' ', 0u, ": ", part}) == "layer 0: weight");
+    CHECK(text_of({std::string("a\0b", 3)}) == std::string("a\0b", 3));
+    CHECK(text_of({std::numeric_limits<std::uint64_t>::max(), '|', std::numeric_limits<std::int64_t>::min(), '|',
+                   std::numeric_limits<unsigned>::max(), '|', std::numeric_limits<int>::min(), '|', 7ull}) ==
+          "18446744073709551615|-9223372036854775808|4294967295|-2147483648|7");
+    CHECK(text_of({0.1, ' ', 1e-40, ' ', -0.0, ' ', std::numeric_limits<double>::infinity()}) == "0.1 1e-40 -0 inf");
+}
+
+TEST_CASE("exceptions say whose they are")
+{
+    CHECK(test::refusal([] { detail::throw_invalid_argument({"a ", 1}); }) == "adamant: a 1");
+    CHECK_THROWS_AS(detail::throw_invalid_argument({"a"}), invalid_argument);
+    CHECK_THROWS_AS(detail::throw_unavailable({"a"}), unavailable);
+    CHECK_THROWS_AS(detail::throw_device_error({"a"}), device_error);
+    CHECK_THROWS_AS(detail::throw_corrupted({"a"}), corrupted);
+}
+
+TEST_CASE("sorting keeps the order of equals")
+{
+    std::mt19937 random(1);
+    for (std::size_t n : {0u, 1u, 2u, 17u, 1000u}) {
+        std::vector<std::pair<unsigned, std::size_t>> all;
+        for (std::size_t i = 0; i < n; ++i)
+            all.push_back({static_cast<unsigned>(random() % 7), i});
+        auto expected = all;
+        std::sort(expected.begin(), expected.end());
+        auto const by_first = [](auto const& a, auto const& b) { return a.first < b.first; };
+        std::vector<std::size_t> const order = detail::sorted_order(all, by_first);
+        REQUIRE(order.size() == n);
+        for (std::size_t i = 0; i < n; ++i)
+            REQUIRE(all[order[i]] == expected[i]);
+        detail::sort_stably(all, by_first);
+        REQUIRE(all == expected);
+    }
+}
+
+TEST_CASE("shards are found by name and element, in whatever order they came")
+{
+    // Parameters of 100 elements, in shards of ten and some of none, against a map.
+    std::mt19937 random(2);
+    for (int round = 0; round < 20; ++round) {
+        detail::param_places places;
+        std::map<std::pair<std::string, std::size_t>, std::size_t> filled;
+        std::map<std::pair<std::string, std::size_t>, std::size_t> empty;
+        std::vector<std::pair<std::string, std::size_t>> added;
+        shard_dtypes const types = {dtype::float32, dtype::bfloat16, dtype::float32, dtype::float32, dtype::bfloat16};
+        for (int i = 0; i < 60; ++i) {
+            std::string const name = "p" + std::to_string(random() % 12);
+            std::size_t const begin = random() % 11 * 10;
+            std::size_t const size = begin == 100 || random() % 4 == 0 ? 0 : 10;
+            if (size != 0 && filled.contains({name, begin})) {
+                CHECK_THROWS_AS(places.add(name, 0, types, size, {{100}, begin}), invalid_argument);
+                CHECK_THROWS_AS(places.add(name, 0, types, 5, {{100}, begin + 5}), invalid_argument);
+                CHECK(places.size() == added.size());
+                continue;
+            }
+            CHECK_THROWS_AS(places.add(name, 0, types, 101 - begin, {{100}, begin}), invalid_argument);
+            places.add(name, 0, types, size, {{100}, begin});
+            (size != 0 ? filled : empty).emplace(std::pair(name, begin), added.size());
+            added.push_back({name, begin});
+        }
+        auto const check = [&](detail::param_places const& in) {
+            for (int p = 0; p < 13; ++p)
+                for (std::size_t begin = 0; begin <= 100; begin += 5) {
+                    std::pair const place("p" + std::to_string(p), begin);
+                    std::optional<std::size_t> const found = in.find(place.first, begin);
+                    std::optional<std::size_t> expected;
+                    if (auto const at = filled.find(place); at != filled.end())
+                        expected = at->second;
+                    else if (auto const none = empty.find(place); none != empty.end())
+                        expected = none->second;
+                    REQUIRE(found == expected);
+                }
+        };
+        check(places);
+        for (std::size_t i = 0; i < added.size(); ++i)
+            REQUIRE(places.name(i) == added[i].first);
+        // Without one that has elements.
+        if (!filled.empty()) {
+            std::size_t const gone = filled.begin()->second;
+            filled.erase(filled.begin());
+            for (auto* const of : {&filled, &empty})
+                for (auto& [place, shard] : *of)
+                    shard -= shard > gone;
+            check(places.without(gone));
+        }
+    }
+}
