@@ -7,10 +7,8 @@
 #include <adamant/core/abi.hpp>
 #include <adamant/core/dtype.hpp>
 #include <adamant/core/error.hpp>
-#include <adamant/device/best_ratio.hpp>
 #include <adamant/device/device.hpp>
 #include <adamant/device/placement.hpp>
-#include <adamant/device/split.hpp>
 #include <adamant/exec/executor.hpp>
 #include <adamant/exec/first_touch.hpp>
 #include <adamant/exec/memory.hpp>

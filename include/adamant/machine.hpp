@@ -3,6 +3,8 @@
 // of the work the CPU should have. Includes only.
 #pragma once
 
+#include <adamant/device/best_ratio.hpp>
+#include <adamant/device/split.hpp>
 #include <adamant/exec/memory_placement.hpp>
 #include <adamant/exec/resctrl.hpp>
 #include <adamant/topology/launch_mask.hpp>
