@@ -100,7 +100,7 @@ adamant_status adamant_step_shard(const adamant_executor* executor, const adaman
     return guarded([&] {
         adamant::executor const& cpu = cpu_of(executor);
         shard_of_c const s = shard_of(read(shard));
-        if (s.accumulator.type != adamant::dtype::none)
+        if (s.accumulator.type() != adamant::dtype::none)
             adamant::detail::throw_invalid_argument(
                 {"adamant_step_shard() is given an accumulator, which it has no use for; set "
                  "accumulator_dtype to ADAMANT_NONE, or accumulate with an optimizer"});

@@ -32,11 +32,13 @@ public:
             };
             namespace arrays = shard_array;
             dtype const sum = piece.types[arrays::accumulator];
+            kernel::sum_kernels_function const sum_kernels = kernel::sum_kernels_of(sum);
             shards_.emplace_back(any_shard(*piece.format,
                                            {array(arrays::param), array(arrays::grad), array(arrays::exp_avg),
                                             array(arrays::exp_avg_sq), array(arrays::weight_out)},
                                            piece.elems),
-                                 tier_, array(arrays::accumulator), sum, kernel::sum_kernels_of(sum, tier_));
+                                 tier_, array(arrays::accumulator), sum,
+                                 sum_kernels == nullptr ? nullptr : &sum_kernels(tier_));
             first_block_.push_back(slots_.size());
             for (std::size_t b = 0; b < piece.blocks(); ++b) {
                 slots_.push_back(records);

@@ -115,9 +115,9 @@ public:
                           accumulator_array const& sum, shard_place place, isa tier)
     {
         require_group(group);
-        offload_shard const added(view, tier, static_cast<std::byte*>(sum.data), sum.type,
-                                  kernel::sum_kernels_of(sum.type, tier));
         check_accumulator(name, view, sum);
+        offload_shard const added(view, tier, static_cast<std::byte*>(sum.data()), sum.type(),
+                                  sum.kernels() == nullptr ? nullptr : &sum.kernels()(tier));
         std::vector<array_extent> extents;
         append_extents(extents, added, shards_.size(), true);
         refuse_overlaps(std::move(extents));
@@ -238,11 +238,11 @@ private:
     static void check_accumulator(std::string const& name, any_shard const& view, accumulator_array const& sum)
     {
         std::string const of = text_of({"the accumulator of a shard of '", name, "' "});
-        if (sum.type == dtype::float16)
+        if (sum.type() == dtype::float16)
             throw_invalid_argument({of, "is of float16, but must be of float32 or bfloat16"});
-        if (sum.size && *sum.size != view.size())
-            throw_invalid_argument({of, "has ", *sum.size, " elements, but the shard has ", view.size()});
-        if (sum.type != dtype::none && sum.data == nullptr && view.size() != 0)
+        if (sum.size() && *sum.size() != view.size())
+            throw_invalid_argument({of, "has ", *sum.size(), " elements, but the shard has ", view.size()});
+        if (sum.type() != dtype::none && sum.data() == nullptr && view.size() != 0)
             throw_invalid_argument({of, "is null, but the shard has ", view.size(), " elements"});
     }
 

@@ -60,8 +60,9 @@ namespace kernel {
 // For an accumulator of float or bfloat16.
 template <class Sum>
 [[nodiscard]] sum_kernels const& sum_kernels_for(isa tier) noexcept;
+using sum_kernels_function = sum_kernels const& (*)(isa) noexcept;
 // The same by a type that is known at run time; null for any other.
-[[nodiscard]] sum_kernels const* sum_kernels_of(dtype sum, isa tier) noexcept;
+[[nodiscard]] sum_kernels_function sum_kernels_of(dtype sum) noexcept;
 // oracle::block_squares on that tier.
 template <class Grad>
 [[nodiscard]] block_squares_function block_squares_for(isa tier) noexcept;

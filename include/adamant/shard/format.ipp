@@ -47,11 +47,11 @@ ADAMANT_DECL std::size_t step_elems_for(isa tier) noexcept
 {
     return group_elems_of(tier);
 }
-ADAMANT_DECL sum_kernels const* sum_kernels_of(dtype sum, isa tier) noexcept
+ADAMANT_DECL sum_kernels_function sum_kernels_of(dtype sum) noexcept
 {
-    return sum == dtype::float32    ? &sum_kernels_for<float>(tier)
-           : sum == dtype::bfloat16 ? &sum_kernels_for<bfloat16>(tier)
-                                    : nullptr;
+    if (sum == dtype::float32)
+        return &sum_kernels_for<float>;
+    return sum == dtype::bfloat16 ? &sum_kernels_for<bfloat16> : nullptr;
 }
 } // namespace kernel
 
