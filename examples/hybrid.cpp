@@ -243,8 +243,9 @@ void run(settings chosen)
     double ratio = chosen.ratio;
     optimizer.place(gpu, adamant::split(optimizer.shard_sizes(), {.ratio = ratio}));
     if (!chosen.only_digest)
-        std::printf("%zu parameters: %zu layers of Qwen2.5-3B's shapes; CPU: %s, %u threads; device: %s\n", elems,
-                    chosen.layers, name(cpu.tier()).data(), optimizer.cpu().threads(), gpu->name().c_str());
+        std::printf("%zu parameters: %zu layer%s of Qwen2.5-3B's shapes; CPU: %s, %u thread%s; device: %s\n", elems,
+                    chosen.layers, chosen.layers == 1 ? "" : "s", name(cpu.tier()).data(), optimizer.cpu().threads(),
+                    optimizer.cpu().threads() == 1 ? "" : "s", gpu->name().c_str());
 
     auto const wait_for = [](double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); };
     for (std::size_t step = 1; step <= chosen.steps; ++step) {

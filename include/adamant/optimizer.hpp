@@ -173,7 +173,8 @@ public:
     // Opens a step; see the class. The first call allocates, unless prepare() has.
     void begin_step(step_values const& values = {});
     // This shard's gradient is there: the team's threads begin to work on it at once. Returns at once. Throws
-    // invalid_argument where no step is open or the shard has been submitted.
+    // invalid_argument where no step is open or the shard has been submitted or left out; then nothing has changed.
+    // With a device, any other error fails the step: finish() then takes it back and throws device_error.
     void submit(shard_id shard);
     // set_gradient() and submit() in one call.
     void submit(shard_id shard, void const* grad);
