@@ -13,8 +13,7 @@ struct block_kernels {
     step_function step_scratch; // the same with a gradient of floats
     block_squares_function squares;
     block_squares_function squares_scratch;
-    recorded_step_function recorded; // null: records are copies
-    recorded_step_function recorded_scratch;
+    recorded_step_function recorded; // of either gradient, see memory_access; null: records are copies
     undo_function undo_scratch;
     add_gradients_function to_scratch; // grad -> float
     tame_gradient_function tame;

@@ -22,6 +22,33 @@ ADAMANT_SIMD void prefetch(std::byte const* address, std::size_t ahead_bytes)
         __builtin_prefetch(address + ahead_bytes + line);
 }
 
+// A gradient of T, or of floats where memory_access says so: one loop for both, as two take a compiler twice the time.
+template <class T>
+struct or_float {
+};
+template <class T>
+using or_float_unless_it_is = std::conditional_t<std::is_same_v<T, float>, float, or_float<T>>;
+
+template <bool Interleaved, class Grad>
+ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_access how, Grad,
+                             simd::f32 (&g)[simd::vectors])
+{
+    std::byte const* const grad = array + i * sizeof(Grad);
+    prefetch<Grad>(grad, how.prefetch_bytes);
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < simd::vectors; k += 2)
+        simd::template load_pair<Grad, Interleaved>(grad + k * simd::lanes * sizeof(Grad), g[k], g[k + 1]);
+}
+template <bool Interleaved, class T>
+ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_access how, or_float<T>,
+                             simd::f32 (&g)[simd::vectors])
+{
+    if (how.grad_is_float)
+        load_grads<Interleaved>(array, i, how, float{}, g);
+    else
+        load_grads<Interleaved>(array, i, how, T{}, g);
+}
+
 // What is carried from the first half of a group's work to the second.
 template <class Recorder>
 struct started_group {
@@ -60,21 +87,19 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
 {
     param_update(&updates)[simd::vectors] = group.updates;
     std::byte const* const param = a.param + i * sizeof(Param);
-    std::byte const* const grad = a.grad + i * sizeof(Grad);
     std::byte const* const exp_avg = a.exp_avg + i * sizeof(ExpAvg);
     std::byte const* const exp_avg_sq = a.exp_avg_sq + i * sizeof(ExpAvgSq);
     prefetch<Param>(param, how.prefetch_bytes);
-    prefetch<Grad>(grad, how.prefetch_bytes);
     prefetch<ExpAvg>(exp_avg, how.prefetch_bytes);
     prefetch<ExpAvgSq>(exp_avg_sq, how.prefetch_bytes);
 
     state_vectors s[simd::vectors];
     simd::f32 g[simd::vectors];
+    load_grads<Interleaved>(a.grad, i, how, Grad{}, g);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; k += 2) {
         std::size_t const at = k * simd::lanes;
         simd::template load_pair<Param, Interleaved>(param + at * sizeof(Param), s[k].param, s[k + 1].param);
-        simd::template load_pair<Grad, Interleaved>(grad + at * sizeof(Grad), g[k], g[k + 1]);
         simd::template load_pair<ExpAvg, Interleaved>(exp_avg + at * sizeof(ExpAvg), s[k].exp_avg, s[k + 1].exp_avg);
         simd::template load_pair<ExpAvgSq, Interleaved>(exp_avg_sq + at * sizeof(ExpAvgSq), s[k].exp_avg_sq,
                                                         s[k + 1].exp_avg_sq);

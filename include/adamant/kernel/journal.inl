@@ -225,6 +225,19 @@ private:
     }
 };
 
+// One pair of loops for gradients of their own type and of floats.
+template <class Grad, class WeightOut>
+constexpr paths_of_types<record_writer> recorded_paths(bool grad_is_float)
+{
+    using either = or_float_unless_it_is<Grad>;
+    return {ordinary_step<float, either, float, float, WeightOut, record_writer>,
+            fast_step<path::lenient, native_bfloat16::either, float, either, float, float, WeightOut, record_writer>,
+            grad_is_float ? step_rest<float, float, float, float, WeightOut>
+                          : step_rest<float, Grad, float, float, WeightOut>,
+            grad_is_float ? types_of<float, float, float, float, WeightOut>
+                          : types_of<float, Grad, float, float, WeightOut>};
+}
+
 // See recorded_step_function.
 template <class Grad, class WeightOut>
 std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access how,
@@ -237,7 +250,9 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
         how.stream = false;
     else
         how.stream = how.stream && reinterpret_cast<std::uintptr_t>(a.weight_out) % 64 == 0;
-    step_stretch(a, 0, n, c, how, paths_for<float, Grad, float, float, WeightOut, record_writer>, to);
+    static constexpr paths_of_types<record_writer> own = recorded_paths<Grad, WeightOut>(false);
+    static constexpr paths_of_types<record_writer> of_floats = recorded_paths<Grad, WeightOut>(true);
+    step_stretch(a, 0, n, c, how, how.grad_is_float ? of_floats : own, to);
     if (how.stream)
         simd::stream_fence();
     return to.old;

@@ -27,11 +27,12 @@ struct step_pointers {
 // How far ahead a step asks for memory where nobody says otherwise.
 inline constexpr std::uint32_t default_prefetch_bytes = 2048;
 
-// How a step goes to memory: a matter of speed, never of bits.
+// How a step goes to memory: but for the last, a matter of speed, never of bits.
 struct memory_access {
     bool stream = false;                                   // store weight_out past the caches
     bool native_bfloat16 = false;                          // set by the kernels of AVX512_BF16, and by nobody else
     std::uint32_t prefetch_bytes = default_prefetch_bytes; // past the end of an array that does nothing
+    bool grad_is_float = false; // for recorded_step_function: grad is of floats, whatever the shard's is of
     constexpr memory_access(bool stream_weight_out, std::uint32_t ahead_bytes = default_prefetch_bytes) noexcept
         : stream(stream_weight_out), prefetch_bytes(ahead_bytes)
     {

@@ -22,7 +22,6 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
     k.squares_scratch = kernel::block_squares_for<float>(tier);
     if constexpr (std::is_same_v<Param, float> && std::is_same_v<ExpAvg, float> && std::is_same_v<ExpAvgSq, float>) {
         k.recorded = kernel::recorded_step_for<Grad, WeightOut>(tier);
-        k.recorded_scratch = kernel::recorded_step_for<float, WeightOut>(tier);
         k.undo_scratch = kernel::undo_for<float>(tier);
     }
     k.to_scratch = kernel::add_gradients_for<Grad, void, float>(tier);

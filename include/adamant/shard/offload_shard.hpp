@@ -124,8 +124,10 @@ public:
                                            kernel::memory_access how, std::byte* record) const noexcept
     {
         std::size_t const n = length(block);
-        if (!records_are_copies())
-            return (g.in_scratch ? kernels_->recorded_scratch : kernels_->recorded)(at(block, g.at), n, c, how, record);
+        if (!records_are_copies()) {
+            how.grad_is_float = g.in_scratch;
+            return kernels_->recorded(at(block, g.at), n, c, how, record);
+        }
         for (shard_array::index const which : {param, exp_avg, exp_avg_sq}) {
             std::memcpy(record, data(which) + block * norm_block_elems * elem_bytes(which), n * elem_bytes(which));
             record += n * elem_bytes(which);
