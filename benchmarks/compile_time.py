@@ -6,8 +6,8 @@ Usage: benchmarks/compile_time.py [--compiler g++] [--rounds 5]
 
 Compiles the README's two programs, each header-only and against the library that is compiled separately, beside a file
 that includes what most programs do. Rounds go through all of them in turn, so that whatever else the machine does meets
-them alike. Shown are medians and the range, and the medians in units of that file's, which differ less between machines:
-README.md has them times the 0.4 s that it takes on a quiet one."""
+them alike. Shown are medians, the range, and the medians as multiples of that file's: these differ less from machine to
+machine. README.md has the multiples times 0.4 s, which that file takes on a quiet one."""
 import argparse
 import os
 import pathlib

@@ -157,8 +157,8 @@ inline void check_metadata(state_dict const& state)
         check_utf8(text_of({"the metadata's text of '", key, "'"}), value);
         if (key.empty() || key.starts_with(own_metadata))
             throw_invalid_argument({"the metadata have the key '", key,
-                                    "', but must have keys that are not "
-                                    "empty and do not begin with 'adamant.', which are the library's"});
+                                    "', but must have keys that are not empty and do not begin with 'adamant.', which "
+                                    "are the library's"});
     }
 }
 

@@ -27,7 +27,7 @@ struct step_pointers {
 // How far ahead a step asks for memory where nobody says otherwise.
 inline constexpr std::uint32_t default_prefetch_bytes = 2048;
 
-// How a step goes to memory: but for the last, a matter of speed, never of bits.
+// How a step goes to memory, which changes its speed and never its bits; and of which type the gradient is.
 struct memory_access {
     bool stream = false;                                   // store weight_out past the caches
     bool native_bfloat16 = false;                          // set by the kernels of AVX512_BF16, and by nobody else

@@ -89,7 +89,7 @@ public:
         std::vector<std::size_t> results{0}; // of each piece of next
         std::vector<grad_squares> squares;
         std::vector<std::uint8_t> recorded;
-        std::vector<std::uint8_t> kept(pieces_.size()); // 1 for each that is
+        std::vector<std::uint8_t> kept(pieces_.size()); // 1: the piece stays where it is
         if (to != nullptr)
             to->claim(this); // after what allocates: whatever fails from here on lets go of it
         part_.reset();       // its records are not needed any more, and the next one may need their memory
