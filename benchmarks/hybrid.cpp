@@ -25,6 +25,7 @@
 #include <vector>
 
 #include <adamant/device/emulated_device.hpp>
+#include <adamant/machine.hpp>
 #include <adamant/tune/statistics.hpp>
 
 #include "references.hpp"
