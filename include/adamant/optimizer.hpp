@@ -42,10 +42,15 @@ struct shard_to_add {
 // Then, for every batch, either call step(), or begin_step(), submit() for each shard as its gradient arrives, and
 // finish(). Both give the same bits, in any order, with any number of threads and any budget for the journal.
 //
-// The norm is a sum over blocks of norm_block_elems elements, in the order in which shards were added: a model whose
-// tensors are cut at multiples of that has the norm of the uncut one.
+// The norm is made of blocks of norm_block_elems elements, whose sums are added exactly: a model has the same norm in
+// any order of shards, on any number of ranks, and however tensors are cut at multiples of that. Where nobody needs the
+// norm, gradients are read once (see optimizer_report::measured).
 //
 // Before the first step weight_out must hold the rounded params: a step that is taken back leaves that there.
+//
+// A step() over few elements is done in the calling thread, as executor::for_each_slice() does slices, and one over any
+// number where the executor has no team. What goes on without the caller, begin_step() and step_async(), and steps with
+// a device, are the team's work; an executor without one gets one of a single thread for it, which is bound to nothing.
 //
 // Threads: submit(), leave_out() and set_gradient() may be called from any thread but the team's own, from several at
 // once; everything else from one thread at a time. Gradients must not change between their submit() and the end of
@@ -58,8 +63,7 @@ struct shard_to_add {
 // Movable; an optimizer that was moved from can only be destroyed or assigned to.
 class optimizer {
 public:
-    // Works with the executor's team. For an executor without a team, makes a team of one unbound thread. Throws
-    // invalid_argument for options that cannot be.
+    // Works with the executor's threads. Throws invalid_argument for options that cannot be.
     explicit optimizer(executor const& cpu, optimizer_options options = {});
     optimizer(optimizer&& other) noexcept;
     optimizer& operator=(optimizer&& other) noexcept;

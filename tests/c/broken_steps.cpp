@@ -10,15 +10,16 @@ TEST_CASE("C: the sum over processes, and what becomes of a step when it fails")
 {
     struct hook {
         std::int32_t status = 0;
-        double factor = 4;
-        std::uint64_t more = 0;
+        std::int64_t factor = 4;
+        std::int64_t more = 0;
         int calls = 0;
-        static std::int32_t run(void* user, double* sum, std::uint64_t* nonfinite)
+        static std::int32_t run(void* user, std::int64_t* words, std::size_t count)
         {
             hook& self = *static_cast<hook*>(user);
             ++self.calls;
-            *sum *= self.factor;
-            *nonfinite += self.more;
+            for (std::size_t i = 0; i < count; ++i)
+                words[i] *= self.factor;
+            words[count - 1] += self.more;
             if (self.status == 1000)
                 throw 5; // from C++ that should not
             return self.status;
@@ -81,10 +82,10 @@ TEST_CASE("C: the sum over processes, and what becomes of a step when it fails")
     submit_all();
     fails(adamant_finish(o.get(), &r), ADAMANT_REDUCE_FAILED, "returned 7");
     reduce.status = 0;
-    for (double const impossible : {-1.0, static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
-        reduce.factor = impossible;
-        refused(adamant_finish(o.get(), &r), "reduce was given the sum of squares");
-    }
+    reduce.factor = -1;
+    refused(adamant_finish(o.get(), &r), "reduce left words that no sum of squares has");
+    reduce.factor = 0;
+    refused(adamant_finish(o.get(), &r), "reduce was given the words of the sum of squares");
     reduce.factor = 4;
     ok(adamant_finish(o.get(), &r));
     REQUIRE((r.step == 2 && steps_of(o) == 2));

@@ -64,7 +64,7 @@ static std::size_t live_with_failures(long n, folder const& dir, std::uint64_t& 
     oo.max_norm = 1;
     oo.keep_last_step = 1;
     std::int32_t reduce_status = 0;
-    oo.reduce = [](void* user, double*, std::uint64_t*) { return *static_cast<std::int32_t*>(user); };
+    oo.reduce = [](void* user, std::int64_t*, std::size_t) { return *static_cast<std::int32_t*>(user); };
     oo.reduce_user = &reduce_status;
     adamant_optimizer* made = nullptr;
     with_failure([&] {

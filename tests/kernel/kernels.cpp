@@ -521,7 +521,7 @@ TEST_CASE("one block's sum of squares and count have the oracle's bits")
         using grad_type = decltype(element);
         test::random_bits random(11);
         for (test::values const kind : test::all_values)
-            for (std::size_t const n : test::sizes{0, 1, 2, 15, 16, 17, 31, 33, 100, 300, 4095, 4096})
+            for (std::size_t const n : test::sizes{0, 1, 2, 31, 63, 64, 65, 100, 127, 129, 300, 4095, 4096})
                 for (std::size_t const offset : test::sizes{0, 1, 2, 7}) {
                     test::array grad(type, n, offset);
                     for (std::size_t i = 0; i < n; ++i) {
@@ -535,6 +535,38 @@ TEST_CASE("one block's sum of squares and count have the oracle's bits")
                     REQUIRE(std::bit_cast<std::uint64_t>(found.sum) == std::bit_cast<std::uint64_t>(expected.sum));
                     REQUIRE(found.nonfinite == expected.nonfinite);
                 }
+    };
+    check(float{}, dtype::float32);
+    check(bfloat16{}, dtype::bfloat16);
+    check(float16{}, dtype::float16);
+}
+
+TEST_CASE("sums of squares that leave the safe range have the oracle's bits, and so have those that just do not")
+{
+    auto const check = [](auto element, dtype type) {
+        using grad_type = decltype(element);
+        test::random_bits random(12);
+        for (int low = -135; low <= 127; low += low > -70 && low < -40 ? 1 : 9)
+            for (std::size_t const n : test::sizes{1, 64, 130, 4096})
+                for (unsigned const zeros : {0u, 2u, 50u}) // of so many elements one is none
+                    for (int const others : {0, 1, 2}) {
+                        test::array grad(type, n);
+                        for (std::size_t i = 0; i < n; ++i) {
+                            float g = std::ldexp(test::with_exponent(random(), 0, 1), low);
+                            if (zeros != 0 && random.below(zeros) != 0)
+                                g = random.below(2) == 0 ? 0.0f : -0.0f;
+                            else if (others == 1 && random.below(200) == 0)
+                                g = 0x1p100f;
+                            else if (others == 2 && random.below(500) == 0)
+                                g = test::from_bits(0x7f800000u | (random.below(2) == 0 ? 0u : 0x80400001u));
+                            grad.set(i, g);
+                        }
+                        grad_squares const expected = kernel::block_squares_for<grad_type>(isa::scalar)(grad.data(), n);
+                        grad_squares const found = kernel::block_squares_for<grad_type>(test::tier())(grad.data(), n);
+                        INFO("from 2^" << low << " length " << n << " zeros " << zeros << " others " << others);
+                        REQUIRE(std::bit_cast<std::uint64_t>(found.sum) == std::bit_cast<std::uint64_t>(expected.sum));
+                        REQUIRE(found.nonfinite == expected.nonfinite);
+                    }
     };
     check(float{}, dtype::float32);
     check(bfloat16{}, dtype::bfloat16);

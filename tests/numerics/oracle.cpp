@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle against the formula in double, and against what PyTorch's float32 formula loses on the same data.
+#include <algorithm>
+#include <cfenv>
 #include <cmath>
 
+#include <adamant/numerics/float_mode.hpp>
 #include <adamant/numerics/oracle.hpp>
+#include <adamant/numerics/squares_total.hpp>
 
 #include "catch.hpp"
+#include "exact_sum.hpp"
 
 using namespace adamant;
 using test::bits;
@@ -43,7 +48,8 @@ void torch_step(oracle::element& e, float g, hyperparameters const& h, std::uint
     double const n = static_cast<double>(t);
     double const bias1 = 1 - std::pow(h.beta1, n);
     double const bias2 = 1 - std::pow(h.beta2, n);
-    float const denominator = std::sqrt(e.exp_avg_sq) / static_cast<float>(std::sqrt(bias2)) + static_cast<float>(h.eps);
+    float const denominator =
+        std::sqrt(e.exp_avg_sq) / static_cast<float>(std::sqrt(bias2)) + static_cast<float>(h.eps);
     e.param = e.param + static_cast<float>(-(h.lr / bias1)) * (e.exp_avg / denominator);
 }
 
@@ -86,23 +92,27 @@ errors measure(hyperparameters const& h)
 } // namespace
 
 // Both are some roundings of the same size, so the one is below the other by chance; 1 % covers the chance.
-TEST_CASE("decay_mode: the oracle is no further from exact Adam and AdamW than PyTorch's formula, with large decay too", "[slow]")
+TEST_CASE("decay_mode: the oracle is no further from exact Adam and AdamW than PyTorch's formula, with large decay too",
+          "[slow]")
 {
     for (decay_mode const mode : {decay_mode::decoupled, decay_mode::l2})
         for (double const weight_decay : {0.0, 0.01, 0.5})
             for (double const lr : {1e-4, 1e-2}) {
                 // Betas that are floats: what is compared is the arithmetic, not the rounding of the betas.
-                errors const e = measure({.lr = lr, .beta1 = 0.9f, .beta2 = 0.999f, .weight_decay = weight_decay, .mode = mode});
-                INFO("mode " << static_cast<int>(mode) << " decay " << weight_decay << " lr " << lr << " ours " << e.ours
-                             << " torch's " << e.torchs);
+                errors const e =
+                    measure({.lr = lr, .beta1 = 0.9f, .beta2 = 0.999f, .weight_decay = weight_decay, .mode = mode});
+                INFO("mode " << static_cast<int>(mode) << " decay " << weight_decay << " lr " << lr << " ours "
+                             << e.ours << " torch's " << e.torchs);
                 CHECK(e.ours <= e.torchs * 1.01);
                 CHECK(e.ours > 0);
             }
 }
 
-// 0.9f + 0.1f is not 1, and a first moment made of the two carries 2.2e-7 of that. PyTorch's lerp does not. It shows where
-// a parameter moves by its own size in 100 steps, and stays a matter of units in the last place.
-TEST_CASE("decay_mode: with betas that no float holds the oracle is as close at usual learning rates, and near at large ones", "[slow]")
+// 0.9f + 0.1f is not 1, and a first moment made of the two carries 2.2e-7 of that. PyTorch's lerp does not. It shows
+// where a parameter moves by its own size in 100 steps, and stays a matter of units in the last place.
+TEST_CASE(
+    "decay_mode: with betas that no float holds the oracle is as close at usual learning rates, and near at large ones",
+    "[slow]")
 {
     for (decay_mode const mode : {decay_mode::decoupled, decay_mode::l2})
         for (double const lr : {1e-4, 1e-2}) {
@@ -157,18 +167,166 @@ TEST_CASE("rounding to bfloat16 is flushed like everything else")
 TEST_CASE("the sum of squares is that of the written order")
 {
     test::random_bits random(3);
-    for (std::size_t const n : test::sizes{0, 1, 15, 16, 17, 100, 4096}) {
+    float_mode_scope const mode(subnormals::kept);
+    for (std::size_t const n : test::sizes{0, 1, 63, 64, 65, 200, 4096}) {
         std::vector<float> grad(n);
-        double partial[16] = {};
+        std::vector<float> lanes(64, 0x1p-125f);
         for (std::size_t i = 0; i < n; ++i) {
             grad[i] = test::with_exponent(random(), -10, 10);
-            partial[i % 16] += static_cast<double>(grad[i]) * static_cast<double>(grad[i]);
+            lanes[i % 64] = std::fma(grad[i], grad[i], lanes[i % 64]);
         }
-        auto const add = [&](int a, int b) { return partial[a] + partial[b]; };
-        double const expected = ((add(0, 8) + add(4, 12)) + (add(2, 10) + add(6, 14))) +
-                                ((add(1, 9) + add(5, 13)) + (add(3, 11) + add(7, 15)));
+        std::vector<double> sums;
+        for (float const lane : lanes)
+            sums.push_back(static_cast<double>(lane) - 0x1p-125);
+        while (sums.size() > 1) {
+            std::size_t const half = sums.size() / 2;
+            for (std::size_t j = 0; j < half; ++j)
+                sums[j] += sums[j + half];
+            sums.resize(half);
+        }
         grad_squares const found = oracle::block_squares<float>(reinterpret_cast<std::byte const*>(grad.data()), n);
-        CHECK(found.sum == expected);
+        CHECK(found.sum == sums[0]);
         CHECK(found.nonfinite == 0);
     }
+}
+
+namespace {
+
+// The error of a block's sum, in units of 2^-18 of the exact one.
+double error_of_block(std::vector<float> const& grad)
+{
+    test::exact_sum exact;
+    for (float const g : grad)
+        exact.add(static_cast<double>(g) * static_cast<double>(g));
+    grad_squares const found =
+        oracle::block_squares<float>(reinterpret_cast<std::byte const*>(grad.data()), grad.size());
+    exact.add(-found.sum);
+    double const error = std::fabs(exact.rounded());
+    return error == 0 ? 0 : error / (found.sum + error) * 0x1p18;
+}
+
+} // namespace
+
+TEST_CASE("a block's sum of squares is within 2^-18 of the exact one, which is nearly reached")
+{
+    float_mode_scope const mode(subnormals::kept);
+    test::random_bits random(8);
+    // One square in each lane, and then such that just do not change it: all of them are lost.
+    std::vector<float> grad(4096, std::nextafter(0x1p-12f, 0.0f));
+    std::fill_n(grad.begin(), 64, 1.0f);
+    double const lost = error_of_block(grad);
+    CHECK(lost > 0.98);
+    CHECK(lost <= 1);
+    // The smallest squares that do: each is rounded up.
+    std::fill(grad.begin() + 64, grad.end(), std::nextafter(0x1p-12f, 1.0f));
+    double const gained = error_of_block(grad);
+    CHECK(gained > 0.9);
+    CHECK(gained <= 1);
+    for (int scale = -62; scale <= 57; ++scale)
+        for (int spread : {0, 3, 12, 30}) {
+            for (float& g : grad)
+                g = test::with_exponent(random(), std::max(scale - spread, -126), scale);
+            INFO("scale " << scale << " spread " << spread);
+            CHECK(error_of_block(grad) <= 1);
+        }
+    // Where sums stop being safe, on either side, in a whole block and in a single element.
+    for (int scale : {-126, -125, -64, -63, -62, -57, -56, -52, -51, -50, -46, -45, -44, 57, 58, 60, 61, 63, 64, 127})
+        for (std::size_t const n : test::sizes{1, 64, 4096}) {
+            grad.assign(n, 0.0f);
+            for (float& g : grad)
+                g = std::ldexp(1.0f, scale) *
+                    static_cast<float>(1 + 0.9 * static_cast<double>(random() >> 12) * 0x1p-52);
+            INFO("scale " << scale << " n " << n);
+            CHECK(error_of_block(grad) <= (scale == -126 ? 1e300 : 1)); // what is at most 2^-126 counts as zero
+        }
+}
+
+TEST_CASE("what is not finite is counted and left out, and zeros have a sum of zero")
+{
+    float_mode_scope const mode(subnormals::kept);
+    auto const of = [](std::vector<float> const& grad) {
+        return oracle::block_squares<float>(reinterpret_cast<std::byte const*>(grad.data()), grad.size());
+    };
+    CHECK((of({}).sum == 0 && of({}).nonfinite == 0));
+    CHECK(of(std::vector<float>(4096, -0.0f)).sum == 0);
+    CHECK(of(std::vector<float>(4096, 1e-40f)).sum == 0); // a subnormal
+    float const inf = static_cast<float>(INFINITY);
+    grad_squares const some = of({3.0f, inf, 4.0f, static_cast<float>(NAN), -inf});
+    CHECK(some.sum == 25);
+    CHECK(some.nonfinite == 3);
+    CHECK(of({1e30f, 1e30f}).sum == 2 * (static_cast<double>(1e30f) * static_cast<double>(1e30f)));
+    CHECK(of({1e-30f}).sum == static_cast<double>(1e-30f) * static_cast<double>(1e-30f));
+}
+
+TEST_CASE("a total is the exact sum of what was added, rounded once, in any order and by any grouping")
+{
+    test::random_bits random(12);
+    for (int round = 0; round < 300; ++round) {
+        std::vector<double> sums(1 + random.below(200));
+        int const lowest = -250 + static_cast<int>(random.below(500));
+        int const spread = static_cast<int>(random.below(static_cast<std::size_t>(260 - lowest) / 2)) + 1;
+        for (double& sum : sums) {
+            auto const exponent = static_cast<int>(random.below(static_cast<std::size_t>(spread)));
+            sum = std::ldexp(1 + static_cast<double>(random() >> 12) * 0x1p-52, lowest + exponent);
+            if (random.below(9) == 0)
+                sum = random.below(2) == 0 ? 0 : std::ldexp(1.0, lowest + exponent); // ties
+        }
+        test::exact_sum exact;
+        squares_total all;
+        for (double const sum : sums) {
+            exact.add(sum);
+            all.add({sum, 2});
+        }
+        REQUIRE(all.rounded().sum == exact.rounded());
+        REQUIRE(all.rounded().nonfinite == 2 * sums.size());
+
+        std::vector<squares_total> ranks(1 + random.below(5));
+        for (std::size_t i = sums.size(); i-- > 0;)
+            ranks[random.below(ranks.size())].add({sums[i], 2});
+        squares_total merged;
+        squares_total::word_array words{};
+        for (squares_total const& rank : ranks) {
+            merged.add(rank);
+            for (std::size_t w = 0; w < words.size(); ++w)
+                words[w] += rank.words()[w];
+        }
+        squares_total reduced;
+        REQUIRE(reduced.set_words(words));
+        REQUIRE(merged == all);
+        REQUIRE(reduced == all);
+        REQUIRE(all.covers(ranks[0]));
+        squares_total more = all;
+        more.add({std::ldexp(1.0, lowest), 0});
+        REQUIRE((more.covers(all) && !all.covers(more)));
+        for (int const mode : {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}) {
+            std::fesetround(mode);
+            double const rounded = all.rounded().sum;
+            std::fesetround(FE_TONEAREST);
+            REQUIRE(rounded == exact.rounded());
+        }
+    }
+    // Ties: the last bit decides, and anything below it.
+    auto const sum_of = [](std::initializer_list<double> all) {
+        squares_total total;
+        for (double const sum : all)
+            total.add({sum, 0});
+        return total.rounded().sum;
+    };
+    CHECK(sum_of({1, 0x1p-53}) == 1);
+    CHECK(sum_of({1 + 0x1p-52, 0x1p-53}) == 1 + 0x1p-51);
+    CHECK(sum_of({1, 0x1p-53, 0x1p-252}) == 1 + 0x1p-52);
+    CHECK(sum_of({0x1p268, 0x1p-252}) == 0x1p268);
+    CHECK(sum_of({}) == 0);
+    // As many ranks as words have room for.
+    squares_total::word_array full{};
+    full.fill((std::int64_t{1} << 32) - 1);
+    full[19] = 0;
+    for (std::int64_t& word : full)
+        word *= std::int64_t{1} << 31;
+    squares_total of_all;
+    REQUIRE(of_all.set_words(full));
+    CHECK(of_all.rounded().sum == std::ldexp(1.0, 19 * 32 - 320 + 31));
+    full[4] = -1;
+    CHECK(!of_all.set_words(full));
+    CHECK(of_all.rounded().sum == std::ldexp(1.0, 19 * 32 - 320 + 31));
 }

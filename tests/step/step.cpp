@@ -7,6 +7,7 @@
 #include <adamant/adamant.hpp>
 
 #include "catch.hpp"
+#include "exact_sum.hpp"
 
 using namespace adamant;
 
@@ -112,8 +113,8 @@ TEST_CASE("a shard large enough for streamed stores has the same bits")
         std::fill(exp_avg_sq.begin(), exp_avg_sq.end(), 0.0f);
         std::fill(weight_out.begin(), weight_out.end(), bfloat16{1});
         step(executor(),
-             shard(param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), weight_out.data() + offset, n), usual_adamw,
-             1);
+             shard(param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), weight_out.data() + offset, n),
+             usual_adamw, 1);
         float const expected = oracle::update({0.25f, 0, 0}, 0.125f, make_coefficients(usual_adamw, 1)).param;
         std::size_t wrong = 0;
         for (std::size_t i = 0; i < n; ++i)
@@ -158,13 +159,12 @@ TEST_CASE("slow_finite_check: sum and count have the same bits for every tier an
         }
         grad_squares const expected = sum_of_squares(executor({.tier = isa::scalar, .threads = 1}), grad);
         CHECK(expected.nonfinite == nonfinite);
-        // Block sums in block order.
-        double sum = 0;
+        test::exact_sum sum;
         for (std::size_t at = 0; at < n; at += norm_block_elems)
-            sum += oracle::block_squares<bfloat16>(reinterpret_cast<std::byte const*>(grad.data() + at),
-                                                   std::min(norm_block_elems, n - at))
-                       .sum;
-        CHECK(expected.sum == sum);
+            sum.add(oracle::block_squares<bfloat16>(reinterpret_cast<std::byte const*>(grad.data() + at),
+                                                    std::min(norm_block_elems, n - at))
+                        .sum);
+        CHECK(expected.sum == sum.rounded());
 #if defined(_OPENMP)
         for (unsigned const threads : {1u, 2u, 7u}) {
 #else

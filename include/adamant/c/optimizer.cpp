@@ -3,6 +3,7 @@
 #include <adamant/c/optimizer.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -34,19 +35,18 @@ loss_scaling_options from_c(adamant_loss_scaling const* from)
             .max_scale = s.max_scale};
 }
 
-static grad_squares call_reduce(adamant_reduce reduce, void* user, grad_squares squares)
+static void call_reduce(adamant_reduce reduce, void* user, std::span<std::int64_t> words)
 {
     std::string const failed = "adamant: the sum of gradients over all processes failed: the function that was given "
                                "as reduce ";
     std::int32_t status = 0;
     try {
-        status = reduce(user, &squares.sum, &squares.nonfinite);
+        status = reduce(user, words.data(), words.size());
     } catch (...) { // a function in C++ that should not
         throw reduce_failed(failed + "threw an exception");
     }
     if (status != 0)
         throw reduce_failed(detail::text_of({failed, "returned ", status}));
-    return squares;
 }
 
 static optimizer_options from_c(adamant_optimizer_options const& from)
@@ -63,8 +63,8 @@ static optimizer_options from_c(adamant_optimizer_options const& from)
     if (from.journal_budget_bytes != ADAMANT_AUTOMATIC_BYTES)
         to.journal_budget_bytes = from.journal_budget_bytes;
     if (from.reduce != nullptr)
-        to.reduce = [reduce = from.reduce, user = from.reduce_user](grad_squares squares) {
-            return call_reduce(reduce, user, squares);
+        to.reduce = [reduce = from.reduce, user = from.reduce_user](std::span<std::int64_t> words) {
+            call_reduce(reduce, user, words);
         };
     return to;
 }

@@ -40,13 +40,15 @@ enum {
     ADAMANT_SPECULATE_NEVER = 2
 };
 
-/* For gradients that are spread over processes. It is given the sum of squares of this process's gradients and the
- * count of their elements that are infinite or NaN, and replaces both by those of all processes (a sum by MPI or NCCL,
- * added in the same order everywhere). It returns 0. Any other value fails the step with ADAMANT_REDUCE_FAILED. A sum
- * that is negative or not finite, or a count below this process's own, fails it with ADAMANT_INVALID_ARGUMENT. It is
- * called once in every step: by adamant_finish() or adamant_step() in their thread, and for adamant_step_async() in a
- * thread of the executor. It must not call this optimizer, nor wait for anyone who does. */
-typedef int32_t (*adamant_reduce)(void* user, double* sum, uint64_t* nonfinite);
+/* For gradients that are spread over processes. It is given the ADAMANT_SQUARES_WORDS words of this process's sum of
+ * squares (see adamant_add_squares()), and replaces each by its sum over all processes, as 64-bit integers: what
+ * MPI_Allreduce(MPI_IN_PLACE, words, count, MPI_INT64_T, MPI_SUM, comm) does. Integers have no order of addition, so
+ * the norm is that of one process with all gradients, if these are cut at multiples of 4096 elements. It returns 0. Any
+ * other value fails the step with ADAMANT_REDUCE_FAILED. Words that no sum has, or that are less than this process's
+ * own, fail it with ADAMANT_INVALID_ARGUMENT. It is called once in every step: by adamant_finish() or adamant_step() in
+ * their thread, and for adamant_step_async() in a thread of the executor. It must not call this optimizer, nor wait for
+ * anyone who does. */
+typedef int32_t (*adamant_reduce)(void* user, int64_t* words, size_t count);
 
 typedef struct adamant_optimizer_options {
     size_t struct_bytes;
@@ -70,9 +72,10 @@ typedef struct adamant_optimizer_options {
 /* journal_budget_bytes bounds the records with which a step can be taken back; never more is allocated than one step's
  * records can take. They take, in bytes per element, with float32 params and moments: 2 in the first step, 2.1 to 2.3
  * in ordinary training and 14 at most (12 with the instruction sets scalar and, on x86, generic); with other types as
- * much as params and moments themselves (6, 8 or 10); and an eighth more, as memory is handed out in pages. ADAMANT_AUTOMATIC_BYTES stands for 3 bytes per element with float32,
- * for the size of params and moments with other types, and with keep_last_step for the most that the records can take.
- * A shard that finds no room for its records waits for the norm. */
+ * much as params and moments themselves (6, 8 or 10); and an eighth more, as memory is handed out in pages.
+ * ADAMANT_AUTOMATIC_BYTES stands for 3 bytes per element with float32, for the size of params and moments with other
+ * types, and with keep_last_step for the most that the records can take. A shard that finds no room for its records
+ * waits for the norm. */
 ADAMANT_C_API adamant_status adamant_optimizer_options_init(adamant_optimizer_options* options, size_t struct_bytes);
 
 typedef struct adamant_optimizer adamant_optimizer;

@@ -2,7 +2,9 @@
 // What adamant/c/shard.h declares.
 #include <adamant/c/shard.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include <adamant/c/convert.hpp>
@@ -115,6 +117,37 @@ adamant_status adamant_sum_of_squares(const adamant_executor* executor, const vo
     return guarded([&] {
         adamant::dtype const type = to_enum(dtype, adamant::dtype::float16, "dtype");
         adamant::grad_squares const found = sum_of_squares(cpu_of(executor), grad, type, elements);
+        give(sum, found.sum);
+        give(nonfinite, found.nonfinite);
+    });
+}
+
+static_assert(ADAMANT_SQUARES_WORDS == adamant::squares_total::word_count);
+static adamant::squares_total total_of(int64_t const* words)
+{
+    needed(words, "words");
+    adamant::squares_total::word_array all;
+    std::copy_n(words, all.size(), all.data());
+    adamant::squares_total total;
+    if (!total.set_words(all))
+        adamant::detail::throw_invalid_argument(
+            {"words are those of no sum of squares: a negative one, or too large a sum; begin with zeros"});
+    return total;
+}
+adamant_status adamant_add_squares(const adamant_executor* executor, const void* grad, adamant_dtype dtype,
+                                   size_t elements, int64_t* words)
+{
+    return guarded([&] {
+        adamant::dtype const type = to_enum(dtype, adamant::dtype::float16, "dtype");
+        adamant::squares_total total = total_of(words);
+        add_squares(cpu_of(executor), grad, type, elements, total);
+        std::copy_n(total.words().data(), total.words().size(), words);
+    });
+}
+adamant_status adamant_round_squares(const int64_t* words, double* sum, uint64_t* nonfinite)
+{
+    return guarded([&] {
+        adamant::grad_squares const found = total_of(words).rounded();
         give(sum, found.sum);
         give(nonfinite, found.nonfinite);
     });

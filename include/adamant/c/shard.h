@@ -79,13 +79,25 @@ ADAMANT_C_API adamant_status adamant_hyperparameters_init(adamant_hyperparameter
 ADAMANT_C_API adamant_status adamant_step_shard(const adamant_executor* executor, const adamant_shard* shard,
                                                 const adamant_hyperparameters* hyper, uint64_t step_number,
                                                 double loss_scale, double clip_coefficient, uint64_t* nonfinite);
-/* The sum of squares of a gradient's finite elements, and the number of its other elements, in one pass. Norms are made
- * of it. It is added up over blocks of 4096 elements in order, so it has the same bits for every instruction set and
+/* The sum of squares of a gradient's finite elements, and the number of its other elements, in one pass. The sums of
+ * blocks of 4096 elements are added exactly and rounded once, so it has the same bits for every instruction set and
  * number of threads. Both results may be null. From any thread. invalid argument: a null pointer with elements, or no
  * type. */
 ADAMANT_C_API adamant_status adamant_sum_of_squares(const adamant_executor* executor, const void* grad,
                                                     adamant_dtype dtype, size_t elements, double* sum,
                                                     uint64_t* nonfinite);
+/* The norm of several gradients, the same for any order and however they are cut at multiples of 4096 elements: adds
+ * one's sum and number to a total, ADAMANT_SQUARES_WORDS words that are zero at first. 20 words are an integer in units
+ * of 2^-320, 32 bits each, the lowest first; the last is the number of elements that are not finite. Totals may be
+ * added word by word. Errors as above, with nothing added; and invalid argument for words that no total has. */
+#define ADAMANT_SQUARES_WORDS 21
+ADAMANT_C_API adamant_status adamant_add_squares(const adamant_executor* executor, const void* grad,
+                                                 adamant_dtype dtype, size_t elements,
+                                                 int64_t words[ADAMANT_SQUARES_WORDS]);
+/* A total's sum, rounded once, and number; the norm is the root of the sum. Both results may be null. invalid argument:
+ * words that no total has. */
+ADAMANT_C_API adamant_status adamant_round_squares(const int64_t words[ADAMANT_SQUARES_WORDS], double* sum,
+                                                   uint64_t* nonfinite);
 
 #ifdef __cplusplus
 }

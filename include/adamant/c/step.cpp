@@ -69,6 +69,7 @@ static void give_report(optimizer_report const& from, adamant_report* to) noexce
     report.device_work_bytes = from.device.work_bytes;
     report.device_up_bytes = from.device.up_bytes;
     report.device_down_bytes = from.device.down_bytes;
+    report.measured = from.measured;
     write(report, to);
 }
 

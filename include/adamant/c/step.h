@@ -38,7 +38,7 @@ typedef struct adamant_report {
     size_t first_nonfinite_index; /* and the first such element of it */
     uint64_t nonfinite_grads;     /* over all processes */
     double loss_scale;
-    double global_norm; /* of the finite gradients, unscaled, over all processes */
+    double global_norm; /* of the finite gradients, unscaled, over all processes; a NaN where measured is 0 */
     double clip_coefficient;
     size_t elements;          /* stepped */
     size_t shards_waited;     /* for the norm, as the journal's budget was full */
@@ -61,6 +61,10 @@ typedef struct adamant_report {
     size_t device_work_bytes;   /* read and written by passes */
     size_t device_up_bytes;     /* copied */
     size_t device_down_bytes;
+    /* Whether gradients were looked at before the step. Not where nobody clips by norm, scales the loss dynamically,
+     * reduces over processes, or asks that steps with infinities or NaNs be skipped or these be zeroed: that saves
+     * reading them twice. nonfinite_grads is 0 then, whatever there was. */
+    int32_t measured;
 } adamant_report;
 /* Sets struct_bytes, and all else to zero. */
 ADAMANT_C_API adamant_status adamant_report_init(adamant_report* report, size_t struct_bytes);

@@ -5,8 +5,8 @@
 // dtypes   of the common combinations known when compiled; of the others looked up, the same in all of a block
 // memory   each array is read once and written once, 16 bytes of float a thread (8 of the 16-bit types), and a thread
 //          asks for its next group before it works on this one
-// sums     in double, one after another as the oracle says, by 16 threads that do nothing else, from gradients that the
-//          others have put into shared memory; so the chain of additions runs beside the step
+// sums     one after another as the oracle says, by a warp that does nothing else, from gradients that the others have
+//          put into shared memory; so the chain of additions runs beside the step
 #pragma once
 
 #include <cstddef>
@@ -75,7 +75,7 @@ struct launch {
 static_assert(sizeof(launch) <= 4000, "CUDA takes 4 KiB of parameters at most");
 
 inline constexpr unsigned step_threads = 256;
-inline constexpr unsigned sum_threads = 32; // of which 16 work
+inline constexpr unsigned sum_threads = norm_lanes / 2;
 inline constexpr unsigned groups_each = norm_block_elems / group_elems / step_threads;
 static_assert(groups_each * step_threads * group_elems == norm_block_elems);
 
@@ -140,33 +140,42 @@ template <int Grad>
     return g;
 }
 
-// One of oracle::block_squares()'s partial sums, over flushed gradients. What is not finite adds +0: no sum changes.
-__device__ inline void add_squares(float const* grads, unsigned elems, unsigned which, double& sum, unsigned& nonfinite)
+// Two of oracle::block_squares()'s partial sums, over flushed gradients: `which` and the one half of them further on.
+__device__ inline void add_lanes(float const* grads, unsigned elems, unsigned which, double (&partial)[norm_lanes])
 {
-    sum = 0;
-    nonfinite = 0;
+    float sums[2] = {norm_lane_start, norm_lane_start};
     ADAMANT_GPU_UNROLL(8)
-    for (unsigned i = which; i < elems; i += 16) {
-        float const g = grads[i];
-        bool const finite = is_finite(g);
-        double const wide = static_cast<double>(finite ? g : 0.0f);
-        sum = __fma_rn(wide, wide, sum);
-        nonfinite += finite ? 0u : 1u;
+    for (unsigned i = which; i < elems; i += norm_lanes) {
+        sums[0] = __fmaf_rn(grads[i], grads[i], sums[0]);
+        if (unsigned const other = i + norm_lanes / 2; other < elems)
+            sums[1] = __fmaf_rn(grads[other], grads[other], sums[1]);
+    }
+    for (unsigned k = 0; k < 2; ++k)
+        partial[which + k * (norm_lanes / 2)] =
+            __dadd_rn(static_cast<double>(sums[k]), -static_cast<double>(norm_lane_start));
+}
+// The same in double, for oracle::block_squares_in_double(). What is not finite adds +0: no sum changes.
+__device__ inline void add_lanes_in_double(float const* grads, unsigned elems, unsigned which,
+                                           double (&partial)[norm_lanes], unsigned& nonfinite)
+{
+    nonfinite = 0;
+    for (unsigned lane = which; lane < norm_lanes; lane += norm_lanes / 2) {
+        double sum = 0;
+        for (unsigned i = lane; i < elems; i += norm_lanes) {
+            bool const finite = is_finite(grads[i]);
+            double const wide = static_cast<double>(finite ? grads[i] : 0.0f);
+            sum = __fma_rn(wide, wide, sum);
+            nonfinite += finite ? 0u : 1u;
+        }
+        partial[lane] = sum;
     }
 }
-[[nodiscard]] __device__ inline grad_squares add_partial_sums(double (&sums)[16], unsigned const (&nonfinite)[16])
+[[nodiscard]] __device__ inline double add_partial_sums(double (&partial)[norm_lanes])
 {
-    grad_squares total;
-    total.nonfinite = 0;
-    ADAMANT_GPU_UNROLL(16)
-    for (unsigned j = 0; j < 16; ++j)
-        total.nonfinite += nonfinite[j];
-    ADAMANT_GPU_UNROLL(4)
-    for (unsigned width = 8; width > 0; width /= 2)
+    for (unsigned width = norm_lanes / 2; width > 0; width /= 2)
         for (unsigned j = 0; j < width; ++j)
-            sums[j] = __dadd_rn(sums[j], sums[j + width]);
-    total.sum = sums[0];
-    return total;
+            partial[j] = __dadd_rn(partial[j], partial[j + width]);
+    return partial[0];
 }
 
 struct raw_state {
@@ -248,8 +257,8 @@ __global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Para
     pass_kernel(__grid_constant__ launch const of)
 {
     alignas(16) __shared__ float staged[norm_block_elems];
-    __shared__ double partial_sums[16];
-    __shared__ unsigned partial_counts[16];
+    __shared__ double partial_sums[norm_lanes];
+    __shared__ unsigned partial_counts[sum_threads];
 
     unsigned const thread = threadIdx.x;
     block const b = find_block(of, blockIdx.x);
@@ -305,14 +314,27 @@ __global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Para
         }
         if (thread == 0 && (of.tasks & (keeps | back)) != 0)
             of.part.recorded[b.part_block] = (of.tasks & keeps) != 0 ? of.epoch : 0;
-    } else if (!works && thread - step_threads < 16) {
-        unsigned const which = thread - step_threads;
-        add_squares(staged, b.elems, which, partial_sums[which], partial_counts[which]);
+    } else if (!works) {
+        add_lanes(staged, b.elems, thread - step_threads, partial_sums);
     }
-    if ((of.tasks & sums) != 0) {
-        __syncthreads();
-        if (thread == step_threads)
-            of.part.squares[b.part_block] = add_partial_sums(partial_sums, partial_counts);
+    if ((of.tasks & sums) == 0)
+        return;
+    __syncthreads();
+    grad_squares& total = of.part.squares[b.part_block];
+    if (thread == step_threads)
+        total = {add_partial_sums(partial_sums), 0};
+    __syncthreads();
+    if (is_safe(partial_sums[0]))
+        return; // all of them
+    __syncthreads(); // all have seen that
+    if (!works)
+        add_lanes_in_double(staged, b.elems, thread - step_threads, partial_sums,
+                            partial_counts[thread - step_threads]);
+    __syncthreads();
+    if (thread == step_threads) {
+        total.sum = add_partial_sums(partial_sums);
+        for (unsigned const count : partial_counts)
+            total.nonfinite += count;
     }
 }
 

@@ -25,6 +25,12 @@ namespace detail::cuda {
     return fabsf(x) < infinity();
 }
 
+// See oracle::is_safe().
+[[nodiscard]] __device__ inline bool is_safe(double block_sum)
+{
+    return block_sum >= norm_safe_from && block_sum < static_cast<double>(infinity());
+}
+
 // See adamant::flush(). Times zero: a zero of x's sign, in one instruction.
 [[nodiscard]] __device__ inline float flush(float x)
 {

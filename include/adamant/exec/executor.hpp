@@ -58,15 +58,18 @@ public:
     // How far ahead its steps prefetch.
     [[nodiscard]] std::uint32_t prefetch_bytes() const noexcept;
 
+    // Whether the calling thread does n elements itself, because that is quicker than to hand them over.
+    [[nodiscard]] bool works_itself(std::size_t n) const noexcept;
+
     // Calls work(slice) in parallel, for disjoint slices that together are all n elements, and returns when all are
     // done. Each thread begins with the same slices every time, and takes from others when it has finished its own. The
-    // calling thread does small amounts of work itself, which is quicker. Returns how many threads the work was divided
+    // calling thread does small amounts of work itself. Returns how many threads the work was divided
     // between. Throws what work and team::submit() throw.
     template <class Work>
     ADAMANT_ALWAYS_INLINE unsigned for_each_slice(std::size_t n, Work const& work) const
     {
         chunking const cut = chunks(n);
-        if (is_little(n))
+        if (works_itself(n))
             work(slice{0, n});
         else
             team_->run(
@@ -92,9 +95,6 @@ public:
 
 private:
     static void check_agrees(adamant::team const& with, executor_options const& options);
-
-    // Whether the calling thread does it faster than it could hand it over.
-    [[nodiscard]] bool is_little(std::size_t n) const noexcept;
 
     isa isa_;
     std::size_t min_slice_elems_;

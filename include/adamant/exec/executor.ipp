@@ -108,7 +108,7 @@ ADAMANT_DECL void executor::check_agrees(adamant::team const& with, executor_opt
                                     "; leave that out, or make a team that has it"});
 }
 
-ADAMANT_DECL bool executor::is_little(std::size_t n) const noexcept
+ADAMANT_DECL bool executor::works_itself(std::size_t n) const noexcept
 {
     return team_ == nullptr || n < 2 * min_slice_elems_;
 }

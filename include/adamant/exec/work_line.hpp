@@ -42,6 +42,7 @@ public:
     };
     using clock = std::chrono::steady_clock;
 
+    // team: may be null until employ().
     work_line(std::shared_ptr<adamant::team> team, shift_task task) : team_(std::move(team)), task_(task) {}
     work_line(work_line const&) = delete;
     work_line& operator=(work_line const&) = delete;
@@ -49,13 +50,20 @@ public:
 
     // ---- For those who have work
 
+    [[nodiscard]] bool has_team() const noexcept { return team_ != nullptr; }
+    // From now on this team does the work. Once, before any add().
+    void employ(std::shared_ptr<adamant::team> team) noexcept { team_ = std::move(team); }
     // How many pieces are taken at a time. Only while idle.
     void take_at_once(std::size_t most) noexcept
     {
         most_at_once_.store(std::max<std::size_t>(most, 1), std::memory_order_relaxed);
     }
     // Throws what team::submit() would throw here: nobody may add to the line, or wait for it, in a task of the team.
-    void check_caller() const { team_->check_submit(); }
+    void check_caller() const
+    {
+        if (team_ != nullptr)
+            team_->check_submit();
+    }
 
     // enqueue() writes down what the next pieces are and returns how many, under the line's lock; it must not throw.
     // From any thread but the team's own. Throws what check_caller() does, before anything else happens. more_comes:
@@ -77,6 +85,16 @@ public:
         }
         start_shift();
     }
+
+    // Numbers for so many pieces that the caller has done without the line; returns the first. Nobody takes them, and
+    // the caller says did(). While idle.
+    [[nodiscard]] std::size_t claim(std::size_t pieces) noexcept
+    {
+        std::size_t const first = taken_.fetch_add(pieces, std::memory_order_release); // first: see next()
+        added_.fetch_add(pieces, std::memory_order_release);
+        return first;
+    }
+    void did(std::size_t pieces) noexcept { done_.fetch_add(pieces, std::memory_order_acq_rel); }
 
     // Pieces are numbered from 0 for as long as the line lives: threads may be on their way out of one shift while
     // another begins, and must not take a new piece for an old one.
@@ -138,7 +156,6 @@ public:
         }
         return {errand::kind::leave};
     }
-    void did(errand const& pieces) noexcept { done_.fetch_add(pieces.end - pieces.begin, std::memory_order_acq_rel); }
     // Between the errand `close` and close(), which may be long: nobody else waits for the lock meanwhile, and the
     // other members sleep.
     void add_at_end(std::size_t pieces) noexcept { added_.fetch_add(pieces, std::memory_order_release); }

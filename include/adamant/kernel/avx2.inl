@@ -87,9 +87,7 @@ struct simd {
     ADAMANT_SIMD static void load_pair(std::byte const* address, f32& a, f32& b)
     {
         if constexpr (Interleaved) {
-            u32 const words = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address));
-            a = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
-            b = _mm256_castsi256_ps(_mm256_and_si256(words, set(0xffff0000u)));
+            load_evens_odds(address, a, b);
         } else {
             a = load<T>(address);
             b = load<T>(address + lanes * sizeof(T));
@@ -218,67 +216,17 @@ struct simd {
         x[1] = _mm256_unpackhi_epi16(both, _mm256_setzero_si256());
     }
 
-    struct float_sums {
-        __m256d sum[4];
-    };
-    struct bfloat16_sums {
-        __m256d sum[4]; // in the order of add_sixteen()
-        u32 most;       // absolute bits that there were
-
-        // The bits of bfloat16 become those of doubles, the exponents' bias with them: a conversion would cost more
-        // than the square. What is flushed becomes zero, and what is not finite only something large.
-        ADAMANT_SIMD void add_sixteen(std::byte const* grad)
-        {
-            u32 const zero = _mm256_setzero_si256();
-            u32 const all = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(grad)) & _mm256_set1_epi16(0x7fff);
-            u32 const kept = _mm256_cmpgt_epi16(all, _mm256_set1_epi16(float_min_normal_bits >> 16));
-            most = _mm256_max_epi16(most, all);
-            u32 const lower = _mm256_slli_epi16(all, 13) & kept;
-            u32 const upper = _mm256_add_epi16(_mm256_srli_epi16(all, 3), _mm256_set1_epi16((1023 - 127) << 4)) & kept;
-            u32 const words[2] = {_mm256_unpacklo_epi16(lower, upper), _mm256_unpackhi_epi16(lower, upper)};
-            for (int k = 0; k < 2; ++k) {
-                __m256d const a = _mm256_castsi256_pd(_mm256_unpacklo_epi32(zero, words[k]));
-                __m256d const b = _mm256_castsi256_pd(_mm256_unpackhi_epi32(zero, words[k]));
-                sum[2 * k] = _mm256_fmadd_pd(a, a, sum[2 * k]);
-                sum[2 * k + 1] = _mm256_fmadd_pd(b, b, sum[2 * k + 1]);
-            }
-        }
-    };
-    template <class T>
-    using partial_sums = std::conditional_t<std::is_same_v<T, bfloat16>, bfloat16_sums, float_sums>;
-    template <class T>
-    static constexpr bool adds_sixteen = std::is_same_v<T, bfloat16>;
-    ADAMANT_SIMD static void clear(float_sums& sums)
+    ADAMANT_SIMD static void load_evens_odds(std::byte const* address, f32& evens, f32& odds)
     {
-        for (int k = 0; k < 4; ++k)
-            sums.sum[k] = _mm256_setzero_pd();
+        u32 const words = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address));
+        evens = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+        odds = _mm256_castsi256_ps(_mm256_and_si256(words, set(0xffff0000u)));
     }
-    ADAMANT_SIMD static void clear(bfloat16_sums& sums)
+    ADAMANT_SIMD static void in_order(f32& evens, f32& odds)
     {
-        for (int k = 0; k < 4; ++k)
-            sums.sum[k] = _mm256_setzero_pd();
-        sums.most = _mm256_setzero_si256();
-    }
-    template <std::size_t Part>
-    ADAMANT_SIMD static void add_squares(float_sums& sums, f32 x)
-    {
-        __m256d const low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
-        __m256d const high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
-        sums.sum[2 * Part] = _mm256_fmadd_pd(low, low, sums.sum[2 * Part]);
-        sums.sum[2 * Part + 1] = _mm256_fmadd_pd(high, high, sums.sum[2 * Part + 1]);
-    }
-    ADAMANT_SIMD static void read(float_sums const& sums, double* out)
-    {
-        for (int k = 0; k < 4; ++k)
-            _mm256_storeu_pd(out + 4 * k, sums.sum[k]);
-    }
-    ADAMANT_SIMD static void read(bfloat16_sums const& sums, double* out)
-    {
-        for (int k = 0; k < 2; ++k) { // whole vectors, as they are read again at once
-            _mm256_storeu_pd(out + 4 * k, _mm256_permute2f128_pd(sums.sum[2 * k], sums.sum[2 * k + 1], 0x20));
-            _mm256_storeu_pd(out + 8 + 4 * k, _mm256_permute2f128_pd(sums.sum[2 * k], sums.sum[2 * k + 1], 0x31));
-        }
-        if (any(_mm256_cmpgt_epi16(sums.most, _mm256_set1_epi16((float_infinity_bits >> 16) - 1))))
-            out[0] = __builtin_inf();
+        f32 const low = _mm256_unpacklo_ps(evens, odds);
+        f32 const high = _mm256_unpackhi_ps(evens, odds);
+        evens = _mm256_permute2f128_ps(low, high, 0x20);
+        odds = _mm256_permute2f128_ps(low, high, 0x31);
     }
 };

@@ -213,25 +213,18 @@ struct simd {
         x[1] = _mm512_unpackhi_epi16(both, _mm512_setzero_si512());
     }
 
-    struct float_sums {
-        __m512d low, high;
-    };
-    template <class T>
-    using partial_sums = float_sums;
-    template <class T>
-    static constexpr bool adds_sixteen = false;
-    ADAMANT_SIMD static void clear(float_sums& sums) { sums.low = sums.high = _mm512_setzero_pd(); }
-    template <std::size_t Part>
-    ADAMANT_SIMD static void add_squares(float_sums& sums, f32 x)
+    ADAMANT_SIMD static void load_evens_odds(std::byte const* address, f32& evens, f32& odds)
     {
-        __m512d const low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
-        __m512d const high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
-        sums.low = _mm512_fmadd_pd(low, low, sums.low);
-        sums.high = _mm512_fmadd_pd(high, high, sums.high);
+        u32 const words = _mm512_loadu_si512(address);
+        evens = from_bits(shift_left<16>(words));
+        odds = from_bits(words & set(0xffff0000u));
     }
-    ADAMANT_SIMD static void read(float_sums const& sums, double* out)
+    ADAMANT_SIMD static void in_order(f32& evens, f32& odds)
     {
-        _mm512_storeu_pd(out, sums.low);
-        _mm512_storeu_pd(out + 8, sums.high);
+        u32 const first = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        u32 const last = _mm512_set_epi32(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8);
+        f32 const low = _mm512_permutex2var_ps(evens, first, odds);
+        odds = _mm512_permutex2var_ps(evens, last, odds);
+        evens = low;
     }
 };

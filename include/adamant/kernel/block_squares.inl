@@ -1,53 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
 // One block of the gradient's sum of squares, written once and included once per instruction set by kernel/targets.hpp,
-// each time in a namespace of its own that holds a facade `simd`. Sixteen partial sums in double, as the oracle adds
-// them.
+// each time in a namespace of its own that holds a facade `simd`. Partial sums in float, as oracle::block_squares() has
+// them; the oracle itself does what is not safe.
 
-template <class Grad, std::size_t Part, class Sums>
-ADAMANT_SIMD void add_part(Sums& sums, simd::f32 g)
+// 64 elements to the 64 partial sums; bfloat16 by evens and odds, which takes the fewest instructions.
+template <class Grad>
+ADAMANT_SIMD void add_squares(simd::f32 (&sums)[norm_lanes / simd::lanes], std::byte const* grad)
 {
-    if constexpr (!std::is_same_v<Grad, float16>) // which has no value that small
-        g = simd::flush(g, float_min_normal_bits);
-    simd::template add_squares<Part>(sums, g);
-}
-template <class Grad, std::size_t Part = 0, class Sums>
-ADAMANT_SIMD void add_sixteen(Sums& sums, std::byte const* grad)
-{
-    if constexpr (simd::template adds_sixteen<Grad>) {
-        sums.add_sixteen(grad);
-    } else if constexpr (Part * simd::lanes < 16) {
-        add_part<Grad, Part>(sums, simd::template load<Grad>(grad + Part * simd::lanes * sizeof(Grad)));
-        add_sixteen<Grad, Part + 1>(sums, grad);
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < norm_lanes / simd::lanes; k += 2) {
+        std::byte const* const at = grad + k * simd::lanes * sizeof(Grad);
+        simd::f32 a, b;
+        if constexpr (std::is_same_v<Grad, bfloat16>)
+            simd::load_evens_odds(at, a, b);
+        else
+            simd::template load_pair<Grad, false>(at, a, b);
+        sums[k] = simd::fma(a, a, sums[k]);
+        sums[k + 1] = simd::fma(b, b, sums[k + 1]);
     }
 }
+// Whether all elements are zeros, of either sign.
+template <class Grad>
+[[nodiscard]] bool are_zeros(std::byte const* grad, std::size_t n) noexcept
+{
+    using bits = std::conditional_t<sizeof(Grad) == 2, std::uint16_t, std::uint32_t>;
+    bits any[norm_lanes] = {};
+    std::size_t i = 0;
+    for (; n - i >= norm_lanes; i += norm_lanes)
+        for (std::size_t j = 0; j < norm_lanes; ++j)
+            any[j] = static_cast<bits>(any[j] | load_unaligned<bits>(grad + (i + j) * sizeof(bits)));
+    for (; i < n; ++i)
+        any[0] = static_cast<bits>(any[0] | load_unaligned<bits>(grad + i * sizeof(bits)));
+    for (std::size_t j = 1; j < norm_lanes; ++j)
+        any[0] = static_cast<bits>(any[0] | any[j]);
+    return static_cast<bits>(any[0] << 1) == 0;
+}
 
-// See block_squares_function. A block whose sum is not finite holds something that is not: squares of floats cannot
-// overflow a double. Then the oracle counts, and sums the rest.
-template <class Grad, class Simd = simd>
+// See block_squares_function. Looks ahead as a step does: a core has too few loads under way to keep memory busy.
+template <class Grad>
 grad_squares block_squares(std::byte const* grad, std::size_t n) noexcept
 {
+    constexpr std::size_t vectors = norm_lanes / simd::lanes;
+    constexpr std::size_t turn_bytes = norm_lanes * sizeof(Grad);
     float_mode_scope const mode(subnormals::flushed);
-    typename simd::template partial_sums<Grad> sums;
-    simd::clear(sums);
-    std::size_t const rest = n % 16;
-    std::byte const* const in_place = grad + (n - rest) * sizeof(Grad);
-    alignas(64) std::byte padded[16 * sizeof(Grad)] = {}; // zeros change nothing
-    if constexpr (!Simd::has_masks)
-        copy_few(padded, in_place, rest * sizeof(Grad)); // early, because the load has to wait for it
-    for (std::size_t i = 0; i < n - rest; i += 16)
-        add_sixteen<Grad>(sums, grad + i * sizeof(Grad));
-    if (rest != 0) {
-        if constexpr (Simd::has_masks)
-            add_part<Grad, 0>(sums, Simd::template load_first<Grad>(in_place, rest));
-        else
-            add_sixteen<Grad>(sums, padded);
+    simd::f32 sums[vectors];
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < vectors; ++k)
+        sums[k] = simd::set(norm_lane_start);
+    std::size_t const turns = n / norm_lanes;
+    for (std::size_t turn = 0; turn < turns; ++turn) {
+        std::byte const* const at = grad + turn * turn_bytes;
+        ADAMANT_UNROLL
+        for (std::size_t line = 0; line < turn_bytes; line += 64)
+            __builtin_prefetch(at + default_prefetch_bytes + line);
+        add_squares<Grad>(sums, at);
     }
-    alignas(64) double partial[16];
-    simd::read(sums, partial);
-    for (int width = 8; width > 0; width /= 2)
-        for (int j = 0; j < width; ++j)
-            partial[j] += partial[j + width];
-    if (!(partial[0] <= 0x1p1000))
-        return oracle::block_squares<Grad>(grad, n);
-    return {partial[0], 0};
+    if (std::size_t const rest = n % norm_lanes; rest != 0) {
+        alignas(64) std::byte padded[turn_bytes] = {}; // zeros change nothing
+        copy_few(padded, grad + turns * turn_bytes, rest * sizeof(Grad));
+        add_squares<Grad>(sums, padded);
+    }
+    alignas(64) float lane[norm_lanes];
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < vectors; k += 2) {
+        if constexpr (std::is_same_v<Grad, bfloat16>)
+            simd::in_order(sums[k], sums[k + 1]);
+        simd::template store<float>(reinterpret_cast<std::byte*>(lane + k * simd::lanes), sums[k]);
+        simd::template store<float>(reinterpret_cast<std::byte*>(lane + (k + 1) * simd::lanes), sums[k + 1]);
+    }
+    double const sum = oracle::add_lanes(lane);
+    if (oracle::is_safe(sum)) [[likely]]
+        return {sum, 0};
+    if (sum == 0 && are_zeros<Grad>(grad, n))
+        return {};
+    float_mode_scope const as_defined(subnormals::kept);
+    return oracle::block_squares_in_double<Grad>(grad, n);
 }

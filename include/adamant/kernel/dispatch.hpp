@@ -121,7 +121,7 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 template <class Grad>
 [[nodiscard]] block_squares_function block_squares_for(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, (scalar::block_squares<Grad>), block_squares<Grad>);
+    ADAMANT_FOR_TIER(tier, (scalar::block_squares<Grad>), block_squares<Grad>);
 }
 
 // Null on the scalar tier, which keeps copies instead. WeightOut may be void.

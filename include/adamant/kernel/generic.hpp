@@ -266,31 +266,18 @@ struct simd {
         }
     }
 
-    // Sixteen partial sums in double of the squares of T, which is added by the lanes, Part saying which stretch of the
-    // sixteen x is, or sixteen at once by the sums' own function. Squares of what is not finite make a sum that is not.
-    struct float_sums {
-        quad::f64 pair[8];
-    };
-    template <class T>
-    using partial_sums = float_sums;
-    template <class T>
-    static constexpr bool adds_sixteen = false;
-    ADAMANT_SIMD static void clear(float_sums& sums)
+    // Two vectors of bfloat16 that follow each other in memory, by evens and odds, and such vectors brought into the
+    // order of memory.
+    ADAMANT_SIMD static void load_evens_odds(std::byte const* address, f32& evens, f32& odds)
     {
-        for (quad::f64& pair : sums.pair)
-            pair = quad::f64{0.0, 0.0};
+        u32 words;
+        std::memcpy(&words, address, sizeof words);
+        evens = from_bits(shift_left<16>(words));
+        odds = from_bits(words & set(0xffff0000u));
     }
-    template <std::size_t Part>
-    ADAMANT_SIMD static void add_squares(float_sums& sums, f32 x)
+    ADAMANT_SIMD static void in_order(f32& evens, f32& odds)
     {
-        quad::f64 const low = quad::widen_low(x);
-        quad::f64 const high = quad::widen_high(x);
-        sums.pair[2 * Part] += low * low; // exact squares, so fused or not is the same
-        sums.pair[2 * Part + 1] += high * high;
-    }
-    ADAMANT_SIMD static void read(float_sums const& sums, double* out)
-    {
-        std::memcpy(out, sums.pair, sizeof sums.pair);
+        quad::zip(evens, odds);
     }
 
 private:

@@ -178,6 +178,13 @@ ADAMANT_SIMD f32 fma(f32 a, f32 b, f32 c) noexcept
     return _mm_movelh_ps(low, high);
 }
 #endif
+// The first two lanes of both, a's before b's, and the last two.
+ADAMANT_SIMD void zip(f32& a, f32& b) noexcept
+{
+    f32 const low = _mm_unpacklo_ps(a, b);
+    b = _mm_unpackhi_ps(a, b);
+    a = low;
+}
 ADAMANT_SIMD f32 div(f32 a, f32 b) noexcept
 {
     return _mm_div_ps(a, b);
@@ -192,7 +199,6 @@ ADAMANT_SIMD f32 sqrt(f32 a) noexcept
 using f32 = xsimd::batch<float, xsimd::neon64>;
 using u32 = xsimd::batch<std::uint32_t, xsimd::neon64>;
 using i32 = xsimd::batch<std::int32_t, xsimd::neon64>;
-using f64 = float64x2_t;
 
 // The same bits. Not xsimd's bitwise_cast, which takes seconds to compile.
 template <class To, class From>
@@ -266,14 +272,6 @@ ADAMANT_SIMD void store(std::byte* address, f32 x, float16) noexcept
 {
     store_u16(address, vreinterpret_u16_f16(vcvt_f16_f32(x)));
 }
-ADAMANT_SIMD f64 widen_low(f32 x) noexcept
-{
-    return vcvt_f64_f32(vget_low_f32(x));
-}
-ADAMANT_SIMD f64 widen_high(f32 x) noexcept
-{
-    return vcvt_high_f64_f32(x);
-}
 // Not xsimd's: some versions multiply and then add, and it is up to the compiler whether that becomes one instruction.
 ADAMANT_SIMD f32 fma(f32 a, f32 b, f32 c) noexcept
 {
@@ -283,6 +281,12 @@ ADAMANT_SIMD f32 fma(f32 a, f32 b, f32 c) noexcept
 ADAMANT_SIMD f32 div(f32 a, f32 b) noexcept
 {
     return vdivq_f32(a, b);
+}
+ADAMANT_SIMD void zip(f32& a, f32& b) noexcept
+{
+    f32 const low = vzip1q_f32(a, b);
+    b = vzip2q_f32(a, b);
+    a = low;
 }
 ADAMANT_SIMD f32 sqrt(f32 a) noexcept
 {

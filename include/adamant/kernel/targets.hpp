@@ -40,9 +40,9 @@ namespace kernel {
 
 namespace generic {
 using adamant::generic::simd;
+#include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/fused_step.inl>
 #if !defined(__x86_64__) // see simd::has_fast_paths: there the oracle does the rest, and records are copies
-#include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/gradient.inl>
 #include <adamant/kernel/journal.inl>
 #endif

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include <adamant/device/device.hpp>
@@ -26,8 +27,8 @@ public:
     step_account(registry const& over, step_plan const& plan, block_ledger const& ledger, host_side const& host)
         : over_(over), plan_(plan), ledger_(ledger), host_(host)
     {
-        team const& threads = *host.cpu().team();
-        pus_ = threads.bound() ? to_list(threads.bound_to()) : std::string();
+        if (auto const& threads = host.cpu().team(); threads != nullptr && threads->bound())
+            pus_ = to_list(threads->bound_to());
     }
 
     [[nodiscard]] optimizer_report& report() noexcept { return report_; }
@@ -50,8 +51,9 @@ public:
     void norm_is_known(grad_squares const& found, norm_verdict const& verdict)
     {
         report_.gradients.seconds = seconds_since(started_);
+        report_.measured = plan_.measures;
         report_.nonfinite_grads = found.nonfinite;
-        report_.global_norm = verdict.norm;
+        report_.global_norm = plan_.measures ? verdict.norm : std::numeric_limits<double>::quiet_NaN();
         report_.clip_coefficient = verdict.clip;
         report_.outcome = verdict.skips ? step_outcome::skipped : step_outcome::applied;
         count_first_pass();

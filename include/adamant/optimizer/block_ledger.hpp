@@ -7,12 +7,10 @@
 #include <cstdint>
 #include <vector>
 
-#include <adamant/numerics/float_mode.hpp>
 #include <adamant/numerics/oracle.hpp>
 #include <adamant/optimizer/journal.hpp>
 #include <adamant/optimizer/registry.hpp>
 #include <adamant/optimizer/step_plan.hpp>
-#include <adamant/step/add_blocks.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -36,6 +34,7 @@ public:
 
     [[nodiscard]] std::size_t blocks() const noexcept { return squares_.size(); }
     [[nodiscard]] grad_squares& squares(std::size_t block) noexcept { return squares_[block]; }
+    [[nodiscard]] grad_squares const& squares(std::size_t block) const noexcept { return squares_[block]; }
     // From which the CPU can take the block back; null: the block has not been stepped with a record.
     [[nodiscard]] std::byte*& record(std::size_t block) noexcept { return records_[block]; }
     // Of the gradient that the record was made with, where checksums are kept.
@@ -56,16 +55,6 @@ public:
         std::fill(records_.begin(), records_.end(), nullptr);
     }
 
-    // Over the shards that take part, block by block in order.
-    [[nodiscard]] grad_squares total(registry const& over, step_plan const& plan) const noexcept
-    {
-        float_mode_scope const mode(subnormals::kept);
-        grad_squares sum;
-        for (std::size_t i = 0; i < over.size(); ++i)
-            if (plan.takes_part(i))
-                add_blocks(squares_.data() + over[i].first_block, over[i].shard.blocks(), sum);
-        return sum;
-    }
     // The first block of a shard that has a gradient that is not finite; the shard's number of blocks if none has.
     [[nodiscard]] std::size_t first_nonfinite_block(tracked_shard const& s) const noexcept
     {

@@ -78,7 +78,6 @@ public:
     // Of all shards. at_least_one: a thread comes to the end of the line in any case.
     void submit_all(bool at_least_one)
     {
-        line_.check_caller();
         if (device_ != nullptr) {
             device_->submit_all(plan_.first_pass);
             for (std::size_t i = 0; i < over_.size(); ++i)
@@ -138,6 +137,18 @@ public:
 
     // ---- Passes over all shards that take part
 
+    // On both sides; returns when it is done, as wait_for_pass() does.
+    void do_pass(block_pass pass, bool on_device)
+    {
+        if (device_ != nullptr) {
+            begin_pass(pass, on_device);
+            wait_for_pass();
+            return;
+        }
+        std::size_t const pieces = host_.enqueue_all(pass);
+        std::size_t const first = line_.claim(pieces);
+        host_.run_all(first, first + pieces, [this](std::size_t done) { line_.did(done); });
+    }
     void begin_pass(block_pass pass, bool on_device)
     {
         if (on_device)
@@ -198,8 +209,18 @@ public:
     // What the CPU has records of; waits.
     void undo_on_cpu()
     {
+        if (device_ == nullptr)
+            return do_pass(block_pass::undo, false);
         line_.add([&] { return host_.enqueue_all(block_pass::undo); });
         line_.wait();
+    }
+    // The squares of all gradients that the first pass has looked at.
+    [[nodiscard]] squares_total squares() const
+    {
+        squares_total all = host_.squares();
+        if (device_ != nullptr)
+            device_->add_squares(all);
+        return all;
     }
 
 private:

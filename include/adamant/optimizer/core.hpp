@@ -34,7 +34,7 @@ namespace detail {
 class optimizer_core {
 public:
     optimizer_core(executor const& cpu, optimizer_options options)
-        : options_(checked(std::move(options))), cpu_(with_team(cpu)), course_(cpu_, options_, registry_)
+        : options_(checked(std::move(options))), cpu_(cpu), course_(cpu_, options_, registry_)
     {
     }
 
@@ -112,6 +112,8 @@ public:
     {
         no_traps_scope const no_traps;
         rules_.between_steps("prepare()");
+        if (with_journal)
+            have_team();
         allocate(with_journal);
     }
 
@@ -361,6 +363,13 @@ private:
         is_laid_out_ = true;
     }
 
+    // A step that goes on while the caller does something else needs a thread: if the executor has none, one that is
+    // bound to nothing.
+    void have_team()
+    {
+        if (!sides().line().has_team())
+            sides().line().employ(std::make_shared<team>(team_options{.threads = 1, .bind = binding::none}));
+    }
     // All that steps need is there, and nothing is left over from one that failed.
     void open(step_values const& values, char const* call, step_kind kind = step_kind::whole)
     {
@@ -370,6 +379,8 @@ private:
         rules_.known_state();
         if (!as_they_arrive)
             sides().line().check_caller();
+        if (kind != step_kind::whole || placed() != nullptr)
+            have_team();
         allocate(as_they_arrive);
         course_.open(values, as_they_arrive, kind == step_kind::async);
     }
@@ -384,7 +395,7 @@ private:
     }
 
     optimizer_options options_;
-    executor cpu_; // with a team
+    executor cpu_;
     registry registry_;
     step_course course_;
     call_rules rules_{registry_, course_};

@@ -54,6 +54,8 @@ public:
     // The same; then the ledger has what this side has found. compare: the ledger's sums stay, and the result is
     // whether this side's are the same.
     virtual bool wait_for_results(bool compare) = 0;
+    // What the ledger has of this side's blocks that take part.
+    virtual void add_squares(squares_total& to) const noexcept = 0;
     // Throws device_error where something has failed, or the step takes longer than the timeout.
     virtual void require_answer() = 0;
     virtual void forget_records() noexcept = 0;

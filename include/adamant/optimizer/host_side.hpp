@@ -6,13 +6,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include <adamant/exec/executor.hpp>
 #include <adamant/numerics/float_mode.hpp>
+#include <adamant/numerics/squares_total.hpp>
 #include <adamant/optimizer/block_ledger.hpp>
 #include <adamant/optimizer/registry.hpp>
 #include <adamant/optimizer/step_plan.hpp>
@@ -20,14 +20,6 @@
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
-
-// The executor, or if it has no team the same with one of a single thread, bound to nothing.
-[[nodiscard]] inline executor with_team(executor const& cpu)
-{
-    if (cpu.team() != nullptr)
-        return cpu;
-    return executor(std::make_shared<team>(team_options{.threads = 1, .bind = binding::none}), cpu.tier());
-}
 
 // Consecutive blocks of a shard; at least one.
 struct block_range {
@@ -57,9 +49,8 @@ struct block_range {
 // take pieces in that order. Entries are added by one thread at a time, or under a lock, before their pieces are taken.
 class host_side {
 public:
-    // cpu: with a team.
     host_side(executor const& cpu, registry const& over, step_plan const& plan, block_ledger& ledger)
-        : cpu_(cpu), over_(over), plan_(plan), ledger_(ledger), busy_(cpu_.threads())
+        : cpu_(cpu), over_(over), plan_(plan), ledger_(ledger), members_(cpu_.threads())
     {
     }
 
@@ -121,7 +112,8 @@ public:
     {
         next_piece_ = first_piece;
         entry_count_.store(0, std::memory_order_relaxed);
-        std::fill(busy_.begin(), busy_.end(), busy_time{});
+        std::fill(members_.begin(), members_.end(), member_state{});
+        time_of_all_ = 0;
         skip_is_due_.store(false, std::memory_order_relaxed);
         gradients_differ_.store(false, std::memory_order_relaxed);
     }
@@ -158,9 +150,38 @@ public:
     // Does pieces [begin, end), in the team's thread `member`.
     void run(unsigned member, std::size_t begin, std::size_t end) noexcept
     {
+        auto const started = std::chrono::steady_clock::now();
+        work(member, begin, end);
+        members_[member].busy += std::chrono::steady_clock::now() - started;
+    }
+    // Does pieces [begin, end) as executor::for_each_slice() does slices: in the calling thread, or in the team's, each
+    // of which begins with the same pieces every time. Returns when they are done. did(n): n are; from any thread.
+    template <class Did>
+    void run_all(std::size_t begin, std::size_t end, Did const& did)
+    {
+        auto const started = std::chrono::steady_clock::now();
+        unsigned threads = 1;
+        if (cpu_.works_itself(elements_)) {
+            work(0, begin, end);
+            did(end - begin);
+        } else {
+            threads = cpu_.chunks(elements_).threads;
+            auto const do_chunks = [&](unsigned member, std::size_t from, std::size_t to) {
+                std::size_t const first = begin + from * pieces_at_once_;
+                std::size_t const last = std::min(end, begin + to * pieces_at_once_);
+                work(member, first, last);
+                did(last - first);
+            };
+            cpu_.team()->run((end - begin + pieces_at_once_ - 1) / pieces_at_once_, do_chunks, threads);
+        }
+        time_of_all_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count() * threads /
+                        cpu_.threads();
+    }
+    // Does pieces [begin, end), as thread `member`.
+    void work(unsigned member, std::size_t begin, std::size_t end) noexcept
+    {
         float_mode_scope const mode(subnormals::flushed); // once for all blocks
         scratch_block scratch;
-        auto const started = std::chrono::steady_clock::now();
         for (entry const* at = entry_of(begin); begin < end; ++at) {
             std::size_t const stop = std::min(end, at->end);
             if (at->range != ranges_.size()) {
@@ -170,7 +191,6 @@ public:
             }
             begin = stop;
         }
-        busy_[member].time += std::chrono::steady_clock::now() - started;
     }
     // The end of the pieces of the entry that piece `begin` belongs to.
     [[nodiscard]] std::size_t end_of_entry(std::size_t begin) const noexcept { return entry_of(begin)->end; }
@@ -195,9 +215,17 @@ public:
     [[nodiscard]] double busy_seconds() const noexcept
     {
         std::chrono::steady_clock::duration all{};
-        for (busy_time const& each : busy_)
-            all += each.time;
-        return std::chrono::duration<double>(all).count() / static_cast<double>(busy_.size());
+        for (member_state const& each : members_)
+            all += each.busy;
+        return std::chrono::duration<double>(all).count() / static_cast<double>(members_.size()) + time_of_all_;
+    }
+    // The squares of all blocks that were looked at since begin().
+    [[nodiscard]] squares_total squares() const noexcept
+    {
+        squares_total all;
+        for (member_state const& each : members_)
+            all.add(each.squares);
+        return all;
     }
 
 private:
@@ -230,18 +258,17 @@ private:
     void run_blocks(unsigned member, tracked_shard const& s, block_pass pass, std::size_t begin, std::size_t end,
                     scratch_block& scratch) noexcept
     {
-        bool const first = is_first(pass);
+        bool const measures = is_first(pass) && plan_.measures;
         group_step const& assumed = plan_.assumed[s.group];
         group_step const& now = pass == block_pass::speculate ? assumed : plan_.decided[s.group];
         kernel::memory_access const how{elements_ >= stream_weight_out_from_elems, cpu_.prefetch_bytes()};
         bool const summed = s.summed != 0;
         for (std::size_t b = begin; b < end; ++b) {
-            grad_squares& squares = ledger_.squares(s.first_block + b);
             std::byte*& record = ledger_.record(s.first_block + b);
             if ((pass == block_pass::rest && record != nullptr) || (pass == block_pass::undo && record == nullptr))
                 continue;
-            if (pass == block_pass::rest && !plan_.keeps_records && !summed && !now.rules.zero_nonfinite &&
-                !now.rules.limited) { // as many blocks as go together
+            if ((pass == block_pass::rest || (pass == block_pass::step && !plan_.measures)) && !plan_.keeps_records &&
+                !summed && !now.rules.zero_nonfinite && !now.rules.limited) { // as many blocks as go together
                 std::size_t stop = b + 1;
                 while (stop < end && ledger_.record(s.first_block + stop) == nullptr)
                     ++stop;
@@ -264,9 +291,11 @@ private:
                 continue;
             }
             offload_shard::ready_gradient const g =
-                s.shard.gradient(b, summed, only_reads(pass) ? gradient_rules{} : now.rules, first, scratch);
-            if (first)
-                squares = g.squares;
+                s.shard.gradient(b, summed, only_reads(pass) ? gradient_rules{} : now.rules, measures, scratch);
+            if (measures) {
+                ledger_.squares(s.first_block + b) = g.squares;
+                members_[member].squares.add(g.squares);
+            }
             if (pass == block_pass::measure)
                 continue;
             if (pass == block_pass::speculate) {
@@ -304,10 +333,13 @@ private:
     std::vector<std::atomic<std::size_t>> left_; // pieces of each entry that are not done
     std::atomic<std::size_t> entry_count_{0};
     std::size_t next_piece_ = 0;
-    struct alignas(64) busy_time {
-        std::chrono::steady_clock::duration time{};
+    // Of each member of the team.
+    struct alignas(64) member_state {
+        std::chrono::steady_clock::duration busy{};
+        squares_total squares;
     };
-    std::vector<busy_time> busy_; // of each member of the team
+    std::vector<member_state> members_;
+    double time_of_all_ = 0; // of run_all()
     std::atomic<bool> skip_is_due_{false};
     std::atomic<bool> gradients_differ_{false};
 };

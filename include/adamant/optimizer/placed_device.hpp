@@ -129,6 +129,14 @@ public:
         }
         return same;
     }
+    void add_squares(squares_total& to) const noexcept override
+    {
+        for (piece const& p : pieces_.all()) {
+            std::size_t const first = over_[p.shard].first_block + p.begin / norm_block_elems;
+            for (std::size_t b = 0; b < p.on.blocks() && plan_.takes_part(p.shard); ++b)
+                to.add(ledger_.squares(first + b));
+        }
+    }
     void require_answer() override
     {
         adamant::device& device = pieces_.device();

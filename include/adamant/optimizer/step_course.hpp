@@ -89,6 +89,11 @@ public:
     }
     void submit_all()
     {
+        if (!has_device() && !machine_.is_async()) {
+            plan_.shards.assign(over_.size(), shard_in_step::submitted);
+            sides_.do_pass(plan_.first_pass, false);
+            return;
+        }
         {
             std::lock_guard const lock(submit_all_mutex_);
             plan_.shards.assign(over_.size(), shard_in_step::submitted);
@@ -107,10 +112,7 @@ public:
                 throw_device_error({"a submit() to this step has failed; the step is taken back"});
             watch([&] { sides_.wait_for_pass(); });
             while (decide_next())
-                watch([&] {
-                    sides_.begin_pass(next_pass_, device_takes_part());
-                    sides_.wait_for_pass();
-                });
+                watch([&] { sides_.do_pass(next_pass_, device_takes_part()); });
         } catch (...) {
             take_back_failed_and_rethrow();
         }
@@ -195,11 +197,14 @@ public:
         };
         bool same = true;
         try {
-            sides_.begin_pass(block_pass::compare, has_device());
-            sides_.line().wait();
-            same = sides_.host().same_gradients();
-            if (has_device())
-                same = sides_.device()->wait_for_results(true) && same;
+            if (has_device()) {
+                sides_.begin_pass(block_pass::compare, true);
+                sides_.line().wait();
+                same = sides_.device()->wait_for_results(true);
+            } else {
+                sides_.do_pass(block_pass::compare, false);
+            }
+            same = sides_.host().same_gradients() && same;
         } catch (...) {
             (void)sides_.stop();
             stay();
@@ -239,7 +244,7 @@ private:
                 return;
             if (errand.what == work_line::errand::kind::work) {
                 sides_.run(member, errand.begin, errand.end);
-                line.did(errand);
+                line.did(errand.end - errand.begin);
             } else {
                 line.close(in, go_on_at_end());
             }
@@ -298,11 +303,14 @@ private:
     }
     [[nodiscard]] decision decide_by_norm()
     {
-        grad_squares found = ledger_.total(over_, plan_);
-        if (found.nonfinite != 0)
+        squares_total total;
+        if (plan_.measures)
+            total = sides_.squares();
+        if (total.nonfinite() != 0)
             watch([&] { account_.report().first_nonfinite = sides_.first_nonfinite(); });
         if (options_.reduce)
-            found = reduced(options_, found);
+            total = reduced(options_, total);
+        grad_squares const found = total.rounded();
         norm_verdict verdict;
         rounded_to_nearest([&] {
             verdict = judge(found, terms_.loss_scale, terms_.max_norm, plan_.skips_nonfinite);

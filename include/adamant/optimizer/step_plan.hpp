@@ -82,6 +82,7 @@ struct step_plan {
     std::vector<group_step> assumed, decided;
     std::vector<shard_in_step> shards;
     bool needs_norm = false;      // before anything may stay stepped
+    bool measures = true;         // gradients are looked at: somebody wants the norm, or to know what is not finite
     bool skips_nonfinite = false; // a gradient that is not finite makes this step change nothing
     bool keeps_records = false;   // every pass that steps leaves records
     bool keeps_checksums = false; // of the gradients that records were made with
@@ -107,6 +108,7 @@ inline void make_plan(step_plan& plan, step_terms const& terms, optimizer_option
     plan.shards.assign(shards, shard_in_step::awaited);
     plan.skips_nonfinite = options.on_nonfinite == nonfinite_policy::skip;
     plan.needs_norm = terms.max_norm != 0 || plan.skips_nonfinite || options.reduce;
+    plan.measures = plan.needs_norm || terms.zero_nonfinite || (options.loss_scaling && terms.moves_scaler);
     // A device may fail, so with one every step can be taken back until both sides are through with it.
     plan.keeps_records = options.keep_last_step || has_device;
     plan.keeps_checksums = options.keep_last_step;

@@ -29,6 +29,7 @@
 #include <adamant/kernel/isa.ipp>
 #include <adamant/numerics/coefficients.ipp>
 #include <adamant/numerics/hyperparameters.ipp>
+#include <adamant/numerics/squares_total.ipp>
 #include <adamant/optimizer.ipp>
 #include <adamant/shard/format.ipp>
 #include <adamant/shard/shard.ipp>

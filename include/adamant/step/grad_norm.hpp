@@ -6,21 +6,28 @@
 #include <iterator>
 
 #include <adamant/exec/executor.hpp>
+#include <adamant/numerics/squares_total.hpp>
 #include <adamant/shard/format.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
-// Of n elements at any address. The norm of several gradients is the root of their sums, added in a fixed order. Sums
-// of blocks (see norm_block_elems) are added in block order, so the result has the same bits for every instruction set
-// and number of threads. Allocates nothing and reads the gradient once. The caller applies a loss scale to the result.
-// Throws invalid_argument for a null pointer with n > 0. Thread-safe.
+// Of n elements at any address: the block sums (see norm_block_elems), added exactly and rounded once, so the result
+// has the same bits for every instruction set and number of threads. Allocates nothing and reads the gradient once. The
+// caller applies a loss scale to the result. Throws invalid_argument for a null pointer with n > 0. Thread-safe.
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, float const* grad, std::size_t n);
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, bfloat16 const* grad, std::size_t n);
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, float16 const* grad, std::size_t n);
 // The same of a type that is known at run time. Throws invalid_argument also for dtype::none.
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, void const* grad, dtype type, std::size_t n);
 
-// The same over a vector, span or other contiguous range.
+// The same added to a total, for the norm of several gradients: the root of to.rounded().sum. It is the same for any
+// order, and however gradients are cut at multiples of norm_block_elems. Nothing is added where it throws.
+void add_squares(executor const& cpu, float const* grad, std::size_t n, squares_total& to);
+void add_squares(executor const& cpu, bfloat16 const* grad, std::size_t n, squares_total& to);
+void add_squares(executor const& cpu, float16 const* grad, std::size_t n, squares_total& to);
+void add_squares(executor const& cpu, void const* grad, dtype type, std::size_t n, squares_total& to);
+
+// Both over a vector, span or other contiguous range.
 template <class Range>
     requires requires(Range const& r)
     {
@@ -29,6 +36,15 @@ template <class Range>
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, Range const& grad)
 {
     return sum_of_squares(cpu, std::data(grad), std::size(grad));
+}
+template <class Range>
+    requires requires(Range const& r)
+    {
+        sum_of_squares(std::declval<executor const&>(), std::data(r), std::size(r));
+    }
+void add_squares(executor const& cpu, Range const& grad, squares_total& to)
+{
+    add_squares(cpu, std::data(grad), std::size(grad), to);
 }
 
 ADAMANT_END_NAMESPACE

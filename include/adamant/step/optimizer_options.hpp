@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include <adamant/numerics/oracle.hpp>
+#include <adamant/numerics/hyperparameters.hpp>
+#include <adamant/numerics/squares_total.hpp>
 #include <adamant/step/loss_scaler.hpp>
 #include <adamant/step/optimizer_report.hpp>
 
@@ -80,20 +82,22 @@ struct optimizer_options {
     // it never begins before the norm is known, and a failure in the update itself cannot be taken back: the error says
     // so, and a state has to be loaded.
     bool device_records = true;
-    // Where gradients are spread over ranks: takes this process's sum and count and returns those of all ranks (a sum
-    // by MPI or NCCL). All ranks must add in the same order, or their bits differ. Called once in every step, by
-    // finish() or step(), and for step_async() in one of the team's threads. May throw. A sum that is negative or not
-    // finite, or a count below this process's, is invalid_argument. After either, step() and step_async() leave
-    // everything as it was, and for finish() the step stays open: call finish() again, or abandon().
-    std::function<grad_squares(grad_squares)> reduce = {};
+    // Where gradients are spread over ranks: adds the words of all ranks (see squares_total) and leaves the sums in
+    // these, as MPI_Allreduce(MPI_IN_PLACE, words.data(), words.size(), MPI_INT64_T, MPI_SUM, comm) does. Integers have
+    // no order of addition, so all ranks have one norm, and it is that of one process with all gradients, as long as
+    // these are cut at multiples of norm_block_elems. Called once in every step, by finish() or step(), and for
+    // step_async() in one of the team's threads. May throw. Words that no sum can have, or that are less than this
+    // process's own, are invalid_argument. After either, step() and step_async() leave everything as it was, and for
+    // finish() the step stays open: call finish() again, or abandon().
+    std::function<void(std::span<std::int64_t, squares_total::word_count> words)> reduce = {};
 };
 
 namespace detail {
 
 void check_limits(double max_norm, double max_abs_grad);
-// The sum and count of all ranks, by options.reduce, which must be set. Throws what it throws, and invalid_argument for
-// a result that cannot be: a step by that would be clipped to anything, or not at all.
-[[nodiscard]] grad_squares reduced(optimizer_options const& options, grad_squares const& own);
+// The total of all ranks, by options.reduce, which must be set. Throws what it throws, and invalid_argument for a
+// result that cannot be: a step by that would be clipped to anything, or not at all.
+[[nodiscard]] squares_total reduced(optimizer_options const& options, squares_total const& own);
 } // namespace detail
 
 // Throws invalid_argument naming the first option that cannot be.

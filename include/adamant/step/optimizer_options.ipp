@@ -24,14 +24,19 @@ ADAMANT_DECL void check_limits(double max_norm, double max_abs_grad)
                                 ", but a gradient is clipped by one of them; set the other to 0"});
 }
 
-ADAMANT_DECL grad_squares reduced(optimizer_options const& options, grad_squares const& own)
+ADAMANT_DECL squares_total reduced(optimizer_options const& options, squares_total const& own)
 {
-    grad_squares const all = options.reduce(own);
-    if (!std::isfinite(all.sum) || all.sum < 0 || all.nonfinite < own.nonfinite)
-        throw_invalid_argument({"reduce was given the sum of squares ", own.sum, " and ", own.nonfinite,
-                                " non-finite gradients of this process, and returned ", all.sum, " and ", all.nonfinite,
-                                " for all processes; the sum must be a finite number, 0 or above (non-finite gradients "
-                                "are not in it), and the count no less than this process's own"});
+    squares_total::word_array words = own.words();
+    options.reduce(words);
+    squares_total all;
+    if (!all.set_words(words))
+        throw_invalid_argument({"reduce left words that no sum of squares has: each must be the sum of that word over "
+                                "all processes, as 64-bit integers, and none is negative"});
+    if (!all.covers(own))
+        throw_invalid_argument({"reduce was given the words of the sum of squares ", own.rounded().sum, " and ",
+                                own.nonfinite(), " non-finite gradients of this process, and left those of ",
+                                all.rounded().sum, " and ", all.nonfinite(),
+                                " for all processes; add each word over all processes"});
     return all;
 }
 
