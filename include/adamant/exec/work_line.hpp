@@ -112,6 +112,8 @@ public:
     bool wait_until(clock::time_point deadline)
     {
         more_comes_.store(false, std::memory_order_relaxed);
+        if (idle())
+            return true;
         // Short work ends sooner than a sleeping thread wakes up.
         auto const spin_until = std::min(deadline, clock::now() + std::chrono::microseconds(50));
         do {

@@ -25,9 +25,10 @@ struct coefficients {
 
 namespace detail {
 
-// base^exponent for base in [0, 1), correctly rounded except in the rarest cases, and the same on every machine, which
-// libm's pow is not. Squares and multiplies in double-double; fma(a, b, 0) is a product that no compiler may fuse.
-double power(double base, std::uint64_t exponent) noexcept;
+// base^exponent for two bases in [0, 1), correctly rounded except in the rarest cases, and the same on every machine,
+// which libm's pow is not. Squares and multiplies in double-double; fma(a, b, 0) is a product that no compiler may
+// fuse.
+void powers(double const (&base)[2], std::uint64_t exponent, double (&out)[2]) noexcept;
 
 // validate() has refused values that would overflow, and those that would become zero, except for the learning rate's.
 float round_coefficient(double value) noexcept;

@@ -13,27 +13,59 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-ADAMANT_DECL double power(double base, std::uint64_t exponent) noexcept
+// What powers() does, to be inlined into functions for CPUs with fma and without: the bits are the same, but a call of
+// libm's fma takes 2 ns, and there are some hundred. Both at once, because each is a chain of dependent operations.
+ADAMANT_ALWAYS_INLINE void compute_powers(double const (&base)[2], std::uint64_t exponent, double (&out)[2]) noexcept
 {
     struct pair {
         double high, low;
     };
-    auto const multiply = [](pair a, pair b) -> pair {
+    auto const multiply = [](pair& a, pair b) {
         double const product = std::fma(a.high, b.high, 0.0);
         double error = std::fma(a.high, b.high, -product);
         error = std::fma(a.high, b.low, error);
         error = std::fma(a.low, b.high, error);
         double const high = product + error;
-        return {high, error - (high - product)};
+        a = {high, error - (high - product)};
     };
-    pair result{1.0, 0.0};
-    pair square{base, 0.0};
-    for (;; square = multiply(square, square)) {
-        if (exponent & 1)
-            result = multiply(result, square);
-        if ((exponent >>= 1) == 0 || square.high < 1e-100) // what is left can only make a tiny result tinier
-            return exponent == 0 ? result.high : 0.0;
+    struct power {
+        pair result, square;
+    };
+    power a{{1.0, 0.0}, {base[0], 0.0}};
+    power b{{1.0, 0.0}, {base[1], 0.0}};
+    auto const go_on = [&](power& of) {
+        if (of.square.high < 1e-100) // what is left can only make a tiny result tinier
+            of = {};
+        multiply(of.square, of.square);
+    };
+    for (;;) {
+        if (exponent & 1) {
+            multiply(a.result, a.square);
+            multiply(b.result, b.square);
+        }
+        if ((exponent >>= 1) == 0)
+            break;
+        go_on(a);
+        go_on(b);
     }
+    out[0] = a.result.high;
+    out[1] = b.result.high;
+}
+#if defined(__x86_64__) && !defined(__FMA__)
+[[gnu::target("fma")]] inline void compute_powers_with_fma(double const (&base)[2], std::uint64_t exponent,
+                                                           double (&out)[2]) noexcept
+{
+    compute_powers(base, exponent, out);
+}
+#endif
+
+ADAMANT_DECL void powers(double const (&base)[2], std::uint64_t exponent, double (&out)[2]) noexcept
+{
+#if defined(__x86_64__) && !defined(__FMA__)
+    if (__builtin_cpu_supports("fma"))
+        return compute_powers_with_fma(base, exponent, out);
+#endif
+    compute_powers(base, exponent, out);
 }
 
 ADAMANT_DECL float round_coefficient(double value) noexcept
@@ -47,8 +79,11 @@ ADAMANT_DECL float round_coefficient(double value) noexcept
     double bias1 = 1.0;
     double bias2 = 1.0;
     if (hyper.bias_correction) {
-        bias1 = 1.0 - power(hyper.beta1, step);
-        bias2 = 1.0 - power(hyper.beta2, step);
+        double const betas[2] = {hyper.beta1, hyper.beta2};
+        double to_step[2];
+        powers(betas, step, to_step);
+        bias1 = 1.0 - to_step[0];
+        bias2 = 1.0 - to_step[1];
     }
     bool const l2 = hyper.mode == decay_mode::l2;
     out.beta1 = round_coefficient(hyper.beta1);

@@ -36,6 +36,7 @@ public:
     // A step begins. The device's side is null where there is none.
     void begin(step_terms const& terms, device_side const* on)
     {
+        share_of_first_ = share_of_rest_ = ranks_s_ = 0;
         if (on != nullptr)
             usage_before_ = on->device().usage();
         counted_journal_bytes_ = 0;
@@ -47,17 +48,31 @@ public:
         report_.pus = pus_;
         started_ = std::chrono::steady_clock::now();
     }
+    // Whether the first pass, and those that follow, are host_side::run_all(), which takes no time of its own.
+    void passes_at_once(bool first, bool rest) noexcept
+    {
+        share_of_first_ = first ? host_.share_of_threads() : 0;
+        share_of_rest_ = rest ? host_.share_of_threads() : 0;
+    }
+    // The first pass is over, and this rank waits for the others.
+    template <class Reduce>
+    void wait_for_ranks(Reduce const& reduce)
+    {
+        auto const start = std::chrono::steady_clock::now();
+        reduce();
+        ranks_s_ = seconds_since(start);
+    }
     // The sum of all ranks is there.
     void norm_is_known(grad_squares const& found, norm_verdict const& verdict)
     {
-        report_.gradients.seconds = seconds_since(started_);
+        started_update_ = std::chrono::steady_clock::now();
+        report_.gradients.seconds = std::chrono::duration<double>(started_update_ - started_).count();
         report_.measured = plan_.measures;
         report_.nonfinite_grads = found.nonfinite;
         report_.global_norm = plan_.measures ? verdict.norm : std::numeric_limits<double>::quiet_NaN();
         report_.clip_coefficient = verdict.clip;
         report_.outcome = verdict.skips ? step_outcome::skipped : step_outcome::applied;
         count_first_pass();
-        started_update_ = std::chrono::steady_clock::now();
     }
     [[nodiscard]] first_pass_facts facts(device_side const* on) const
     {
@@ -93,14 +108,15 @@ public:
         std::size_t const recorded = ledger_.record_bytes() - counted_journal_bytes_;
         report_.journal_bytes += recorded;
         report_.update.bytes_moved += recorded;
-        report_.cpu_busy_s = host_.busy_seconds();
         report_.ratio = report_.elements == 0
                             ? 1.0
                             : 1 - static_cast<double>(report_.device.elements) / static_cast<double>(report_.elements);
         if (on != nullptr)
             report_device(on->device().usage());
         report_.update.seconds = seconds_since(started_update_);
-        report_.seconds = seconds_since(started_);
+        report_.seconds = report_.gradients.seconds + report_.update.seconds;
+        report_.cpu_busy_s = host_.busy_seconds() + share_of_first_ * (report_.gradients.seconds - ranks_s_) +
+                             share_of_rest_ * report_.update.seconds;
     }
 
 private:
@@ -177,8 +193,10 @@ private:
     std::string pus_;
     optimizer_report report_;
     std::chrono::steady_clock::time_point started_, started_update_;
-    std::size_t rest_bytes_ = 0; // what the first pass has left
-    std::size_t undo_bytes_ = 0; // what taking it back would move
+    double share_of_first_ = 0, share_of_rest_ = 0; // of the threads; see passes_at_once()
+    double ranks_s_ = 0;                            // waiting for them
+    std::size_t rest_bytes_ = 0;                    // what the first pass has left
+    std::size_t undo_bytes_ = 0;                    // what taking it back would move
     std::size_t on_device_ = 0;
     std::size_t counted_journal_bytes_ = 0; // of the records that there are, those that are in the report
     device_usage usage_before_;

@@ -113,7 +113,6 @@ public:
         next_piece_ = first_piece;
         entry_count_.store(0, std::memory_order_relaxed);
         std::fill(members_.begin(), members_.end(), member_state{});
-        time_of_all_ = 0;
         skip_is_due_.store(false, std::memory_order_relaxed);
         gradients_differ_.store(false, std::memory_order_relaxed);
     }
@@ -159,23 +158,25 @@ public:
     template <class Did>
     void run_all(std::size_t begin, std::size_t end, Did const& did)
     {
-        auto const started = std::chrono::steady_clock::now();
-        unsigned threads = 1;
         if (cpu_.works_itself(elements_)) {
             work(0, begin, end);
             did(end - begin);
-        } else {
-            threads = cpu_.chunks(elements_).threads;
-            auto const do_chunks = [&](unsigned member, std::size_t from, std::size_t to) {
-                std::size_t const first = begin + from * pieces_at_once_;
-                std::size_t const last = std::min(end, begin + to * pieces_at_once_);
-                work(member, first, last);
-                did(last - first);
-            };
-            cpu_.team()->run((end - begin + pieces_at_once_ - 1) / pieces_at_once_, do_chunks, threads);
+            return;
         }
-        time_of_all_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count() * threads /
-                        cpu_.threads();
+        auto const do_chunks = [&](unsigned member, std::size_t from, std::size_t to) {
+            std::size_t const first = begin + from * pieces_at_once_;
+            std::size_t const last = std::min(end, begin + to * pieces_at_once_);
+            work(member, first, last);
+            did(last - first);
+        };
+        cpu_.team()->run((end - begin + pieces_at_once_ - 1) / pieces_at_once_, do_chunks,
+                         cpu_.chunks(elements_).threads);
+    }
+    // The share of the threads that is at work in run_all().
+    [[nodiscard]] double share_of_threads() const noexcept
+    {
+        unsigned const at_work = cpu_.works_itself(elements_) ? 1 : cpu_.chunks(elements_).threads;
+        return static_cast<double>(at_work) / cpu_.threads();
     }
     // Does pieces [begin, end), as thread `member`.
     void work(unsigned member, std::size_t begin, std::size_t end) noexcept
@@ -211,20 +212,20 @@ public:
 
     // Whether gradients are those that records were made with, after a pass `compare`.
     [[nodiscard]] bool same_gradients() const noexcept { return !gradients_differ_.load(std::memory_order_relaxed); }
-    // How long the threads have worked since begin(), on average.
+    // How long the threads have worked in run() since begin(), on average.
     [[nodiscard]] double busy_seconds() const noexcept
     {
         std::chrono::steady_clock::duration all{};
         for (member_state const& each : members_)
             all += each.busy;
-        return std::chrono::duration<double>(all).count() / static_cast<double>(members_.size()) + time_of_all_;
+        return std::chrono::duration<double>(all).count() / static_cast<double>(members_.size());
     }
     // The squares of all blocks that were looked at since begin().
     [[nodiscard]] squares_total squares() const noexcept
     {
-        squares_total all;
-        for (member_state const& each : members_)
-            all.add(each.squares);
+        squares_total all = members_[0].squares;
+        for (std::size_t i = 1; i < members_.size(); ++i)
+            all.add(members_[i].squares);
         return all;
     }
 
@@ -339,7 +340,6 @@ private:
         squares_total squares;
     };
     std::vector<member_state> members_;
-    double time_of_all_ = 0; // of run_all()
     std::atomic<bool> skip_is_due_{false};
     std::atomic<bool> gradients_differ_{false};
 };

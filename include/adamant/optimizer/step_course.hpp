@@ -79,6 +79,7 @@ public:
         error_ = nullptr;
         sides_.begin();
         account_.begin(terms_, sides_.device());
+        account_.passes_at_once(false, !has_device() && !is_async);
         machine_.open(is_async);
     }
     // This shard's gradient is there. One call at a time. Throws what work_line::check_caller() does.
@@ -91,6 +92,7 @@ public:
     {
         if (!has_device() && !machine_.is_async()) {
             plan_.shards.assign(over_.size(), shard_in_step::submitted);
+            account_.passes_at_once(true, true);
             sides_.do_pass(plan_.first_pass, false);
             return;
         }
@@ -303,19 +305,17 @@ private:
     }
     [[nodiscard]] decision decide_by_norm()
     {
-        squares_total total;
-        if (plan_.measures)
-            total = sides_.squares();
+        squares_total total = plan_.measures ? sides_.squares() : squares_total();
         if (total.nonfinite() != 0)
             watch([&] { account_.report().first_nonfinite = sides_.first_nonfinite(); });
         if (options_.reduce)
-            total = reduced(options_, total);
+            account_.wait_for_ranks([&] { total = reduced(options_, total); });
         grad_squares const found = total.rounded();
         norm_verdict verdict;
         rounded_to_nearest([&] {
             verdict = judge(found, terms_.loss_scale, terms_.max_norm, plan_.skips_nonfinite);
             if (!verdict.skips && terms_.max_norm != 0)
-                make_group_steps(over_.groups(), terms_, verdict.clip, plan_.decided);
+                clip_group_steps(over_.groups(), terms_, verdict.clip, plan_.decided);
         });
         account_.norm_is_known(found, verdict);
         first_pass_facts const facts = account_.facts(sides_.device());

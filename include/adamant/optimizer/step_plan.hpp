@@ -73,6 +73,16 @@ inline void make_group_steps(std::vector<parameter_group> const& groups, step_te
     }
 }
 
+// The same with another clip coefficient, which changes nothing but the factor of gradients.
+inline void clip_group_steps(std::vector<parameter_group> const& groups, step_terms const& terms, double clip,
+                             std::vector<group_step>& steps)
+{
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+        float const scale = round_coefficient(clip / terms.loss_scale);
+        steps[i].c.grad_scale = groups[i].maximize ? -scale : scale;
+    }
+}
+
 enum class shard_in_step : std::uint8_t { awaited, submitted, left_out };
 
 struct step_plan {
