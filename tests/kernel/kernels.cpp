@@ -356,6 +356,60 @@ TEST_CASE("the bounds of the guard: one hostile value in a group that is tame wi
             }
 }
 
+TEST_CASE("the bounds of the guard: first moments that fade, and move their params just so or just not")
+{
+    test::random_bits random(7);
+    for (std::size_t const type : test::sizes{0, 6, 30, 47})
+        for (int round = 0; round < 1500; ++round) {
+            shard_format const& types = all_formats()[type];
+            hyperparameters hyper{.lr = 1e-3, .weight_decay = 0.1, .mode = decay_mode::decoupled};
+            if (random.below(3) == 0)
+                hyper.eps = random.below(2) == 0 ? 0x1p-50 : 4.0;
+            if (random.below(6) == 0)
+                hyper.lr = random.below(2) == 0 ? 0 : 0x1p-90;
+            if (random.below(6) == 0)
+                hyper.beta1 = random.below(2) == 0 ? 0 : 1 - 0x1p-25;
+            coefficients c = make_coefficients(hyper, 1 + random.below(1000));
+            if (random.below(4) == 0)
+                c.grad_scale = -c.grad_scale;
+            std::size_t const n = random.below(2) == 0 ? 64 : 1 + random.below(130);
+            arrays start(types, n);
+            start.fill(test::values::ordinary, random);
+            // Where |m| / eps times the step is 2^-26 of the param.
+            int const exponent = std::ilogb(hyper.eps < 1 ? hyper.eps : 1) -
+                                 std::ilogb(c.neg_step_size == 0 ? 0x1p-60f : c.neg_step_size);
+            std::size_t const how = random.below(3);
+            for (std::size_t i = 0; i < n; ++i) {
+                start.grad.set(i, random.below(2) == 0 ? 0.0f : -0.0f);
+                float const v = std::fabs(start.exp_avg_sq.get(i));
+                start.exp_avg_sq.set(i, random.below(8) == 0 ? 0.0f : how == 2 ? v * 0x1p-80f : v);
+                int const low = how == 0 ? -128 : std::ilogb(start.param.get(i)) + exponent - 26;
+                start.exp_avg.set(i, std::ldexp(test::with_exponent(random(), 0, how == 0 ? 4 : 1), low - (how == 2)));
+                if (random.below(40) == 0)
+                    start.exp_avg.set(i, test::from_bits(0x00800000u | (random.below(2) == 0 ? 0u : float_sign_bit)));
+            }
+            if (random.below(2) == 0)
+                start.param.set(random.below(n), random.below(2) == 0 ? 0.0f : -0.0f);
+            INFO(text_of(types) << "round " << round << " how " << how);
+            REQUIRE(compare(types, start, c, 0, n) == "");
+        }
+}
+
+TEST_CASE("rounding to bfloat16 by two operations is right for all that the ordinary path stores", "[both]")
+{
+    float_mode_scope const mode(subnormals::flushed);
+    std::size_t wrong = 0;
+    for (int const exponent : {-121, -1, 0, 111})
+        for (std::uint32_t mantissa = 0; mantissa < 1u << 23; ++mantissa)
+            for (std::uint32_t const sign : {0u, float_sign_bit}) {
+                float const x = test::from_bits(sign | static_cast<std::uint32_t>(127 + exponent) << 23 | mantissa);
+                float const product = x * -65535.0f;
+                wrong += test::bits(std::fma(x, 65536.0f, product)) != std::uint32_t{narrow<bfloat16>(x).bits} << 16;
+            }
+    CHECK(wrong == 0);
+    CHECK(test::bits(std::fma(0.0f, 65536.0f, 0.0f * -65535.0f)) == 0);
+}
+
 TEST_CASE("the bounds of the guard: values and coefficients on its edges, inside and outside")
 {
     test::random_bits random(77);

@@ -110,16 +110,22 @@ struct simd {
         return half;
 #endif
     }
-    template <class T>
+    // As in kernel/avx2.inl.
+    template <bool Ordinary>
+    ADAMANT_SIMD static u32 round_upper_word(f32 x)
+    {
+        if constexpr (Ordinary)
+            return bits(fma(x, set(65536.0f), mul(x, set(-65535.0f))));
+        u32 const lsb = _mm512_and_epi32(_mm512_srli_epi32(bits(x), 16), set(1u));
+        return _mm512_add_epi32(_mm512_add_epi32(bits(x), set(0x7fffu)), lsb);
+    }
+    template <class T, bool Ordinary = false>
     ADAMANT_SIMD static __m256i narrow(f32 x)
     {
-        if constexpr (std::is_same_v<T, float16>) {
+        if constexpr (std::is_same_v<T, float16>)
             return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        } else {
-            u32 const lsb = _mm512_and_epi32(_mm512_srli_epi32(bits(x), 16), set(1u));
-            u32 const rounded = _mm512_add_epi32(_mm512_add_epi32(bits(x), set(0x7fffu)), lsb);
-            return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
-        }
+        else
+            return _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_upper_word<Ordinary>(x), 16));
     }
     template <class T>
     ADAMANT_SIMD static void store(std::byte* address, f32 x)
@@ -137,13 +143,33 @@ struct simd {
         else
             _mm256_mask_storeu_epi16(address, first_lanes(count), narrow<T>(x));
     }
-    template <class T, bool>
+    template <class T, bool Interleaved>
     ADAMANT_SIMD static void load_pair(std::byte const* address, f32& a, f32& b)
     {
-        a = load<T>(address);
-        b = load<T>(address + lanes * sizeof(T));
+        if constexpr (Interleaved) {
+            load_evens_odds(address, a, b);
+        } else {
+            a = load<T>(address);
+            b = load<T>(address + lanes * sizeof(T));
+        }
     }
-    template <class T>
+    // Evens and odds to bfloat16, in the order of memory.
+    template <bool Ordinary>
+    ADAMANT_SIMD static u32 narrow_evens_odds(f32 evens, f32 odds, bool natively)
+    {
+        if (natively) {
+            u32 const zipped = _mm512_set_epi32(0x1f000f, 0x1e000e, 0x1d000d, 0x1c000c, 0x1b000b, 0x1a000a, 0x190009,
+                                                0x180008, 0x170007, 0x160006, 0x150005, 0x140004, 0x130003, 0x120002,
+                                                0x110001, 0x100000) ;
+            u32 halves;
+            asm("vcvtne2ps2bf16 {%1, %2, %0|%0, %2, %1}" : "=v"(halves) : "v"(evens), "v"(odds));
+            return _mm512_permutexvar_epi16(zipped, halves);
+        }
+        u32 const upper = round_upper_word<Ordinary>(odds);
+        u32 const lower = _mm512_srli_epi32(round_upper_word<Ordinary>(evens), 16);
+        return _mm512_ternarylogic_epi32(lower, upper, set(0xffff0000u), 0xf8); // lower | (upper & mask)
+    }
+    template <class T, bool Ordinary>
     ADAMANT_SIMD static void narrow_pair(f32 a, f32 b, bool natively, __m256i& half_a, __m256i& half_b)
     {
         if constexpr (std::is_same_v<T, bfloat16>) {
@@ -153,27 +179,29 @@ struct simd {
                 return;
             }
         }
-        half_a = narrow<T>(a);
-        half_b = narrow<T>(b);
+        half_a = narrow<T, Ordinary>(a);
+        half_b = narrow<T, Ordinary>(b);
     }
-    template <class T, bool>
+    template <class T, bool Interleaved, bool Ordinary>
     ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b, bool natively)
     {
         if constexpr (std::is_same_v<T, float>) {
             store<T>(address, a);
             store<T>(address + lanes * sizeof(T), b);
+        } else if constexpr (Interleaved) {
+            _mm512_storeu_si512(address, narrow_evens_odds<Ordinary>(a, b, natively));
         } else {
             __m256i half_a, half_b;
-            narrow_pair<T>(a, b, natively, half_a, half_b);
+            narrow_pair<T, Ordinary>(a, b, natively, half_a, half_b);
             _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), half_a);
             _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address + lanes * sizeof(T)), half_b);
         }
     }
-    template <class T>
+    template <class T, bool Ordinary>
     ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b, bool natively)
     {
         __m256i half_a, half_b;
-        narrow_pair<T>(a, b, natively, half_a, half_b);
+        narrow_pair<T, Ordinary>(a, b, natively, half_a, half_b);
         _mm256_stream_si256(reinterpret_cast<__m256i*>(address), half_a);
         _mm256_stream_si256(reinterpret_cast<__m256i*>(address) + 1, half_b);
     }

@@ -4,22 +4,16 @@
 
 struct coefficient_vectors {
     simd::f32 beta1, beta2, one_minus_beta1, one_minus_beta2, inv_sqrt_bias2, eps, neg_step_size, decay, l2, grad_scale;
+    simd::f32 idle_ratio; // see idle_ratio_of()
     bool has_l2;
 };
 
 ADAMANT_SIMD coefficient_vectors broadcast(coefficients const& c)
 {
-    return {simd::set(c.beta1),
-            simd::set(c.beta2),
-            simd::set(c.one_minus_beta1),
-            simd::set(c.one_minus_beta2),
-            simd::set(c.inv_sqrt_bias2),
-            simd::set(c.eps),
-            simd::set(c.neg_step_size),
-            simd::set(c.decay),
-            simd::set(c.l2),
-            simd::set(c.grad_scale),
-            c.l2 != 0};
+    return {simd::set(c.beta1),           simd::set(c.beta2),          simd::set(c.one_minus_beta1),
+            simd::set(c.one_minus_beta2), simd::set(c.inv_sqrt_bias2), simd::set(c.eps),
+            simd::set(c.neg_step_size),   simd::set(c.decay),          simd::set(c.l2),
+            simd::set(c.grad_scale),      simd::set(idle_ratio_of(c)), c.l2 != 0};
 }
 
 #include <adamant/kernel/paths.inl>
@@ -91,20 +85,18 @@ ADAMANT_SIMD param_update start_param(state_vectors const& s, coefficient_vector
     simd::f32 const d = flushed<Path>(simd::fma(root, c.inv_sqrt_bias2, c.eps));
     return {flushed<Path>(simd::mul(c.decay, s.param)), flushed<Path>(simd::div(s.exp_avg, d))};
 }
-// Both at once, for a group without gradients and first moments: rows of an embedding that a batch did not name, or
-// that no batch names any more. Nothing is divided, as a zero stays one. False, with nothing changed, where the group
-// is not of that kind or not tame.
+// Both at once, for a group without gradients whose first moments are zero or too small to move a param: rows of an
+// embedding that a batch did not name, or that none has named for some hundred steps. Nothing is divided. False, with
+// nothing changed but first moments flushed, where the group is not of that kind or not tame. ExpAvg: as which first
+// moments are stored.
+template <class ExpAvg>
 ADAMANT_SIMD bool update_idle(state_vectors (&s)[simd::vectors], simd::f32 const (&grad)[simd::vectors],
                               coefficient_vectors const& c, param_update (&updates)[simd::vectors])
 {
     if (c.has_l2)
         return false;
-    simd::u32 active = simd::set(0u);
-    ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; ++k)
-        active = simd::or3(active, simd::bits(grad[k]), simd::bits(s[k].exp_avg));
-    if (simd::any_sign(above(active & simd::set(float_abs_mask), float_min_normal_bits - 1)))
-        return false;
+    simd::u32 any_grad = simd::set(0u);
+    simd::u32 any_exp_avg = simd::set(0u);
     simd::u32 any_param = simd::set(0u);
     simd::u32 any_square = simd::set(0u);
     simd::u32 low = simd::set(~0u);
@@ -112,17 +104,35 @@ ADAMANT_SIMD bool update_idle(state_vectors (&s)[simd::vectors], simd::f32 const
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; ++k) {
         simd::u32 const v = simd::bits(s[k].exp_avg_sq);
+        any_grad = any_grad | simd::bits(grad[k]);
+        any_exp_avg = any_exp_avg | simd::bits(s[k].exp_avg);
         any_param = any_param | simd::bits(s[k].param);
         any_square = any_square | v;
         low = simd::min(simd::min(low, simd::sub(simd::abs_bits(s[k].param), offset)), simd::sub(v, offset));
     }
+    simd::u32 const abs_mask = simd::set(float_abs_mask);
+    simd::u32 const has_grad = above(any_grad & abs_mask, float_min_normal_bits - 1);
     simd::u32 const too_large = simd::template shift_left<1>(any_param | any_square);
     simd::u32 const too_low = at_most(low, tame_idle_above_bits - float_min_normal_bits);
-    if (simd::any_sign(simd::or3(too_large, too_low, any_square)))
+    if (simd::any_sign(simd::or3(has_grad, too_large, too_low) | any_square))
         return false;
+    bool const fading = simd::any_sign(above(any_exp_avg & abs_mask, float_min_normal_bits - 1));
+    if (fading) {
+        simd::u32 moves = simd::set(0u); // with a sign where a first moment is too large
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < simd::vectors; ++k) {
+            s[k].exp_avg = simd::flush(s[k].exp_avg, float_min_normal_bits);
+            simd::f32 const most = simd::mul(simd::from_bits(simd::abs_bits(s[k].param)), c.idle_ratio);
+            moves = moves | simd::sub(simd::bits(most), simd::abs_bits(s[k].exp_avg));
+        }
+        if (simd::any_sign(moves))
+            return false;
+    }
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; ++k) {
         s[k].exp_avg = simd::fma(c.beta1, s[k].exp_avg, simd::mul(grad[k], c.grad_scale));
+        if (fading)
+            s[k].exp_avg = simd::flush(s[k].exp_avg, flush_bits_of<ExpAvg>);
         s[k].exp_avg_sq = simd::fma(c.beta2, s[k].exp_avg_sq, simd::set(0.0f)); // +0 also for a beta2 of -0
         updates[k] = {simd::mul(c.decay, s[k].param), s[k].exp_avg};
     }

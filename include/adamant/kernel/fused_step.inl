@@ -110,7 +110,7 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
         old[k] = s[k];
     bool done = false;
     if constexpr (Path == path::lenient)
-        done = update_idle(s, g, c, updates);
+        done = update_idle<ExpAvg>(s, g, c, updates);
     if (!done) {
         guard<Path> seen;
         clear(seen);
@@ -124,14 +124,16 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
             updates[k] = start_param<Path>(s[k], c);
     }
     recorder.template moments<Path>(a, i, c, old, g, s, group.recorded);
+    constexpr bool is_ordinary = Path == path::ordinary;
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; k += 2)
-        simd::template store_pair<ExpAvg, Interleaved>(a.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg), s[k].exp_avg,
-                                                       s[k + 1].exp_avg, how.native_bfloat16);
+        simd::template store_pair<ExpAvg, Interleaved, is_ordinary>(
+            a.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg), s[k].exp_avg, s[k + 1].exp_avg, how.native_bfloat16);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; k += 2)
-        simd::template store_pair<ExpAvgSq, Interleaved>(a.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq),
-                                                         s[k].exp_avg_sq, s[k + 1].exp_avg_sq, how.native_bfloat16);
+        simd::template store_pair<ExpAvgSq, Interleaved, is_ordinary>(
+            a.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq), s[k].exp_avg_sq, s[k + 1].exp_avg_sq,
+            how.native_bfloat16);
     return true;
 }
 // The second half: params and weights.
@@ -148,23 +150,24 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficien
         p[k] = finish_param<Path>(u, c);
     }
     recorder.params(a, i, group, p);
+    constexpr bool is_ordinary = Path == path::ordinary;
     std::byte* const param = a.param + i * sizeof(Param);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < simd::vectors; k += 2)
-        simd::template store_pair<Param, Interleaved>(param + k * simd::lanes * sizeof(Param), p[k], p[k + 1],
-                                                      how.native_bfloat16);
+        simd::template store_pair<Param, Interleaved, is_ordinary>(param + k * simd::lanes * sizeof(Param), p[k],
+                                                                   p[k + 1], how.native_bfloat16);
     if constexpr (!std::is_void_v<WeightOut>) {
         std::byte* const out = a.weight_out + i * sizeof(WeightOut);
         if (how.stream) {
             ADAMANT_UNROLL
             for (std::size_t k = 0; k < simd::vectors; k += 2)
-                simd::template stream_pair<WeightOut>(out + k * simd::lanes * sizeof(WeightOut), p[k], p[k + 1],
-                                                      how.native_bfloat16);
+                simd::template stream_pair<WeightOut, is_ordinary>(out + k * simd::lanes * sizeof(WeightOut), p[k],
+                                                                   p[k + 1], how.native_bfloat16);
         } else {
             ADAMANT_UNROLL
             for (std::size_t k = 0; k < simd::vectors; k += 2)
-                simd::template store_pair<WeightOut, Interleaved>(out + k * simd::lanes * sizeof(WeightOut), p[k],
-                                                                  p[k + 1], how.native_bfloat16);
+                simd::template store_pair<WeightOut, Interleaved, is_ordinary>(
+                    out + k * simd::lanes * sizeof(WeightOut), p[k], p[k + 1], how.native_bfloat16);
         }
     }
 }

@@ -164,15 +164,17 @@ struct simd {
         quad::store(address, x, T{});
     }
     // Two vectors that follow each other in memory. Interleaved, which is for bfloat16: the elements may be spread over
-    // the two in another order, the same in load_pair and store_pair, if that is faster. The last argument says that
-    // the processor has a conversion to bfloat16 of its own, where a facade serves processors with and without.
+    // the two in another order, the same in load_pair and store_pair, if that is faster. Ordinary: what is stored are
+    // results of the ordinary path, hence no -0, nothing below 2^-121 but +0, and nothing above 2^112. The last
+    // argument says that the processor has a conversion to bfloat16 of its own, where a facade serves processors with
+    // and without.
     template <class T, bool Interleaved>
     ADAMANT_SIMD static void load_pair(std::byte const* address, f32& a, f32& b)
     {
         a = load<T>(address);
         b = load<T>(address + lanes * sizeof(T));
     }
-    template <class T, bool Interleaved>
+    template <class T, bool Interleaved, bool Ordinary>
     ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b, bool)
     {
         store<T>(address, a);
@@ -180,10 +182,10 @@ struct simd {
     }
     // Like store_pair for a 16-bit type, not interleaved, past the caches; the address is a multiple of the bytes
     // written. stream_fence() orders it.
-    template <class T>
+    template <class T, bool Ordinary>
     ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b, bool)
     {
-        store_pair<T, false>(address, a, b, false);
+        store_pair<T, false, Ordinary>(address, a, b, false);
     }
     ADAMANT_SIMD static void stream_fence() {}
 

@@ -29,10 +29,13 @@
 //   p'                   p zero: m' is, so q and p' are. Else, to fall below 2^-51 the terms cancel as above, at least
 //                        2^-51 both, and lsb >= 2^-98. Finite, by the bounds on q, neg_step_size and p.
 //
-// A group of idle parameters. Looked at: g and m are zero or subnormal, and there is no L2 decay; |p| is zero,
-// subnormal or in (2^-115, 2), and so is v, which has no sign (-0 neither). Then m' is a zero with the sign that the
+// A group of idle parameters. Looked at: g is zero or subnormal, and there is no L2 decay; |p| is zero, subnormal or in
+// (2^-115, 2), and so is v, which has no sign (-0 neither); |m| is at most idle_ratio_of() times |p|. m and m' are
+// flushed by hand, m' also where storing rounds it to 2^-126, so any such m will do. A zero m' has the sign that the
 // formula gives it: one_minus_beta1 is positive, so it changes none. g * g is +0, and v' = beta2 * v + 0, which is +0
-// or above 2^-116. d is at least eps, so q = m'. decay * p is 0 or above 2^-125, and so is p'.
+// or above 2^-116. decay * p is 0 or above 2^-125. Where p is zero, m is, and d is at least eps, so q = m'. Else
+// neg_step_size * q is less than a quarter of decay * p's last place, and so is neg_step_size * m': p' = decay * p with
+// either.
 //
 // The ordinary path. Looked at: p and w are in [2^-63, 2), or the negative of such; |m| is below 2; v is in (2^-124,
 // 2). There is no L2 decay and one_minus_beta1 is at most 1/2, so g is at least 2^-62 (1 - 2^-24), and below 2^25.
@@ -67,6 +70,11 @@ inline constexpr std::uint32_t tame_wide_up_to_bits = std::bit_cast<std::uint32_
 
 // The largest float that rounds to a bfloat16 of 2^-126 or below: 2^-126 * (1 + 2^-8), a tie that goes to even.
 inline constexpr std::uint32_t bfloat16_flush_bits = 0x00808000u;
+// The largest float that is flushed where it is stored as T.
+template <class T>
+inline constexpr std::uint32_t flush_bits_of = float_min_normal_bits;
+template <>
+inline constexpr std::uint32_t flush_bits_of<bfloat16> = bfloat16_flush_bits;
 
 // Whether the proof above holds for these coefficients. The ones it leaves out (a beta2 below one half, an eps of zero,
 // a decay of zero) take the careful path throughout. Every call of a kernel asks this, and small shards notice: so it
@@ -85,6 +93,17 @@ inline constexpr std::uint32_t bfloat16_flush_bits = 0x00808000u;
             within(bits(c.one_minus_beta2), 0x1p-24f, 1) & within(bits(c.inv_sqrt_bias2), 1, 0x1p40f) &
             within(bits(c.eps), 0x1p-60f, 0x1p40f) & at_most(magnitude(c.neg_step_size), 0x1p20f) &
             within(magnitude(c.decay), 0x1p-10f, 0x1p10f) & at_most(magnitude(c.grad_scale), 0x1p60f)) != 0;
+}
+
+// How large a first moment may be, relative to its param, for a step without gradient not to move the param: |q| is at
+// most |m| / eps, rounded, and 2^-26 of a float is less than a quarter of its last place. A little less, because the
+// product with |p| is rounded, too. The bound holds for |m| itself in place of |q|, hence the 1.
+[[nodiscard]] inline float idle_ratio_of(coefficients const& c) noexcept
+{
+    auto const magnitude = [](float x) { return x < 0 ? -x : x; };
+    float const least_divisor = c.eps < 1 ? c.eps : 1;
+    float const step = magnitude(c.neg_step_size);
+    return 0x0.fffp-26f * magnitude(c.decay) * least_divisor / (step > 0x1p-60f ? step : 0x1p-60f);
 }
 
 // Whether the ordinary path may be tried: nearly always with decoupled decay.
