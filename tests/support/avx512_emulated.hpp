@@ -77,12 +77,12 @@ inline __m256 half(v16 a, int which)
     constexpr int nearest = _MM_FROUND_TO_NEAREST_INT;
     return _mm256_set_m128i(_mm256_cvtps_ph(half(a, 1), nearest), _mm256_cvtps_ph(half(a, 0), nearest));
 }
-[[gnu::noinline]] inline simde__m512d cvtps_pd(__m256 a)
+[[gnu::noinline]] inline v16i cvtne2ps_pbh(v16 high, v16 low)
 {
-    simde__m512d_private to;
-    to.m256d[0] = _mm256_cvtps_pd(_mm256_castps256_ps128(a));
-    to.m256d[1] = _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1));
-    return simde__m512d_from_private(to);
+    simde__m512i_private to;
+    to.m256i[0] = cvtneps_pbh(low);
+    to.m256i[1] = cvtneps_pbh(high);
+    return simde__m512i_from_private(to);
 }
 
 // Masked: no byte of a lane that is left out is touched.
@@ -138,13 +138,10 @@ inline __m256 half(v16 a, int which)
 ADAMANT_EMULATED(add_epi16)
 ADAMANT_EMULATED(add_epi32)
 ADAMANT_EMULATED(and_epi32)
-ADAMANT_EMULATED(castps512_ps256)
-ADAMANT_EMULATED(castps_si512)
 ADAMANT_EMULATED(castsi256_si512)
 ADAMANT_EMULATED(castsi512_ps)
 ADAMANT_EMULATED(cmple_epu32_mask)
 ADAMANT_EMULATED(div_ps)
-ADAMANT_EMULATED(fmadd_pd)
 ADAMANT_EMULATED(fmadd_ps)
 ADAMANT_EMULATED(loadu_epi32)
 ADAMANT_EMULATED(loadu_ps)
@@ -159,17 +156,17 @@ ADAMANT_EMULATED(movepi32_mask)
 ADAMANT_EMULATED(movm_epi32)
 ADAMANT_EMULATED(mul_ps)
 ADAMANT_EMULATED(packs_epi32)
+ADAMANT_EMULATED(permutex2var_ps)
+ADAMANT_EMULATED(permutexvar_epi16)
 ADAMANT_EMULATED(set1_epi16)
 ADAMANT_EMULATED(set1_epi32)
 ADAMANT_EMULATED(set1_ps)
 ADAMANT_EMULATED(set_epi32)
-ADAMANT_EMULATED(setzero_pd)
 ADAMANT_EMULATED(setzero_si512)
 ADAMANT_EMULATED(slli_epi16)
 ADAMANT_EMULATED(slli_epi32)
 ADAMANT_EMULATED(sqrt_ps)
 ADAMANT_EMULATED(srli_epi32)
-ADAMANT_EMULATED(storeu_pd)
 ADAMANT_EMULATED(storeu_ps)
 ADAMANT_EMULATED(sub_epi32)
 ADAMANT_EMULATED(sub_ps)
@@ -186,7 +183,6 @@ ADAMANT_END_NAMESPACE
 
 #define __m512 simde__m512
 #define __m512i simde__m512i
-#define __m512d simde__m512d
 
 #undef _mm512_add_epi16
 #define _mm512_add_epi16 emulated_avx512::add_epi16
@@ -194,10 +190,6 @@ ADAMANT_END_NAMESPACE
 #define _mm512_add_epi32 emulated_avx512::add_epi32
 #undef _mm512_and_epi32
 #define _mm512_and_epi32 emulated_avx512::and_epi32
-#undef _mm512_castps512_ps256
-#define _mm512_castps512_ps256 emulated_avx512::castps512_ps256
-#undef _mm512_castps_si512
-#define _mm512_castps_si512 emulated_avx512::castps_si512
 #undef _mm512_castsi256_si512
 #define _mm512_castsi256_si512 emulated_avx512::castsi256_si512
 #undef _mm512_castsi512_ps
@@ -212,20 +204,16 @@ ADAMANT_END_NAMESPACE
 #define _mm512_cmplt_epu32_mask emulated_avx512::cmplt_epu32_mask
 #undef _mm512_cvtepi32_epi16
 #define _mm512_cvtepi32_epi16 emulated_avx512::cvtepi32_epi16
+#undef _mm512_cvtne2ps_pbh
+#define _mm512_cvtne2ps_pbh emulated_avx512::cvtne2ps_pbh
 #undef _mm512_cvtneps_pbh
 #define _mm512_cvtneps_pbh emulated_avx512::cvtneps_pbh
 #undef _mm512_cvtph_ps
 #define _mm512_cvtph_ps emulated_avx512::cvtph_ps
-#undef _mm512_cvtps_pd
-#define _mm512_cvtps_pd emulated_avx512::cvtps_pd
 #undef _mm512_cvtps_ph
 #define _mm512_cvtps_ph(x, rounding) emulated_avx512::cvtps_ph(x)
 #undef _mm512_div_ps
 #define _mm512_div_ps emulated_avx512::div_ps
-#undef _mm512_extractf32x8_ps
-#define _mm512_extractf32x8_ps(x, which) emulated_avx512::half(x, which)
-#undef _mm512_fmadd_pd
-#define _mm512_fmadd_pd emulated_avx512::fmadd_pd
 #undef _mm512_fmadd_ps
 #define _mm512_fmadd_ps emulated_avx512::fmadd_ps
 #undef _mm512_loadu_epi32
@@ -260,6 +248,10 @@ ADAMANT_END_NAMESPACE
 #define _mm512_movm_epi32 emulated_avx512::movm_epi32
 #undef _mm512_mul_ps
 #define _mm512_mul_ps emulated_avx512::mul_ps
+#undef _mm512_permutex2var_ps
+#define _mm512_permutex2var_ps emulated_avx512::permutex2var_ps
+#undef _mm512_permutexvar_epi16
+#define _mm512_permutexvar_epi16 emulated_avx512::permutexvar_epi16
 #undef _mm512_packs_epi32
 #define _mm512_packs_epi32 emulated_avx512::packs_epi32
 #undef _mm512_set1_epi16
@@ -270,8 +262,6 @@ ADAMANT_END_NAMESPACE
 #define _mm512_set1_ps emulated_avx512::set1_ps
 #undef _mm512_set_epi32
 #define _mm512_set_epi32 emulated_avx512::set_epi32
-#undef _mm512_setzero_pd
-#define _mm512_setzero_pd emulated_avx512::setzero_pd
 #undef _mm512_setzero_si512
 #define _mm512_setzero_si512 emulated_avx512::setzero_si512
 #undef _mm512_slli_epi16
@@ -284,8 +274,6 @@ ADAMANT_END_NAMESPACE
 #define _mm512_srli_epi32 emulated_avx512::srli_epi32
 #undef _mm512_storeu_epi32
 #define _mm512_storeu_epi32 emulated_avx512::storeu_epi32
-#undef _mm512_storeu_pd
-#define _mm512_storeu_pd emulated_avx512::storeu_pd
 #undef _mm512_storeu_ps
 #define _mm512_storeu_ps emulated_avx512::storeu_ps
 #undef _mm512_sub_epi32

@@ -160,9 +160,13 @@ struct simd {
         if (natively) {
             u32 const zipped = _mm512_set_epi32(0x1f000f, 0x1e000e, 0x1d000d, 0x1c000c, 0x1b000b, 0x1a000a, 0x190009,
                                                 0x180008, 0x170007, 0x160006, 0x150005, 0x140004, 0x130003, 0x120002,
-                                                0x110001, 0x100000) ;
-            u32 halves;
+                                                0x110001, 0x100000);
+#if defined(ADAMANT_EMULATED_AVX512)
+            u32 const halves = _mm512_cvtne2ps_pbh(odds, evens);
+#else
+            u32 halves; // as assembly: see narrow_natively()
             asm("vcvtne2ps2bf16 {%1, %2, %0|%0, %2, %1}" : "=v"(halves) : "v"(evens), "v"(odds));
+#endif
             return _mm512_permutexvar_epi16(zipped, halves);
         }
         u32 const upper = round_upper_word<Ordinary>(odds);
@@ -189,7 +193,7 @@ struct simd {
             store<T>(address, a);
             store<T>(address + lanes * sizeof(T), b);
         } else if constexpr (Interleaved) {
-            _mm512_storeu_si512(address, narrow_evens_odds<Ordinary>(a, b, natively));
+            _mm512_storeu_epi32(address, narrow_evens_odds<Ordinary>(a, b, natively));
         } else {
             __m256i half_a, half_b;
             narrow_pair<T, Ordinary>(a, b, natively, half_a, half_b);
@@ -243,7 +247,7 @@ struct simd {
 
     ADAMANT_SIMD static void load_evens_odds(std::byte const* address, f32& evens, f32& odds)
     {
-        u32 const words = _mm512_loadu_si512(address);
+        u32 const words = _mm512_loadu_epi32(address);
         evens = from_bits(shift_left<16>(words));
         odds = from_bits(words & set(0xffff0000u));
     }
