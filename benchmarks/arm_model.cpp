@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// What arm_model.py runs under an emulator, compiled for AArch64: one kernel over the first N elements of ordinary
+// training data. The arrays are filled to their ends whatever N is, so that two runs differ by the kernel's work alone.
+//
+//     arm_model STEP_TYPES|SUM_TYPE N        for example: arm_model bf16 2048
+//     arm_model                              the names, each with the bytes that an element moves
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include <adamant/kernel/dispatch.hpp>
+#include <adamant/numerics/coefficients.hpp>
+#include <adamant/shard/shard.hpp>
+
+#include "random.hpp"
+
+namespace {
+
+using adamant::bfloat16;
+using adamant::isa;
+
+constexpr std::size_t most_elems = 4096; // a block of the norm
+static_assert(most_elems <= adamant::norm_block_elems);
+
+// The values of fill() in arrays.hpp, which needs hwloc and OpenMP.
+template <class T, class Make>
+std::byte* filled(std::vector<T>& array, std::uint32_t k, Make const& make)
+{
+    array.resize(most_elems);
+    for (std::uint32_t i = 0; i < most_elems; ++i)
+        array[i] = adamant::narrow<T>(make(random_bits(i ^ k * 0x9e3779b9u)));
+    return reinterpret_cast<std::byte*>(array.data());
+}
+template <class Grad>
+std::byte* filled_grad(std::vector<Grad>& array)
+{
+    return filled(array, 1, [](std::uint32_t random) { return 1e-3f * bell(random); });
+}
+
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+void step(std::size_t n)
+{
+    std::vector<Param> param;
+    std::vector<Grad> grad;
+    std::vector<ExpAvg> exp_avg;
+    std::vector<ExpAvgSq> exp_avg_sq;
+    std::vector<bfloat16> weight_out(most_elems);
+    adamant::kernel::step_pointers const arrays = {
+        filled(param, 0, [](std::uint32_t random) { return 0.05f * bell(random); }), filled_grad(grad),
+        filled(exp_avg, 2, [](std::uint32_t random) { return 3e-4f * bell(random); }),
+        filled(exp_avg_sq, 3, [](std::uint32_t random) { return 1e-6f * (0.1f + bell(random) * bell(random)); }),
+        std::is_void_v<WeightOut> ? nullptr : reinterpret_cast<std::byte*>(weight_out.data())};
+    adamant::coefficients const c =
+        adamant::make_coefficients({.lr = 1e-5, .weight_decay = 0.01, .mode = adamant::decay_mode::decoupled}, 1000);
+    adamant::kernel::step_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(isa::generic)(arrays, 0, n, c, false);
+}
+template <class Grad>
+void sum(std::size_t n)
+{
+    std::vector<Grad> grad;
+    if (!(adamant::kernel::block_squares_for<Grad>(isa::generic)(filled_grad(grad), n).sum >= 0))
+        std::exit(1);
+}
+
+struct subject {
+    std::string_view name;
+    std::size_t bytes_per_elem;
+    void (*run)(std::size_t n);
+};
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut = void>
+constexpr subject step_subject(std::string_view name)
+{
+    using adamant::dtype_of;
+    return {name,
+            adamant::step_bytes(
+                {dtype_of<Param>, dtype_of<Grad>, dtype_of<ExpAvg>, dtype_of<ExpAvgSq>, dtype_of<WeightOut>}),
+            step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>};
+}
+constexpr subject subjects[] = {step_subject<float, float, float, float>("f32"),
+                                step_subject<bfloat16, bfloat16, float, float>("bf16_f32"),
+                                step_subject<float, bfloat16, float, float, bfloat16>("mixed"),
+                                step_subject<bfloat16, bfloat16, bfloat16, bfloat16>("bf16"),
+                                {"squares_f32", sizeof(float), sum<float>},
+                                {"squares_bf16", sizeof(bfloat16), sum<bfloat16>}};
+
+} // namespace
+
+int main(int count, char** arguments)
+{
+    for (subject const& s : subjects) {
+        if (count != 3)
+            std::printf("%s %zu\n", s.name.data(), s.bytes_per_elem);
+        else if (s.name == arguments[1])
+            s.run(static_cast<std::size_t>(std::atoi(arguments[2])));
+    }
+}
