@@ -171,14 +171,12 @@ struct simd {
     template <class T, bool Interleaved>
     ADAMANT_SIMD static void load_pair(std::byte const* address, f32& a, f32& b)
     {
-        a = load<T>(address);
-        b = load<T>(address + lanes * sizeof(T));
+        quad::load_pair(address, a, b, T{});
     }
     template <class T, bool Interleaved, bool Ordinary>
     ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b, bool)
     {
-        store<T>(address, a);
-        store<T>(address + lanes * sizeof(T), b);
+        quad::store_pair(address, a, b, T{});
     }
     // Like store_pair for a 16-bit type, not interleaved, past the caches; the address is a multiple of the bytes
     // written. stream_fence() orders it.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Four floats in a register of the architecture's baseline, SSE2 on x86-64 and NEON on AArch64: what the generic facade
 // is made of. On Arm vectors are xsimd's batches, with operations of our own where some version of xsimd rounds in
-// another way. On x86-64 they are the compiler's vectors, because xsimd takes every program that includes it a third of
-// a second to compile there, and this tier is the last resort.
+// another way or takes more instructions. On x86-64 they are the compiler's vectors, because xsimd takes every program
+// that includes it a third of a second to compile there, and this tier is the last resort.
 #pragma once
 
 #include <bit>
@@ -231,7 +231,7 @@ ADAMANT_SIMD Ints max(Ints a, Ints b) noexcept
 }
 ADAMANT_SIMD bool any_sign(u32 x) noexcept
 {
-    return xsimd::any(x >= set(float_sign_bit));
+    return vminvq_s32(vreinterpretq_s32_u32(x)) < 0;
 }
 
 ADAMANT_SIMD uint16x4_t load_u16(std::byte const* address) noexcept
@@ -262,11 +262,35 @@ ADAMANT_SIMD void store(std::byte* address, f32 x, float) noexcept
 {
     x.store_unaligned(reinterpret_cast<float*>(address));
 }
+// What rounding to bfloat16 by RADDHN, which adds it and 0x8000 and takes the upper half, has to add: -1 where the last
+// place is even, so that a tie stays below. Adding, comparing and interleaving go to every pipeline, shifts to half of
+// them.
+ADAMANT_SIMD uint32x4_t to_nearest_even(uint32x4_t bits) noexcept
+{
+    uint32x4_t even = vceqzq_u32(vandq_u32(bits, vdupq_n_u32(0x10000)));
+    asm("" : "+w"(even)); // or Clang makes shifts of it
+    return even;
+}
 ADAMANT_SIMD void store(std::byte* address, f32 x, bfloat16) noexcept
 {
     uint32x4_t const bits = vreinterpretq_u32_f32(x);
-    uint32x4_t const lsb = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
-    store_u16(address, vshrn_n_u32(vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), lsb), 16));
+    store_u16(address, vraddhn_u32(bits, to_nearest_even(bits)));
+}
+// Two vectors that follow each other in memory, by one access.
+ADAMANT_SIMD void load_pair(std::byte const* address, f32& a, f32& b, bfloat16) noexcept
+{
+    uint16x8_t const eight = vreinterpretq_u16_u8(vld1q_u8(reinterpret_cast<std::uint8_t const*>(address)));
+    uint16x8_t const zeros = vdupq_n_u16(0);
+    a = vreinterpretq_f32_u16(vzip1q_u16(zeros, eight));
+    b = vreinterpretq_f32_u16(vzip2q_u16(zeros, eight));
+}
+ADAMANT_SIMD void store_pair(std::byte* address, f32 a, f32 b, bfloat16) noexcept
+{
+    uint32x4_t const a_bits = vreinterpretq_u32_f32(a);
+    uint32x4_t const b_bits = vreinterpretq_u32_f32(b);
+    uint16x8_t const eight =
+        vraddhn_high_u32(vraddhn_u32(a_bits, to_nearest_even(a_bits)), b_bits, to_nearest_even(b_bits));
+    vst1q_u8(reinterpret_cast<std::uint8_t*>(address), vreinterpretq_u8_u16(eight));
 }
 ADAMANT_SIMD void store(std::byte* address, f32 x, float16) noexcept
 {
@@ -294,6 +318,20 @@ ADAMANT_SIMD f32 sqrt(f32 a) noexcept
 }
 
 #endif
+
+// Two vectors that follow each other in memory.
+template <class T>
+ADAMANT_SIMD void load_pair(std::byte const* address, f32& a, f32& b, T) noexcept
+{
+    a = load(address, T{});
+    b = load(address + sizeof(f32) / sizeof(float) * sizeof(T), T{});
+}
+template <class T>
+ADAMANT_SIMD void store_pair(std::byte* address, f32 a, f32 b, T) noexcept
+{
+    store(address, a, T{});
+    store(address + sizeof(f32) / sizeof(float) * sizeof(T), b, T{});
+}
 
 } // namespace quad
 
