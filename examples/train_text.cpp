@@ -4,8 +4,8 @@
 // layer is stepped as soon as backward has its gradient.
 //
 // The weights it ends with have the same bits for every instruction set, number of threads, compiler and CPU; the
-// digest printed last is there to be compared. The step promises that; the rest of this file and text_model.hpp keep to
-// these rules:
+// digest printed last is there to be compared. The step promises that; the rest of this file and of its headers keeps
+// to these rules:
 //   - one thread makes each sum, in a fixed order; threads only share out the sums among themselves;
 //   - nothing from libm or the standard distributions, which differ between machines, reaches a weight;
 //   - a * b + c is two roundings. The language lets a compiler make it one, so this program has to be compiled with
@@ -13,7 +13,6 @@
 // Where other programs keep the CPU busy, OMP_WAIT_POLICY=passive in the environment makes it many times faster: by
 // default OpenMP's threads wait for each other in busy loops.
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +21,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <unistd.h>
@@ -32,22 +30,17 @@
 #include <adamant/machine.hpp>
 
 #include "text_model.hpp"
+#include "text_run.hpp"
 
 namespace {
 
 using namespace text_model;
-
-constexpr double peak_lr = 5e-3;
-constexpr double weight_decay = 0.2;
-constexpr double max_grad_norm = 1.0;
 
 [[noreturn]] void fail(int status, std::string const& message)
 {
     std::fprintf(stderr, "train_text: %s\n", message.c_str());
     std::exit(status);
 }
-
-using option_values = std::map<std::string, std::string>;
 
 constexpr char const* help = R"(train_text: trains a small language model on the licence texts of this machine
 
@@ -66,43 +59,17 @@ constexpr char const* help = R"(train_text: trains a small language model on the
   --help              this text; -h is the same
 )";
 
-option_values parse_options(int argc, char** argv)
-{
-    option_values values{{"--steps", "10000"},
-                         {"--seed", "1"},
-                         {"--threads", "0"}, // 0: all
-                         {"--batch", "128"},
-                         {"--isa", "automatic"},
-                         {"--text", ""},              // empty: the licences
-                         {"--cores-perc", ""},        // empty: as --threads says
-                         {"--loss-scale", "dynamic"}, // or a number
-                         {"--checkpoint", ""},
-                         {"--every", "1000"}, // where to save, and after how many steps
-                         {"--resume", ""}};   // which checkpoint to go on from
-    for (int i = 1; i < argc; i += 2) {
-        if (argv[i] == std::string_view("--help") || argv[i] == std::string_view("-h")) {
-            std::fputs(help, stdout);
-            std::exit(0);
-        }
-        if (!values.contains(argv[i]))
-            fail(2, "there is no option '" + std::string(argv[i]) + "'; train_text --help lists those that there are");
-        if (i + 1 == argc || *argv[i + 1] == '\0')
-            fail(2, std::string(argv[i]) + " needs a value after it");
-        values[argv[i]] = argv[i + 1];
-    }
-    return values;
-}
-
-size_t number(option_values const& values, char const* option, size_t least, size_t most)
-{
-    std::string const& text = values.at(option);
-    size_t result = 0;
-    auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), result);
-    if (error != std::errc{} || end != text.data() + text.size() || result < least || result > most)
-        fail(2, option + (" is '" + text) + "', but must be a whole number from " + std::to_string(least) + " to " +
-                    std::to_string(most));
-    return result;
-}
+option_values const defaults{{"--steps", "10000"},
+                             {"--seed", "1"},
+                             {"--threads", "0"}, // 0: all
+                             {"--batch", "128"},
+                             {"--isa", "automatic"},
+                             {"--text", ""},              // empty: the licences
+                             {"--cores-perc", ""},        // empty: as --threads says
+                             {"--loss-scale", "dynamic"}, // or a number
+                             {"--checkpoint", ""},
+                             {"--every", "1000"}, // where to save, and after how many steps
+                             {"--resume", ""}};   // which checkpoint to go on from
 
 // Who optimizes, where its state lies, and how many threads are left to compute with.
 struct workers {
@@ -145,15 +112,6 @@ void print_sample(model& net, corpus const& text, generator& random)
 
 // ---- Training ----
 
-// Whether the compiler makes a * b + c one rounding: this a * a is 1 + 2^-11 + 2^-24, and rounds to 1 + 2^-11.
-bool contracts()
-{
-    float volatile const factor = 1.0f + 0x1p-12f;
-    float volatile const term = -1.0f - 0x1p-11f;
-    float const a = factor, b = term;
-    return a * a + b != 0.0f;
-}
-
 // A second thread pays from 16384 elements a thread on; fewer are for the sake of the example.
 constexpr size_t min_slice_elems = 4096;
 
@@ -188,14 +146,6 @@ workers hire(option_values const& values)
 #endif
 }
 
-// Batches differ from step to step, and are the same in a run that was resumed.
-generator batch_generator(size_t seed, size_t step)
-{
-    generator mixed{seed};
-    mixed.state = mixed.next() + step;
-    return {mixed.next()};
-}
-
 adamant::optimizer_options optimizer_options(option_values const& values)
 {
     adamant::optimizer_options options{.max_norm = max_grad_norm};
@@ -222,41 +172,13 @@ std::optional<double> fixed_loss_scale(option_values const& values)
 // goes on from one and calls the result its own.
 std::map<std::string, std::string> identity_of_run(option_values const& values, corpus const& text)
 {
-    digest of_text;
-    of_text.add(text.bytes);
-    of_text.add(text.train);
-    std::map<std::string, std::string> result{{"train_text.text", of_text.text()}};
-    for (char const* const option : {"--seed", "--steps", "--batch"})
-        result[std::string("train_text.") + (option + 2)] = std::to_string(number(values, option, 0, ~size_t{0}));
+    std::map<std::string, std::string> result = common_identity("train_text", values, text);
     std::optional<double> const scale = fixed_loss_scale(values);
     char digits[40] = "dynamic";
     if (scale)
         std::snprintf(digits, sizeof digits, "%.17g", *scale);
     result["train_text.loss-scale"] = digits;
     return result;
-}
-
-// Exits where the checkpoint is another run's.
-void require_same_run(std::map<std::string, std::string> const& here, std::map<std::string, std::string> const& saved,
-                      std::string const& file)
-{
-    for (auto const& [key, value] : here) {
-        auto const found = saved.find(key);
-        if (found == saved.end())
-            fail(2, "--resume: '" + file + "' does not say which run it is of (there is no " + key +
-                        " in its metadata), so it cannot be gone on from; it is of another program, or of an older "
-                        "train_text");
-        if (found->second == value)
-            continue;
-        if (key == "train_text.text")
-            fail(2, "--resume: '" + file +
-                        "' is of a run that learned from another text; give that one with --text, "
-                        "or leave out --resume to begin anew");
-        std::string const option = "--" + key.substr(key.find('.') + 1);
-        fail(2, "--resume: '" + file + "' is of a run with " + option + ' ' + found->second + ", but this one has " +
-                    option + ' ' + value + "; give " + option + ' ' + found->second +
-                    " to go on with that run, or leave out --resume to begin another");
-    }
 }
 
 void train(option_values const& values)
@@ -279,7 +201,7 @@ void train(option_values const& values)
     auto const tensors = net.tensors();
     std::vector<tensor_state> states;
     adamant::optimizer optimizer(cpu, optimizer_options(values));
-    optimizer.add_group("all", {.lr = peak_lr, .weight_decay = weight_decay, .mode = adamant::decay_mode::decoupled});
+    optimizer.add_group("all", hyper);
     auto drawn = first_weights.begin();
     for (tensor const* each : tensors) {
         tensor_state& state = states.emplace_back(each->weight.size(), on);
@@ -294,7 +216,7 @@ void train(option_values const& values)
     std::map<std::string, std::string> const run = identity_of_run(values, text);
     if (std::string const& file = values.at("--resume"); !file.empty()) {
         adamant::safetensors_state const saved(file);
-        require_same_run(run, saved.state().metadata, file);
+        require_same_run("train_text", run, saved.state().metadata, file);
         optimizer.load(saved.state());
         std::printf("resumed after step %zu\n", static_cast<size_t>(optimizer.steps()));
         net.widen_weights();
@@ -302,7 +224,6 @@ void train(option_values const& values)
 
     bool const terminal = isatty(STDOUT_FILENO) != 0;
     size_t const report_every = terminal ? 20 : std::max<size_t>(steps / 10, 1);
-    size_t const warm_up = std::min<size_t>(200, steps / 10 + 1);
     size_t const first = optimizer.steps();
     size_t skipped = 0;
     double recent_loss = 0; // over some hundred steps
@@ -310,16 +231,11 @@ void train(option_values const& values)
     auto const start = std::chrono::steady_clock::now();
     while (optimizer.steps() < steps) {
         size_t const t = optimizer.steps() + 1;
-        generator draw = batch_generator(seed, t);
-        batch contexts(batch_size);
-        for (auto& context : contexts)
-            context = text.train.data() + draw.below(text.train.size() - context_chars);
+        batch const contexts = draw_batch(text, batch_size, seed, t);
         double const loss = loss_sum(net.forward(contexts), contexts) / static_cast<double>(batch_size);
         recent_loss += (loss - recent_loss) / static_cast<double>(std::min<size_t>(t - first, 100));
 
-        double const rising = static_cast<double>(t) / static_cast<double>(warm_up);
-        double const falling = static_cast<double>(steps + 1 - t) / static_cast<double>(steps + 1 - warm_up);
-        double const lr[] = {peak_lr * std::min(rising, falling)};
+        double const lr[] = {learning_rate(t, steps)};
         optimizer.begin_step({.loss_scale = loss_scale, .lr = lr});
         // Each layer is stepped while the gradients of those before it are still being computed.
         net.backward(contexts, static_cast<float>(loss_scale.value_or(optimizer.loss_scale())),
@@ -371,7 +287,11 @@ int main(int argc, char** argv)
     try {
         if (contracts())
             fail(1, "was compiled so that a * b + c is rounded once; compile it with -ffp-contract=off");
-        train(parse_options(argc, argv));
+        option_values const values = parse_options("train_text", argc, argv, defaults);
+        if (values.empty())
+            std::fputs(help, stdout);
+        else
+            train(values);
         if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
             fail(1, "the output could not be written; is the disk full?");
     } catch (adamant::error const& e) {
