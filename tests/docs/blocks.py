@@ -43,6 +43,16 @@ def check_command(place, words, folders):
             if option in kind and value not in presets(kind[option]):
                 problem(place, f"there is no preset '{value}' for {program}")
         return
+    if program == "mpiexec": # and its options; what it starts may not be built, so its source says what it knows
+        started = next((at for at, word in enumerate(words) if re.match(r"build/release/examples/\w+$", word)), None)
+        source = started and ROOT / f"examples/{words[started].rpartition('/')[2]}.cpp"
+        if not source or not source.is_file():
+            problem(place, "mpiexec starts no example")
+            return
+        for argument in words[started + 1:]:
+            if argument.startswith("--") and f"\n  {argument} " not in source.read_text():
+                problem(place, f"{source.name} does not know {argument}")
+        return
     arguments = [word for word in words[1:] if word.startswith("--")]
     built = re.match(r"build/(?:release|test|benchmark)/examples/(\w+)$", program)
     if built or program == "adamant":
