@@ -7,6 +7,7 @@ set(file ${SCRATCH}/state)
 file(REMOVE_RECURSE ${SCRATCH})
 file(MAKE_DIRECTORY ${SCRATCH})
 set(ENV{OMP_WAIT_POLICY} passive) # there are more threads than cores
+set(ENV{MPIEXEC_TIMEOUT} 60) # ranks that disagree wait for each other; mpiexec ends them all
 # The 5th step overflows on one rank alone, and has to be skipped on all.
 set(run --text ${text} --steps 30 --seed 3 --overflow 5)
 
@@ -15,7 +16,7 @@ function(train ranks expected)
     cmake_parse_arguments(PARSE_ARGV 2 with "" "" "OPTIONS")
     execute_process(COMMAND ${MPIEXEC} --allow-run-as-root --oversubscribe ${with_OPTIONS} -n ${ranks} ${ZERO1_MPI}
                             ${with_UNPARSED_ARGUMENTS}
-                    RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err TIMEOUT 60)
+                    RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err TIMEOUT 90)
     if(NOT result EQUAL expected)
         message(FATAL_ERROR "${ranks} ranks, ${ARGN}: exit status ${result}, expected ${expected}\n${out}${err}")
     endif()
