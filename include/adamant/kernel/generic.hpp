@@ -176,7 +176,10 @@ struct simd {
     template <class T, bool Interleaved, bool Ordinary>
     ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b, bool)
     {
-        quad::store_pair(address, a, b, T{});
+        if constexpr (Ordinary)
+            quad::store_ordinary_pair(address, a, b, T{});
+        else
+            quad::store_pair(address, a, b, T{});
     }
     // Like store_pair for a 16-bit type, not interleaved, past the caches; the address is a multiple of the bytes
     // written. stream_fence() orders it.

@@ -292,6 +292,16 @@ ADAMANT_SIMD void store_pair(std::byte* address, f32 a, f32 b, bfloat16) noexcep
         vraddhn_high_u32(vraddhn_u32(a_bits, to_nearest_even(a_bits)), b_bits, to_nearest_even(b_bits));
     vst1q_u8(reinterpret_cast<std::uint8_t*>(address), vreinterpretq_u8_u16(eight));
 }
+// The same of results of the ordinary path, as kernel/avx2.inl rounds them: bfloat16 in the upper half of each lane.
+ADAMANT_SIMD uint16x8_t rounded_ordinary(f32 x) noexcept
+{
+    return vreinterpretq_u16_f32(vfmaq_n_f32(vmulq_n_f32(x, -65535.0f), x, 65536.0f));
+}
+ADAMANT_SIMD void store_ordinary_pair(std::byte* address, f32 a, f32 b, bfloat16) noexcept
+{
+    uint16x8_t const eight = vuzp2q_u16(rounded_ordinary(a), rounded_ordinary(b));
+    vst1q_u8(reinterpret_cast<std::uint8_t*>(address), vreinterpretq_u8_u16(eight));
+}
 ADAMANT_SIMD void store(std::byte* address, f32 x, float16) noexcept
 {
     store_u16(address, vreinterpret_u16_f16(vcvt_f16_f32(x)));
@@ -331,6 +341,12 @@ ADAMANT_SIMD void store_pair(std::byte* address, f32 a, f32 b, T) noexcept
 {
     store(address, a, T{});
     store(address + sizeof(f32) / sizeof(float) * sizeof(T), b, T{});
+}
+
+template <class T>
+ADAMANT_SIMD void store_ordinary_pair(std::byte* address, f32 a, f32 b, T) noexcept
+{
+    store_pair(address, a, b, T{});
 }
 
 } // namespace quad
