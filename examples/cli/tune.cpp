@@ -155,7 +155,7 @@ std::string verdict_text(tuned_cores const& found, unsigned ranks, bool alone)
            ", within 10% with " + std::to_string(fewest_within(found.curve, 0.1)) + "\n";
     if (found.tried.empty())
         return out + "other chunks and prefetching were not tried\n";
-    if (found.max_chunk_elems == default_max_chunk_elems && found.prefetch_bytes == kernel::default_prefetch_bytes)
+    if (found.max_chunk_elems == default_max_chunk_elems && found.prefetch_bytes == default_prefetch_bytes())
         return out + "chunks and prefetching: of " + std::to_string(found.tried.size()) +
                " settings none is surely faster by 3%; the defaults stay\n";
     return out + "settings that are surely faster: max_chunk_elems " + std::to_string(found.max_chunk_elems) +

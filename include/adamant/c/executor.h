@@ -62,7 +62,7 @@ typedef struct adamant_executor_options {
     size_t
         min_slice_elems; /* adamant_accumulate() and adamant_load_...() use fewer threads where each would have less */
     size_t max_chunk_elems; /* no thread takes more at once; 0: the default, 65536. Changes no bit, nor does the next */
-    size_t prefetch_bytes;  /* how far ahead a step asks for memory; ADAMANT_AUTOMATIC_BYTES: the default, 2048 */
+    size_t prefetch_bytes;  /* how far ahead a step asks for memory; ADAMANT_AUTOMATIC_BYTES: 256 on AMD, else 2048 */
     const adamant_team* team; /* may be null: threads of its own. Else threads, pus and bind are left at their defaults,
                                * or say what the team has */
 } adamant_executor_options;

@@ -25,7 +25,7 @@ struct executor_options {
     // The two settings that a tuner may change; see tune/core_tuning.hpp: the most elements that a thread takes at once
     // (rounded down to a multiple of 64, at least 4096), and how far ahead a step prefetches.
     std::size_t max_chunk_elems = default_max_chunk_elems;
-    std::uint32_t prefetch_bytes = kernel::default_prefetch_bytes;
+    std::uint32_t prefetch_bytes = default_prefetch_bytes();
 };
 
 // The instruction set and the threads that do the work: chosen once, at construction, and reported. No choice changes

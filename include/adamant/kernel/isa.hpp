@@ -55,6 +55,12 @@ std::string available_isas();
 // Reads the environment, so as thread-safe as std::getenv.
 [[nodiscard]] isa resolve_isa(isa request);
 
+// How far ahead a step asks for memory where nobody says otherwise: 256 bytes on AMD's processors, whose own
+// prefetching a step that asks further ahead gets in the way of (2048 bytes take a Zen 4 core 14 to 20% longer in
+// float32), else 2048, because square roots and divisions fill the window in which a core would find the misses itself.
+// Changes no bit of a result. Pure.
+[[nodiscard]] std::uint32_t default_prefetch_bytes() noexcept;
+
 ADAMANT_END_NAMESPACE
 
 #if defined(ADAMANT_HEADER_ONLY)

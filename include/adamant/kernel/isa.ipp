@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include <adamant/kernel/isa.hpp>
+#include <adamant/kernel/step_pointers.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -74,6 +75,15 @@ ADAMANT_DECL isa resolve_isa(isa request)
         detail::throw_unavailable({source, " asks for the instruction set ", name(request), ", but this CPU has only ",
                                    detail::available_isas(), "; ask for one of these, or for automatic"});
     return request;
+}
+
+ADAMANT_DECL std::uint32_t default_prefetch_bytes() noexcept
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_is("amd"))
+        return 256;
+#endif
+    return kernel::default_prefetch_bytes;
 }
 
 ADAMANT_END_NAMESPACE

@@ -24,7 +24,7 @@ struct step_pointers {
     std::byte* weight_out;
 };
 
-// How far ahead a step asks for memory where nobody says otherwise.
+// See adamant::default_prefetch_bytes().
 inline constexpr std::uint32_t default_prefetch_bytes = 2048;
 
 // How a step goes to memory, which changes its speed and never its bits; and of which type the gradient is.

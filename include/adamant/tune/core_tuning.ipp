@@ -110,8 +110,9 @@ private:
         for (std::size_t const most : {std::size_t{8192}, std::size_t{16384}, std::size_t{262144}})
             settings.push_back({.tier = options_.tier, .max_chunk_elems = most});
         std::size_t const of_chunks = settings.size();
-        for (std::uint32_t const ahead : {0u, 512u, 1024u, 4096u, 8192u})
-            settings.push_back({.tier = options_.tier, .prefetch_bytes = ahead});
+        for (std::uint32_t const ahead : {0u, 256u, 512u, 1024u, 2048u, 4096u, 8192u})
+            if (ahead != default_prefetch_bytes())
+                settings.push_back({.tier = options_.tier, .prefetch_bytes = ahead});
         std::vector<std::vector<double>> ratios(settings.size());
         std::vector<double> usual;
         while (usual.size() < options_.search.most_rounds && !time_is_up()) {

@@ -48,7 +48,7 @@ struct tuned_cores {
     double step_s = 0;             // of all ranks together, on these cores, with these settings
     std::vector<core_time> curve;  // with the default settings
     std::size_t max_chunk_elems = default_max_chunk_elems;
-    std::uint32_t prefetch_bytes = kernel::default_prefetch_bytes;
+    std::uint32_t prefetch_bytes = default_prefetch_bytes();
     std::vector<tried_setting> tried;
 
     // Cores of a rank that the optimizer leaves to the host.
