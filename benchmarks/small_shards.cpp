@@ -25,6 +25,7 @@
 #include <adamant/shard/shard_list.hpp>
 
 #include "arrays.hpp"
+#include "limit.hpp"
 #include "references.hpp"
 #include "rows.hpp"
 
@@ -68,6 +69,22 @@ struct tensor {
     }
 };
 
+// A step's bytes moved shard by shard, in the list's order and cut as its step is, without arithmetic: what memory
+// allows where shards lie like that. They begin at cache lines.
+template <limit::stores Stores>
+void move_shards(executor const& cpu, std::vector<adamant::any_shard> const& parts)
+{
+    cpu.for_each_slice(parts.size() * shard_elems, [&](slice part) {
+        for (std::size_t i = part.begin; i < part.end; i += std::min(part.end - i, shard_elems - i % shard_elems)) {
+            adamant::kernel::step_pointers const at = parts[i / shard_elems].pointers();
+            std::byte* const arrays[] = {at.param, const_cast<std::byte*>(at.grad), at.exp_avg, at.exp_avg_sq,
+                                         at.weight_out};
+            std::size_t const begin = i % shard_elems;
+            limit::move_bytes<4, 2, 4, 2, Stores>(arrays, begin, std::min(shard_elems, begin + part.end - i), 0);
+        }
+    });
+}
+
 void many(benchmark::State& state, executor const& cpu, std::size_t n, layout where)
 {
     arrays const flat(elem_bytes_of<mixed>, n);
@@ -91,6 +108,13 @@ void many(benchmark::State& state, executor const& cpu, std::size_t n, layout wh
     std::vector<contender> contenders;
     contenders.push_back({part_in_race::subject, "many", "", [&] { adamant::step(cpu, list, std::span(&c, 1)); }});
     contenders.push_back({part_in_race::aside, "one_shard", "", [&] { adamant::step(cpu, whole, c); }});
+    if (where != layout::separate) {
+        contenders.push_back({part_in_race::aside, "moving_shards", "cached stores",
+                              [&] { move_shards<limit::stores::cached>(cpu, parts); }});
+        if (limit::can_stream && !in_cache(n))
+            contenders.push_back({part_in_race::aside, "moving_shards", "weight_out streamed",
+                                  [&] { move_shards<limit::stores::weight_out_streamed>(cpu, parts); }});
+    }
     add_limits<mixed>(contenders, cpu, flat, n);
     race::run(state, contenders, {repeats_for(n)});
     report(state, contenders, {static_cast<double>(n), static_cast<double>(list.bytes_moved())});

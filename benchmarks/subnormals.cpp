@@ -4,7 +4,7 @@
 //   subnormals/CONTENT/TYPES/elems:N/threads:T
 //
 // subnormal: every array full of them. idle: gradient and first moment zero. fading: no gradient, and first moments
-// spread evenly between 2^-126 and 2^-50, which puts nearly every group of elements on the careful path. All in the
+// spread evenly between 2^-126 and 2^-50: too small to move a param, and down to where they are flushed. All in the
 // same arrays, filled in anew before each step: it would otherwise find what an earlier one has flushed.
 
 #include <algorithm>
