@@ -57,7 +57,8 @@ typedef struct adamant_executor_options {
     const char* isa;  /* "scalar", "generic", "avx2", "avx512" or "avx512_bf16"; may be null or "automatic": what the
                        * environment variable ADAMANT_ISA says, else the best that this CPU has */
     const char* pus;  /* where the threads go, "0-3,8" or "0xf"; may be null or "": one PU of each allowed core */
-    uint32_t threads; /* 0: one on each PU. 1: one thread that is not bound, unless pus is given */
+    uint32_t threads; /* 0: one on each PU. 1: the caller, unless pus is given. An optimizer
+                       * of one thread gets one that is not bound for steps that go on without the caller */
     adamant_binding bind;
     size_t
         min_slice_elems; /* adamant_accumulate() and adamant_load_...() use fewer threads where each would have less */
