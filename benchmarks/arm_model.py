@@ -33,6 +33,8 @@ import subprocess
 import sys
 import tempfile
 
+import between_marks
+
 HERE = pathlib.Path(__file__).resolve().parent
 BEGIN, END = "<!-- arm model -->", "<!-- end of arm model -->"
 COMPILERS = {
@@ -187,14 +189,6 @@ def markdown(rows, date):
     return "\n".join(lines + ["| " + " | ".join(cells) + " |" for cells in rows]) + "\n"
 
 
-def put_into(path, text):
-    whole = path.read_text()
-    if whole.count(BEGIN) != 1 or whole.count(END) != 1:
-        raise RuntimeError(f"{path} has no line {BEGIN} and {END} for the table to go between")
-    before, rest = whole.split(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.split(END)[1]}")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=pathlib.Path, metavar="FILE", help="write the table between the marks in it")
@@ -222,7 +216,7 @@ def main():
             kernels = list(dict.fromkeys(kernel for kernel, _ in rows))
             text = markdown([rows[k, c] for k in kernels for c in COMPILERS], options.date)
         if options.into:
-            put_into(options.into, text)
+            between_marks.put(options.into, BEGIN, END, text)
         else:
             print(text)
     except (OSError, RuntimeError, KeyError) as error:

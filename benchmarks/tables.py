@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 
+import between_marks
+
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 PROGRAM = pathlib.Path(__file__).resolve().parent.parent / "build/benchmark/benchmarks/adamant_benchmark"
 
@@ -130,14 +132,6 @@ def markdown(result):
     return "\n\n".join(parts + skipped) + "\n"
 
 
-def put_into(path, text):
-    whole = path.read_text()
-    if whole.count(BEGIN) != 1 or whole.count(END) != 1:
-        raise RuntimeError(f"{path} has no line {BEGIN} and {END} for the tables to go between")
-    before, rest = whole.split(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.split(END)[1]}")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", nargs="?", type=pathlib.Path, default=PROGRAM, help="default: %(default)s")
@@ -153,7 +147,7 @@ def main():
                   else run(options.program, passed_on, options.save))
         text = markdown(result)
         if options.into:
-            put_into(options.into, text)
+            between_marks.put(options.into, BEGIN, END, text)
         else:
             print(text)
     except (OSError, RuntimeError, ValueError) as error:

@@ -44,6 +44,14 @@ ADAMANT_DECL void throw_device_error(std::initializer_list<text_part> parts)
 {
     throw device_error("adamant: " + text_of(parts));
 }
+[[noreturn]] ADAMANT_DECL void rethrow_as_device_error(std::string const& consequence)
+{
+    try {
+        throw;
+    } catch (std::exception const& failure) {
+        throw device_error(failure.what() + consequence);
+    }
+}
 ADAMANT_DECL void throw_corrupted(std::initializer_list<text_part> parts)
 {
     throw corrupted("adamant: " + text_of(parts));

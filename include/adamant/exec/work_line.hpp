@@ -42,7 +42,7 @@ public:
     };
     using clock = std::chrono::steady_clock;
 
-    // team: may be null until employ().
+    // team: may be null until have_team().
     work_line(std::shared_ptr<adamant::team> team, shift_task task) : team_(std::move(team)), task_(task) {}
     work_line(work_line const&) = delete;
     work_line& operator=(work_line const&) = delete;
@@ -50,9 +50,13 @@ public:
 
     // ---- For those who have work
 
-    [[nodiscard]] bool has_team() const noexcept { return team_ != nullptr; }
-    // From now on this team does the work. Once, before any add().
-    void employ(std::shared_ptr<adamant::team> team) noexcept { team_ = std::move(team); }
+    // Before any add(): work that goes on while its owner does something else needs a thread. If there is no team,
+    // makes one of a single thread, bound to nothing. Throws what the team's constructor does.
+    void have_team()
+    {
+        if (team_ == nullptr)
+            team_ = std::make_shared<adamant::team>(team_options{.threads = 1, .bind = binding::none});
+    }
     // How many pieces are taken at a time. Only while idle.
     void take_at_once(std::size_t most) noexcept
     {

@@ -113,7 +113,7 @@ public:
         no_traps_scope const no_traps;
         rules_.between_steps("prepare()");
         if (with_journal)
-            have_team();
+            sides().line().have_team();
         allocate(with_journal);
     }
 
@@ -362,14 +362,6 @@ private:
         has_journal_ = false;
         is_laid_out_ = true;
     }
-
-    // A step that goes on while the caller does something else needs a thread: if the executor has none, one that is
-    // bound to nothing.
-    void have_team()
-    {
-        if (!sides().line().has_team())
-            sides().line().employ(std::make_shared<team>(team_options{.threads = 1, .bind = binding::none}));
-    }
     // All that steps need is there, and nothing is left over from one that failed.
     void open(step_values const& values, char const* call, step_kind kind = step_kind::whole)
     {
@@ -380,7 +372,7 @@ private:
         if (!as_they_arrive)
             sides().line().check_caller();
         if (kind != step_kind::whole || placed() != nullptr)
-            have_team();
+            sides().line().have_team();
         allocate(as_they_arrive);
         course_.open(values, as_they_arrive, kind == step_kind::async);
     }

@@ -362,13 +362,9 @@ private:
             take_back();
         if (!machine_.is_lost())
             throw;
-        try {
-            throw;
-        } catch (std::exception const& failure) {
-            throw device_error(text_of(
-                {failure.what(), "; as there are no records (see device_records in the options), what it has is of no "
-                                 "known step now: load() a state"}));
-        }
+        rethrow_as_device_error(
+            "; as there are no records (see device_records in the options), what it has is of no known step now: "
+            "load() a state");
     }
     // In a handler. All is stepped, and some of it for good. What the device lacks are weights, which catch_up() sends.
     [[noreturn]] void complete_and_rethrow()
@@ -378,14 +374,10 @@ private:
         forget_records();
         history_.forget();
         machine_.go(step_state::behind);
-        try {
-            throw;
-        } catch (std::exception const& failure) {
-            throw device_error(
-                text_of({failure.what(), "; step ", account_.report().step,
-                         " has been taken all the same, and the weights that could not be sent are sent again "
-                         "before anything else"}));
-        }
+        rethrow_as_device_error(
+            text_of({"; step ", account_.report().step,
+                     " has been taken all the same, and the weights that could not be sent are sent again "
+                     "before anything else"}));
     }
 
     optimizer_options const& options_;
