@@ -39,17 +39,28 @@ ADAMANT_SIMD void read_lines(std::byte const* at, std::size_t prefetch_bytes)
     for (std::size_t offset = 0; offset < Bytes; offset += sizeof(reg))
         get(at + offset);
 }
+// Whole lines of one array, on their way from memory and back.
 template <std::size_t Bytes, bool Stream>
-ADAMANT_SIMD void rewrite_lines(std::byte* at, std::size_t prefetch_bytes)
-{
-    prefetch<Bytes>(at, prefetch_bytes);
-    ADAMANT_UNROLL
-    for (std::size_t offset = 0; offset < Bytes; offset += sizeof(reg))
-        put<Stream>(at + offset, get(at + offset));
-}
+struct lines {
+    reg values[Bytes / sizeof(reg)];
+
+    ADAMANT_SIMD lines(std::byte const* at, std::size_t prefetch_bytes)
+    {
+        prefetch<Bytes>(at, prefetch_bytes);
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < Bytes / sizeof(reg); ++k)
+            values[k] = get(at + k * sizeof(reg));
+    }
+    ADAMANT_SIMD void write(std::byte* at) const
+    {
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < Bytes / sizeof(reg); ++k)
+            put<Stream>(at + k * sizeof(reg), values[k]);
+    }
+};
 
 // One line of the array with the smallest elements, and as many elements of the others, in turn: more of each at a time
-// is slower, by 6% in float32.
+// is slower, by 6% in float32. Reading all of a turn before writing any of it is faster, by 2% on an Ice Lake.
 template <std::size_t Param, std::size_t Grad, std::size_t Moment, std::size_t WeightOut, stores Stores>
 void move_bytes(std::byte* const* arrays, std::size_t begin, std::size_t end, std::size_t prefetch_bytes)
 {
@@ -57,10 +68,13 @@ void move_bytes(std::byte* const* arrays, std::size_t begin, std::size_t end, st
     constexpr bool has_halves = Param == 2 || Grad == 2 || Moment == 2 || WeightOut == 2;
     constexpr std::size_t turn = has_halves ? 32 : 16;
     for (std::size_t i = begin; i < end; i += turn) {
-        rewrite_lines<turn * Param, stream>(arrays[0] + i * Param, prefetch_bytes);
+        lines<turn * Param, stream> const param(arrays[0] + i * Param, prefetch_bytes);
         read_lines<turn * Grad>(arrays[1] + i * Grad, prefetch_bytes);
-        rewrite_lines<turn * Moment, stream>(arrays[2] + i * Moment, prefetch_bytes);
-        rewrite_lines<turn * Moment, stream>(arrays[3] + i * Moment, prefetch_bytes);
+        lines<turn * Moment, stream> const exp_avg(arrays[2] + i * Moment, prefetch_bytes);
+        lines<turn * Moment, stream> const exp_avg_sq(arrays[3] + i * Moment, prefetch_bytes);
+        param.write(arrays[0] + i * Param);
+        exp_avg.write(arrays[2] + i * Moment);
+        exp_avg_sq.write(arrays[3] + i * Moment);
         if constexpr (WeightOut != 0) {
             ADAMANT_UNROLL
             for (std::size_t offset = 0; offset < turn * WeightOut; offset += sizeof(reg))
