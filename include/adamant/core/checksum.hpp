@@ -3,9 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include <adamant/core/abi.hpp>
 
@@ -13,21 +15,24 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // Other bytes, another order or another length give another sum, except by chance. Do not store it: it may change with
-// any version. Four chains let the multiplications overlap; each step is one to one, so that no single change is lost.
+// any version. Eight chains let the multiplications overlap; each step is one to one, so that no single change is lost.
 [[nodiscard]] inline std::uint64_t checksum(std::byte const* at, std::size_t bytes) noexcept
 {
     constexpr std::uint64_t odd = 0x9e3779b97f4a7c15u; // 2^64 / golden ratio
-    std::uint64_t chain[4] = {bytes, 1, 2, 3};
-    auto const mix = [](std::uint64_t sum, std::uint64_t word) {
-        sum = (sum ^ word) * odd;
-        return sum ^ sum >> 32;
+    std::uint64_t chain[8] = {bytes, 1, 2, 3, 4, 5, 6, 7};
+    auto const mix = [](std::uint64_t sum, std::uint64_t word) { return std::rotl(sum ^ word, 32) * odd; };
+    // Written out, as compilers make a loop of vectors of it, for which multiplying 64 bits takes three times as long.
+    auto const word_at = [&](std::size_t k) {
+        std::uint64_t word;
+        std::memcpy(&word, at + k * sizeof word, sizeof word);
+        return word;
     };
-    for (; bytes >= sizeof chain; at += sizeof chain, bytes -= sizeof chain) {
-        std::uint64_t words[4];
-        std::memcpy(words, at, sizeof words);
-        for (std::size_t k = 0; k < 4; ++k)
-            chain[k] = mix(chain[k], words[k]);
-    }
+    auto const mix_all = [&]<std::size_t... K>(std::index_sequence<K...>)
+    {
+        ((chain[K] = mix(chain[K], word_at(K))), ...);
+    };
+    for (; bytes >= sizeof chain; at += sizeof chain, bytes -= sizeof chain)
+        mix_all(std::make_index_sequence<8>());
     for (std::size_t k = 0; bytes != 0; ++k) {
         std::uint64_t word = 0;
         std::size_t const some = std::min(bytes, sizeof word);
@@ -36,7 +41,9 @@ namespace detail {
         at += some;
         bytes -= some;
     }
-    return mix(mix(mix(chain[0], chain[1]), chain[2]), chain[3]);
+    for (std::size_t k = 1; k < 8; ++k)
+        chain[0] = mix(chain[0], chain[k]);
+    return chain[0];
 }
 
 } // namespace detail

@@ -129,7 +129,7 @@ private:
         if ((pass == block_pass::rest && recorded) || (pass == block_pass::undo && !recorded))
             return;
         if ((pass == block_pass::undo || pass == block_pass::redo) && recorded) {
-            s.undo(b, s.gradient(b, summed, old.rules, false, scratch), old.c, record, scratch);
+            s.undo(b, s.gradient(b, summed, old.rules, false, scratch), old.c, false, record, scratch);
             recorded_[at] = 0;
             if (pass == block_pass::undo) {
                 s.round_weights(b * norm_block_elems, b * norm_block_elems + s.length(b));

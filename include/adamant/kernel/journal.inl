@@ -258,9 +258,24 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
     return to.old;
 }
 
+// Units of a group that a record keeps whole, a bit for each.
+struct kept_units {
+    unsigned params, moments;
+};
+ADAMANT_SIMD kept_units kept_of(std::byte const* codes)
+{
+    kept_units kept = {0, 0};
+    for (std::size_t unit = 0; unit < units; ++unit) {
+        std::uint16_t first;
+        __builtin_memcpy(&first, codes + first_code(unit), sizeof first);
+        kept.params |= static_cast<unsigned>((first & whole_param) == whole_param) << unit;
+        kept.moments |= static_cast<unsigned>((first & whole_moments) == whole_moments) << unit;
+    }
+    return kept;
+}
 // See undo_function.
 template <class Grad>
-void undo_step(step_pointers const& arrays, std::size_t n, coefficients const& scalars,
+void undo_step(step_pointers const& arrays, std::size_t n, coefficients const& scalars, memory_access how,
                std::byte const* record) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
@@ -278,53 +293,52 @@ void undo_step(step_pointers const& arrays, std::size_t n, coefficients const& s
     constexpr std::size_t unit_bytes = record_unit * sizeof(float); // of one array
     for (std::size_t i = 0; i < whole_end; i += group_elems) {
         std::byte const* const codes = record + i * sizeof(std::uint16_t);
-        struct kept_unit {
-            std::byte const *param, *moments; // null: not kept whole
-        };
-        kept_unit kept[units] = {};
-        bool all_is_kept = true;
-        for (std::size_t unit = 0; unit < units; ++unit) {
-            kept_unit& of = kept[unit];
-            std::uint16_t first;
-            __builtin_memcpy(&first, codes + first_code(unit), sizeof first);
-            if ((first & whole_param) == whole_param) {
-                of.param = old;
+        std::byte* const param = a.param + i * sizeof(float);
+        std::byte* const exp_avg = a.exp_avg + i * sizeof(float);
+        std::byte* const exp_avg_sq = a.exp_avg_sq + i * sizeof(float);
+        prefetch<std::uint16_t>(codes, how.prefetch_bytes);
+        prefetch<float>(param, how.prefetch_bytes);
+        prefetch<float>(exp_avg, how.prefetch_bytes);
+        prefetch<float>(exp_avg_sq, how.prefetch_bytes);
+
+        // All come back by the formula, and units that are kept whole are then overwritten: with params before L2 decay
+        // reads them, to get at the gradient that moments were updated with.
+        simd::u32 packed[simd::vectors];
+        simd::load_halves(codes, packed);
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < simd::vectors; ++k) {
+            std::size_t const at = k * simd::lanes * sizeof(float);
+            state_vectors const s{simd::load<float>(param + at), simd::load<float>(exp_avg + at),
+                                  simd::load<float>(exp_avg_sq + at)};
+            simd::f32 const quotient = start_param<path::lenient>(s, c).quotient;
+            simd::store<float>(param + at, restored<param_field>(undo_param(s.param, quotient, inverse), packed[k]));
+        }
+        kept_units const kept = kept_of(codes);
+        std::byte const* const old_of_group = old;
+        for (unsigned unit = 0; (kept.params | kept.moments) >> unit != 0; ++unit) { // hardly ever
+            if ((kept.params >> unit & 1) != 0) {
+                __builtin_memcpy(param + unit * unit_bytes, old, unit_bytes);
                 old += unit_bytes;
             }
-            if ((first & whole_moments) == whole_moments) {
-                of.moments = old;
-                old += 2 * unit_bytes;
-            }
-            all_is_kept = all_is_kept && of.param != nullptr && of.moments != nullptr;
+            old += (kept.moments >> unit & 1) * 2 * unit_bytes;
         }
-        if (!all_is_kept) {
-            simd::u32 packed[simd::vectors];
-            simd::load_halves(codes, packed);
-            ADAMANT_UNROLL
-            for (std::size_t k = 0; k < simd::vectors; ++k) {
-                std::byte const* const param = kept[k / unit_vectors].param;
-                std::size_t const here = (i + k * simd::lanes) * sizeof(float);
-                state_vectors s{simd::load<float>(a.param + here), simd::load<float>(a.exp_avg + here),
-                                simd::load<float>(a.exp_avg_sq + here)};
-                simd::f32 const quotient = start_param<path::lenient>(s, c).quotient;
-                s.param = param != nullptr ? simd::load<float>(param + k % unit_vectors * simd::lanes * sizeof(float))
-                                           : restored<param_field>(undo_param(s.param, quotient, inverse), packed[k]);
-                undo_moments<path::lenient>(s.exp_avg, s.exp_avg_sq,
-                                            simd::load<Grad>(a.grad + (i + k * simd::lanes) * sizeof(Grad)), s.param, c,
-                                            inverse);
-                simd::store<float>(a.param + here, s.param);
-                simd::store<float>(a.exp_avg + here, restored<exp_avg_field>(s.exp_avg, packed[k]));
-                simd::store<float>(a.exp_avg_sq + here, restored<exp_avg_sq_field>(s.exp_avg_sq, packed[k]));
-            }
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < simd::vectors; ++k) {
+            std::size_t const at = k * simd::lanes * sizeof(float);
+            simd::f32 m = simd::load<float>(exp_avg + at);
+            simd::f32 v = simd::load<float>(exp_avg_sq + at);
+            undo_moments<path::lenient>(m, v, simd::load<Grad>(a.grad + (i + k * simd::lanes) * sizeof(Grad)),
+                                        simd::load<float>(param + at), c, inverse);
+            simd::store<float>(exp_avg + at, restored<exp_avg_field>(m, packed[k]));
+            simd::store<float>(exp_avg_sq + at, restored<exp_avg_sq_field>(v, packed[k]));
         }
-        for (std::size_t unit = 0; unit < units; ++unit) {
-            kept_unit const& of = kept[unit];
-            std::size_t const here = (i + unit * record_unit) * sizeof(float);
-            if (of.param != nullptr)
-                __builtin_memcpy(a.param + here, of.param, unit_bytes);
-            if (of.moments != nullptr) {
-                __builtin_memcpy(a.exp_avg + here, of.moments, unit_bytes);
-                __builtin_memcpy(a.exp_avg_sq + here, of.moments + unit_bytes, unit_bytes);
+        std::byte const* from = old_of_group;
+        for (unsigned unit = 0; kept.moments >> unit != 0; ++unit) {
+            from += (kept.params >> unit & 1) * unit_bytes;
+            if ((kept.moments >> unit & 1) != 0) {
+                __builtin_memcpy(exp_avg + unit * unit_bytes, from, unit_bytes);
+                __builtin_memcpy(exp_avg_sq + unit * unit_bytes, from + unit_bytes, unit_bytes);
+                from += 2 * unit_bytes;
             }
         }
     }

@@ -60,8 +60,9 @@ using recorded_step_function = std::byte* (*)(step_pointers const&, std::size_t 
     return (3 * sizeof(float) + sizeof(std::uint16_t)) * n + 128;
 }
 
-// Takes the step back, given the same gradient and coefficients; weight_out stays as it is.
-using undo_function = void (*)(step_pointers const&, std::size_t n, coefficients const&,
+// Takes the step back, given the same gradient and coefficients; weight_out stays as it is. Of memory_access only
+// prefetch_bytes counts.
+using undo_function = void (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access how,
                                std::byte const* record) noexcept;
 
 // out = grad + sum, as oracle::added; out = grad, rounded, where there is no sum. out may be sum.

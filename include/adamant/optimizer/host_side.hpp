@@ -278,7 +278,8 @@ private:
                 continue;
             }
             if ((pass == block_pass::undo || pass == block_pass::redo) && record != nullptr) {
-                s.shard.undo(b, s.shard.gradient(b, summed, assumed.rules, false, scratch), assumed.c, record, scratch);
+                s.shard.undo(b, s.shard.gradient(b, summed, assumed.rules, false, scratch), assumed.c, how, record,
+                             scratch);
                 record = nullptr;
                 if (pass == block_pass::undo) {
                     std::size_t const from = b * norm_block_elems;

@@ -135,13 +135,13 @@ public:
         step(block, g, c, how);
         return record;
     }
-    void undo(std::size_t block, ready_gradient g, coefficients const& c, std::byte const* record,
-              scratch_block& scratch) const noexcept
+    void undo(std::size_t block, ready_gradient g, coefficients const& c, kernel::memory_access how,
+              std::byte const* record, scratch_block& scratch) const noexcept
     {
         std::size_t const n = length(block);
         if (!records_are_copies()) {
             into_scratch(block, g, scratch);
-            kernels_->undo_scratch(at(block, g.at), n, c, record);
+            kernels_->undo_scratch(at(block, g.at), n, c, how, record);
             return;
         }
         for (shard_array::index const which : {param, exp_avg, exp_avg_sq}) {
