@@ -7,7 +7,8 @@
 //                                            do no arithmetic, and against the usual separate passes
 //   offload_step/overlap/HOW/elems:N/threads:T
 //                                            gradients that arrive over as long as a step takes: against the longer of
-//                                            arrival and step, measuring only as they arrive, and beginning at the end
+//                                            arrival and step, stepping all before the norm is known, measuring only as
+//                                            they arrive, and beginning at the end
 //
 // HOW: by_device, nobody copies; copied, a thread does, as each arrives.
 
@@ -131,12 +132,13 @@ void arrive(std::size_t shards, std::chrono::duration<double> takes, Arrived con
 void overlap(State& state, executor const& cpu, std::size_t n, arrival how)
 {
     training data(cpu, n);
+    optimizer until_finish(cpu);
     optimizer always(cpu, {.speculate = adamant::speculation::always});
     optimizer never(cpu, {.speculate = adamant::speculation::never});
-    for (optimizer* opt : {&always, &never})
+    for (optimizer* opt : {&until_finish, &always, &never}) {
         data.add_to(*opt);
-    always.prepare();
-    never.prepare(false);
+        opt->prepare(opt != &never);
+    }
     data.warm_up(always);
     bench::arrays const sent({0, 0, 0, 0, how == arrival::copied ? sizeof(bfloat16) : 0}, n);
 
@@ -168,7 +170,8 @@ void overlap(State& state, executor const& cpu, std::size_t n, arrival how)
         all.push_back({part, name, "", run,
                        [&, how] { data.draw(how == arrival::copied ? sent.get<bfloat16>(4) : data.grad()); }});
     };
-    add(part_in_race::subject, "speculated", [&] { speculated = as_they_arrive(always); });
+    add(part_in_race::subject, "speculated", [&] { speculated = as_they_arrive(until_finish); });
+    add(part_in_race::aside, "always", [&] { as_they_arrive(always); });
     add(part_in_race::aside, "measured", [&] { measured = as_they_arrive(never); });
     add(part_in_race::aside, "at_end", [&] {
         arrive(data.shards(), takes, receive);

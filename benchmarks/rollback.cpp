@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A step that began before its norm was known (training.hpp), and the way back.
 //
-//   rollback/right/elems:N/threads:T   nothing had to be taken back. Against a step that knows its norm, one that needs
-//                                      none, and a journal of plain copies; the limit moves one step's bytes
-//   rollback/wrong/elems:N/threads:T   all was taken back and done again with the clip coefficient. Against a clipped
-//                                      step that waited; the limit moves what that one has to move
-//   rollback/undo/elems:N/threads:T    optimizer::rollback() of the last step, which reads the gradient twice; the
-//   limit
-//                                      moves those bytes and the state's
+//   rollback/right/HOW/elems:N/threads:T   nothing had to be taken back. Against a step that knows its norm, one that
+//                                          needs none, and a journal of plain copies; the limit moves one step's bytes
+//   rollback/wrong/HOW/elems:N/threads:T   what was stepped was taken back and done again with the clip coefficient.
+//                                          Against a clipped step that waited; the limit moves what that has to move
+//   rollback/undo/elems:N/threads:T        optimizer::rollback() of the last step, which reads the gradient twice; the
+//                                          limit moves those bytes and the state's
+//
+// HOW: until_finish, as it is by default, where all gradients are there at once and finish() follows; always, every
+// block of the model is stepped before the norm is known: what records cost.
 
 #include <cstddef>
 #include <cstring>
@@ -56,10 +58,18 @@ void step_with_copies(training const& data, std::byte* journal, adamant::coeffic
     });
 }
 
+template <adamant::speculation How>
+void require_all_speculated(optimizer_report const& last)
+{
+    if (How == adamant::speculation::always)
+        require(last.speculated && last.shards_waited == 0, "speculation on all blocks");
+}
+
+template <adamant::speculation How>
 void right(State& state, executor const& cpu, std::size_t n)
 {
     training data(cpu, n);
-    optimizer opt(cpu, {.speculate = adamant::speculation::always});
+    optimizer opt(cpu, {.speculate = How});
     data.add_to(opt);
     opt.prepare();
     optimizer no_norm(cpu, {.on_nonfinite = adamant::nonfinite_policy::apply});
@@ -80,16 +90,18 @@ void right(State& state, executor const& cpu, std::size_t n)
     add(part_in_race::aside, "copies", [&] { step_with_copies(data, copies.data(), c); });
     add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::once, data.before_limit());
     race::run(state, all, {training_repeats_for(n)});
-    require(speculated.speculated && !speculated.rolled_back, "speculation that comes true");
+    require(!speculated.rolled_back, "speculation that comes true");
+    require_all_speculated<How>(speculated);
     require(without_norm.update.bytes_moved == 0, "a step without a norm");
     report(state, all, moving(n, step_bytes));
     count_journal(state, speculated, n);
 }
 
+template <adamant::speculation How>
 void wrong(State& state, executor const& cpu, std::size_t n)
 {
     training data(cpu, n);
-    optimizer opt(cpu, {.speculate = adamant::speculation::always});
+    optimizer opt(cpu, {.speculate = How});
     data.add_to(opt);
     opt.prepare();
     double const biting = 0.5 * data.warm_up(opt).global_norm;
@@ -101,7 +113,8 @@ void wrong(State& state, executor const& cpu, std::size_t n)
     all.push_back({part_in_race::aside, "clipped", "", [&] { whole_step(opt, biting); }, data.before_step()});
     add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::twice, data.before_limit());
     race::run(state, all, {training_repeats_for(n)});
-    require(redone.speculated && redone.rolled_back, "speculation that is taken back");
+    require(redone.clip_coefficient < 1 && redone.speculated == redone.rolled_back, "speculation that is taken back");
+    require_all_speculated<How>(redone);
     report(state, all, moving(n, step_bytes_after_norm));
     count_journal(state, redone, n);
 }
@@ -137,8 +150,10 @@ void add_rollback(setup const& given)
             add_row("rollback/" + std::string(what) + "/" + place_name(cpu, n), rounds_for(given.chosen, n),
                     [&cpu, n, run](State& state) { run(state, cpu, n); });
         };
-        add("right", right);
-        add("wrong", wrong);
+        add("right/until_finish", right<adamant::speculation::automatic>);
+        add("right/always", right<adamant::speculation::always>);
+        add("wrong/until_finish", wrong<adamant::speculation::automatic>);
+        add("wrong/always", wrong<adamant::speculation::always>);
         add("undo", undo);
     });
 }

@@ -23,8 +23,8 @@ int main()
             optimizer.submit(i); // and is stepped at once, while the next one is being made
         }
         adamant::optimizer_report const r = optimizer.finish();
-        std::printf("step %zu: norm %.4f, clip coefficient %.4f, %s\n", std::size_t{r.step}, r.global_norm,
-                    r.clip_coefficient, r.rolled_back ? "taken back and done again" : "applied as it came");
+        std::printf("step %zu: norm %.4f, clip coefficient %.4f\n", std::size_t{r.step}, r.global_norm,
+                    r.clip_coefficient);
     }
     optimizer.update_host_arrays(); // params may live on a device: see place()
     std::printf("weight %.9g\n", layers[0].param[0]);

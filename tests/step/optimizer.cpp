@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cfenv>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -69,7 +70,7 @@ TEST_CASE("clip_kills_overlap: with clipping, shards are stepped as they arrive,
         simple early(50000), late(50000);
         early.spread();
         late.spread();
-        optimizer a(executor_of(1), {.max_norm = max_norm});
+        optimizer a(executor_of(1), {.max_norm = max_norm, .speculate = speculation::always});
         optimizer b(executor_of(1), {.max_norm = max_norm});
         a.add_group("all", usual_adamw);
         b.add_group("all", usual_adamw);
@@ -97,18 +98,26 @@ TEST_CASE("Speculation that fails most of the time stops, and begins again when 
     optimizer o(executor_of(1));
     o.add_group("all", usual_adamw);
     o.add_shard({.group = 0, .name = "w", .shard = data.view()});
-    auto const step = [&](double max_norm) {
+    auto const step = [&](double max_norm, int pause_ms) {
         o.begin_step({.max_norm = max_norm});
         o.submit(0);
+        std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
         return o.finish().speculated;
     };
-    int speculated = 0;
-    for (int t = 0; t < 10; ++t)
-        speculated += step(1e-3);
-    CHECK(speculated == 5);
+    auto const speculates = [&] { // if it is given time
+        for (int pause_ms = 1; pause_ms < 5000; pause_ms *= 2)
+            if (step(1e9, pause_ms))
+                return true;
+        return false;
+    };
+    CHECK(speculates());
+    for (int t = 0; t < 5; ++t)
+        step(1e-3, 0);
+    for (int t = 0; t < 3; ++t)
+        CHECK(!step(1e-3, 20));
     for (int t = 0; t < 8; ++t)
-        step(1e9);
-    CHECK(step(1e9));
+        step(1e9, 0);
+    CHECK(speculates());
 }
 
 TEST_CASE(
@@ -158,7 +167,8 @@ TEST_CASE("A journal's budget from nothing to plenty changes who waits, never a 
     std::vector<simple> expected;
     for (std::size_t const budget : test::sizes{0, 60000, 120000, 300000, 10000000}) {
         std::vector<simple> shards(6, simple(20000));
-        optimizer o(executor_of(1), {.max_norm = 1e9, .journal_budget_bytes = budget});
+        optimizer o(executor_of(1),
+                    {.max_norm = 1e9, .speculate = speculation::always, .journal_budget_bytes = budget});
         o.add_group("all", usual_adamw);
         for (std::size_t k = 0; k < shards.size(); ++k) {
             shards[k].spread();
@@ -657,7 +667,7 @@ TEST_CASE("host_oom: what an optimizer will allocate is known before it does")
 {
     std::size_t const n = 500000;
     std::vector<simple> shards(3, simple(n));
-    optimizer o(executor_of(1), {.max_norm = 1});
+    optimizer o(executor_of(1), {.max_norm = 1, .speculate = speculation::always});
     o.add_group("all", usual_adamw);
     for (simple& each : shards)
         o.add_shard({.group = 0, .name = std::to_string(&each - shards.data()), .shard = each.view()});

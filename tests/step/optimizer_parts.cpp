@@ -15,6 +15,7 @@
 #include <adamant/exec/work_line.hpp>
 #include <adamant/optimizer/block_ledger.hpp>
 #include <adamant/optimizer/decision.hpp>
+#include <adamant/optimizer/host_side.hpp>
 #include <adamant/optimizer/registry.hpp>
 #include <adamant/optimizer/step_machine.hpp>
 #include <adamant/optimizer/step_plan.hpp>
@@ -219,6 +220,22 @@ TEST_CASE("a plan speculates only where it may, and goes by what was wrong latel
     always.speculate = speculation::always;
     CHECK(first_pass(never, 1, true, false, 0) == block_pass::measure);
     CHECK(first_pass(always, 1, true, false, 0xff) == block_pass::speculate);
+
+    auto const until_finish = [](optimizer_options const& options, double max_norm, bool has_device) {
+        step_plan plan;
+        step_terms terms;
+        terms.max_norm = max_norm;
+        make_plan(plan, terms, options, 3, true, has_device, 0);
+        return plan.speculates_until_finish;
+    };
+    optimizer_options undoable;
+    undoable.keep_last_step = true;
+    CHECK(until_finish(skip, 0, false));
+    CHECK(until_finish(apply, 1, false));
+    CHECK_FALSE(until_finish(apply, 0, false)); // there is nothing to wait for
+    CHECK_FALSE(until_finish(always, 1, false));
+    CHECK_FALSE(until_finish(skip, 1, true)); // records are wanted anyhow
+    CHECK_FALSE(until_finish(undoable, 1, false));
 }
 
 namespace {
@@ -397,6 +414,51 @@ TEST_CASE("the ledger knows what blocks have, and which can be taken back")
     CHECK(ledger.unrecorded_blocks(r, plan) == 1);
     ledger.forget_records();
     CHECK(ledger.unrecorded_blocks(r, plan) == 2);
+}
+
+TEST_CASE("what finish() finds unstepped is measured and waits, unless all is to be stepped before the norm is known")
+{
+    for (bool const until_finish : {false, true}) {
+        std::size_t const blocks = 5;
+        registry r;
+        r.add_group({"g", {}});
+        arrays_of arrays(blocks * norm_block_elems);
+        for (std::size_t i = 0; i < arrays.grad.size(); ++i)
+            arrays.grad[i] = arrays.param[i] = 1;
+        r.add_shard(0, "w", arrays.view(), {}, {}, test::tier());
+        step_plan plan;
+        plan.first_pass = block_pass::speculate;
+        plan.needs_norm = true;
+        plan.speculates_until_finish = until_finish;
+        plan.shards = {shard_in_step::submitted};
+        plan.assumed = plan.decided = {{make_coefficients({}, 1), {}}};
+        executor const cpu;
+        block_ledger ledger;
+        ledger.lay_out(blocks, false);
+        ledger.records().allocate(cpu, 1 << 20, r[0].shard.record_bytes_at_most(norm_block_elems));
+        host_side host(cpu, r, plan, ledger);
+        host.lay_out(ranges_of_all(r));
+        host.begin(0);
+        REQUIRE(host.enqueue_all(block_pass::speculate) == blocks);
+
+        host.run(0, 0, 2);
+        CHECK(ledger.unrecorded_blocks(r, plan) == blocks - 2);
+        host.all_is_submitted();
+        host.run(0, 2, blocks);
+        std::size_t const stepped = until_finish ? 2 : blocks;
+        CHECK(ledger.unrecorded_blocks(r, plan) == blocks - stepped);
+        for (std::size_t b = 0; b < blocks; ++b) {
+            CHECK(ledger.squares(b).sum == norm_block_elems);
+            CHECK((arrays.param[b * norm_block_elems] != 1) == (b < stepped));
+        }
+        CHECK(host.squares().rounded().sum == blocks * norm_block_elems);
+
+        host.begin(0); // another step
+        REQUIRE(host.enqueue_all(block_pass::speculate) == blocks);
+        ledger.forget_records();
+        host.run(0, 0, blocks);
+        CHECK(ledger.unrecorded_blocks(r, plan) == 0);
+    }
 }
 
 namespace {

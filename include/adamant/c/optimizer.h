@@ -35,8 +35,8 @@ enum {
 
 typedef int32_t adamant_speculation; /* whether shards are stepped before the norm is known; changes no bit */
 enum {
-    ADAMANT_SPECULATE_AUTOMATIC = 0, /* yes, unless most of the last eight steps had to be taken back for it */
-    ADAMANT_SPECULATE_ALWAYS = 1,
+    ADAMANT_SPECULATE_AUTOMATIC = 0, /* until finish, unless most of the last eight steps had to be taken back for it */
+    ADAMANT_SPECULATE_ALWAYS = 1,    /* all of them */
     ADAMANT_SPECULATE_NEVER = 2
 };
 

@@ -41,7 +41,7 @@ typedef struct adamant_report {
     double global_norm; /* of the finite gradients, unscaled, over all processes; a NaN where measured is 0 */
     double clip_coefficient;
     size_t elements;          /* stepped */
-    size_t shards_waited;     /* for the norm, as the journal's budget was full */
+    size_t shards_waited;     /* for the norm: finish came first, or the journal was full */
     size_t journal_bytes;     /* written */
     double seconds;           /* from beginning to end, with the time that gradients took to arrive */
     double gradients_seconds; /* until the norm was known: computing it, and what was stepped meanwhile */

@@ -17,6 +17,10 @@ struct training_state {
     std::uint64_t steps = 0;
     std::optional<loss_scaler_state> scaler = {};
     std::uint8_t wrong_assumptions = 0; // a bit for each of the last eight steps
+    void assumed(bool rightly) noexcept
+    {
+        wrong_assumptions = static_cast<std::uint8_t>(wrong_assumptions << 1 | !rightly);
+    }
     [[nodiscard]] double loss_scale() const noexcept { return scaler ? scaler->scale : 1.0; }
 };
 

@@ -113,7 +113,7 @@ public:
         next_piece_ = first_piece;
         entry_count_.store(0, std::memory_order_relaxed);
         std::fill(members_.begin(), members_.end(), member_state{});
-        skip_is_due_.store(false, std::memory_order_relaxed);
+        leaves_the_rest_.store(false, std::memory_order_relaxed);
         gradients_differ_.store(false, std::memory_order_relaxed);
     }
     // Each returns how many pieces it has added. A list has room for most_passes passes over everything.
@@ -141,6 +141,12 @@ public:
     [[nodiscard]] std::size_t enqueue_nothing() noexcept
     {
         return enqueue_entry(ranges_.size(), block_pass::measure, 1);
+    }
+    // finish() has been called. At any time.
+    void all_is_submitted() noexcept
+    {
+        if (plan_.speculates_until_finish)
+            leave_the_rest();
     }
     [[nodiscard]] bool nothing_enqueued() const noexcept { return entry_count_.load(std::memory_order_relaxed) == 0; }
 
@@ -255,6 +261,8 @@ private:
                                 [](std::size_t p, entry const& e) { return p < e.end; });
     }
 
+    // From here on `speculate` only measures: the blocks wait for the norm.
+    void leave_the_rest() noexcept { leaves_the_rest_.store(true, std::memory_order_relaxed); }
     // One pass over blocks [begin, end) of a shard. A device does the same in its own way: see device_part.
     void run_blocks(unsigned member, tracked_shard const& s, block_pass pass, std::size_t begin, std::size_t end,
                     scratch_block& scratch) noexcept
@@ -303,8 +311,8 @@ private:
             if (pass == block_pass::speculate) {
                 // A step that will be skipped need not be taken first.
                 if (plan_.skips_nonfinite && g.squares.nonfinite != 0)
-                    skip_is_due_.store(true, std::memory_order_relaxed);
-                if (skip_is_due_.load(std::memory_order_relaxed))
+                    leave_the_rest();
+                if (leaves_the_rest_.load(std::memory_order_relaxed))
                     continue;
             }
             if (pass == block_pass::speculate || plan_.keeps_records) {
@@ -341,7 +349,7 @@ private:
         squares_total squares;
     };
     std::vector<member_state> members_;
-    std::atomic<bool> skip_is_due_{false};
+    std::atomic<bool> leaves_the_rest_{false};
     std::atomic<bool> gradients_differ_{false};
 };
 

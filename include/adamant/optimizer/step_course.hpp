@@ -112,6 +112,7 @@ public:
         try {
             if (machine_.has_failed())
                 throw_device_error({"a submit() to this step has failed; the step is taken back"});
+            sides_.host().all_is_submitted();
             watch([&] { sides_.wait_for_pass(); });
             while (decide_next())
                 watch([&] { sides_.do_pass(next_pass_, device_takes_part()); });
@@ -319,9 +320,8 @@ private:
         });
         account_.norm_is_known(found, verdict);
         first_pass_facts const facts = account_.facts(sides_.device());
-        bool const was_wrong = facts.skips || !facts.same_scales;
-        training_.wrong_assumptions = static_cast<std::uint8_t>(training_.wrong_assumptions << 1 | was_wrong);
-        account_.report().speculated = facts.pass == block_pass::speculate && plan_.needs_norm;
+        training_.assumed(!facts.skips && facts.same_scales);
+        account_.report().speculated = facts.pass == block_pass::speculate && plan_.needs_norm && facts.stepped;
         decision const decided = decide(facts);
         account_.decided(decided);
         return decided;

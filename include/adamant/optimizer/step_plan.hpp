@@ -94,6 +94,9 @@ struct step_plan {
     bool needs_norm = false;      // before anything may stay stepped
     bool measures = true;         // gradients are looked at: somebody wants the norm, or to know what is not finite
     bool skips_nonfinite = false; // a gradient that is not finite makes this step change nothing
+    // Blocks that are not stepped yet when all gradients are there wait for the norm: measuring what is left takes less
+    // than records of a step that may be wrong. Not where every step has records.
+    bool speculates_until_finish = false;
     bool keeps_records = false;   // every pass that steps leaves records
     bool keeps_checksums = false; // of the gradients that records were made with
     bool waits_for_room = false;  // a block for whose record there is no room is not stepped yet
@@ -123,6 +126,7 @@ inline void make_plan(step_plan& plan, step_terms const& terms, optimizer_option
     plan.keeps_records = options.keep_last_step || has_device;
     plan.keeps_checksums = options.keep_last_step;
     plan.waits_for_room = has_device;
+    plan.speculates_until_finish = plan.needs_norm && !plan.keeps_records && options.speculate != speculation::always;
     bool const assumes = plan.needs_norm && as_they_arrive &&
                          (options.speculate == speculation::always ||
                           (options.speculate == speculation::automatic && std::popcount(wrong_assumptions) <= 4));

@@ -48,9 +48,11 @@ struct shard_place {
 
 // Whether begin_step() lets shards be stepped before the norm is known. It changes no bit of any result.
 enum class speculation : std::uint8_t {
-    automatic, // unless most of the last eight steps had to be taken back
-    always,
-    never, // submit() only measures
+    automatic, // until finish() is called, unless most of the last eight steps had to be taken back. What finish()
+               // finds unstepped waits for the norm, which is near then, except where every step leaves a record
+               // (keep_last_step, or a device)
+    always,    // all of them
+    never,     // submit() only measures
 };
 
 struct optimizer_options {

@@ -54,7 +54,7 @@ struct device_report {
 struct optimizer_report {
     std::uint64_t step = 0; // the number of this step, whether it was applied or skipped
     step_outcome outcome = step_outcome::applied;
-    bool speculated = false;  // it began before its norm was known
+    bool speculated = false;  // something was stepped before its norm was known
     bool rolled_back = false; // and was taken back, because it had to be clipped or skipped
     double loss_scale = 1;
     // Whether gradients were looked at before the step: where nobody clips by norm, scales the loss dynamically,
@@ -76,7 +76,7 @@ struct optimizer_report {
     double ratio = 1;         // the share of them that the CPU has stepped
     double cpu_busy_s = 0;    // how long its threads have worked, on average
     device_report device;
-    std::size_t shards_waited = 0; // for the norm, because the journal's budget was used up
+    std::size_t shards_waited = 0; // for the norm: finish() was called first, or the journal's budget used up
     std::size_t journal_bytes = 0; // of records written
     double seconds = 0;            // from its beginning to its end, with the time that gradients took to arrive
     step_phase gradients;          // until the norm was known: with what was stepped as gradients arrived
