@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host's code is made of: texts from parts, sorting, and where shards lie in their parameters.
+// What the host's code is made of: texts from parts, sorting, checksums, and where shards lie in their parameters.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <adamant/core/checksum.hpp>
 #include <adamant/core/error.hpp>
 #include <adamant/core/sorting.hpp>
 #include <adamant/optimizer/param_places.hpp>
@@ -20,6 +21,36 @@
 #include "refusal.hpp"
 
 using namespace adamant;
+
+TEST_CASE("a checksum sees one and two bits that change, wherever they are, and the length")
+{
+    std::mt19937_64 random(5);
+    std::vector<std::byte> bytes(1030);
+    for (std::byte& each : bytes)
+        each = static_cast<std::byte>(random());
+    std::size_t const bits = 8 * bytes.size();
+    std::vector<std::uint64_t> sums;
+    auto const flip = [&](std::size_t bit) { bytes[bit / 8] ^= std::byte(1 << bit % 8); };
+    auto const add = [&] { sums.push_back(detail::checksum(bytes.data(), bytes.size())); };
+    add();
+    for (std::size_t i = 0; i < bits; ++i) {
+        flip(i);
+        add();
+        // As signs of neighbours, of one chain or of two, lie.
+        for (std::size_t const distance : {1, 16, 32, 48, 64, 480, 512, 544, 1024, 4096})
+            if (i + distance < bits) {
+                flip(i + distance);
+                add();
+                flip(i + distance);
+            }
+        flip(i);
+    }
+    std::vector<std::byte> const zeros(2000);
+    for (std::size_t n = 0; n <= zeros.size(); ++n)
+        sums.push_back(detail::checksum(zeros.data(), n));
+    std::sort(sums.begin(), sums.end());
+    CHECK(std::adjacent_find(sums.begin(), sums.end()) == sums.end());
+}
 
 TEST_CASE("a text is its parts one after another")
 {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -15,12 +14,17 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // Other bytes, another order or another length give another sum, except by chance. Do not store it: it may change with
-// any version. Eight chains let the multiplications overlap; each step is one to one, so that no single change is lost.
+// any version. Eight chains let the multiplications overlap. Both halves of a product count: the lower one alone hands a
+// changed sign on as one bit, which another sign, further on, takes back.
 [[nodiscard]] inline std::uint64_t checksum(std::byte const* at, std::size_t bytes) noexcept
 {
     constexpr std::uint64_t odd = 0x9e3779b97f4a7c15u; // 2^64 / golden ratio
     std::uint64_t chain[8] = {bytes, 1, 2, 3, 4, 5, 6, 7};
-    auto const mix = [](std::uint64_t sum, std::uint64_t word) { return std::rotl(sum ^ word, 32) * odd; };
+    __extension__ using product = unsigned __int128;
+    auto const mix = [](std::uint64_t sum, std::uint64_t word) {
+        product const both = product{sum ^ word} * odd;
+        return static_cast<std::uint64_t>(both) ^ static_cast<std::uint64_t>(both >> 64);
+    };
     // Written out, as compilers make a loop of vectors of it, for which multiplying 64 bits takes three times as long.
     auto const word_at = [&](std::size_t k) {
         std::uint64_t word;
