@@ -4,7 +4,9 @@
 
 struct simd {
     static constexpr std::size_t lanes = 8;
-    static constexpr std::size_t vectors = 2;
+    static constexpr std::size_t vectors =
+        4; // a group of 16-bit weights is a line: half a line at a time streams slowly
+    static constexpr std::size_t vectors_of_bfloat16 = 2; // as no array is read twice: more would not stay in registers
     static constexpr bool can_stream = true;
     static constexpr bool has_masks = false;
     static constexpr bool has_fast_paths = true;
@@ -186,40 +188,59 @@ struct simd {
     }
     ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
 
-    using halves = __m256i;
-    ADAMANT_SIMD static halves saturated(u32 const (&x)[vectors]) { return _mm256_packs_epi32(x[0], x[1]); }
-    ADAMANT_SIMD static halves set_halves(std::uint16_t x) { return _mm256_set1_epi16(static_cast<short>(x)); }
-    ADAMANT_SIMD static halves plus(halves x, halves y) { return _mm256_add_epi16(x, y); }
-    ADAMANT_SIMD static halves excess(halves x, halves most) { return _mm256_subs_epu16(x, most); }
+    struct halves { // of the first two vectors, and of the last two
+        __m256i a, b;
+    };
+    ADAMANT_SIMD static halves saturated(u32 const (&x)[vectors])
+    {
+        return {_mm256_packs_epi32(x[0], x[1]), _mm256_packs_epi32(x[2], x[3])};
+    }
+    ADAMANT_SIMD static halves set_halves(std::uint16_t x)
+    {
+        __m256i const all = _mm256_set1_epi16(static_cast<short>(x));
+        return {all, all};
+    }
+    ADAMANT_SIMD static halves plus(halves x, halves y)
+    {
+        return {_mm256_add_epi16(x.a, y.a), _mm256_add_epi16(x.b, y.b)};
+    }
+    ADAMANT_SIMD static halves excess(halves x, halves most)
+    {
+        return {_mm256_subs_epu16(x.a, most.a), _mm256_subs_epu16(x.b, most.b)};
+    }
     template <int Count>
     ADAMANT_SIMD static halves shifted(halves x)
     {
-        return _mm256_slli_epi16(x, Count);
+        return {_mm256_slli_epi16(x.a, Count), _mm256_slli_epi16(x.b, Count)};
     }
-    ADAMANT_SIMD static halves either(halves x, halves y) { return x | y; }
-    ADAMANT_SIMD static bool any(halves x) { return !_mm256_testz_si256(x, x); }
-    // Of each eight halves that lie together the first four are of the first vector.
-    ADAMANT_SIMD static unsigned vectors_of(halves x)
+    ADAMANT_SIMD static halves either(halves x, halves y) { return {x.a | y.a, x.b | y.b}; }
+    ADAMANT_SIMD static bool any(halves x) { return !_mm256_testz_si256(x.a | x.b, x.a | x.b); }
+    // Of each eight halves that lie together the first four are of the first vector of two.
+    ADAMANT_SIMD static unsigned vectors_of(__m256i x)
     {
         auto const zeros = static_cast<unsigned>(_mm256_movemask_epi8(_mm256_cmpeq_epi16(x, _mm256_setzero_si256())));
         return ((zeros & 0x00ff00ffu) != 0x00ff00ffu ? 1u : 0u) | ((zeros & 0xff00ff00u) != 0xff00ff00u ? 2u : 0u);
     }
+    ADAMANT_SIMD static unsigned vectors_of(halves x) { return vectors_of(x.a) | vectors_of(x.b) << 2; }
     ADAMANT_SIMD static halves of_vectors(halves x, unsigned which)
     {
-        long long const first = (which & 1) != 0 ? -1 : 0;
-        long long const second = (which & 2) != 0 ? -1 : 0;
-        return x & _mm256_set_epi64x(second, first, second, first);
+        auto const mask = [&](unsigned vector) { return (which >> vector & 1) != 0 ? -1LL : 0; };
+        return {x.a & _mm256_set_epi64x(mask(1), mask(0), mask(1), mask(0)),
+                x.b & _mm256_set_epi64x(mask(3), mask(2), mask(3), mask(2))};
     }
-    static constexpr std::size_t code_at(std::size_t vector) { return 8 * vector; }
+    static constexpr std::size_t code_at(std::size_t vector) { return vector / 2 * 32 + vector % 2 * 8; }
     ADAMANT_SIMD static void store_halves(std::byte* address, halves x)
     {
-        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), x);
+        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), x.a);
+        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address + 32), x.b);
     }
     ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
     {
-        u32 const both = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address));
-        x[0] = _mm256_unpacklo_epi16(both, _mm256_setzero_si256());
-        x[1] = _mm256_unpackhi_epi16(both, _mm256_setzero_si256());
+        for (std::size_t k = 0; k < vectors; k += 2) {
+            u32 const both = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address + k * 16));
+            x[k] = _mm256_unpacklo_epi16(both, _mm256_setzero_si256());
+            x[k + 1] = _mm256_unpackhi_epi16(both, _mm256_setzero_si256());
+        }
     }
 
     ADAMANT_SIMD static void load_evens_odds(std::byte const* address, f32& evens, f32& odds)

@@ -5,6 +5,7 @@
 struct simd {
     static constexpr std::size_t lanes = 16;
     static constexpr std::size_t vectors = 2;
+    static constexpr std::size_t vectors_of_bfloat16 = 2;
     static constexpr bool can_stream = true;
     static constexpr bool has_masks = true;
     static constexpr bool has_fast_paths = true;

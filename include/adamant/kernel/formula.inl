@@ -89,9 +89,9 @@ ADAMANT_SIMD param_update start_param(state_vectors const& s, coefficient_vector
 // embedding that a batch did not name, or that none has named for some hundred steps. Nothing is divided. False, with
 // nothing changed but first moments flushed, where the group is not of that kind or not tame. ExpAvg: as which first
 // moments are stored.
-template <class ExpAvg>
-ADAMANT_SIMD bool update_idle(state_vectors (&s)[simd::vectors], simd::f32 const (&grad)[simd::vectors],
-                              coefficient_vectors const& c, param_update (&updates)[simd::vectors])
+template <class ExpAvg, std::size_t Vectors>
+ADAMANT_SIMD bool update_idle(state_vectors (&s)[Vectors], simd::f32 const (&grad)[Vectors],
+                              coefficient_vectors const& c, param_update (&updates)[Vectors])
 {
     if (c.has_l2)
         return false;
@@ -102,7 +102,7 @@ ADAMANT_SIMD bool update_idle(state_vectors (&s)[simd::vectors], simd::f32 const
     simd::u32 low = simd::set(~0u);
     simd::u32 const offset = simd::set(float_min_normal_bits);
     ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; ++k) {
+    for (std::size_t k = 0; k < Vectors; ++k) {
         simd::u32 const v = simd::bits(s[k].exp_avg_sq);
         any_grad = any_grad | simd::bits(grad[k]);
         any_exp_avg = any_exp_avg | simd::bits(s[k].exp_avg);
@@ -120,7 +120,7 @@ ADAMANT_SIMD bool update_idle(state_vectors (&s)[simd::vectors], simd::f32 const
     if (fading) {
         simd::u32 moves = simd::set(0u); // with a sign where a first moment is too large
         ADAMANT_UNROLL
-        for (std::size_t k = 0; k < simd::vectors; ++k) {
+        for (std::size_t k = 0; k < Vectors; ++k) {
             s[k].exp_avg = simd::flush(s[k].exp_avg, float_min_normal_bits);
             simd::f32 const most = simd::mul(simd::from_bits(simd::abs_bits(s[k].param)), c.idle_ratio);
             moves = moves | simd::sub(simd::bits(most), simd::abs_bits(s[k].exp_avg));
@@ -129,7 +129,7 @@ ADAMANT_SIMD bool update_idle(state_vectors (&s)[simd::vectors], simd::f32 const
             return false;
     }
     ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; ++k) {
+    for (std::size_t k = 0; k < Vectors; ++k) {
         s[k].exp_avg = simd::fma(c.beta1, s[k].exp_avg, simd::mul(grad[k], c.grad_scale));
         if (fading)
             s[k].exp_avg = simd::flush(s[k].exp_avg, flush_bits_of<ExpAvg>);

@@ -13,12 +13,12 @@
 
 inline constexpr std::size_t group_elems = simd::lanes * simd::vectors;
 
-// Asks for the cache lines that one group of T covers, so many bytes on.
-template <class T>
+// Asks for the cache lines that so many vectors of T cover, so many bytes on.
+template <class T, std::size_t Vectors = simd::vectors>
 ADAMANT_SIMD void prefetch(std::byte const* address, std::size_t ahead_bytes)
 {
     ADAMANT_UNROLL
-    for (std::size_t line = 0; line < group_elems * sizeof(T); line += 64)
+    for (std::size_t line = 0; line < Vectors * simd::lanes * sizeof(T); line += 64)
         __builtin_prefetch(address + ahead_bytes + line);
 }
 
@@ -29,19 +29,18 @@ struct or_float {
 template <class T>
 using or_float_unless_it_is = std::conditional_t<std::is_same_v<T, float>, float, or_float<T>>;
 
-template <bool Interleaved, class Grad>
-ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_access how, Grad,
-                             simd::f32 (&g)[simd::vectors])
+template <bool Interleaved, class Grad, std::size_t Vectors>
+ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_access how, Grad, simd::f32 (&g)[Vectors])
 {
     std::byte const* const grad = array + i * sizeof(Grad);
-    prefetch<Grad>(grad, how.prefetch_bytes);
+    prefetch<Grad, Vectors>(grad, how.prefetch_bytes);
     ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; k += 2)
+    for (std::size_t k = 0; k < Vectors; k += 2)
         simd::template load_pair<Grad, Interleaved>(grad + k * simd::lanes * sizeof(Grad), g[k], g[k + 1]);
 }
-template <bool Interleaved, class T>
+template <bool Interleaved, class T, std::size_t Vectors>
 ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_access how, or_float<T>,
-                             simd::f32 (&g)[simd::vectors])
+                             simd::f32 (&g)[Vectors])
 {
     if (how.grad_is_float)
         load_grads<Interleaved>(array, i, how, float{}, g);
@@ -50,9 +49,9 @@ ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_acces
 }
 
 // What is carried from the first half of a group's work to the second.
-template <class Recorder>
+template <class Recorder, std::size_t Vectors = simd::vectors>
 struct started_group {
-    param_update updates[simd::vectors];
+    param_update updates[Vectors];
     typename Recorder::started recorded;
 };
 
@@ -67,46 +66,48 @@ struct no_recorder : no_record {
     no_recorder() = default;
     ADAMANT_SIMD no_recorder(no_record const&, coefficients const&) {}
     struct started {};
-    template <path>
+    template <path, std::size_t Vectors>
     ADAMANT_SIMD void moments(step_pointers const&, std::size_t, coefficient_vectors const&,
-                              state_vectors const (&)[simd::vectors], simd::f32 const (&)[simd::vectors],
-                              state_vectors const (&)[simd::vectors], started&)
+                              state_vectors const (&)[Vectors], simd::f32 const (&)[Vectors],
+                              state_vectors const (&)[Vectors], started&)
     {
     }
-    ADAMANT_SIMD void params(step_pointers const&, std::size_t, started_group<no_recorder> const&,
-                             simd::f32 const (&)[simd::vectors])
+    template <std::size_t Vectors>
+    ADAMANT_SIMD void params(step_pointers const&, std::size_t, started_group<no_recorder, Vectors> const&,
+                             simd::f32 const (&)[Vectors])
     {
     }
 };
 
 // The first half of the work on the group at element i: both moments stored, and its divisions begun. False, with
 // nothing written, where the group is not tame.
-template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class Recorder>
+template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class Recorder,
+          std::size_t Vectors>
 ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
-                              started_group<Recorder>& group, memory_access how, Recorder& recorder)
+                              started_group<Recorder, Vectors>& group, memory_access how, Recorder& recorder)
 {
-    param_update(&updates)[simd::vectors] = group.updates;
+    param_update(&updates)[Vectors] = group.updates;
     std::byte const* const param = a.param + i * sizeof(Param);
     std::byte const* const exp_avg = a.exp_avg + i * sizeof(ExpAvg);
     std::byte const* const exp_avg_sq = a.exp_avg_sq + i * sizeof(ExpAvgSq);
-    prefetch<Param>(param, how.prefetch_bytes);
-    prefetch<ExpAvg>(exp_avg, how.prefetch_bytes);
-    prefetch<ExpAvgSq>(exp_avg_sq, how.prefetch_bytes);
+    prefetch<Param, Vectors>(param, how.prefetch_bytes);
+    prefetch<ExpAvg, Vectors>(exp_avg, how.prefetch_bytes);
+    prefetch<ExpAvgSq, Vectors>(exp_avg_sq, how.prefetch_bytes);
 
-    state_vectors s[simd::vectors];
-    simd::f32 g[simd::vectors];
+    state_vectors s[Vectors];
+    simd::f32 g[Vectors];
     load_grads<Interleaved>(a.grad, i, how, Grad{}, g);
     ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; k += 2) {
+    for (std::size_t k = 0; k < Vectors; k += 2) {
         std::size_t const at = k * simd::lanes;
         simd::template load_pair<Param, Interleaved>(param + at * sizeof(Param), s[k].param, s[k + 1].param);
         simd::template load_pair<ExpAvg, Interleaved>(exp_avg + at * sizeof(ExpAvg), s[k].exp_avg, s[k + 1].exp_avg);
         simd::template load_pair<ExpAvgSq, Interleaved>(exp_avg_sq + at * sizeof(ExpAvgSq), s[k].exp_avg_sq,
                                                         s[k + 1].exp_avg_sq);
     }
-    state_vectors old[simd::vectors];
+    state_vectors old[Vectors];
     ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; ++k)
+    for (std::size_t k = 0; k < Vectors; ++k)
         old[k] = s[k];
     bool done = false;
     if constexpr (Path == path::lenient)
@@ -115,35 +116,35 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
         guard<Path> seen;
         clear(seen);
         ADAMANT_UNROLL
-        for (std::size_t k = 0; k < simd::vectors; ++k)
+        for (std::size_t k = 0; k < Vectors; ++k)
             update_moments<Path>(s[k], g[k], c, seen);
         if (!is_tame(seen)) [[unlikely]]
             return false;
         ADAMANT_UNROLL
-        for (std::size_t k = 0; k < simd::vectors; ++k)
+        for (std::size_t k = 0; k < Vectors; ++k)
             updates[k] = start_param<Path>(s[k], c);
     }
     recorder.template moments<Path>(a, i, c, old, g, s, group.recorded);
     constexpr bool is_ordinary = Path == path::ordinary;
     ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; k += 2)
+    for (std::size_t k = 0; k < Vectors; k += 2)
         simd::template store_pair<ExpAvg, Interleaved, is_ordinary>(
             a.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg), s[k].exp_avg, s[k + 1].exp_avg, how.native_bfloat16);
     ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; k += 2)
+    for (std::size_t k = 0; k < Vectors; k += 2)
         simd::template store_pair<ExpAvgSq, Interleaved, is_ordinary>(
             a.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq), s[k].exp_avg_sq, s[k + 1].exp_avg_sq,
             how.native_bfloat16);
     return true;
 }
 // The second half: params and weights.
-template <path Path, bool Interleaved, class Param, class WeightOut, class Recorder>
+template <path Path, bool Interleaved, class Param, class WeightOut, class Recorder, std::size_t Vectors>
 ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
-                               started_group<Recorder> const& group, memory_access how, Recorder& recorder)
+                               started_group<Recorder, Vectors> const& group, memory_access how, Recorder& recorder)
 {
-    simd::f32 p[simd::vectors];
+    simd::f32 p[Vectors];
     ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; ++k) {
+    for (std::size_t k = 0; k < Vectors; ++k) {
         param_update u = group.updates[k];
         if constexpr (std::is_same_v<Param, float>) // made again, as that takes less than keeping it till now
             u.decayed_param = simd::mul(c.decay, simd::load<float>(a.param + (i + k * simd::lanes) * sizeof(float)));
@@ -153,19 +154,19 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficien
     constexpr bool is_ordinary = Path == path::ordinary;
     std::byte* const param = a.param + i * sizeof(Param);
     ADAMANT_UNROLL
-    for (std::size_t k = 0; k < simd::vectors; k += 2)
+    for (std::size_t k = 0; k < Vectors; k += 2)
         simd::template store_pair<Param, Interleaved, is_ordinary>(param + k * simd::lanes * sizeof(Param), p[k],
                                                                    p[k + 1], how.native_bfloat16);
     if constexpr (!std::is_void_v<WeightOut>) {
         std::byte* const out = a.weight_out + i * sizeof(WeightOut);
         if (how.stream) {
             ADAMANT_UNROLL
-            for (std::size_t k = 0; k < simd::vectors; k += 2)
+            for (std::size_t k = 0; k < Vectors; k += 2)
                 simd::template stream_pair<WeightOut, is_ordinary>(out + k * simd::lanes * sizeof(WeightOut), p[k],
                                                                    p[k + 1], how.native_bfloat16);
         } else {
             ADAMANT_UNROLL
-            for (std::size_t k = 0; k < simd::vectors; k += 2)
+            for (std::size_t k = 0; k < Vectors; k += 2)
                 simd::template store_pair<WeightOut, Interleaved, is_ordinary>(
                     out + k * simd::lanes * sizeof(WeightOut), p[k], p[k + 1], how.native_bfloat16);
         }
@@ -174,10 +175,10 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficien
 
 enum class native_bfloat16 { no, yes, either };
 
-// Whole groups from `begin` to `end` while they are tame; returns where it stopped. Nothing of the group it stopped at
-// has been written. A group is finished after the next one has been started, so that few operations wait for a
-// division: what waits fills the out-of-order window, and keeps the next divisions out. The loop has one start and one
-// finish, and so does the code, which is what takes a compiler its time.
+// Whole groups from `begin` to `end` while they are tame; returns where it stopped, which may be inside a group where
+// all is bfloat16. Nothing from there on has been written. A group is finished after the next one has been started, so
+// that few operations wait for a division: what waits fills the out-of-order window, and keeps the next divisions out.
+// The loop has one start and one finish, and so does the code, which is what takes a compiler its time.
 //
 // Rounding to bfloat16 by an instruction or without is chosen here or, where Native says so, when compiled: the code of
 // the most common loop only, for the choice costs it a tenth in cache, and two loops take a compiler twice the time.
@@ -196,18 +197,20 @@ template <path Path, native_bfloat16 Native, class Param, class Grad, class ExpA
     constexpr bool interleaved = std::is_same_v<Param, bfloat16> && std::is_same_v<Grad, bfloat16> &&
                                  std::is_same_v<ExpAvg, bfloat16> && std::is_same_v<ExpAvgSq, bfloat16> &&
                                  std::is_void_v<WeightOut>;
-    started_group<recorder_type> group;
+    constexpr std::size_t vectors = interleaved ? simd::vectors_of_bfloat16 : simd::vectors;
+    constexpr std::size_t elems = vectors * simd::lanes;
+    started_group<recorder_type, vectors> group;
     std::size_t i = begin;
-    for (;; i += group_elems) {
-        started_group<recorder_type> next;
+    for (;; i += elems) {
+        started_group<recorder_type, vectors> next;
         bool const started =
             i < end && start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, i, c, next, how, recorder);
         if (i != begin)
-            finish_group<Path, interleaved, Param, WeightOut>(a, i - group_elems, c, group, how, recorder);
+            finish_group<Path, interleaved, Param, WeightOut>(a, i - elems, c, group, how, recorder);
         if (!started) [[unlikely]]
             break;
         ADAMANT_UNROLL
-        for (std::size_t k = 0; k < simd::vectors; ++k)
+        for (std::size_t k = 0; k < vectors; ++k)
             group.updates[k] = next.updates[k];
         group.recorded = next.recorded;
     }
@@ -265,7 +268,8 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
     copy_group<ExpAvgSq>(copies[3], from.exp_avg_sq);
     how.stream = false;
     no_record none;
-    if (ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, 0, group_elems, c, how, none) == 0) [[unlikely]]
+    if (ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, 0, group_elems, c, how, none) != group_elems)
+        [[unlikely]]
         return false;
     step_pointers const to = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest);
     step_pointers const results = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, group_elems - rest);

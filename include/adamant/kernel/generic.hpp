@@ -20,10 +20,11 @@ namespace generic {
 struct simd {
     using f32 = quad::f32;
     using u32 = quad::u32;
-    static constexpr std::size_t lanes = 4;   // floats in a vector
-    static constexpr std::size_t vectors = 4; // that the fast path takes at a time; an even number
-    static constexpr bool can_stream = false; // whether stream_pair() does so
-    static constexpr bool has_masks = false;  // whether there are load_first() and store_first(), of `count` lanes
+    static constexpr std::size_t lanes = 4;               // floats in a vector
+    static constexpr std::size_t vectors = 4;             // that the fast path takes at a time; an even number
+    static constexpr std::size_t vectors_of_bfloat16 = 4; // that it takes where all arrays are bfloat16; no more
+    static constexpr bool can_stream = false;             // whether stream_pair() does so
+    static constexpr bool has_masks = false; // whether there are load_first() and store_first(), of `count` lanes
     // On x86 this tier is for processors without AVX2, which have no fused multiply-add: emulating it takes most of the
     // time, so the careful path alone serves them, and programs compile faster.
 #if defined(__x86_64__)
