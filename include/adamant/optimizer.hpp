@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -173,6 +174,11 @@ public:
     // A whole step; all gradients are there. One pass over memory, or two where the norm or the finiteness has to be
     // known first. Throws invalid_argument for values that cannot be, before anything is written.
     optimizer_report step(step_values const& values = {});
+
+    // A whole step over gradients that are elsewhere than in the step before: gradients[i] is shard i's, as by
+    // set_gradient(), and a null pointer leaves the shard out, as leave_out() does. Throws what these and step() throw;
+    // state is as before then, but gradients may be set.
+    optimizer_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
     // Opens a step; see the class. The first call allocates, unless prepare() has.
     void begin_step(step_values const& values = {});

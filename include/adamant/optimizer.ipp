@@ -130,6 +130,30 @@ ADAMANT_DECL optimizer_report optimizer::step(step_values const& values)
 {
     return core_->step(values);
 }
+ADAMANT_DECL optimizer_report optimizer::step_gradients(std::span<void const* const> gradients,
+                                                        step_values const& values)
+{
+    if (gradients.size() != shards())
+        detail::throw_invalid_argument(
+            {"step_gradients() was given ", gradients.size(), " gradients, but there are ", shards(), " shards"});
+    bool all = true;
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+        all = all && gradients[i] != nullptr;
+        if (gradients[i] != nullptr)
+            core_->set_gradient(i, gradients[i]);
+    }
+    if (all)
+        return core_->step(values);
+    core_->begin_step(values);
+    try {
+        for (std::size_t i = 0; i < gradients.size(); ++i)
+            gradients[i] != nullptr ? core_->submit(i) : core_->leave_out(i);
+        return core_->finish();
+    } catch (...) {
+        core_->abandon();
+        throw;
+    }
+}
 ADAMANT_DECL void optimizer::begin_step(step_values const& values)
 {
     core_->begin_step(values);

@@ -134,6 +134,13 @@ TEST_CASE("C: a gradient that moves from step to step has the bits of one that s
                 ok(adamant_step(o.get(), nullptr, nullptr));
                 continue;
             }
+            if (how == 3) {
+                std::vector<void const*> grads;
+                for (auto const& each : buffer)
+                    grads.push_back(each.data());
+                ok(adamant_step_gradients(o.get(), grads.data(), grads.size(), nullptr, nullptr));
+                continue;
+            }
             ok(adamant_begin_step(o.get(), nullptr));
             std::atomic<int> bad{0};
             std::vector<std::thread> threads;
@@ -154,7 +161,7 @@ TEST_CASE("C: a gradient that moves from step to step has the bits of one that s
         return m.digest();
     };
     std::uint64_t const expected = run(0, true);
-    for (int const how : {1, 2})
+    for (int const how : {1, 2, 3})
         for (bool const speculates : {true, false}) {
             INFO("way " << how << ", speculates " << speculates);
             CHECK(run(how, speculates) == expected);
@@ -175,6 +182,47 @@ TEST_CASE("C: a gradient that moves from step to step has the bits of one that s
     for (std::size_t i = 0; i < m.tensors.size(); ++i)
         ok(adamant_submit(o.get(), i)); // the gradients are where they were
     ok(adamant_abandon(o.get()));
+    CHECK(m.digest() == before);
+}
+
+TEST_CASE("C: gradients for a whole step, with shards left out, have the bits of a step by submits")
+{
+    for (double const max_norm : {0.0, 1.0}) {
+        auto const run = [&](bool at_once) {
+            model m;
+            adamant_optimizer_options limited = options();
+            limited.max_norm = max_norm;
+            optimizer const o = make_optimizer(m, limited);
+            for (std::uint64_t step = 1; step <= 5; ++step) {
+                m.new_gradients(step);
+                std::vector<void const*> grads;
+                for (std::size_t i = 0; i < m.tensors.size(); ++i)
+                    grads.push_back((i + step) % 3 == 0 ? nullptr : m.tensors[i].grad.data());
+                adamant_report report = initialised(adamant_report_init);
+                if (at_once) {
+                    ok(adamant_step_gradients(o.get(), grads.data(), grads.size(), nullptr, &report));
+                    CHECK(report.step == step);
+                    continue;
+                }
+                ok(adamant_begin_step(o.get(), nullptr));
+                for (std::size_t i = 0; i < grads.size(); ++i)
+                    ok(grads[i] != nullptr ? adamant_submit_gradient(o.get(), i, grads[i])
+                                           : adamant_leave_out(o.get(), i));
+                ok(adamant_finish(o.get(), nullptr));
+            }
+            return m.digest();
+        };
+        CHECK(run(true) == run(false));
+    }
+    model m;
+    optimizer const o = make_optimizer(m);
+    std::uint64_t const before = m.digest();
+    std::vector<void const*> grads(m.tensors.size(), m.tensors[0].param.data());
+    ok(adamant_prepare(o.get(), 1));
+    refused(adamant_step_gradients(o.get(), grads.data(), 1, nullptr, nullptr), "1 gradients, but there are 4 shards");
+    refused(adamant_step_gradients(o.get(), nullptr, 4, nullptr, nullptr), "grads is a null");
+    refused(adamant_step_gradients(nullptr, grads.data(), 4, nullptr, nullptr), "optimizer is a null");
+    refused(adamant_step_gradients(o.get(), grads.data(), 4, nullptr, nullptr), "overlap");
     CHECK(m.digest() == before);
 }
 

@@ -42,6 +42,7 @@ inline constexpr c_name c_names[] = {
     {"split()", "adamant_split()"},
     {"state()", "adamant_save_...()"},
     {"step()", "adamant_step()"},
+    {"step_gradients()", "adamant_step_gradients()"},
     {"step_async()", "adamant_step_async()"},
     {"submit()", "adamant_submit()"},
     {"update_host_arrays()", "adamant_update_host_arrays()"},

@@ -118,6 +118,17 @@ adamant_status adamant_step(adamant_optimizer* optimizer, const adamant_step_val
         give_report(o.step(from_c(values)), report);
     });
 }
+adamant_status adamant_step_gradients(adamant_optimizer* optimizer, const void* const* grads, size_t count,
+                                      const adamant_step_values* values, adamant_report* report)
+{
+    return guarded([&] {
+        adamant::optimizer& o = of(optimizer);
+        check_target_or_null(report);
+        if (count != 0)
+            needed(grads, "grads");
+        give_report(o.step_gradients({grads, count}, from_c(values)), report);
+    });
+}
 adamant_status adamant_begin_step(adamant_optimizer* optimizer, const adamant_step_values* values)
 {
     return guarded([&] { of(optimizer).begin_step(from_c(values)); });

@@ -80,6 +80,14 @@ ADAMANT_C_API adamant_status adamant_loss_scale(const adamant_optimizer* optimiz
 ADAMANT_C_API adamant_status adamant_step(adamant_optimizer* optimizer, const adamant_step_values* values,
                                           adamant_report* report);
 
+/* adamant_step() over gradients that are elsewhere than in the step before: grads[i] is shard i's, as by
+ * adamant_set_gradient(), and a null pointer leaves the shard out, as adamant_leave_out() does. grads has `count`
+ * elements, as many as there are shards, and may be null with a count of 0. Errors as for those; the state is as before
+ * then, but gradients may be set. */
+ADAMANT_C_API adamant_status adamant_step_gradients(adamant_optimizer* optimizer, const void* const* grads,
+                                                    size_t count, const adamant_step_values* values,
+                                                    adamant_report* report);
+
 /* Opens a step whose gradients arrive one by one; it has the bits of adamant_step(). values as there. */
 ADAMANT_C_API adamant_status adamant_begin_step(adamant_optimizer* optimizer, const adamant_step_values* values);
 /* Says that this shard's gradient is there. The executor's threads begin with it, and the call returns at once. The
