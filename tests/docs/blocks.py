@@ -75,6 +75,11 @@ def check_command(place, words, folders):
                 if f"{name}=" not in (ROOT / "tests/docs/installed.py").read_text():
                     problem(place, f"tests/docs/installed.py does not set {name}")
             return
+        package = next((word for word in words if word.startswith("./")), None) # that pip builds
+        if program.endswith("/pip") and package:
+            if not (ROOT / package / "pyproject.toml").is_file():
+                problem(place, f"there is no package {package}")
+            return
         script = next((word for word in words if re.match(r"(benchmarks|tests|examples)/[\w./]+$", word)), None)
         if script is None:
             if program not in ("sudo", "apt-get", "python3", "build/peers/bin/pip", "cp", "$(command"):

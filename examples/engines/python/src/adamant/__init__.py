@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""adamant: the optimizer step of offloaded LLM training on the CPU, with the same bits everywhere.
+
+adamant.Optimizer is the optimizer over NumPy arrays and torch tensors; adamant.torch has AdamW and Adam for PyTorch.
+"""
+
+from ._library import (Corrupted, DeviceFailed, Error, Internal, InvalidArgument, OutOfMemory, ReduceFailed, Report,
+                       Unavailable, library)
+from .executor import CoreSplit, Executor, allowed_pus, select_cores
+from .optimizer import Optimizer, add_squares, hyperparameters, sum_of_squares
+
+__all__ = ["CoreSplit", "Corrupted", "DeviceFailed", "Error", "Executor", "Internal", "InvalidArgument", "Optimizer",
+           "OutOfMemory", "ReduceFailed", "Report", "Unavailable", "add_squares", "allowed_pus", "hyperparameters", "select_cores",
+           "sum_of_squares"]
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        return library().adamant_version().decode()
+    raise AttributeError(f"module 'adamant' has no attribute {name!r}")

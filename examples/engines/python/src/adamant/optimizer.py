@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer over arrays that the caller owns, NumPy's or torch's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from array import array as packed
+from ctypes import byref, c_double, c_size_t, c_uint64
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+
+from ._arrays import place_of
+from ._library import (SQUARES_WORDS, Handle, Hyperparameters, InvalidArgument, LossScaling, OptimizerOptions, Reduce,
+                       Report, Shard, StepValues, check, library, texts)
+from .executor import Executor, shared_executor
+
+_nonfinite = {"skip": 0, "zero": 1, "apply": 2}
+_speculate = {"automatic": 0, "always": 1, "never": 2}
+
+
+def _chosen(what: str, value: str, names: Dict[str, int]) -> int:
+    if value not in names:
+        raise InvalidArgument(f"{what} is {value!r}, but must be one of {', '.join(names)}")
+    return names[value]
+
+
+def hyperparameters(lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
+                    weight_decay: float = 0.0, decoupled: bool = True, bias_correction: bool = True) -> Hyperparameters:
+    """Hyperparameters of a group: AdamW's, or Adam's where `decoupled` is false. Checked where they are used."""
+    return Hyperparameters.initialised(lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay,
+                                       decay=1 if decoupled else 2, bias_correction=int(bias_correction))
+
+
+class Optimizer(Handle):
+    """Adam and AdamW over shards: params, gradients and moments in arrays that the caller owns and that are never
+    copied. Same bits for any instruction set, number of threads and cut.
+
+    Args:
+        executor: where it works; by default one with a thread on each core, which optimizers of this process share.
+        max_norm: gradients of all shards together are scaled down to this norm; 0: they are not.
+        max_abs_grad: every element is limited to this; 0: it is not. Not together with max_norm.
+        on_nonfinite: what becomes of a step with infinities or NaNs: "skip" changes nothing, "zero" has those elements
+            count as zeros, "apply" takes them as they are.
+        speculate: whether shards that are submitted are stepped before the norm is known: "automatic", "always" or
+            "never". Changes no bit.
+        loss_scaling: options of dynamic loss scaling by name (see adamant/c/optimizer.h), {} for the defaults; None:
+            every step says its scale, or it is 1.
+        keep_last_step: whether rollback() can take back the last step.
+        journal_budget_bytes: a bound on the records that a step is taken back with; None: the library's choice.
+        reduce: is called once a step with 21 words, a writable NumPy array of int64 or where there is no NumPy a ctypes
+            array, and replaces them by their sums over all ranks. What it raises, the step raises.
+
+    All arrays must stay where they are while the optimizer lives; it keeps references to them. Threads: submit(),
+    leave_out() and set_gradient() from several at once, everything else from one at a time. The GIL is free during
+    calls.
+    """
+
+    free_function = "adamant_optimizer_free"
+
+    def __init__(self, executor: Optional[Executor] = None, *, max_norm: float = 0.0, max_abs_grad: float = 0.0,
+                 on_nonfinite: str = "skip", speculate: str = "automatic",
+                 loss_scaling: Optional[Dict[str, Any]] = None, keep_last_step: bool = False,
+                 journal_budget_bytes: Optional[int] = None, reduce: Optional[Callable[[Any], None]] = None):
+        options = OptimizerOptions.initialised(
+            max_norm=max_norm, max_abs_grad=max_abs_grad, on_nonfinite=_chosen("on_nonfinite", on_nonfinite, _nonfinite),
+            speculate=_chosen("speculate", speculate, _speculate), keep_last_step=int(keep_last_step))
+        if journal_budget_bytes is not None:
+            options.journal_budget_bytes = journal_budget_bytes
+        if loss_scaling is not None:
+            scaling = LossScaling.initialised(**loss_scaling)
+            options.loss_scaling = ctypes.pointer(scaling)
+        self._reduce_error: Optional[BaseException] = None
+        if reduce is not None:
+            self._reduce = Reduce(self._reducer(reduce))
+            options.reduce = ctypes.cast(self._reduce, ctypes.c_void_p)
+        self.executor = executor or shared_executor()
+        self._kept: List[Any] = []
+        self._gradients: List[Any] = []
+        self._new_report = Report.initialised()
+        super().__init__(lambda made: library().adamant_optimizer_create(self.executor.pointer, byref(options), made))
+
+    def _reducer(self, reduce: Callable[[Any], None]) -> Callable[[Any, Any, int], int]:
+        def call(user: Any, words: Any, count: int) -> int:
+            try:
+                try:
+                    import numpy
+                    reduce(numpy.ctypeslib.as_array(words, shape=(count,)))
+                except ImportError:
+                    reduce(ctypes.cast(words, ctypes.POINTER(ctypes.c_int64 * SQUARES_WORDS)).contents)
+                return 0
+            except BaseException as error:  # no exception may pass through C
+                self._reduce_error = error
+                return 1
+        return call
+
+    def _check(self, status: int) -> None:
+        error, self._reduce_error = self._reduce_error, None
+        try:
+            check(status)
+        except Exception as seen:
+            if error is not None:
+                raise error from seen
+            raise
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        if not self.here:
+            raise InvalidArgument(f"{function[8:]}() is called in process {os.getpid()}, which was forked from the "
+                                  "optimizer's; make another optimizer here")
+        if self.pointer is None:
+            raise InvalidArgument(f"{function[8:]}() is called on an optimizer that was closed")
+        self._check(getattr(library(), function)(self.pointer, *arguments))
+
+    # Groups and shards
+
+    def add_group(self, name: str, *, maximize: bool = False, **hyper: Any) -> int:
+        """Adds a group with these hyperparameters (see hyperparameters()), and returns its number."""
+        number = c_size_t()
+        self._call("adamant_add_group", name.encode(), byref(hyperparameters(**hyper)), int(maximize), byref(number))
+        return number.value
+
+    def set_hyperparameters(self, group: int, **hyper: Any) -> None:
+        """Changes those that are named, from the next step on; `betas` changes both, and `decoupled` is how
+        weight_decay acts."""
+        now = self.hyperparameters_of(group)
+        wanted = {"lr": now.lr, "betas": (now.beta1, now.beta2), "eps": now.eps, "weight_decay": now.weight_decay,
+                  "decoupled": now.decay != 2, "bias_correction": bool(now.bias_correction), **hyper}
+        self._call("adamant_set_hyperparameters", group, byref(hyperparameters(**wanted)))
+
+    def hyperparameters_of(self, group: int) -> Hyperparameters:
+        hyper = Hyperparameters.initialised()
+        self._call("adamant_get_hyperparameters", group, byref(hyper))
+        return hyper
+
+    def add_shard(self, group: int, name: str, param: Any, grad: Any, exp_avg: Any, exp_avg_sq: Any,
+                  weight_out: Any = None, accumulator: Any = None, *, shape: Sequence[int] = (),
+                  begin: int = 0) -> int:
+        """Adds a shard and returns its number: consecutive elements of the parameter `name`.
+
+        Args:
+            param: read and written; float32, bfloat16 or float16.
+            grad: read in steps; the same types.
+            exp_avg, exp_avg_sq: the moments, zeros before the first step; float32 or bfloat16.
+            weight_out: where the new weights go, rounded; bfloat16 or float16 with a float32 param, or None.
+            accumulator: where accumulate() adds gradients up; float32, bfloat16, or None.
+            shape, begin: of the whole parameter, and where the shard begins in it, for checkpoints; by default the
+                shard is all of it.
+
+        Every array has as many elements, is contiguous and in host memory, and none that is written overlaps another.
+        """
+        arrays = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq,
+                  "weight_out": weight_out, "accumulator": accumulator}
+        shard = Shard.initialised()
+        elements = None
+        for field, given in arrays.items():
+            if given is None:
+                continue
+            place = place_of(given, f"{field} of '{name}'", written=field != "grad")
+            if elements is not None and place.elements != elements:
+                raise InvalidArgument(f"{field} of '{name}' has {place.elements} elements, but its param has {elements}")
+            elements = place.elements
+            setattr(shard, field, place.address or None)
+            setattr(shard, field + "_dtype", place.dtype)
+        sizes = tuple(shape) or tuple(getattr(param, "shape", ()))
+        if sizes:
+            shard.shape, shard.dims = (c_size_t * len(sizes))(*sizes), len(sizes)
+        shard.elements, shard.begin = elements or 0, begin
+        number = c_size_t()
+        self._call("adamant_add_shard", group, name.encode(), byref(shard), byref(number))
+        self._kept.append([given for given in arrays.values() if given is not None])
+        self._gradients.append(grad)
+        return number.value
+
+    def _gradient_place(self, shard: int, grad: Any) -> int:
+        known = place_of(self._gradients[shard], "the gradient")
+        place = place_of(grad, f"the gradient of shard {shard}")
+        if place[1:3] != known[1:3]:
+            raise InvalidArgument(f"the gradient of shard {shard} has {place.elements} elements of dtype {place.dtype}, "
+                                  f"but was added with {known.elements} of dtype {known.dtype}")
+        return place.address
+
+    def set_gradient(self, shard: int, grad: Any) -> None:
+        """From now on the shard's gradient is this array, of the same size and type as before."""
+        self._call("adamant_set_gradient", shard, self._gradient_place(shard, grad))
+        self._gradients[shard] = grad
+
+    def prepare(self, with_journal: bool = False) -> None:
+        """Allocates what steps need; otherwise the first step does. with_journal: for begin_step(), too."""
+        self._call("adamant_prepare", int(with_journal))
+
+    # Steps
+
+    @staticmethod
+    def _values(loss_scale: Optional[float], max_norm: Optional[float], max_abs_grad: Optional[float],
+                lr: Union[None, float, Sequence[float]], groups: int) -> Any:
+        values = StepValues.initialised()
+        for name, value in (("loss_scale", loss_scale), ("max_norm", max_norm), ("max_abs_grad", max_abs_grad)):
+            if value is not None:
+                setattr(values, "has_" + name, 1)
+                setattr(values, name, value)
+        if lr is not None:
+            rates = [float(lr)] * groups if not hasattr(lr, "__len__") else [float(rate) for rate in lr]  # type: ignore
+            values.lr, values.lr_count = (c_double * len(rates))(*rates), len(rates)
+        return values
+
+    def _groups(self) -> int:
+        count = c_size_t()
+        self._call("adamant_group_count", byref(count))
+        return count.value
+
+    def step(self, gradients: Optional[Sequence[Any]] = None, *, loss_scale: Optional[float] = None,
+             max_norm: Optional[float] = None, max_abs_grad: Optional[float] = None,
+             lr: Union[None, float, Sequence[float]] = None) -> Report:
+        """A whole step.
+
+        Args:
+            gradients: new arrays for this step, one for each shard in the order they were added, None where a shard has
+                none and stays as it is; by default they are where they were.
+            loss_scale: what the loss was multiplied by.
+            max_norm, max_abs_grad: in place of the optimizer's.
+            lr: one learning rate for all groups, or one for each.
+
+        Returns what happened. Raises InvalidArgument with nothing changed.
+        """
+        values = self._values(loss_scale, max_norm, max_abs_grad, lr, self._groups())
+        report = Report.initialised()
+        if gradients is None:
+            self._call("adamant_step", byref(values), byref(report))
+            return report
+        if len(gradients) != len(self._gradients):
+            raise InvalidArgument(f"there are {len(gradients)} gradients, but {len(self._gradients)} shards")
+        at = packed("Q", [0 if grad is None else self._gradient_place(i, grad) for i, grad in enumerate(gradients)])
+        self._call("adamant_step_gradients", at.buffer_info()[0], len(at), byref(values), byref(report))
+        for i, grad in enumerate(gradients):
+            if grad is not None:
+                self._gradients[i] = grad
+        return report
+
+    def step_at(self, addresses: "packed[int]") -> Report:
+        """step() over gradients by their addresses, one for each shard, 0 where a shard has none: for an engine that
+        has looked at them. They are not kept alive."""
+        report = Report.from_buffer_copy(self._new_report)
+        self._call("adamant_step_gradients", addresses.buffer_info()[0], len(addresses), None, byref(report))
+        return report
+
+    def begin_step(self, *, loss_scale: Optional[float] = None, max_norm: Optional[float] = None,
+                   max_abs_grad: Optional[float] = None, lr: Union[None, float, Sequence[float]] = None) -> None:
+        """Opens a step whose gradients arrive one by one; see submit(), leave_out(), finish(), abandon()."""
+        self._call("adamant_begin_step", byref(self._values(loss_scale, max_norm, max_abs_grad, lr, self._groups())))
+
+    def submit(self, shard: int, grad: Any = None) -> None:
+        """This shard's gradient is there; returns at once. It must not change until finish() has returned."""
+        if grad is None:
+            self._call("adamant_submit", shard)
+        else:
+            self._call("adamant_submit_gradient", shard, self._gradient_place(shard, grad))
+            self._gradients[shard] = grad
+
+    def submit_at(self, shard: int, address: int) -> None:
+        """submit() of a gradient by its address, for an engine that has looked at it and keeps it alive."""
+        self._call("adamant_submit_gradient", shard, address)
+
+    def leave_out(self, shard: int) -> None:
+        """This shard has no gradient in this step, and stays as it is."""
+        self._call("adamant_leave_out", shard)
+
+    def finish(self) -> Report:
+        """Waits for what was submitted and completes the step."""
+        report = Report.initialised()
+        self._call("adamant_finish", byref(report))
+        return report
+
+    def abandon(self) -> None:
+        """Gives up the step that is open: all bits are as before it."""
+        self._call("adamant_abandon")
+
+    def rollback(self) -> None:
+        """Takes back the last step, to the bit; with keep_last_step."""
+        self._call("adamant_rollback")
+
+    def accumulate(self, shard: int) -> None:
+        """Adds the shard's gradient to its accumulator: for every micro-step but the last."""
+        self._call("adamant_accumulate", shard)
+
+    def clear_accumulators(self) -> None:
+        """Forgets what was accumulated."""
+        self._call("adamant_clear_accumulators")
+
+    # State
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been applied; may be set, by an engine that restores its own count."""
+        count = c_uint64()
+        self._call("adamant_steps", byref(count))
+        return count.value
+
+    @steps.setter
+    def steps(self, count: int) -> None:
+        self._call("adamant_set_steps", count)
+
+    @property
+    def loss_scale(self) -> float:
+        """What the next loss is to be multiplied by."""
+        scale = c_double()
+        self._call("adamant_loss_scale", byref(scale))
+        return scale.value
+
+    def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
+        """Writes the state to a safetensors file, which is there whole or not at all."""
+        self._call("adamant_save_safetensors", os.fsencode(path))
+
+    def load(self, *paths: Union[str, "os.PathLike[str]"]) -> None:
+        """Loads what save() wrote, on one rank or on several, however it was cut."""
+        self._call("adamant_load_safetensors", texts(tuple(os.fspath(path) for path in paths)), len(paths))
+
+
+def sum_of_squares(grad: Any, executor: Optional[Executor] = None) -> float:
+    """The sum of squares of an array's finite elements, the same bits everywhere."""
+    place = place_of(grad, "the gradient")
+    total = c_double()
+    check(library().adamant_sum_of_squares((executor or shared_executor()).pointer, place.address or None, place.dtype,
+                                           place.elements, byref(total), None))
+    return total.value
+
+
+def add_squares(grad: Any, words: Any, executor: Optional[Executor] = None) -> None:
+    """Adds an array's sum of squares to a total: 21 contiguous 64-bit integers, NumPy's or torch's, zeros at first, which
+    may be added up over ranks. The same total for any order of arrays, however they are cut at multiples of 4096
+    elements."""
+    place = place_of(grad, "the gradient")
+    at = words.data_ptr() if hasattr(words, "data_ptr") else words.ctypes.data
+    check(library().adamant_add_squares((executor or shared_executor()).pointer, place.address or None, place.dtype,
+                                        place.elements, at))

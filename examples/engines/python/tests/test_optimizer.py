@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""adamant.Optimizer over NumPy arrays."""
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import adamant
+from adamant.executor import pus_of
+
+
+def arrays(n, seed=0, kind=np.float32):
+    random = np.random.default_rng(seed)
+    return {"param": random.standard_normal(n).astype(kind), "grad": random.standard_normal(n).astype(kind),
+            "exp_avg": np.zeros(n, np.float32), "exp_avg_sq": np.zeros(n, np.float32)}
+
+
+def adamw_step(a, t, lr, beta1, beta2, eps, decay, clip=1.0):
+    g = a["grad"].astype(np.float64) * clip
+    a["exp_avg"] = beta1 * a["exp_avg"] + (1 - beta1) * g
+    a["exp_avg_sq"] = beta2 * a["exp_avg_sq"] + (1 - beta2) * g * g
+    step = lr / (1 - beta1 ** t)
+    a["param"] = a["param"] * (1 - lr * decay) - step * a["exp_avg"] / (
+        np.sqrt(a["exp_avg_sq"]) / math.sqrt(1 - beta2 ** t) + eps)
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 1.0])
+def test_steps_are_adamw_within_rounding(executor, max_norm):
+    a = arrays(10000)
+    exact = {name: array.astype(np.float64) for name, array in a.items()}
+    optimizer = adamant.Optimizer(executor, max_norm=max_norm)
+    group = optimizer.add_group("all", lr=0.01, betas=(0.9, 0.99), weight_decay=0.1)
+    optimizer.add_shard(group, "weight", **a)
+    for t in range(1, 11):
+        new = np.random.default_rng(t).standard_normal(10000).astype(np.float32)
+        exact["grad"] = new.astype(np.float64)
+        report = optimizer.step([new])
+        norm = np.sqrt(np.sum(exact["grad"] ** 2))
+        clip = min(1.0, max_norm / (norm + 1e-6)) if max_norm else 1.0
+        adamw_step(exact, t, 0.01, 0.9, 0.99, 1e-8, 0.1, clip)
+        assert report.step == t and not report.skipped
+        if max_norm:
+            assert report.global_norm == pytest.approx(norm, rel=2.0 ** -17)
+            assert report.clip_coefficient == pytest.approx(clip, rel=2.0 ** -17)
+    assert np.max(np.abs(a["param"] - exact["param"])) < 4e-6
+    assert optimizer.steps == 10
+
+
+def test_submits_and_whole_steps_have_the_same_bits_for_any_threads():
+    ends = []
+    for threads in (1, 2, 3):
+        for submits in (False, True):
+            shards = [arrays(n, seed=n) for n in (5, 4096, 10000, 1)]
+            optimizer = adamant.Optimizer(adamant.Executor(threads=threads, bind="none"), max_norm=2.0)
+            group = optimizer.add_group("all", lr=0.01)
+            for i, shard in enumerate(shards):
+                optimizer.add_shard(group, f"tensor{i}", **shard)
+            for _ in range(5):
+                if submits:
+                    optimizer.begin_step()
+                    for i in (2, 0, 3, 1):
+                        optimizer.submit(i)
+                    optimizer.finish()
+                else:
+                    optimizer.step()
+            ends.append(b"".join(shard[name].tobytes() for shard in shards for name in sorted(shard)))
+    assert len(set(ends)) == 1
+
+
+def test_rollback_and_abandon_restore_every_bit(executor):
+    a = arrays(50000)
+    optimizer = adamant.Optimizer(executor, max_norm=1.0, keep_last_step=True)
+    optimizer.add_shard(optimizer.add_group("all", lr=0.01), "weight", **a)
+    optimizer.step()
+    before = {name: array.copy() for name, array in a.items()}
+    optimizer.step()
+    assert any(np.any(a[name] != before[name]) for name in a)
+    optimizer.rollback()
+    optimizer.begin_step()
+    optimizer.submit(0)
+    optimizer.abandon()
+    assert all(a[name].tobytes() == before[name].tobytes() for name in a)
+    assert optimizer.steps == 1
+
+
+def test_save_and_load(executor, tmp_path):
+    a, b = arrays(5000), arrays(5000, seed=1)
+    made = []
+    for each in (a, b):
+        optimizer = adamant.Optimizer(executor)
+        optimizer.add_shard(optimizer.add_group("all", lr=0.01), "weight", **each)
+        made.append(optimizer)
+    for _ in range(3):
+        made[0].step()
+    made[0].save(tmp_path / "state.safetensors")
+    made[1].load(tmp_path / "state.safetensors")
+    assert made[1].steps == 3
+    assert all(a[name].tobytes() == b[name].tobytes() for name in ("param", "exp_avg", "exp_avg_sq"))
+    with pytest.raises(adamant.Unavailable, match="nowhere"):
+        made[1].load(tmp_path / "nowhere")
+
+
+def test_hyperparameters_and_shards_left_out(executor):
+    shards = [arrays(100, seed=s) for s in range(2)]
+    optimizer = adamant.Optimizer(executor)
+    group = optimizer.add_group("all", lr=0.01, weight_decay=0.5)
+    for i, shard in enumerate(shards):
+        optimizer.add_shard(group, f"tensor{i}", **shard)
+    before = shards[1]["param"].copy()
+    optimizer.step([shards[0]["grad"], None])
+    assert np.array_equal(shards[1]["param"], before)
+    optimizer.set_hyperparameters(group, lr=0.0)
+    assert optimizer.hyperparameters_of(group).weight_decay == 0.5
+    frozen = shards[0]["param"].copy()
+    optimizer.step()
+    assert np.array_equal(shards[0]["param"], frozen)
+    optimizer.step(lr=[0.5])
+    assert not np.array_equal(shards[0]["param"], frozen)
+
+
+def test_errors_say_what_is_wrong_and_change_nothing(executor):
+    a = arrays(100)
+    optimizer = adamant.Optimizer(executor)
+    group = optimizer.add_group("all")
+    with pytest.raises(adamant.InvalidArgument, match="contiguous"):
+        optimizer.add_shard(group, "w", a["param"][::2], a["grad"][:50], a["exp_avg"][:50], a["exp_avg_sq"][:50])
+    with pytest.raises(adamant.InvalidArgument, match="float64"):
+        optimizer.add_shard(group, "w", a["param"].astype(np.float64), *[a[k] for k in ("grad", "exp_avg", "exp_avg_sq")])
+    with pytest.raises(adamant.InvalidArgument, match="50 elements, but its param has 100"):
+        optimizer.add_shard(group, "w", a["param"], a["grad"][:50], a["exp_avg"], a["exp_avg_sq"])
+    with pytest.raises(adamant.InvalidArgument, match="overlap"):
+        optimizer.add_shard(group, "w", a["param"], a["grad"], a["exp_avg"], a["exp_avg"])
+    with pytest.raises(adamant.InvalidArgument, match="a list, but must be"):
+        optimizer.add_shard(group, "w", [1.0], a["grad"], a["exp_avg"], a["exp_avg_sq"])
+    read_only = a["param"].copy()
+    read_only.flags.writeable = False
+    with pytest.raises(adamant.InvalidArgument, match="read-only"):
+        optimizer.add_shard(group, "w", read_only, a["grad"], a["exp_avg"], a["exp_avg_sq"])
+    with pytest.raises(adamant.InvalidArgument, match="on_nonfinite is 'no'"):
+        adamant.Optimizer(executor, on_nonfinite="no")
+    with pytest.raises(adamant.InvalidArgument, match="no instruction set"):
+        adamant.Executor(isa="sse9")
+    with pytest.raises(ValueError):  # what a caller expects who does not know this package
+        optimizer.add_group("all")
+    optimizer.add_shard(group, "w", **a)
+    with pytest.raises(adamant.InvalidArgument, match="2 gradients, but 1 shards"):
+        optimizer.step([a["grad"], a["grad"]])
+    with pytest.raises(adamant.InvalidArgument, match="dtype"):
+        optimizer.step([a["grad"].astype(np.float16)])
+
+
+def test_reduce_is_given_words_and_its_exception_is_the_steps(executor):
+    a = arrays(100)
+    seen = []
+
+    def double(words):
+        seen.append(words.copy())
+        words *= 4  # of four ranks with the same gradients
+    optimizer = adamant.Optimizer(executor, max_norm=1.0, reduce=double)
+    optimizer.add_shard(optimizer.add_group("all"), "w", **a)
+    report = optimizer.step()
+    words = np.zeros(21, np.int64)
+    adamant.add_squares(a["grad"], words, executor)
+    assert np.array_equal(seen[0], words)
+    assert report.global_norm == pytest.approx(2 * math.sqrt(adamant.sum_of_squares(a["grad"], executor)))
+
+    def broken(words):
+        raise KeyError("no network")
+    optimizer = adamant.Optimizer(executor, max_norm=1.0, reduce=broken)
+    a = arrays(100)
+    optimizer.add_shard(optimizer.add_group("all"), "w", **a)
+    before = a["param"].copy()
+    with pytest.raises(KeyError, match="no network"):
+        optimizer.step()
+    assert np.array_equal(a["param"], before)
+
+
+def test_a_forked_process_is_told_to_make_its_own(executor):
+    a = arrays(100)
+    optimizer = adamant.Optimizer(executor)
+    optimizer.add_shard(optimizer.add_group("all"), "w", **a)
+    optimizer.step()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            optimizer.step()
+        except adamant.InvalidArgument as error:
+            del optimizer
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.WEXITSTATUS(os.waitpid(pid, 0)[1]) == 0
+    optimizer.step()
+
+
+def test_select_cores_splits_the_cores():
+    allowed = set(pus_of(adamant.allowed_pus()))
+    if len(allowed) < 2:
+        pytest.skip("needs two cores")
+    split = adamant.select_cores(0.5, ranks=1, rank=0)
+    adam, host = set(pus_of(split.adam)), set(pus_of(split.host))
+    assert adam and host and not adam & host and adam | host <= allowed
+    with pytest.raises(adamant.InvalidArgument, match="1.5"):
+        adamant.select_cores(1.5, ranks=1, rank=0)
+
+
+@pytest.mark.parametrize("command", [["help"], ["cores"]])
+def test_the_tool_runs(command):
+    package = os.path.dirname(adamant.__file__)
+    if not os.path.exists(os.path.join(package, "adamant")):
+        pytest.skip("this is not an installed package")
+    done = subprocess.run([sys.executable, "-m", "adamant", *command], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout, done.stderr

@@ -1,0 +1,577 @@
+# SPDX-License-Identifier: Apache-2.0
+"""adamant.torch against torch.optim, and what it has beside."""
+import copy
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import adamant  # noqa: E402
+from adamant.torch import Adam, AdamW  # noqa: E402
+
+pairs = [(Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW)]
+
+
+def model(dtype=torch.float32, seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.GELU(), torch.nn.LayerNorm(64),
+                               torch.nn.Linear(64, 80), torch.nn.GELU(), torch.nn.Linear(80, 5)).to(dtype)
+
+
+def backward(of, seed, scale=1.0):
+    torch.manual_seed(1000 + seed)
+    kind = next(of.parameters()).dtype
+    loss = (of(torch.randn(16, 20).to(kind)).float() - 1).square().mean() * scale
+    loss.backward()
+    return loss.item()
+
+
+def bits(of, optimizer=None):
+    parts = [p.detach().contiguous().view(torch.uint8).numpy().tobytes() for p in of.parameters()]
+    if optimizer is not None:
+        for p in of.parameters():
+            for name, value in sorted(optimizer.state[p].items()):
+                parts.append(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return b"".join(parts)
+
+
+def train(of, optimizer, steps, begin=0):
+    for t in range(begin, begin + steps):
+        optimizer.zero_grad()
+        backward(of, t)
+        optimizer.step()
+
+
+# Against torch
+
+@pytest.mark.parametrize("mine,theirs", pairs, ids=["Adam", "AdamW"])
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"betas": (0.5, 0.9)}, {"eps": 1e-3},
+                                     {"maximize": True}, {"lr": torch.tensor(0.01)}, {"foreach": True},
+                                     {"fused": True}, {"weight_decay": 0.1, "maximize": True}], ids=str)
+def test_steps_are_torchs_within_rounding(mine, theirs, options):
+    options = {"lr": 0.01, **options}
+    a, b = model(), model().double()
+    first = mine(a.parameters(), **options)
+    exact = theirs(b.parameters(), **{**options, "foreach": False, "fused": False})
+    for t in range(20):
+        first.zero_grad()
+        backward(a, t)
+        for p, q in zip(a.parameters(), b.parameters()):
+            q.grad = p.grad.double()
+        first.step()
+        exact.step()
+    for p, q in zip(a.parameters(), b.parameters()):
+        worst = torch.max(torch.abs(p.double() - q) / (1 + torch.abs(q)))
+        assert worst <= 1e-5, worst
+
+
+@pytest.mark.parametrize("mine,theirs", pairs, ids=["Adam", "AdamW"])
+def test_bfloat16_params_have_torchs_states_and_stay_near(mine, theirs):
+    a, b = model(torch.bfloat16), model(torch.bfloat16)
+    first, second = mine(a.parameters(), lr=0.01), theirs(b.parameters(), lr=0.01, foreach=False)
+    for t in range(5):
+        first.zero_grad()
+        backward(a, t)
+        for p, q in zip(a.parameters(), b.parameters()):
+            q.grad = p.grad.clone()
+        first.step()
+        second.step()
+    for p, q in zip(a.parameters(), b.parameters()):
+        for name, value in second.state[q].items():
+            assert first.state[p][name].dtype == value.dtype and first.state[p][name].shape == value.shape
+        assert torch.max(torch.abs(p.float() - q.float())) < 0.05
+
+
+def test_a_closure_is_called_with_gradients_enabled_and_its_loss_returned():
+    a = model()
+    optimizer = AdamW(a.parameters(), lr=0.01)
+
+    def closure():
+        optimizer.zero_grad()
+        assert torch.is_grad_enabled()
+        return backward(a, 1)
+    assert optimizer.step(closure) == pytest.approx(backward(model(), 1))
+
+
+def test_groups_schedulers_and_new_groups():
+    a, b = model(), model()
+    made = []
+    for of, kind in ((a, AdamW), (b, torch.optim.AdamW)):
+        parts = list(of.children())
+        optimizer = kind([{"params": parts[0].parameters(), "lr": 0.02}, {"params": parts[2].parameters(),
+                          "weight_decay": 0.3}], lr=0.01)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        for t in range(9):
+            if t == 4:
+                optimizer.add_param_group({"params": [*parts[3].parameters(), *parts[5].parameters()], "lr": 0.05})
+                scheduler.base_lrs.append(0.05)
+            of.zero_grad()
+            backward(of, t)
+            optimizer.step()
+            scheduler.step()
+        made.append(optimizer)
+    for p, q in zip(a.parameters(), b.parameters()):
+        assert torch.allclose(p, q, atol=1e-5)
+    # Params that joined later have taken fewer steps.
+    assert sorted({float(state["step"]) for state in made[0].state.values()}) == [5, 9]
+    assert ([float(made[0].state[p]["step"]) for p in a.parameters()] ==
+            [float(made[1].state[q]["step"]) for q in b.parameters()])
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_params_without_gradients_stay_and_count_fewer_steps(max_norm):
+    a, b = model(), model()
+    first = AdamW(a.parameters(), lr=0.01, max_norm=max_norm)
+    second = torch.optim.AdamW(b.parameters(), lr=0.01)
+    for t in range(12):
+        for of in (a, b):
+            of.zero_grad()
+            backward(of, t)
+            for i, p in enumerate(of.parameters()):
+                if (t + i) % 4 == 0 or (t < 6 and i == 3):
+                    p.grad = None
+        norm = first.step()
+        if max_norm is not None:
+            theirs = torch.nn.utils.clip_grad_norm_(b.parameters(), max_norm)
+            assert float(norm) == pytest.approx(float(theirs), rel=1e-4)
+        second.step()
+    for p, q in zip(a.parameters(), b.parameters()):
+        assert torch.allclose(p, q, atol=2e-5)
+        assert first.state[p]["step"] == second.state[q]["step"]
+
+
+def test_channels_last_and_transposed_params_are_stepped_as_they_lie():
+    for kind in (torch.channels_last, None):
+        torch.manual_seed(3)
+        of = torch.nn.Conv2d(8, 16, 3)
+        if kind is not None:
+            of = of.to(memory_format=kind)
+        else:
+            of.weight = torch.nn.Parameter(of.weight.detach().permute(1, 0, 3, 2))
+        start = of.weight.detach().clone()
+        optimizer = AdamW(of.parameters(), lr=0.01)
+        grad = torch.empty_like(of.weight).copy_(torch.randn(of.weight.shape))
+        of.weight.grad, of.bias.grad = grad, torch.randn(16)
+        optimizer.step()
+        other = torch.nn.Parameter(start.contiguous())
+        other.grad = grad.contiguous()
+        torch.optim.AdamW([other], lr=0.01).step()
+        assert torch.allclose(of.weight, other, atol=1e-7)
+
+
+# Clipping, masters, types
+
+def test_max_norm_is_clip_grad_norm_and_the_norm_is_returned():
+    a, b = model(), model()
+    first, second = AdamW(a.parameters(), lr=0.01, max_norm=0.05), torch.optim.AdamW(b.parameters(), lr=0.01)
+    for t in range(5):
+        for of in (a, b):
+            of.zero_grad()
+            backward(of, t)
+        norm = first.step()
+        theirs = torch.nn.utils.clip_grad_norm_(b.parameters(), 0.05)
+        second.step()
+        assert norm.dtype == torch.float64 and float(norm) == pytest.approx(float(theirs), rel=1e-5)
+        assert first.last_report.clip_coefficient == pytest.approx(0.05 / (float(theirs) + 1e-6), rel=1e-5)
+    for p, q in zip(a.parameters(), b.parameters()):
+        assert torch.allclose(p, q, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_masters_are_stepped_and_params_are_their_rounded_values(kind):
+    a = model(kind)
+    start = [p.detach().float().clone() for p in a.parameters()]
+    optimizer = AdamW(a.parameters(), lr=1e-3, master=True)
+    exact = [torch.nn.Parameter(p.clone()) for p in start]
+    theirs = torch.optim.AdamW(exact, lr=1e-3)
+    for t in range(5):
+        optimizer.zero_grad()
+        backward(a, t)
+        for p, q in zip(a.parameters(), exact):
+            q.grad = p.grad.float()
+        optimizer.step()
+        theirs.step()
+    for p, q in zip(a.parameters(), exact):
+        state = optimizer.state[p]
+        assert state["master_param"].dtype == state["exp_avg"].dtype == torch.float32
+        assert torch.allclose(state["master_param"], q, atol=1e-6)
+        assert torch.equal(p, state["master_param"].to(kind))
+
+
+def test_state_format_and_float16_params():
+    a = model()
+    optimizer = AdamW(a.parameters(), state_format="bfloat16")
+    train(a, optimizer, 2)
+    assert {v["exp_avg_sq"].dtype for v in optimizer.state.values()} == {torch.bfloat16}
+    half = model(torch.float16)
+    optimizer = AdamW(half.parameters())
+    train(half, optimizer, 2)
+    assert {v["exp_avg"].dtype for v in optimizer.state.values()} == {torch.float32}
+
+
+def test_what_is_not_finite():
+    for policy, steps in (("skip", 0), ("apply", 1), ("zero", 1)):
+        a = model()
+        optimizer = AdamW(a.parameters(), on_nonfinite=policy)
+        before = bits(a)
+        backward(a, 0)
+        next(a.parameters()).grad.view(-1)[3] = float("nan")
+        optimizer.step()
+        assert {float(s["step"]) for s in optimizer.state.values()} == {steps}
+        assert optimizer.last_report.skipped == (policy == "skip") and (bits(a) == before) == (policy == "skip")
+        assert any(torch.isnan(p).any() for p in a.parameters()) == (policy == "apply")
+
+
+def test_the_same_bits_for_any_threads_and_overlap():
+    ends = set()
+    for threads in (1, 2, 3):
+        for overlap in (False, True):
+            a = model()
+            optimizer = AdamW(a.parameters(), lr=0.01, max_norm=0.1, threads=threads, overlap=overlap)
+            optimizer._executor = lambda threads=threads: adamant.Executor(threads=threads, bind="none")
+            train(a, optimizer, 6)
+            ends.add(bits(a, optimizer))
+    assert len(ends) == 1
+
+
+# State
+
+@pytest.mark.parametrize("mine,theirs", pairs, ids=["Adam", "AdamW"])
+@pytest.mark.parametrize("steps", [0, 1, 7])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_state_dicts_go_both_ways_in_training(mine, theirs, steps, kind):
+    a = model(kind)
+    first = mine(a.parameters(), lr=0.01)
+    train(a, first, steps)
+    b = copy.deepcopy(a)
+    second = theirs(b.parameters(), lr=0.5)
+    saved = first.state_dict()
+    assert set(saved) == set(second.state_dict())
+    second.load_state_dict(copy.deepcopy(saved))
+    train(b, second, 3, steps)
+    c = copy.deepcopy(b)
+    third = mine(c.parameters())
+    third.load_state_dict(copy.deepcopy(second.state_dict()))
+    train(c, third, 3, steps + 3)
+    train(b, second, 3, steps + 3)
+    assert third.param_groups[0]["lr"] == 0.01
+    for p, q in zip(c.parameters(), b.parameters()):
+        assert torch.allclose(p.float(), q.float(), atol=2e-5 if kind == torch.float32 else 0.05)
+        assert third.state[p]["step"] == second.state[q]["step"] == steps + 6
+        assert third.state[p]["exp_avg"].dtype == kind
+
+
+def test_a_loaded_state_continues_with_the_same_bits_in_the_types_it_was_saved_in():
+    for options in ({}, {"master": True}, {"state_format": "float32"}):
+        a = model(torch.bfloat16)
+        first = AdamW(a.parameters(), lr=0.01, max_norm=1.0, **options)
+        train(a, first, 3)
+        b = copy.deepcopy(a)
+        second = AdamW(b.parameters(), **{**options, "max_norm": 1.0})
+        second.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
+        for name, value in first.state[next(a.parameters())].items():
+            assert second.state[next(b.parameters())][name].dtype == value.dtype
+        assert second.state[next(b.parameters())]["exp_avg"].data_ptr() != first.state[next(a.parameters())][
+            "exp_avg"].data_ptr()
+        train(a, first, 3, 3)
+        train(b, second, 3, 3)
+        assert bits(a, first) == bits(b, second)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))], ids=["copy", "pickle"])
+def test_copies_and_pickles_continue_with_the_same_bits(copied):
+    a = model()
+    first = AdamW(a.parameters(), lr=0.01, max_norm=0.1, overlap=True)
+    train(a, first, 3)
+    b, second = copied((a, first))
+    train(a, first, 3, 3)
+    train(b, second, 3, 3)
+    assert bits(a, first) == bits(b, second)
+    assert second._own == first._own
+
+
+def test_hooks_of_torch_are_called():
+    a = model()
+    optimizer = AdamW(a.parameters())
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("post"))
+    optimizer.register_state_dict_post_hook(lambda *_: seen.append("save"))
+    optimizer.register_load_state_dict_post_hook(lambda *_: seen.append("load"))
+    train(a, optimizer, 1)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen == ["pre", "post", "save", "load"]
+
+
+def test_autograd_sees_that_params_changed():
+    a = torch.nn.Parameter(torch.ones(3))
+    optimizer = AdamW([a])
+    loss = (a * a).sum()
+    a.grad = torch.ones(3)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_moments_and_params_that_are_replaced_are_seen():
+    a, b = model(), model()
+    first, second = AdamW(a.parameters(), lr=0.01), torch.optim.AdamW(b.parameters(), lr=0.01)
+    for t in range(6):
+        for of, optimizer in ((a, first), (b, second)):
+            of.zero_grad()
+            backward(of, t)
+            if t == 3:
+                p = next(of.parameters())
+                p.data = p.data * 2
+                optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"] * 3
+            optimizer.step()
+    for p, q in zip(a.parameters(), b.parameters()):
+        assert torch.allclose(p, q, atol=1e-5)
+
+
+# Overlap
+
+def test_overlap_begins_in_backward_with_clipping_on():
+    a = model()
+    optimizer = AdamW(a.parameters(), lr=0.01, max_norm=0.1, overlap=True)
+    train(a, optimizer, 1)
+    optimizer.zero_grad()
+    backward(a, 1)
+    assert len(optimizer._open.submitted) == len(list(a.parameters()))
+    optimizer.step()
+    assert optimizer._open is None
+
+
+@pytest.mark.parametrize("what", ["zero_grad", "lr", "missing", "by hand", "newcomer", "closure", "state_dict"])
+def test_overlap_has_the_bits_of_waiting_whatever_is_done_between(what):
+    ends = []
+    for overlap in (False, True):
+        a = model()
+        params = list(a.parameters())
+        if what == "newcomer":
+            params[2].requires_grad_(True)
+        optimizer = AdamW(params, lr=0.01, max_norm=0.1, overlap=overlap)
+        for t in range(6):
+            optimizer.zero_grad()
+            if what == "newcomer" and t < 3:
+                backward(a, t)
+                params[2].grad = None
+            elif what == "closure":
+                optimizer.step(lambda t=t: (optimizer.zero_grad(), backward(a, t))[1])
+                continue
+            else:
+                backward(a, t)
+            if t > 2 and what == "zero_grad":
+                optimizer.zero_grad()
+                backward(a, t + 50)
+            if t > 2 and what == "lr":
+                optimizer.param_groups[0]["lr"] = 0.01 * t
+            if what == "missing" and t == 3:
+                params[1].requires_grad_(False)
+            if what == "missing" and t == 4:
+                params[1].requires_grad_(True)
+            if what == "by hand" and t > 2:
+                optimizer.zero_grad()
+                for p in params:
+                    p.grad = torch.full_like(p, 0.5)
+            if what == "state_dict" and t == 3:
+                saved = copy.deepcopy(optimizer.state_dict())
+                optimizer.load_state_dict(saved)
+            optimizer.step()
+        ends.append(bits(a, optimizer))
+    assert ends[0] == ends[1]
+
+
+def test_overlap_refuses_gradients_that_change_after_backward():
+    a = model()
+    optimizer = AdamW(a.parameters(), lr=0.01, max_norm=0.1, overlap=True)
+    train(a, optimizer, 1)
+    backward(a, 1)
+    torch.nn.utils.clip_grad_norm_(a.parameters(), 1e-3)
+    with pytest.raises(adamant.InvalidArgument, match="changed after backward"):
+        optimizer.step()
+
+
+def test_overlap_without_a_norm_says_that_gradients_were_stepped():
+    a = model()
+    optimizer = AdamW(a.parameters(), lr=0.01, overlap=True)
+    train(a, optimizer, 1)
+    backward(a, 1)
+    with pytest.raises(adamant.InvalidArgument, match="cannot be given up"):
+        optimizer.zero_grad()
+    optimizer.step()
+
+
+def test_overlap_refuses_a_second_backward_and_has_restored_all():
+    a = model()
+    optimizer = AdamW(a.parameters(), lr=0.01, max_norm=0.1, overlap=True)
+    train(a, optimizer, 1)
+    before = bits(a, optimizer)
+    optimizer.zero_grad()
+    backward(a, 1)
+    with pytest.raises(adamant.InvalidArgument, match="second time"):
+        backward(a, 2)
+    assert bits(a, optimizer) == before
+
+
+# What cannot be taken
+
+def test_errors_say_what_is_wrong():
+    def stepped(p, grad, **options):
+        p.grad = grad
+        AdamW([p], **options).step()
+    f = torch.nn.Parameter
+    with pytest.raises(adamant.InvalidArgument, match="float64"):
+        stepped(f(torch.ones(3, dtype=torch.float64)), torch.ones(3, dtype=torch.float64))
+    with pytest.raises(adamant.InvalidArgument, match="complex64"):
+        stepped(f(torch.ones(3, dtype=torch.complex64)), torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(adamant.InvalidArgument, match="contiguous"):
+        stepped(f(torch.ones(6, 2)[:, 0]), torch.ones(6))
+    with pytest.raises(adamant.InvalidArgument, match="same order"):
+        stepped(f(torch.ones(6, 2)), torch.ones(2, 6).t())
+    with pytest.raises(RuntimeError, match="sparse"):
+        stepped(f(torch.ones(3)), torch.ones(3).to_sparse())
+    with pytest.raises(adamant.InvalidArgument, match="amsgrad"):
+        stepped(f(torch.ones(3)), torch.ones(3), amsgrad=True)
+    with pytest.raises(adamant.InvalidArgument, match="state_format"):
+        AdamW([f(torch.ones(3))], state_format="int4")
+    with pytest.raises(adamant.InvalidArgument, match="max_norm is 0"):
+        AdamW([f(torch.ones(3))], max_norm=0)
+    with pytest.raises(ValueError, match="Invalid beta parameter at index 0: 1.0"):
+        AdamW([f(torch.ones(3))], betas=(1.0, 0.9))
+
+
+def test_empty_params_and_scalars():
+    params = [torch.nn.Parameter(torch.zeros(0, 3)), torch.nn.Parameter(torch.tensor(2.0)),
+              torch.nn.Parameter(torch.ones(1, 5))]
+    optimizer = AdamW(params, lr=0.1)
+    for _ in range(3):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert params[1].item() < 2 and {float(s["step"]) for s in optimizer.state.values()} == {3}
+
+
+# Processes and threads
+
+def run(code, **environment):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, **environment})
+    return done
+
+
+def test_forked_and_spawned_workers_step_on_their_own():
+    code = """
+import torch, os, sys
+import torch.multiprocessing as mp
+sys.path.insert(0, os.path.dirname(sys.argv[0]) or ".")
+from adamant.torch import AdamW
+torch.set_num_threads(1)
+def work(p):
+    optimizer = AdamW([p], lr=0.1)
+    for _ in range(3):
+        p.grad = torch.ones_like(p); optimizer.step()
+    return p
+p = torch.nn.Parameter(torch.ones(100000))
+optimizer = AdamW([p], lr=0.1)
+p.grad = torch.ones_like(p); optimizer.step()
+r, w = os.pipe()
+pid = os.fork()
+if pid == 0:
+    try:
+        optimizer.step()
+        q = work(torch.nn.Parameter(torch.ones(100000)))
+        os.write(w, b"%r" % float(q[0])); os._exit(0)
+    except BaseException as error:
+        os.write(w, repr(error).encode()); os._exit(1)
+assert os.waitpid(pid, 0)[1] == 0, os.read(r, 1000)
+optimizer.step()
+print(float(work(torch.nn.Parameter(torch.ones(100000)))[0]) == float(os.read(r, 100)))
+"""
+    done = run(code)
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_data_loader_workers_and_two_optimizers_in_one_process():
+    data = torch.utils.data.TensorDataset(torch.randn(64, 20))
+    a, b = model(), model(seed=1)
+    optimizers = [AdamW(a.parameters(), lr=0.01), Adam(b.parameters(), lr=0.01)]
+    for of, optimizer in zip((a, b), optimizers):
+        train(of, optimizer, 1)
+    for _ in range(2):
+        for batch, in torch.utils.data.DataLoader(data, batch_size=16, num_workers=2):
+            for of, optimizer in zip((a, b), optimizers):
+                optimizer.zero_grad()
+                of(batch).square().mean().backward()
+                optimizer.step()
+    assert float(next(iter(optimizers[0].state.values()))["step"]) == 9
+
+
+def test_cores_keep_torchs_threads_and_ours_apart():
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    code = """
+import os, torch
+from adamant.torch import AdamW
+torch.ones(1000, 1000) @ torch.ones(1000, 1000)
+allowed = sorted(os.sched_getaffinity(0))
+before = set(os.listdir("/proc/self/task"))
+p = torch.nn.Parameter(torch.ones(100000)); p.grad = torch.ones_like(p)
+optimizer = AdamW([p], cores=[allowed[-1]])
+optimizer.step()
+where = {int(t): os.sched_getaffinity(int(t)) for t in os.listdir("/proc/self/task")}
+ours = {t for t in where if str(t) not in before}
+assert ours and all(where[t] == {allowed[-1]} for t in ours), where
+assert all(where[t] == set(allowed[:-1]) for t in where if t not in ours), where
+assert torch.get_num_threads() == len(allowed) - 1
+torch.ones(1000, 1000) @ torch.ones(1000, 1000)
+assert all(os.sched_getaffinity(int(t)) <= set(allowed[:-1]) or int(t) in ours for t in os.listdir("/proc/self/task"))
+print("apart")
+"""
+    done = run(code)
+    assert done.stdout.strip() == "apart", done.stderr
+
+
+def test_interrupts_in_steps_end_the_process_and_leave_a_whole_state():
+    code = """
+import os, signal, threading, torch
+from adamant.torch import AdamW
+p = torch.nn.Parameter(torch.ones(4_000_000)); p.grad = torch.ones_like(p)
+optimizer = AdamW([p], max_norm=1.0)
+optimizer.step()
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    while True:
+        optimizer.step()
+except KeyboardInterrupt:
+    pass
+steps = int(optimizer.state[p]["step"])
+q = torch.nn.Parameter(torch.ones(4_000_000)); q.grad = torch.ones_like(q)
+other = AdamW([q], max_norm=1.0)
+for _ in range(int(optimizer._cohorts[0].native.steps)):
+    other.step()
+assert torch.equal(p, q)
+print("whole")
+"""
+    done = run(code)
+    assert done.stdout.strip() == "whole", done.stderr
+
+
+def test_optimizers_that_go_leave_no_threads():
+    def threads():
+        return len(os.listdir("/proc/self/task"))
+    a = model()
+    train(a, AdamW(a.parameters()), 1)
+    gc.collect()
+    before = threads()
+    for _ in range(5):
+        train(a, AdamW(a.parameters()), 1)
+    gc.collect()
+    time.sleep(0.1)
+    assert threads() <= before

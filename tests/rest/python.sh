@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The Python package as its users get it. python.sh SOURCE_DIR FOLDER torch|wheel|tests
+#   torch: a new virtual environment with PyTorch; wheel: the package's; tests: the wheel installed there, and tested
+set -euo pipefail
+package=$1/examples/engines/python
+folder=$2
+case $3 in
+torch)
+    rm -rf "$folder/venv"
+    python3 -m venv "$folder/venv"
+    "$folder/venv/bin/pip" install --quiet -r "$package/tests/requirements.txt"
+    ;;
+wheel)
+    rm -rf "$folder/wheel"
+    python3 -m venv "$folder/builder"
+    "$folder/builder/bin/pip" wheel --quiet --no-deps --wheel-dir "$folder/wheel" "$package"
+    ls "$folder"/wheel/adamant-*-py3-none-*.whl
+    ;;
+tests)
+    "$folder/venv/bin/pip" install --quiet --no-deps --force-reinstall "$folder"/wheel/*.whl
+    cd "$folder"
+    "$folder/venv/bin/adamant" help
+    "$folder/venv/bin/python" -m pytest -q -p no:cacheprovider "$package/tests"
+    ;;
+esac
