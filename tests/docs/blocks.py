@@ -80,6 +80,7 @@ def check_command(place, words, folders):
             if not (ROOT / package / "pyproject.toml").is_file():
                 problem(place, f"there is no package {package}")
             return
+        words = words[2:] if words[1:2] == ["-m"] else words # as python -m pytest does
         script = next((word for word in words if re.match(r"(benchmarks|tests|examples)/[\w./]+$", word)), None)
         if script is None:
             if program not in ("sudo", "apt-get", "python3", "build/peers/bin/pip", "cp", "$(command"):

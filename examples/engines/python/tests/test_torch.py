@@ -319,7 +319,8 @@ def test_autograd_sees_that_params_changed():
         loss.backward()
 
 
-def test_moments_and_params_that_are_replaced_are_seen():
+@pytest.mark.parametrize("what", ["param", "exp_avg", "exp_avg_sq"])
+def test_moments_and_params_that_are_replaced_are_seen(what):
     a, b = model(), model()
     first, second = AdamW(a.parameters(), lr=0.01), torch.optim.AdamW(b.parameters(), lr=0.01)
     for t in range(6):
@@ -328,11 +329,44 @@ def test_moments_and_params_that_are_replaced_are_seen():
             backward(of, t)
             if t == 3:
                 p = next(of.parameters())
-                p.data = p.data * 2
-                optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"] * 3
+                if what == "param":
+                    p.data = p.data * 2
+                else:
+                    optimizer.state[p][what] = optimizer.state[p][what] * 3
             optimizer.step()
     for p, q in zip(a.parameters(), b.parameters()):
         assert torch.allclose(p, q, atol=1e-5)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_param_whose_gradient_comes_later_is_stepped_from_then_on(overlap):
+    a, b = model(), model()
+    late, also = torch.nn.Parameter(torch.ones(100)), torch.nn.Parameter(torch.ones(100))
+    first = AdamW([*a.parameters(), late], lr=0.01, overlap=overlap, max_norm=1e9)
+    second = torch.optim.AdamW([*b.parameters(), also], lr=0.01)
+    for t in range(6):
+        for of, optimizer in ((a, first), (b, second)):
+            optimizer.zero_grad()
+            backward(of, t)
+            if t >= 3:
+                late.grad, also.grad = torch.full((100,), 0.5), torch.full((100,), 0.5)
+            optimizer.step()
+    assert torch.allclose(late, also, atol=1e-6) and late[0].item() < 1
+    assert first.state[late]["step"] == 3
+    for p, q in zip(a.parameters(), b.parameters()):
+        assert torch.allclose(p, q, atol=1e-5)
+
+
+def test_a_live_state_dict_is_copied():
+    a = model()
+    first = AdamW(a.parameters(), lr=0.01)
+    train(a, first, 2)
+    b = copy.deepcopy(a)
+    second = AdamW(b.parameters(), lr=0.01)
+    second.load_state_dict(first.state_dict())
+    before = bits(b, second)
+    train(a, first, 2)
+    assert bits(b, second) == before
 
 
 # Overlap

@@ -190,10 +190,12 @@ _functions: Dict[str, List[Any]] = {
     "adamant_rollback": [_p],
     "adamant_accumulate": [_p, c_size_t],
     "adamant_clear_accumulators": [_p],
+    "adamant_deepspeed_parse": [c_char_p, c_size_t, _p],
+    "adamant_deepspeed_apply": [_p, _p, _p, _p, _p, _p],
     "adamant_save_safetensors": [_p, c_char_p],
     "adamant_load_safetensors": [_p, POINTER(c_char_p), c_size_t],
 }
-_frees = ["adamant_executor_free", "adamant_optimizer_free"]
+_frees = ["adamant_executor_free", "adamant_optimizer_free", "adamant_deepspeed_free"]
 
 _loaded: Optional[Any] = None
 
