@@ -143,6 +143,8 @@ def test_errors_say_what_is_wrong_and_change_nothing(executor):
         adamant.Optimizer(executor, on_nonfinite="no")
     with pytest.raises(adamant.InvalidArgument, match="no instruction set"):
         adamant.Executor(isa="sse9")
+    with pytest.raises(adamant.InvalidArgument, match="empty"):
+        adamant.Executor(cores=[])
     with pytest.raises(ValueError):  # what a caller expects who does not know this package
         optimizer.add_group("all")
     optimizer.add_shard(group, "w", **a)
@@ -150,6 +152,9 @@ def test_errors_say_what_is_wrong_and_change_nothing(executor):
         optimizer.step([a["grad"], a["grad"]])
     with pytest.raises(adamant.InvalidArgument, match="dtype"):
         optimizer.step([a["grad"].astype(np.float16)])
+    optimizer.close()
+    with pytest.raises(adamant.InvalidArgument, match="was closed"):
+        optimizer.step()
 
 
 def test_reduce_is_given_words_and_its_exception_is_the_steps(executor):

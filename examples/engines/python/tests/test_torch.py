@@ -50,6 +50,16 @@ def train(of, optimizer, steps, begin=0):
 
 # Against torch
 
+def step_both(a, first, b, second, t):
+    """A step of each, with the first model's gradients."""
+    first.zero_grad()
+    backward(a, t)
+    for p, q in zip(a.parameters(), b.parameters()):
+        q.grad = p.grad.to(q.dtype, copy=True)
+    first.step()
+    second.step()
+
+
 @pytest.mark.parametrize("mine,theirs", pairs, ids=["Adam", "AdamW"])
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"betas": (0.5, 0.9)}, {"eps": 1e-3},
                                      {"maximize": True}, {"lr": torch.tensor(0.01)}, {"foreach": True},
@@ -60,12 +70,7 @@ def test_steps_are_torchs_within_rounding(mine, theirs, options):
     first = mine(a.parameters(), **options)
     exact = theirs(b.parameters(), **{**options, "foreach": False, "fused": False})
     for t in range(20):
-        first.zero_grad()
-        backward(a, t)
-        for p, q in zip(a.parameters(), b.parameters()):
-            q.grad = p.grad.double()
-        first.step()
-        exact.step()
+        step_both(a, first, b, exact, t)
     for p, q in zip(a.parameters(), b.parameters()):
         worst = torch.max(torch.abs(p.double() - q) / (1 + torch.abs(q)))
         assert worst <= 1e-5, worst
@@ -76,12 +81,7 @@ def test_bfloat16_params_have_torchs_states_and_stay_near(mine, theirs):
     a, b = model(torch.bfloat16), model(torch.bfloat16)
     first, second = mine(a.parameters(), lr=0.01), theirs(b.parameters(), lr=0.01, foreach=False)
     for t in range(5):
-        first.zero_grad()
-        backward(a, t)
-        for p, q in zip(a.parameters(), b.parameters()):
-            q.grad = p.grad.clone()
-        first.step()
-        second.step()
+        step_both(a, first, b, second, t)
     for p, q in zip(a.parameters(), b.parameters()):
         for name, value in second.state[q].items():
             assert first.state[p][name].dtype == value.dtype and first.state[p][name].shape == value.shape
@@ -355,6 +355,18 @@ def test_a_param_whose_gradient_comes_later_is_stepped_from_then_on(overlap):
     assert first.state[late]["step"] == 3
     for p, q in zip(a.parameters(), b.parameters()):
         assert torch.allclose(p, q, atol=1e-5)
+
+
+def test_a_state_without_a_moment_is_refused():
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    optimizer = AdamW([p])
+    optimizer.step()
+    saved = optimizer.state_dict()
+    del saved["state"][0]["exp_avg"]
+    optimizer.load_state_dict(saved)
+    with pytest.raises(adamant.InvalidArgument, match="no exp_avg, but has taken 1 steps"):
+        optimizer.step()
 
 
 def test_a_live_state_dict_is_copied():

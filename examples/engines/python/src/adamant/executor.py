@@ -19,7 +19,10 @@ Cores = Union[str, Iterable[int]]
 
 def pus_text(cores: Cores) -> str:
     """A list of hardware threads in the library's words: "0-3,8" as it is, and numbers joined by commas."""
-    return cores if isinstance(cores, str) else ",".join(str(int(core)) for core in cores)
+    text = cores if isinstance(cores, str) else ",".join(str(int(core)) for core in cores)
+    if not text:  # the library would take all of them
+        raise InvalidArgument("a list of cores is empty; name at least one, or give None for all")
+    return text
 
 
 def pus_of(text: str) -> Tuple[int, ...]:

@@ -107,7 +107,7 @@ class Optimizer(Handle):
             raise InvalidArgument(f"{function[8:]}() is called in process {os.getpid()}, which was forked from the "
                                   "optimizer's; make another optimizer here")
         if self.pointer is None:
-            raise InvalidArgument(f"{function[8:]}() is called on an optimizer that was closed")
+            raise InvalidArgument("the optimizer was closed; make another")
         self._check(getattr(library(), function)(self.pointer, *arguments))
 
     # Groups and shards

@@ -274,7 +274,11 @@ class _Steps:
             raise InvalidArgument(f"{self._name(param)} has the type {param.dtype}, but must be real")
         with torch.no_grad():
             narrow = param.dtype in (torch.bfloat16, torch.float16)
-            if "exp_avg" not in state:
+            missing = [name for name in _moments if name not in state]
+            if missing and (len(missing) == 1 or float(state.get("step", 0)) > 0):
+                raise InvalidArgument(f"the state of {self._name(param)} has no {' and no '.join(missing)}, but has taken "
+                                      f"{int(state.get('step', 0))} steps; load a state that is whole")
+            if missing:
                 kind = _formats.get(self._own["state_format"] or "")
                 if kind is None:
                     kind = torch.float32 if param.dtype == torch.float16 or self._own["master"] else param.dtype
