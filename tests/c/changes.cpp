@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C interface: what changes between steps. Groups and shards are found and removed, gradients move, counts are set.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -224,6 +225,58 @@ TEST_CASE("C: gradients for a whole step, with shards left out, have the bits of
     refused(adamant_step_gradients(nullptr, grads.data(), 4, nullptr, nullptr), "optimizer is a null");
     refused(adamant_step_gradients(o.get(), grads.data(), 4, nullptr, nullptr), "overlap");
     CHECK(m.digest() == before);
+}
+
+TEST_CASE("C: weights are said to be ready while a step goes on, the last time when they stay")
+{
+    struct carried {
+        model const* of = nullptr;
+        std::vector<std::vector<float>> param;
+        std::atomic<int> calls = 0;
+        static void ready(void* user, std::size_t shard, std::size_t begin, std::size_t end)
+        {
+            auto& me = *static_cast<carried*>(user);
+            auto const& from = me.of->tensors[shard].param;
+            std::copy(from.data() + begin, from.data() + end, me.param[shard].data() + begin);
+            ++me.calls;
+        }
+    };
+    for (double const max_norm : {0.0, 1e-3, 1e9}) {
+        model m;
+        carried there;
+        there.of = &m;
+        adamant_optimizer_options limited = options();
+        limited.max_norm = max_norm;
+        limited.speculate = ADAMANT_SPECULATE_ALWAYS;
+        limited.weights_ready = &carried::ready;
+        limited.weights_ready_user = &there;
+        optimizer const o = make_optimizer(m, limited);
+        for (auto const& each : m.tensors)
+            there.param.emplace_back(each.param.begin(), each.param.end());
+        auto const same = [&] {
+            for (std::size_t i = 0; i < m.tensors.size(); ++i)
+                CHECK(std::equal(there.param[i].begin(), there.param[i].end(), m.tensors[i].param.begin()));
+        };
+        for (std::uint64_t step = 1; step <= 4; ++step) {
+            m.new_gradients(step);
+            if (step % 2 == 0) {
+                ok(adamant_step(o.get(), nullptr, nullptr));
+            } else {
+                ok(adamant_begin_step(o.get(), nullptr));
+                for (std::size_t i = 0; i < m.tensors.size(); ++i)
+                    ok(adamant_submit(o.get(), i));
+                ok(adamant_finish(o.get(), nullptr));
+            }
+            same();
+        }
+        CHECK(there.calls >= 4 * static_cast<int>(m.tensors.size()));
+        if (max_norm != 0) {
+            ok(adamant_begin_step(o.get(), nullptr));
+            ok(adamant_submit(o.get(), 0));
+            ok(adamant_abandon(o.get()));
+            same();
+        }
+    }
 }
 
 TEST_CASE("C: step count and loss scaler are set, for an engine that keeps state in a form of its own")

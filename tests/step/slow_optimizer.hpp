@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -34,6 +35,7 @@ struct tensor {
     std::vector<float> summed; // what the step sees
     unsigned micro_steps = 0;
     std::size_t group = 0;
+    std::vector<test::array> carried; // param and weight_out as weights_ready has taken them away
 
     tensor(std::array<dtype, arrays> const& t, std::size_t n, test::random_bits& random) : types(t)
     {
@@ -48,6 +50,8 @@ struct tensor {
         }
         for (test::array const& each : mine)
             expected.emplace_back(each);
+        for (array const a : {param, weight_out})
+            carried.emplace_back(mine[a]);
         summed.resize(n);
     }
     [[nodiscard]] std::size_t size() const { return mine[param].size(); }
@@ -67,6 +71,19 @@ struct tensor {
                                                                 : oracle::stored<float>(sum);
         }
         micro_steps = last ? 0 : micro_steps + 1;
+    }
+    void carry(std::size_t begin, std::size_t end)
+    {
+        for (array const a : {param, weight_out})
+            if (std::size_t const bytes = size_bytes(types[a]); bytes != 0)
+                std::memcpy(carried[a == param ? 0 : 1].data() + begin * bytes, mine[a].data() + begin * bytes,
+                            (end - begin) * bytes);
+    }
+    // Between what was carried and what is there.
+    [[nodiscard]] std::string left_behind() const
+    {
+        std::string const text = carried[0].difference(mine[param]);
+        return text.empty() && types[weight_out] != dtype::none ? carried[1].difference(mine[weight_out]) : text;
     }
     [[nodiscard]] std::string difference() const
     {
@@ -211,6 +228,12 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
         options.device_records = random.below(3) != 0;
     if (random.below(2) == 0)
         options.loss_scaling = loss_scaling_options{.initial_scale = 1024, .growth_interval = 2, .hysteresis = 2};
+    std::vector<tensor> tensors;
+    bool const carries = random.below(2) == 0;
+    if (carries)
+        options.weights_ready = [&](shard_id shard, std::size_t begin, std::size_t end) {
+            tensors[shard.index].carry(begin, end);
+        };
     optimizer mine(executor_of(static_cast<unsigned>(random.below(3))), options);
     std::vector<parameter_group> groups;
     for (std::size_t g = 0; g <= random.below(3); ++g) {
@@ -224,7 +247,6 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
                           random.below(4) == 0});
         REQUIRE(mine.add_group(groups.back()) == g);
     }
-    std::vector<tensor> tensors;
     std::size_t const count = 1 + random.below(6);
     for (std::size_t k = 0; k < count; ++k) {
         std::size_t const n = random.below(8) == 0 ? 0 : big ? random.below(60000) : 1 + random.below(9000);
@@ -384,6 +406,8 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
             INFO("shard " << k << ", way " << how << ", journal " << report.journal_bytes << ", waited "
                           << report.shards_waited << ", rolled back " << report.rolled_back);
             REQUIRE(tensors[k].difference() == "");
+            if (carries && !with_device) // which has weights that it does not send here
+                REQUIRE(tensors[k].left_behind() == "");
         }
         std::optional<loss_scaler_state> const scaler_before = scaler;
         if (scaler && !values.loss_scale)
@@ -403,6 +427,8 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
                 for (std::size_t a = 0; a < arrays; ++a)
                     if (a != grad && a != accumulator)
                         REQUIRE(tensors[k].mine[a].difference(before[k][a]) == "");
+                if (carries && !with_device)
+                    REQUIRE(tensors[k].left_behind() == "");
                 std::swap(tensors[k].expected, before[k]);
             }
             mine.clear_accumulators();

@@ -66,6 +66,11 @@ static optimizer_options from_c(adamant_optimizer_options const& from)
         to.reduce = [reduce = from.reduce, user = from.reduce_user](std::span<std::int64_t> words) {
             call_reduce(reduce, user, words);
         };
+    if (from.weights_ready != nullptr)
+        to.weights_ready = [ready = from.weights_ready,
+                            user = from.weights_ready_user](shard_id shard, std::size_t begin, std::size_t end) {
+            ready(user, shard.index, begin, end);
+        };
     return to;
 }
 

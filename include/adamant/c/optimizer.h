@@ -50,6 +50,15 @@ enum {
  * anyone who does. */
 typedef int32_t (*adamant_reduce)(void* user, int64_t* words, size_t count);
 
+/* For an engine that copies weights to where they are used while other shards are still stepped. Called whenever
+ * elements [begin, end) of a shard have new weights: mostly once a step, for all of a shard that the CPU has; again
+ * where a step that was taken too early is taken back or done again, or a shard is stepped in parts. The last call
+ * before adamant_finish(), adamant_step(), adamant_wait(), adamant_abandon() or adamant_rollback() returns has the
+ * weights that stay. Both param and weight_out are written then, and only the next step changes them. In the executor's
+ * threads or the caller's, for different shards at once. It must not call this optimizer, nor wait for anyone who does,
+ * nor throw, which ends the program. */
+typedef void (*adamant_weights_ready)(void* user, size_t shard, size_t begin, size_t end);
+
 typedef struct adamant_optimizer_options {
     size_t struct_bytes;
     double max_norm;     /* unscaled gradients are scaled down to this norm of all of them together; 0: they are not */
@@ -67,7 +76,9 @@ typedef struct adamant_optimizer_options {
     /* Whether a device has room for records of all of its part: as much again as its params and moments. Without, the
      * device never begins before the norm is known, and if it fails in the update itself, there is no way back: the
      * error says so, and a state must be loaded. */
-    int32_t device_records; /* 1 */
+    int32_t device_records;              /* 1 */
+    adamant_weights_ready weights_ready; /* may be null */
+    void* weights_ready_user;            /* passed to weights_ready */
 } adamant_optimizer_options;
 /* journal_budget_bytes bounds the records with which a step can be taken back; never more is allocated than one step's
  * records can take. They take, in bytes per element, with float32 params and moments: 2 in the first step, 2.1 to 2.3

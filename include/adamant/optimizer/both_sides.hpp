@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,6 +21,7 @@
 #include <adamant/optimizer/host_side.hpp>
 #include <adamant/optimizer/registry.hpp>
 #include <adamant/optimizer/step_plan.hpp>
+#include <adamant/step/optimizer_options.hpp>
 #include <adamant/step/optimizer_report.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -28,9 +30,11 @@ namespace detail {
 // Threads of the team come in at the owner's shift_task, ask line() for work, and bring it to run().
 class both_sides {
 public:
+    // weights_ready: as in optimizer_options, or empty.
     both_sides(executor const& cpu, work_line::shift_task task, registry const& over, step_plan const& plan,
-               block_ledger& ledger)
-        : over_(over), plan_(plan), ledger_(ledger), host_(cpu, over, plan, ledger), line_(cpu.team(), task)
+               block_ledger& ledger, std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
+        : over_(over), plan_(plan), ledger_(ledger), weights_ready_(weights_ready), host_(cpu, over, plan, ledger),
+          line_(cpu.team(), task)
     {
     }
     both_sides(both_sides const&) = delete;
@@ -98,7 +102,7 @@ public:
     // Does pieces [begin, end) of the line.
     void run(unsigned member, std::size_t begin, std::size_t end) noexcept
     {
-        if (device_ == nullptr) {
+        if (device_ == nullptr && !weights_ready_) {
             host_.run(member, begin, end);
             return;
         }
@@ -106,7 +110,7 @@ public:
             std::size_t const stop = std::min(end, host_.end_of_entry(begin));
             host_.run(member, begin, stop);
             if (auto const range = host_.changed_range(begin, stop))
-                keep_error([&] { device_->send_weights(*range); });
+                pass_on_weights(*range);
             begin = stop;
         }
     }
@@ -147,7 +151,13 @@ public:
         }
         std::size_t const pieces = host_.enqueue_all(pass);
         std::size_t const first = line_.claim(pieces);
-        host_.run_all(first, first + pieces, [this](std::size_t done) { line_.did(done); });
+        host_.run_all(first, first + pieces, [this](unsigned member, std::size_t begin, std::size_t end) {
+            if (weights_ready_)
+                run(member, begin, end);
+            else
+                host_.work(member, begin, end);
+            line_.did(end - begin);
+        });
     }
     void begin_pass(block_pass pass, bool on_device)
     {
@@ -224,6 +234,16 @@ public:
     }
 
 private:
+    void pass_on_weights(std::size_t range) noexcept
+    {
+        if (device_ != nullptr)
+            keep_error([&] { device_->send_weights(range); });
+        if (weights_ready_) {
+            block_range const& of = host_.ranges()[range];
+            std::size_t const begin = of.first_element();
+            weights_ready_(of.shard, begin, begin + of.elements(over_[of.shard].shard.size()));
+        }
+    }
     // The CPU's part of a shard is stepped as its gradient comes down.
     void fetch_gradients(std::size_t shard)
     {
@@ -280,6 +300,7 @@ private:
     registry const& over_;
     step_plan const& plan_;
     block_ledger const& ledger_;
+    std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready_;
     host_side host_;
     std::unique_ptr<device_side> device_;
     std::shared_ptr<arrivals> arrivals_ = std::make_shared<arrivals>();

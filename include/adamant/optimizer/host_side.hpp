@@ -159,21 +159,18 @@ public:
         work(member, begin, end);
         members_[member].busy += std::chrono::steady_clock::now() - started;
     }
-    // Does pieces [begin, end) as executor::for_each_slice() does slices: in the calling thread, or in the team's, each
-    // of which begins with the same pieces every time. Returns when they are done. did(n): n are; from any thread.
-    template <class Did>
-    void run_all(std::size_t begin, std::size_t end, Did const& did)
+    // Calls run(member, begin, end) for parts of the pieces [begin, end), as executor::for_each_slice() does for
+    // slices: in the calling thread, or in the team's, each of which begins with the same pieces every time. Returns
+    // when they are done.
+    template <class Run>
+    void run_all(std::size_t begin, std::size_t end, Run const& run)
     {
         if (cpu_.works_itself(elements_)) {
-            work(0, begin, end);
-            did(end - begin);
+            run(0, begin, end);
             return;
         }
         auto const do_chunks = [&](unsigned member, std::size_t from, std::size_t to) {
-            std::size_t const first = begin + from * pieces_at_once_;
-            std::size_t const last = std::min(end, begin + to * pieces_at_once_);
-            work(member, first, last);
-            did(last - first);
+            run(member, begin + from * pieces_at_once_, std::min(end, begin + to * pieces_at_once_));
         };
         cpu_.team()->run((end - begin + pieces_at_once_ - 1) / pieces_at_once_, do_chunks,
                          cpu_.chunks(elements_).threads);
@@ -209,7 +206,7 @@ public:
         if (at->range == ranges_.size() || only_reads(at->pass))
             return std::nullopt;
         std::atomic<std::size_t>& left = left_[static_cast<std::size_t>(at - entries_.data())];
-        if (left.fetch_sub(end - begin, std::memory_order_acq_rel) != end - begin)
+        if (left.fetch_sub(end - begin, std::memory_order_acq_rel) != end - begin || !has_changed(*at))
             return std::nullopt;
         return at->range;
     }
@@ -261,6 +258,18 @@ private:
                                 [](std::size_t p, entry const& e) { return p < e.end; });
     }
 
+    // Whether any block of an entry that is done was stepped, or undone.
+    [[nodiscard]] bool has_changed(entry const& of) noexcept
+    {
+        if (of.pass != block_pass::speculate && (of.pass != block_pass::rest || plan_.keeps_records))
+            return true;
+        block_range const& range = ranges_[of.range];
+        std::size_t const first = over_[range.shard].first_block;
+        for (std::size_t b = first + range.begin; b < first + range.end; ++b)
+            if ((ledger_.record(b) != nullptr) == (of.pass == block_pass::speculate))
+                return true;
+        return false;
+    }
     // From here on `speculate` only measures: the blocks wait for the norm.
     void leave_the_rest() noexcept { leaves_the_rest_.store(true, std::memory_order_relaxed); }
     // One pass over blocks [begin, end) of a shard. A device does the same in its own way: see device_part.

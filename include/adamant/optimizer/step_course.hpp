@@ -27,7 +27,7 @@ namespace detail {
 class step_course {
 public:
     step_course(executor const& cpu, optimizer_options const& options, registry& over)
-        : options_(options), over_(over), sides_(cpu, {this, &come_in}, over_, plan_, ledger_),
+        : options_(options), over_(over), sides_(cpu, {this, &come_in}, over_, plan_, ledger_, options_.weights_ready),
           account_(over_, plan_, ledger_, sides_.host())
     {
         if (options_.loss_scaling)

@@ -92,6 +92,14 @@ struct optimizer_options {
     // process's own, are invalid_argument. After either, step() and step_async() leave everything as it was, and for
     // finish() the step stays open: call finish() again, or abandon().
     std::function<void(std::span<std::int64_t, squares_total::word_count> words)> reduce = {};
+    // For an engine that copies weights to where they are used while other shards are still stepped. Called whenever
+    // elements [begin, end) of a shard have new weights: mostly once a step, for all of a shard that the CPU has; again
+    // where a step that was taken too early is taken back or done again, or a shard is stepped in parts. The last call
+    // before finish(), step(), wait(), abandon() or rollback() returns has the weights that stay. Both param and
+    // weight_out are written then, and only the next step changes them. In the executor's threads or the caller's, for
+    // different shards at once. Must not call this optimizer, nor wait for anyone who does, nor throw, which ends the
+    // program.
+    std::function<void(shard_id shard, std::size_t begin, std::size_t end)> weights_ready = {};
 };
 
 namespace detail {
