@@ -37,6 +37,6 @@ for step in range(30):
 inner = engine.optimizer.optimizer
 result = {"op": inner.ds_opt_adam.__name__, "losses": losses}
 if "adamant.deepspeed" in sys.modules:
-    result["executors"] = [repr(adam.executor) for adam in sys.modules["adamant.deepspeed"]._adams.values()]
+    result["executors"] = [repr(adam.executor) for adam in sys.modules["adamant.deepspeed"].adams.values()]
 with open(f"{os.environ['LOSSES']}.{rank}", "w") as file:
     json.dump(result, file)

@@ -84,7 +84,7 @@ def test_bits_of_optimizer(param, moment, grad, number, decoupled, records, monk
 def test_float16_moments_in_several_chunks(monkeypatch):
     whole, parts = tensors(f16, f16), tensors(f16, f16)
     update(1, 1, whole)
-    monkeypatch.setattr(op, "_float16_chunk", 999)
+    monkeypatch.setattr(adamant._deepspeed_adam, "_float16_chunk", 999)
     update(1, 1, parts)
     assert same(all_bits(whole), all_bits(parts))
 
@@ -375,9 +375,9 @@ param = torch.nn.Parameter(torch.randn(100))
 param.grad = torch.randn(100)
 optimizer = DeepSpeedCPUAdam([param])
 optimizer.step()
-print(">", len(op._adams[optimizer.opt_id].records))
+print(">", len(op.adams[optimizer.opt_id].records))
 optimizer.step_subgroup(0)
-print(">", len(op._adams[optimizer.opt_id].records))
+print(">", len(op.adams[optimizer.opt_id].records))
 """
     assert python(text, environment, tmp_path) == ["> 0", "> 1"]
 
@@ -394,7 +394,7 @@ def test_configure(monkeypatch, tmp_path):
     path.write_text(json.dumps(block))
     assert op.configure(path) == split
     update(1, 1, tensors())
-    assert op._adams[1].executor.threads == len(adamant.executor.pus_of(split.adam))
+    assert op.adams[1].executor.threads == len(adamant.executor.pus_of(split.adam))
     block["zero_optimization"]["offload_optimizer"]["cpuadam_cores_perc"] = 1.5
     with pytest.raises(Error, match="cpuadam_cores_perc"):
         op.configure(block)

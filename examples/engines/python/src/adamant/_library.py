@@ -10,6 +10,8 @@ from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_ui
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
+from ._signals import whole
+
 C_VERSION = 1
 
 
@@ -106,7 +108,8 @@ class OptimizerOptions(Struct):
     _fields_ = [_size, ("max_norm", c_double), ("max_abs_grad", c_double), ("on_nonfinite", c_int32),
                 ("speculate", c_int32), ("loss_scaling", POINTER(LossScaling)), ("journal_budget_bytes", c_size_t),
                 ("keep_last_step", c_int32), ("reduce", c_void_p), ("reduce_user", c_void_p),
-                ("device_timeout_s", c_double), ("device_records", c_int32)]
+                ("device_timeout_s", c_double), ("device_records", c_int32), ("weights_ready", c_void_p),
+                ("weights_ready_user", c_void_p)]
 
 
 class Hyperparameters(Struct):
@@ -155,6 +158,7 @@ class Report(Struct):
 
 SQUARES_WORDS = 21
 Reduce = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(c_int64), c_size_t)
+WeightsReady = ctypes.CFUNCTYPE(None, c_void_p, c_size_t, c_size_t, c_size_t)
 
 _p = c_void_p
 _functions: Dict[str, List[Any]] = {
@@ -255,8 +259,9 @@ class Handle:
         self._pid = os.getpid()
         made = c_void_p()
         self.pointer: Optional[int] = None
-        check(create(ctypes.byref(made)))
-        self.pointer = made.value
+        with whole:
+            check(create(ctypes.byref(made)))
+            self.pointer = made.value
 
     @property
     def here(self) -> bool:

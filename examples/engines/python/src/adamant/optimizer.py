@@ -11,7 +11,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from ._arrays import place_of
 from ._library import (SQUARES_WORDS, Handle, Hyperparameters, InvalidArgument, LossScaling, OptimizerOptions, Reduce,
-                       Report, Shard, StepValues, check, library, texts)
+                       Report, Shard, StepValues, WeightsReady, check, library, texts)
+from ._signals import whole
 from .executor import Executor, shared_executor
 
 _nonfinite = {"skip": 0, "zero": 1, "apply": 2}
@@ -49,6 +50,9 @@ class Optimizer(Handle):
         journal_budget_bytes: a bound on the records that a step is taken back with; None: the library's choice.
         reduce: is called once a step with 21 words, a writable NumPy array of int64 or where there is no NumPy a ctypes
             array, and replaces them by their sums over all ranks. What it raises, the step raises.
+        weights_ready: is called with a shard's number and two elements, begin and end, whenever those between have new
+            weights; the last call before a step is over has those that stay. In the library's threads; must not raise,
+            nor call the optimizer.
 
     All arrays must stay where they are while the optimizer lives; it keeps references to them. Threads: submit(),
     leave_out() and set_gradient() from several at once, everything else from one at a time. The GIL is free during
@@ -60,7 +64,8 @@ class Optimizer(Handle):
     def __init__(self, executor: Optional[Executor] = None, *, max_norm: float = 0.0, max_abs_grad: float = 0.0,
                  on_nonfinite: str = "skip", speculate: str = "automatic",
                  loss_scaling: Optional[Dict[str, Any]] = None, keep_last_step: bool = False,
-                 journal_budget_bytes: Optional[int] = None, reduce: Optional[Callable[[Any], None]] = None):
+                 journal_budget_bytes: Optional[int] = None, reduce: Optional[Callable[[Any], None]] = None,
+                 weights_ready: Optional[Callable[[int, int, int], None]] = None):
         options = OptimizerOptions.initialised(
             max_norm=max_norm, max_abs_grad=max_abs_grad, on_nonfinite=_chosen("on_nonfinite", on_nonfinite, _nonfinite),
             speculate=_chosen("speculate", speculate, _speculate), keep_last_step=int(keep_last_step))
@@ -73,9 +78,14 @@ class Optimizer(Handle):
         if reduce is not None:
             self._reduce = Reduce(self._reducer(reduce))
             options.reduce = ctypes.cast(self._reduce, ctypes.c_void_p)
+        if weights_ready is not None:
+            given = weights_ready
+            self._weights_ready = WeightsReady(lambda user, shard, begin, end: given(shard, begin, end))
+            options.weights_ready = ctypes.cast(self._weights_ready, ctypes.c_void_p)
         self.executor = executor or shared_executor()
         self._kept: List[Any] = []
         self._gradients: List[Any] = []
+        self._perhaps: List[Any] = []  # gradients that the library may know, as a call was cut short or failed
         self._new_report = Report.initialised()
         super().__init__(lambda made: library().adamant_optimizer_create(self.executor.pointer, byref(options), made))
 
@@ -165,9 +175,10 @@ class Optimizer(Handle):
             shard.shape, shard.dims = (c_size_t * len(sizes))(*sizes), len(sizes)
         shard.elements, shard.begin = elements or 0, begin
         number = c_size_t()
-        self._call("adamant_add_shard", group, name.encode(), byref(shard), byref(number))
-        self._kept.append([given for given in arrays.values() if given is not None])
-        self._gradients.append(grad)
+        with whole:
+            self._call("adamant_add_shard", group, name.encode(), byref(shard), byref(number))
+            self._kept.append([given for given in arrays.values() if given is not None])
+            self._gradients.append(grad)
         return number.value
 
     def _gradient_place(self, shard: int, grad: Any) -> int:
@@ -178,10 +189,18 @@ class Optimizer(Handle):
                                   f"but was added with {known.elements} of dtype {known.dtype}")
         return place.address
 
+    def _call_with_gradient(self, function: str, shard: int, grad: Any) -> None:
+        address, before = self._gradient_place(shard, grad), self._gradients[shard]
+        try:
+            self._gradients[shard] = grad
+            self._call(function, shard, address)
+        except BaseException:
+            self._perhaps.append(before)
+            raise
+
     def set_gradient(self, shard: int, grad: Any) -> None:
         """From now on the shard's gradient is this array, of the same size and type as before."""
-        self._call("adamant_set_gradient", shard, self._gradient_place(shard, grad))
-        self._gradients[shard] = grad
+        self._call_with_gradient("adamant_set_gradient", shard, grad)
 
     def prepare(self, with_journal: bool = False) -> None:
         """Allocates what steps need; otherwise the first step does. with_journal: for begin_step(), too."""
@@ -229,10 +248,15 @@ class Optimizer(Handle):
         if len(gradients) != len(self._gradients):
             raise InvalidArgument(f"there are {len(gradients)} gradients, but {len(self._gradients)} shards")
         at = packed("Q", [0 if grad is None else self._gradient_place(i, grad) for i, grad in enumerate(gradients)])
-        self._call("adamant_step_gradients", at.buffer_info()[0], len(at), byref(values), byref(report))
-        for i, grad in enumerate(gradients):
-            if grad is not None:
-                self._gradients[i] = grad
+        before = self._gradients
+        try:
+            self._gradients = [old if new is None else new for old, new in zip(before, gradients)]
+            self._call("adamant_step_gradients", at.buffer_info()[0], len(at), byref(values), byref(report))
+        except BaseException:
+            self._perhaps.append(before)
+            raise
+        if all(at):
+            self._perhaps.clear()
         return report
 
     def step_at(self, addresses: "packed[int]") -> Report:
@@ -252,8 +276,7 @@ class Optimizer(Handle):
         if grad is None:
             self._call("adamant_submit", shard)
         else:
-            self._call("adamant_submit_gradient", shard, self._gradient_place(shard, grad))
-            self._gradients[shard] = grad
+            self._call_with_gradient("adamant_submit_gradient", shard, grad)
 
     def submit_at(self, shard: int, address: int) -> None:
         """submit() of a gradient by its address, for an engine that has looked at it and keeps it alive."""
@@ -279,6 +302,11 @@ class Optimizer(Handle):
 
     def accumulate(self, shard: int) -> None:
         """Adds the shard's gradient to its accumulator: for every micro-step but the last."""
+        self._call("adamant_accumulate", shard)
+
+    def accumulate_at(self, shard: int, address: int) -> None:
+        """accumulate() of a gradient by its address, which is not needed afterwards."""
+        self._call("adamant_set_gradient", shard, address)
         self._call("adamant_accumulate", shard)
 
     def clear_accumulators(self) -> None:

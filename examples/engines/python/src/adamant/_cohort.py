@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Params of a torch optimizer that are stepped together."""
+
+from __future__ import annotations
+
+from array import array as packed
+from contextlib import contextmanager
+from ctypes import c_float
+from operator import is_
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Set, Tuple
+
+import torch
+from torch import Tensor
+
+from ._arrays import place_of
+from ._host_copies import HostCopies, flat, is_dense
+from ._library import Error, InvalidArgument, Report, Unavailable
+from .optimizer import Optimizer as Native
+
+if TYPE_CHECKING:
+    from .torch import _Steps
+
+moments = ("exp_avg", "exp_avg_sq")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """A DTensor's shard of this rank; any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def check_place(tensor: Tensor, what: str) -> None:
+    """Raises where a tensor cannot be taken as it lies, in whichever order of its dimensions."""
+    dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and is_dense(tensor)
+    place_of(flat(tensor) if dense else tensor, what)
+
+
+class Cohort:
+    """Params that have taken equally many steps: one optimizer of the library's, and one tensor that counts for all.
+
+    Where a param is on a GPU, or `offload` is asked for, gradients come to host memory and weights go back, see
+    HostCopies; everything else is the same.
+    """
+
+    def __init__(self, of: "_Steps", steps: int, members: List[Tuple[int, Tensor]], alone: bool):
+        own = of._own
+        self.params = [param for _, param in members]
+        self.states = [of.state[param] for param in self.params]
+        self.moments = [[state[name] for state in self.states] for name in moments]
+        self.accumulates = own["accumulate"] > 1
+        self.summed: Set[int] = set()  # whose sums hold something
+        self.sums: List[Tensor] = []
+        self.masters = [i for i, state in enumerate(self.states) if "master_param" in state]
+        self.copies: Optional[HostCopies] = None
+        if own["offload"] or any(param.device.type != "cpu" for param in self.params):
+            forgets = not (of._needs_norm or of._process_group or not alone)
+            self.copies = HostCopies(self.params, [self._gradient_type(param) for param in self.params], of._mirrors,
+                                     forgets and not self.accumulates)
+        self.native = Native(of._executor(), on_nonfinite=own["on_nonfinite"], max_norm=own["max_norm"] or 0.0,
+                             reduce=of._reduce if of._needs_norm and (of._process_group or not alone) else None,
+                             weights_ready=self.copies.send if self.copies is not None else None)
+        self.hypers = {group: of._hyper(group) for group in sorted({group for group, _ in members})}
+        self.number_of = {group: self.native.add_group(f"group{group}", maximize=of.param_groups[group]["maximize"],
+                                                       **hyper) for group, hyper in self.hypers.items()}
+        self.count = torch.tensor(float(steps), dtype=torch.float32)
+        # torch's own addition takes longer than the rest of a step's bookkeeping.
+        self._counted = c_float.from_address(self.count.data_ptr())
+        self.at: List[int] = []
+        self.strides: List[Tuple[int, ...]] = []
+        self.dtypes: List[torch.dtype] = []
+        self.in_order = True  # all of them in row-major order
+        self.versions = of._versions
+        for number, ((group, param), state) in enumerate(zip(members, self.states)):
+            self._add(of._name(param), number, self.number_of[group], param, state)
+        self.native.steps = steps
+        for state in self.states:
+            state["step"] = self.count
+        self.number = {id(param): i for i, param in enumerate(self.params)}
+        self.plain = not any(hasattr(param, "to_local") for param in self.params)
+
+    @staticmethod
+    def _gradient_type(param: Tensor) -> torch.dtype:
+        return param.dtype if param.grad is None else param.grad.dtype
+
+    def _add(self, name: str, number: int, group: int, param: Tensor, state: Dict[str, Tensor]) -> None:
+        mine = local(param.detach())
+        kind = self._gradient_type(param)
+        arrays = {"param": mine, **{moment: local(state[moment]) for moment in moments}}
+        if self.copies is not None:
+            arrays["param"] = self.copies.mirror(number)
+        if "master_param" in state:
+            arrays["weight_out"], arrays["param"] = arrays["param"], local(state["master_param"])
+        if param.grad is not None:
+            arrays["grad"] = local(param.grad)
+        for what, array in arrays.items():
+            is_copied = what == "grad" and self.copies is not None
+            what = f"{what} of {name}"
+            if not is_copied:
+                check_place(array, what)
+            if array.shape != mine.shape:
+                raise InvalidArgument(f"{what} has shape {tuple(array.shape)}, but the param has {tuple(mine.shape)}")
+            if array.stride() != mine.stride() and array.numel() > 1:
+                raise InvalidArgument(f"{what} has strides {array.stride()}, but the param has {mine.stride()}: the "
+                                      "elements of all must lie in the same order, as nothing is copied here")
+        given = {what: flat(array) for what, array in arrays.items()}
+        if self.copies is not None:  # where it is until it has come
+            given["grad"] = self.copies.room(mine.numel(), kind)
+        elif param.grad is None:
+            given["grad"] = torch.empty(mine.numel(), dtype=kind)
+        if self.accumulates:
+            given["accumulator"] = torch.empty(mine.numel(), dtype=torch.float32)
+            self.sums.append(given["accumulator"])
+        self.at.append(mine.data_ptr())
+        self.strides.append(mine.stride())
+        self.dtypes.append(kind)
+        self.in_order = self.in_order and mine.is_contiguous()
+        self.native.add_shard(group, name, **given)
+
+    # What has changed since
+
+    def gradients(self) -> Optional[List[Optional[Tensor]]]:
+        """The gradients of this step, if nothing but they and their addresses has changed; else None."""
+        grads: List[Any] = [param.grad for param in self.params]
+        params: List[Any] = self.params
+        if self.accumulates:  # where some may have none
+            here = [i for i, grad in enumerate(grads) if grad is not None]
+            fit = all([self.fits(i, local(grads[i])) for i in here])
+            return ([None if grad is None else local(grad) for grad in grads]
+                    if fit and self.has_known_states() else None)
+        try:
+            if not self.plain:
+                grads = [local(grad) for grad in grads]
+                params = [local(param) for param in params]
+            if [grad.dtype for grad in grads] != self.dtypes or [param.data_ptr() for param in params] != self.at:
+                return None
+            if self.in_order:
+                same = all([grad.is_contiguous() for grad in grads])
+            else:
+                same = [grad.stride() for grad in grads] == self.strides
+        except AttributeError:  # a gradient is None
+            return None
+        return grads if same and self.has_known_states() else None
+
+    def has_known_states(self) -> bool:
+        for name, known in zip(moments, self.moments):
+            if not all(map(is_, [state[name] for state in self.states], known)):
+                return False
+        return True
+
+    def fits(self, number: int, grad: Tensor) -> bool:
+        """Whether that shard can be stepped with this gradient as it lies."""
+        param = self.params[number]
+        return (local(param).data_ptr() == self.at[number] and grad.dtype == self.dtypes[number] and
+                (grad.stride() == self.strides[number] or grad.numel() <= 1))
+
+    def take_hypers(self, of: "_Steps") -> None:
+        for group, known in self.hypers.items():
+            now = of._hyper(group)
+            if now != known:
+                self.native.set_hyperparameters(self.number_of[group], **now)
+                self.hypers[group] = now
+
+    def take_weights(self) -> None:
+        """Takes over what others have written to params whose weights are elsewhere, too: in masters and in mirrors."""
+        if not self.masters and self.copies is None:
+            return
+        for number in self.masters if self.copies is None else range(len(self.params)):
+            param = self.params[number]
+            known = self.versions.get(id(param))
+            if known != param._version:
+                self._take_weight(number, local(param.detach()), known is None)
+                self.versions[id(param)] = param._version
+
+    def _take_weight(self, number: int, weight: Tensor, is_new: bool) -> None:
+        master = self.states[number].get("master_param")
+        if master is None:
+            assert self.copies is not None
+            self.copies.bring_weights(number)
+        elif not is_new:  # else it was made of the param, or loaded
+            master = local(master)
+            if self.copies is not None:
+                before = self.copies.mirror(number).clone()
+                weight = self.copies.bring_weights(number)
+                changed = weight != before
+            else:
+                changed = master.to(weight.dtype) != weight
+            if bool(changed.any()):  # the others keep the bits that a param has no room for
+                master[changed] = weight[changed].to(master.dtype)
+
+    # Steps
+
+    def begin(self) -> None:
+        """Opens a step whose gradients are submitted one by one."""
+        self.take_weights()
+        if self.copies is not None:
+            self.copies.settle()
+        self.native.begin_step()
+
+    def submit(self, number: int, grad: Tensor) -> None:
+        if self.copies is not None:
+            self.copies.bring(number, grad, self.native.submit_at)
+        else:
+            self.native.submit_at(number, grad.data_ptr())
+
+    def accumulate(self, number: int, grad: Tensor) -> None:
+        """Adds a gradient to the shard's accumulator; it is not needed any more then."""
+        self.summed.add(number)
+        if self.copies is not None:
+            self.copies.bring(number, grad, self.native.accumulate_at, frees=True)
+        else:
+            self.native.accumulate_at(number, grad.data_ptr())
+
+    def whole_gradient(self, number: int, grad: Tensor) -> Tensor:
+        """What the step will take as the gradient: in host memory, with what was added up."""
+        if self.copies is not None:
+            self.copies.settle()
+        here = flat(grad.detach()).to("cpu")
+        return self.sums[number] + here.to(torch.float32) if number in self.summed else here
+
+    def forget_sums(self) -> None:
+        if self.summed:
+            if self.copies is not None:
+                self.copies.settle()
+            self.native.clear_accumulators()
+            self.summed.clear()
+
+    def step(self, grads: List[Optional[Tensor]]) -> Report:
+        """A whole step; where there is no gradient, the shard is left out."""
+        if self.copies is not None:
+            self.begin()
+            with self._given_up_where_it_fails():
+                for number, grad in enumerate(grads):
+                    if grad is not None:
+                        self.submit(number, grad)
+            return self.finish([number for number, grad in enumerate(grads) if grad is None])
+        self.take_weights()
+        report = self.native.step_at(packed("Q", [0 if grad is None else grad.data_ptr() for grad in grads])
+                                     if self.accumulates else packed("Q", [grad.data_ptr() for grad in grads]))
+        self._stepped(report, [number for number, grad in enumerate(grads) if grad is None] if self.accumulates else [])
+        return report
+
+    def finish(self, left_out: List[int]) -> Report:
+        """Ends the step that is open. left_out: those that were not submitted."""
+        with self._given_up_where_it_fails():
+            if self.copies is not None:
+                self.copies.settle()
+            for number in left_out:
+                self.native.leave_out(number)
+            report = self.native.finish()
+        if self.copies is not None:
+            self.copies.end()
+        self._stepped(report, left_out)
+        return report
+
+    @contextmanager
+    def _given_up_where_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            try:
+                self.abandon()
+            except Unavailable:
+                self.native.close()
+                raise Error("a step has failed that cannot be taken back without max_norm: some params are of before it, "
+                            f"others of after it. Load a state. What failed: {error}") from error
+            raise
+
+    @property
+    def is_usable(self) -> bool:
+        return self.native.here and self.native.pointer is not None
+
+    def abandon(self) -> None:
+        """Gives up the step that is open. Raises Unavailable where that cannot be."""
+        if self.copies is not None:
+            self.copies.drop()
+        self.native.abandon()
+        if self.copies is not None:
+            self.copies.end()
+        self._written()
+
+    def _stepped(self, report: Report, left_out: List[int]) -> None:
+        self.summed.clear()
+        for number in left_out:  # has taken fewer steps from now on
+            self.states[number]["step"] = self.count.clone()
+        self._written()
+        if not report.skipped:
+            self._counted.value += 1
+
+    def _written(self) -> None:
+        # Autograd then sees that what it has saved was changed.
+        torch.autograd.graph.increment_version(self.params)
+        for number in self.masters if self.copies is None else range(len(self.params)):
+            self.versions[id(self.params[number])] = self.params[number]._version

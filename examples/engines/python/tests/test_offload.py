@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Params that are not where the optimizer works, sums over several backward() calls, and weights that others write: the
+bits of a step over all that lies in host memory."""
+import copy
+import gc
+import queue
+import random
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import adamant  # noqa: E402
+from adamant import _host_copies  # noqa: E402
+from adamant.torch import Adam, AdamW  # noqa: E402
+
+
+class SlowLane(_host_copies.HostLane):
+    """Copies that happen later, in order, in a thread: what a stream of a GPU may do."""
+    lanes = []
+
+    def __init__(self, device=None):
+        self.jobs = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self.work, daemon=True)
+        self.thread.start()
+        self.lanes.append(self)
+        self.copies = 0
+
+    def work(self):
+        while (job := self.jobs.get()) is not None:
+            time.sleep(random.random() * 3e-4)
+            to, source, done = job
+            with torch.no_grad():
+                to.copy_(source)
+            done.set()
+
+    def copy(self, to, source):
+        done = threading.Event()
+        self.jobs.put((to, source, done))
+        self.copies += 1
+        return done.wait
+
+    def caller_follows(self):
+        here = torch.zeros(1)
+        self.copy(here, here.clone())()
+
+
+class BrokenLane(_host_copies.HostLane):
+    fails = False
+
+    def copy(self, to, source):
+        if BrokenLane.fails:
+            raise RuntimeError("the copy failed")
+        return super().copy(to, source)
+
+
+@pytest.fixture(params=["host", "slow"])
+def lanes(request, monkeypatch):
+    if request.param == "slow":
+        monkeypatch.setattr(_host_copies.HostCopies, "new_lane", staticmethod(SlowLane))
+    yield request.param
+    for lane in SlowLane.lanes:
+        lane.jobs.put(None)
+        lane.thread.join()
+    SlowLane.lanes.clear()
+
+
+def params_of(sizes, kind, seed):
+    made = torch.Generator().manual_seed(seed)
+    return [torch.nn.Parameter(torch.randn(size, generator=made).to(kind)) for size in sizes]
+
+
+def gradients(sizes, kind, seed, scale):
+    made = torch.Generator().manual_seed(seed)
+    return [(torch.randn(size, generator=made) * scale).to(kind) for size in sizes]
+
+
+def backward(params, grads):
+    """Autograd makes these gradients; None: the param takes no part."""
+    used = [(p, g) for p, g in zip(params, grads) if g is not None]
+    torch.autograd.backward([(p * 1.0) for p, _ in used], [g.clone() for _, g in used])
+
+
+def same_bits(a, b):
+    return a.dtype == b.dtype and torch.equal(a.detach().contiguous().view(-1).view(torch.uint8),
+                                              b.detach().contiguous().view(-1).view(torch.uint8))
+
+
+def check_same(params, first, others, second, what):
+    for i, (p, q) in enumerate(zip(params, others)):
+        assert same_bits(p, q), f"{what}: param {i}"
+        for name, value in first.state[p].items():
+            assert same_bits(value, second.state[q][name]), f"{what}: {name} of param {i}"
+
+
+def run(seed, ways):
+    """Random steps of two optimizers, one of them over sums that torch makes in float32, in host memory."""
+    choose = random.Random(seed)
+    sizes = [(choose.choice([1, 3, 64, 5000, 20000]),) for _ in range(choose.randint(1, 7))]
+    kind = choose.choice([torch.float32, torch.bfloat16, torch.float16])
+    options = {"lr": 0.01, "weight_decay": 0.1, "on_nonfinite": choose.choice(["apply", "skip", "zero"]),
+               "max_norm": choose.choice([None, 1.0, 1e6]), "master": kind != torch.float32 and choose.random() < 0.6,
+               "threads": choose.choice([1, 2])}
+    mine = choose.choice([Adam, AdamW])
+    params, others = params_of(sizes, kind, seed), params_of(sizes, kind, seed)
+    for q in others:
+        q.grad_dtype = torch.float32 if ways.get("accumulate") else kind
+    first, second = mine(params, **options, **ways), mine(others, **options)
+    for t in range(8):
+        what = f"seed {seed}, step {t}, {options}"
+        micro_steps = choose.randint(1, ways["accumulate"]) if "accumulate" in ways else 1
+        sums = [None] * len(sizes)
+        for micro in range(micro_steps):
+            grads = gradients(sizes, kind, 100 * seed + 10 * t + micro, choose.choice([1e-3, 1.0]))
+            if choose.random() < 0.1 and options["on_nonfinite"] != "apply":
+                grads[0][0] = float("inf")
+            for i in range(len(grads)):
+                if choose.random() < 0.1:
+                    grads[i] = None
+            if any(g is not None for g in grads):
+                backward(params, grads)
+            if "accumulate" in ways:
+                grads = [None if g is None else g.float() for g in grads]
+            sums = [s if g is None else g if s is None else s + g for s, g in zip(sums, grads)]
+        for q, g in zip(others, sums):
+            q.grad = g
+        norm, expected = first.step(), second.step()
+        if options["max_norm"] is not None:
+            assert norm.item() == expected.item() or norm.isnan() and expected.isnan(), what
+        check_same(params, first, others, second, what)
+        if choose.random() < 0.5:
+            first.zero_grad()
+        for p in params:
+            p.grad = None
+        if choose.random() < 0.2:  # somebody writes weights
+            with torch.no_grad():
+                i = choose.randrange(len(sizes))
+                for of in (params, others):
+                    of[i][: 1 + sizes[i][0] // 2] = 0.375
+        if choose.random() < 0.1:
+            for of in (first, second):
+                of.load_state_dict(of.state_dict())
+
+
+@pytest.mark.parametrize("ways", [{"offload": True}, {"offload": True, "overlap": True}, {"overlap": True},
+                                  {"accumulate": 3}, {"accumulate": 3, "overlap": True},
+                                  {"accumulate": 2, "offload": True}, {"accumulate": 3, "offload": True, "overlap": True}],
+                         ids=lambda ways: "+".join(ways))
+def test_any_run_has_the_bits_of_one_in_host_memory(ways, lanes):
+    if lanes == "slow" and "offload" not in ways:
+        pytest.skip("nothing is copied")
+    for seed in range(25 if lanes == "host" else 8):
+        run(seed, ways)
+
+
+def test_a_ring_that_is_smaller_than_all_gradients_goes_round(monkeypatch, lanes):
+    monkeypatch.setattr(_host_copies, "_ring_bytes", 1 << 10)
+    for seed in range(10):
+        for overlap in (False, True):
+            sizes = [(n,) for n in (4000, 1, 5000, 70, 4999, 3000, 20, 5000)]
+            params, others = params_of(sizes, torch.float32, seed), params_of(sizes, torch.float32, seed)
+            first, second = AdamW(params, lr=0.01, offload=True, overlap=overlap), AdamW(others, lr=0.01)
+            for t in range(3):
+                for of in (params, others):
+                    for p in of:
+                        p.grad = None
+                    backward(of, gradients(sizes, torch.float32, 10 * seed + t, 1.0))
+                first.step()
+                second.step()
+            assert len(first._cohorts[0].copies.ring.buffer) < 3 * 5000 * 4
+            check_same(params, first, others, second, f"seed {seed}")
+
+
+def test_weights_are_sent_once_a_step(monkeypatch):
+    monkeypatch.setattr(_host_copies.HostCopies, "new_lane", staticmethod(SlowLane))
+    params = params_of([(5000,)] * 6, torch.bfloat16, 1)
+    optimizer = AdamW(params, lr=0.01, offload=True, master=True)
+    backward(params, gradients([(5000,)] * 6, torch.bfloat16, 1, 1.0))
+    for t in range(3):
+        optimizer.step()
+    up = optimizer._cohorts[0].copies._up[torch.device("cpu")]
+    assert up.copies == 3 * (6 + 1)  # and one in which the caller waits
+
+
+def test_a_copy_that_fails_takes_the_step_back_and_the_next_one_works(monkeypatch):
+    monkeypatch.setattr(_host_copies.HostCopies, "new_lane", staticmethod(lambda device: BrokenLane()))
+    sizes = [(5000,), (3,)]
+    params = params_of(sizes, torch.float32, 1)
+    optimizer = AdamW(params, lr=0.01, offload=True, max_norm=1.0)
+    backward(params, gradients(sizes, torch.float32, 1, 1.0))
+    optimizer.step()
+    before = [p.detach().clone() for p in params]
+    BrokenLane.fails = True
+    try:
+        with pytest.raises(RuntimeError, match="the copy failed"):
+            optimizer.step()
+    finally:
+        BrokenLane.fails = False
+    assert all(same_bits(p, q) for p, q in zip(params, before))
+    assert optimizer.state[params[0]]["step"] == 1
+    optimizer.step()
+    assert optimizer.state[params[0]]["step"] == 2 and not same_bits(params[0], before[0])
+
+
+def test_a_copy_that_fails_in_a_step_that_cannot_be_taken_back_says_so(monkeypatch):
+    monkeypatch.setattr(_host_copies.HostCopies, "new_lane", staticmethod(lambda device: BrokenLane()))
+    params = params_of([(5000,), (3,)], torch.float32, 1)
+    optimizer = AdamW(params, lr=0.01, offload=True)
+    backward(params, gradients([(5000,), (3,)], torch.float32, 1, 1.0))
+    optimizer.step()
+    state = optimizer.state_dict()
+    native = optimizer._cohorts[0].native
+    submit = native.submit_at
+    monkeypatch.setattr(native, "submit_at", lambda number, at: submit(number, at) if number == 0 else 1 / 0)
+    with pytest.raises(adamant.Error, match="others of after it. Load a state. What failed: division by zero"):
+        optimizer.step()
+    optimizer.load_state_dict(state)
+    optimizer.step()
+    assert optimizer.state[params[0]]["step"] == 2
+
+
+def test_no_thread_is_left_after_a_step():
+    params = params_of([(5000,)] * 3, torch.float32, 1)
+    optimizer = AdamW(params, lr=0.01, offload=True)
+    backward(params, gradients([(5000,)] * 3, torch.float32, 1, 1.0))
+    optimizer.step()
+    assert not [thread for thread in threading.enumerate() if "adamant" in thread.name]
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_model_that_is_loaded_goes_into_masters_and_untouched_elements_keep_their_bits(offload):
+    params = params_of([(5000,)], torch.bfloat16, 1)
+    optimizer = AdamW(params, lr=1e-3, master=True, offload=offload)
+    for t in range(3):
+        params[0].grad = gradients([(5000,)], torch.bfloat16, t, 1.0)[0]
+        optimizer.step()
+    master = optimizer.state[params[0]]["master_param"].clone()
+    with torch.no_grad():
+        params[0][:10] = 3.0
+    params[0].grad = torch.zeros_like(params[0])
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    now = optimizer.state[params[0]]["master_param"]
+    assert torch.equal(now[:10], torch.full((10,), 3.0)) and torch.equal(now[10:], master[10:])
+    assert torch.equal(params[0][:10].detach(), torch.full((10,), 3.0, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("master", [False, True])
+def test_a_run_goes_on_from_a_state_that_is_loaded_over_a_later_one(master):
+    params = params_of([(5000,), (3,)], torch.bfloat16, 1)
+    optimizer = AdamW(params, lr=1e-3, master=master, offload=True)
+
+    def train(first, last):
+        for t in range(first, last):
+            for p, g in zip(params, gradients([(5000,), (3,)], torch.bfloat16, t, 1.0)):
+                p.grad = g
+            optimizer.step()
+        return [t.clone() for p in params for t in (p.detach(), *optimizer.state[p].values())]
+    train(0, 3)
+    state = copy.deepcopy(optimizer.state_dict())
+    weights = [p.detach().clone() for p in params]
+    expected = train(3, 6)
+    with torch.no_grad():
+        for p, weight in zip(params, weights):
+            p.copy_(weight)
+    optimizer.load_state_dict(state)
+    assert all(same_bits(a, b) for a, b in zip(train(3, 6), expected))
+
+
+def test_params_that_go_are_forgotten():
+    params = params_of([(500,), (30,)], torch.bfloat16, 1)
+    optimizer = AdamW(params, lr=1e-3, offload=True)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    del optimizer.state[params[1]], optimizer.param_groups[0]["params"][1]
+    optimizer.step()
+    assert set(optimizer._mirrors) == set(optimizer._versions) == {id(params[0])}
+
+
+def test_zero_grad_forgets_sums_and_what_changes_under_them_is_refused():
+    sizes = [(500,), (30,)]
+    params, others = params_of(sizes, torch.float32, 1), params_of(sizes, torch.float32, 1)
+    first, second = AdamW(params, lr=0.01, accumulate=2), AdamW(others, lr=0.01)
+    grads = [gradients(sizes, torch.float32, t, 1.0) for t in range(4)]
+    backward(params, grads[0])
+    backward(params, grads[1])
+    assert torch.equal(params[0].grad, grads[1][0])  # the last one alone
+    first.zero_grad()
+    backward(params, grads[2])
+    backward(params, grads[3])
+    for q, g, h in zip(others, grads[2], grads[3]):
+        q.grad = g + h
+    first.step()
+    second.step()
+    check_same(params, first, others, second, "after zero_grad()")
+    backward(params, grads[0])  # which is added to grads[3], as for torch: nobody has called zero_grad()
+    first.state[params[0]]["exp_avg"] = first.state[params[0]]["exp_avg"].clone()
+    with pytest.raises(adamant.InvalidArgument, match="were added up, but params, states or types"):
+        first.step()
+    first.zero_grad()
+    backward(params, grads[0])
+    first.step()
+
+
+def test_sums_are_gone_after_a_step_also_for_the_norm():
+    sizes = [(500,), (30,)]
+    params, others = params_of(sizes, torch.float32, 1), params_of(sizes, torch.float32, 1)
+    first, second = AdamW(params, lr=0.01, accumulate=2, max_norm=1.0), AdamW(others, lr=0.01, max_norm=1.0)
+    grads = [gradients(sizes, torch.float32, t, 1.0) for t in range(3)]
+    backward(params, [grads[0][0], None])
+    backward(params, [grads[1][0], None])
+    others[0].grad = grads[0][0] + grads[1][0]
+    assert first.step() == second.step()
+    params[0].grad = None
+    backward(params, grads[2])  # the first gradient of the second param
+    for q, g in zip(others, grads[2]):
+        q.grad = g
+    assert first.step() == second.step()
+    check_same(params, first, others, second, "after two steps")
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, "2", None])
+def test_accumulate_must_be_a_number_of_calls(bad):
+    with pytest.raises(adamant.InvalidArgument, match="accumulate is .*, but must be a number of backward"):
+        AdamW(params_of([(3,)], torch.float32, 1), accumulate=bad)
+
+
+@pytest.mark.parametrize("ways", [{"overlap": True}, {"accumulate": 2}], ids=str)
+def test_distributed_data_parallel_is_refused_where_it_would_average_too_late(ways, tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        optimizer = AdamW(model.parameters(), **ways)
+        with pytest.raises(adamant.InvalidArgument, match="belongs to a DistributedDataParallel"):
+            model(torch.ones(1, 3)).sum().backward()
+        other = torch.nn.Linear(3, 2)  # which is nobody's
+        optimizer = AdamW(other.parameters(), **ways)
+        other(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        del model
+        gc.collect()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+@pytest.mark.parametrize("kind,master", [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True),
+                                         (torch.float16, True)])
+def test_params_on_a_gpu_have_the_bits_of_params_in_host_memory(kind, master, max_norm, overlap):
+    sizes = [(3, 1000), (5,), (2000, 70), (1,)]
+    params = [torch.nn.Parameter(p.detach().cuda()) for p in params_of(sizes, kind, 1)]
+    others = params_of(sizes, kind, 1)
+    options = {"lr": 0.01, "max_norm": max_norm, "master": master}
+    first, second = AdamW(params, overlap=overlap, **options), AdamW(others, **options)
+    for t in range(5):
+        grads = gradients(sizes, kind, t, 1.0)
+        first.zero_grad()
+        backward(params, [g.cuda() for g in grads])
+        for q, g in zip(others, grads):
+            q.grad = g
+        first.step()
+        second.step()
+        check_same([torch.nn.Parameter(p.detach().cpu()) for p in params], _Renamed(first, params), others, second,
+                   f"step {t}")
+    assert all(value.device.type == "cpu" for state in first.state.values() for value in state.values())
+    loaded = torch.optim.AdamW(params, lr=0.01)
+    loaded.load_state_dict(first.state_dict())
+    first.load_state_dict(loaded.state_dict())
+    assert all(value.device.type == "cpu" for state in first.state.values() for value in state.values())
+
+
+class _Renamed:
+    """An optimizer's states, by other params in the same order."""
+
+    def __init__(self, of, params):
+        self.states = [of.state[p] for p in params]
+        self.next = iter(self.states)
+        self.state = self
+
+    def __getitem__(self, param):
+        return next(self.next)
