@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A DeepSpeed job: ZeRO 2 with CPU offload. ADAMANT_DEEPSPEED=1 in the environment, or the line below, moves it here.
+
+Run: DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 deepspeed_job.py --steps 10 --folder runs
+and then, to go on from what either op has saved: the same with --steps 20 --resume step10
+"""
+# import adamant.deepspeed
+import argparse
+
+import deepspeed
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--config", default=__file__.replace(".py", ".json"))
+parser.add_argument("--steps", type=int, default=10)
+parser.add_argument("--folder", default="runs")
+parser.add_argument("--resume", help="the tag of a checkpoint")
+parser.add_argument("--local_rank", type=int)  # DeepSpeed's launcher gives it
+options = parser.parse_args()
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Embedding(64, 64),
+                            torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True),
+                            torch.nn.Linear(64, 64))
+engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=options.config)
+if options.resume:
+    engine.load_checkpoint(options.folder, tag=options.resume)
+rank = torch.distributed.get_rank()
+
+while engine.global_steps < options.steps:
+    batch = torch.Generator().manual_seed(1000 * engine.global_steps + rank)
+    first, stride = torch.randint(0, 64, (2, 8, 1), generator=batch)
+    text = (first + stride % 4 * torch.arange(17)) % 64
+    out = engine(text[:, :-1].to(engine.device))
+    loss = torch.nn.functional.cross_entropy(out.float().flatten(0, 1), text[:, 1:].flatten().to(engine.device))
+    engine.backward(loss)
+    engine.step()
+    if rank == 0:
+        print(f"step {engine.global_steps}: loss {loss.item():.7f}, norm {engine.get_global_grad_norm():.4f}")
+
+engine.save_checkpoint(options.folder, tag=f"step{engine.global_steps}")
+if rank == 0:
+    print(f"saved step{engine.global_steps}, by {engine.optimizer.optimizer.ds_opt_adam.__name__}")
+torch.distributed.destroy_process_group()
