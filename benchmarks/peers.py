@@ -9,6 +9,7 @@ repository, as one command (the peers take some 6 GB of disk; each may be missin
       && build/peers/bin/python benchmarks/peers.py --json peers.json --plot peers.svg
 
 `adamant roofline --from peers.json --plot FILE.svg` draws the large sizes below the limit, by number of threads.
+`--engines` measures the Python package instead, beside torch's and DeepSpeed's own steps: see engines.py.
 
 What is timed is a step of AdamW over one tensor, called from Python as a user calls it: adamant's optimizer::step()
 through the C interface, as engines call it, and its step() without an optimizer; peers by their optimizer's step(), for
@@ -374,6 +375,8 @@ def parsed():
     add("--json", help="write everything to this file")
     add("--plot", help="draw a picture to this file, .svg or .png; needs Matplotlib")
     add("--from-json", help="measure nothing: the table and picture of this file")
+    add("--engines", nargs=argparse.REMAINDER, help="the Python package in PyTorch and DeepSpeed; the rest is for "
+        "engines.py")
     add("--child-threads", type=int, help=argparse.SUPPRESS)
     add("--child-out", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -394,6 +397,9 @@ def run(asked):
 
 def main():
     asked = parsed()
+    if asked.engines is not None:
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "engines.py")
+        sys.exit(subprocess.run([sys.executable, script, *asked.engines]).returncode)
     if asked.child_threads:
         return child(asked)
     if asked.from_json:
