@@ -21,6 +21,6 @@ tests)
     "$folder/venv/bin/pip" install --quiet --no-deps --force-reinstall "$folder"/wheel/*.whl
     cd "$folder"
     "$folder/venv/bin/adamant" help
-    "$folder/venv/bin/python" -m pytest -q -p no:cacheprovider "$package/tests"
+    "$folder/venv/bin/python" -m pytest -q -n 2 -p no:cacheprovider "$package/tests"
     ;;
 esac
