@@ -5,6 +5,8 @@ import copy
 import gc
 import queue
 import random
+import subprocess
+import sys
 import threading
 import time
 
@@ -344,6 +346,269 @@ def test_distributed_data_parallel_is_refused_where_it_would_average_too_late(wa
         gc.collect()
     finally:
         torch.distributed.destroy_process_group()
+
+
+# What else happens to gradients that are added up, or stepped while backward goes on
+
+SIZES = [(1000,), (50, 20)]
+
+
+def summing(**ways):
+    params = params_of(SIZES, torch.float32, 0)
+    return params, AdamW(params, lr=0.01, **{"accumulate": 2, **ways})
+
+
+def back(params, *seeds):
+    for seed in seeds:
+        backward(params, gradients([p.shape for p in params], params[0].dtype, seed, 1.0))
+
+
+def check_is_step_of(params, *seeds):
+    others = params_of(SIZES, torch.float32, 0)
+    back(others, *seeds)
+    AdamW(others, lr=0.01).step()
+    assert all(same_bits(p, q) for p, q in zip(params, others))
+
+
+def test_a_sum_is_not_lost_where_its_last_gradient_is_gone():
+    params, optimizer = summing()
+    back(params, 1, 2)
+    torch.autograd.grad(sum(p.square().sum() for p in params), params)  # calls hooks, and sets no gradient
+    optimizer.step()
+    check_is_step_of(params, 1, 2)
+    params, optimizer = summing()
+    back(params, 1)
+
+    def fails(grad):
+        raise ValueError
+    handle = params[0].register_hook(fails)
+    with pytest.raises(ValueError):
+        back(params, 2)
+    handle.remove()
+    optimizer.step()
+    check = params_of(SIZES, torch.float32, 0)
+    back(check, 1)
+    AdamW(check[:1], lr=0.01).step()
+    assert same_bits(params[0], check[0])
+
+
+def test_a_models_zero_grad_forgets_sums():
+    params, optimizer = summing()
+    back(params, 5, 6)
+    for p in params:
+        p.grad = None
+    back(params, 1, 2)
+    optimizer.step()
+    check_is_step_of(params, 1, 2)
+    params, optimizer = summing()
+    back(params, 5, 6)
+    params[0].grad = None
+    with pytest.raises(adamant.InvalidArgument, match="set to None while gradients are added up, and others were not"):
+        back(params, 1)
+
+
+def test_a_last_gradient_that_is_changed_is_refused():
+    for change in (lambda p: p.grad.mul_(0.5), lambda p: setattr(p, "grad", p.grad * 0.5)):
+        params, optimizer = summing()
+        back(params, 1, 2)
+        before = [p.detach().clone() for p in params]
+        kept = [p.grad for p in params]  # so that another one has another address
+        change(params[0])
+        with pytest.raises(adamant.InvalidArgument, match="but with accumulate it is only the last part of a sum"):
+            optimizer.step()
+        assert all(same_bits(p, q) for p, q in zip(params, before)) and len(kept) == 2
+    params, optimizer = summing()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for seed in (1, 2):
+        grads = gradients(SIZES, torch.float32, seed, 1.0)
+        scaler.scale(sum((p * g).sum() for p, g in zip(params, grads))).backward()
+    with pytest.raises(adamant.InvalidArgument, match="a GradScaler steps this optimizer"):
+        scaler.step(optimizer)
+    optimizer.zero_grad()
+    back(params, 1, 2)
+    optimizer.step()
+    check_is_step_of(params, 1, 2)
+
+
+def test_groups_and_states_do_not_change_under_sums():
+    params, optimizer = summing()
+    state = copy.deepcopy(optimizer.state_dict())
+    back(params, 1, 2)
+    with pytest.raises(adamant.InvalidArgument, match="added up, but a group is added; call step"):
+        optimizer.add_param_group({"params": params_of([(3,)], torch.float32, 1)})
+    with pytest.raises(adamant.InvalidArgument, match="added up, but a state is loaded; call step"):
+        optimizer.load_state_dict(state)
+    optimizer.step()
+    check_is_step_of(params, 1, 2)
+
+
+@pytest.mark.parametrize("ways", [{"accumulate": 2}, {"overlap": True}, {}], ids=str)
+def test_of_two_optimizers_over_the_same_params_the_last_one_is_told(ways):
+    params = params_of(SIZES, torch.float32, 0)
+    old = AdamW(params, lr=0.5, overlap=True)
+    old_too = AdamW(params, lr=0.5, accumulate=2)
+    new = AdamW(params, lr=0.01, **ways)
+    back(params, 1, 2) if "overlap" not in ways else back(params, 1)
+    new.step()
+    check_is_step_of(params, 1, 2) if "overlap" not in ways else check_is_step_of(params, 1)
+    assert old.last_report is old_too.last_report is None
+
+
+@pytest.mark.parametrize("ways", [{"overlap": True}, {"overlap": True, "max_norm": 1e9}, {"accumulate": 2},
+                                  {"accumulate": 2, "offload": True},
+                                  {"accumulate": 2, "offload": True, "overlap": True}], ids="+".join)
+def test_hooks_in_several_threads_as_with_several_devices(ways):
+    sizes = [(3000,)] * 30
+    params, others = params_of(sizes, torch.float32, 0), params_of(sizes, torch.float32, 0)
+    first, second = AdamW(params, lr=0.01, **ways), AdamW(others, lr=0.01, max_norm=ways.get("max_norm"))
+    for t in range(12):
+        for micro in range(ways.get("accumulate", 1)):
+            grads = gradients(sizes, torch.float32, 10 * t + micro, 1.0)
+            threads = [threading.Thread(target=backward, args=(params[i::2], grads[i::2])) for i in (0, 1)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            backward(others, grads)
+        first.step()
+        second.step()
+        check_same(params, first, others, second, f"step {t}")
+        first.zero_grad()
+        second.zero_grad()
+
+
+@pytest.mark.parametrize("ways", [{"master": True}, {"offload": True}, {"master": True, "offload": True}], ids="+".join)
+@pytest.mark.parametrize("how", ["data", "after load"])
+def test_weights_that_are_put_in_place_are_taken_over(ways, how):
+    params = params_of([(500,)], torch.bfloat16, 1)
+    optimizer = AdamW(params, lr=0.5, **ways)
+    params[0].grad = torch.ones_like(params[0])
+    optimizer.step()
+    if how == "data":
+        params[0].data = torch.full((500,), 7.0, dtype=torch.bfloat16)
+    else:
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        with torch.no_grad():
+            params[0].fill_(7.0)
+    params[0].grad = torch.ones_like(params[0])
+    optimizer.step()
+    assert 6 < params[0].float().mean() < 7
+
+
+def test_a_param_that_wants_gradients_later_is_added_up_in_float32():
+    frozen, free = params_of([(500,), (30,)], torch.bfloat16, 1)
+    frozen.requires_grad_(False)
+    optimizer = AdamW([frozen, free], lr=0.01, accumulate=16, state_format="float32")
+    frozen.requires_grad_(True)
+    total = torch.zeros(500)
+    for seed in range(16):
+        grads = gradients([(500,), (30,)], torch.bfloat16, seed, 1.0)
+        backward([frozen, free], grads)
+        total += grads[0].float()
+    optimizer.step()
+    assert torch.allclose(optimizer.state[frozen]["exp_avg"], 0.1 * total, rtol=1e-6)
+
+
+def test_params_without_elements_do_not_stop_the_ring(monkeypatch):
+    monkeypatch.setattr(_host_copies, "_ring_bytes", 1 << 10)
+    sizes = [(0,), *[(4000,)] * 8, (0,)]
+    params, others = params_of(sizes, torch.float32, 1), params_of(sizes, torch.float32, 1)
+    first, second = AdamW(params, lr=0.01, offload=True), AdamW(others, lr=0.01)
+    for t in range(2):
+        for p, q, g in zip(params, others, gradients(sizes, torch.float32, t, 1.0)):
+            p.grad, q.grad = g, g
+        first.step()
+        second.step()
+    check_same(params, first, others, second, "a small ring")
+
+
+def test_who_averages_gradients_is_looked_for_once(monkeypatch, tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        params, optimizer = summing()
+        looks = []
+        monkeypatch.setattr(gc, "get_objects", lambda: looks.append(1) or [])
+        for t in range(3):
+            back(params, 1, 2)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert len(looks) == 1
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_fsdp2_overlaps_and_refuses_one_more_backward(tmp_path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8))
+        for layer in (model[0], model[1], model):
+            fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+        optimizer = AdamW(model.parameters(), lr=0.01, overlap=True, max_norm=1.0)
+        for t in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 64)).sum().backward()
+            assert (optimizer._open is not None) == (t > 0)
+            optimizer.step()
+        optimizer.zero_grad()
+        model(torch.ones(2, 64)).sum().backward()
+        with pytest.raises(adamant.InvalidArgument, match="called again before step"):
+            model(torch.ones(2, 64)).sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_couriers_and_hooks_end_with_their_optimizer(monkeypatch):
+    monkeypatch.setattr(_host_copies, "_idle_seconds", 0.05)
+    params = params_of(SIZES, torch.float32, 0)
+    for _ in range(3):
+        optimizer = AdamW(params, lr=0.01, offload=True, accumulate=3)
+        back(params, 1, 1)
+        del optimizer
+        gc.collect()
+        assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in params)
+    until = time.monotonic() + 20
+    while any("adamant" in thread.name for thread in threading.enumerate()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any("adamant" in thread.name for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("ways", [{"accumulate": 3}, {"overlap": True}], ids=str)
+def test_a_process_may_end_before_a_step_does(ways):
+    script = f"""
+import torch
+from adamant.torch import AdamW
+params = [torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(4)]
+optimizer = AdamW(params, offload=True, **{ways})
+for t in range(2):
+    sum(p.square().sum() for p in params).backward()
+    if t == 0 and {ways.get("accumulate", 1)} == 1:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_courier_that_has_ended_is_followed_by_another(monkeypatch):
+    monkeypatch.setattr(_host_copies, "_idle_seconds", 0.01)
+    params, optimizer = summing(offload=True)
+    for seed in (1, 2):
+        back(params, seed)
+        time.sleep(0.1)
+    optimizer.step()
+    check_is_step_of(params, 1, 2)
+
+
+def test_modules_with_hooks_can_be_converted():
+    model = torch.nn.Linear(4, 4)
+    optimizer = AdamW(model.parameters(), lr=0.01, overlap=True, accumulate=2)
+    for param in model.parameters():
+        torch.utils.swap_tensors(param, torch.nn.Parameter(param.detach().clone()))
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from array import array as packed
 from contextlib import contextmanager
 from ctypes import c_float
@@ -21,6 +23,17 @@ if TYPE_CHECKING:
     from .torch import _Steps
 
 moments = ("exp_avg", "exp_avg_sq")
+_copying: "weakref.WeakSet[Cohort]" = weakref.WeakSet()
+
+
+@atexit.register
+def _end_copies() -> None:
+    # A thread that comes back to the interpreter when that has ended would end the process.
+    for cohort in list(_copying):
+        if cohort.is_usable:
+            assert cohort.copies is not None
+            cohort.copies.drop()
+            cohort.native.close()
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -58,6 +71,8 @@ class Cohort:
         self.native = Native(of._executor(), on_nonfinite=own["on_nonfinite"], max_norm=own["max_norm"] or 0.0,
                              reduce=of._reduce if of._needs_norm and (of._process_group or not alone) else None,
                              weights_ready=self.copies.send if self.copies is not None else None)
+        if self.copies is not None:
+            _copying.add(self)
         self.hypers = {group: of._hyper(group) for group in sorted({group for group, _ in members})}
         self.number_of = {group: self.native.add_group(f"group{group}", maximize=of.param_groups[group]["maximize"],
                                                        **hyper) for group, hyper in self.hypers.items()}
@@ -164,25 +179,22 @@ class Cohort:
         if not self.masters and self.copies is None:
             return
         for number in self.masters if self.copies is None else range(len(self.params)):
-            param = self.params[number]
-            known = self.versions.get(id(param))
-            if known != param._version:
-                self._take_weight(number, local(param.detach()), known is None)
-                self.versions[id(param)] = param._version
+            now = self._version(number)
+            if self.versions.get(id(self.params[number])) != now:
+                self._take_weight(number)
+                self.versions[id(self.params[number])] = now
 
-    def _take_weight(self, number: int, weight: Tensor, is_new: bool) -> None:
-        master = self.states[number].get("master_param")
-        if master is None:
-            assert self.copies is not None
-            self.copies.bring_weights(number)
-        elif not is_new:  # else it was made of the param, or loaded
-            master = local(master)
-            if self.copies is not None:
-                before = self.copies.mirror(number).clone()
-                weight = self.copies.bring_weights(number)
-                changed = weight != before
-            else:
-                changed = master.to(weight.dtype) != weight
+    def _version(self, number: int) -> Tuple[int, int]:
+        """Changes with the weights, whoever writes them, unless it is by way of `param.data`."""
+        return self.params[number]._version, local(self.params[number]).data_ptr()
+
+    def _take_weight(self, number: int) -> None:
+        weight = local(self.params[number].detach())
+        if self.copies is not None:
+            weight = self.copies.bring_weights(number)
+        if "master_param" in self.states[number]:
+            master = local(self.states[number]["master_param"])
+            changed = master.to(weight.dtype) != weight
             if bool(changed.any()):  # the others keep the bits that a param has no room for
                 master[changed] = weight[changed].to(master.dtype)
 
@@ -289,4 +301,4 @@ class Cohort:
         # Autograd then sees that what it has saved was changed.
         torch.autograd.graph.increment_version(self.params)
         for number in self.masters if self.copies is None else range(len(self.params)):
-            self.versions[id(self.params[number])] = self.params[number]._version
+            self.versions[id(self.params[number])] = self._version(number)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ._library import InvalidArgument
 
 _alignment = 64  # bytes
+_idle_seconds = 1.0  # after which a courier without work ends: its optimizer may be gone
 _ring_bytes = 64 << 20  # of a ring whose slots are used again within a step, where gradients are not larger
 
 
@@ -174,6 +175,7 @@ class HostCopies:
         self._passing_ring: Optional[Ring] = None
         self._slots: Dict[int, List[Any]] = {}
         self._jobs: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
+        self._hiring = threading.Lock()
         self._courier: Optional[threading.Thread] = None
         self._error: Optional[BaseException] = None
 
@@ -194,6 +196,8 @@ class HostCopies:
         """Begins to copy a gradient down, and calls then(number, address) once it is there, in the courier's thread.
         frees: its memory is not needed after that."""
         source = flat(grad.detach())
+        if source.numel() == 0:  # the library will not say that it is done with it
+            return self._give_job((lambda: None, then, number, self.ring.buffer.data_ptr(), None, source))
         down = self._down[grad.device]
         if frees and self._passing_ring is None:
             self._passing_ring = self._passing()
@@ -203,16 +207,31 @@ class HostCopies:
         to = slot[:source.numel() * source.element_size()].view(source.dtype)
         down.follow_caller()
         wait = down.copy(to, source)
-        if self._consumes and not frees and source.numel() != 0:
+        if self._consumes and not frees:
             self._slots[number] = taken
         # The gradient is kept until it has been copied.
-        self._jobs.put((wait, then, number, to.data_ptr(), taken if frees else None, source))
-        if self._courier is None:
-            self._courier = threading.Thread(target=self._carry, name="adamant courier", daemon=True)
-            self._courier.start()
+        self._give_job((wait, then, number, to.data_ptr(), taken if frees else None, source))
+
+    def _give_job(self, job: Any) -> None:
+        with self._hiring:
+            self._jobs.put(job)
+            if self._courier is None:
+                self._courier = threading.Thread(target=self._carry, name="adamant courier", daemon=True)
+                self._courier.start()
 
     def _carry(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=_idle_seconds)
+            except queue.Empty:
+                with self._hiring:
+                    if not self._jobs.empty():
+                        continue
+                    if self._courier is threading.current_thread():
+                        self._courier = None
+                    return
+            if job is None:
+                return
             wait, then, number, address, taken, _ = job
             if self._error is None:
                 try:
@@ -238,9 +257,11 @@ class HostCopies:
 
     def settle(self) -> None:
         """Waits until all that was to be brought has been, and raises what went wrong. The courier's thread ends."""
-        courier, self._courier = self._courier, None
+        with self._hiring:
+            courier, self._courier = self._courier, None
+            if courier is not None:
+                self._jobs.put(None)
         if courier is not None:
-            self._jobs.put(None)
             courier.join()
         self._raise()
 

@@ -11,6 +11,7 @@ shards.
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from itertools import chain
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Union
@@ -28,6 +29,8 @@ from .optimizer import add_squares
 
 __all__ = ["Adam", "AdamW"]
 
+# Whose hooks count, by the param's id: those of the optimizer that was made last.
+_owners: "weakref.WeakValueDictionary[int, _Steps]" = weakref.WeakValueDictionary()
 _formats = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _arguments = """
     The arguments of torch.optim.{name} mean what they mean there. `foreach`, `fused` and `capturable` are accepted and
@@ -44,7 +47,8 @@ _arguments = """
             nothing may read them. Not under DistributedDataParallel, which changes gradients after backward has made
             them.
         accumulate: of how many backward() calls a step takes the sum. It is made in float32, whatever the type of the
-            gradients; p.grad has the last one alone. step() may come after fewer. Not under DistributedDataParallel.
+            gradients; p.grad has the last one alone, so what changes it, as a GradScaler or clipping do, is an error.
+            step() may come after fewer. Not under DistributedDataParallel; under FSDP2 torch itself adds up.
         offload: params in host memory are stepped as those on a GPU are, by copies; to try that without a GPU.
         state_format: the type of new moments, "float32" or "bfloat16". None: the param's, as torch has it, and float32
             where the param is float16 or has a master.
@@ -70,6 +74,11 @@ _arguments = """
 
 def _in_host(param: Tensor) -> Dict[str, Any]:
     return {} if param.device.type == "cpu" else {"device": "cpu"}
+
+
+def _remove(handles: List[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 class _OpenStep:
@@ -101,11 +110,16 @@ class _Steps:
             raise InvalidArgument(f"accumulate is {own['accumulate']!r}, but must be a number of backward() calls, from 1")
         self._process_group = own.pop("process_group")
         self._own = own
-        self._step_supports_amp_scaling = False  # a GradScaler then unscales gradients itself, as for torch's own
         self._begin()
 
     def _begin(self) -> None:
-        self._watched: Set[int] = set()
+        # A GradScaler unscales p.grad itself, as for torch's own, where it does not say so by attributes.
+        self._step_supports_amp_scaling = self._own["accumulate"] > 1
+        self._watched: Dict[int, Tensor] = {}  # params with hooks, by id
+        self._handles: List[Any] = []
+        weakref.finalize(self, _remove, self._handles)
+        self._may_be_averaged = True  # until that was looked for
+        self._lock = threading.RLock()  # backward calls hooks in a thread for each device
         self._mirrors: Dict[int, Tensor] = {}  # weights in host memory of params that are elsewhere, by the param's id
         self._versions: Dict[int, int] = {}  # of params whose weights are elsewhere, too, when both were the same
         self._forget()
@@ -120,6 +134,8 @@ class _Steps:
         self._joint: Optional[Tensor] = None  # the words of all cohorts' sum of squares, where there are several
         self._overlaps = True  # until the step under way turned out not to
         self._backwards: Dict[int, int] = {}  # how many gradients of this step a param has had, by its id
+        self._made: Dict[int, Tuple[int, int]] = {}  # address and version of the last of them
+        self._moved: Set[int] = set()  # params whose gradients went to their sums, and that have no other yet
         self.last_report: Optional[Report] = None
 
     # Set-up of steps
@@ -194,9 +210,7 @@ class _Steps:
 
     def _look(self) -> List[Cohort]:
         """Sorts params by the steps they have taken; those without gradients are left alone."""
-        if self._cohorts is not None and any(cohort.summed for cohort in self._cohorts):
-            raise InvalidArgument("gradients of earlier backward() calls were added up, but params, states or types of "
-                                  "gradients are others now; call step() before they change, or zero_grad() to begin anew")
+        self._refuse_with_sums("params, states or types of gradients are others now")
         for g, group in enumerate(self.param_groups):
             for what in ("amsgrad", "differentiable"):
                 if group.get(what):
@@ -212,6 +226,11 @@ class _Steps:
         self._idle = [param for _, param in everything if param.grad is None]
         self._param_count = len(everything)
         return made
+
+    def _refuse_with_sums(self, what: str) -> None:
+        if any(cohort.summed for cohort in self._cohorts or []):
+            raise InvalidArgument(f"gradients of earlier backward() calls were added up, but {what}; call step() before "
+                                  "that, or zero_grad() to begin anew")
 
     def _cohorts_of(self, members: List[Tuple[int, Tensor]]) -> List[Cohort]:
         by_steps: Dict[int, List[Tuple[int, Tensor]]] = {}
@@ -259,9 +278,11 @@ class _Steps:
             with torch.enable_grad():
                 loss = closure()
         with whole:
+            if self._own["accumulate"] > 1:
+                self._check_sums()
             report = self._finish() if self._open is not None else self._step_all()
             self._overlaps = True
-            self._backwards.clear()
+            self._begin_gradients()
             self.last_report = report
         if closure is None and self._own["max_norm"] is not None:
             return torch.tensor(0.0 if report is None else report.global_norm, dtype=torch.float64)
@@ -323,59 +344,122 @@ class _Steps:
 
     def _watch(self) -> None:
         if not self._own["overlap"] and self._own["accumulate"] == 1:
+            for _, param in self._all_params():
+                _owners[id(param)] = self
             return
         me = weakref.ref(self)
 
-        def before(param: Tensor) -> Callable[[Tensor], None]:
-            of = weakref.ref(param)
-
+        def before(number: int) -> Callable[[Tensor], None]:
             def hook(grad: Tensor) -> None:
-                it, param = me(), of()
-                if it is not None and param is not None:
-                    with whole:
-                        it._before_gradient(param)
+                it = me()
+                if it is not None and _owners.get(number) is it:
+                    with whole, it._lock:
+                        it._before_gradient(it._watched[number])
             return hook
 
         def after(param: Tensor) -> None:
             it = me()
-            if it is not None and it._own["overlap"]:
-                with whole:
-                    it._on_gradient(param)
+            if it is not None and _owners.get(id(param)) is it:
+                with whole, it._lock:
+                    it._after_gradient(param)
         for _, param in self._all_params():
             if param.requires_grad and id(param) not in self._watched:
-                self._watched.add(id(param))
-                param.register_hook(before(param))
-                param.register_post_accumulate_grad_hook(after)
+                self._watched[id(param)] = param
+                self._may_be_averaged = True
+                _owners[id(param)] = self
+                self._handles += [param.register_hook(before(id(param))),
+                                  param.register_post_accumulate_grad_hook(after)]
 
     def _refuse_to_be_averaged(self) -> None:
         """DistributedDataParallel averages gradients when these hooks have seen them."""
+        self._may_be_averaged = False
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return
         parallel = torch.nn.parallel.DistributedDataParallel
         for each in gc.get_objects():
             if issubclass(type(each), parallel) and any(id(param) in self._watched for param in each.parameters()):
+                self._may_be_averaged = True
                 raise InvalidArgument("a param belongs to a DistributedDataParallel, which averages gradients after "
                                       "backward has made them, but overlap=True and accumulate take them before; leave "
                                       "these out, or shard the model with FSDP2")
 
+    def _begin_gradients(self) -> None:
+        self._backwards.clear()
+        self._made.clear()
+        self._moved.clear()
+
     def _before_gradient(self, param: Tensor) -> None:
-        """Before backward adds to a param's gradient, or sets it."""
-        if not self._backwards and self._open is None:
+        """Before backward adds to a param's gradient, or sets it. FSDP2 does so without calling this."""
+        if not self._backwards:
+            self._watch()  # params that have begun to want gradients
+        if self._may_be_averaged:
             self._refuse_to_be_averaged()
         if self._open is not None and self._open.cohort.number.get(id(param)) in self._open.submitted:
-            # Whatever forward has read since then may be params of before or after the step.
-            self._abandon("backward() is called once more")
-            often = f"{self._own['accumulate']} backward() calls" if self._own["accumulate"] > 1 else "one backward()"
-            raise InvalidArgument(f"backward() is called again before step(), but with overlap=True the step began after "
-                                  f"{often}. Params and moments are as before it again, and this step's gradients are of "
-                                  "no use. Call step() in time, or set overlap=False to add gradients up")
+            self._refuse_one_more()
         if self._own["accumulate"] > 1:
-            if param.grad is not None:
-                with torch.no_grad():
+            with torch.no_grad():
+                self._check_sum(param)
+                if param.grad is not None:
                     self._add_up(param)
-            self._backwards[id(param)] = self._backwards.get(id(param), 0) + 1
-        else:
-            self._backwards[id(param)] = 1
+
+    def _after_gradient(self, param: Tensor) -> None:
+        """When backward has set a param's gradient, or added to it."""
+        if param.grad is not None:
+            self._made[id(param)] = (local(param.grad).data_ptr(), param.grad._version)
+        self._moved.discard(id(param))
+        self._backwards[id(param)] = self._backwards.get(id(param), 0) + 1
+        if self._own["overlap"] and self._overlaps and self._backwards[id(param)] >= self._own["accumulate"]:
+            self._on_gradient(param)
+
+    def _refuse_one_more(self) -> None:
+        # Whatever forward has read since then may be params of before or after the step.
+        self._abandon("backward() is called once more")
+        often = f"{self._own['accumulate']} backward() calls" if self._own["accumulate"] > 1 else "one backward()"
+        raise InvalidArgument(f"backward() is called again before step(), but with overlap=True the step began after "
+                              f"{often}. Params and moments are as before it again, and this step's gradients are of "
+                              "no use. Call step() in time, or set overlap=False to add gradients up. "
+                              "checkpoint(use_reentrant=True) calls backward() by itself; False does not")
+
+    # Sums of gradients
+
+    def _check_sums(self) -> None:
+        if hasattr(self, "found_inf"):
+            for name in ("grad_scale", "found_inf"):
+                if hasattr(self, name):
+                    delattr(self, name)
+            raise InvalidArgument("a GradScaler steps this optimizer, but it unscales and looks at the last gradient alone, "
+                                  "and accumulate takes a sum; scale the loss by hand, use bfloat16, or set accumulate=1")
+        for cohort in self._cohorts or []:
+            for number in sorted(cohort.summed):
+                param = cohort.params[number]
+                self._check_sum(param)
+                if param.grad is None and number in cohort.summed:  # autograd.grad() has come after the last gradient
+                    param.grad = torch.zeros_like(param, dtype=cohort.dtypes[number])
+
+    def _check_sum(self, param: Tensor) -> None:
+        """Raises where the last gradient, which is a part of the sum, was changed; forgets all sums where all gradients
+        were dropped, as zero_grad() of a model does."""
+        cohort = self._cohort_of(param)
+        if cohort is None or cohort.number[id(param)] not in cohort.summed:
+            return
+        if param.grad is None:
+            if id(param) in self._moved:
+                return
+            dropped = [p.grad is None and id(p) not in self._moved for c in self._cohorts or []
+                       for p in (c.params[number] for number in c.summed)]
+            if not all(dropped):
+                raise InvalidArgument(f"the gradient of {self._name(param)} was set to None while gradients are added up, "
+                                      "and others were not; call the optimizer's zero_grad() to begin anew")
+            self._forget_sums()
+        elif (local(param.grad).data_ptr(), param.grad._version) != self._made.get(id(param)):
+            raise InvalidArgument(f"the gradient of {self._name(param)} was changed after backward() had made it, but with "
+                                  "accumulate it is only the last part of a sum. To clip, set max_norm; to change "
+                                  "gradients, set accumulate=1")
+
+    def _forget_sums(self) -> None:
+        for cohort in self._cohorts or []:
+            cohort.forget_sums()
+        self._begin_gradients()
 
     def _add_up(self, param: Tensor) -> None:
         """The gradient that is there goes to the param's float32 sum."""
@@ -393,6 +477,7 @@ class _Steps:
             return self._add_up(param)
         cohort.accumulate(number, local(grad))
         param.grad = None
+        self._moved.add(id(param))
 
     def _cohort_of(self, param: Tensor) -> Optional[Cohort]:
         return next((cohort for cohort in self._cohorts or [] if id(param) in cohort.number), None)
@@ -408,8 +493,6 @@ class _Steps:
 
     def _on_gradient(self, param: Tensor) -> None:
         """Submits the gradient that backward has just made."""
-        if not self._overlaps or self._backwards.get(id(param), 0) < self._own["accumulate"]:
-            return
         if self._open is None:
             cohorts = self._cohorts
             if not cohorts or len(cohorts) != 1 or not cohorts[0].is_usable:
@@ -422,6 +505,8 @@ class _Steps:
         grad = local(param.grad) if param.grad is not None else None
         if number is None:
             return  # has its first gradient, see _finish()
+        if number in step.submitted:  # FSDP2 has added to it
+            self._refuse_one_more()
         if grad is None or not step.cohort.fits(number, grad):
             step.fits = False
             return
@@ -435,16 +520,15 @@ class _Steps:
             step.cohort.abandon()
         except Unavailable:
             raise InvalidArgument(f"{why}, but with overlap=True backward() has begun a step, which cannot be given up "
-                                  "without max_norm; call step() first, or set overlap=False") from None
+                                  "without max_norm. Call step() first, with the hyperparameters that it began with; it "
+                                  "steps what has a gradient. Or set overlap=False") from None
         self._open = None
         self._overlaps = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. A step that backward has begun is given up first, and sums are forgotten."""
         self._settle("zero_grad() is called")
-        for cohort in self._cohorts or []:
-            cohort.forget_sums()
-        self._backwards.clear()
+        self._forget_sums()
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def _finish(self) -> Optional[Report]:
@@ -485,9 +569,11 @@ class _Steps:
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """As torch's."""
+        if hasattr(self, "_own"):
+            self._refuse_with_sums("a group is added")
+            self._settle("add_param_group() is called")
         super().add_param_group(param_group)  # type: ignore[misc]
         if hasattr(self, "_own"):
-            self._settle("add_param_group() is called")
             self._forget()
             self._watch()
 
@@ -509,6 +595,7 @@ class _Steps:
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """As torch's, from its classes and from these; states keep the types that they were saved in."""
+        self._refuse_with_sums("a state is loaded")
         self._settle("load_state_dict() is called")
         given: Dict[str, Any] = {}
 
@@ -545,7 +632,6 @@ class _Steps:
         super().__setstate__(state)  # type: ignore[misc]
         if "_own" in state:  # a copy, not a state that is loaded
             self._process_group = None
-            self._step_supports_amp_scaling = False
             self._begin()
 
 
