@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A DeepSpeed job: ZeRO 2 with CPU offload. ADAMANT_DEEPSPEED=1 in the environment, or the line below, moves it here.
 
-Run: DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 deepspeed_job.py --steps 10 --folder runs
-and then, to go on from what either op has saved: the same with --steps 20 --resume step10
+Run, with DeepSpeed's own op: DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 deepspeed_job.py --steps 10 --folder runs
+and then, to go on here from what it has saved: ADAMANT_DEEPSPEED=1 and the same with --steps 20 --resume step10
 """
 # import adamant.deepspeed
 import argparse

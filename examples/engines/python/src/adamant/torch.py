@@ -113,7 +113,8 @@ class _Steps:
         self._begin()
 
     def _begin(self) -> None:
-        # A GradScaler unscales p.grad itself, as for torch's own, where it does not say so by attributes.
+        # A GradScaler then leaves gradients alone, and says by attributes that it steps; see _check_sums(). Otherwise it
+        # unscales p.grad before, as for torch's own classes.
         self._step_supports_amp_scaling = self._own["accumulate"] > 1
         self._watched: Dict[int, Tensor] = {}  # params with hooks, by id
         self._handles: List[Any] = []
@@ -121,7 +122,7 @@ class _Steps:
         self._may_be_averaged = True  # until that was looked for
         self._lock = threading.RLock()  # backward calls hooks in a thread for each device
         self._mirrors: Dict[int, Tensor] = {}  # weights in host memory of params that are elsewhere, by the param's id
-        self._versions: Dict[int, int] = {}  # of params whose weights are elsewhere, too, when both were the same
+        self._versions: Dict[int, Tuple[int, int]] = {}  # of params whose weights are elsewhere, too, when both were the same
         self._forget()
         self._watch()
 
