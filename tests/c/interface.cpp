@@ -206,11 +206,15 @@ TEST_CASE("C: structs of other versions")
     optimizer const scales(make_optimizer(m, scaled));
     check_struct<adamant_loss_scaler>(adamant_loss_scaler_init, "adamant_loss_scaler",
                                       [&](auto* it) { return adamant_set_loss_scaler(scales.get(), it); });
-    check_struct<adamant_hyperparameters>(adamant_hyperparameters_init, "adamant_hyperparameters",
-                                          [&](auto* it) { return adamant_set_hyperparameters(o.get(), 0, it); });
-    check_struct<adamant_shard>(adamant_shard_init, "adamant_shard", [&, n = 0](auto* it) mutable {
-        return adamant_add_shard(o.get(), 0, ("none" + std::to_string(n++)).c_str(), it, nullptr);
-    });
+    check_struct<adamant_hyperparameters>(
+        adamant_hyperparameters_init, "adamant_hyperparameters",
+        [&](auto* it) { return adamant_set_hyperparameters(o.get(), 0, it); }, 56);
+    check_struct<adamant_shard>(
+        adamant_shard_init, "adamant_shard",
+        [&, n = 0](auto* it) mutable {
+            return adamant_add_shard(o.get(), 0, ("none" + std::to_string(n++)).c_str(), it, nullptr);
+        },
+        sizeof(adamant_shard) - 8);
     check_struct<adamant_step_values>(adamant_step_values_init, "adamant_step_values",
                                       [&](auto* it) { return adamant_step(o.get(), it, nullptr); });
 

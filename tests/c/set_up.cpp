@@ -69,7 +69,11 @@ TEST_CASE("C: options, groups and shards that cannot be")
 
     adamant_hyperparameters h = hyperparameters();
     REQUIRE((h.lr == 1e-3 && h.beta1 == 0.9 && h.beta2 == 0.999 && h.eps == 1e-8 && h.weight_decay == 0 &&
-             h.decay == ADAMANT_DECAY_UNSET && h.bias_correction == 1));
+             h.decay == ADAMANT_DECAY_UNSET && h.bias_correction == 1 &&
+             h.exp_avg_sq_rounding == ADAMANT_ROUND_STOCHASTIC && h.param_rounding == ADAMANT_ROUND_NEAREST &&
+             h.rounding_seed == 0));
+    h.param_rounding = 2;
+    refused(adamant_add_group(o.get(), "x", &h, 0, nullptr), "param_rounding");
     for (auto const& [field, name] : {std::pair{&adamant_hyperparameters::lr, "lr"},
                                       {&adamant_hyperparameters::beta1, "beta1"},
                                       {&adamant_hyperparameters::beta2, "beta2"},
@@ -81,7 +85,8 @@ TEST_CASE("C: options, groups and shards that cannot be")
     }
     h = hyperparameters();
     refused(adamant_add_group(o.get(), "all", &h, 0, nullptr), "'all'");
-    h = {sizeof h, 0.25, 0.5, 0.75, 0.125, 0.0625, ADAMANT_DECAY_L2, 0};
+    h = {sizeof h, 0.25, 0.5, 0.75, 0.125, 0.0625, ADAMANT_DECAY_L2, 0, ADAMANT_ROUND_NEAREST, ADAMANT_ROUND_STOCHASTIC,
+         77};
     refused(adamant_set_hyperparameters(o.get(), 1, &h), "group 1");
     ok(adamant_set_hyperparameters(o.get(), 0, &h));
     adamant_hyperparameters got = hyperparameters();

@@ -69,8 +69,12 @@ TEST_CASE("C: every combination of types has the bits of its kernel, and no othe
         ok(adamant_step(made, nullptr, nullptr));
         adamant::shard_dtypes const with_floats = {types[0], adamant::dtype::float32, types[2], types[3], types[4]};
         (summed ? adamant::find_format(with_floats) : format)
-            ->step_for(adamant::isa::scalar)({expected[0].data(), summed ? gradient.data() : expected[1].data(),
-                                              expected[2].data(), expected[3].data(), expected[4].data()},
+            ->step_for(adamant::isa::scalar)({expected[0].data(),
+                                              summed ? gradient.data() : expected[1].data(),
+                                              expected[2].data(),
+                                              expected[3].data(),
+                                              expected[4].data(),
+                                              {adamant::param_number_of("x"), 0}},
                                              0, n, adamant::make_coefficients({}, 1, {}), false);
         for (std::size_t i = 0; i < 5; ++i) {
             INFO(adamant::shard_array::names[i]);

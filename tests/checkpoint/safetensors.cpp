@@ -526,7 +526,9 @@ TEST_CASE("a header with a right checksum is not believed either")
     CHECK(mentions(state([](json& s) { s["params"][1]["shape"] = {1ull << 62, 2}; }), {"'b'", "memory"}));
     CHECK(mentions(state([](json& s) { s["params"][1]["shape"] = {1.5}; }), {"param 1", "'shape'"}));
     CHECK(mentions(state([](json& s) { s["params"][1]["shape"] = {3}; }), {"3 elements from 1", "has 3"}));
-    CHECK(mentions(state([](json& s) { s["groups"][1].erase("eps"); }), {"group 1", "9 members"}));
+    CHECK(mentions(state([](json& s) { s["groups"][1].erase("eps"); }), {"group 1", "12 members"}));
+    CHECK(mentions(state([](json& s) { s["groups"][1]["param_rounding"] = "up"; }), {"'rest'", "rounding"}));
+    CHECK(mentions(state([](json& s) { s["groups"][1]["rounding_seed"] = -1; }), {"group 1", "'rounding_seed'"}));
     CHECK(mentions(state([](json& s) { s["groups"][1]["mode"] = "L2"; }), {"'rest'", "mode"}));
     CHECK(mentions(state([](json& s) { s["groups"][0]["mode"] = "unset"; }), {"'decay'", "mode is unset"}));
     CHECK(mentions(state([](json& s) { s["groups"][1]["beta1"] = 1.0; }), {"'rest'", "beta1 is 1"}));

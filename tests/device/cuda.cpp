@@ -66,6 +66,7 @@ public:
             }
             d.elems = p.elems;
             d.group = p.group;
+            d.place = p.place;
             pieces_.push_back(d);
         }
         part = on_.make_part(pieces_, with_records);

@@ -31,6 +31,7 @@ struct model_piece {
     std::size_t group = 0;
     std::size_t at[6] = {};
     std::size_t first_block = 0;
+    adamant::place_in_param place = {};
 };
 
 class model {
@@ -43,7 +44,8 @@ public:
     // Between arrays there are bytes that nobody writes.
     void add(std::array<dtype, 6> const& types, std::size_t elems, std::size_t group = 0)
     {
-        model_piece p{types, elems, group, {}, squares.size()};
+        // The first element of every other piece is near the end of a line of random numbers.
+        model_piece p{types, elems, group, {}, squares.size(), {pieces.size(), pieces.size() % 2 * 65000}};
         for (std::size_t a = 0; a < 6; ++a) {
             p.at[a] = image.size();
             image.resize((image.size() + elems * size_bytes(types[a]) + 15) / 16 * 16 + 16, std::byte{0x5a});
@@ -176,6 +178,13 @@ private:
         else
             adamant::store_unaligned(at, adamant::oracle::stored<adamant::float16>(x));
     }
+    static void store(std::byte* at, dtype type, float x, bool by_chance, std::uint16_t random)
+    {
+        if (by_chance && type == dtype::bfloat16)
+            adamant::store_unaligned(at, adamant::rounded_by_chance(x, random));
+        else
+            store(at, type, x);
+    }
     static float canonical(float x) { return adamant::is_nan(x) ? from_bits(adamant::canonical_nan_bits) : x; }
 
     void round(model_piece const& p, std::size_t begin, std::size_t end)
@@ -234,9 +243,12 @@ private:
             std::size_t const e = begin + i;
             adamant::oracle::element const stepped = adamant::oracle::update(
                 {get(p, arrays::param, e), get(p, arrays::exp_avg, e), get(p, arrays::exp_avg_sq, e)}, g[i], now.c);
-            store(element(p, arrays::param, e), p.types[arrays::param], stepped.param);
+            adamant::rounding_lines const lines = adamant::rounding_lines_at(now.c.rounding.key, p.place, e);
+            store(element(p, arrays::param, e), p.types[arrays::param], stepped.param, now.c.rounding.param,
+                  adamant::random_half(lines.param, e));
             store(element(p, arrays::exp_avg, e), p.types[arrays::exp_avg], stepped.exp_avg);
-            store(element(p, arrays::exp_avg_sq, e), p.types[arrays::exp_avg_sq], stepped.exp_avg_sq);
+            store(element(p, arrays::exp_avg_sq, e), p.types[arrays::exp_avg_sq], stepped.exp_avg_sq,
+                  now.c.rounding.exp_avg_sq, adamant::random_half(lines.exp_avg_sq, e));
             if (p.types[arrays::weight_out] != dtype::none)
                 store(element(p, arrays::weight_out, e), p.types[arrays::weight_out], stepped.param);
         }

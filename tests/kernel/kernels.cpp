@@ -25,7 +25,7 @@ struct arrays {
     // A copy whose arrays begin at these offsets.
     arrays(arrays const& other, std::size_t const (&offsets)[5])
         : param(other.param, offsets[0]), grad(other.grad, offsets[1]), exp_avg(other.exp_avg, offsets[2]),
-          exp_avg_sq(other.exp_avg_sq, offsets[3]), weight_out(other.weight_out, offsets[4])
+          exp_avg_sq(other.exp_avg_sq, offsets[3]), weight_out(other.weight_out, offsets[4]), place(other.place)
     {
     }
 
@@ -48,9 +48,10 @@ struct arrays {
     std::uint64_t run(kernel::step_function step, coefficients const& c, std::size_t begin, std::size_t end,
                       bool stream = false)
     {
-        return step({param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), weight_out.data()}, begin, end, c,
-                    stream);
+        return step({param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), weight_out.data(), place}, begin,
+                    end, c, stream);
     }
+    place_in_param place = {7, 0};
     [[nodiscard]] std::string difference(arrays const& expected) const
     {
         for (auto const& [name, mine, theirs] :
@@ -72,10 +73,17 @@ std::string text_of(shard_format const& types)
     return text;
 }
 
-coefficients ordinary_coefficients(bool l2 = false)
+coefficients ordinary_coefficients(bool l2 = false, bfloat16_rounding rounding = {})
 {
-    return make_coefficients({.lr = 1e-3, .weight_decay = 0.1, .mode = l2 ? decay_mode::l2 : decay_mode::decoupled},
-                             10);
+    return make_coefficients(
+        {.lr = 1e-3, .weight_decay = 0.1, .mode = l2 ? decay_mode::l2 : decay_mode::decoupled, .rounding = rounding},
+        10);
+}
+
+// Both ways for both arrays, by an index from 0 to 3.
+bfloat16_rounding rounding_of(std::size_t which)
+{
+    return {static_cast<rounding>(which % 2), static_cast<rounding>(which / 2 % 2), which};
 }
 
 // Compares the tier with the oracle on a copy of `start`; returns what differs.
@@ -108,8 +116,10 @@ TEST_CASE("bf16_avx2: every combination has the oracle's bits, for every kind of
                 test::random_bits random(++seed);
                 arrays start(types, 1200);
                 start.fill(kind, random);
+                start.place.begin = random.below(2) * (rounding_line_elems - 600);
                 INFO(text_of(types) << "values " << static_cast<int>(kind) << " l2 " << l2);
-                REQUIRE(compare(types, start, ordinary_coefficients(l2), 0, 1200) == "");
+                for (std::size_t which = 0; which < 4; ++which)
+                    REQUIRE(compare(types, start, ordinary_coefficients(l2, rounding_of(which)), 0, 1200) == "");
             }
 }
 
@@ -180,13 +190,15 @@ TEST_CASE("random shapes: any combination, cut, offset, kind of value and hyperp
         std::size_t const n = random.below(700);
         arrays start(types, n);
         start.fill(test::all_values[random.below(5)], random);
+        start.place = {random(), random.below(3 * rounding_line_elems)};
         hyperparameters const hyper{.lr = static_cast<double>(test::with_exponent(random(), -20, 0)) < 0 ? 1e-3 : 1e-4,
                                     .beta1 = random.below(2) == 0 ? 0.9 : 0.95,
                                     .beta2 = random.below(2) == 0 ? 0.999 : 0.95,
                                     .eps = random.below(2) == 0 ? 1e-8 : 1e-6,
                                     .weight_decay = random.below(2) == 0 ? 0.0 : 0.1,
                                     .mode = random.below(2) == 0 ? decay_mode::l2 : decay_mode::decoupled,
-                                    .bias_correction = random.below(4) != 0};
+                                    .bias_correction = random.below(4) != 0,
+                                    .rounding = rounding_of(random.below(4))};
         coefficients const c = make_coefficients(hyper, 1 + random.below(100));
         std::size_t offsets[5];
         for (std::size_t& offset : offsets)

@@ -22,31 +22,17 @@
 using namespace adamant;
 using namespace slow;
 
-namespace {
-
-template <class T>
-T* at(test::array& of)
-{
-    return reinterpret_cast<T*>(of.data());
-}
-
-} // namespace
-
 std::size_t slow::add(optimizer& to, tensor& t, std::string const& name, shard_place const& place)
 {
-    std::size_t const n = t.size();
+    shard_format const* const format = find_format({t.types[0], t.types[1], t.types[2], t.types[3], t.types[4]});
+    t.place = {param_number_of(name), place.begin};
     shard_to_add const added{
         .group = t.group,
         .name = name,
-        .shard = t.types[param] == dtype::bfloat16
-                     ? optimizer_shard(shard(at<bfloat16>(t.mine[param]), at<bfloat16>(t.mine[grad]),
-                                             at<bfloat16>(t.mine[exp_avg]), at<bfloat16>(t.mine[exp_avg_sq]), n))
-                 : t.types[grad] == dtype::bfloat16
-                     ? optimizer_shard(shard(at<float>(t.mine[param]), at<bfloat16>(t.mine[grad]),
-                                             at<float>(t.mine[exp_avg]), at<float>(t.mine[exp_avg_sq]),
-                                             at<bfloat16>(t.mine[weight_out]), n))
-                     : optimizer_shard(shard(at<float>(t.mine[param]), at<float>(t.mine[grad]),
-                                             at<float>(t.mine[exp_avg]), at<float>(t.mine[exp_avg_sq]), n)),
+        .shard = optimizer_shard(any_shard(*format,
+                                           {t.mine[param].data(), t.mine[grad].data(), t.mine[exp_avg].data(),
+                                            t.mine[exp_avg_sq].data(), t.mine[weight_out].data()},
+                                           t.size())),
         .accumulator = {t.mine[accumulator].data(), t.types[accumulator]},
         .place = place};
     return to.add_shard(added).index;

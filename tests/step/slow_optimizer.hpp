@@ -35,6 +35,7 @@ struct tensor {
     std::vector<float> summed; // what the step sees
     unsigned micro_steps = 0;
     std::size_t group = 0;
+    place_in_param place = {};
     std::vector<test::array> carried; // param and weight_out as weights_ready has taken them away
 
     tensor(std::array<dtype, arrays> const& t, std::size_t n, test::random_bits& random) : types(t)
@@ -110,10 +111,20 @@ inline void store(test::array& to, dtype type, std::size_t i, float x)
         store<float16>(to, i, x);
 }
 
+// The same, by chance where it has to be.
+inline void store(test::array& to, dtype type, std::size_t i, float x, bool by_chance, std::uint16_t random)
+{
+    if (by_chance && type == dtype::bfloat16)
+        store_unaligned(to.data() + i * sizeof(bfloat16), rounded_by_chance(x, random));
+    else
+        store(to, type, i, x);
+}
+
 inline constexpr std::array<dtype, arrays> kinds[] = {
     {dtype::float32, dtype::bfloat16, dtype::float32, dtype::float32, dtype::bfloat16, dtype::float32},
     {dtype::bfloat16, dtype::bfloat16, dtype::bfloat16, dtype::bfloat16, dtype::none, dtype::bfloat16},
     {dtype::float32, dtype::float32, dtype::float32, dtype::float32, dtype::none, dtype::none},
+    {dtype::float32, dtype::bfloat16, dtype::float32, dtype::bfloat16, dtype::bfloat16, dtype::float32},
 };
 
 // Compiled once, in optimizer.cpp, as it brings the kernels.
@@ -173,9 +184,12 @@ inline slow_result step_slowly(std::vector<tensor>& tensors, std::vector<bool> c
             }
             oracle::element const updated = oracle::update(
                 {each.expected[param].get(i), each.expected[exp_avg].get(i), each.expected[exp_avg_sq].get(i)}, g, own);
-            store(each.expected[param], each.types[param], i, updated.param);
+            rounding_lines const lines = rounding_lines_at(c.rounding.key, each.place, i);
+            store(each.expected[param], each.types[param], i, updated.param, c.rounding.param,
+                  random_half(lines.param, i));
             store(each.expected[exp_avg], each.types[exp_avg], i, updated.exp_avg);
-            store(each.expected[exp_avg_sq], each.types[exp_avg_sq], i, updated.exp_avg_sq);
+            store(each.expected[exp_avg_sq], each.types[exp_avg_sq], i, updated.exp_avg_sq, c.rounding.exp_avg_sq,
+                  random_half(lines.exp_avg_sq, i));
             if (each.types[weight_out] != dtype::none)
                 store(each.expected[weight_out], each.types[weight_out], i, updated.param);
         }
@@ -243,14 +257,16 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
                            .beta2 = random.below(2) == 0 ? 0.95 : 0.999,
                            .weight_decay = 0.01,
                            .mode = mode,
-                           .bias_correction = random.below(4) != 0},
+                           .bias_correction = random.below(4) != 0,
+                           .rounding = {static_cast<rounding>(random.below(2)), static_cast<rounding>(random.below(2)),
+                                        random.below(3)}},
                           random.below(4) == 0});
         REQUIRE(mine.add_group(groups.back()) == g);
     }
     std::size_t const count = 1 + random.below(6);
     for (std::size_t k = 0; k < count; ++k) {
         std::size_t const n = random.below(8) == 0 ? 0 : big ? random.below(60000) : 1 + random.below(9000);
-        tensors.emplace_back(kinds[random.below(3)], n, random);
+        tensors.emplace_back(kinds[random.below(std::size(kinds))], n, random);
         tensors.back().group = random.below(groups.size());
     }
     for (std::size_t k = 0; k < count; ++k)

@@ -56,12 +56,15 @@ inline constexpr c_name c_names[] = {
     {"dtype::bfloat16", "ADAMANT_BFLOAT16"},
     {"dtype::float16", "ADAMANT_FLOAT16"},
     {"dtype::float32", "ADAMANT_FLOAT32"},
+    {"rounding::nearest", "ADAMANT_ROUND_NEAREST"},
+    {"rounding::stochastic", "ADAMANT_ROUND_STOCHASTIC"},
     {"split_unit::deepspeed", "ADAMANT_SPLIT_DEEPSPEED"},
     {"split_unit::element", "ADAMANT_SPLIT_ELEMENT"},
     {"split_unit::shard", "ADAMANT_SPLIT_SHARD"},
     // Options of other names
     {"mode is not a valid decay_mode", "decay is not a valid decay mode"},
     {"mode is unset", "decay is unset"},
+    {"rounding is no valid choice", "exp_avg_sq_rounding or param_rounding is no valid choice"},
     {"set mode to", "set decay to"},
 };
 

@@ -29,7 +29,10 @@ adamant_hyperparameters to_c(hyperparameters const& from)
             from.eps,
             from.weight_decay,
             static_cast<adamant_decay>(from.mode),
-            from.bias_correction};
+            from.bias_correction,
+            static_cast<adamant_rounding>(from.rounding.exp_avg_sq),
+            static_cast<adamant_rounding>(from.rounding.param),
+            from.rounding.seed};
 }
 hyperparameters from_c(adamant_hyperparameters const* from)
 {
@@ -40,7 +43,9 @@ hyperparameters from_c(adamant_hyperparameters const* from)
             h.eps,
             h.weight_decay,
             to_enum(h.decay, decay_mode::l2, "decay"),
-            h.bias_correction != 0};
+            h.bias_correction != 0,
+            {to_enum(h.exp_avg_sq_rounding, rounding::stochastic, "exp_avg_sq_rounding"),
+             to_enum(h.param_rounding, rounding::stochastic, "param_rounding"), h.rounding_seed}};
 }
 
 shard_format const& format_of(adamant_shard const& from)
@@ -76,9 +81,10 @@ shard_of_c shard_of(adamant_shard const& from)
     if (sum == dtype::float16)
         detail::throw_invalid_argument({"accumulator_dtype is float16, but must be float32, bfloat16 or none"});
     shard_format const& format = format_of(from);
-    kernel::step_pointers const arrays{static_cast<std::byte*>(from.param), static_cast<std::byte const*>(from.grad),
-                                       static_cast<std::byte*>(from.exp_avg), static_cast<std::byte*>(from.exp_avg_sq),
-                                       static_cast<std::byte*>(from.weight_out)};
+    kernel::step_pointers const arrays{
+        static_cast<std::byte*>(from.param),      static_cast<std::byte const*>(from.grad),
+        static_cast<std::byte*>(from.exp_avg),    static_cast<std::byte*>(from.exp_avg_sq),
+        static_cast<std::byte*>(from.weight_out), {from.rounding_stream, from.begin}};
     detail::check_arrays(format.types, arrays, from.elements);
     return {any_shard(format, arrays, from.elements), {from.accumulator, sum}};
 }

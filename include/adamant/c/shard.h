@@ -47,6 +47,7 @@ typedef struct adamant_shard {
     const size_t* shape;
     size_t dims;
     size_t begin;
+    uint64_t rounding_stream; /* for adamant_step_shard(): a number that no other parameter has; else not looked at */
 } adamant_shard;
 ADAMANT_C_API adamant_status adamant_shard_init(adamant_shard* shard, size_t struct_bytes);
 
@@ -55,6 +56,14 @@ enum {
     ADAMANT_DECAY_UNSET = 0,     /* allowed only while weight_decay is 0 */
     ADAMANT_DECAY_DECOUPLED = 1, /* AdamW */
     ADAMANT_DECAY_L2 = 2         /* Adam */
+};
+
+typedef int32_t adamant_rounding; /* of arrays of bfloat16 that the next step reads again */
+enum {
+    ADAMANT_ROUND_NEAREST = 0,
+    /* Up or down by chance, so that the mean of many roundings is the exact value. The chance is a pure function of
+     * seed, step, parameter and element. */
+    ADAMANT_ROUND_STOCHASTIC = 1
 };
 
 typedef struct adamant_hyperparameters {
@@ -66,6 +75,11 @@ typedef struct adamant_hyperparameters {
     double weight_decay;     /* 0 */
     adamant_decay decay;     /* ADAMANT_DECAY_UNSET */
     int32_t bias_correction; /* 1 */
+    /* How second moments of bfloat16 are rounded; ADAMANT_ROUND_STOCHASTIC, because under rounding to nearest they do
+     * not come down where 1 - beta2 is less than 0.002. */
+    adamant_rounding exp_avg_sq_rounding;
+    adamant_rounding param_rounding; /* of params of bfloat16; ADAMANT_ROUND_NEAREST */
+    uint64_t rounding_seed;          /* 0 */
 } adamant_hyperparameters;
 ADAMANT_C_API adamant_status adamant_hyperparameters_init(adamant_hyperparameters* hyper, size_t struct_bytes);
 
@@ -73,8 +87,9 @@ ADAMANT_C_API adamant_status adamant_hyperparameters_init(adamant_hyperparameter
  * own count. The executor's threads do it, and nothing is remembered between calls. The gradient is first multiplied by
  * clip_coefficient / loss_scale; pass 1 for each that is not used. step_number counts from 1. The number of gradients
  * that were infinite or NaN, which went into the step as they were, is written to *nonfinite, which may be null. The
- * shard's accumulator must be ADAMANT_NONE; its place is not looked at. Has the same bits as adamant_step() with the
- * same values. From any thread, for shards that do not overlap. invalid argument, before anything is written: types,
+ * shard's accumulator must be ADAMANT_NONE. Its begin and rounding_stream say which elements it has, for stochastic
+ * rounding; its shape is not looked at. Has the same bits as adamant_step() with the same values, where bfloat16 is not
+ * rounded by chance: an optimizer goes by the parameter's name. From any thread, for shards that do not overlap. invalid argument, before anything is written: types,
  * pointers, hyperparameters or factors that cannot be, and step number 0. */
 ADAMANT_C_API adamant_status adamant_step_shard(const adamant_executor* executor, const adamant_shard* shard,
                                                 const adamant_hyperparameters* hyper, uint64_t step_number,

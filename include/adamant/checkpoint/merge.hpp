@@ -76,6 +76,12 @@ inline void check_same_run(state_dict const& first, state_dict const& other, std
         };
         same("bias_correction", ours.hyper.bias_correction, group.hyper.bias_correction);
         same("maximize", ours.maximize, group.maximize);
+        auto const text = [](bfloat16_rounding const& how) {
+            return text_of({rounding_names[static_cast<unsigned>(how.exp_avg_sq)], " (exp_avg_sq), ",
+                            rounding_names[static_cast<unsigned>(how.param)], " (param), seed ", how.seed});
+        };
+        if (ours.hyper.rounding != group.hyper.rounding)
+            refuse("rounding" + of, text(ours.hyper.rounding), text(group.hyper.rounding));
     }
 }
 

@@ -36,6 +36,7 @@ inline constexpr std::array<std::pair<char const*, double hyperparameters::*>, 5
 }};
 
 inline constexpr std::string_view decay_mode_names[] = {"unset", "decoupled", "l2"};
+inline constexpr std::string_view rounding_names[] = {"nearest", "stochastic"};
 
 inline std::string in_quotes(std::string_view name)
 {

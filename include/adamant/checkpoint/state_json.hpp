@@ -201,7 +201,10 @@ inline std::string state_text(state_dict const& state)
         json entry = {{"name", group.name},
                       {"mode", decay_mode_names[static_cast<unsigned>(group.hyper.mode)]},
                       {"bias_correction", group.hyper.bias_correction},
-                      {"maximize", group.maximize}};
+                      {"maximize", group.maximize},
+                      {"exp_avg_sq_rounding", rounding_names[static_cast<unsigned>(group.hyper.rounding.exp_avg_sq)]},
+                      {"param_rounding", rounding_names[static_cast<unsigned>(group.hyper.rounding.param)]},
+                      {"rounding_seed", group.hyper.rounding.seed}};
         for (auto const& [key, field] : hyperparameter_numbers)
             entry[key] = group.hyper.*field;
         groups.push_back(std::move(entry));
@@ -230,17 +233,24 @@ inline state_dict state_from_text(std::string_view text)
                                               scaler.count<std::uint32_t>("hysteresis_left")};
     }
     for (json const& entry : all.array("groups")) {
+        bool const has_rounding = entry.is_object() && entry.contains("rounding_seed");
         json_members const members(entry, "group " + std::to_string(state.groups.size()),
-                                   4 + hyperparameter_numbers.size());
+                                   4 + hyperparameter_numbers.size() + (has_rounding ? 3 : 0));
         parameter_group group;
         group.name = members.string("name");
         for (auto const& [key, field] : hyperparameter_numbers)
             group.hyper.*field = members.number(key);
-        std::string const mode = members.string("mode");
-        std::size_t i = 0;
-        while (i < std::size(decay_mode_names) && decay_mode_names[i] != mode)
-            ++i;
-        group.hyper.mode = static_cast<decay_mode>(i); // one too many is none, which validate() refuses
+        // The index in a list of names; one too many is none, which validate() refuses.
+        auto const choice = [&](char const* key, auto const& names) {
+            return std::find(std::begin(names), std::end(names), members.string(key)) - std::begin(names);
+        };
+        group.hyper.mode = static_cast<decay_mode>(choice("mode", decay_mode_names));
+        // Files from before there was a choice are of runs that rounded to nearest, and go on so.
+        group.hyper.rounding = {rounding::nearest, rounding::nearest, 0};
+        if (has_rounding)
+            group.hyper.rounding = {static_cast<rounding>(choice("exp_avg_sq_rounding", rounding_names)),
+                                    static_cast<rounding>(choice("param_rounding", rounding_names)),
+                                    members.count<std::uint64_t>("rounding_seed")};
         group.hyper.bias_correction = members.boolean("bias_correction");
         group.maximize = members.boolean("maximize");
         state.groups.push_back(std::move(group));

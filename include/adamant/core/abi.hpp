@@ -101,5 +101,12 @@
     ADAMANT_END_NAMESPACE
 #endif
 
+// For functions that CUDA's kernels call, too.
+#if defined(__CUDACC__)
+#define ADAMANT_ON_GPU __host__ __device__
+#else
+#define ADAMANT_ON_GPU
+#endif
+
 // For small functions of types that have one name for all flags: no copy of them remains for a linker to choose.
 #define ADAMANT_ALWAYS_INLINE [[gnu::always_inline]] inline

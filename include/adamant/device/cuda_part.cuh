@@ -274,6 +274,7 @@ private:
             to.elems = from.elems;
             to.first_block = first_blocks_[i];
             to.group = static_cast<std::uint32_t>(from.group);
+            to.place = from.place;
             std::memcpy(image.data() + i * sizeof to, &to, sizeof to);
             for (std::size_t b = 0; b < from.blocks(); ++b)
                 std::memcpy(image.data() + layout_.piece_of + (first_blocks_[i] + b) * sizeof i, &i, sizeof i);

@@ -35,7 +35,7 @@ public:
             kernel::sum_kernels_function const sum_kernels = kernel::sum_kernels_of(sum);
             shards_.emplace_back(any_shard(*piece.format,
                                            {array(arrays::param), array(arrays::grad), array(arrays::exp_avg),
-                                            array(arrays::exp_avg_sq), array(arrays::weight_out)},
+                                            array(arrays::exp_avg_sq), array(arrays::weight_out), piece.place},
                                            piece.elems),
                                  tier_, array(arrays::accumulator), sum,
                                  sum_kernels == nullptr ? nullptr : &sum_kernels(tier_));

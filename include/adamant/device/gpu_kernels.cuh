@@ -25,6 +25,7 @@ struct piece {
     std::uint32_t first_block; // of all blocks of the part
     std::uint32_t group;
     dtype types[6];
+    place_in_param place;
 };
 
 // What the kernels find of a part. In device memory.
@@ -204,10 +205,26 @@ __device__ inline void store_state(piece const& p, bool to_record, std::size_t a
                 type_of<ExpAvgSq>(p, arrays::exp_avg_sq), s.exp_avg_sq);
 }
 
+// A norm block's random numbers, of two lines at most.
+struct block_randoms {
+    rounding_lines lines[2];
+    std::size_t second_begin; // the piece's element with which the second begins
+};
+// What rounds to bfloat16 by chance.
+__device__ inline void round_by_chance(raw_group& raw, float_group const& of, block_randoms const& randoms,
+                                       rounding_line rounding_lines::*array, std::size_t at)
+{
+    raw = {{0, 0, 0, 0}};
+    for (unsigned k = 0; k < group_elems; ++k) {
+        rounding_line const& line = randoms.lines[at + k >= randoms.second_begin].*array;
+        raw.word[k / 2] |= stored_by_chance(of.value[k], random_half(line, at + k)) << (k % 2 * 16);
+    }
+}
+
 // One step of a group.
 template <int Param, int ExpAvg, int ExpAvgSq, int WeightOut>
-__device__ inline void step_group(piece const& p, group_rules const& rules, float_group const& grads,
-                                  raw_state const& old, std::size_t at, unsigned count)
+__device__ inline void step_group(piece const& p, group_rules const& rules, block_randoms const& randoms,
+                                  float_group const& grads, raw_state const& old, std::size_t at, unsigned count)
 {
     namespace arrays = shard_array;
     dtype const param_type = type_of<Param>(p, arrays::param);
@@ -221,14 +238,18 @@ __device__ inline void step_group(piece const& p, group_rules const& rules, floa
         float g = grads.value[k];
         if (rules.tames)
             g = tamed(g, rules.zero_nonfinite, rules.scale, rules.bound);
-        oracle::element const now = update({param.value[k], exp_avg.value[k], exp_avg_sq.value[k]}, g, rules.c);
-        param.value[k] = now.param;
-        exp_avg.value[k] = now.exp_avg;
-        exp_avg_sq.value[k] = now.exp_avg_sq;
+        oracle::element const next = update({param.value[k], exp_avg.value[k], exp_avg_sq.value[k]}, g, rules.c);
+        param.value[k] = next.param;
+        exp_avg.value[k] = next.exp_avg;
+        exp_avg_sq.value[k] = next.exp_avg_sq;
     }
-    store_state<Param, ExpAvg, ExpAvgSq>(p, false, at, count,
-                                         {stored_group(param, param_type), stored_group(exp_avg, exp_avg_type),
-                                          stored_group(exp_avg_sq, exp_avg_sq_type)});
+    raw_state now{stored_group(param, param_type), stored_group(exp_avg, exp_avg_type),
+                  stored_group(exp_avg_sq, exp_avg_sq_type)};
+    if (rules.c.rounding.exp_avg_sq && exp_avg_sq_type == dtype::bfloat16)
+        round_by_chance(now.exp_avg_sq, exp_avg_sq, randoms, &rounding_lines::exp_avg_sq, at);
+    if (rules.c.rounding.param && param_type == dtype::bfloat16)
+        round_by_chance(now.param, param, randoms, &rounding_lines::param, at);
+    store_state<Param, ExpAvg, ExpAvgSq>(p, false, at, count, now);
     if (dtype const out = type_of<WeightOut>(p, arrays::weight_out); out != dtype::none)
         store_group(p.arrays[arrays::weight_out], at, count, out, stored_group(param, out));
 }
@@ -259,6 +280,7 @@ __global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Para
     alignas(16) __shared__ float staged[norm_block_elems];
     __shared__ double partial_sums[norm_lanes];
     __shared__ unsigned partial_counts[sum_threads];
+    __shared__ block_randoms randoms;
 
     unsigned const thread = threadIdx.x;
     block const b = find_block(of, blockIdx.x);
@@ -286,7 +308,13 @@ __global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Para
             }
         }
     }
-    __syncthreads(); // all have seen whether there is a record, and gradients are staged
+    if (Param == any_dtype && (of.tasks & steps) != 0 && thread == 0) {
+        std::uint64_t const key = of.group[p.group - of.first_group].c.rounding.key;
+        randoms.second_begin = rounding_line_end(p.place, b.begin);
+        randoms.lines[0] = rounding_lines_at(key, p.place, b.begin);
+        randoms.lines[1] = rounding_lines_at(key, p.place, randoms.second_begin);
+    }
+    __syncthreads(); // all have seen whether there is a record, and gradients and random numbers are there
 
     if (steps_here) {
         group_rules const& rules = of.group[p.group - of.first_group];
@@ -310,7 +338,7 @@ __global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Para
             }
             if (makes_record) // where to, is asked for each time: that leaves registers for the rest
                 store_state<Param, ExpAvg, ExpAvgSq>(in_memory, true, at(group), count, old);
-            step_group<Param, ExpAvg, ExpAvgSq, WeightOut>(p, rules, g, old, at(group), count);
+            step_group<Param, ExpAvg, ExpAvgSq, WeightOut>(p, rules, randoms, g, old, at(group), count);
         }
         if (thread == 0 && (of.tasks & (keeps | back)) != 0)
             of.part.recorded[b.part_block] = (of.tasks & keeps) != 0 ? of.epoch : 0;
@@ -325,7 +353,7 @@ __global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Para
         total = {add_partial_sums(partial_sums), 0};
     __syncthreads();
     if (is_safe(partial_sums[0]))
-        return; // all of them
+        return;      // all of them
     __syncthreads(); // all have seen that
     if (!works)
         add_lanes_in_double(staged, b.elems, thread - step_threads, partial_sums,

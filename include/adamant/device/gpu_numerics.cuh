@@ -64,6 +64,17 @@ namespace detail::cuda {
     return (bits & 0x7fffu) > 0x7c00u ? 0x7e00u : bits;
 }
 
+// rounded_by_chance() of what flush() and canonical() have returned, as bits.
+[[nodiscard]] __device__ inline std::uint32_t stored_by_chance(float x, std::uint32_t random)
+{
+    if (!is_finite(x))
+        return stored_bfloat16(x);
+    std::uint32_t const bits = __float_as_uint(x);
+    std::uint32_t const sum = bits + random;
+    std::uint32_t const rounded = ((sum & 0x7fffffffu) >= 0x7f800000u ? bits : sum) >> 16;
+    return (rounded & 0x7fffu) <= 0x0080u ? rounded & 0x8000u : rounded;
+}
+
 // oracle::update(). Of its flushes that of the square root is left out, which is none: what is not zero is 2^-63 or
 // more.
 [[nodiscard]] __device__ inline oracle::element update(oracle::element old, float grad, coefficients const& c)

@@ -11,6 +11,7 @@ struct simd {
     static constexpr bool has_masks = false;
     static constexpr bool has_fast_paths = true;
     static constexpr bool may_have_bfloat16 = false;
+    static constexpr bool interleaves = true;
     using f32 = __m256;
     using u32 = __m256i;
 
@@ -27,6 +28,8 @@ struct simd {
     ADAMANT_SIMD static f32 sqrt(f32 a) { return _mm256_sqrt_ps(a); }
     ADAMANT_SIMD static u32 bits(f32 x) { return reinterpret_cast<__m256i>(x); }
     ADAMANT_SIMD static u32 abs_bits(f32 x) { return bits(x) & set(float_abs_mask); }
+    ADAMANT_SIMD static u32 add(u32 a, u32 b) { return _mm256_add_epi32(a, b); }
+    ADAMANT_SIMD static u32 mul(u32 a, u32 b) { return _mm256_mullo_epi32(a, b); }
     ADAMANT_SIMD static u32 sub(u32 a, u32 b) { return _mm256_sub_epi32(a, b); }
     ADAMANT_SIMD static u32 min(u32 a, u32 b) { return _mm256_min_epu32(a, b); }
     ADAMANT_SIMD static u32 max(u32 a, u32 b) { return _mm256_max_epu32(a, b); }
@@ -145,17 +148,25 @@ struct simd {
     template <class T, bool Ordinary>
     ADAMANT_SIMD static u32 narrow_pair(f32 a, f32 b)
     {
-        if constexpr (std::is_same_v<T, float16>) {
+        if constexpr (std::is_same_v<T, float16>)
             return _mm256_setr_m128i(narrow<T>(a), narrow<T>(b));
-        } else {
-            u32 const to_lower = _mm256_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1, //
-                                                  2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1);
-            u32 const to_upper = _mm256_setr_epi8(-1, -1, -1, -1, -1, -1, -1, -1, 2, 3, 6, 7, 10, 11, 14, 15, //
-                                                  -1, -1, -1, -1, -1, -1, -1, -1, 2, 3, 6, 7, 10, 11, 14, 15);
-            u32 const halves_of_each = _mm256_or_si256(_mm256_shuffle_epi8(round_upper_word<Ordinary>(a), to_lower),
-                                                       _mm256_shuffle_epi8(round_upper_word<Ordinary>(b), to_upper));
-            return _mm256_permute4x64_epi64(halves_of_each, 0xd8); // quarters 0, 2, 1, 3
-        }
+        else
+            return upper_halves(round_upper_word<Ordinary>(a), round_upper_word<Ordinary>(b));
+    }
+    ADAMANT_SIMD static u32 upper_halves(u32 a, u32 b)
+    {
+        u32 const to_lower = _mm256_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1, //
+                                              2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1);
+        u32 const to_upper = _mm256_setr_epi8(-1, -1, -1, -1, -1, -1, -1, -1, 2, 3, 6, 7, 10, 11, 14, 15, //
+                                              -1, -1, -1, -1, -1, -1, -1, -1, 2, 3, 6, 7, 10, 11, 14, 15);
+        u32 const halves_of_each = _mm256_or_si256(_mm256_shuffle_epi8(a, to_lower), _mm256_shuffle_epi8(b, to_upper));
+        return _mm256_permute4x64_epi64(halves_of_each, 0xd8); // quarters 0, 2, 1, 3
+    }
+    template <bool Interleaved>
+    ADAMANT_SIMD static void store_upper_halves(std::byte* address, u32 a, u32 b)
+    {
+        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address),
+                            Interleaved ? _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa) : upper_halves(a, b));
     }
     template <class T>
     ADAMANT_SIMD static void store(std::byte* address, f32 x)
@@ -172,13 +183,10 @@ struct simd {
             store<T>(address, a);
             store<T>(address + lanes * sizeof(T), b);
         } else {
-            u32 words;
             if constexpr (Interleaved)
-                words = _mm256_blend_epi16(_mm256_srli_epi32(round_upper_word<Ordinary>(a), 16),
-                                           round_upper_word<Ordinary>(b), 0xaa);
+                store_upper_halves<true>(address, round_upper_word<Ordinary>(a), round_upper_word<Ordinary>(b));
             else
-                words = narrow_pair<T, Ordinary>(a, b);
-            _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), words);
+                _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), narrow_pair<T, Ordinary>(a, b));
         }
     }
     template <class T, bool Ordinary>

@@ -10,6 +10,7 @@ struct simd {
     static constexpr bool has_masks = true;
     static constexpr bool has_fast_paths = true;
     static constexpr bool may_have_bfloat16 = true;
+    static constexpr bool interleaves = true;
     using f32 = __m512;
     using u32 = __m512i;
 
@@ -28,6 +29,8 @@ struct simd {
     ADAMANT_SIMD static f32 sqrt(f32 a) { return _mm512_sqrt_ps(a); }
     ADAMANT_SIMD static u32 bits(f32 x) { return reinterpret_cast<__m512i>(x); }
     ADAMANT_SIMD static u32 abs_bits(f32 x) { return bits(x) & set(float_abs_mask); }
+    ADAMANT_SIMD static u32 add(u32 a, u32 b) { return _mm512_add_epi32(a, b); }
+    ADAMANT_SIMD static u32 mul(u32 a, u32 b) { return _mm512_mullo_epi32(a, b); }
     ADAMANT_SIMD static u32 sub(u32 a, u32 b) { return _mm512_sub_epi32(a, b); }
     ADAMANT_SIMD static u32 min(u32 a, u32 b) { return _mm512_min_epu32(a, b); }
     ADAMANT_SIMD static u32 max(u32 a, u32 b) { return _mm512_max_epu32(a, b); }
@@ -173,6 +176,18 @@ struct simd {
         u32 const upper = round_upper_word<Ordinary>(odds);
         u32 const lower = _mm512_srli_epi32(round_upper_word<Ordinary>(evens), 16);
         return _mm512_ternarylogic_epi32(lower, upper, set(0xffff0000u), 0xf8); // lower | (upper & mask)
+    }
+    template <bool Interleaved>
+    ADAMANT_SIMD static void store_upper_halves(std::byte* address, u32 a, u32 b)
+    {
+        if constexpr (Interleaved) {
+            _mm512_storeu_epi32(address,
+                                _mm512_ternarylogic_epi32(shift_right<16>(a), b, set(0xffff0000u), 0xf8));
+        } else {
+            _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), _mm512_cvtepi32_epi16(shift_right<16>(a)));
+            _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address + lanes * sizeof(bfloat16)),
+                                _mm512_cvtepi32_epi16(shift_right<16>(b)));
+        }
     }
     template <class T, bool Ordinary>
     ADAMANT_SIMD static void narrow_pair(f32 a, f32 b, bool natively, __m256i& half_a, __m256i& half_b)

@@ -104,10 +104,26 @@ ADAMANT_SIMD void narrow_few(careful_buffer const& from, std::size_t n, std::byt
         narrow_few<float16>(from, n, to);
 }
 
+// The same for an array that may be rounded by chance.
+ADAMANT_SIMD void narrow_few(dtype type, bool by_chance, rounding_line const& line, careful_buffer const& from,
+                             std::byte* array, std::size_t begin, std::size_t n)
+{
+    if (!by_chance || type != dtype::bfloat16) {
+        narrow_few(type, from, array, begin, n);
+        return;
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+        float x;
+        __builtin_memcpy(&x, from.floats + i * sizeof x, sizeof x);
+        bfloat16 const rounded = rounded_by_chance(x, random_half(line, begin + i));
+        __builtin_memcpy(array + (begin + i) * sizeof rounded, &rounded, sizeof rounded);
+    }
+}
+
 // Steps elements [begin, end), and flushes after each operation by hand. Returns how many of the gradients are not
 // finite.
 [[gnu::noinline]] inline std::uint64_t careful_step(step_pointers const& a, array_types const& types, std::size_t begin,
-                                                    std::size_t end, coefficients const& scalars) noexcept
+                                                    std::size_t end, step_scalars const& scalars) noexcept
 {
     coefficient_vectors const c = broadcast(scalars);
     std::uint64_t nonfinite = 0;
@@ -131,9 +147,10 @@ ADAMANT_SIMD void narrow_few(careful_buffer const& from, std::size_t n, std::byt
             simd::template store<float>(exp_avg_sq.floats + at, s.exp_avg_sq);
             nonfinite += simd::count_nonfinite(g);
         }
-        narrow_few(types.param, param, a.param, begin, n);
+        narrow_few(types.param, scalars.rounding.param, scalars.lines.param, param, a.param, begin, n);
         narrow_few(types.exp_avg, exp_avg, a.exp_avg, begin, n);
-        narrow_few(types.exp_avg_sq, exp_avg_sq, a.exp_avg_sq, begin, n);
+        narrow_few(types.exp_avg_sq, scalars.rounding.exp_avg_sq, scalars.lines.exp_avg_sq, exp_avg_sq, a.exp_avg_sq,
+                   begin, n);
         narrow_few(types.weight_out, param, a.weight_out, begin, n);
     }
     return nonfinite;

@@ -10,6 +10,7 @@
 #include <adamant/kernel/formula.inl>
 //
 #include <adamant/kernel/careful_step.inl>
+#include <adamant/kernel/stores.inl>
 
 inline constexpr std::size_t group_elems = simd::lanes * simd::vectors;
 
@@ -84,7 +85,8 @@ struct no_recorder : no_record {
 template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class Recorder,
           std::size_t Vectors>
 ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
-                              started_group<Recorder, Vectors>& group, memory_access how, Recorder& recorder)
+                              started_group<Recorder, Vectors>& group, memory_access how, Recorder& recorder,
+                              random_vectors<ExpAvgSq>& random)
 {
     param_update(&updates)[Vectors] = group.updates;
     std::byte const* const param = a.param + i * sizeof(Param);
@@ -132,15 +134,16 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
             a.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg), s[k].exp_avg, s[k + 1].exp_avg, how.native_bfloat16);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; k += 2)
-        simd::template store_pair<ExpAvgSq, Interleaved, is_ordinary>(
-            a.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq), s[k].exp_avg_sq, s[k + 1].exp_avg_sq,
-            how.native_bfloat16);
+        store_rounded<ExpAvgSq, Interleaved, is_ordinary>(a.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq),
+                                                          s[k].exp_avg_sq, s[k + 1].exp_avg_sq, how.native_bfloat16,
+                                                          random);
     return true;
 }
 // The second half: params and weights.
 template <path Path, bool Interleaved, class Param, class WeightOut, class Recorder, std::size_t Vectors>
 ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
-                               started_group<Recorder, Vectors> const& group, memory_access how, Recorder& recorder)
+                               started_group<Recorder, Vectors> const& group, memory_access how, Recorder& recorder,
+                               random_vectors<Param>& random)
 {
     simd::f32 p[Vectors];
     ADAMANT_UNROLL
@@ -155,8 +158,8 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficien
     std::byte* const param = a.param + i * sizeof(Param);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; k += 2)
-        simd::template store_pair<Param, Interleaved, is_ordinary>(param + k * simd::lanes * sizeof(Param), p[k],
-                                                                   p[k + 1], how.native_bfloat16);
+        store_rounded<Param, Interleaved, is_ordinary>(param + k * simd::lanes * sizeof(Param), p[k], p[k + 1],
+                                                       how.native_bfloat16, random);
     if constexpr (!std::is_void_v<WeightOut>) {
         std::byte* const out = a.weight_out + i * sizeof(WeightOut);
         if (how.stream) {
@@ -185,7 +188,7 @@ enum class native_bfloat16 { no, yes, either };
 template <path Path, native_bfloat16 Native, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut,
           class Record>
 [[gnu::noinline]] std::size_t fast_step(step_pointers const& arrays, std::size_t begin, std::size_t end,
-                                        coefficients const& scalars, memory_access how, Record& record) noexcept
+                                        step_scalars const& scalars, memory_access how, Record& record) noexcept
 {
     if constexpr (Native != native_bfloat16::either)
         how.native_bfloat16 = Native == native_bfloat16::yes;
@@ -199,14 +202,18 @@ template <path Path, native_bfloat16 Native, class Param, class Grad, class ExpA
                                  std::is_void_v<WeightOut>;
     constexpr std::size_t vectors = interleaved ? simd::vectors_of_bfloat16 : simd::vectors;
     constexpr std::size_t elems = vectors * simd::lanes;
+    random_vectors<ExpAvgSq> for_exp_avg_sq;
+    random_vectors<Param> for_param;
+    for_exp_avg_sq.template begin<interleaved>(scalars.rounding.exp_avg_sq, scalars.lines.exp_avg_sq, begin);
+    for_param.template begin<interleaved>(scalars.rounding.param, scalars.lines.param, begin);
     started_group<recorder_type, vectors> group;
     std::size_t i = begin;
     for (;; i += elems) {
         started_group<recorder_type, vectors> next;
-        bool const started =
-            i < end && start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(a, i, c, next, how, recorder);
+        bool const started = i < end && start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(
+                                            a, i, c, next, how, recorder, for_exp_avg_sq);
         if (i != begin)
-            finish_group<Path, interleaved, Param, WeightOut>(a, i - elems, c, group, how, recorder);
+            finish_group<Path, interleaved, Param, WeightOut>(a, i - elems, c, group, how, recorder, for_param);
         if (!started) [[unlikely]]
             break;
         ADAMANT_UNROLL
@@ -219,7 +226,7 @@ template <path Path, native_bfloat16 Native, class Param, class Grad, class ExpA
 }
 
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Record>
-std::size_t ordinary_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
+std::size_t ordinary_step(step_pointers const& a, std::size_t begin, std::size_t end, step_scalars const& c,
                           memory_access how, Record& record) noexcept
 {
     constexpr bool stores_bfloat16 = std::is_same_v<Param, bfloat16> || std::is_same_v<ExpAvg, bfloat16> ||
@@ -256,7 +263,7 @@ ADAMANT_SIMD void copy_group(std::byte* to, std::byte const* from)
 // Steps the last `rest` elements before `end`, which are fewer than a group, on a copy of the whole group that ends
 // there. None of that may have been stepped yet. Returns false, with nothing written, if the group is not tame.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-[[gnu::noinline]] bool step_rest(step_pointers const& a, std::size_t end, std::size_t rest, coefficients const& c,
+[[gnu::noinline]] bool step_rest(step_pointers const& a, std::size_t end, std::size_t rest, step_scalars const& c,
                                  memory_access how) noexcept
 {
     alignas(64) std::byte copies[5][group_elems * sizeof(float)];
@@ -268,8 +275,9 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
     copy_group<ExpAvgSq>(copies[3], from.exp_avg_sq);
     how.stream = false;
     no_record none;
-    if (ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, 0, group_elems, c, how, none) != group_elems)
-        [[unlikely]]
+    step_scalars const of_copy = c.from(end - group_elems);
+    if (ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, 0, group_elems, of_copy, how, none) !=
+        group_elems) [[unlikely]]
         return false;
     step_pointers const to = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest);
     step_pointers const results = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, group_elems - rest);
@@ -284,10 +292,10 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 // What a step over a stretch of a shard calls for its types.
 template <class Record>
 struct paths_of_types {
-    using path_function = std::size_t (*)(step_pointers const&, std::size_t, std::size_t, coefficients const&,
+    using path_function = std::size_t (*)(step_pointers const&, std::size_t, std::size_t, step_scalars const&,
                                           memory_access, Record&) noexcept;
     path_function ordinary, lenient;
-    bool (*rest)(step_pointers const&, std::size_t, std::size_t, coefficients const&, memory_access) noexcept;
+    bool (*rest)(step_pointers const&, std::size_t, std::size_t, step_scalars const&, memory_access) noexcept;
     array_types types;
 };
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Record>
@@ -304,7 +312,7 @@ inline constexpr paths_of_types<Record> paths_for = [] {
 
 template <class Record>
 ADAMANT_SIMD std::uint64_t careful_groups(step_pointers const& a, std::size_t begin, std::size_t end,
-                                          coefficients const& c, array_types const& types, Record& record)
+                                          step_scalars const& c, array_types const& types, Record& record)
 {
     record.keep_groups(a, begin, end);
     return careful_step(a, types, begin, end, c);
@@ -315,7 +323,7 @@ ADAMANT_SIMD std::uint64_t careful_groups(step_pointers const& a, std::size_t be
 // gradients are not finite.
 template <class Record>
 ADAMANT_SIMD std::uint64_t step_groups(step_pointers const& a, std::size_t begin, std::size_t end,
-                                       coefficients const& c, memory_access how, bool ordinary,
+                                       step_scalars const& c, memory_access how, bool ordinary,
                                        paths_of_types<Record> const& paths, Record& record)
 {
     constexpr std::size_t shortest = 64;
@@ -351,7 +359,7 @@ ADAMANT_SIMD std::uint64_t step_groups(step_pointers const& a, std::size_t begin
 // as the end of a whole group, none of which has been stepped yet. Returns how many of the gradients are not finite.
 template <class Record>
 [[gnu::noinline]] std::uint64_t step_stretch(step_pointers const& a, std::size_t begin, std::size_t end,
-                                             coefficients const& c, memory_access how,
+                                             step_scalars const& c, memory_access how,
                                              paths_of_types<Record> const& paths, Record& record) noexcept
 {
     std::size_t const rest = (end - begin) % group_elems;
@@ -369,12 +377,11 @@ template <class Record>
     return nonfinite;
 }
 
-// See step_function.
+// The same, and it finds out whether weights can be streamed.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
-                         memory_access how) noexcept
+ADAMANT_SIMD std::uint64_t step_line(step_pointers const& a, std::size_t begin, std::size_t end, step_scalars const& c,
+                                     memory_access how)
 {
-    float_mode_scope const mode(subnormals::flushed);
     std::uint64_t nonfinite = 0;
     if constexpr (simd::can_stream && !std::is_void_v<WeightOut>) {
         // Whole cache lines only: a line written in two goes to memory twice. So the first elements go by themselves.
@@ -394,5 +401,27 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
         step_stretch(a, begin, end, c, how, paths_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, no_record>, none);
     if (how.stream)
         simd::stream_fence();
+    return nonfinite;
+}
+
+// See step_function.
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
+                         memory_access how) noexcept
+{
+    float_mode_scope const mode(subnormals::flushed);
+    constexpr bool may_round_by_chance = std::is_same_v<Param, bfloat16> || std::is_same_v<ExpAvgSq, bfloat16>;
+    bool const by_chance = may_round_by_chance && (c.rounding.param || c.rounding.exp_avg_sq);
+    step_scalars scalars{c, {}};
+    std::uint64_t nonfinite = 0;
+    for (std::size_t stop; begin < end; begin = stop) {
+        stop = end;
+        if (by_chance) {
+            scalars.lines = rounding_lines_at(c.rounding.key, a.place, begin);
+            std::size_t const line_end = rounding_line_end(a.place, begin);
+            stop = line_end < end ? line_end : end;
+        }
+        nonfinite += step_line<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, stop, scalars, how);
+    }
     return nonfinite;
 }

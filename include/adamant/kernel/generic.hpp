@@ -32,6 +32,8 @@ struct simd {
 #else
     static constexpr bool has_fast_paths = true;
 #endif
+    // Whether load_pair() and store_pair() put evens into one vector and odds into the other where that is allowed.
+    static constexpr bool interleaves = false;
     // Whether some processors of the tier convert to bfloat16 themselves.
     static constexpr bool may_have_bfloat16 = false;
 
@@ -78,6 +80,14 @@ struct simd {
     ADAMANT_SIMD static u32 abs_bits(f32 x)
     {
         return bits(x) & set(float_abs_mask);
+    }
+    ADAMANT_SIMD static u32 add(u32 a, u32 b)
+    {
+        return a + b;
+    }
+    ADAMANT_SIMD static u32 mul(u32 a, u32 b)
+    {
+        return a * b;
     }
     ADAMANT_SIMD static u32 sub(u32 a, u32 b)
     {
@@ -181,6 +191,12 @@ struct simd {
             quad::store_ordinary_pair(address, a, b, T{});
         else
             quad::store_pair(address, a, b, T{});
+    }
+    // The upper halves of the lanes, in the order in which load_pair() reads bfloat16.
+    template <bool Interleaved>
+    ADAMANT_SIMD static void store_upper_halves(std::byte* address, u32 a, u32 b)
+    {
+        quad::store_upper_halves(address, a, b);
     }
     // Like store_pair for a 16-bit type, not interleaved, past the caches; the address is a multiple of the bytes
     // written. stream_fence() orders it.

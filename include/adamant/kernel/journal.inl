@@ -252,7 +252,7 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
         how.stream = how.stream && reinterpret_cast<std::uintptr_t>(a.weight_out) % 64 == 0;
     static constexpr paths_of_types<record_writer> own = recorded_paths<Grad, WeightOut>(false);
     static constexpr paths_of_types<record_writer> of_floats = recorded_paths<Grad, WeightOut>(true);
-    step_stretch(a, 0, n, c, how, how.grad_is_float ? of_floats : own, to);
+    step_stretch(a, 0, n, {c, {}}, how, how.grad_is_float ? of_floats : own, to);
     if (how.stream)
         simd::stream_fence();
     return to.old;

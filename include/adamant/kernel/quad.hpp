@@ -83,6 +83,12 @@ ADAMANT_SIMD void store_u16(std::byte* address, __m128i x) noexcept
     _mm_storel_epi64(reinterpret_cast<__m128i_u*>(address), _mm_packs_epi32(extended, extended));
 }
 
+ADAMANT_SIMD void store_upper_halves(std::byte* address, u32 a, u32 b) noexcept
+{
+    _mm_storeu_si128(reinterpret_cast<__m128i_u*>(address),
+                     _mm_packs_epi32(_mm_srai_epi32(cast<__m128i>(a), 16), _mm_srai_epi32(cast<__m128i>(b), 16)));
+}
+
 ADAMANT_SIMD f32 load(std::byte const* address, float) noexcept
 {
     return _mm_loadu_ps(reinterpret_cast<float const*>(address));
@@ -246,6 +252,12 @@ ADAMANT_SIMD void store_u16(std::byte* address, uint16x4_t x) noexcept
     std::memcpy(address, &four, sizeof four);
 }
 
+ADAMANT_SIMD void store_upper_halves(std::byte* address, u32 a, u32 b) noexcept
+{
+    uint16x8_t const eight = vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b));
+    vst1q_u8(reinterpret_cast<std::uint8_t*>(address), vreinterpretq_u8_u16(eight));
+}
+
 ADAMANT_SIMD f32 load(std::byte const* address, float) noexcept
 {
     return f32::load_unaligned(reinterpret_cast<float const*>(address));
@@ -299,8 +311,7 @@ ADAMANT_SIMD uint16x8_t rounded_ordinary(f32 x) noexcept
 }
 ADAMANT_SIMD void store_ordinary_pair(std::byte* address, f32 a, f32 b, bfloat16) noexcept
 {
-    uint16x8_t const eight = vuzp2q_u16(rounded_ordinary(a), rounded_ordinary(b));
-    vst1q_u8(reinterpret_cast<std::uint8_t*>(address), vreinterpretq_u8_u16(eight));
+    store_upper_halves(address, vreinterpretq_u32_u16(rounded_ordinary(a)), vreinterpretq_u32_u16(rounded_ordinary(b)));
 }
 ADAMANT_SIMD void store(std::byte* address, f32 x, float16) noexcept
 {

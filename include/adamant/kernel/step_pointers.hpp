@@ -15,13 +15,15 @@ inline constexpr std::size_t granule_elems = 64;
 
 namespace kernel {
 
-// The arrays of one shard, as bytes because they may lie at any address. weight_out may be null.
+// The arrays of one shard, as bytes because they may lie at any address. weight_out may be null. And which elements of
+// which parameter they are: stochastic rounding goes by that.
 struct step_pointers {
     std::byte* param;
     std::byte const* grad;
     std::byte* exp_avg;
     std::byte* exp_avg_sq;
     std::byte* weight_out;
+    place_in_param place = {};
 };
 
 // See adamant::default_prefetch_bytes().
@@ -36,6 +38,17 @@ struct memory_access {
     constexpr memory_access(bool stream_weight_out, std::uint32_t ahead_bytes = default_prefetch_bytes) noexcept
         : stream(stream_weight_out), prefetch_bytes(ahead_bytes)
     {
+    }
+};
+
+// What a kernel steps a stretch of a shard with that lies in one line of random numbers. Lines count elements as the
+// stretch's pointers do.
+struct step_scalars : coefficients {
+    rounding_lines lines = {};
+
+    [[nodiscard]] ADAMANT_ALWAYS_INLINE step_scalars from(std::size_t element) const noexcept
+    {
+        return {*this, {lines.exp_avg_sq.from(element), lines.param.from(element)}};
     }
 };
 

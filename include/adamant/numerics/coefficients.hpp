@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ten floats that one step computes with, made from hyperparameters.
+// What one step computes with, made from hyperparameters: ten floats, and how bfloat16 is rounded.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,7 @@ struct coefficients {
     float decay;         // AdamW: 1 - lr * weight_decay; Adam: 1
     float l2;            // Adam: weight_decay; AdamW: 0. Where it is 0, the fma of L2 decay is left out.
     float grad_scale;    // clip_coefficient / loss_scale
+    step_rounding rounding = {};
 };
 
 namespace detail {

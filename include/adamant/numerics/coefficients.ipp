@@ -96,6 +96,8 @@ ADAMANT_DECL float round_coefficient(double value) noexcept
     out.decay = round_coefficient(l2 ? 1.0 : std::fma(-hyper.lr, hyper.weight_decay, 1.0));
     out.l2 = round_coefficient(l2 ? hyper.weight_decay : 0.0);
     out.grad_scale = round_coefficient(scaling.clip_coefficient / scaling.loss_scale);
+    out.rounding = {rounding_key(hyper.rounding.seed, step), hyper.rounding.exp_avg_sq == rounding::stochastic,
+                    hyper.rounding.param == rounding::stochastic};
 }
 
 } // namespace detail

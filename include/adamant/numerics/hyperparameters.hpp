@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <adamant/core/error.hpp>
+#include <adamant/numerics/rounding.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -24,6 +25,7 @@ struct hyperparameters {
     double weight_decay = 0.0; // needs mode
     decay_mode mode = decay_mode::unset;
     bool bias_correction = true;
+    bfloat16_rounding rounding = {}; // of arrays of bfloat16 only
 };
 
 // The same without the mode, which the function's name says: adamw({.lr = 1e-3, .weight_decay = 0.1}).
@@ -34,16 +36,17 @@ struct adam_values {
     double eps = 1e-8;
     double weight_decay = 0.0;
     bool bias_correction = true;
+    bfloat16_rounding rounding = {};
 };
 // AdamW: decoupled decay. Pure.
 [[nodiscard]] ADAMANT_ALWAYS_INLINE constexpr hyperparameters adamw(adam_values const& v = {}) noexcept
 {
-    return {v.lr, v.beta1, v.beta2, v.eps, v.weight_decay, decay_mode::decoupled, v.bias_correction};
+    return {v.lr, v.beta1, v.beta2, v.eps, v.weight_decay, decay_mode::decoupled, v.bias_correction, v.rounding};
 }
 // Adam: weight_decay * param is added to the gradient, as L2 regularisation. Pure.
 [[nodiscard]] ADAMANT_ALWAYS_INLINE constexpr hyperparameters adam(adam_values const& v = {}) noexcept
 {
-    return {v.lr, v.beta1, v.beta2, v.eps, v.weight_decay, decay_mode::l2, v.bias_correction};
+    return {v.lr, v.beta1, v.beta2, v.eps, v.weight_decay, decay_mode::l2, v.bias_correction, v.rounding};
 }
 
 // A gradient is multiplied by clip_coefficient / loss_scale before it is used. Given with every call.

@@ -52,6 +52,9 @@ ADAMANT_DECL void validate(hyperparameters const& hyper)
         detail::refuse_hyperparameter("lr", hyper.lr, "such that lr * weight_decay is at most 3.4e38");
     if (hyper.mode > decay_mode::l2)
         detail::throw_invalid_argument({"mode is not a valid decay_mode; set decay_mode::decoupled or decay_mode::l2"});
+    if (hyper.rounding.exp_avg_sq > rounding::stochastic || hyper.rounding.param > rounding::stochastic)
+        detail::throw_invalid_argument({"rounding is no valid choice; it is rounding::nearest or rounding::stochastic, "
+                                        "for exp_avg_sq and for param"});
     if (hyper.weight_decay != 0 && hyper.mode == decay_mode::unset)
         detail::throw_invalid_argument(
             {"weight_decay is ", hyper.weight_decay,

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include <adamant/numerics/coefficients.hpp>
 #include <adamant/numerics/convert.hpp>
@@ -64,6 +65,17 @@ template <class T>
 [[nodiscard]] constexpr T stored(float x) noexcept
 {
     return flush(narrow<T>(x));
+}
+
+// The same for an array that may be rounded by chance: see numerics/rounding.hpp.
+template <class T>
+[[nodiscard]] constexpr T stored(float x, bool by_chance, std::uint16_t random) noexcept
+{
+    if constexpr (std::is_same_v<T, bfloat16>) {
+        if (by_chance)
+            return rounded_by_chance(x, random);
+    }
+    return stored<T>(x);
 }
 
 // The sum of a gradient and the earlier ones, in float; stored<T>() rounds it to the accumulator's type.

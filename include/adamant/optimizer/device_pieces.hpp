@@ -295,6 +295,7 @@ private:
             p.on.types[i] = s.shard.type(static_cast<shard_array::index>(i));
         p.on.elems = w.elems;
         p.on.group = s.group;
+        p.on.place = s.shard.place(w.begin);
         p.on.format = &s.shard.format();
         return p;
     }

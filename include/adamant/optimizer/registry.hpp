@@ -116,7 +116,7 @@ public:
     {
         require_group(group);
         check_accumulator(name, view, sum);
-        offload_shard const added(view, tier, static_cast<std::byte*>(sum.data()), sum.type(),
+        offload_shard const added(view.at({param_number_of(name), place.begin}), tier, static_cast<std::byte*>(sum.data()), sum.type(),
                                   sum.kernels() == nullptr ? nullptr : &sum.kernels()(tier));
         std::vector<array_extent> extents;
         append_extents(extents, added, shards_.size(), true);

@@ -26,6 +26,14 @@ public:
     }
 
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    // The same shard as elements of that parameter, by which stochastic rounding goes. Without, it is elements 0 to
+    // size() of parameter 0. An optimizer goes by the names and places that it was given.
+    [[nodiscard]] any_shard at(place_in_param const& place) const noexcept
+    {
+        any_shard placed = *this;
+        placed.pointers_.place = place;
+        return placed;
+    }
     [[nodiscard]] kernel::step_pointers const& pointers() const noexcept { return pointers_; }
     [[nodiscard]] shard_format const& format() const noexcept { return *format_; }
     [[nodiscard]] std::byte* data(shard_array::index array) const noexcept

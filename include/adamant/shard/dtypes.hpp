@@ -54,6 +54,13 @@ using shard_dtypes = std::array<dtype, shard_arrays>;
         bytes += size_bytes(type);
     return bytes;
 }
+// Whether a step rounds an array of these types by chance.
+[[nodiscard]] constexpr bool rounds_by_chance(shard_dtypes const& types, step_rounding const& how) noexcept
+{
+    using namespace shard_array;
+    return (how.param && types[param] == dtype::bfloat16) ||
+           (how.exp_avg_sq && types[exp_avg_sq] == dtype::bfloat16);
+}
 // Formats are constants of the program: compare them by address, or by their types.
 struct shard_format {
     shard_dtypes types;

@@ -45,6 +45,12 @@ public:
     {
         return which == shard_array::accumulator ? sum_ : of_.data(which);
     }
+    // Of element `begin`.
+    [[nodiscard]] place_in_param place(std::size_t begin) const noexcept
+    {
+        place_in_param const& first = of_.pointers().place;
+        return {first.param, first.begin + begin};
+    }
     // From now on the gradient is there, of the same type and size.
     void set_gradient(std::byte const* at) noexcept
     {
@@ -219,9 +225,12 @@ private:
     [[nodiscard]] kernel::step_pointers at(std::size_t block, std::byte const* gradient) const noexcept
     {
         std::size_t const begin = block * norm_block_elems;
-        return {data(param) + begin * elem_bytes(param), gradient, data(exp_avg) + begin * elem_bytes(exp_avg),
+        return {data(param) + begin * elem_bytes(param),
+                gradient,
+                data(exp_avg) + begin * elem_bytes(exp_avg),
                 data(exp_avg_sq) + begin * elem_bytes(exp_avg_sq),
-                has_weight_out() ? data(weight_out) + begin * elem_bytes(weight_out) : nullptr};
+                has_weight_out() ? data(weight_out) + begin * elem_bytes(weight_out) : nullptr,
+                place(begin)};
     }
 
     any_shard of_;

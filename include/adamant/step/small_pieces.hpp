@@ -26,8 +26,11 @@ public:
     small_pieces(small_pieces const&) = delete;
     small_pieces& operator=(small_pieces const&) = delete;
 
-    // Whether a piece of this many elements should be added.
-    [[nodiscard]] bool takes(std::size_t elems) const noexcept { return elems < smaller_than_; }
+    // Whether a piece of this many elements of s should be added. Not where rounding goes by an element's place.
+    [[nodiscard]] bool takes(grouped_shard const& s, std::size_t elems) const noexcept
+    {
+        return elems < smaller_than_ && !rounds_by_chance(s.shard.format().types, of_groups_[s.group].rounding);
+    }
     // Elements [begin, end) of s, as few as it takes. They are stepped by finish() at the latest; the shard stays where
     // it is until then.
     void add(grouped_shard const& s, std::size_t begin, std::size_t end) noexcept

@@ -48,7 +48,7 @@ ADAMANT_DECL step_report step(executor const& cpu, shard_list const& shards,
         detail::small_pieces small(cpu.tier(), group_coefficients);
         shards.for_each_piece(part.begin / granule_elems, part.end / granule_elems,
                               [&](grouped_shard const& s, std::size_t begin, std::size_t end) {
-                                  if (small.takes(end - begin))
+                                  if (small.takes(s, end - begin))
                                       small.add(s, begin, end);
                                   else
                                       found += s.shard.step_for(cpu.tier())(s.shard.pointers(), begin, end,

@@ -32,7 +32,7 @@ struct result {
 result formula(value p, value m, value v, value grad, adamant::coefficients const& c)
 {
     auto const& [beta1, beta2, one_minus_beta1, one_minus_beta2, inv_sqrt_bias2, eps, neg_step_size, decay, l2,
-                 grad_scale] = c;
+                 grad_scale, rounding] = c;
     // fragment
     return {new_p.x, new_m.x, new_v.x};
 }

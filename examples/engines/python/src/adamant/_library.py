@@ -115,7 +115,8 @@ class OptimizerOptions(Struct):
 class Hyperparameters(Struct):
     name_in_c = "adamant_hyperparameters"
     _fields_ = [_size, ("lr", c_double), ("beta1", c_double), ("beta2", c_double), ("eps", c_double),
-                ("weight_decay", c_double), ("decay", c_int32), ("bias_correction", c_int32)]
+                ("weight_decay", c_double), ("decay", c_int32), ("bias_correction", c_int32),
+                ("exp_avg_sq_rounding", c_int32), ("param_rounding", c_int32), ("rounding_seed", c_uint64)]
 
 
 class Shard(Struct):
@@ -124,7 +125,7 @@ class Shard(Struct):
                 ("exp_avg_sq", c_void_p), ("weight_out", c_void_p), ("accumulator", c_void_p),
                 ("param_dtype", c_int32), ("grad_dtype", c_int32), ("exp_avg_dtype", c_int32),
                 ("exp_avg_sq_dtype", c_int32), ("weight_out_dtype", c_int32), ("accumulator_dtype", c_int32),
-                ("shape", POINTER(c_size_t)), ("dims", c_size_t), ("begin", c_size_t)]
+                ("shape", POINTER(c_size_t)), ("dims", c_size_t), ("begin", c_size_t), ("rounding_stream", c_uint64)]
 
 
 class StepValues(Struct):

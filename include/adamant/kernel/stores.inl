@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the fast paths store what the next step reads: rounded to nearest, or to bfloat16 by chance. Included by
+// kernel/fused_step.inl, once per instruction set.
+
+// The random numbers of numerics/rounding.hpp for an array of T, of the pair of vectors that is stored next. There are
+// none where T is not rounded by chance.
+template <class T>
+struct random_vectors {
+    template <bool Interleaved>
+    ADAMANT_SIMD void begin(bool, rounding_line const&, std::size_t)
+    {
+    }
+};
+template <>
+struct random_vectors<bfloat16> {
+    bool by_chance;
+    simd::u32 first;     // of the pair: x, for each element
+    simd::u32 to_second; // what x differs by
+    simd::u32 to_next;   // pair
+
+    template <bool Interleaved>
+    ADAMANT_SIMD void begin(bool is_by_chance, rounding_line const& line, std::size_t i)
+    {
+        by_chance = is_by_chance;
+        constexpr bool alternate = Interleaved && simd::interleaves;
+        alignas(64) std::uint32_t x[simd::lanes];
+        for (std::size_t lane = 0; lane < simd::lanes; ++lane)
+            x[lane] = line.from(i + lane * (alternate ? 2 : 1)).start;
+        first = simd::bits(simd::template load<float>(reinterpret_cast<std::byte const*>(x)));
+        to_second = simd::set(line.stride * std::uint32_t{alternate ? 1 : simd::lanes});
+        to_next = simd::set(line.stride * std::uint32_t{2 * simd::lanes});
+    }
+};
+// See random_half().
+ADAMANT_SIMD simd::u32 random_halves(simd::u32 x)
+{
+    simd::u32 const odd = simd::add(x, x) | simd::set(1u);
+    return simd::template shift_right<16>(simd::mul(x, odd)) ^ (x & simd::set(0xffffu));
+}
+
+// Two vectors of results of a fast path, which are finite and below what could be rounded up to infinity.
+template <class T, bool Interleaved, bool Ordinary>
+ADAMANT_SIMD void store_rounded(std::byte* address, simd::f32 a, simd::f32 b, bool native_bfloat16,
+                                [[maybe_unused]] random_vectors<T>& random)
+{
+    if constexpr (std::is_same_v<T, bfloat16>) {
+        if (random.by_chance) {
+            simd::u32 const second = simd::add(random.first, random.to_second);
+            simd::template store_upper_halves<Interleaved>(address,
+                                                           simd::add(simd::bits(a), random_halves(random.first)),
+                                                           simd::add(simd::bits(b), random_halves(second)));
+            random.first = simd::add(random.first, random.to_next);
+            return;
+        }
+    }
+    simd::template store_pair<T, Interleaved, Ordinary>(address, a, b, native_bfloat16);
+}
