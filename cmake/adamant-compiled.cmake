@@ -3,7 +3,7 @@
 # their compiler. Used by the build and by the installed package alike, after adamant::adamant and with the folder of the
 # headers in ADAMANT_INCLUDE_DIR.
 set(adamant_sources library)
-foreach(types float32 float32_to_bfloat16 float32_to_float16 bfloat16 float16) # longest first, as they take minutes
+foreach(types float32 float32_to_bfloat16 float32_to_float16 split_float32 bfloat16 float16) # longest first, as they take minutes
     list(APPEND adamant_sources formats_${types})
 endforeach()
 list(TRANSFORM adamant_sources REPLACE "(.+)" "${ADAMANT_INCLUDE_DIR}/adamant/src/\\1.cpp")

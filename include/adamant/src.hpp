@@ -8,4 +8,5 @@
 #include <adamant/src/formats_float32.cpp>
 #include <adamant/src/formats_float32_to_bfloat16.cpp>
 #include <adamant/src/formats_float32_to_float16.cpp>
+#include <adamant/src/formats_split_float32.cpp>
 #include <adamant/src/library.cpp>

@@ -254,14 +254,14 @@ TEST_CASE("C: a step without an optimizer has an optimizer's bits, and so has th
     nonfinite = 0;
     ok(adamant_round_squares(words, nullptr, &nonfinite));
     CHECK((nonfinite == 1 && words[20] == 1));
-    refused(adamant_add_squares(cpu.get(), grad.data(), ADAMANT_NONE, n, words), "has no type");
+    refused(adamant_add_squares(cpu.get(), grad.data(), ADAMANT_NONE, n, words), "of type none");
     refused(adamant_add_squares(cpu.get(), grad.data(), ADAMANT_FLOAT32, n, nullptr), "words is a null pointer");
     refused(adamant_round_squares(nullptr, &in_one, nullptr), "words is a null pointer");
     words[3] = -1;
     refused(adamant_add_squares(cpu.get(), grad.data(), ADAMANT_FLOAT32, n, words), "words are those of no sum");
     refused(adamant_round_squares(words, &in_one, nullptr), "words are those of no sum");
     CHECK(words[3] == -1);
-    refused(adamant_sum_of_squares(cpu.get(), grad.data(), ADAMANT_NONE, n, nullptr, nullptr), "has no type");
+    refused(adamant_sum_of_squares(cpu.get(), grad.data(), ADAMANT_NONE, n, nullptr, nullptr), "of type none");
     refused(adamant_sum_of_squares(cpu.get(), grad.data(), 4, n, nullptr, nullptr), "dtype is 4");
     refused(adamant_sum_of_squares(cpu.get(), nullptr, ADAMANT_BFLOAT16, n, nullptr, nullptr), "grad is null");
     mine.accumulator = same_avg.data();

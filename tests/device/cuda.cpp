@@ -145,13 +145,13 @@ std::vector<types> const& all_types()
 {
     static std::vector<types> const all = [] {
         std::vector<types> result;
-        for (dtype const param : {f32, bf16, f16})
+        for (dtype const param : {f32, bf16, f16, dtype::split_float32})
             for (dtype const grad : {f32, bf16, f16})
                 for (dtype const exp_avg : {f32, bf16})
                     for (dtype const exp_avg_sq : {f32, bf16})
                         for (dtype const out : {none, bf16, f16}) {
                             constexpr dtype accumulators[] = {none, f32, bf16};
-                            if (param == f32 || out == none)
+                            if (param == f32 || (param == dtype::split_float32 ? out == bf16 : out == none))
                                 result.push_back(
                                     {param, grad, exp_avg, exp_avg_sq, out, accumulators[result.size() % 3]});
                         }
@@ -256,7 +256,7 @@ void check_combinations(std::size_t first, std::size_t stride)
 
 TEST_CASE("cuda: every combination of types has the oracle's bits, for many lengths and every kind of value", "[slow]")
 {
-    CHECK(all_types().size() == 60);
+    CHECK(all_types().size() == 72);
     check_combinations(0, 1);
 }
 

@@ -62,6 +62,9 @@ public:
     }
     [[nodiscard]] float get(model_piece const& p, std::size_t array, std::size_t i)
     {
+        if (p.types[array] == dtype::split_float32)
+            return adamant::joined_master(adamant::load_unaligned<adamant::bfloat16>(element(p, arrays::weight_out, i)),
+                                          adamant::load_unaligned<adamant::split_float32>(element(p, array, i)));
         return load(element(p, array, i), p.types[array]);
     }
     void set(model_piece const& p, std::size_t array, std::size_t i, float x)
@@ -74,6 +77,12 @@ public:
         case dtype::float16:
             adamant::store_unaligned(element(p, array, i), adamant::narrow<adamant::float16>(x));
             break;
+        case dtype::split_float32: {
+            adamant::split_parts const parts = adamant::split_master(x);
+            adamant::store_unaligned(element(p, array, i), parts.low);
+            adamant::store_unaligned(element(p, arrays::weight_out, i), parts.weight);
+            break;
+        }
         case dtype::none: break;
         }
     }
@@ -84,12 +93,12 @@ public:
             return value_of(random.below(4) == 0 ? values::ordinary : kind, random, low, high);
         };
         for (std::size_t i = 0; i < p.elems; ++i) {
+            set(p, arrays::weight_out, i, 7);
             set(p, arrays::param, i, some(-9, -4));
             set(p, arrays::exp_avg, i, some(-18, -4));
             float const v = some(-36, -8);
             set(p, arrays::exp_avg_sq, i, random.below(16) == 0 ? v : from_bits(bits(v) & adamant::float_abs_mask));
             set(p, arrays::accumulator, i, some(-16, -2));
-            set(p, arrays::weight_out, i, 7);
             if (kind == values::any_bits && random.below(2) == 0) {
                 std::uint64_t const any = random();
                 std::memcpy(element(p, arrays::param, i), &any, size_bytes(p.types[arrays::param]));
@@ -189,7 +198,7 @@ private:
 
     void round(model_piece const& p, std::size_t begin, std::size_t end)
     {
-        if (p.types[arrays::weight_out] != dtype::none)
+        if (p.types[arrays::weight_out] != dtype::none && p.types[arrays::param] != dtype::split_float32)
             for (std::size_t i = begin; i < end; ++i)
                 store(element(p, arrays::weight_out, i), p.types[arrays::weight_out],
                       canonical(get(p, arrays::param, i)));
@@ -244,12 +253,16 @@ private:
             adamant::oracle::element const stepped = adamant::oracle::update(
                 {get(p, arrays::param, e), get(p, arrays::exp_avg, e), get(p, arrays::exp_avg_sq, e)}, g[i], now.c);
             adamant::rounding_lines const lines = adamant::rounding_lines_at(now.c.rounding.key, p.place, e);
-            store(element(p, arrays::param, e), p.types[arrays::param], stepped.param, now.c.rounding.param,
-                  adamant::random_half(lines.param, e));
+            bool const is_split = p.types[arrays::param] == dtype::split_float32;
+            if (is_split)
+                set(p, arrays::param, e, stepped.param);
+            else
+                store(element(p, arrays::param, e), p.types[arrays::param], stepped.param, now.c.rounding.param,
+                      adamant::random_half(lines.param, e));
             store(element(p, arrays::exp_avg, e), p.types[arrays::exp_avg], stepped.exp_avg);
             store(element(p, arrays::exp_avg_sq, e), p.types[arrays::exp_avg_sq], stepped.exp_avg_sq,
                   now.c.rounding.exp_avg_sq, adamant::random_half(lines.exp_avg_sq, e));
-            if (p.types[arrays::weight_out] != dtype::none)
+            if (p.types[arrays::weight_out] != dtype::none && !is_split)
                 store(element(p, arrays::weight_out, e), p.types[arrays::weight_out], stepped.param);
         }
     }
@@ -259,8 +272,9 @@ private:
         if (to_record)
             record.clear();
         std::size_t offset = 0;
-        for (std::size_t const a :
-             {std::size_t{arrays::param}, std::size_t{arrays::exp_avg}, std::size_t{arrays::exp_avg_sq}}) {
+        for (std::size_t const a : adamant::state_arrays) {
+            if (a == arrays::weight_out && p.types[arrays::param] != dtype::split_float32)
+                continue;
             std::byte* const at = element(p, a, begin);
             std::size_t const size = n * size_bytes(p.types[a]);
             if (to_record)

@@ -19,28 +19,44 @@ struct arrays {
 
     arrays(shard_format const& types, std::size_t n)
         : param(types.types[0], n), grad(types.types[1], n), exp_avg(types.types[2], n), exp_avg_sq(types.types[3], n),
-          weight_out(types.types[4], n)
+          weight_out(types.types[4], n), is_split(has_split_param(types.types))
     {
     }
     // A copy whose arrays begin at these offsets.
     arrays(arrays const& other, std::size_t const (&offsets)[5])
         : param(other.param, offsets[0]), grad(other.grad, offsets[1]), exp_avg(other.exp_avg, offsets[2]),
-          exp_avg_sq(other.exp_avg_sq, offsets[3]), weight_out(other.weight_out, offsets[4]), place(other.place)
+          exp_avg_sq(other.exp_avg_sq, offsets[3]), weight_out(other.weight_out, offsets[4]), place(other.place),
+          is_split(other.is_split)
     {
     }
 
+    // The param itself, also where it is in two halves.
+    void set_param(std::size_t i, float x)
+    {
+        param.set(i, x);
+        if (is_split)
+            weight_out.set_bits(i, split_master(x).weight.bits);
+    }
+    [[nodiscard]] float get_param(std::size_t i) const
+    {
+        return is_split ? joined_master(load_unaligned<bfloat16>(weight_out.data() + 2 * i),
+                                        load_unaligned<split_float32>(param.data() + 2 * i))
+                        : param.get(i);
+    }
     void fill(test::values kind, test::random_bits& random)
     {
         for (std::size_t i = 0; i < param.size(); ++i) {
             // Adversarial values meet ordinary ones, too.
             auto const pick = [&] { return random.below(4) == 0 ? test::values::ordinary : kind; };
-            param.set(i, test::value_of(pick(), random, -9, -4));
+            set_param(i, test::value_of(pick(), random, -9, -4));
             grad.set(i, test::value_of(pick(), random, -16, -2));
             exp_avg.set(i, test::value_of(pick(), random, -18, -4));
             float const v = test::value_of(pick(), random, -36, -8);
             exp_avg_sq.set(i, random.below(16) == 0 ? v : test::from_bits(test::bits(v) & float_abs_mask));
             if (kind == test::values::any_bits && random.below(2) == 0) {
                 param.set_bits(i, random());
+                if (is_split)
+                    weight_out.set_bits(i, random());
                 grad.set_bits(i, random());
             }
         }
@@ -52,6 +68,7 @@ struct arrays {
                     end, c, stream);
     }
     place_in_param place = {7, 0};
+    bool is_split;
     [[nodiscard]] std::string difference(arrays const& expected) const
     {
         for (auto const& [name, mine, theirs] :
@@ -104,7 +121,7 @@ std::string compare(shard_format const& types, arrays const& start, coefficients
 
 TEST_CASE("there are as many combinations as the header says")
 {
-    CHECK(all_formats().size() == 60);
+    CHECK(all_formats().size() == 72);
 }
 
 TEST_CASE("bf16_avx2: every combination has the oracle's bits, for every kind of value and both decay modes")
@@ -127,7 +144,7 @@ TEST_CASE("coefficients of any kind, ordinary for the fast path or not")
 {
     std::vector<hyperparameters> const choices = test::odd_hyperparameters();
     std::uint64_t seed = 1000;
-    for (std::size_t const at : test::sizes{0, 5, 13, 14, 28, 41, 47, 59}) {
+    for (std::size_t const at : test::sizes{0, 5, 13, 14, 28, 41, 47, 59, 64, 67}) {
         shard_format const& types = all_formats()[at];
         for (hyperparameters const& hyper : choices)
             for (test::values const kind : {test::values::ordinary, test::values::boundary, test::values::special})
@@ -144,7 +161,7 @@ TEST_CASE("coefficients of any kind, ordinary for the fast path or not")
 
 TEST_CASE("every length to 300, in arrays that go on")
 {
-    for (std::size_t const at : test::sizes{0, 6, 14, 43, 58}) {
+    for (std::size_t const at : test::sizes{0, 6, 14, 43, 58, 64, 67}) {
         shard_format const& types = all_formats()[at];
         test::random_bits random(at);
         arrays start(types, 310);
@@ -160,7 +177,7 @@ TEST_CASE("every length to 300, in arrays that go on")
 
 TEST_CASE("alignment: every byte offset to 64 of each array by itself, with and without streamed stores")
 {
-    for (std::size_t const at : test::sizes{1, 6, 14, 43, 58}) {
+    for (std::size_t const at : test::sizes{1, 6, 14, 43, 58, 64, 67}) {
         shard_format const& types = all_formats()[at];
         test::random_bits random(at);
         std::size_t const n = 150;
@@ -230,7 +247,7 @@ void place_hostile(arrays& start, std::size_t at, unsigned kind, coefficients co
         return sign() * test::from_bits(b);
     };
     auto const size = [](float x) { return static_cast<double>(std::fabs(x)); };
-    float const p = start.param.get(at);
+    float const p = start.get_param(at);
     float const m = start.exp_avg.get(at);
     float const v = start.exp_avg_sq.get(at);
     float const g = start.grad.get(at) * c.grad_scale;
@@ -241,9 +258,9 @@ void place_hostile(arrays& start, std::size_t at, unsigned kind, coefficients co
     case 0: // beside an update that is as small as the ordinary path allows
         start.exp_avg.set(at, 0);
         start.grad.set(at, sign() * 0x1.8p-63f / c.one_minus_beta1);
-        start.param.set(at, near(0x1p-126));
+        start.set_param(at, near(0x1p-126));
         break;
-    case 1: start.param.set(at, near(0x1p-126 / size(c.decay))); break;
+    case 1: start.set_param(at, near(0x1p-126 / size(c.decay))); break;
     case 2: start.grad.set(at, near(0x1p-126 / size(c.grad_scale))); break;
     case 3: start.grad.set(at, near(0x1p-126)); break;
     case 4: start.grad.set(at, near(0x1p-126 / size(c.grad_scale) / size(c.one_minus_beta1))); break;
@@ -288,17 +305,17 @@ void place_hostile(arrays& start, std::size_t at, unsigned kind, coefficients co
         start.grad.set(at, random.below(2) == 0 ? 0 : near(static_cast<double>(start.grad.get(at)) * factor));
         start.exp_avg.set(at, random.below(2) == 0 ? 0 : near(static_cast<double>(m) * factor));
         if (random.below(2) == 0)
-            start.param.set(at, 0);
+            start.set_param(at, 0);
         break;
     }
     case 14: start.exp_avg.set(at, near(size(c.one_minus_beta1 * g) / size(c.beta1))); break; // may leave nothing of m'
     case 15: {                                                                                // may leave nothing of p'
         float const step = oracle::update({0, m, v}, start.grad.get(at), c).param;
-        start.param.set(at, near(size(step) / size(c.decay)));
+        start.set_param(at, near(size(step) / size(c.decay)));
         break;
     }
     case 16: // l2 * p halfway between two floats, where a gradient of almost nothing decides
-        start.param.set(at, test::from_bits(test::bits(p) | 1u));
+        start.set_param(at, test::from_bits(test::bits(p) | 1u));
         start.grad.set(at, near(0x1p-126 / size(c.grad_scale)));
         break;
     case 17: {
@@ -321,7 +338,7 @@ void place_hostile(arrays& start, std::size_t at, unsigned kind, coefficients co
 TEST_CASE("the bounds of the guard: one hostile value in a group that is tame without it")
 {
     test::random_bits random(99);
-    for (std::size_t const type : test::sizes{0, 6, 47})
+    for (std::size_t const type : test::sizes{0, 6, 47, 64})
         for (unsigned kind = 0; kind < hostile_kinds; ++kind)
             for (int round = 0; round < (kind == 5 || kind == 13 ? 2500 : 500); ++round) {
                 shard_format const& types = all_formats()[type];
@@ -359,7 +376,7 @@ TEST_CASE("the bounds of the guard: one hostile value in a group that is tame wi
                         start.grad.set(i, rows == idle ? nothing() : 0);
                         start.exp_avg.set(i, rows == idle ? nothing() : 0);
                         if (random.below(2) == 0)
-                            start.param.set(i, 0);
+                            start.set_param(i, 0);
                     }
                 }
                 place_hostile(start, random.below(n), kind, c, random);
@@ -401,7 +418,7 @@ TEST_CASE("the bounds of the guard: first moments that fade, and move their para
                     start.exp_avg.set(i, test::from_bits(0x00800000u | (random.below(2) == 0 ? 0u : float_sign_bit)));
             }
             if (random.below(2) == 0)
-                start.param.set(random.below(n), random.below(2) == 0 ? 0.0f : -0.0f);
+                start.set_param(random.below(n), random.below(2) == 0 ? 0.0f : -0.0f);
             INFO(text_of(types) << "round " << round << " how " << how);
             REQUIRE(compare(types, start, c, 0, n) == "");
         }
@@ -453,17 +470,17 @@ TEST_CASE("the bounds of the guard: values and coefficients on its edges, inside
         arrays start(types, n);
         for (std::size_t i = 0; i < n; ++i) {
             if (path == ordinary) {
-                start.param.set(i, at(0x1p-63f, 2));
+                start.set_param(i, at(0x1p-63f, 2));
                 start.grad.set(i, at(0x1p-63f, 2) / c.one_minus_beta1);
                 start.exp_avg.set(i, random.below(4) == 0 ? 0.0f : at(0x1p-63f, 2));
                 start.exp_avg_sq.set(i, std::fabs(at(0x1p-124f, 2)));
             } else if (path == lenient) {
-                start.param.set(i, at(0x1p-40f, 0x1p16f));
+                start.set_param(i, at(0x1p-40f, 0x1p16f));
                 start.grad.set(i, random.below(8) == 0 ? 0 : at(0x1p-40f, 0x1p8f));
                 start.exp_avg.set(i, at(0x1p-121f, 0x1p8f));
                 start.exp_avg_sq.set(i, std::fabs(at(0x1p-124f, 0x1p16f)));
             } else {
-                start.param.set(i, at(0x1p-115f, 2));
+                start.set_param(i, at(0x1p-115f, 2));
                 start.grad.set(i, nothing());
                 start.exp_avg.set(i, nothing());
                 start.exp_avg_sq.set(i, std::fabs(at(0x1p-115f, 2)));

@@ -95,3 +95,39 @@ TEST_CASE("flush makes signed zeros of everything up to the smallest normal numb
     CHECK(flush(bfloat16{0x0081}).bits == 0x0081);
     CHECK(flush(float16{0x8001}).bits == 0x8001); // float16's own subnormals are kept
 }
+
+namespace {
+// The master's bits, weight and low half by the definition; and that they come back.
+bool splits_rightly(std::uint32_t own)
+{
+    std::uint32_t const master = (own & float_abs_mask) > float_infinity_bits ? canonical_nan_bits : own;
+    split_parts const parts = split_master(from_bits(own));
+    auto const low = static_cast<std::int16_t>(parts.low.bits);
+    std::int64_t const sum = (std::int64_t{parts.weight.bits} << 16) + low;
+    return sum == std::int64_t{master} && bits(joined_master(parts.weight, parts.low)) == master;
+}
+} // namespace
+
+TEST_CASE("a split master: its halves add up to it, and its weight is the nearest bfloat16, ties away from zero")
+{
+    test::random_bits random(12);
+    for (std::uint32_t upper = 0; upper < 0x10000; ++upper)
+        for (std::uint32_t const lower : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu,
+                                          static_cast<std::uint32_t>(random.below(0x10000))})
+            REQUIRE(splits_rightly(upper << 16 | lower));
+    CHECK(split_master(from_bits(0x3f808000)).weight.bits == 0x3f81); // a tie, which is even below
+    CHECK(split_master(from_bits(0x3f818000)).weight.bits == 0x3f82);
+    CHECK(split_master(from_bits(0xbf808000)).weight.bits == 0xbf81);
+    CHECK(split_master(from_bits(0x7f7fffff)).weight.bits == 0x7f80);
+    CHECK(bits(joined_master({0x7f80}, {0xffff})) == 0x7f7fffff);
+}
+
+TEST_CASE("splitting is one to one for every master", "[big][once]")
+{
+    std::uint32_t wrong = 0;
+    std::uint32_t own = 0;
+    do
+        wrong += !splits_rightly(own);
+    while (++own != 0);
+    CHECK(wrong == 0);
+}

@@ -43,11 +43,13 @@ struct tensor {
         for (dtype const type : types)
             mine.emplace_back(type, n, random.below(3));
         for (std::size_t i = 0; i < n; ++i) {
-            mine[param].set(i, test::value_of(test::values::ordinary, random, -9, -4));
+            float const master = test::value_of(test::values::ordinary, random, -9, -4);
+            mine[param].set(i, master);
             mine[exp_avg].set(i, 0);
             mine[exp_avg_sq].set(i, 0);
             if (types[weight_out] != dtype::none)
-                mine[weight_out].set(i, mine[param].get(i)); // as a step leaves it
+                mine[weight_out].set(i,
+                                     types[param] == dtype::split_float32 ? master : mine[param].get(i)); // as a step
         }
         for (test::array const& each : mine)
             expected.emplace_back(each);
@@ -56,6 +58,14 @@ struct tensor {
         summed.resize(n);
     }
     [[nodiscard]] std::size_t size() const { return mine[param].size(); }
+    // The master that is expected, also where it is in two halves.
+    [[nodiscard]] float master(std::size_t i) const
+    {
+        return types[param] != dtype::split_float32
+                   ? expected[param].get(i)
+                   : joined_master(load_unaligned<bfloat16>(expected[weight_out].data() + i * sizeof(bfloat16)),
+                                   load_unaligned<split_float32>(expected[param].data() + i * sizeof(split_float32)));
+    }
     void draw_gradient(test::random_bits& random, int low, int high)
     {
         for (std::size_t i = 0; i < size(); ++i)
@@ -125,6 +135,7 @@ inline constexpr std::array<dtype, arrays> kinds[] = {
     {dtype::bfloat16, dtype::bfloat16, dtype::bfloat16, dtype::bfloat16, dtype::none, dtype::bfloat16},
     {dtype::float32, dtype::float32, dtype::float32, dtype::float32, dtype::none, dtype::none},
     {dtype::float32, dtype::bfloat16, dtype::float32, dtype::bfloat16, dtype::bfloat16, dtype::float32},
+    {dtype::split_float32, dtype::bfloat16, dtype::float32, dtype::bfloat16, dtype::bfloat16, dtype::bfloat16},
 };
 
 // Compiled once, in optimizer.cpp, as it brings the kernels.
@@ -183,14 +194,21 @@ inline slow_result step_slowly(std::vector<tensor>& tensors, std::vector<bool> c
                 own.grad_scale = 1;
             }
             oracle::element const updated = oracle::update(
-                {each.expected[param].get(i), each.expected[exp_avg].get(i), each.expected[exp_avg_sq].get(i)}, g, own);
+                {each.master(i), each.expected[exp_avg].get(i), each.expected[exp_avg_sq].get(i)}, g, own);
             rounding_lines const lines = rounding_lines_at(c.rounding.key, each.place, i);
-            store(each.expected[param], each.types[param], i, updated.param, c.rounding.param,
-                  random_half(lines.param, i));
+            bool const is_split = each.types[param] == dtype::split_float32;
+            if (is_split) {
+                split_parts const parts = split_master(updated.param);
+                each.expected[param].set_bits(i, parts.low.bits);
+                each.expected[weight_out].set_bits(i, parts.weight.bits);
+            } else {
+                store(each.expected[param], each.types[param], i, updated.param, c.rounding.param,
+                      random_half(lines.param, i));
+            }
             store(each.expected[exp_avg], each.types[exp_avg], i, updated.exp_avg);
             store(each.expected[exp_avg_sq], each.types[exp_avg_sq], i, updated.exp_avg_sq, c.rounding.exp_avg_sq,
                   random_half(lines.exp_avg_sq, i));
-            if (each.types[weight_out] != dtype::none)
+            if (each.types[weight_out] != dtype::none && !is_split)
                 store(each.expected[weight_out], each.types[weight_out], i, updated.param);
         }
     }

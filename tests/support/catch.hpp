@@ -157,6 +157,8 @@ public:
             adamant::store_unaligned(at, x);
         else if (type_ == adamant::dtype::bfloat16)
             adamant::store_unaligned(at, adamant::narrow<adamant::bfloat16>(x));
+        else if (type_ == adamant::dtype::split_float32) // the lower half: with any upper one it is some master
+            adamant::store_unaligned(at, adamant::split_master(x).low);
         else
             adamant::store_unaligned(at, adamant::narrow<adamant::float16>(x));
     }

@@ -11,6 +11,7 @@
 #include <adamant/c/handles.hpp>
 #include <adamant/shard/format.hpp>
 #include <adamant/shard/shard.hpp>
+#include <adamant/shard/split_masters.hpp>
 #include <adamant/step/grad_norm.hpp>
 #include <adamant/step/step.hpp>
 
@@ -50,7 +51,7 @@ hyperparameters from_c(adamant_hyperparameters const* from)
 
 shard_format const& format_of(adamant_shard const& from)
 {
-    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, dtype::float16, what); };
+    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, dtype::split_float32, what); };
     shard_dtypes const types = {type(from.param_dtype, "param_dtype"), type(from.grad_dtype, "grad_dtype"),
                                 type(from.exp_avg_dtype, "exp_avg_dtype"),
                                 type(from.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
@@ -61,14 +62,15 @@ shard_format const& format_of(adamant_shard const& from)
     for (std::size_t i = 0; i < types.size(); ++i)
         (asked += i == 0 ? "" : ", ") += detail::text_of({shard_array::names[i], " ", name(types[i])});
     detail::throw_invalid_argument({"no shard has these types: ", asked,
-                                    "; param and grad are of any type but none, the moments float32 or bfloat16, and "
-                                    "weight_out is bfloat16 or float16 beside a float32 param, else none"});
+                                    "; param is of any type but none, grad float32, bfloat16 or float16, the moments "
+                                    "float32 or bfloat16, and weight_out is bfloat16 beside a split_float32 param, "
+                                    "bfloat16 or float16 beside a float32 one, else none"});
 }
 
 shard_of_c shard_of(adamant_shard const& from)
 {
-    dtype const weights = to_enum(from.weight_out_dtype, dtype::float16, "weight_out_dtype");
-    dtype const sum = to_enum(from.accumulator_dtype, dtype::float16, "accumulator_dtype");
+    dtype const weights = to_enum(from.weight_out_dtype, dtype::split_float32, "weight_out_dtype");
+    dtype const sum = to_enum(from.accumulator_dtype, dtype::split_float32, "accumulator_dtype");
     auto const absent = [](dtype type, void const* array, std::string const& what) {
         if (type == dtype::none && array != nullptr)
             detail::throw_invalid_argument(
@@ -78,8 +80,8 @@ shard_of_c shard_of(adamant_shard const& from)
     absent(sum, from.accumulator, "accumulator");
     if (sum != dtype::none && from.accumulator == nullptr && from.elements != 0)
         detail::throw_invalid_argument({"accumulator is a null pointer, but accumulator_dtype is ", name(sum)});
-    if (sum == dtype::float16)
-        detail::throw_invalid_argument({"accumulator_dtype is float16, but must be float32, bfloat16 or none"});
+    if (sum != dtype::none && sum != dtype::float32 && sum != dtype::bfloat16)
+        detail::throw_invalid_argument({"accumulator_dtype is ", name(sum), ", but must be float32, bfloat16 or none"});
     shard_format const& format = format_of(from);
     kernel::step_pointers const arrays{
         static_cast<std::byte*>(from.param),      static_cast<std::byte const*>(from.grad),
@@ -115,6 +117,31 @@ adamant_status adamant_step_shard(const adamant_executor* executor, const adaman
         give(nonfinite, step(cpu, s.view, from_c(hyper), step_number,
                              {.loss_scale = loss_scale, .clip_coefficient = clip_coefficient})
                             .nonfinite_grads);
+    });
+}
+static void needed_if(bool any, void const* array, char const* what)
+{
+    if (any)
+        (void)needed(static_cast<char const*>(array), what);
+}
+adamant_status adamant_split_masters(const float* master, size_t elements, void* weight, void* low)
+{
+    return guarded([&] {
+        needed_if(elements != 0, master, "master");
+        needed_if(elements != 0, weight, "weight");
+        needed_if(elements != 0, low, "low");
+        adamant::split_masters(master, elements, static_cast<adamant::bfloat16*>(weight),
+                               static_cast<adamant::split_float32*>(low));
+    });
+}
+adamant_status adamant_join_masters(const void* weight, const void* low, size_t elements, float* master)
+{
+    return guarded([&] {
+        needed_if(elements != 0, weight, "weight");
+        needed_if(elements != 0, low, "low");
+        needed_if(elements != 0, master, "master");
+        adamant::join_masters(static_cast<adamant::bfloat16 const*>(weight),
+                              static_cast<adamant::split_float32 const*>(low), elements, master);
     });
 }
 adamant_status adamant_sum_of_squares(const adamant_executor* executor, const void* grad, adamant_dtype dtype,

@@ -15,14 +15,16 @@ enum {
     ADAMANT_NONE = 0, /* there is no such array */
     ADAMANT_FLOAT32 = 1,
     ADAMANT_BFLOAT16 = 2,
-    ADAMANT_FLOAT16 = 3
+    ADAMANT_FLOAT16 = 3,
+    ADAMANT_SPLIT_FLOAT32 = 4 /* the lower halves of float32 masters; see adamant_split_masters() */
 };
 
 /* Consecutive elements of one parameter. Every array has `elements` elements of its type, at any address; no array that
  * a step writes may overlap another. A pointer may be null where there are no elements, and must be null where its type
  * is ADAMANT_NONE.
- * param:       read and written; any type except none.
- * grad:        read from adamant_submit() or adamant_step() to the end of the step; any type except none.
+ * param:       read and written; any type except none. With ADAMANT_SPLIT_FLOAT32 it is the masters' lower halves, and
+ *              weight_out, of bfloat16, which is read then, too, their upper ones.
+ * grad:        read from adamant_submit() or adamant_step() to the end of the step; float32, bfloat16 or float16.
  * exp_avg, exp_avg_sq: the moments, read and written, zero before the first step; float32 or bfloat16.
  * weight_out:  the new weights rounded, written; bfloat16 or float16 with a float32 param, else none. Before the first
  *              step it must hold the params, rounded: a step that is taken back leaves that there.
@@ -89,11 +91,18 @@ ADAMANT_C_API adamant_status adamant_hyperparameters_init(adamant_hyperparameter
  * that were infinite or NaN, which went into the step as they were, is written to *nonfinite, which may be null. The
  * shard's accumulator must be ADAMANT_NONE. Its begin and rounding_stream say which elements it has, for stochastic
  * rounding; its shape is not looked at. Has the same bits as adamant_step() with the same values, where bfloat16 is not
- * rounded by chance: an optimizer goes by the parameter's name. From any thread, for shards that do not overlap. invalid argument, before anything is written: types,
- * pointers, hyperparameters or factors that cannot be, and step number 0. */
+ * rounded by chance: an optimizer goes by the parameter's name. From any thread, for shards that do not overlap.
+ * invalid argument, before anything is written: types, pointers, hyperparameters or factors that cannot be, and step
+ * number 0. */
 ADAMANT_C_API adamant_status adamant_step_shard(const adamant_executor* executor, const adamant_shard* shard,
                                                 const adamant_hyperparameters* hyper, uint64_t step_number,
                                                 double loss_scale, double clip_coefficient, uint64_t* nonfinite);
+/* Float32 masters into halves: weight is the master rounded to bfloat16, to nearest, ties away from zero, and low the
+ * rest, 16 bits; together they are the master's bits (a NaN becomes 0x7fc00000). `low` may begin where `master` does,
+ * in both directions; otherwise no arrays may overlap. From any thread. invalid argument: a null pointer with elements.
+ */
+ADAMANT_C_API adamant_status adamant_split_masters(const float* master, size_t elements, void* weight, void* low);
+ADAMANT_C_API adamant_status adamant_join_masters(const void* weight, const void* low, size_t elements, float* master);
 /* The sum of squares of a gradient's finite elements, and the number of its other elements, in one pass. The sums of
  * blocks of 4096 elements are added exactly and rounded once, so it has the same bits for every instruction set and
  * number of threads. Both results may be null. From any thread. invalid argument: a null pointer with elements, or no

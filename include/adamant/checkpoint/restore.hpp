@@ -21,14 +21,33 @@ struct state_copy {
     std::byte const* from;
     std::size_t bytes;
     state_source const* source; // of the bytes, or null
+    state_source const* target; // the same of `to`
 
-    // Throws what the source does.
+    // Throws what these do.
     void run() const
     {
+        if (target == nullptr) {
+            read(0, bytes, to);
+            return;
+        }
+        std::vector<std::byte> room(std::min(bytes, most_at_once));
+        for (std::size_t done = 0; done != bytes;) {
+            std::size_t const n = std::min(room.size(), bytes - done);
+            read(done, n, room.data());
+            target->write(room.data(), n, to + done);
+            done += n;
+        }
+    }
+
+private:
+    static constexpr std::size_t most_at_once = std::size_t{1} << 16; // whole elements of any type
+
+    void read(std::size_t begin, std::size_t n, std::byte* into) const
+    {
         if (source == nullptr)
-            std::memcpy(to, from, bytes);
+            std::memcpy(into, from + begin, n);
         else
-            source->read(from, bytes, to);
+            source->read(from + begin, n, into);
     }
 };
 
@@ -69,7 +88,8 @@ struct state_copy {
             std::size_t const n = std::min(end, piece->begin + piece->elements) - at;
             std::size_t const elem_bytes = size_bytes(to.type);
             copies.push_back({const_cast<std::byte*>(to.data) + (at - to.begin) * elem_bytes,
-                              piece->data + (at - piece->begin) * elem_bytes, n * elem_bytes, piece->source});
+                              piece->data + (at - piece->begin) * elem_bytes, n * elem_bytes, piece->source,
+                              to.source});
             at += n;
         }
         if (at != end)

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <adamant/core/dtype.hpp>
+#include <adamant/core/error.hpp>
 #include <adamant/step/loss_scaler.hpp>
 #include <adamant/step/optimizer_options.hpp>
 
@@ -24,12 +25,16 @@ enum class state_array : std::uint8_t { param, exp_avg, exp_avg_sq };
     return array == state_array::param ? "param" : array == state_array::exp_avg ? "exp_avg" : "exp_avg_sq";
 }
 
-// The source of a state's bytes where these may disappear while they are read: a file, which anyone may cut short.
+// The source of a state's bytes where they are not simply in memory: a file, which anyone may cut short while it is
+// read, or masters in two halves.
 class state_source {
 public:
     // Copies bytes that begin at an address of this source. Throws corrupted or unavailable where they can no longer be
     // read. Thread-safe.
     virtual void read(std::byte const* from, std::size_t bytes, std::byte* to) const = 0;
+    // Copies bytes to an address of this source, for an optimizer that loads a state. Throws unavailable where they
+    // cannot be written.
+    virtual void write(std::byte const* from, std::size_t bytes, std::byte const* at) const;
 
 protected:
     state_source() = default;
@@ -45,9 +50,15 @@ struct state_tensor {
     std::size_t begin = 0;
     std::size_t elements = 0;
     std::byte const* data = nullptr; // elements * size_bytes(type) bytes, at any address
-    // If not null, loading and saving read the data through it instead of from `data`.
+    // If not null, loading and saving read the data through it instead of from `data`. So must whoever looks at the
+    // elements of a state() with masters in two halves: these are no array of float32 in memory.
     state_source const* source = nullptr;
 };
+
+inline void state_source::write(std::byte const*, std::size_t, std::byte const*) const
+{
+    detail::throw_unavailable({"this state can be read only"});
+}
 
 struct state_param {
     std::string name;               // that no other parameter has

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element types of a shard: float, and the storage types of the two 16-bit formats.
+// The element types of a shard: float, and storage types of 16 bits.
 #pragma once
 
 #include <cstddef>
@@ -23,10 +23,16 @@ struct float16 {
     friend bool operator==(float16, float16) = default;
 };
 
-static_assert(sizeof(bfloat16) == 2 && sizeof(float16) == 2 && sizeof(float) == 4);
+// The lower half of a float32 master whose upper half is a bfloat16 weight; see split_master() in numerics/convert.hpp.
+struct split_float32 {
+    std::uint16_t bits;
+    friend bool operator==(split_float32, split_float32) = default;
+};
+
+static_assert(sizeof(bfloat16) == 2 && sizeof(float16) == 2 && sizeof(split_float32) == 2 && sizeof(float) == 4);
 
 // The same types as a value, for reports. `none` stands for an array that is not there (no weight_out).
-enum class dtype : std::uint8_t { none, float32, bfloat16, float16 };
+enum class dtype : std::uint8_t { none, float32, bfloat16, float16, split_float32 };
 
 [[nodiscard]] constexpr std::string_view name(dtype type) noexcept
 {
@@ -34,6 +40,7 @@ enum class dtype : std::uint8_t { none, float32, bfloat16, float16 };
     case dtype::float32: return "float32";
     case dtype::bfloat16: return "bfloat16";
     case dtype::float16: return "float16";
+    case dtype::split_float32: return "split_float32";
     case dtype::none: break;
     }
     return "none";
@@ -48,7 +55,9 @@ enum class dtype : std::uint8_t { none, float32, bfloat16, float16 };
 // dtype_of<T>: the value that names the C++ type; void is none. Any other type does not compile.
 template <class T>
 inline constexpr dtype dtype_of = [] {
-    static_assert(sizeof(T) == 0, "adamant knows the element types float, adamant::bfloat16 and adamant::float16");
+    static_assert(
+        sizeof(T) == 0,
+        "adamant knows the element types float, adamant::bfloat16, adamant::float16 and adamant::split_float32");
     return dtype::none;
 }();
 template <>
@@ -59,5 +68,7 @@ template <>
 inline constexpr dtype dtype_of<bfloat16> = dtype::bfloat16;
 template <>
 inline constexpr dtype dtype_of<float16> = dtype::float16;
+template <>
+inline constexpr dtype dtype_of<split_float32> = dtype::split_float32;
 
 ADAMANT_END_NAMESPACE

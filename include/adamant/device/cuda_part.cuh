@@ -25,10 +25,13 @@ namespace detail::cuda {
 {
     return size_bytes(p.types[which]);
 }
+[[nodiscard]] inline shard_dtypes types_of(device_piece const& p) noexcept
+{
+    return {p.types[0], p.types[1], p.types[2], p.types[3], p.types[4]};
+}
 [[nodiscard]] inline std::size_t state_bytes(device_piece const& p) noexcept
 {
-    return elem_bytes(p, shard_array::param) + elem_bytes(p, shard_array::exp_avg) +
-           elem_bytes(p, shard_array::exp_avg_sq);
+    return adamant::state_bytes(types_of(p));
 }
 
 // Of the one allocation that a part makes: offsets in bytes.
@@ -51,8 +54,9 @@ struct part_layout {
     [[nodiscard]] static std::size_t record_bytes(device_piece const& p) noexcept
     {
         std::size_t bytes = 0;
-        for (auto const which : {shard_array::param, shard_array::exp_avg, shard_array::exp_avg_sq})
-            bytes += aligned(p.elems * elem_bytes(p, which));
+        for (auto const which : state_arrays)
+            if (is_state(types_of(p), which))
+                bytes += aligned(p.elems * elem_bytes(p, which));
         return bytes;
     }
 
@@ -72,7 +76,7 @@ inline constexpr std::size_t pass_kernels = 10;
 [[nodiscard]] inline std::size_t pass_kernel_of(device_piece const& p) noexcept
 {
     dtype const out = p.types[shard_array::weight_out];
-    if (state_bytes(p) != 3 * sizeof(float) || out == dtype::float32)
+    if (has_split_param(types_of(p)) || state_bytes(p) != 3 * sizeof(float) || out == dtype::float32)
         return pass_kernels - 1;
     auto const sixteen = [](dtype type) -> std::size_t { return type == dtype::bfloat16 ? 1 : 2; };
     dtype const grad = p.types[shard_array::grad];
@@ -209,7 +213,7 @@ public:
         std::vector<std::uint32_t> with_weights;
         for (std::uint32_t i = 0; i < pieces_.size(); ++i) {
             device_piece const& p = pieces_[i];
-            if (p.types[shard_array::weight_out] == dtype::none)
+            if (p.types[shard_array::weight_out] == dtype::none || has_split_param(types_of(p)))
                 continue;
             with_weights.push_back(i);
             bytes += p.elems * (elem_bytes(p, shard_array::param) + elem_bytes(p, shard_array::weight_out));
@@ -266,10 +270,11 @@ private:
                 to.arrays[a] = address_of(from.arrays[a]);
                 to.types[a] = from.types[a];
             }
-            shard_array::index const state[] = {shard_array::param, shard_array::exp_avg, shard_array::exp_avg_sq};
-            for (std::size_t a = 0; a < 3 && layout_.end != layout_.records; ++a) {
+            for (std::size_t a = 0; a < std::size(state_arrays) && layout_.end != layout_.records; ++a) {
+                if (!is_state(types_of(from), state_arrays[a]))
+                    continue;
                 to.records[a] = address_of(record);
-                record = record + part_layout::aligned(from.elems * elem_bytes(from, state[a]));
+                record = record + part_layout::aligned(from.elems * elem_bytes(from, state_arrays[a]));
             }
             to.elems = from.elems;
             to.first_block = first_blocks_[i];
@@ -332,7 +337,7 @@ private:
                 each += elem_bytes(p, shard_array::grad) +
                         (pass.summed[i] != 0 ? elem_bytes(p, shard_array::accumulator) : 0);
             if (!only_reads(pass.pass))
-                each += 2 * state_bytes(p) + elem_bytes(p, shard_array::weight_out);
+                each += step_bytes(types_of(p)) - elem_bytes(p, shard_array::grad);
             if (makes_records && !(pass.pass == block_pass::redo && had_record))
                 each += state_bytes(p);
             bytes += p.elems * each;

@@ -64,7 +64,7 @@ struct device_piece {
     dtype types[6] = {};
     std::size_t elems = 0;
     std::size_t group = 0;
-    place_in_param place = {}; // of its first element
+    place_in_param place = {};            // of its first element
     shard_format const* format = nullptr; // with the host's kernels for these types
     [[nodiscard]] std::size_t blocks() const noexcept;
 };

@@ -74,8 +74,11 @@ public:
         std::size_t bytes = 0;
         for (std::uint32_t const piece : own->pieces) {
             detail::offload_shard const& s = shards_[piece];
-            bytes += s.size() * (s.elem_bytes(s.grad) + (own->summed[piece] != 0 ? s.elem_bytes(s.accumulator) : 0) +
-                                 (only_reads(pass.pass) ? 0 : 2 * s.state_bytes() + s.elem_bytes(s.weight_out)));
+            bytes +=
+                s.size() * (s.elem_bytes(s.grad) + (own->summed[piece] != 0 ? s.elem_bytes(s.accumulator) : 0) +
+                            (only_reads(pass.pass)
+                                 ? 0
+                                 : 2 * s.state_bytes() + (s.is_state(s.weight_out) ? 0 : s.elem_bytes(s.weight_out))));
         }
         on_.enqueue(device_lane::work, device_operation::work, bytes,
                     detail::text_of({"pass '", name(pass.pass), "' over ", own->pieces.size(), " pieces"}),

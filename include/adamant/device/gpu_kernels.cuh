@@ -20,7 +20,7 @@ namespace detail::cuda {
 // A piece as kernels see it. In device memory, made once.
 struct piece {
     void* arrays[6];  // as shard_array::index names them
-    void* records[3]; // copies of param, exp_avg and exp_avg_sq
+    void* records[4]; // copies of state_arrays
     std::uint64_t elems;
     std::uint32_t first_block; // of all blocks of the part
     std::uint32_t group;
@@ -181,17 +181,27 @@ __device__ inline void add_lanes_in_double(float const* grads, unsigned elems, u
 
 struct raw_state {
     raw_group param, exp_avg, exp_avg_sq;
+    raw_group weight; // of a split param
 };
+template <int Param>
+[[nodiscard]] __device__ inline bool has_split_param(piece const& p)
+{
+    return type_of<Param>(p, shard_array::param) == dtype::split_float32;
+}
 template <int Param, int ExpAvg, int ExpAvgSq>
 [[nodiscard]] __device__ inline raw_state load_state(piece const& p, bool from_record, std::size_t at, unsigned count)
 {
     namespace arrays = shard_array;
-    return {
+    raw_state s = {
         load_group(from_record ? p.records[0] : p.arrays[arrays::param], at, count, type_of<Param>(p, arrays::param)),
         load_group(from_record ? p.records[1] : p.arrays[arrays::exp_avg], at, count,
                    type_of<ExpAvg>(p, arrays::exp_avg)),
         load_group(from_record ? p.records[2] : p.arrays[arrays::exp_avg_sq], at, count,
-                   type_of<ExpAvgSq>(p, arrays::exp_avg_sq))};
+                   type_of<ExpAvgSq>(p, arrays::exp_avg_sq)),
+        {}};
+    if (has_split_param<Param>(p))
+        s.weight = load_group(from_record ? p.records[3] : p.arrays[arrays::weight_out], at, count, dtype::bfloat16);
+    return s;
 }
 template <int Param, int ExpAvg, int ExpAvgSq>
 __device__ inline void store_state(piece const& p, bool to_record, std::size_t at, unsigned count, raw_state const& s)
@@ -203,6 +213,8 @@ __device__ inline void store_state(piece const& p, bool to_record, std::size_t a
                 s.exp_avg);
     store_group(to_record ? p.records[2] : p.arrays[arrays::exp_avg_sq], at, count,
                 type_of<ExpAvgSq>(p, arrays::exp_avg_sq), s.exp_avg_sq);
+    if (has_split_param<Param>(p))
+        store_group(to_record ? p.records[3] : p.arrays[arrays::weight_out], at, count, dtype::bfloat16, s.weight);
 }
 
 // A norm block's random numbers, of two lines at most.
@@ -230,7 +242,8 @@ __device__ inline void step_group(piece const& p, group_rules const& rules, bloc
     dtype const param_type = type_of<Param>(p, arrays::param);
     dtype const exp_avg_type = type_of<ExpAvg>(p, arrays::exp_avg);
     dtype const exp_avg_sq_type = type_of<ExpAvgSq>(p, arrays::exp_avg_sq);
-    float_group param = widen_group(old.param, param_type);
+    bool const is_split = has_split_param<Param>(p);
+    float_group param = is_split ? joined_group(old.weight, old.param) : widen_group(old.param, param_type);
     float_group exp_avg = widen_group(old.exp_avg, exp_avg_type);
     float_group exp_avg_sq = widen_group(old.exp_avg_sq, exp_avg_sq_type);
     ADAMANT_GPU_UNROLL(4)
@@ -243,14 +256,18 @@ __device__ inline void step_group(piece const& p, group_rules const& rules, bloc
         exp_avg.value[k] = next.exp_avg;
         exp_avg_sq.value[k] = next.exp_avg_sq;
     }
-    raw_state now{stored_group(param, param_type), stored_group(exp_avg, exp_avg_type),
-                  stored_group(exp_avg_sq, exp_avg_sq_type)};
+    raw_state now{stored_group(param, param_type),
+                  stored_group(exp_avg, exp_avg_type),
+                  stored_group(exp_avg_sq, exp_avg_sq_type),
+                  {}};
+    if (is_split)
+        split_group(param, now.weight, now.param);
     if (rules.c.rounding.exp_avg_sq && exp_avg_sq_type == dtype::bfloat16)
         round_by_chance(now.exp_avg_sq, exp_avg_sq, randoms, &rounding_lines::exp_avg_sq, at);
     if (rules.c.rounding.param && param_type == dtype::bfloat16)
         round_by_chance(now.param, param, randoms, &rounding_lines::param, at);
     store_state<Param, ExpAvg, ExpAvgSq>(p, false, at, count, now);
-    if (dtype const out = type_of<WeightOut>(p, arrays::weight_out); out != dtype::none)
+    if (dtype const out = type_of<WeightOut>(p, arrays::weight_out); out != dtype::none && !is_split)
         store_group(p.arrays[arrays::weight_out], at, count, out, stored_group(param, out));
 }
 
@@ -381,7 +398,7 @@ __global__ void __launch_bounds__(step_threads) undo_kernel(__grid_constant__ la
         std::size_t const at = b.begin + group * group_elems;
         raw_state const old = load_state<any_dtype, any_dtype, any_dtype>(p, true, at, count);
         store_state<any_dtype, any_dtype, any_dtype>(p, false, at, count, old);
-        if (p.types[shard_array::weight_out] != dtype::none)
+        if (p.types[shard_array::weight_out] != dtype::none && !has_split_param<any_dtype>(p))
             round_group(p, old.param, p.types[shard_array::param], at, count);
     }
     if (threadIdx.x == 0)

@@ -190,6 +190,28 @@ __device__ inline void store_group(void* array, std::size_t at, unsigned count, 
     }
     return result;
 }
+// joined_master() and split_master() of what canonical() has returned.
+[[nodiscard]] __device__ inline float_group joined_group(raw_group const& weight, raw_group const& low)
+{
+    float_group result;
+    ADAMANT_GPU_UNROLL(4)
+    for (unsigned k = 0; k < group_elems; ++k) {
+        std::uint32_t const upper = weight.word[k / 2] >> (k % 2 * 16) & 0xffffu;
+        std::uint32_t const lower = low.word[k / 2] >> (k % 2 * 16) & 0xffffu;
+        result.value[k] = __uint_as_float((upper << 16) + lower - (lower >> 15 << 16));
+    }
+    return result;
+}
+__device__ inline void split_group(float_group const& of, raw_group& weight, raw_group& low)
+{
+    weight = low = {{0, 0, 0, 0}};
+    ADAMANT_GPU_UNROLL(4)
+    for (unsigned k = 0; k < group_elems; ++k) {
+        std::uint32_t const bits = __float_as_uint(of.value[k]);
+        weight.word[k / 2] |= (bits + 0x8000u) >> 16 << (k % 2 * 16);
+        low.word[k / 2] |= (bits & 0xffffu) << (k % 2 * 16);
+    }
+}
 // As oracle::stored() does, of what flush() and canonical() have returned.
 [[nodiscard]] __device__ inline raw_group stored_group(float_group const& of, dtype type)
 {

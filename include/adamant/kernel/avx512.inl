@@ -189,6 +189,18 @@ struct simd {
                                 _mm512_cvtepi32_epi16(shift_right<16>(b)));
         }
     }
+    ADAMANT_SIMD static void load_signed_halves(std::byte const* address, u32& a, u32& b)
+    {
+        auto const* const halves_of = reinterpret_cast<__m256i_u const*>(address);
+        a = _mm512_cvtepi16_epi32(_mm256_loadu_si256(halves_of));
+        b = _mm512_cvtepi16_epi32(_mm256_loadu_si256(halves_of + 1));
+    }
+    ADAMANT_SIMD static void store_lower_halves(std::byte* address, u32 a, u32 b)
+    {
+        auto* const halves_of = reinterpret_cast<__m256i_u*>(address);
+        _mm256_storeu_si256(halves_of, _mm512_cvtepi32_epi16(a));
+        _mm256_storeu_si256(halves_of + 1, _mm512_cvtepi32_epi16(b));
+    }
     template <class T, bool Ordinary>
     ADAMANT_SIMD static void narrow_pair(f32 a, f32 b, bool natively, __m256i& half_a, __m256i& half_b)
     {

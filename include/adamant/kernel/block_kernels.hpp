@@ -17,7 +17,7 @@ struct block_kernels {
     undo_function undo_scratch;
     add_gradients_function to_scratch; // grad -> float
     tame_gradient_function tame;
-    round_weights_function round_weights; // null: there is no weight_out
+    round_weights_function round_weights; // null: there is no weight_out, or it is state
 };
 
 // For an accumulator, with a gradient of floats.

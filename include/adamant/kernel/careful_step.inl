@@ -120,6 +120,28 @@ ADAMANT_SIMD void narrow_few(dtype type, bool by_chance, rounding_line const& li
     }
 }
 
+// Masters of two halves: the lower halves, which are widened as if they were floats, join their weights.
+ADAMANT_SIMD void join_few(step_pointers const& a, std::size_t begin, std::size_t n, careful_buffer& to)
+{
+    for (std::size_t i = 0; i < n; ++i) {
+        split_parts parts;
+        __builtin_memcpy(&parts.weight, a.weight_out + (begin + i) * sizeof parts.weight, sizeof parts.weight);
+        __builtin_memcpy(&parts.low, a.param + (begin + i) * sizeof parts.low, sizeof parts.low);
+        float const x = joined_master(parts.weight, parts.low);
+        __builtin_memcpy(to.floats + i * sizeof x, &x, sizeof x);
+    }
+}
+ADAMANT_SIMD void split_few(careful_buffer const& from, step_pointers const& a, std::size_t begin, std::size_t n)
+{
+    for (std::size_t i = 0; i < n; ++i) {
+        float x;
+        __builtin_memcpy(&x, from.floats + i * sizeof x, sizeof x);
+        split_parts const parts = split_master(x);
+        __builtin_memcpy(a.weight_out + (begin + i) * sizeof parts.weight, &parts.weight, sizeof parts.weight);
+        __builtin_memcpy(a.param + (begin + i) * sizeof parts.low, &parts.low, sizeof parts.low);
+    }
+}
+
 // Steps elements [begin, end), and flushes after each operation by hand. Returns how many of the gradients are not
 // finite.
 [[gnu::noinline]] inline std::uint64_t careful_step(step_pointers const& a, array_types const& types, std::size_t begin,
@@ -130,7 +152,9 @@ ADAMANT_SIMD void narrow_few(dtype type, bool by_chance, rounding_line const& li
     careful_buffer param, grad, exp_avg, exp_avg_sq;
     for (std::size_t n; begin < end; begin += n) {
         n = end - begin < careful_elems ? end - begin : careful_elems;
-        widen_few(types.param, a.param, begin, n, param);
+        widen_few(types.param, a.param, begin, n, param); // also of lower halves: that fills the last vector up
+        if (types.param == dtype::split_float32)
+            join_few(a, begin, n, param);
         widen_few(types.grad, a.grad, begin, n, grad);
         widen_few(types.exp_avg, a.exp_avg, begin, n, exp_avg);
         widen_few(types.exp_avg_sq, a.exp_avg_sq, begin, n, exp_avg_sq);
@@ -147,11 +171,15 @@ ADAMANT_SIMD void narrow_few(dtype type, bool by_chance, rounding_line const& li
             simd::template store<float>(exp_avg_sq.floats + at, s.exp_avg_sq);
             nonfinite += simd::count_nonfinite(g);
         }
-        narrow_few(types.param, scalars.rounding.param, scalars.lines.param, param, a.param, begin, n);
+        if (types.param == dtype::split_float32)
+            split_few(param, a, begin, n);
+        else
+            narrow_few(types.param, scalars.rounding.param, scalars.lines.param, param, a.param, begin, n);
         narrow_few(types.exp_avg, exp_avg, a.exp_avg, begin, n);
         narrow_few(types.exp_avg_sq, scalars.rounding.exp_avg_sq, scalars.lines.exp_avg_sq, exp_avg_sq, a.exp_avg_sq,
                    begin, n);
-        narrow_few(types.weight_out, param, a.weight_out, begin, n);
+        if (types.param != dtype::split_float32)
+            narrow_few(types.weight_out, param, a.weight_out, begin, n);
     }
     return nonfinite;
 }

@@ -27,18 +27,28 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
             line_end = rounding_line_end(a.place, i);
         }
         float const grad = widen(load_unaligned<Grad>(a.grad + i * sizeof(Grad)));
+        auto const param = load_unaligned<Param>(a.param + i * sizeof(Param));
+        float master;
+        if constexpr (is_split<Param>)
+            master = joined_master(load_unaligned<WeightOut>(a.weight_out + i * sizeof(WeightOut)), param);
+        else
+            master = widen(param);
         oracle::element const updated =
-            oracle::update({widen(load_unaligned<Param>(a.param + i * sizeof(Param))),
-                            widen(load_unaligned<ExpAvg>(a.exp_avg + i * sizeof(ExpAvg))),
+            oracle::update({master, widen(load_unaligned<ExpAvg>(a.exp_avg + i * sizeof(ExpAvg))),
                             widen(load_unaligned<ExpAvgSq>(a.exp_avg_sq + i * sizeof(ExpAvgSq)))},
                            grad, c);
-        store_unaligned(a.param + i * sizeof(Param),
-                        oracle::stored<Param>(updated.param, c.rounding.param, random_half(lines.param, i)));
+        if constexpr (is_split<Param>)
+            store_unaligned(a.param + i * sizeof(Param), split_master(updated.param).low);
+        else
+            store_unaligned(a.param + i * sizeof(Param),
+                            oracle::stored<Param>(updated.param, c.rounding.param, random_half(lines.param, i)));
         store_unaligned(a.exp_avg + i * sizeof(ExpAvg), oracle::stored<ExpAvg>(updated.exp_avg));
         store_unaligned(
             a.exp_avg_sq + i * sizeof(ExpAvgSq),
             oracle::stored<ExpAvgSq>(updated.exp_avg_sq, c.rounding.exp_avg_sq, random_half(lines.exp_avg_sq, i)));
-        if constexpr (!std::is_void_v<WeightOut>)
+        if constexpr (is_split<Param>)
+            store_unaligned(a.weight_out + i * sizeof(WeightOut), split_master(updated.param).weight);
+        else if constexpr (!std::is_void_v<WeightOut>)
             store_unaligned(a.weight_out + i * sizeof(WeightOut), oracle::stored<WeightOut>(updated.param));
         nonfinite += !is_finite(grad);
     }

@@ -93,6 +93,8 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
     std::byte const* const exp_avg = a.exp_avg + i * sizeof(ExpAvg);
     std::byte const* const exp_avg_sq = a.exp_avg_sq + i * sizeof(ExpAvgSq);
     prefetch<Param, Vectors>(param, how.prefetch_bytes);
+    if constexpr (is_split<Param>)
+        prefetch<bfloat16, Vectors>(a.weight_out + i * sizeof(bfloat16), how.prefetch_bytes);
     prefetch<ExpAvg, Vectors>(exp_avg, how.prefetch_bytes);
     prefetch<ExpAvgSq, Vectors>(exp_avg_sq, how.prefetch_bytes);
 
@@ -102,7 +104,8 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; k += 2) {
         std::size_t const at = k * simd::lanes;
-        simd::template load_pair<Param, Interleaved>(param + at * sizeof(Param), s[k].param, s[k + 1].param);
+        load_params<Param, Interleaved>(param + at * sizeof(Param), a.weight_out + (i + at) * sizeof(bfloat16),
+                                        s[k].param, s[k + 1].param);
         simd::template load_pair<ExpAvg, Interleaved>(exp_avg + at * sizeof(ExpAvg), s[k].exp_avg, s[k + 1].exp_avg);
         simd::template load_pair<ExpAvgSq, Interleaved>(exp_avg_sq + at * sizeof(ExpAvgSq), s[k].exp_avg_sq,
                                                         s[k + 1].exp_avg_sq);
@@ -156,6 +159,13 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficien
     recorder.params(a, i, group, p);
     constexpr bool is_ordinary = Path == path::ordinary;
     std::byte* const param = a.param + i * sizeof(Param);
+    if constexpr (is_split<Param>) {
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < Vectors; k += 2)
+            store_split(param + k * simd::lanes * sizeof(Param),
+                        a.weight_out + (i + k * simd::lanes) * sizeof(WeightOut), p[k], p[k + 1]);
+        return;
+    }
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; k += 2)
         store_rounded<Param, Interleaved, is_ordinary>(param + k * simd::lanes * sizeof(Param), p[k], p[k + 1],
@@ -273,6 +283,8 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
     copy_group<Grad>(copies[1], from.grad);
     copy_group<ExpAvg>(copies[2], from.exp_avg);
     copy_group<ExpAvgSq>(copies[3], from.exp_avg_sq);
+    if constexpr (is_split<Param>)
+        copy_group<WeightOut>(copies[4], from.weight_out);
     how.stream = false;
     no_record none;
     step_scalars const of_copy = c.from(end - group_elems);
@@ -383,7 +395,7 @@ ADAMANT_SIMD std::uint64_t step_line(step_pointers const& a, std::size_t begin, 
                                      memory_access how)
 {
     std::uint64_t nonfinite = 0;
-    if constexpr (simd::can_stream && !std::is_void_v<WeightOut>) {
+    if constexpr (simd::can_stream && !std::is_void_v<WeightOut> && !is_split<Param>) {
         // Whole cache lines only: a line written in two goes to memory twice. So the first elements go by themselves.
         std::size_t const before_line =
             -reinterpret_cast<std::uintptr_t>(a.weight_out + begin * sizeof(WeightOut)) % 64;

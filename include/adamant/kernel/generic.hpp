@@ -198,6 +198,15 @@ struct simd {
     {
         quad::store_upper_halves(address, a, b);
     }
+    // Halves that follow each other in memory, with their signs, and the lower halves of the lanes back.
+    ADAMANT_SIMD static void load_signed_halves(std::byte const* address, u32& a, u32& b)
+    {
+        quad::load_signed_halves(address, a, b);
+    }
+    ADAMANT_SIMD static void store_lower_halves(std::byte* address, u32 a, u32 b)
+    {
+        quad::store_upper_halves(address, shift_left<16>(a), shift_left<16>(b));
+    }
     // Like store_pair for a 16-bit type, not interleaved, past the caches; the address is a multiple of the bytes
     // written. stream_fence() orders it.
     template <class T, bool Ordinary>

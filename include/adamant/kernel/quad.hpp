@@ -89,6 +89,13 @@ ADAMANT_SIMD void store_upper_halves(std::byte* address, u32 a, u32 b) noexcept
                      _mm_packs_epi32(_mm_srai_epi32(cast<__m128i>(a), 16), _mm_srai_epi32(cast<__m128i>(b), 16)));
 }
 
+ADAMANT_SIMD void load_signed_halves(std::byte const* address, u32& a, u32& b) noexcept
+{
+    __m128i const eight = _mm_loadu_si128(reinterpret_cast<__m128i_u const*>(address));
+    a = cast<u32>(_mm_srai_epi32(_mm_unpacklo_epi16(eight, eight), 16));
+    b = cast<u32>(_mm_srai_epi32(_mm_unpackhi_epi16(eight, eight), 16));
+}
+
 ADAMANT_SIMD f32 load(std::byte const* address, float) noexcept
 {
     return _mm_loadu_ps(reinterpret_cast<float const*>(address));
@@ -256,6 +263,13 @@ ADAMANT_SIMD void store_upper_halves(std::byte* address, u32 a, u32 b) noexcept
 {
     uint16x8_t const eight = vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b));
     vst1q_u8(reinterpret_cast<std::uint8_t*>(address), vreinterpretq_u8_u16(eight));
+}
+
+ADAMANT_SIMD void load_signed_halves(std::byte const* address, u32& a, u32& b) noexcept
+{
+    int16x8_t const eight = vreinterpretq_s16_u8(vld1q_u8(reinterpret_cast<std::uint8_t const*>(address)));
+    a = vreinterpretq_u32_s32(vmovl_s16(vget_low_s16(eight)));
+    b = vreinterpretq_u32_s32(vmovl_high_s16(eight));
 }
 
 ADAMANT_SIMD f32 load(std::byte const* address, float) noexcept

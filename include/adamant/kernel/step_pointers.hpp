@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include <adamant/numerics/oracle.hpp>
 
@@ -15,8 +16,9 @@ inline constexpr std::size_t granule_elems = 64;
 
 namespace kernel {
 
-// The arrays of one shard, as bytes because they may lie at any address. weight_out may be null. And which elements of
-// which parameter they are: stochastic rounding goes by that.
+// The arrays of one shard, as bytes because they may lie at any address. weight_out may be null, and is read, too,
+// where it is the upper half of the params. And which elements of which parameter they are: stochastic rounding goes by
+// that.
 struct step_pointers {
     std::byte* param;
     std::byte const* grad;
@@ -40,6 +42,10 @@ struct memory_access {
     {
     }
 };
+
+// Whether the master is in two halves, param and weight_out.
+template <class Param>
+inline constexpr bool is_split = std::is_same_v<Param, split_float32>;
 
 // What a kernel steps a stretch of a shard with that lies in one line of random numbers. Lines count elements as the
 // stretch's pointers do.

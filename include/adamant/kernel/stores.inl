@@ -38,6 +38,29 @@ ADAMANT_SIMD simd::u32 random_halves(simd::u32 x)
     return simd::template shift_right<16>(simd::mul(x, odd)) ^ (x & simd::set(0xffffu));
 }
 
+// Two vectors of params.
+template <class Param, bool Interleaved>
+ADAMANT_SIMD void load_params(std::byte const* param, [[maybe_unused]] std::byte const* weight, simd::f32& a,
+                              simd::f32& b)
+{
+    if constexpr (is_split<Param>) {
+        simd::u32 low_a, low_b;
+        simd::load_signed_halves(param, low_a, low_b);
+        simd::template load_pair<bfloat16, false>(weight, a, b);
+        a = simd::from_bits(simd::add(simd::bits(a), low_a));
+        b = simd::from_bits(simd::add(simd::bits(b), low_b));
+    } else {
+        simd::template load_pair<Param, Interleaved>(param, a, b);
+    }
+}
+// And back, of a fast path; see split_master().
+ADAMANT_SIMD void store_split(std::byte* param, std::byte* weight, simd::f32 a, simd::f32 b)
+{
+    simd::u32 const half = simd::set(0x8000u);
+    simd::store_lower_halves(param, simd::bits(a), simd::bits(b));
+    simd::template store_upper_halves<false>(weight, simd::add(simd::bits(a), half), simd::add(simd::bits(b), half));
+}
+
 // Two vectors of results of a fast path, which are finite and below what could be rounded up to infinity.
 template <class T, bool Interleaved, bool Ordinary>
 ADAMANT_SIMD void store_rounded(std::byte* address, simd::f32 a, simd::f32 b, bool native_bfloat16,

@@ -80,6 +80,25 @@ template <>
     return {static_cast<std::uint16_t>(sign | (mantissa + half + (mantissa >> shift & 1u)) >> shift)};
 }
 
+// A float32 in two halves. The weight is the number rounded to bfloat16, to nearest, ties away from zero; because of
+// that the pair is one to one: bits = (weight << 16) + low, with low from -2^15 to 2^15 - 1. A NaN becomes the canonical
+// one, as the lower bits of others would carry out of the upper half.
+struct split_parts {
+    bfloat16 weight;
+    split_float32 low;
+};
+[[nodiscard]] constexpr split_parts split_master(float x) noexcept
+{
+    std::uint32_t const own = std::bit_cast<std::uint32_t>(x);
+    std::uint32_t const bits = (own & float_abs_mask) > float_infinity_bits ? canonical_nan_bits : own;
+    return {{static_cast<std::uint16_t>((bits + 0x8000u) >> 16)}, {static_cast<std::uint16_t>(bits)}};
+}
+[[nodiscard]] constexpr float joined_master(bfloat16 weight, split_float32 low) noexcept
+{
+    std::uint32_t const borrowed = low.bits >> 15; // a low half of 2^15 and above counts as negative
+    return std::bit_cast<float>((std::uint32_t{weight.bits} << 16) + low.bits - (borrowed << 16));
+}
+
 // Zero of x's sign where |x| <= 2^-126, else x. The smallest normal number goes too, because processors in
 // flush-to-zero mode disagree about results that round to it.
 [[nodiscard]] constexpr float flush(float x) noexcept

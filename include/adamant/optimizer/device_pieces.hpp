@@ -332,8 +332,9 @@ private:
     {
         namespace arrays = shard_array;
         tracked_shard const& s = over_[p.shard];
-        for (auto const which : {arrays::param, arrays::exp_avg, arrays::exp_avg_sq})
-            work(which, p.on.elems * s.shard.elem_bytes(which));
+        for (auto const which : state_arrays)
+            if (s.shard.is_state(which))
+                work(which, p.on.elems * s.shard.elem_bytes(which));
         if (with_sums && s.summed != 0 && s.shard.has_accumulator())
             work(arrays::accumulator, p.on.elems * s.shard.elem_bytes(arrays::accumulator));
     }

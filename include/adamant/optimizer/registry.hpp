@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <adamant/checkpoint/split_view.hpp>
 #include <adamant/core/error.hpp>
 #include <adamant/core/utf8.hpp>
 #include <adamant/device/device.hpp>
@@ -105,6 +107,8 @@ public:
             sizes.push_back(s.shard.size());
         return sizes;
     }
+    // Its masters as an array of float32, where they are in two halves; else null.
+    [[nodiscard]] split_view const* split_param(std::size_t shard) const noexcept { return split_params_[shard].get(); }
     void require_shard(std::size_t shard) const
     {
         if (shard >= shards_.size())
@@ -116,16 +120,22 @@ public:
     {
         require_group(group);
         check_accumulator(name, view, sum);
-        offload_shard const added(view.at({param_number_of(name), place.begin}), tier, static_cast<std::byte*>(sum.data()), sum.type(),
+        offload_shard const added(view.at({param_number_of(name), place.begin}), tier,
+                                  static_cast<std::byte*>(sum.data()), sum.type(),
                                   sum.kernels() == nullptr ? nullptr : &sum.kernels()(tier));
         std::vector<array_extent> extents;
         append_extents(extents, added, shards_.size(), true);
         refuse_overlaps(std::move(extents));
         shards_.push_back({added, group, blocks()});
         try {
+            split_params_.push_back(
+                has_split_param(view.format().types)
+                    ? std::make_unique<split_view>(added.data(shard_array::weight_out), added.data(shard_array::param))
+                    : nullptr);
             places_.add(name, group, view.format().types, view.size(), std::move(place));
         } catch (...) {
             shards_.pop_back();
+            split_params_.resize(shards_.size());
             throw;
         }
         return shards_.size() - 1;
@@ -140,6 +150,7 @@ public:
             shards_[i].first_block -= blocks;
         if (shard < device_arrays_.size())
             device_arrays_.erase(device_arrays_.begin() + static_cast<std::ptrdiff_t>(shard));
+        split_params_.erase(split_params_.begin() + static_cast<std::ptrdiff_t>(shard));
         places_ = std::move(rest);
     }
 
@@ -238,8 +249,8 @@ private:
     static void check_accumulator(std::string const& name, any_shard const& view, accumulator_array const& sum)
     {
         std::string const of = text_of({"the accumulator of a shard of '", name, "' "});
-        if (sum.type() == dtype::float16)
-            throw_invalid_argument({of, "is of float16, but must be of float32 or bfloat16"});
+        if (sum.type() != dtype::none && sum.kernels() == nullptr)
+            throw_invalid_argument({of, "is of ", adamant::name(sum.type()), ", but must be of float32 or bfloat16"});
         if (sum.size() && *sum.size() != view.size())
             throw_invalid_argument({of, "has ", *sum.size(), " elements, but the shard has ", view.size()});
         if (sum.type() != dtype::none && sum.data() == nullptr && view.size() != 0)
@@ -248,7 +259,8 @@ private:
 
     std::vector<parameter_group> groups_;
     std::vector<tracked_shard> shards_;
-    param_places places_; // of each shard
+    std::vector<std::unique_ptr<split_view>> split_params_; // where states find them, which are copied
+    param_places places_;                                   // of each shard
     std::vector<device_arrays> device_arrays_;
     written_memory written_;
 };

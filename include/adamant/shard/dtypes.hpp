@@ -19,10 +19,15 @@ concept element_type = std::is_same_v<T, float> || std::is_same_v<T, bfloat16> |
 template <class T>
 concept moment_type = std::is_same_v<T, float> || std::is_same_v<T, bfloat16>;
 
+// As what params are kept; in two halves, the other half is weight_out.
+template <class T>
+concept param_storage = element_type<T> || std::is_same_v<T, split_float32>;
+
 // A 16-bit copy of the weights beside 16-bit params would say the same thing twice.
 template <class WeightOut, class Param>
-concept weight_out_type = std::is_void_v<WeightOut> ||
-    (std::is_same_v<Param, float>&& element_type<WeightOut> && !std::is_same_v<WeightOut, float>);
+concept weight_out_type = (std::is_same_v<Param, split_float32> && std::is_same_v<WeightOut, bfloat16>) ||
+    (!std::is_same_v<Param, split_float32> && std::is_void_v<WeightOut>) ||
+    (std::is_same_v<Param, float> && element_type<WeightOut> && !std::is_same_v<WeightOut, float>);
 
 // The arrays of a shard, in the order in which all lists of them are; an optimizer's may have an accumulator, too.
 namespace shard_array {
@@ -34,17 +39,32 @@ inline constexpr std::size_t shard_arrays = 5;
 // The element types of these arrays but the accumulator; none for a weight_out that is not there.
 using shard_dtypes = std::array<dtype, shard_arrays>;
 
-// Bytes of param and both moments, of one element.
+// Whether weight_out is the upper half of the params, which a step reads, too.
+[[nodiscard]] constexpr bool has_split_param(shard_dtypes const& types) noexcept
+{
+    return types[shard_array::param] == dtype::split_float32;
+}
+// Whether an array is state: what a step reads and writes, and what brings it back. The list has all that can be.
+inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_array::exp_avg, shard_array::exp_avg_sq,
+                                                      shard_array::weight_out};
+[[nodiscard]] constexpr bool is_state(shard_dtypes const& types, shard_array::index array) noexcept
+{
+    return array != shard_array::grad && (array != shard_array::weight_out || has_split_param(types));
+}
+// Bytes of the state, of one element.
 [[nodiscard]] constexpr std::size_t state_bytes(shard_dtypes const& types) noexcept
 {
-    using namespace shard_array;
-    return size_bytes(types[param]) + size_bytes(types[exp_avg]) + size_bytes(types[exp_avg_sq]);
+    std::size_t bytes = 0;
+    for (shard_array::index const array : state_arrays)
+        bytes += is_state(types, array) ? size_bytes(types[array]) : 0;
+    return bytes;
 }
 // Bytes that a step moves for one element: it reads the state and writes it back, reads grad, and writes weight_out.
 [[nodiscard]] constexpr std::size_t step_bytes(shard_dtypes const& types) noexcept
 {
     using namespace shard_array;
-    return 2 * state_bytes(types) + size_bytes(types[grad]) + size_bytes(types[weight_out]);
+    return 2 * state_bytes(types) + size_bytes(types[grad]) +
+           (has_split_param(types) ? 0 : size_bytes(types[weight_out]));
 }
 // Bytes that one element takes in all five arrays.
 [[nodiscard]] constexpr std::size_t memory_bytes(shard_dtypes const& types) noexcept
@@ -58,8 +78,7 @@ using shard_dtypes = std::array<dtype, shard_arrays>;
 [[nodiscard]] constexpr bool rounds_by_chance(shard_dtypes const& types, step_rounding const& how) noexcept
 {
     using namespace shard_array;
-    return (how.param && types[param] == dtype::bfloat16) ||
-           (how.exp_avg_sq && types[exp_avg_sq] == dtype::bfloat16);
+    return (how.param && types[param] == dtype::bfloat16) || (how.exp_avg_sq && types[exp_avg_sq] == dtype::bfloat16);
 }
 // Formats are constants of the program: compare them by address, or by their types.
 struct shard_format {

@@ -40,7 +40,11 @@ public:
         return which == shard_array::accumulator ? sum_type_ : of_.format().types[which];
     }
     [[nodiscard]] bool has_accumulator() const noexcept { return sum_kernels_ != nullptr; }
-    [[nodiscard]] bool has_weight_out() const noexcept { return kernels_->round_weights != nullptr; }
+    [[nodiscard]] bool has_weight_out() const noexcept { return type(weight_out) != dtype::none; }
+    [[nodiscard]] bool is_state(shard_array::index which) const noexcept
+    {
+        return which != shard_array::accumulator && adamant::is_state(format().types, which);
+    }
     [[nodiscard]] std::byte* data(shard_array::index which) const noexcept
     {
         return which == shard_array::accumulator ? sum_ : of_.data(which);
@@ -134,7 +138,9 @@ public:
             how.grad_is_float = g.in_scratch;
             return kernels_->recorded(at(block, g.at), n, c, how, record);
         }
-        for (shard_array::index const which : {param, exp_avg, exp_avg_sq}) {
+        for (shard_array::index const which : state_arrays) {
+            if (!is_state(which))
+                continue;
             std::memcpy(record, data(which) + block * norm_block_elems * elem_bytes(which), n * elem_bytes(which));
             record += n * elem_bytes(which);
         }
@@ -150,7 +156,9 @@ public:
             kernels_->undo_scratch(at(block, g.at), n, c, how, record);
             return;
         }
-        for (shard_array::index const which : {param, exp_avg, exp_avg_sq}) {
+        for (shard_array::index const which : state_arrays) {
+            if (!is_state(which))
+                continue;
             std::memcpy(data(which) + block * norm_block_elems * elem_bytes(which), record, n * elem_bytes(which));
             record += n * elem_bytes(which);
         }
@@ -158,7 +166,7 @@ public:
     // weight_out from param, for elements [begin, end).
     void round_weights(std::size_t begin, std::size_t end) const noexcept
     {
-        if (has_weight_out())
+        if (kernels_->round_weights != nullptr)
             kernels_->round_weights(data(param) + begin * elem_bytes(param), end - begin,
                                     data(weight_out) + begin * elem_bytes(weight_out));
     }

@@ -44,12 +44,14 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 // any address (of no particular alignment); no two may overlap. Copyable; const access from many threads is fine, but
 // two steps over the same arrays at once are a data race.
 //
-//   param       master weights, read and written                float, bfloat16, float16
+//   param       master weights, read and written                float, bfloat16, float16, split_float32
 //   grad        read                                            float, bfloat16, float16
 //   exp_avg     first moment, read and written; start at 0      float, bfloat16
 //   exp_avg_sq  second moment, read and written; start at 0     float, bfloat16
 //   weight_out  the new weights rounded to 16 bits, written     bfloat16, float16, or void: none; needs a float param
-template <element_type Param, element_type Grad, moment_type ExpAvg, moment_type ExpAvgSq = ExpAvg,
+//
+// With a param of split_float32, weight_out is bfloat16, read and written: the master's upper half, see split_masters().
+template <param_storage Param, element_type Grad, moment_type ExpAvg, moment_type ExpAvgSq = ExpAvg,
           weight_out_type<Param> WeightOut = void>
 class shard {
 public:

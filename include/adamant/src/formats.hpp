@@ -37,6 +37,7 @@ template <class Param, class WeightOut>
 [[nodiscard]] formats_part formats_float32_to_float16() noexcept;
 [[nodiscard]] formats_part formats_bfloat16() noexcept;
 [[nodiscard]] formats_part formats_float16() noexcept;
+[[nodiscard]] formats_part formats_split_float32() noexcept;
 
 } // namespace detail
 ADAMANT_END_NAMESPACE

@@ -64,16 +64,17 @@ template block_squares_function block_squares_for<float16>(isa) noexcept;
 namespace detail {
 
 // By grad, both moments and weight_out, for each param.
-[[nodiscard]] inline std::array<shard_format, 5 * formats_in_part> make_all_formats() noexcept
+[[nodiscard]] inline std::array<shard_format, 6 * formats_in_part> make_all_formats() noexcept
 {
-    formats_part const parts[] = {formats_float32(), formats_float32_to_bfloat16(), formats_float32_to_float16(),
-                                  formats_bfloat16(), formats_float16()};
-    std::array<shard_format, 5 * formats_in_part> all;
+    formats_part const parts[] = {
+        formats_float32(), formats_float32_to_bfloat16(), formats_float32_to_float16(), formats_bfloat16(),
+        formats_float16(), formats_split_float32()};
+    std::array<shard_format, 6 * formats_in_part> all;
     std::size_t at = 0;
     for (std::size_t i = 0; i < formats_in_part; ++i)
         for (std::size_t part = 0; part < 3; ++part)
             all[at++] = parts[part][i];
-    for (std::size_t part = 3; part < 5; ++part)
+    for (std::size_t part = 3; part < 6; ++part)
         for (shard_format const& format : parts[part])
             all[at++] = format;
     return all;

@@ -57,9 +57,10 @@ ADAMANT_DECL void add_squares(executor const& cpu, void const* grad, dtype type,
     case dtype::float32: return add_squares(cpu, static_cast<float const*>(grad), n, to);
     case dtype::bfloat16: return add_squares(cpu, static_cast<bfloat16 const*>(grad), n, to);
     case dtype::float16: return add_squares(cpu, static_cast<float16 const*>(grad), n, to);
-    case dtype::none: break;
+    default: break;
     }
-    detail::throw_invalid_argument({"the gradient to be summed has no type; give the type of its elements"});
+    detail::throw_invalid_argument({"a gradient to be summed is of type ", name(type),
+                                    "; give the type of its elements: float32, bfloat16 or float16"});
 }
 
 ADAMANT_DECL grad_squares sum_of_squares(executor const& cpu, float const* grad, std::size_t n)

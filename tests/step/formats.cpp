@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Storage formats against each other: what one promises in terms of another.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include <adamant/checkpoint/state_dict.hpp>
+#include <adamant/optimizer.hpp>
+#include <adamant/shard/format.hpp>
+#include <adamant/shard/split_masters.hpp>
+
+#include "catch.hpp"
+#include "refusal.hpp"
+
+using namespace adamant;
+
+namespace {
+
+std::uint32_t bits_of(bfloat16 weight, split_float32 low)
+{
+    return test::bits(joined_master(weight, low));
+}
+
+executor two_threads()
+{
+    return executor(std::make_shared<team>(team_options{.threads = 2, .bind = binding::none}));
+}
+
+// One parameter in either storage, with bfloat16 gradients and weights.
+struct trained {
+    std::vector<float> master;
+    std::vector<split_float32> low;
+    std::vector<bfloat16> weight, grad;
+    std::vector<float> exp_avg, exp_avg_sq;
+    optimizer by;
+
+    trained(bool split, std::size_t n, std::uint64_t seed)
+        : weight(n), grad(n), exp_avg(n), exp_avg_sq(n), by(two_threads(), {.max_norm = 1.0, .keep_last_step = true})
+    {
+        test::random_bits random(seed);
+        master.resize(n);
+        for (float& x : master)
+            x = test::with_exponent(random(), -9, -4);
+        if (split) {
+            low.resize(n);
+            split_masters(master.data(), n, weight.data(), low.data());
+            master.clear();
+        }
+        by.add_group("all", adamw({.lr = 1e-3, .weight_decay = 0.1}));
+        shard_dtypes const types = {split ? dtype::split_float32 : dtype::float32, dtype::bfloat16, dtype::float32,
+                                    dtype::float32, dtype::bfloat16};
+        auto const bytes = [](auto& of) { return reinterpret_cast<std::byte*>(of.data()); };
+        by.add_shard({.group = 0,
+                      .name = "w",
+                      .shard = optimizer_shard(any_shard(*find_format(types),
+                                                         {split ? bytes(low) : bytes(master), bytes(grad),
+                                                          bytes(exp_avg), bytes(exp_avg_sq), bytes(weight)},
+                                                         n))});
+    }
+    void draw(std::uint64_t seed)
+    {
+        test::random_bits random(seed);
+        for (bfloat16& g : grad)
+            g = narrow<bfloat16>(random.below(50) == 0 ? 0.0f : test::with_exponent(random(), -16, -2));
+    }
+    [[nodiscard]] std::uint32_t master_bits(std::size_t i) const
+    {
+        return low.empty() ? test::bits(master[i]) : bits_of(weight[i], low[i]);
+    }
+    [[nodiscard]] std::string difference(trained const& other) const
+    {
+        for (std::size_t i = 0; i < weight.size(); ++i) {
+            if (master_bits(i) != other.master_bits(i))
+                return "master " + std::to_string(i);
+            if (test::bits(exp_avg[i]) != test::bits(other.exp_avg[i]) ||
+                test::bits(exp_avg_sq[i]) != test::bits(other.exp_avg_sq[i]))
+                return "moment " + std::to_string(i);
+        }
+        return {};
+    }
+};
+
+} // namespace
+
+TEST_CASE("split masters have the bits of float32 mode in every step, also taken back")
+{
+    for (std::size_t const n : {std::size_t{1}, std::size_t{63}, std::size_t{5000}, std::size_t{70001}}) {
+        trained whole(false, n, 5), split(true, n, 5);
+        for (std::uint64_t step = 1; step <= 12; ++step) {
+            whole.draw(step);
+            split.draw(step);
+            auto const first = whole.by.step();
+            auto const second = split.by.step();
+            CHECK(first.global_norm == second.global_norm);
+            REQUIRE(whole.difference(split) == "");
+            for (std::size_t i = 0; i < n; ++i)
+                REQUIRE(split.weight[i].bits == split_master(test::from_bits(whole.master_bits(i))).weight.bits);
+            if (step % 4 == 0) {
+                whole.by.rollback();
+                split.by.rollback();
+                REQUIRE(whole.difference(split) == "");
+                whole.by.step();
+                split.by.step();
+                REQUIRE(whole.difference(split) == "");
+            }
+        }
+    }
+}
+
+TEST_CASE("split masters are saved as a float32 master, and either storage loads it")
+{
+    std::size_t const n = 70001;
+    for (bool const from_split : {false, true})
+        for (bool const to_split : {false, true}) {
+            trained from(from_split, n, 1), to(to_split, n, 2);
+            for (std::uint64_t step = 1; step <= 3; ++step) {
+                from.draw(step);
+                from.by.step();
+            }
+            state_dict const state = from.by.state();
+            for (state_tensor const& t : state.tensors)
+                CHECK(t.type == dtype::float32);
+            to.by.load(state);
+            REQUIRE(from.difference(to) == "");
+            for (std::uint64_t step = 4; step <= 6; ++step) {
+                from.draw(step);
+                to.draw(step);
+                from.by.step();
+                to.by.step();
+            }
+            REQUIRE(from.difference(to) == "");
+        }
+}
+
+TEST_CASE("a state of split masters is read by any bytes")
+{
+    trained of(true, 1000, 9);
+    state_dict const state = of.by.state();
+    auto const tensor = std::find_if(state.tensors.begin(), state.tensors.end(),
+                                     [](state_tensor const& t) { return t.array == state_array::param; });
+    std::vector<std::byte> all(4000);
+    tensor->source->read(tensor->data, all.size(), all.data());
+    for (std::size_t i = 0; i < 1000; ++i)
+        REQUIRE(test::bits(load_unaligned<float>(all.data() + 4 * i)) == of.master_bits(i));
+    test::random_bits random(4);
+    for (int round = 0; round < 2000; ++round) {
+        std::size_t const begin = random.below(all.size());
+        std::size_t const n = random.below(std::min<std::size_t>(all.size() - begin, 40) + 1);
+        std::vector<std::byte> some(n);
+        tensor->source->read(tensor->data + begin, n, some.data());
+        REQUIRE(std::memcmp(some.data(), all.data() + begin, n) == 0);
+    }
+}
+
+TEST_CASE("masters are split and joined in place")
+{
+    for (std::size_t const n : {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{4097}}) {
+        test::random_bits random(n);
+        std::vector<float> master(n + 1);
+        for (float& x : master)
+            x = test::value_of(test::values::special, random, -9, 9);
+        std::vector<float> const before = master;
+        std::vector<bfloat16> weight(n);
+        auto* const low = reinterpret_cast<split_float32*>(master.data());
+        split_masters(master.data(), n, weight.data(), low);
+        join_masters(weight.data(), low, n, master.data());
+        for (std::size_t i = 0; i <= n; ++i)
+            REQUIRE(test::bits(master[i]) == (i < n && is_nan(before[i]) ? canonical_nan_bits : test::bits(before[i])));
+    }
+}
