@@ -30,6 +30,8 @@ using f32 = adamant::shard<float, float, float>;
 using bf16_f32 = adamant::shard<bfloat16, bfloat16, float>;
 using mixed = adamant::shard<float, bfloat16, float, float, bfloat16>; // what offloading uses
 using bf16 = adamant::shard<bfloat16, bfloat16, bfloat16>;
+using split = adamant::shard<adamant::split_float32, bfloat16, float, float, bfloat16>;
+using split_bf16 = adamant::shard<adamant::split_float32, bfloat16, bfloat16, bfloat16, bfloat16>;
 
 template <class Visitor>
 void for_each_types(Visitor const& visit)
@@ -38,6 +40,8 @@ void for_each_types(Visitor const& visit)
     visit.template operator()<bf16_f32>("bf16_f32");
     visit.template operator()<mixed>("mixed");
     visit.template operator()<bf16>("bf16");
+    visit.template operator()<split>("split");
+    visit.template operator()<split_bf16>("split_bf16");
 }
 
 // Bytes per element of {param, grad, exp_avg, exp_avg_sq, weight_out}; 0 for an array that is not there.
@@ -166,9 +170,14 @@ void fill(executor const& cpu, arrays const& a, std::size_t n, content what)
         std::memset(a.pointers()[k] + part.begin * bytes, 0, part.size() * bytes);
     };
     cpu.for_each_home(n, [&](slice part) {
-        if constexpr (elem_bytes_of<Shard>[4] != 0)
+        if constexpr (has_split_param(Shard::dtypes))
+            fill_array<bfloat16>(a, 4, part,
+                                 [](std::uint32_t random) { return adamant::narrow<bfloat16>(0.05f * bell(random)); });
+        else if constexpr (elem_bytes_of<Shard>[4] != 0)
             clear(4, part);
         if (what == content::subnormal) {
+            if constexpr (has_split_param(Shard::dtypes))
+                clear(4, part); // and the lower half of a subnormal number
             fill_array<param>(a, 0, part, subnormal<param>);
             fill_array<grad>(a, 1, part, subnormal<grad>);
             fill_array<exp_avg>(a, 2, part, subnormal<exp_avg>);
@@ -176,8 +185,12 @@ void fill(executor const& cpu, arrays const& a, std::size_t n, content what)
                                    [](std::uint32_t random) { return subnormal<exp_avg_sq>(random & 0x7fffffffu); });
             return;
         }
-        fill_array<param>(a, 0, part,
-                          [](std::uint32_t random) { return adamant::narrow<param>(0.05f * bell(random)); });
+        fill_array<param>(a, 0, part, [](std::uint32_t random) {
+            if constexpr (has_split_param(Shard::dtypes))
+                return param{static_cast<std::uint16_t>(random)};
+            else
+                return adamant::narrow<param>(0.05f * bell(random));
+        });
         if (what == content::ordinary)
             fill_ordinary_grad<grad>(a, part);
         else

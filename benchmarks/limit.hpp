@@ -116,11 +116,14 @@ inline std::size_t vector_bytes() noexcept
 #endif
 
 // Of arrays {param, grad, exp_avg, exp_avg_sq, weight_out}; the template arguments are their bytes per element, both
-// moments having the same. prefetch_bytes: how far ahead to prefetch, 0 for not at all.
-template <std::size_t Param, std::size_t Grad, std::size_t Moment, std::size_t WeightOut, stores Stores>
+// moments having the same. prefetch_bytes: how far ahead to prefetch, 0 for not at all. ReadsWeights: weight_out is read,
+// too, as the upper half of the params.
+template <std::size_t Param, std::size_t Grad, std::size_t Moment, std::size_t WeightOut, stores Stores,
+          bool ReadsWeights = false>
 void move_bytes(std::byte* const* arrays, std::size_t begin, std::size_t end, std::size_t prefetch_bytes)
 {
-    ADAMANT_BENCH_WIDEST(move_bytes<Param, Grad, Moment, WeightOut, Stores>(arrays, begin, end, prefetch_bytes))
+    ADAMANT_BENCH_WIDEST(
+        move_bytes<Param, Grad, Moment, WeightOut, Stores, ReadsWeights>(arrays, begin, end, prefetch_bytes))
 }
 
 // Of one array, whose elements have this many bytes.

@@ -28,8 +28,8 @@ void move_all(executor const& cpu, arrays const& a, std::size_t n, std::size_t p
         cpu.for_each_slice(
             n, [&](slice part) { limit::read_bytes<bytes[1]>(a.pointers()[1], part.begin, part.end, prefetch_bytes); });
     cpu.for_each_slice(n, [&](slice part) {
-        limit::move_bytes<bytes[0], bytes[1], bytes[2], bytes[4], Stores>(a.pointers(), part.begin, part.end,
-                                                                          prefetch_bytes);
+        limit::move_bytes<bytes[0], bytes[1], bytes[2], bytes[4], Stores, has_split_param(Shard::dtypes)>(
+            a.pointers(), part.begin, part.end, prefetch_bytes);
     });
 }
 
@@ -66,7 +66,7 @@ void add_limits(std::vector<contender>& contenders, executor const& cpu, arrays 
                               dividing<Shard>(cpu, a, whole), prepare});
         return;
     }
-    if constexpr (limit::can_stream && elem_bytes_of<Shard>[4] != 0)
+    if constexpr (limit::can_stream && elem_bytes_of<Shard>[4] != 0 && !has_split_param(Shard::dtypes))
         add.template operator()<limit::stores::weight_out_streamed>("weight_out streamed");
     if constexpr (limit::can_stream)
         add.template operator()<limit::stores::all_streamed>("all stores streamed");
@@ -114,6 +114,8 @@ ADAMANT_BENCH_REFERENCES(f32);
 ADAMANT_BENCH_REFERENCES(bf16_f32);
 ADAMANT_BENCH_REFERENCES(mixed);
 ADAMANT_BENCH_REFERENCES(bf16);
+ADAMANT_BENCH_REFERENCES(split);
+ADAMANT_BENCH_REFERENCES(split_bf16);
 template void add_reads<float>(std::vector<contender>&, executor const&, float const*, std::size_t);
 template void add_reads<bfloat16>(std::vector<contender>&, executor const&, bfloat16 const*, std::size_t);
 

@@ -92,6 +92,10 @@ std::span<command const> commands()
              {"--ratio", "R", "the share of the elements that the CPU steps, 0.9 or 90% (default: the best that fits)"},
              {"--batch", "N", "sequences on each GPU (default 1)"},
              {"--seq", "N", "tokens of each (default 4096)"},
+             {"--state", "NAME",
+              "what masters and moments are stored as: float32 (default), split_float32, bfloat16 or "
+              "split_float32+bfloat16",
+              "float32 split_float32 bfloat16 split_float32+bfloat16"},
              {"--param", "TYPE", "float32 (default), bfloat16 or float16", dtypes},
              {"--grad", "TYPE", "the same; default: bfloat16", dtypes},
              {"--exp-avg", "TYPE", "float32 (default) or bfloat16", "float32 bfloat16"},

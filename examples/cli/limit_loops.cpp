@@ -38,8 +38,22 @@ move_function with_weight_out(std::size_t weight_out, limit::stores stores)
     return weight_out == 0 ? with_stores<Param, Grad, Moment, 0>(stores) : with_stores<Param, Grad, Moment, 2>(stores);
 }
 
+template <std::size_t Grad, std::size_t Moment>
+move_function with_split(limit::stores stores)
+{
+    if (stores == limit::stores::all_streamed)
+        return limit::move_bytes<2, Grad, Moment, 2, limit::stores::all_streamed, true>;
+    return limit::move_bytes<2, Grad, Moment, 2, limit::stores::cached, true>;
+}
+
 move_function move_for(std::array<dtype, 5> const& types, limit::stores stores)
 {
+    if (adamant::has_split_param(types)) {
+        bool const wide_grad = types[1] == dtype::float32;
+        if (types[2] == dtype::float32)
+            return wide_grad ? with_split<4, 4>(stores) : with_split<2, 4>(stores);
+        return wide_grad ? with_split<4, 2>(stores) : with_split<2, 2>(stores);
+    }
     std::size_t const out = size_bytes(types[4]);
     bool const wide_param = types[0] == dtype::float32;
     bool const wide_grad = types[1] == dtype::float32;
@@ -74,7 +88,7 @@ std::vector<limit_loop> limit_loops(adamant::shard_dtypes const& types)
                            name, ahead, move_for(types, stores)});
     };
     add(limit::stores::cached, "cached stores");
-    if (limit::can_stream && types[4] != dtype::none)
+    if (limit::can_stream && types[4] != dtype::none && !adamant::has_split_param(types))
         add(limit::stores::weight_out_streamed, "weight_out streamed");
     if (limit::can_stream)
         add(limit::stores::all_streamed, "all stores streamed");
@@ -90,16 +104,19 @@ double limit_seconds(limit_loop const& loop, adamant::executor const& cpu, adama
 
 std::size_t read_bytes_per_element(adamant::shard_dtypes const& types)
 {
-    return size_bytes(types[0]) + size_bytes(types[2]) + size_bytes(types[3]);
+    return state_bytes(types);
 }
 
 double read_seconds(adamant::executor const& cpu, adamant::trial_step& arrays)
 {
     return timed(cpu, arrays.size() / granule * granule, [&](slice part) {
-        for (std::size_t const k : {std::size_t{0}, std::size_t{2}, std::size_t{3}})
+        for (adamant::shard_array::index const k : adamant::state_arrays) {
+            if (!is_state(arrays.format().types, k))
+                continue;
             size_bytes(arrays.format().types[k]) == 4
                 ? limit::read_bytes<4>(arrays.array(k), part.begin, part.end, 2048)
                 : limit::read_bytes<2>(arrays.array(k), part.begin, part.end, 2048);
+        }
     });
 }
 

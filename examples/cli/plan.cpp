@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <adamant/shard/format.hpp>
+#include <adamant/shard/state_format.hpp>
 
 #include "plan_machines.hpp"
 #include "plan_models.hpp"
@@ -46,14 +47,26 @@ dtype type(arguments& options, std::string_view option, dtype otherwise)
 
 void read_types(arguments& options, plan_request& r)
 {
+    if (std::optional<std::string> const state = options.value("--state")) {
+        std::optional<adamant::shard_dtypes> const types = adamant::types_of_state(*state, r.grad, r.weight_out);
+        if (!types)
+            throw usage_error("--state is '" + *state +
+                              "', but must be float32, split_float32, bfloat16 or split_float32+bfloat16");
+        r.param = (*types)[adamant::shard_array::param];
+        r.exp_avg = (*types)[adamant::shard_array::exp_avg];
+        r.exp_avg_sq = (*types)[adamant::shard_array::exp_avg_sq];
+    }
     r.param = type(options, "--param", r.param);
     r.grad = type(options, "--grad", r.grad);
     r.exp_avg = type(options, "--exp-avg", r.exp_avg);
     r.exp_avg_sq = type(options, "--exp-avg-sq", r.exp_avg_sq);
-    r.weight_out = type(options, "--weight-out", r.param == dtype::float32 ? r.weight_out : dtype::none);
+    r.weight_out =
+        type(options, "--weight-out", r.param == dtype::float32 || r.is_split() ? r.weight_out : dtype::none);
     if (adamant::find_format({r.param, r.grad, r.exp_avg, r.exp_avg_sq, r.weight_out}) == nullptr)
-        throw usage_error("adamant has no step for these types; params and gradients are float32, bfloat16 or float16, "
-                          "moments float32 or bfloat16, and --weight-out, bfloat16 or float16, is for float32 params");
+        throw usage_error(
+            "adamant has no step for these types; params and gradients are float32, bfloat16 or float16, "
+            "moments float32 or bfloat16, and --weight-out, bfloat16 or float16, is for float32 params; with "
+            "--state split_float32 it is bfloat16");
 }
 
 struct model_options {

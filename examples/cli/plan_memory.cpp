@@ -26,6 +26,12 @@ std::string type_text(dtype type)
     return std::string(name(type));
 }
 
+// Masters in two halves have the upper one in the weights.
+std::string masters_text(plan_request const& r)
+{
+    return r.is_split() ? "masters' lower halves" : "master weights";
+}
+
 // Of the layer that is computed again in backward, for one token: what its operations keep, in elements. Of the width
 // of the layer: its input, both norms' outputs, the attention's output, the sum after it, the MLP's output. Queries and
 // the attention's result; keys and values; gate, its activation, up and their product.
@@ -64,7 +70,7 @@ void add_device_state(plan_request const& r, std::size_t device_elems, memory_pl
     std::string state;
     std::string records;
     if (device_elems != 0) {
-        state = "master weights and moments, " + each_of(r.state_bytes(), device_elems);
+        state = masters_text(r) + " and moments, " + each_of(r.state_bytes(), device_elems);
         records = r.device_records
                       ? "to take a step back there: room for the longest, " + each_of(r.state_bytes(), device_elems)
                       : "none: its part is stepped when the norm is known (--device-records has room for them)";
@@ -99,12 +105,13 @@ void add_host(plan_request const& r, std::size_t cpu, std::size_t device, memory
     std::vector<memory_item>& items = r.on.unified ? to.gpu : to.host;
     auto const here = [&](std::size_t each) { return product(cpu, each); };
     items.push_back({'M', "state", "optimizer, CPU's part", here(r.state_bytes()),
-                     "master weights and moments, " + each_of(r.state_bytes(), cpu)});
+                     masters_text(r) + " and moments, " + each_of(r.state_bytes(), cpu)});
     if (!r.on.unified) {
         items.push_back({'g', "gradients", "gradients, CPU's part", here(size_bytes(r.grad)),
                          "pinned, whole: a step that is done again reads them again", true});
         items.push_back({'w', "weights_out", "new weights, CPU's part", here(size_bytes(r.weight_out)),
                          r.weight_out == dtype::none ? "none: the params themselves go up"
+                         : r.is_split()              ? "pinned, whole, the masters' upper halves, copied up"
                                                      : "pinned, whole, written by the step and copied up",
                          true});
     }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <adamant/core/dtype.hpp>
+#include <adamant/shard/dtypes.hpp>
 
 #include "plan_machines.hpp"
 #include "plan_models.hpp"
@@ -33,27 +33,30 @@ struct plan_request {
     std::size_t gpu_reserve = 4'000'000'000;
     std::size_t host_reserve = 24'000'000'000;
 
+    [[nodiscard]] adamant::shard_dtypes types() const { return {param, grad, exp_avg, exp_avg_sq, weight_out}; }
+    // Whether the new weights are the upper half of the masters.
+    [[nodiscard]] bool is_split() const { return has_split_param(types()); }
+    // Without the weights, which are counted by themselves.
     [[nodiscard]] std::size_t state_bytes() const
     {
         return size_bytes(param) + size_bytes(exp_avg) + size_bytes(exp_avg_sq);
     }
     [[nodiscard]] bool has_float_state() const { return state_bytes() == 12; }
+    // What a record that is a copy has.
+    [[nodiscard]] double copied_bytes() const { return static_cast<double>(adamant::state_bytes(types())); }
     // As adamant::optimizer_options has it.
     [[nodiscard]] double journal_bytes() const
     {
-        return journal.value_or(has_float_state() ? 3.0 : static_cast<double>(state_bytes()));
+        return journal.value_or(has_float_state() ? 3.0 : copied_bytes());
     }
     // What backward and forward compute with.
     [[nodiscard]] adamant::dtype weight() const { return weight_out == adamant::dtype::none ? param : weight_out; }
     // Read and written by a step, without records.
-    [[nodiscard]] std::size_t step_bytes() const
-    {
-        return 2 * state_bytes() + size_bytes(grad) + size_bytes(weight_out);
-    }
+    [[nodiscard]] std::size_t step_bytes() const { return adamant::step_bytes(types()); }
     // Of the records that a step makes while it does not know the norm: 16 bits and a little where all state is floats.
     [[nodiscard]] double record_bytes() const
     {
-        return journal_bytes() <= 0 ? 0 : has_float_state() ? 2.1 : static_cast<double>(state_bytes());
+        return journal_bytes() <= 0 ? 0 : has_float_state() ? 2.1 : copied_bytes();
     }
     [[nodiscard]] std::size_t tokens() const { return batch * sequence; }
 };

@@ -83,6 +83,9 @@ std::vector<std::string> what_helps(plan_result const& plan)
         advice.push_back("giving back the arrays of what the GPU has (--give-back)");
     if (r.journal_bytes() > 0 && helps([](plan_request& o) { o.journal = 0; }))
         advice.push_back("--journal 0: steps then wait for the norm");
+    if (r.param == dtype::float32 && r.weight_out == dtype::bfloat16 &&
+        helps([](plan_request& o) { o.param = dtype::split_float32; }))
+        advice.push_back("masters in two halves, which have the same bits (--state split_float32)");
     if ((r.exp_avg != dtype::bfloat16 || r.exp_avg_sq != dtype::bfloat16) &&
         helps([](plan_request& o) { o.exp_avg = o.exp_avg_sq = dtype::bfloat16; }))
         advice.push_back("moments in 16 bits (--exp-avg bfloat16 --exp-avg-sq bfloat16)");

@@ -90,8 +90,17 @@ hyperparameters hyper_of(int mode, std::uint64_t t)
     double const lr = 1e-3 * static_cast<double>(1 + t % 7) / 7;
     switch (mode) {
     case 0: return {.lr = lr, .weight_decay = 0.1, .mode = decay_mode::decoupled};
-    case 1: return {.lr = lr, .beta1 = 0.8, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05, .mode = decay_mode::l2};
-    default: return {.lr = lr, .eps = 1e-10, .bias_correction = false};
+    case 1:
+        return {.lr = lr,
+                .beta1 = 0.8,
+                .beta2 = 0.99,
+                .eps = 1e-6,
+                .weight_decay = 0.05,
+                .mode = decay_mode::l2,
+                .rounding = {rounding::stochastic, rounding::stochastic, 5}};
+    default:
+        return {
+            .lr = lr, .eps = 1e-10, .bias_correction = false, .rounding = {rounding::nearest, rounding::nearest, 0}};
     }
 }
 
@@ -110,6 +119,8 @@ public:
             store_unaligned(at(i), x);
         else if (type_ == dtype::bfloat16)
             store_unaligned(at(i), narrow<bfloat16>(x));
+        else if (type_ == dtype::split_float32)
+            store_unaligned(at(i), split_master(x).low);
         else
             store_unaligned(at(i), narrow<float16>(x));
     }
@@ -135,7 +146,10 @@ std::uint64_t trajectory(executor const& cpu, shard_format const& format, unsign
         misaligned weight_out(format.types[4], total_elems, 9);
         random_bits random(static_cast<std::uint64_t>(mode));
         for (std::size_t i = 0; i < total_elems; ++i) {
-            param.set(i, value_of_kind(i, random(), -9, -4));
+            float const p = value_of_kind(i, random(), -9, -4);
+            param.set(i, p);
+            if (has_split_param(format.types)) // of which weight_out is the upper half
+                weight_out.set(i, p);
             exp_avg.set(i, value_of_kind(i, random(), -20, -10));
             float const v = value_of_kind(i, random(), -36, -20);
             exp_avg_sq.set(i, i % 8 == 7 ? v : std::bit_cast<float>(std::bit_cast<std::uint32_t>(v) & float_abs_mask));
@@ -149,10 +163,12 @@ std::uint64_t trajectory(executor const& cpu, shard_format const& format, unsign
             coefficients const c = make_coefficients(hyper_of(mode, t), t, {.loss_scale = mode == 0 ? 1024.0 : 1.0});
             std::size_t begin = 0;
             for (std::size_t const n : lengths) {
-                any_shard const shard(
-                    format,
-                    {param.at(begin), grad.at(begin), exp_avg.at(begin), exp_avg_sq.at(begin), weight_out.at(begin)},
-                    n);
+                // As what it is of a parameter, in which a line of random numbers ends.
+                place_in_param const place = {2, rounding_line_elems - 300 + begin};
+                any_shard const shard(format,
+                                      {param.at(begin), grad.at(begin), exp_avg.at(begin), exp_avg_sq.at(begin),
+                                       weight_out.at(begin), place},
+                                      n);
                 step_report const report = step(cpu, shard, c);
                 threads = std::max(threads, report.threads);
                 sum.add(report.nonfinite_grads);

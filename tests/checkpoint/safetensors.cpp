@@ -542,6 +542,18 @@ TEST_CASE("a header with a right checksum is not believed either")
     CHECK(mentions(header([&](json& h) { h["__metadata__"]["adamant.state"] = infinite; }), {"number overflow"}));
 }
 
+TEST_CASE("A state from before there was a choice of rounding goes on rounding to nearest")
+{
+    state_dict saved;
+    saved.groups.push_back({"all", adamw({.rounding = {rounding::stochastic, rounding::stochastic, 77}}), false});
+    json parsed = json::parse(detail::state_text(saved));
+    CHECK(detail::state_from_text(parsed.dump()).groups[0].hyper.rounding == saved.groups[0].hyper.rounding);
+    for (char const* key : {"exp_avg_sq_rounding", "param_rounding", "rounding_seed"})
+        parsed["groups"][0].erase(key);
+    bfloat16_rounding const before = {rounding::nearest, rounding::nearest, 0};
+    CHECK(detail::state_from_text(parsed.dump()).groups[0].hyper.rounding == before);
+}
+
 TEST_CASE("UTF-8 is what the JSON library takes for it, and is shown with the rest escaped")
 {
     random_bits random(25);

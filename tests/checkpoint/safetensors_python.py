@@ -104,7 +104,8 @@ def main():
     digests = json.loads(metadata["adamant.xxh3"])
     compare("names of checksums", sorted(digests), sorted(expected))
     compare("the checksum of nothing", digests["empty.param"], "2d06800538d394c2")
-    numbers = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "bias_correction": True}
+    numbers = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "bias_correction": True,
+               "exp_avg_sq_rounding": "stochastic", "param_rounding": "nearest", "rounding_seed": 0}
     compare("adamant.state", json.loads(metadata["adamant.state"]), {
         "groups": [
             {**numbers, "name": "decay", "lr": 1e-3, "weight_decay": 0.1, "mode": "decoupled", "maximize": False},

@@ -59,6 +59,7 @@ ADAMANT_DECL void trial_step::fill(std::size_t k, slice part)
         case dtype::float32: store_unaligned(to + 4 * i, value); break;
         case dtype::bfloat16: store_unaligned(to + 2 * i, narrow<bfloat16>(value)); break;
         case dtype::float16: store_unaligned(to + 2 * i, narrow<float16>(value)); break;
+        case dtype::split_float32: store_unaligned(to + 2 * i, split_master(value).low); break;
         default: break;
         }
     }

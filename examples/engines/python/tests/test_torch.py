@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -213,6 +214,61 @@ def test_state_format_and_float16_params():
     optimizer = AdamW(half.parameters())
     train(half, optimizer, 2)
     assert {v["exp_avg"].dtype for v in optimizer.state.values()} == {torch.float32}
+
+
+def mixed_bits(x):
+    x = np.uint64(x) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return x ^ x >> np.uint64(31)
+
+
+def random_halves(seed, step, name, count, array):
+    """The library's random numbers, by their definition in numerics/rounding.hpp; array: 1 exp_avg_sq, 2 param."""
+    with np.errstate(over="ignore"):
+        number = np.uint64(0xCBF29CE484222325)
+        for byte in name.encode():
+            number = (number ^ np.uint64(byte)) * np.uint64(0x100000001B3)
+        key = mixed_bits(mixed_bits(seed) + np.uint64(step)) + number
+        i = np.arange(count, dtype=np.uint64)
+        line = mixed_bits(mixed_bits(mixed_bits(key) + i // np.uint64(65536)) + np.uint64(array))
+        start, stride = line.astype(np.uint32), (line >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
+        x = start + stride * (i % np.uint64(65536)).astype(np.uint32)
+        return (x * (x + x + np.uint32(1)) >> np.uint32(16)) ^ (x & np.uint32(0xFFFF))
+
+
+def rounded_by_chance(values, halves):
+    return ((values.view(np.uint32) + halves) >> np.uint32(16)).astype(np.uint16)
+
+
+def test_second_moments_of_bfloat16_are_rounded_by_chance():
+    g = torch.rand(70000) + 0.5
+    for rounding in ("stochastic", "nearest"):
+        param = torch.nn.Parameter(torch.ones(70000))
+        optimizer = AdamW([param], lr=0.0, weight_decay=0, state_format="bfloat16", exp_avg_sq_rounding=rounding,
+                          rounding_seed=7)
+        param.grad = g
+        optimizer.step()
+        found = optimizer.state[param]["exp_avg_sq"].view(torch.int16).numpy().view(np.uint16)
+        exact = np.float32(1 - 0.999) * (g.numpy() * g.numpy())
+        if rounding == "nearest":
+            assert (found == torch.tensor(exact).bfloat16().view(torch.int16).numpy().view(np.uint16)).all()
+        else:
+            assert (found == rounded_by_chance(exact, random_halves(7, 1, "group0.0", 70000, 1))).all()
+
+
+def test_params_of_bfloat16_are_rounded_by_chance():
+    moved = {}
+    for rounding in ("stochastic", "nearest"):
+        param = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+        optimizer = AdamW([param], lr=1e-4, weight_decay=0, param_rounding=rounding)
+        for _ in range(100):
+            param.grad = torch.ones_like(param)
+            optimizer.step()
+        moved[rounding] = 1 - param.double().mean().item()
+    assert moved["nearest"] == 0 and abs(moved["stochastic"] - 0.01) < 1e-3
+    with pytest.raises(InvalidArgument, match="param_rounding is 'up'"):
+        AdamW([param], param_rounding="up")
 
 
 def test_what_is_not_finite():

@@ -16,6 +16,7 @@ from ._signals import whole
 from .executor import Executor, shared_executor
 
 _nonfinite = {"skip": 0, "zero": 1, "apply": 2}
+_rounding = {"nearest": 0, "stochastic": 1}
 _speculate = {"automatic": 0, "always": 1, "never": 2}
 
 
@@ -26,10 +27,20 @@ def _chosen(what: str, value: str, names: Dict[str, int]) -> int:
 
 
 def hyperparameters(lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
-                    weight_decay: float = 0.0, decoupled: bool = True, bias_correction: bool = True) -> Hyperparameters:
-    """Hyperparameters of a group: AdamW's, or Adam's where `decoupled` is false. Checked where they are used."""
+                    weight_decay: float = 0.0, decoupled: bool = True, bias_correction: bool = True,
+                    exp_avg_sq_rounding: str = "stochastic", param_rounding: str = "nearest",
+                    rounding_seed: int = 0) -> Hyperparameters:
+    """Hyperparameters of a group: AdamW's, or Adam's where `decoupled` is false. Checked where they are used.
+
+    Args:
+        exp_avg_sq_rounding, param_rounding: how second moments and params of bfloat16 are rounded, "nearest" or
+            "stochastic": by chance, which depends on rounding_seed, the step, the param's name and the element alone.
+    """
     return Hyperparameters.initialised(lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay,
-                                       decay=1 if decoupled else 2, bias_correction=int(bias_correction))
+                                       decay=1 if decoupled else 2, bias_correction=int(bias_correction),
+                                       exp_avg_sq_rounding=_chosen("exp_avg_sq_rounding", exp_avg_sq_rounding, _rounding),
+                                       param_rounding=_chosen("param_rounding", param_rounding, _rounding),
+                                       rounding_seed=rounding_seed)
 
 
 class Optimizer(Handle):
@@ -133,7 +144,9 @@ class Optimizer(Handle):
         weight_decay acts."""
         now = self.hyperparameters_of(group)
         wanted = {"lr": now.lr, "betas": (now.beta1, now.beta2), "eps": now.eps, "weight_decay": now.weight_decay,
-                  "decoupled": now.decay != 2, "bias_correction": bool(now.bias_correction), **hyper}
+                  "decoupled": now.decay != 2, "bias_correction": bool(now.bias_correction),
+                  "exp_avg_sq_rounding": list(_rounding)[now.exp_avg_sq_rounding],
+                  "param_rounding": list(_rounding)[now.param_rounding], "rounding_seed": now.rounding_seed, **hyper}
         self._call("adamant_set_hyperparameters", group, byref(hyperparameters(**wanted)))
 
     def hyperparameters_of(self, group: int) -> Hyperparameters:

@@ -52,6 +52,10 @@ _arguments = """
         offload: params in host memory are stepped as those on a GPU are, by copies; to try that without a GPU.
         state_format: the type of new moments, "float32" or "bfloat16". None: the param's, as torch has it, and float32
             where the param is float16 or has a master.
+        exp_avg_sq_rounding, param_rounding: how second moments and params of bfloat16 are rounded, "nearest" or
+            "stochastic". Rounded to nearest, second moments do not come down where 1 - betas[1] is below 0.002, and
+            params do not move by less than half a unit. Chance depends on rounding_seed, the step, the param's place in
+            its group (or its name, where it has one) and the element alone.
         master: bfloat16 and float16 params get float32 masters, state "master_param", which are stepped and then
             rounded to the params.
         process_group: gradients are cut over these ranks, as ZeRO and FSDP2 do, and the norm is over all of them. The
@@ -100,6 +104,9 @@ class _Steps:
         if own["state_format"] is not None and own["state_format"] not in _formats:
             raise InvalidArgument(f"state_format is {own['state_format']!r}, but must be one of {', '.join(_formats)}, "
                                   "or None")
+        for name in ("exp_avg_sq_rounding", "param_rounding"):
+            if own[name] not in ("nearest", "stochastic"):
+                raise InvalidArgument(f"{name} is {own[name]!r}, but must be nearest or stochastic")
         if own["on_nonfinite"] not in ("apply", "skip", "zero"):
             raise InvalidArgument(f"on_nonfinite is {own['on_nonfinite']!r}, but must be apply, skip or zero")
         if own["max_norm"] is not None and not own["max_norm"] > 0:
@@ -175,7 +182,8 @@ class _Steps:
         of = self.param_groups[group]
         return {"lr": float(of["lr"]), "betas": (float(of["betas"][0]), float(of["betas"][1])),
                 "eps": float(of["eps"]), "weight_decay": float(of["weight_decay"]),
-                "decoupled": of.get("decoupled_weight_decay", isinstance(self, torch.optim.AdamW))}
+                "decoupled": of.get("decoupled_weight_decay", isinstance(self, torch.optim.AdamW)),
+                **{name: self._own[name] for name in ("exp_avg_sq_rounding", "param_rounding", "rounding_seed")}}
 
     def _name(self, param: Tensor) -> str:
         for g, group in enumerate(self.param_groups):
@@ -644,15 +652,17 @@ class Adam(_Steps, torch.optim.Adam):
                  maximize: bool = False, capturable: bool = False, differentiable: bool = False,
                  fused: Optional[bool] = None, decoupled_weight_decay: bool = False,
                  max_norm: Optional[float] = None, on_nonfinite: str = "apply", overlap: bool = False,
-                 accumulate: int = 1, state_format: Optional[str] = None, master: bool = False,
-                 process_group: Any = None, offload: bool = False, cores: Optional[Cores] = None,
+                 accumulate: int = 1, state_format: Optional[str] = None,
+                 exp_avg_sq_rounding: str = "stochastic", param_rounding: str = "nearest", rounding_seed: int = 0,
+                 master: bool = False, process_group: Any = None, offload: bool = False, cores: Optional[Cores] = None,
                  cpuadam_cores_perc: Optional[float] = None, threads: int = 0):
         more = {"decoupled_weight_decay": True} if decoupled_weight_decay else {}
         torch.optim.Adam.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach,
                                   maximize=maximize, capturable=capturable, differentiable=differentiable, fused=fused,
                                   **more)
         self._set_up(max_norm=max_norm, on_nonfinite=on_nonfinite, overlap=overlap, accumulate=accumulate,
-                     state_format=state_format, master=master, process_group=process_group, offload=offload, cores=cores,
+                     state_format=state_format, exp_avg_sq_rounding=exp_avg_sq_rounding,
+                     param_rounding=param_rounding, rounding_seed=rounding_seed, master=master, process_group=process_group, offload=offload, cores=cores,
                      cpuadam_cores_perc=cpuadam_cores_perc, threads=threads)
 
 
@@ -664,10 +674,12 @@ class AdamW(_Steps, torch.optim.AdamW):
                  foreach: Optional[bool] = None, capturable: bool = False, differentiable: bool = False,
                  fused: Optional[bool] = None, max_norm: Optional[float] = None, on_nonfinite: str = "apply",
                  overlap: bool = False, accumulate: int = 1, state_format: Optional[str] = None,
+                 exp_avg_sq_rounding: str = "stochastic", param_rounding: str = "nearest", rounding_seed: int = 0,
                  master: bool = False, process_group: Any = None, offload: bool = False,
                  cores: Optional[Cores] = None, cpuadam_cores_perc: Optional[float] = None, threads: int = 0):
         torch.optim.AdamW.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize,
                                    foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused)
         self._set_up(max_norm=max_norm, on_nonfinite=on_nonfinite, overlap=overlap, accumulate=accumulate,
-                     state_format=state_format, master=master, process_group=process_group, offload=offload, cores=cores,
+                     state_format=state_format, exp_avg_sq_rounding=exp_avg_sq_rounding,
+                     param_rounding=param_rounding, rounding_seed=rounding_seed, master=master, process_group=process_group, offload=offload, cores=cores,
                      cpuadam_cores_perc=cpuadam_cores_perc, threads=threads)

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names for what a state is stored as.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string_view>
+
+#include <adamant/shard/dtypes.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+// The types of a shard whose master and moments are stored so, with 16-bit weights written where the master is float32
+// or in two halves:
+//   float32                 float32 master and moments
+//   split_float32           a master in two halves, of which the weight is one; float32 moments
+//   bfloat16                float32 master, bfloat16 moments
+//   split_float32+bfloat16  a master in two halves, bfloat16 moments
+// weight: of the weights, bfloat16 or float16; or none, for a master that is the weight itself. A master in two halves
+// needs bfloat16. None for another name, and for types that no shard has together. Pure.
+[[nodiscard]] constexpr std::optional<shard_dtypes> types_of_state(std::string_view name, dtype grad,
+                                                                   dtype weight) noexcept
+{
+    constexpr std::string_view master_names[] = {"float32", "split_float32"};
+    dtype master = dtype::float32;
+    dtype moments = dtype::float32;
+    if (name == "bfloat16")
+        name = "float32+bfloat16";
+    if (std::size_t const plus = name.find('+'); plus != name.npos) {
+        if (name.substr(plus + 1) != "bfloat16")
+            return std::nullopt;
+        moments = dtype::bfloat16;
+        name = name.substr(0, plus);
+    }
+    if (name == master_names[1])
+        master = dtype::split_float32;
+    else if (name != master_names[0])
+        return std::nullopt;
+    if (master == dtype::split_float32 && weight != dtype::bfloat16)
+        return std::nullopt;
+    return shard_dtypes{master, grad, moments, moments, weight};
+}
+
+ADAMANT_END_NAMESPACE
