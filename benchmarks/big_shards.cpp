@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,21 @@ void big_shard(benchmark::State& state, executor const& cpu, std::size_t n, page
 
     std::vector<contender> contenders;
     contenders.push_back({part_in_race::subject, "step", "", [&] { adamant::step(cpu, shard, c); }});
+    // Beside storage of fewer bytes, what it takes the place of; and beside bfloat16, other ways to round it.
+    std::optional<arrays> of_mixed;
+    adamant::coefficients nearest = c;
+    nearest.rounding = {};
+    adamant::coefficients by_chance = c;
+    by_chance.rounding.param = true;
+    if constexpr (has_split_param(Shard::dtypes)) {
+        of_mixed.emplace(elem_bytes_of<mixed>, n, pages);
+        fill<mixed>(cpu, *of_mixed, n, content::ordinary);
+        contenders.push_back(
+            {part_in_race::aside, "mixed", "", [&] { adamant::step(cpu, shard_of<mixed>(*of_mixed, 0, n), c); }});
+    } else if constexpr (std::is_same_v<Shard, bf16>) {
+        contenders.push_back({part_in_race::aside, "nearest", "", [&] { adamant::step(cpu, shard, nearest); }});
+        contenders.push_back({part_in_race::aside, "chance", "", [&] { adamant::step(cpu, shard, by_chance); }});
+    }
     add_limits<Shard>(contenders, cpu, a, n);
     bool const has_openmp = add_plain<Shard>(contenders, cpu, a, n, c) && cpu.threads() > 1;
     double const huge = a.huge_share();

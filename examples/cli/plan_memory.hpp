@@ -41,14 +41,15 @@ struct plan_request {
     {
         return size_bytes(param) + size_bytes(exp_avg) + size_bytes(exp_avg_sq);
     }
-    [[nodiscard]] bool has_float_state() const { return state_bytes() == 12; }
+    [[nodiscard]] bool has_float_state() const
+    {
+        return (is_split() || param == adamant::dtype::float32) && exp_avg == adamant::dtype::float32 &&
+               exp_avg_sq == adamant::dtype::float32;
+    }
     // What a record that is a copy has.
     [[nodiscard]] double copied_bytes() const { return static_cast<double>(adamant::state_bytes(types())); }
     // As adamant::optimizer_options has it.
-    [[nodiscard]] double journal_bytes() const
-    {
-        return journal.value_or(has_float_state() ? 3.0 : copied_bytes());
-    }
+    [[nodiscard]] double journal_bytes() const { return journal.value_or(has_float_state() ? 3.0 : copied_bytes()); }
     // What backward and forward compute with.
     [[nodiscard]] adamant::dtype weight() const { return weight_out == adamant::dtype::none ? param : weight_out; }
     // Read and written by a step, without records.

@@ -136,6 +136,7 @@ inline constexpr std::array<dtype, arrays> kinds[] = {
     {dtype::float32, dtype::float32, dtype::float32, dtype::float32, dtype::none, dtype::none},
     {dtype::float32, dtype::bfloat16, dtype::float32, dtype::bfloat16, dtype::bfloat16, dtype::float32},
     {dtype::split_float32, dtype::bfloat16, dtype::float32, dtype::bfloat16, dtype::bfloat16, dtype::bfloat16},
+    {dtype::split_float32, dtype::bfloat16, dtype::float32, dtype::float32, dtype::bfloat16, dtype::none},
 };
 
 // Compiled once, in optimizer.cpp, as it brings the kernels.

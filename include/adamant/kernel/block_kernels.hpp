@@ -15,6 +15,8 @@ struct block_kernels {
     block_squares_function squares_scratch;
     recorded_step_function recorded; // of either gradient, see memory_access; null: records are copies
     undo_function undo_scratch;
+    join_function join; // of masters in two halves, for these two, which take floats; else null
+    split_function split;
     add_gradients_function to_scratch; // grad -> float
     tame_gradient_function tame;
     round_weights_function round_weights; // null: there is no weight_out, or it is state

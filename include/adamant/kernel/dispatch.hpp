@@ -163,6 +163,16 @@ template <class Grad, class Sum, class Out>
     ADAMANT_FOR_FAST_TIER(tier, (scalar::add_gradients<Grad, Sum, Out>), add_gradients<Grad, Sum, Out>);
 }
 
+// Null on the scalar tier, whose records are copies.
+[[nodiscard]] inline join_function join_masters_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, nullptr, join_masters);
+}
+[[nodiscard]] inline split_function split_masters_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, nullptr, split_masters);
+}
+
 [[nodiscard]] inline tame_gradient_function tame_gradient_for(isa tier) noexcept
 {
     ADAMANT_FOR_FAST_TIER(tier, (scalar::tame_gradient), tame_gradient);

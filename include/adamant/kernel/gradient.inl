@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to a gradient before a step: added up over micro-steps, and made finite or small enough. Over pieces
-// that stay in cache. Written once and included once per instruction set by kernel/targets.hpp, after
-// kernel/fused_step.inl.
+// What happens to a gradient before a step: added up over micro-steps, and made finite or small enough; and to masters
+// in two halves before a step that leaves a record. Over pieces that stay in cache. Written once and included once per
+// instruction set by kernel/targets.hpp, after kernel/fused_step.inl.
 
 // One vector, or its first elements, of the sum of two gradients as oracle::added; Sum is void where there is nothing
 // to be added yet.
@@ -61,4 +61,40 @@ template <class WeightOut>
 void round_weights(std::byte const* param, std::size_t n, std::byte* out) noexcept
 {
     add_gradients<float, void, WeightOut>(param, nullptr, n, out);
+}
+
+// See join_function.
+inline void join_masters(std::byte const* weight, std::byte const* low, std::size_t n, std::byte* master) noexcept
+{
+    std::size_t i = 0;
+    for (; n - i >= 2 * simd::lanes; i += 2 * simd::lanes) {
+        simd::f32 a, b;
+        load_params<split_float32, false>(low + i * sizeof(split_float32), weight + i * sizeof(bfloat16), a, b);
+        simd::template store<float>(master + i * sizeof(float), a);
+        simd::template store<float>(master + (i + simd::lanes) * sizeof(float), b);
+    }
+    for (; i < n; ++i) {
+        split_parts parts;
+        __builtin_memcpy(&parts.weight, weight + i * sizeof parts.weight, sizeof parts.weight);
+        __builtin_memcpy(&parts.low, low + i * sizeof parts.low, sizeof parts.low);
+        float const x = joined_master(parts.weight, parts.low);
+        __builtin_memcpy(master + i * sizeof x, &x, sizeof x);
+    }
+}
+// See split_function.
+inline void split_masters(std::byte const* master, std::size_t n, std::byte* weight, std::byte* low) noexcept
+{
+    std::size_t i = 0;
+    for (; n - i >= 2 * simd::lanes; i += 2 * simd::lanes)
+        store_split(low + i * sizeof(split_float32), weight + i * sizeof(bfloat16),
+                    simd::template load<float>(master + i * sizeof(float)),
+                    simd::template load<float>(master + (i + simd::lanes) * sizeof(float)));
+    for (; i < n; ++i) {
+        std::uint32_t bits;
+        __builtin_memcpy(&bits, master + i * sizeof bits, sizeof bits);
+        bfloat16 const upper = {static_cast<std::uint16_t>((bits + 0x8000u) >> 16)};
+        split_float32 const lower = {static_cast<std::uint16_t>(bits)};
+        __builtin_memcpy(weight + i * sizeof upper, &upper, sizeof upper);
+        __builtin_memcpy(low + i * sizeof lower, &lower, sizeof lower);
+    }
 }

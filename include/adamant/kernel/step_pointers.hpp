@@ -92,6 +92,11 @@ using add_gradients_function = void (*)(std::byte const* grad, std::byte const* 
 using tame_gradient_function = void (*)(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale,
                                         float bound) noexcept;
 
+// n masters of two halves as floats, and back: every pair, also of a NaN, comes back with its bits.
+using join_function = void (*)(std::byte const* weight, std::byte const* low, std::size_t n,
+                               std::byte* master) noexcept;
+using split_function = void (*)(std::byte const* master, std::size_t n, std::byte* weight, std::byte* low) noexcept;
+
 // weight_out from float params as a step would round them.
 using round_weights_function = void (*)(std::byte const* param, std::size_t n, std::byte* weight_out) noexcept;
 

@@ -100,7 +100,9 @@ namespace avx512_bf16 {
 using avx512::add_gradients;
 using avx512::block_squares;
 using avx512::group_elems;
+using avx512::join_masters;
 using avx512::round_weights;
+using avx512::split_masters;
 using avx512::tame_gradient;
 using avx512::undo_step;
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>

@@ -24,6 +24,12 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
         k.recorded = kernel::recorded_step_for<Grad, WeightOut>(tier);
         k.undo_scratch = kernel::undo_for<float>(tier);
     }
+    if constexpr (kernel::is_split<Param> && std::is_same_v<ExpAvg, float> && std::is_same_v<ExpAvgSq, float>) {
+        k.recorded = kernel::recorded_step_for<Grad, void>(tier);
+        k.undo_scratch = kernel::undo_for<float>(tier);
+        k.join = kernel::join_masters_for(tier);
+        k.split = kernel::split_masters_for(tier);
+    }
     k.to_scratch = kernel::add_gradients_for<Grad, void, float>(tier);
     k.tame = kernel::tame_gradient_for(tier);
     if constexpr (!std::is_void_v<WeightOut> && !kernel::is_split<Param>)

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include <adamant/core/checksum.hpp>
 #include <adamant/numerics/convert.hpp>
@@ -136,7 +137,9 @@ public:
         std::size_t const n = length(block);
         if (!records_are_copies()) {
             how.grad_is_float = g.in_scratch;
-            return kernels_->recorded(at(block, g.at), n, c, how, record);
+            return over_masters(block, g.at, [&](kernel::step_pointers const& arrays) {
+                return kernels_->recorded(arrays, n, c, how, record);
+            });
         }
         for (shard_array::index const which : state_arrays) {
             if (!is_state(which))
@@ -153,7 +156,9 @@ public:
         std::size_t const n = length(block);
         if (!records_are_copies()) {
             into_scratch(block, g, scratch);
-            kernels_->undo_scratch(at(block, g.at), n, c, how, record);
+            over_masters(block, g.at, [&](kernel::step_pointers const& arrays) {
+                kernels_->undo_scratch(arrays, n, c, how, record);
+            });
             return;
         }
         for (shard_array::index const which : state_arrays) {
@@ -228,6 +233,28 @@ private:
             kernels_->to_scratch(g.at, nullptr, length(block), scratch.grad);
         g.at = scratch.grad;
         g.in_scratch = true;
+    }
+    // Calls work with a block's arrays, of which param is of floats: where it is in two halves, a copy that is then
+    // split.
+    template <class Work>
+    std::invoke_result_t<Work, kernel::step_pointers const&> over_masters(std::size_t block, std::byte const* gradient,
+                                                                          Work const& work) const noexcept
+    {
+        kernel::step_pointers arrays = at(block, gradient);
+        if (kernels_->join == nullptr)
+            return work(arrays);
+        scratch_block masters;
+        kernels_->join(arrays.weight_out, arrays.param, length(block), masters.grad);
+        struct split_again {
+            kernel::block_kernels const* kernels;
+            kernel::step_pointers to;
+            std::byte const* from;
+            std::size_t n;
+            ~split_again() { kernels->split(from, n, to.weight_out, to.param); }
+        } const at_the_end{kernels_, arrays, masters.grad, length(block)};
+        arrays.param = masters.grad;
+        arrays.weight_out = nullptr;
+        return work(arrays);
     }
     // The arrays from a block on.
     [[nodiscard]] kernel::step_pointers at(std::size_t block, std::byte const* gradient) const noexcept
