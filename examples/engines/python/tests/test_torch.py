@@ -267,7 +267,7 @@ def test_params_of_bfloat16_are_rounded_by_chance():
             optimizer.step()
         moved[rounding] = 1 - param.double().mean().item()
     assert moved["nearest"] == 0 and abs(moved["stochastic"] - 0.01) < 1e-3
-    with pytest.raises(InvalidArgument, match="param_rounding is 'up'"):
+    with pytest.raises(adamant.InvalidArgument, match="param_rounding is 'up'"):
         AdamW([param], param_rounding="up")
 
 
