@@ -133,7 +133,7 @@ TEST_CASE("random numbers do not correlate: neighbours, distances, steps, params
         CHECK(std::fabs(deviations_of_products(sum, lines * each)) < 5);
     };
     auto const usual = [](std::size_t line, std::size_t i) { return number(1, line + 1, 9, i); };
-    for (std::size_t const apart : {1, 2, 3, 4, 7, 8, 16, 32, 64, 128, 1024, 4096, 32768})
+    for (std::size_t const apart : test::sizes{1, 2, 3, 4, 7, 8, 16, 32, 64, 128, 1024, 4096, 32768})
         check("distance", usual, [&](std::size_t line, std::size_t i) { return usual(line, i + apart); });
     check("step", usual, [](std::size_t line, std::size_t i) { return number(1, line + 2, 9, i); });
     check("param", usual, [](std::size_t line, std::size_t i) { return number(1, line + 1, 10, i); });

@@ -32,6 +32,14 @@ using v16i = simde__m512i;
 {
     return simde_mm512_cmple_epu32_mask(b, a);
 }
+[[gnu::noinline]] inline v16i cvtepi16_epi32(__m256i a)
+{
+    simde__m256i_private const from = simde__m256i_to_private(a);
+    simde__m512i_private to;
+    for (std::size_t i = 0; i < 16; ++i)
+        to.i32[i] = from.i16[i];
+    return simde__m512i_from_private(to);
+}
 [[gnu::noinline]] inline __m256i cvtepi32_epi16(v16i a)
 {
     simde__m512i_private const from = simde__m512i_to_private(a);
@@ -155,6 +163,7 @@ ADAMANT_EMULATED(min_epu32)
 ADAMANT_EMULATED(movepi32_mask)
 ADAMANT_EMULATED(movm_epi32)
 ADAMANT_EMULATED(mul_ps)
+ADAMANT_EMULATED(mullo_epi32)
 ADAMANT_EMULATED(packs_epi32)
 ADAMANT_EMULATED(permutex2var_ps)
 ADAMANT_EMULATED(permutexvar_epi16)
@@ -202,6 +211,8 @@ ADAMANT_END_NAMESPACE
 #define _mm512_cmple_epu32_mask emulated_avx512::cmple_epu32_mask
 #undef _mm512_cmplt_epu32_mask
 #define _mm512_cmplt_epu32_mask emulated_avx512::cmplt_epu32_mask
+#undef _mm512_cvtepi16_epi32
+#define _mm512_cvtepi16_epi32 emulated_avx512::cvtepi16_epi32
 #undef _mm512_cvtepi32_epi16
 #define _mm512_cvtepi32_epi16 emulated_avx512::cvtepi32_epi16
 #undef _mm512_cvtne2ps_pbh
@@ -248,6 +259,8 @@ ADAMANT_END_NAMESPACE
 #define _mm512_movm_epi32 emulated_avx512::movm_epi32
 #undef _mm512_mul_ps
 #define _mm512_mul_ps emulated_avx512::mul_ps
+#undef _mm512_mullo_epi32
+#define _mm512_mullo_epi32 emulated_avx512::mullo_epi32
 #undef _mm512_permutex2var_ps
 #define _mm512_permutex2var_ps emulated_avx512::permutex2var_ps
 #undef _mm512_permutexvar_epi16

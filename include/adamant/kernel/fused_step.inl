@@ -157,33 +157,7 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficien
         p[k] = finish_param<Path>(u, c);
     }
     recorder.params(a, i, group, p);
-    constexpr bool is_ordinary = Path == path::ordinary;
-    std::byte* const param = a.param + i * sizeof(Param);
-    if constexpr (is_split<Param>) {
-        ADAMANT_UNROLL
-        for (std::size_t k = 0; k < Vectors; k += 2)
-            store_split(param + k * simd::lanes * sizeof(Param),
-                        a.weight_out + (i + k * simd::lanes) * sizeof(WeightOut), p[k], p[k + 1]);
-        return;
-    }
-    ADAMANT_UNROLL
-    for (std::size_t k = 0; k < Vectors; k += 2)
-        store_rounded<Param, Interleaved, is_ordinary>(param + k * simd::lanes * sizeof(Param), p[k], p[k + 1],
-                                                       how.native_bfloat16, random);
-    if constexpr (!std::is_void_v<WeightOut>) {
-        std::byte* const out = a.weight_out + i * sizeof(WeightOut);
-        if (how.stream) {
-            ADAMANT_UNROLL
-            for (std::size_t k = 0; k < Vectors; k += 2)
-                simd::template stream_pair<WeightOut, is_ordinary>(out + k * simd::lanes * sizeof(WeightOut), p[k],
-                                                                   p[k + 1], how.native_bfloat16);
-        } else {
-            ADAMANT_UNROLL
-            for (std::size_t k = 0; k < Vectors; k += 2)
-                simd::template store_pair<WeightOut, Interleaved, is_ordinary>(
-                    out + k * simd::lanes * sizeof(WeightOut), p[k], p[k + 1], how.native_bfloat16);
-        }
-    }
+    store_params<Param, WeightOut, Interleaved, Path == path::ordinary>(a, i, p, how, random);
 }
 
 enum class native_bfloat16 { no, yes, either };

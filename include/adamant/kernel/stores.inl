@@ -78,3 +78,37 @@ ADAMANT_SIMD void store_rounded(std::byte* address, simd::f32 a, simd::f32 b, bo
     }
     simd::template store_pair<T, Interleaved, Ordinary>(address, a, b, native_bfloat16);
 }
+
+// A group of new params, and of weights.
+template <class Param, class WeightOut, bool Interleaved, bool Ordinary, std::size_t Vectors>
+ADAMANT_SIMD void store_params(step_pointers const& a, std::size_t i, simd::f32 const (&p)[Vectors], memory_access how,
+                               [[maybe_unused]] random_vectors<Param>& random)
+{
+    constexpr std::size_t lanes = simd::lanes;
+    std::byte* const param = a.param + i * sizeof(Param);
+    if constexpr (is_split<Param>) {
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < Vectors; k += 2)
+            store_split(param + k * lanes * sizeof(Param), a.weight_out + (i + k * lanes) * sizeof(WeightOut), p[k],
+                        p[k + 1]);
+    } else {
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < Vectors; k += 2)
+            store_rounded<Param, Interleaved, Ordinary>(param + k * lanes * sizeof(Param), p[k], p[k + 1],
+                                                        how.native_bfloat16, random);
+    }
+    if constexpr (!std::is_void_v<WeightOut> && !is_split<Param>) {
+        std::byte* const out = a.weight_out + i * sizeof(WeightOut);
+        if (how.stream) {
+            ADAMANT_UNROLL
+            for (std::size_t k = 0; k < Vectors; k += 2)
+                simd::template stream_pair<WeightOut, Ordinary>(out + k * lanes * sizeof(WeightOut), p[k], p[k + 1],
+                                                                how.native_bfloat16);
+        } else {
+            ADAMANT_UNROLL
+            for (std::size_t k = 0; k < Vectors; k += 2)
+                simd::template store_pair<WeightOut, Interleaved, Ordinary>(out + k * lanes * sizeof(WeightOut), p[k],
+                                                                            p[k + 1], how.native_bfloat16);
+        }
+    }
+}

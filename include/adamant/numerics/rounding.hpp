@@ -11,7 +11,7 @@
 // Yin, 1998.) For elements i and j of one line let i - j = 2^k * odd; k is at most 15. Given x_i, bits k + 1 to 31 of x_j
 // are uniform, h_j among them, whatever l_j is: so r_j is uniform and does not depend on r_i. Over lines, arrays,
 // parameters, steps and seeds, starts and strides are as independent as a 64-bit mixing function makes them. So a sum of
-// rounding errors has the mean and the variance of independent ones. A test counts what is not proven here. An element
+// rounding errors has the mean and the variance of independent ones. Tests look at the rest: distances, steps, parameters, seeds. An element
 // costs three additions, a multiplication, a shift and an exclusive or.
 #pragma once
 
