@@ -11,7 +11,6 @@
 #include <vector>
 
 #include <adamant/core/dtype.hpp>
-#include <adamant/core/error.hpp>
 #include <adamant/step/loss_scaler.hpp>
 #include <adamant/step/optimizer_options.hpp>
 
@@ -34,7 +33,7 @@ public:
     virtual void read(std::byte const* from, std::size_t bytes, std::byte* to) const = 0;
     // Copies bytes to an address of this source, for an optimizer that loads a state. Throws unavailable where they
     // cannot be written.
-    virtual void write(std::byte const* from, std::size_t bytes, std::byte const* at) const;
+    virtual void write(std::byte const* from, std::size_t bytes, std::byte const* at) const = 0;
 
 protected:
     state_source() = default;
@@ -54,11 +53,6 @@ struct state_tensor {
     // elements of a state() with masters in two halves: these are no array of float32 in memory.
     state_source const* source = nullptr;
 };
-
-inline void state_source::write(std::byte const*, std::size_t, std::byte const*) const
-{
-    detail::throw_unavailable({"this state can be read only"});
-}
 
 struct state_param {
     std::string name;               // that no other parameter has

@@ -3,16 +3,16 @@
 // roundings is the exact value. The chance is a pure function of (seed, step, parameter, element): the bits are the
 // same for any instruction set, cut, side and rank, and a step that is taken again rounds as it did.
 //
-// Random halves. The elements of a parameter are taken in lines of 2^16. Element i of a line has, for each array that is
-// rounded so, x = start + stride * i mod 2^32, with a random start and a random odd stride, and these 16 bits:
+// Random halves. The elements of a parameter are taken in lines of 2^16. Element i of a line has, for each array that
+// is rounded so, x = start + stride * i mod 2^32, with a random start and a random odd stride, and these 16 bits:
 //     r = (x * (2 x + 1) mod 2^32) >> 16, exclusive or x mod 2^16
-// With x = h * 2^16 + l, the upper half of x (2 x + 1) is h (4 l + 1) + c(l) mod 2^16, where c(l) depends on l alone: for
-// each l it takes every value once as h does. So r is uniform. (RC6 has this permutation: Rivest, Robshaw, Sidney and
-// Yin, 1998.) For elements i and j of one line let i - j = 2^k * odd; k is at most 15. Given x_i, bits k + 1 to 31 of x_j
-// are uniform, h_j among them, whatever l_j is: so r_j is uniform and does not depend on r_i. Over lines, arrays,
-// parameters, steps and seeds, starts and strides are as independent as a 64-bit mixing function makes them. So a sum of
-// rounding errors has the mean and the variance of independent ones. Tests look at the rest: distances, steps, parameters, seeds. An element
-// costs three additions, a multiplication, a shift and an exclusive or.
+// With x = h * 2^16 + l, the upper half of x (2 x + 1) is h (4 l + 1) + c(l) mod 2^16, where c(l) depends on l alone:
+// for each l it takes every value once as h does. So r is uniform. (RC6 has this permutation: Rivest, Robshaw, Sidney
+// and Yin, 1998.) For elements i and j of one line let i - j = 2^k * odd; k is at most 15. Given x_i, bits k + 1 to 31
+// of x_j are uniform, h_j among them, whatever l_j is: so r_j is uniform and does not depend on r_i. Over lines,
+// arrays, parameters, steps and seeds, starts and strides are as independent as a 64-bit mixing function makes them. So
+// a sum of rounding errors has the mean and the variance of independent ones. Tests look at the rest: distances, steps,
+// parameters, seeds. An element costs three additions, a multiplication, a shift and an exclusive or.
 #pragma once
 
 #include <bit>
@@ -106,7 +106,8 @@ rounding_lines_at(std::uint64_t key, place_in_param const& place, std::size_t in
     // The shard's first element may lie in another line: then it is counted from before the line's beginning.
     std::size_t const first = static_cast<std::size_t>(place.begin - line * rounding_line_elems);
     return {
-        rounding_line{static_cast<std::uint32_t>(exp_avg_sq), static_cast<std::uint32_t>(exp_avg_sq >> 32) | 1}.from(first),
+        rounding_line{static_cast<std::uint32_t>(exp_avg_sq), static_cast<std::uint32_t>(exp_avg_sq >> 32) | 1}.from(
+            first),
         rounding_line{static_cast<std::uint32_t>(param), static_cast<std::uint32_t>(param >> 32) | 1}.from(first)};
 }
 // The shard's element with which the next line begins.
