@@ -68,7 +68,8 @@ def test_bits_of_optimizer(param, moment, grad, number, decoupled, records, monk
     narrow = moment == f16  # the library has none: the same in float32, rounded after each step
     shard = theirs[:2] + [array.float() for array in theirs[2:]] if narrow else theirs
     optimizer = adamant.Optimizer(on_nonfinite="apply")
-    optimizer.add_shard(optimizer.add_group("all", lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1, decoupled=decoupled),
+    optimizer.add_shard(optimizer.add_group("all", lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1, decoupled=decoupled,
+                                            exp_avg_sq_rounding="nearest"),
                         "params", *shard)
     for step in (3, 4, 4, 9):
         update(number, step, ours)

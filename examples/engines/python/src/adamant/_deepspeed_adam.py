@@ -12,6 +12,9 @@ from ._library import InvalidArgument, Shard, Unavailable, check, library
 from .executor import Executor
 from .optimizer import Optimizer
 
+# As DeepSpeed rounds: its interface does not say which parameter a tensor is of, which rounding by chance goes by.
+rounding: Dict[str, Any] = {"exp_avg_sq_rounding": "nearest"}
+
 _float16_chunk = 1 << 20
 # More than the last update can be taken back where records take next to nothing.
 _deep_elements, _deep_records = 1 << 16, 8
@@ -104,7 +107,7 @@ class Records:
         if self._copies:
             return [array.clone() for array in self._arrays]
         one = Optimizer(self._executor, on_nonfinite="apply", keep_last_step=True)
-        one.add_shard(one.add_group("all"), "params", self._arrays[0], grad, *self._arrays[1:])
+        one.add_shard(one.add_group("all", **rounding), "params", self._arrays[0], grad, *self._arrays[1:])
         return one
 
     def update(self, hyper: Any, step: int, arrays: Sequence[Any]) -> None:

@@ -11,7 +11,7 @@ import time
 from ctypes import byref, c_double, c_int32, c_int64, c_long
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ._deepspeed_adam import known, update
+from ._deepspeed_adam import known, rounding, update
 from ._library import InvalidArgument, Unavailable
 from .executor import Cores, shared_executor
 from .optimizer import hyperparameters
@@ -61,7 +61,7 @@ class _ZenFlow:
         decoupled = known(self.optimizer_id).decoupled
         for (param, grads, exp_avgs, exp_avg_sqs, stale), values in zip(self.groups, control.hyper):
             lr, beta1, beta2, eps, weight_decay, bias_correction = values
-            hyper = hyperparameters(lr, (beta1, beta2), eps, weight_decay, decoupled, bool(bias_correction))
+            hyper = hyperparameters(lr, (beta1, beta2), eps, weight_decay, decoupled, bool(bias_correction), **rounding)
             at = control.state
             update(self.executor, hyper, control.step, (param, grads[at], exp_avgs[at], exp_avg_sqs[at]))
             if stale is not None:

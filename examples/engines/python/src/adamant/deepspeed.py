@@ -29,7 +29,7 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, Optional, Union
 
-from ._deepspeed_adam import Adam, Records, adams, known, update
+from ._deepspeed_adam import Adam, Records, adams, known, rounding, update
 from ._deepspeed_cores import cores_of_rank, share_in_engine, split_of
 from ._library import InvalidArgument, Unavailable, library
 from ._zenflow import *  # noqa: F401,F403
@@ -75,7 +75,7 @@ def adam_update(optimizer_id: int, step: int, lr: float, beta1: float, beta2: fl
     others."""
     adam = known(optimizer_id)
     executor = _executor_of(adam)
-    hyper = hyperparameters(lr, (beta1, beta2), epsilon, weight_decay, adam.decoupled, bool(bias_correction))
+    hyper = hyperparameters(lr, (beta1, beta2), epsilon, weight_decay, adam.decoupled, bool(bias_correction), **rounding)
     arrays = (params.detach(), grads.detach().contiguous(), exp_avg.detach(), exp_avg_sq.detach())
     if _nothing_takes_back(sys._getframe(1)):
         update(executor, hyper, step, arrays)
