@@ -55,10 +55,6 @@ public:
     [[nodiscard]] std::byte const* data() const noexcept { return data_; }
     [[nodiscard]] std::size_t size() const noexcept { return static_cast<std::size_t>(opened_.st_size); }
 
-    [[noreturn]] void write(std::byte const*, std::size_t, std::byte const*) const override
-    {
-        throw_unavailable({"the state of '", path_, "' can only be read"});
-    }
     // Throws corrupted where the file has been cut short, or changed in any other way, since it was opened. Of a tensor
     // whose data were replaced by others, those are copied.
     void read(std::byte const* from, std::size_t bytes, std::byte* to) const override

@@ -21,7 +21,7 @@ struct state_copy {
     std::byte const* from;
     std::size_t bytes;
     state_source const* source; // of the bytes, or null
-    state_source const* target; // the same of `to`
+    state_target const* target; // of `to`, or null
 
     // Throws what these do.
     void run() const
@@ -89,7 +89,7 @@ private:
             std::size_t const elem_bytes = size_bytes(to.type);
             copies.push_back({const_cast<std::byte*>(to.data) + (at - to.begin) * elem_bytes,
                               piece->data + (at - piece->begin) * elem_bytes, n * elem_bytes, piece->source,
-                              to.source});
+                              to.target});
             at += n;
         }
         if (at != end)

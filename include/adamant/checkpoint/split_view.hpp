@@ -12,7 +12,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-class split_view final : public state_source {
+class split_view final : public state_source, public state_target {
 public:
     split_view(std::byte* weight, std::byte* low) noexcept : weight_(weight), low_(low) {}
 
@@ -29,8 +29,7 @@ public:
             to += n;
         });
     }
-    // Whole elements.
-    void write(std::byte const* from, std::size_t bytes, std::byte const* at) const override
+    void write(std::byte const* from, std::size_t bytes, std::byte const* at) const noexcept override
     {
         visit(at, bytes, [&](std::size_t element, std::size_t, std::size_t n) {
             split_parts const parts = split_master(load_unaligned<float>(from));

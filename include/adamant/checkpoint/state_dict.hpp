@@ -31,13 +31,21 @@ public:
     // Copies bytes that begin at an address of this source. Throws corrupted or unavailable where they can no longer be
     // read. Thread-safe.
     virtual void read(std::byte const* from, std::size_t bytes, std::byte* to) const = 0;
-    // Copies bytes to an address of this source, for an optimizer that loads a state. Throws unavailable where they
-    // cannot be written.
-    virtual void write(std::byte const* from, std::size_t bytes, std::byte const* at) const = 0;
 
 protected:
     state_source() = default;
     ~state_source() = default;
+};
+
+// Where loading puts a state's bytes where that is not simply memory: masters in two halves.
+class state_target {
+public:
+    // Copies bytes, whole elements, to an address of this target. Distinct elements from any thread.
+    virtual void write(std::byte const* from, std::size_t bytes, std::byte const* at) const noexcept = 0;
+
+protected:
+    state_target() = default;
+    ~state_target() = default;
 };
 
 // Elements [begin, begin + elements) of one array of one parameter, counted in row-major order. A view: the maker of
@@ -52,6 +60,7 @@ struct state_tensor {
     // If not null, loading and saving read the data through it instead of from `data`. So must whoever looks at the
     // elements of a state() with masters in two halves: these are no array of float32 in memory.
     state_source const* source = nullptr;
+    state_target const* target = nullptr; // the same for an optimizer's own arrays, which a state is loaded into
 };
 
 struct state_param {
