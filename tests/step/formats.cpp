@@ -150,7 +150,7 @@ TEST_CASE("a state of split masters is read by any bytes")
         std::size_t const n = random.below(std::min<std::size_t>(all.size() - begin, 40) + 1);
         std::vector<std::byte> some(n);
         tensor->source->read(tensor->data + begin, n, some.data());
-        REQUIRE(std::memcmp(some.data(), all.data() + begin, n) == 0);
+        REQUIRE(std::equal(some.begin(), some.end(), all.begin() + static_cast<std::ptrdiff_t>(begin)));
     }
 }
 
