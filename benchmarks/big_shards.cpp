@@ -22,26 +22,29 @@ namespace {
 template <class Shard>
 void big_shard(benchmark::State& state, executor const& cpu, std::size_t n, page_kind pages)
 {
-    arrays const a(elem_bytes_of<Shard>, n, pages);
+    arrays const a(Shard::dtypes, n, pages);
     fill<Shard>(cpu, a, n, content::ordinary);
     Shard const shard = shard_of<Shard>(a, 0, n);
     adamant::coefficients const c = adamw();
 
     std::vector<contender> contenders;
     contenders.push_back({part_in_race::subject, "step", "", [&] { adamant::step(cpu, shard, c); }});
-    // Beside storage of fewer bytes, what it takes the place of; and beside bfloat16, other ways to round it.
+    // Beside storage of fewer bytes, what it takes the place of; and beside bfloat16 and 8 bits, other ways to round.
+    constexpr bool in_groups = std::is_same_v<typename Shard::exp_avg_type, quantized8>;
     std::optional<arrays> of_mixed;
     adamant::coefficients nearest = c;
     nearest.rounding = {};
     adamant::coefficients by_chance = c;
     by_chance.rounding.param = true;
-    if constexpr (has_split_param(Shard::dtypes)) {
-        of_mixed.emplace(elem_bytes_of<mixed>, n, pages);
+    if constexpr (has_split_param(Shard::dtypes) || in_groups) {
+        of_mixed.emplace(mixed::dtypes, n, pages);
         fill<mixed>(cpu, *of_mixed, n, content::ordinary);
         contenders.push_back(
             {part_in_race::aside, "mixed", "", [&] { adamant::step(cpu, shard_of<mixed>(*of_mixed, 0, n), c); }});
-    } else if constexpr (std::is_same_v<Shard, bf16>) {
+    }
+    if constexpr (std::is_same_v<Shard, bf16> || in_groups)
         contenders.push_back({part_in_race::aside, "nearest", "", [&] { adamant::step(cpu, shard, nearest); }});
+    if constexpr (std::is_same_v<Shard, bf16>) {
         contenders.push_back({part_in_race::aside, "chance", "", [&] { adamant::step(cpu, shard, by_chance); }});
     }
     add_limits<Shard>(contenders, cpu, a, n);
@@ -59,7 +62,7 @@ void big_shard(benchmark::State& state, executor const& cpu, std::size_t n, page
 void add_big_shards(setup const& given)
 {
     for_each_types([&]<class Shard>(std::string const& types) {
-        std::vector<std::size_t> const all = sizes(given.chosen, total(elem_bytes_of<Shard>));
+        std::vector<std::size_t> const all = sizes(given.chosen, memory_bytes(Shard::dtypes));
         for_each_place(given, all, [&](executor const& cpu, std::size_t n) {
             for (page_kind const pages : {page_kind::normal, page_kind::transparent}) {
                 // What pages cost is seen out of cache.

@@ -193,7 +193,7 @@ void hybrid(State& state, machine const& at, std::size_t n, double ratio)
 void add_hybrid(setup const& given)
 {
     unsigned const threads = std::max(2u, given.all().threads()) - 1;
-    std::size_t const n = elements_for(given.chosen.bytes / 4, total(elem_bytes_of<mixed>));
+    std::size_t const n = elements_for(given.chosen.bytes / 4, memory_bytes(mixed::dtypes));
     for (auto const& [link, share] : {std::pair{"pcie5", 1.0 / 6}, std::pair{"c2c", 1.0}}) {
         auto const common = std::make_shared<std::optional<machine>>(); // measured by the first row that is run
         for (double const ratio : {0.1, 0.25, 0.5, 0.75, 0.9}) {

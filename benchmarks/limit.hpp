@@ -20,6 +20,9 @@ namespace limit {
 // Which stores go past the caches.
 enum class stores { cached, weight_out_streamed, all_streamed };
 
+// What stands for the size of a moment of quantized8, 68 bytes for 64 elements.
+inline constexpr std::size_t in_groups = 1;
+
 #if defined(__x86_64__)
 inline constexpr bool can_stream = true;
 
@@ -116,14 +119,19 @@ inline std::size_t vector_bytes() noexcept
 #endif
 
 // Of arrays {param, grad, exp_avg, exp_avg_sq, weight_out}; the template arguments are their bytes per element, both
-// moments having the same. prefetch_bytes: how far ahead to prefetch, 0 for not at all. ReadsWeights: weight_out is read,
-// too, as the upper half of the params.
+// moments having the same, or in_groups. prefetch_bytes: how far ahead to prefetch, 0 for not at all. ReadsWeights:
+// weight_out is read, too, as the upper half of the params.
 template <std::size_t Param, std::size_t Grad, std::size_t Moment, std::size_t WeightOut, stores Stores,
           bool ReadsWeights = false>
 void move_bytes(std::byte* const* arrays, std::size_t begin, std::size_t end, std::size_t prefetch_bytes)
 {
-    ADAMANT_BENCH_WIDEST(
-        move_bytes<Param, Grad, Moment, WeightOut, Stores, ReadsWeights>(arrays, begin, end, prefetch_bytes))
+    if constexpr (Moment == in_groups) {
+        ADAMANT_BENCH_WIDEST(
+            move_beside_groups<Param, Grad, WeightOut, Stores, ReadsWeights>(arrays, begin, end, prefetch_bytes))
+    } else {
+        ADAMANT_BENCH_WIDEST(
+            move_bytes<Param, Grad, Moment, WeightOut, Stores, ReadsWeights>(arrays, begin, end, prefetch_bytes))
+    }
 }
 
 // Of one array, whose elements have this many bytes.

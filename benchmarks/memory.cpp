@@ -29,8 +29,8 @@ struct memory_kind {
 void against(benchmark::State& state, setup const& given, std::size_t n, memory_kind subject, memory_kind other)
 {
     executor const& cpu = given.all();
-    arrays const first(elem_bytes_of<mixed>, n, subject.pages);
-    arrays const second(elem_bytes_of<mixed>, n, other.pages);
+    arrays const first(mixed::dtypes, n, subject.pages);
+    arrays const second(mixed::dtypes, n, other.pages);
     fill<mixed>(subject.touched_by_one ? given.one() : cpu, first, n, content::ordinary);
     fill<mixed>(other.touched_by_one ? given.one() : cpu, second, n, content::ordinary);
     adamant::coefficients const c = adamw();
@@ -50,7 +50,7 @@ void against(benchmark::State& state, setup const& given, std::size_t n, memory_
 
 void add_memory(setup const& given)
 {
-    std::size_t const n = elements_for(std::min(given.chosen.bytes, 640e6), total(elem_bytes_of<mixed>));
+    std::size_t const n = elements_for(std::min(given.chosen.bytes, 640e6), memory_bytes(mixed::dtypes));
     auto const add = [&](memory_kind subject, memory_kind other) {
         add_row(std::string("memory/") + subject.name + "/" + place_name(given.all(), n), 2 * given.chosen.rounds,
                 [=, &given](benchmark::State& state) { against(state, given, n, subject, other); });

@@ -81,7 +81,7 @@ private:
 
     training const& data_;
     double max_norm_;
-    bench::arrays wide_{{0, sizeof(float), 0, 0, 0}, data_.elems()};
+    bench::arrays wide_{shard_dtypes{dtype::none, dtype::float32}, data_.elems()};
     adamant::coefficients c_ = adamant::make_coefficients(training_adamw, 1);
     bool finite_ = true;
 };
@@ -140,7 +140,9 @@ void overlap(State& state, executor const& cpu, std::size_t n, arrival how)
         opt->prepare(opt != &never);
     }
     data.warm_up(always);
-    bench::arrays const sent({0, 0, 0, 0, how == arrival::copied ? sizeof(bfloat16) : 0}, n);
+    bool const copied = how == arrival::copied;
+    bench::arrays const sent(
+        {dtype::none, dtype::none, dtype::none, dtype::none, copied ? dtype::bfloat16 : dtype::none}, n);
 
     std::vector<double> step_seconds;
     for (int i = 0; i < 9; ++i) {
@@ -153,7 +155,7 @@ void overlap(State& state, executor const& cpu, std::size_t n, arrival how)
 
     auto const receive = [&](std::size_t i) {
         std::size_t const elems = data.shard_elems();
-        if (how == arrival::copied)
+        if (copied)
             std::memcpy(data.grad() + i * elems, sent.get<bfloat16>(4) + i * elems, elems * sizeof(bfloat16));
     };
     auto const as_they_arrive = [&](optimizer& opt) {
@@ -167,8 +169,7 @@ void overlap(State& state, executor const& cpu, std::size_t n, arrival how)
     std::vector<contender> all;
     optimizer_report speculated, measured;
     auto const add = [&](part_in_race part, char const* name, std::function<void()> const& run) {
-        all.push_back({part, name, "", run,
-                       [&, how] { data.draw(how == arrival::copied ? sent.get<bfloat16>(4) : data.grad()); }});
+        all.push_back({part, name, "", run, [&, copied] { data.draw(copied ? sent.get<bfloat16>(4) : data.grad()); }});
     };
     add(part_in_race::subject, "speculated", [&] { speculated = as_they_arrive(until_finish); });
     add(part_in_race::aside, "always", [&] { as_they_arrive(always); });

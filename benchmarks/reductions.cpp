@@ -20,7 +20,7 @@ namespace {
 template <class Grad>
 void sum(benchmark::State& state, executor const& cpu, std::size_t n, page_kind pages)
 {
-    arrays const a({0, sizeof(Grad), 0, 0, 0}, n, pages);
+    arrays const a({dtype::none, adamant::dtype_of<Grad>}, n, pages);
     cpu.for_each_home(n, [&](slice part) { fill_ordinary_grad<Grad>(a, part); });
     std::vector<contender> contenders;
     contenders.push_back({part_in_race::subject, "sum", "",

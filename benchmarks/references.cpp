@@ -19,16 +19,23 @@ std::string prefetch_name(std::size_t bytes)
     return bytes == 0 ? "no prefetch" : "prefetch " + std::to_string(bytes);
 }
 
+// As limit.hpp has the sizes of elements.
+constexpr std::size_t limit_bytes(dtype type)
+{
+    return type == dtype::quantized8 ? limit::in_groups : size_bytes(type);
+}
+
 template <class Shard, limit::stores Stores>
 void move_all(executor const& cpu, arrays const& a, std::size_t n, std::size_t prefetch_bytes, gradient_reads reads)
 {
     static_assert(std::is_same_v<typename Shard::exp_avg_type, typename Shard::exp_avg_sq_type>);
-    constexpr elem_sizes bytes = elem_bytes_of<Shard>;
     if (reads == gradient_reads::twice)
-        cpu.for_each_slice(
-            n, [&](slice part) { limit::read_bytes<bytes[1]>(a.pointers()[1], part.begin, part.end, prefetch_bytes); });
+        cpu.for_each_slice(n, [&](slice part) {
+            limit::read_bytes<limit_bytes(Shard::dtypes[1])>(a.pointers()[1], part.begin, part.end, prefetch_bytes);
+        });
     cpu.for_each_slice(n, [&](slice part) {
-        limit::move_bytes<bytes[0], bytes[1], bytes[2], bytes[4], Stores, has_split_param(Shard::dtypes)>(
+        limit::move_bytes<limit_bytes(Shard::dtypes[0]), limit_bytes(Shard::dtypes[1]), limit_bytes(Shard::dtypes[2]),
+                          limit_bytes(Shard::dtypes[4]), Stores, has_split_param(Shard::dtypes)>(
             a.pointers(), part.begin, part.end, prefetch_bytes);
     });
 }
@@ -37,10 +44,20 @@ void move_all(executor const& cpu, arrays const& a, std::size_t n, std::size_t p
 template <class Shard>
 std::function<void()> dividing(executor const& cpu, arrays const& a, std::size_t n)
 {
-    auto const copies = std::make_shared<arrays>(elem_sizes{0, 0, sizeof(float), sizeof(float), 0}, n);
-    for (std::size_t const k : {std::size_t{2}, std::size_t{3}})
-        for (std::size_t i = 0; i < n; ++i)
-            copies->get<float>(k)[i] = adamant::widen(a.get<typename Shard::exp_avg_type>(k)[i]);
+    auto const copies =
+        std::make_shared<arrays>(shard_dtypes{dtype::none, dtype::none, dtype::float32, dtype::float32}, n);
+    using moment = typename Shard::exp_avg_type;
+    if constexpr (std::is_same_v<moment, quantized8>) {
+        for (std::size_t i = 0; i < n; i += adamant::quantized_group_elems) {
+            std::size_t const at = array_bytes(dtype::quantized8, i);
+            adamant::decode_exp_avg(a.pointers()[2] + at, copies->get<float>(2) + i);
+            adamant::decode_exp_avg_sq(a.pointers()[3] + at, copies->get<float>(3) + i);
+        }
+    } else {
+        for (std::size_t const k : {std::size_t{2}, std::size_t{3}})
+            for (std::size_t i = 0; i < n; ++i)
+                copies->get<float>(k)[i] = adamant::widen(a.get<moment>(k)[i]);
+    }
     return [&cpu, copies, n] {
         cpu.for_each_slice(
             n, [&](slice part) { limit::divide(copies->get<float>(2), copies->get<float>(3), part.begin, part.end); });
@@ -66,7 +83,7 @@ void add_limits(std::vector<contender>& contenders, executor const& cpu, arrays 
                               dividing<Shard>(cpu, a, whole), prepare});
         return;
     }
-    if constexpr (limit::can_stream && elem_bytes_of<Shard>[4] != 0 && !has_split_param(Shard::dtypes))
+    if constexpr (limit::can_stream && Shard::dtypes[4] != dtype::none && !has_split_param(Shard::dtypes))
         add.template operator()<limit::stores::weight_out_streamed>("weight_out streamed");
     if constexpr (limit::can_stream)
         add.template operator()<limit::stores::all_streamed>("all stores streamed");
@@ -116,6 +133,9 @@ ADAMANT_BENCH_REFERENCES(mixed);
 ADAMANT_BENCH_REFERENCES(bf16);
 ADAMANT_BENCH_REFERENCES(split);
 ADAMANT_BENCH_REFERENCES(split_bf16);
+ADAMANT_BENCH_REFERENCES(q8);
+ADAMANT_BENCH_REFERENCES(split_q8);
+ADAMANT_BENCH_REFERENCES(bf16_q8);
 template void add_reads<float>(std::vector<contender>&, executor const&, float const*, std::size_t);
 template void add_reads<bfloat16>(std::vector<contender>&, executor const&, bfloat16 const*, std::size_t);
 

@@ -27,8 +27,8 @@ namespace {
 
 using benchmark::State;
 
-constexpr std::size_t step_bytes = mixed::bytes_per_element();
-constexpr std::size_t step_bytes_after_norm = step_bytes + sizeof(bfloat16);
+constexpr double step_bytes = mixed::bytes_per_element();
+constexpr double step_bytes_after_norm = step_bytes + sizeof(bfloat16);
 
 void count_journal(State& state, optimizer_report const& of, std::size_t n)
 {

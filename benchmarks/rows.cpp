@@ -20,14 +20,14 @@ using benchmark::State;
 using race::contender;
 using race::part_in_race;
 
-std::size_t elements_for(double bytes, std::size_t bytes_each)
+std::size_t elements_for(double bytes, double bytes_each)
 {
     constexpr std::size_t unit = 64 * adamant::norm_block_elems;
-    auto const least = static_cast<std::size_t>(std::ceil(bytes / static_cast<double>(bytes_each)));
+    auto const least = static_cast<std::size_t>(std::ceil(bytes / bytes_each));
     return (least + unit - 1) / unit * unit;
 }
 
-std::vector<std::size_t> sizes(options const& chosen, std::size_t bytes_each)
+std::vector<std::size_t> sizes(options const& chosen, double bytes_each)
 {
     std::size_t const out_of_cache = elements_for(chosen.bytes, bytes_each);
     std::vector<std::size_t> all;

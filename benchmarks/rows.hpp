@@ -36,11 +36,11 @@ struct setup {
 // ------------------------------------------------------------------------------------------------- sizes and rounds
 
 // At least so many bytes; whole blocks of the norm, of which 64 shards may have the same number.
-[[nodiscard]] std::size_t elements_for(double bytes, std::size_t bytes_each);
+[[nodiscard]] std::size_t elements_for(double bytes, double bytes_each);
 
 // 4096, 65536, 2^20 and 2^24 elements, as far as they are fewer than the last: those of --bytes. With --quick, of the
 // others 65536 alone.
-[[nodiscard]] std::vector<std::size_t> sizes(options const& chosen, std::size_t bytes_each);
+[[nodiscard]] std::vector<std::size_t> sizes(options const& chosen, double bytes_each);
 
 // Few elements take little time, and more rounds of it.
 [[nodiscard]] std::int64_t rounds_for(options const& chosen, std::size_t elems);
@@ -80,9 +80,9 @@ struct amount {
     double elems = 0;
     double bytes = 0; // that have to be moved
 };
-[[nodiscard]] inline amount moving(std::size_t elems, std::size_t bytes_each)
+[[nodiscard]] inline amount moving(std::size_t elems, double bytes_each)
 {
-    return {static_cast<double>(elems), static_cast<double>(elems * bytes_each)};
+    return {static_cast<double>(elems), static_cast<double>(elems) * bytes_each};
 }
 
 // From a race that is over, the counters (medians; ratios are taken within a round):

@@ -39,7 +39,7 @@ constexpr std::size_t tiny_shards = 4000;
 template <class Shard>
 void call(benchmark::State& state, executor const& cpu, std::size_t n)
 {
-    arrays const a(elem_bytes_of<Shard>, n);
+    arrays const a(Shard::dtypes, n);
     fill<Shard>(cpu, a, n, content::ordinary);
     Shard const shard = shard_of<Shard>(a, 0, n);
     adamant::coefficients const c = adamw();
@@ -87,7 +87,7 @@ void move_shards(executor const& cpu, std::vector<adamant::any_shard> const& par
 
 void many(benchmark::State& state, executor const& cpu, std::size_t n, layout where)
 {
-    arrays const flat(elem_bytes_of<mixed>, n);
+    arrays const flat(mixed::dtypes, n);
     fill<mixed>(cpu, flat, n, content::ordinary);
     std::minstd_rand random(1);
     std::vector<tensor> tensors;
@@ -140,7 +140,7 @@ void tiny(benchmark::State& state, executor const& cpu, std::size_t each)
     adamant::shard_list const list(parts);
     adamant::coefficients const c = adamw();
     std::size_t const n = tiny_shards * each;
-    arrays const flat(elem_bytes_of<mixed>, n);
+    arrays const flat(mixed::dtypes, n);
     fill<mixed>(cpu, flat, n, content::ordinary);
 
     std::vector<contender> contenders;

@@ -24,7 +24,7 @@ namespace {
 template <class Shard>
 void other_content(benchmark::State& state, executor const& cpu, std::size_t n, content what, std::string const& name)
 {
-    arrays const a(elem_bytes_of<Shard>, n);
+    arrays const a(Shard::dtypes, n);
     fill<Shard>(cpu, a, n, content::ordinary);
     Shard const shard = shard_of<Shard>(a, 0, n);
     adamant::coefficients const c = adamw();
@@ -47,7 +47,7 @@ void add_subnormals(setup const& given)
          {std::pair{content::subnormal, "subnormal"}, {content::idle, "idle"}, {content::fading, "fading"}})
         for_each_types([&, what = what, name = std::string(name)]<class Shard>(std::string const& types) {
             std::size_t const out_of_cache = // filling takes most of the time
-                elements_for(std::min(given.chosen.bytes, 512e6), total(elem_bytes_of<Shard>));
+                elements_for(std::min(given.chosen.bytes, 512e6), memory_bytes(Shard::dtypes));
             for_each_place(given, {std::size_t{1} << 20, out_of_cache}, [&](executor const& cpu, std::size_t n) {
                 if (given.chosen.quick && (n != out_of_cache || cpu.threads() != 1))
                     return;

@@ -52,7 +52,7 @@ public:
     training(executor const& on, std::size_t n, std::size_t shards = 0)
         : cpu_(on), n_(n),
           shards_(shards != 0 ? shards : std::clamp<std::size_t>(n / adamant::norm_block_elems, 1, 64)),
-          memory_(elem_bytes_of<mixed>, n)
+          memory_(mixed::dtypes, n)
     {
         fill<mixed>(cpu_, memory_, n_, content::ordinary);
     }
@@ -116,7 +116,7 @@ private:
 };
 
 // What the sizes of rows are chosen by: rows have wide gradients or journals besides, and drawing takes its time.
-inline constexpr std::size_t training_bytes_each = 4 * total(elem_bytes_of<mixed>);
+inline constexpr double training_bytes_each = 4 * memory_bytes(mixed::dtypes);
 
 // Gradients are drawn once before all of the runs that are timed as one, so there are few of these.
 inline int training_repeats_for(std::size_t elems)

@@ -64,7 +64,7 @@ private:
 template <class Shard>
 void busy_core(benchmark::State& state, executor const& cpu, std::size_t n)
 {
-    arrays const a(elem_bytes_of<Shard>, n);
+    arrays const a(Shard::dtypes, n);
     fill<Shard>(cpu, a, n, content::ordinary);
     Shard const whole = shard_of<Shard>(a, 0, n);
     adamant::coefficients const c = adamw();
@@ -85,7 +85,7 @@ void add(setup const& given, std::string const& types)
 {
     // Long enough that a few milliseconds at the end, when all may wait for the thread that has to wait for its PU, do
     // not decide.
-    std::size_t const n = elements_for(given.chosen.bytes, total(elem_bytes_of<Shard>));
+    std::size_t const n = elements_for(given.chosen.bytes, memory_bytes(Shard::dtypes));
     add_row("unequal_cores/" + types + "/" + place_name(given.all(), n), 2 * given.chosen.rounds,
             [&given, n](benchmark::State& state) { busy_core<Shard>(state, given.all(), n); });
 }

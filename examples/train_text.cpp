@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A trainer of its own on top of the library: a small character-level language model learned from real text, with
-// bfloat16 weights and gradients, float32 master weights and moments, clipping, a loss scale and checkpoints. Each
-// layer is stepped as soon as backward has its gradient.
+// bfloat16 weights and gradients, master weights and moments of float32 or another format, clipping, a loss scale and
+// checkpoints. Each layer is stepped as soon as backward has its gradient.
 //
 // The weights it ends with have the same bits for every instruction set, number of threads, compiler and CPU; the
 // digest printed last is there to be compared. The step promises that; the rest of this file and of its headers keeps
@@ -18,8 +18,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,6 +30,9 @@
 #include <adamant/adamant.hpp>
 #include <adamant/checkpoint/safetensors.hpp>
 #include <adamant/machine.hpp>
+#include <adamant/shard/format.hpp>
+#include <adamant/shard/split_masters.hpp>
+#include <adamant/shard/state_format.hpp>
 
 #include "text_model.hpp"
 #include "text_run.hpp"
@@ -47,6 +52,9 @@ constexpr char const* help = R"(train_text: trains a small language model on the
   --steps N           (default 10000)
   --seed N            of the first weights and of what is drawn (default 1)
   --batch N           examples of a step (default 128)
+  --state NAME        what masters and moments are stored as: float32 (default),
+                      split_float32, bfloat16, quantized8,
+                      split_float32+bfloat16 or split_float32+quantized8
   --text FILE         what is learned instead of /usr/share/common-licenses
   --threads N         of the optimizer (default 0: all)
   --cores-perc SHARE  instead: the optimizer's share of the cores, such as 0.8
@@ -64,6 +72,7 @@ option_values const defaults{{"--steps", "10000"},
                              {"--threads", "0"}, // 0: all
                              {"--batch", "128"},
                              {"--isa", "automatic"},
+                             {"--state", "float32"},
                              {"--text", ""},              // empty: the licences
                              {"--cores-perc", ""},        // empty: as --threads says
                              {"--loss-scale", "dynamic"}, // or a number
@@ -78,15 +87,47 @@ struct workers {
     unsigned host_threads;
 };
 
-// What a mixed-precision trainer holds of each tensor besides the weights and gradients that the model computes with.
-struct tensor_state {
-    adamant::buffer<float> master, exp_avg, exp_avg_sq;
+adamant::shard_dtypes types_of(option_values const& values)
+{
+    std::string const& state = values.at("--state");
+    std::optional<adamant::shard_dtypes> const types =
+        adamant::types_of_state(state, adamant::dtype::bfloat16, adamant::dtype::bfloat16);
+    if (!types)
+        fail(2, "--state is '" + state +
+                    "', but must be float32, split_float32, bfloat16, quantized8, split_float32+bfloat16 or "
+                    "split_float32+quantized8");
+    return *types;
+}
 
-    tensor_state(size_t n, workers const& on)
-        : master(adamant::make_buffer<float>(on.optimizer, n, on.memory)),
-          exp_avg(adamant::make_buffer<float>(on.optimizer, n, on.memory)),
-          exp_avg_sq(adamant::make_buffer<float>(on.optimizer, n, on.memory))
+// What a mixed-precision trainer holds of each tensor besides the weights and gradients that the model computes with:
+// arrays of these types. Moments begin as zeros, which zero bytes are in each.
+struct tensor_state {
+    adamant::buffer<std::byte> master, exp_avg, exp_avg_sq;
+
+    tensor_state(adamant::shard_dtypes const& types, size_t n, workers const& on)
+        : master(zeros(types[0], n, on)), exp_avg(zeros(types[2], n, on)), exp_avg_sq(zeros(types[3], n, on))
     {
+    }
+    // Its masters are the first weights. In two halves, one of them is the weight.
+    void set_masters(adamant::shard_dtypes const& types, float const* first, tensor& of)
+    {
+        if (has_split_param(types))
+            adamant::split_masters(first, of.weight.size(), of.weight.data(),
+                                   reinterpret_cast<adamant::split_float32*>(master.data()));
+        else
+            std::memcpy(master.data(), first, master.size());
+    }
+    adamant::optimizer_shard shard(adamant::shard_dtypes const& types, tensor const& of)
+    {
+        adamant::kernel::step_pointers const arrays{master.data(), std::as_bytes(of.grad).data(), exp_avg.data(),
+                                                    exp_avg_sq.data(), std::as_writable_bytes(of.weight).data()};
+        return adamant::optimizer_shard({*adamant::find_format(types), arrays, of.weight.size()});
+    }
+
+private:
+    static adamant::buffer<std::byte> zeros(adamant::dtype type, size_t n, workers const& on)
+    {
+        return adamant::make_buffer<std::byte>(on.optimizer, array_bytes(type, n), on.memory);
     }
 };
 
@@ -178,6 +219,7 @@ std::map<std::string, std::string> identity_of_run(option_values const& values, 
     if (scale)
         std::snprintf(digits, sizeof digits, "%.17g", *scale);
     result["train_text.loss-scale"] = digits;
+    result["train_text.state"] = values.at("--state");
     return result;
 }
 
@@ -189,6 +231,7 @@ void train(option_values const& values)
     size_t const save_every = number(values, "--every", 1, ~size_t{0});
     std::string const& checkpoint = values.at("--checkpoint");
     std::optional<double> const loss_scale = fixed_loss_scale(values);
+    adamant::shard_dtypes const types = types_of(values);
     if (!checkpoint.empty())
         adamant::check_can_save(checkpoint); // now rather than after the first thousand steps
     generator random{seed};
@@ -202,17 +245,17 @@ void train(option_values const& values)
     std::vector<tensor_state> states;
     adamant::optimizer optimizer(cpu, optimizer_options(values));
     optimizer.add_group("all", hyper);
-    auto drawn = first_weights.begin();
-    for (tensor const* each : tensors) {
-        tensor_state& state = states.emplace_back(each->weight.size(), on);
-        std::copy_n(drawn, state.master.size(), state.master.begin());
-        drawn += static_cast<std::ptrdiff_t>(state.master.size());
-        optimizer.add_shard(
-            {.group = 0,
-             .name = each->name,
-             .shard = adamant::shard(state.master, each->grad, state.exp_avg, state.exp_avg_sq, each->weight),
-             .place = {{each->wide.rows, each->wide.columns}}});
+    float const* drawn = first_weights.data();
+    for (tensor* each : tensors) {
+        tensor_state& state = states.emplace_back(types, each->weight.size(), on);
+        state.set_masters(types, drawn, *each);
+        drawn += each->weight.size();
+        optimizer.add_shard({.group = 0,
+                             .name = each->name,
+                             .shard = state.shard(types, *each),
+                             .place = {{each->wide.rows, each->wide.columns}}});
     }
+    net.widen_weights();
     std::map<std::string, std::string> const run = identity_of_run(values, text);
     if (std::string const& file = values.at("--resume"); !file.empty()) {
         adamant::safetensors_state const saved(file);

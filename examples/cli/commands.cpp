@@ -16,7 +16,7 @@ namespace cli {
 namespace {
 
 constexpr std::string_view dtypes = "float32 bfloat16 float16";
-constexpr std::string_view dtype_sets = "mixed f32 bf16_f32 bf16";
+constexpr std::string_view dtype_sets = "mixed f32 bf16_f32 bf16 split split_bf16 q8 split_q8 bf16_q8";
 
 } // namespace
 
@@ -93,13 +93,14 @@ std::span<command const> commands()
              {"--batch", "N", "sequences on each GPU (default 1)"},
              {"--seq", "N", "tokens of each (default 4096)"},
              {"--state", "NAME",
-              "what masters and moments are stored as: float32 (default), split_float32, bfloat16 or "
-              "split_float32+bfloat16",
-              "float32 split_float32 bfloat16 split_float32+bfloat16"},
+              "what masters and moments are stored as: float32 (default), split_float32, bfloat16, quantized8, "
+              "split_float32+bfloat16 or split_float32+quantized8",
+              "float32 split_float32 bfloat16 quantized8 split_float32+bfloat16 split_float32+quantized8"},
              {"--param", "TYPE", "float32 (default), bfloat16 or float16", dtypes},
              {"--grad", "TYPE", "the same; default: bfloat16", dtypes},
-             {"--exp-avg", "TYPE", "float32 (default) or bfloat16", "float32 bfloat16"},
-             {"--exp-avg-sq", "TYPE", "float32 (default) or bfloat16", "float32 bfloat16"},
+             {"--exp-avg", "TYPE", "float32 (default), bfloat16 or, for both moments, quantized8",
+              "float32 bfloat16 quantized8"},
+             {"--exp-avg-sq", "TYPE", "the same", "float32 bfloat16 quantized8"},
              {"--weight-out", "TYPE", "bfloat16 (default), float16, or none", "bfloat16 float16 none"},
              {"--bucket", "N",
               "elements of a bucket of gradients on the GPU (default 8e8, as SuperOffload's examples have it)"},
@@ -132,8 +133,9 @@ std::span<command const> commands()
              {"--ranks", "N", "processes that share them (default 1), each on cores of its own"},
              {"--perc", "P", "the share of a rank's cores that steps (default: all of them)"},
              {"--dtypes", "NAMES",
-              "mixed (float32 state, bfloat16 gradients and weights), f32, bf16_f32, bf16, or the five types as "
-              "float32/bfloat16/float32/float32/bfloat16; with commas (default: those four; the job has the first)",
+              "mixed (float32 state, bfloat16 gradients and weights), f32, bf16_f32, bf16, split, split_bf16, q8, "
+              "split_q8, bf16_q8, or the five types as float32/bfloat16/float32/float32/bfloat16; with commas "
+              "(default: the first four; the job has the first)",
               dtype_sets},
              {"--threads", "LIST", "numbers of cores, with commas (default: 1, 2, 4, ... and all)"},
              {"--bytes", "SIZE", "of the arrays of each row (default 2.25GB)"},
@@ -156,7 +158,9 @@ std::span<command const> commands()
          "most, and the machine to itself.",
          {
              {"--ranks", "N", "processes on this host (default 1), stepping all at once"},
-             {"--dtypes", "NAME", "mixed (default), f32, bf16_f32, bf16, or the five types", dtype_sets},
+             {"--dtypes", "NAME",
+              "mixed (default), f32, bf16_f32, bf16, split, split_bf16, q8, split_q8, bf16_q8, or the five types",
+              dtype_sets},
              {"--worth", "SHARE",
               "more cores are worth using where they gain this share of what they would if the time were inversely "
               "proportional to their number (default 0.25)"},

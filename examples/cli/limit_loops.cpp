@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "limit_loops.hpp"
 
-#include <array>
 #include <chrono>
 #include <cstring>
 
@@ -13,6 +12,7 @@ namespace cli {
 namespace {
 
 using adamant::dtype;
+using adamant::shard_dtypes;
 using adamant::size_bytes;
 using adamant::slice;
 using move_function = void (*)(std::byte* const*, std::size_t, std::size_t, std::size_t);
@@ -46,25 +46,25 @@ move_function with_split(limit::stores stores)
     return limit::move_bytes<2, Grad, Moment, 2, limit::stores::cached, true>;
 }
 
-move_function move_for(std::array<dtype, 5> const& types, limit::stores stores)
+template <std::size_t Moment>
+move_function with_moment(shard_dtypes const& types, limit::stores stores)
 {
-    if (adamant::has_split_param(types)) {
-        bool const wide_grad = types[1] == dtype::float32;
-        if (types[2] == dtype::float32)
-            return wide_grad ? with_split<4, 4>(stores) : with_split<2, 4>(stores);
-        return wide_grad ? with_split<4, 2>(stores) : with_split<2, 2>(stores);
-    }
-    std::size_t const out = size_bytes(types[4]);
-    bool const wide_param = types[0] == dtype::float32;
     bool const wide_grad = types[1] == dtype::float32;
-    if (types[2] == dtype::float32) {
-        if (wide_param)
-            return wide_grad ? with_weight_out<4, 4, 4>(out, stores) : with_weight_out<4, 2, 4>(out, stores);
-        return wide_grad ? with_weight_out<2, 4, 4>(out, stores) : with_weight_out<2, 2, 4>(out, stores);
+    if (adamant::has_split_param(types))
+        return wide_grad ? with_split<4, Moment>(stores) : with_split<2, Moment>(stores);
+    std::size_t const out = size_bytes(types[4]);
+    if (types[0] == dtype::float32)
+        return wide_grad ? with_weight_out<4, 4, Moment>(out, stores) : with_weight_out<4, 2, Moment>(out, stores);
+    return wide_grad ? with_weight_out<2, 4, Moment>(out, stores) : with_weight_out<2, 2, Moment>(out, stores);
+}
+
+move_function move_for(shard_dtypes const& types, limit::stores stores)
+{
+    switch (types[2]) {
+    case dtype::float32: return with_moment<4>(types, stores);
+    case dtype::quantized8: return with_moment<limit::in_groups>(types, stores);
+    default: return with_moment<2>(types, stores);
     }
-    if (wide_param)
-        return wide_grad ? with_weight_out<4, 4, 2>(out, stores) : with_weight_out<4, 2, 2>(out, stores);
-    return wide_grad ? with_weight_out<2, 4, 2>(out, stores) : with_weight_out<2, 2, 2>(out, stores);
 }
 
 template <class Work>
@@ -102,7 +102,7 @@ double limit_seconds(limit_loop const& loop, adamant::executor const& cpu, adama
                  [&](slice part) { loop.move(pointers, part.begin, part.end, loop.prefetch_bytes); });
 }
 
-std::size_t read_bytes_per_element(adamant::shard_dtypes const& types)
+double read_bytes_per_element(adamant::shard_dtypes const& types)
 {
     return state_bytes(types);
 }

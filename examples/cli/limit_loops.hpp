@@ -27,9 +27,10 @@ std::vector<limit_loop> limit_loops(adamant::shard_dtypes const& types);
 // and returns how long it took.
 double limit_seconds(limit_loop const& loop, adamant::executor const& cpu, adamant::trial_step& arrays);
 
-// Reads all float or 16-bit elements of param and both moments, and counts nothing else; what it took.
+// Reads all float or 16-bit elements of param and both moments (none of quantized8), and counts nothing else; what it
+// took.
 double read_seconds(adamant::executor const& cpu, adamant::trial_step& arrays);
-std::size_t read_bytes_per_element(adamant::shard_dtypes const& types);
+double read_bytes_per_element(adamant::shard_dtypes const& types);
 
 // Copies grad to an array of its own by memcpy(), in each thread's chunks.
 double copy_seconds(adamant::executor const& cpu, adamant::trial_step& arrays, std::byte* to);

@@ -22,6 +22,9 @@ namespace cli {
 
 namespace {
 
+constexpr std::string_view state_names =
+    "float32, split_float32, bfloat16, quantized8, split_float32+bfloat16 or split_float32+quantized8";
+
 using namespace adamant;
 
 double share(std::string_view option, std::string const& text, double least)
@@ -36,10 +39,12 @@ dtype type(arguments& options, std::string_view option, dtype otherwise)
     if (!text)
         return otherwise;
     constexpr std::pair<std::string_view, dtype> names[] = {
-        {"float32", dtype::float32}, {"fp32", dtype::float32}, {"bfloat16", dtype::bfloat16}, {"bf16", dtype::bfloat16},
-        {"float16", dtype::float16}, {"fp16", dtype::float16}, {"none", dtype::none}};
+        {"float32", dtype::float32}, {"fp32", dtype::float32},         {"bfloat16", dtype::bfloat16},
+        {"bf16", dtype::bfloat16},   {"float16", dtype::float16},      {"fp16", dtype::float16},
+        {"none", dtype::none},       {"quantized8", dtype::quantized8}};
     for (auto const& [name, value] : names)
-        if (name == *text && (value != dtype::none || option == "--weight-out"))
+        if (name == *text && (value != dtype::none || option == "--weight-out") &&
+            (value != dtype::quantized8 || option.starts_with("--exp-avg")))
             return value;
     throw usage_error(std::string(option) + " is '" + *text + "', but must be float32, bfloat16 or float16" +
                       (option == "--weight-out" ? ", or none" : ""));
@@ -50,8 +55,7 @@ void read_types(arguments& options, plan_request& r)
     if (std::optional<std::string> const state = options.value("--state")) {
         std::optional<adamant::shard_dtypes> const types = adamant::types_of_state(*state, r.grad, r.weight_out);
         if (!types)
-            throw usage_error("--state is '" + *state +
-                              "', but must be float32, split_float32, bfloat16 or split_float32+bfloat16");
+            throw usage_error("--state is '" + *state + "', but must be " + std::string(state_names));
         r.param = (*types)[adamant::shard_array::param];
         r.exp_avg = (*types)[adamant::shard_array::exp_avg];
         r.exp_avg_sq = (*types)[adamant::shard_array::exp_avg_sq];
@@ -63,10 +67,10 @@ void read_types(arguments& options, plan_request& r)
     r.weight_out =
         type(options, "--weight-out", r.param == dtype::float32 || r.is_split() ? r.weight_out : dtype::none);
     if (adamant::find_format({r.param, r.grad, r.exp_avg, r.exp_avg_sq, r.weight_out}) == nullptr)
-        throw usage_error(
-            "adamant has no step for these types; params and gradients are float32, bfloat16 or float16, "
-            "moments float32 or bfloat16, and --weight-out, bfloat16 or float16, is for float32 params; with "
-            "--state split_float32 it is bfloat16");
+        throw usage_error("adamant has no step for these types; params and gradients are float32, bfloat16 or float16, "
+                          "moments float32 or bfloat16, or both quantized8, and --weight-out, bfloat16 or float16, is "
+                          "for float32 params; with "
+                          "--state split_float32 it is bfloat16");
 }
 
 struct model_options {

@@ -40,7 +40,7 @@ measured_rate measure_cpu(plan_request const& r)
         if (double const seconds = arrays.seconds(cpu); t >= 2) // the first ones find the caches and pages as they were
             times.push_back(seconds);
     measured_rate result;
-    result.bytes_per_s = static_cast<double>(elems * step_bytes(format->types)) / median(times);
+    result.bytes_per_s = static_cast<double>(step_bytes(format->types, elems)) / median(times);
     result.what = "measured here (" + std::string(name(cpu.tier())) + ", " + plural(cpu.threads(), "thread") +
                   "); a rank is to run on such a machine, on as many cores";
     return result;

@@ -17,9 +17,17 @@ namespace {
 
 using namespace adamant;
 
-std::string each_of(std::size_t bytes, std::size_t elems)
+std::string each_of(double bytes, std::size_t elems)
 {
-    return std::to_string(bytes) + " B for each of " + grouped(elems);
+    return shortest(bytes) + " B for each of " + grouped(elems);
+}
+// Of the state of so many elements.
+std::size_t state_of(plan_request const& r, std::size_t elems)
+{
+    std::size_t bytes = 0;
+    for (dtype const type : {r.param, r.exp_avg, r.exp_avg_sq})
+        bytes += array_product(type, elems);
+    return bytes;
 }
 std::string type_text(dtype type)
 {
@@ -42,7 +50,7 @@ std::size_t kept_elems(model const& of)
 
 void add_weights(plan_request const& r, std::size_t share, memory_plan& to)
 {
-    to.gpu.push_back({'W', "weights", "weights", product(share, size_bytes(r.weight())),
+    to.gpu.push_back({'W', "weights", "weights", array_product(r.weight(), share),
                       type_text(r.weight()) + ", this GPU's share of the model"});
 }
 
@@ -66,7 +74,7 @@ void add_gradients(plan_request const& r, std::size_t share, std::size_t device_
 
 void add_device_state(plan_request const& r, std::size_t device_elems, memory_plan& to)
 {
-    std::size_t const bytes = product(device_elems, r.state_bytes());
+    std::size_t const bytes = state_of(r, device_elems);
     std::string state;
     std::string records;
     if (device_elems != 0) {
@@ -103,25 +111,25 @@ void add_working_set(plan_request const& r, memory_plan& to)
 void add_host(plan_request const& r, std::size_t cpu, std::size_t device, memory_plan& to)
 {
     std::vector<memory_item>& items = r.on.unified ? to.gpu : to.host;
-    auto const here = [&](std::size_t each) { return product(cpu, each); };
-    items.push_back({'M', "state", "optimizer, CPU's part", here(r.state_bytes()),
+    items.push_back({'M', "state", "optimizer, CPU's part", state_of(r, cpu),
                      masters_text(r) + " and moments, " + each_of(r.state_bytes(), cpu)});
     if (!r.on.unified) {
-        items.push_back({'g', "gradients", "gradients, CPU's part", here(size_bytes(r.grad)),
+        items.push_back({'g', "gradients", "gradients, CPU's part", array_product(r.grad, cpu),
                          "pinned, whole: a step that is done again reads them again", true});
-        items.push_back({'w', "weights_out", "new weights, CPU's part", here(size_bytes(r.weight_out)),
+        items.push_back({'w', "weights_out", "new weights, CPU's part", array_product(r.weight_out, cpu),
                          r.weight_out == dtype::none ? "none: the params themselves go up"
                          : r.is_split()              ? "pinned, whole, the masters' upper halves, copied up"
                                                      : "pinned, whole, written by the step and copied up",
                          true});
     }
-    items.push_back(
-        {'J', "journal", "journal", static_cast<std::size_t>(std::ceil(r.journal_bytes() * static_cast<double>(cpu))),
-         "budget of " + fixed(r.journal_bytes(), r.journal_bytes() == std::floor(r.journal_bytes()) ? 0 : 1) +
-             " B an element, to take back steps that were begun before the norm was known"});
+    items.push_back({'J', "journal", "journal",
+                     static_cast<std::size_t>(std::ceil(r.journal_bytes() * static_cast<double>(cpu))),
+                     "budget of " + shortest(r.journal_bytes()) +
+                         " B an element, to take back steps that were begun before the norm was known"});
     if (r.on.unified)
         return;
-    std::size_t const arrays = product(device, r.state_bytes() + size_bytes(r.grad) + size_bytes(r.weight_out));
+    std::size_t const arrays =
+        state_of(r, device) + array_product(r.grad, device) + array_product(r.weight_out, device);
     std::string meaning;
     if (arrays != 0)
         meaning = r.give_back ? "given back, as --give-back says; checkpoints need " + gb(arrays) + " GB again"

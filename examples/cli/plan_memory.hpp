@@ -36,10 +36,10 @@ struct plan_request {
     [[nodiscard]] adamant::shard_dtypes types() const { return {param, grad, exp_avg, exp_avg_sq, weight_out}; }
     // Whether the new weights are the upper half of the masters.
     [[nodiscard]] bool is_split() const { return has_split_param(types()); }
-    // Without the weights, which are counted by themselves.
-    [[nodiscard]] std::size_t state_bytes() const
+    // Without the weights, which are counted by themselves; of an element on average, where some share a scale.
+    [[nodiscard]] double state_bytes() const
     {
-        return size_bytes(param) + size_bytes(exp_avg) + size_bytes(exp_avg_sq);
+        return bytes_each(param) + bytes_each(exp_avg) + bytes_each(exp_avg_sq);
     }
     [[nodiscard]] bool has_float_state() const
     {
@@ -47,13 +47,13 @@ struct plan_request {
                exp_avg_sq == adamant::dtype::float32;
     }
     // What a record that is a copy has.
-    [[nodiscard]] double copied_bytes() const { return static_cast<double>(adamant::state_bytes(types())); }
+    [[nodiscard]] double copied_bytes() const { return adamant::state_bytes(types()); }
     // As adamant::optimizer_options has it.
     [[nodiscard]] double journal_bytes() const { return journal.value_or(has_float_state() ? 3.0 : copied_bytes()); }
     // What backward and forward compute with.
     [[nodiscard]] adamant::dtype weight() const { return weight_out == adamant::dtype::none ? param : weight_out; }
     // Read and written by a step, without records.
-    [[nodiscard]] std::size_t step_bytes() const { return adamant::step_bytes(types()); }
+    [[nodiscard]] double step_bytes() const { return adamant::step_bytes(types()); }
     // Of the records that a step makes while it does not know the norm: 16 bits and a little where all state is floats.
     [[nodiscard]] double record_bytes() const
     {

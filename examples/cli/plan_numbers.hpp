@@ -11,6 +11,8 @@
 #include <string_view>
 #include <utility>
 
+#include <adamant/core/dtype.hpp>
+
 #include "arguments.hpp"
 
 namespace cli {
@@ -84,10 +86,24 @@ inline std::size_t product(std::size_t a, std::size_t b)
     return result;
 }
 
+// As array_bytes().
+inline std::size_t array_product(adamant::dtype type, std::size_t elems)
+{
+    std::size_t const together = elems_together(type);
+    return product(elems / together + (elems % together != 0), size_bytes(type));
+}
+
 inline std::string fixed(double value, int digits)
 {
     char text[400];
     std::snprintf(text, sizeof text, "%.*f", digits, value);
+    return text;
+}
+// Of bytes an element: 28, 30.1, 14.25, 9.125.
+inline std::string shortest(double value)
+{
+    char text[40];
+    std::snprintf(text, sizeof text, "%.10g", value);
     return text;
 }
 inline std::string gb(std::size_t bytes)

@@ -57,6 +57,46 @@ std::size_t largest_that_helps(std::size_t most, Helps const& helps)
     return good;
 }
 
+// State of fewer bytes: what changes less first, and more of it only where that is not enough; at last without the
+// journal, too, which is large where records are copies of the state.
+template <class Helps>
+void add_storage(plan_request const& r, Helps const& helps, std::vector<std::string>& advice)
+{
+    bool const has_halves = r.param == dtype::float32 && r.weight_out == dtype::bfloat16;
+    bool halves_help = false;
+    auto const add = [&](bool halves, dtype moments, bool journal) {
+        bool const helped = helps([&](plan_request& o) {
+            o.param = halves ? dtype::split_float32 : o.param;
+            if (moments != dtype::float32)
+                o.exp_avg = o.exp_avg_sq = moments;
+            if (!journal)
+                o.journal = 0;
+        });
+        if (!helped)
+            return false;
+        std::string const type(name(moments));
+        std::string const bits = std::string("moments in ") + (moments == dtype::bfloat16 ? "16" : "8") + " bits";
+        advice.push_back((moments == dtype::float32
+                              ? "masters in two halves, which have the same bits (--state split_float32)"
+                          : halves ? "masters in two halves and " + bits + " (--state split_float32+" + type + ")"
+                                   : bits + " (--exp-avg " + type + " --exp-avg-sq " + type + ")") +
+                         (journal ? "" : " with --journal 0"));
+        return true;
+    };
+    auto const saves = [&](dtype moments) {
+        return bytes_each(r.exp_avg) + bytes_each(r.exp_avg_sq) > 2 * bytes_each(moments);
+    };
+    bool const without = r.journal_bytes() > 0 && !helps([](plan_request& o) { o.journal = 0; });
+    for (bool const journal : {true, false}) {
+        if (!journal && (!without || halves_help))
+            return;
+        halves_help = has_halves && add(true, dtype::float32, journal);
+        for (dtype const type : {dtype::bfloat16, dtype::quantized8})
+            if (saves(type) && (add(false, type, journal) || (has_halves && !halves_help && add(true, type, journal))))
+                return;
+    }
+}
+
 // Changes of one thing each after which it fits, and leaves headroom.
 std::vector<std::string> what_helps(plan_result const& plan)
 {
@@ -83,12 +123,7 @@ std::vector<std::string> what_helps(plan_result const& plan)
         advice.push_back("giving back the arrays of what the GPU has (--give-back)");
     if (r.journal_bytes() > 0 && helps([](plan_request& o) { o.journal = 0; }))
         advice.push_back("--journal 0: steps then wait for the norm");
-    if (r.param == dtype::float32 && r.weight_out == dtype::bfloat16 &&
-        helps([](plan_request& o) { o.param = dtype::split_float32; }))
-        advice.push_back("masters in two halves, which have the same bits (--state split_float32)");
-    if ((r.exp_avg != dtype::bfloat16 || r.exp_avg_sq != dtype::bfloat16) &&
-        helps([](plan_request& o) { o.exp_avg = o.exp_avg_sq = dtype::bfloat16; }))
-        advice.push_back("moments in 16 bits (--exp-avg bfloat16 --exp-avg-sq bfloat16)");
+    add_storage(r, helps, advice);
     std::size_t const batch =
         largest_that_helps(r.batch - 1, [&](std::size_t n) { return helps([&](plan_request& o) { o.batch = n; }); });
     if (batch != 0)

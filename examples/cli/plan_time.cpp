@@ -41,9 +41,9 @@ public:
 
     void cpu()
     {
-        double const elem = static_cast<double>(r_.step_bytes()) + r_.record_bytes();
-        std::string const bytes = fixed(elem, r_.record_bytes() == std::floor(r_.record_bytes()) ? 0 : 1) +
-                                  " B an element" + (r_.record_bytes() > 0 ? ", records among them" : "");
+        double const elem = r_.step_bytes() + r_.record_bytes();
+        std::string const bytes =
+            shortest(elem) + " B an element" + (r_.record_bytes() > 0 ? ", records among them" : "");
         if (given_.cpu_elems_per_s) {
             to_.rates.cpu_elems_per_s = *given_.cpu_elems_per_s;
             line("CPU step", rate_text(*given_.cpu_elems_per_s), "--cpu-rate");
@@ -64,15 +64,14 @@ public:
 
     void gpu()
     {
-        double const elem =
-            static_cast<double>(r_.step_bytes() + (r_.device_records ? r_.state_bytes() : std::size_t{0}));
+        double const elem = r_.step_bytes() + (r_.device_records ? r_.state_bytes() : 0);
         if (given_.gpu_elems_per_s) {
             to_.rates.device_elems_per_s = *given_.gpu_elems_per_s;
             line("GPU step", rate_text(*given_.gpu_elems_per_s), "--gpu-rate");
         } else if (r_.on.gpu_bytes_per_s.value > 0) {
             to_.rates.device_elems_per_s = gpu_share_of_bandwidth * r_.on.gpu_bytes_per_s.value / elem;
             line("GPU step", rate_text(to_.rates.device_elems_per_s),
-                 fixed(elem, 0) + " B an element at " + fixed(gpu_share_of_bandwidth * 100, 0) + "% (assumed) of " +
+                 shortest(elem) + " B an element at " + fixed(gpu_share_of_bandwidth * 100, 0) + "% (assumed) of " +
                      fixed(r_.on.gpu_bytes_per_s.value / 1e12, 2) + " TB/s, " + r_.on.gpu_bytes_per_s.source);
         } else {
             miss("--gpu-rate");

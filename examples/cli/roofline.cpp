@@ -219,7 +219,7 @@ int roofline(arguments& options)
     };
     warn_of_cache("arrays", r.measure.bytes, "--bytes");
     if (found.job)
-        warn_of_cache("the job's arrays", found.job->params_measured * memory_bytes(job.types.format->types),
+        warn_of_cache("the job's arrays", memory_bytes(job.types.format->types, found.job->params_measured),
                       "--params");
     std::string const text = r.csv == "-" ? to_csv(found) : to_text(found);
     std::fputs(text.c_str(), stdout);

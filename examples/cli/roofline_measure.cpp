@@ -19,9 +19,10 @@ using namespace adamant;
 
 constexpr std::size_t trial_rounds = 2; // in which the fastest loops are found
 
-std::size_t elements_for(std::size_t bytes, std::size_t bytes_each)
+std::size_t elements_for(std::size_t bytes, double bytes_each)
 {
-    return std::max<std::size_t>(bytes / bytes_each / 4096, 1) * 4096;
+    auto const elems = static_cast<std::size_t>(static_cast<double>(bytes) / bytes_each);
+    return std::max<std::size_t>(elems / 4096, 1) * 4096;
 }
 
 roofline_row row_of(roofline_row row, std::vector<double> const& times)

@@ -26,7 +26,7 @@ struct roofline_row {
     std::string pus;
     std::string node;         // empty: memory where the threads touched it first
     std::size_t elements = 0; // of all ranks together
-    std::size_t bytes_per_element = 0;
+    double bytes_per_element = 0;
     std::size_t rounds = 0;
     double ns_per_element = 0; // medians; of all ranks together
     double ns_p10 = 0;
@@ -38,7 +38,7 @@ struct roofline_row {
     std::string note; // which loop was the fastest
 
     [[nodiscard]] bool is_step() const { return percent_of_limit > 0; }
-    [[nodiscard]] double gb_per_s() const { return static_cast<double>(bytes_per_element) / ns_per_element; }
+    [[nodiscard]] double gb_per_s() const { return bytes_per_element / ns_per_element; }
 };
 
 // Times of several things, each of which is done once in each round, in an order of its own.

@@ -198,7 +198,7 @@ std::size_t params_that_fit(job_request const& job)
 {
     // All but a tenth, which is left to the pages' own tables and to others; of the machine, and of the nodes that
     // ranks are bound to.
-    double const each = static_cast<double>(memory_bytes(job.types.format->types));
+    double const each = memory_bytes(job.types.format->types);
     double most = static_cast<double>(available_memory().bytes) * 0.9 / each;
     for (rank_cores const& one : job.ranks) {
         if (one.numa_nodes.empty())
@@ -238,7 +238,7 @@ job_result run_job(job_request const& asked, progress& bar)
     result.projected = result.params_measured != job.params;
     if (result.params_measured < 4096 * job.ranks.size())
         throw unavailable("adamant: there is too little memory for a job of any size");
-    bar.about("filling " + gb(result.params_measured * memory_bytes(job.types.format->types)) + " GB");
+    bar.about("filling " + gb(memory_bytes(job.types.format->types, result.params_measured)) + " GB");
     shared_memory const memory(job.ranks.size());
     shared& state = memory.state();
     children all;

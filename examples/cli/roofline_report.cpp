@@ -20,6 +20,13 @@ namespace {
 using json = nlohmann::ordered_json;
 using adamant::dtype;
 
+// Whole numbers without a point.
+json bytes_json(double bytes)
+{
+    auto const whole = static_cast<std::size_t>(bytes);
+    return static_cast<double>(whole) == bytes ? json(whole) : json(bytes);
+}
+
 json row_json(roofline_row const& row, bool projected)
 {
     json result = {{"what", row.what},
@@ -29,7 +36,7 @@ json row_json(roofline_row const& row, bool projected)
                    {"pus", row.pus},
                    {"numa_node", row.node},
                    {"elements", row.elements},
-                   {"bytes_per_element", row.bytes_per_element},
+                   {"bytes_per_element", bytes_json(row.bytes_per_element)},
                    {"rounds", row.rounds},
                    {"ns_per_element", row.ns_per_element},
                    {"ns_p10", row.ns_p10},
@@ -77,9 +84,10 @@ std::string row_text(roofline_row const& row, row_widths const& width)
                                                    " to " + fixed(row.percent_p90, 0) + ")";
     std::string const cores = (row.ranks > 1 ? std::to_string(row.ranks) + " x " : "") + std::to_string(row.threads) +
                               (row.node.empty() ? "" : " of node " + row.node);
-    std::snprintf(text, sizeof text, "%-*s %-12s %-*s %7.3f  (%.3f to %.3f)  %5zu  %6.1f  %-16s %s\n", width.types,
+    std::snprintf(text, sizeof text, "%-*s %-12s %-*s %7.3f  (%.3f to %.3f)  %5s  %6.1f  %-16s %s\n", width.types,
                   short_types(row.types).c_str(), cores.c_str(), width.what, row.what.c_str(), row.ns_per_element,
-                  row.ns_p10, row.ns_p90, row.bytes_per_element, row.gb_per_s(), share.c_str(), row.isa.c_str());
+                  row.ns_p10, row.ns_p90, shortest(row.bytes_per_element).c_str(), row.gb_per_s(), share.c_str(),
+                  row.isa.c_str());
     std::string line = text;
     line.erase(line.find_last_not_of(" \n") + 1);
     return line + "\n";
@@ -100,7 +108,8 @@ std::string in_words(std::string const& types)
     if (t[4] != dtype::none)
         arrays.emplace_back(t[4], "weights");
     std::string text;
-    for (dtype const type : {dtype::float32, dtype::bfloat16, dtype::float16}) {
+    for (dtype const type :
+         {dtype::float32, dtype::bfloat16, dtype::float16, dtype::split_float32, dtype::quantized8}) {
         std::vector<std::string> of_type;
         for (auto const& [its, array] : arrays)
             if (its == type)
@@ -267,8 +276,8 @@ std::string to_csv(roofline_found const& found)
     auto const add = [&](roofline_row const& row) {
         bool const step = row.is_step();
         out += row.what + "," + row.types + "," + std::to_string(row.threads) + "," + std::to_string(row.ranks) +
-               ",\"" + row.node + "\"," + std::to_string(row.elements) + "," + std::to_string(row.bytes_per_element) +
-               "," + fixed(row.ns_per_element, 5) + "," + fixed(row.ns_p10, 5) + "," + fixed(row.ns_p90, 5) + "," +
+               ",\"" + row.node + "\"," + std::to_string(row.elements) + "," + shortest(row.bytes_per_element) + "," +
+               fixed(row.ns_per_element, 5) + "," + fixed(row.ns_p10, 5) + "," + fixed(row.ns_p90, 5) + "," +
                fixed(row.gb_per_s(), 3) + "," + (step ? fixed(row.percent_of_limit, 2) : "") + "," +
                (step ? fixed(row.percent_p10, 2) : "") + "," + (step ? fixed(row.percent_p90, 2) : "") + "," + row.isa +
                "\n";
@@ -293,7 +302,7 @@ chart picture_of(roofline_found const& found)
     for (std::string const& warning : found.warnings)
         picture.warnings.push_back("WARNING: " + warning);
     auto const point = [](roofline_row const& row) {
-        double const bytes = static_cast<double>(row.bytes_per_element);
+        double const bytes = row.bytes_per_element;
         return chart_point{static_cast<double>(row.threads), row.gb_per_s(), bytes / row.ns_p90, bytes / row.ns_p10};
     };
     std::vector<std::string> types;
@@ -308,7 +317,7 @@ chart picture_of(roofline_found const& found)
         for (roofline_row const& row : found.rows) {
             if (row.types != name || !row.node.empty())
                 continue;
-            panel.title = short_types(name) + ": " + std::to_string(row.bytes_per_element) + " bytes an element";
+            panel.title = short_types(name) + ": " + shortest(row.bytes_per_element) + " bytes an element";
             panel.subtitle = in_words(name);
             std::string const label = row.what == "limit"  ? "limit: a step's bytes moved, nothing computed"
                                       : row.what == "step" ? "adamant step()"

@@ -26,6 +26,9 @@ constexpr std::pair<std::string_view, std::string_view> names[] = {
     {"bf16", "bfloat16/bfloat16/bfloat16/bfloat16/-"},
     {"split", "split_float32/bfloat16/float32/float32/bfloat16"},
     {"split_bf16", "split_float32/bfloat16/bfloat16/bfloat16/bfloat16"},
+    {"q8", "float32/bfloat16/quantized8/quantized8/bfloat16"},
+    {"split_q8", "split_float32/bfloat16/quantized8/quantized8/bfloat16"},
+    {"bf16_q8", "bfloat16/bfloat16/quantized8/quantized8/-"},
 };
 
 } // namespace
@@ -54,7 +57,8 @@ std::vector<named_types> parse_types(std::string const& text)
             }
         if (!found)
             throw usage_error("the types '" + word +
-                              "' are none: name mixed, f32, bf16_f32, bf16, split, split_bf16, or those of param, grad, exp_avg, "
+                              "' are none: name mixed, f32, bf16_f32, bf16, split, split_bf16, q8, split_q8, bf16_q8, "
+                              "or those of param, grad, exp_avg, "
                               "exp_avg_sq and weight_out, such as float32/bfloat16/float32/float32/bfloat16 (- for no "
                               "weight_out); `adamant verify` lists all that there are");
     }

@@ -12,8 +12,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include <adamant/tune/tuned_json.hpp>
 #include <adamant/tune/core_tuning.hpp>
+#include <adamant/tune/tuned_json.hpp>
 
 #include "chart.hpp"
 #include "cores_text.hpp"
@@ -90,7 +90,7 @@ std::string curve_text(tuned_cores const& found, named_types const& types)
 {
     std::string out = "cores   ms a step   (p10 to p90)          GB/s   times as fast as with the count before\n";
     core_time const* before = nullptr;
-    double const bytes = static_cast<double>(found.elements * step_bytes(types.format->types));
+    double const bytes = static_cast<double>(step_bytes(types.format->types, found.elements));
     for (core_time const& at : found.curve) {
         char text[160];
         std::snprintf(text, sizeof text, "%5u  %10s   (%s to %s)%*s %7.1f   %s%s\n", at.cores,

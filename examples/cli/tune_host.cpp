@@ -101,7 +101,8 @@ host_tuning tune_with_host(machine const& on, core_request const& request, shard
     for (unsigned const count : counts)
         for (rank_cores const& r : adamant::detail::cores_for_trial(on, request, count, found.of))
             available = std::min(available, available_memory(r.numa_nodes).bytes);
-    std::size_t const room = available / 3 / (counts.size() + 1) / memory_bytes(format.types);
+    auto const each_split = static_cast<double>(available / 3 / (counts.size() + 1));
+    auto const room = static_cast<std::size_t>(each_split / memory_bytes(format.types));
     std::size_t const elements = std::max<std::size_t>(std::min(found.elements, room / request.ranks) / 64, 1) * 64;
     bar.about("arrays for " + std::to_string(counts.size() + 1) + " splits");
     std::list<split> splits;

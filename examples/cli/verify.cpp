@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <adamant/adamant.hpp>
+#include <adamant/shard/state_format.hpp>
 
 namespace cli {
 
@@ -108,11 +109,11 @@ hyperparameters hyper_of(int mode, std::uint64_t t)
 class misaligned {
 public:
     misaligned(dtype type, std::size_t n, std::size_t offset_bytes)
-        : type_(type), bytes_(n * size_bytes(type) + offset_bytes),
+        : type_(type), bytes_(array_bytes(type, n) + offset_bytes),
           begin_(type == dtype::none ? nullptr : bytes_.data() + offset_bytes)
     {
     }
-    [[nodiscard]] std::byte* at(std::size_t i) const { return begin_ + i * size_bytes(type_); }
+    [[nodiscard]] std::byte* at(std::size_t i) const { return begin_ + array_bytes(type_, i); }
     void set(std::size_t i, float x)
     {
         if (type_ == dtype::float32)
@@ -121,23 +122,42 @@ public:
             store_unaligned(at(i), narrow<bfloat16>(x));
         else if (type_ == dtype::split_float32)
             store_unaligned(at(i), split_master(x).low);
+        else if (type_ == dtype::quantized8)
+            set_code(i, std::bit_cast<std::uint32_t>(x));
         else
             store_unaligned(at(i), narrow<float16>(x));
     }
-    void add_to(digest& sum, std::size_t n) const { sum.add(begin_, n * size_bytes(type_)); }
+    void add_to(digest& sum, std::size_t n) const { sum.add(begin_, array_bytes(type_, n)); }
 
 private:
+    // Any code, and scales of any number of its size.
+    void set_code(std::size_t i, std::uint32_t bits)
+    {
+        std::size_t const first = i / quantized_group_elems * quantized_group_elems;
+        at(first)[i - first] = static_cast<std::byte>(bits >> 8);
+        if (i == first)
+            store_unaligned(at(first) + quantized_group_elems, std::bit_cast<float>(bits));
+    }
+
     dtype type_;
     std::vector<std::byte> bytes_;
     std::byte* begin_;
 };
 
 constexpr std::size_t lengths[] = {1, 7, 64, 129, 509}; // the longest has work for 8 threads
-constexpr std::size_t total_elems = 1 + 7 + 64 + 129 + 509;
+// The next shard begins behind the last one, or behind its groups.
+std::size_t room_of(shard_format const& format, std::size_t n)
+{
+    std::size_t const together = elems_together(format.types);
+    return (n + together - 1) / together * together;
+}
 
 std::uint64_t trajectory(executor const& cpu, shard_format const& format, unsigned& threads)
 {
     digest sum;
+    std::size_t total_elems = 0;
+    for (std::size_t const n : lengths)
+        total_elems += room_of(format, n);
     for (int mode = 0; mode < 3; ++mode) {
         misaligned param(format.types[0], total_elems, 1);
         misaligned grad(format.types[1], total_elems, 3);
@@ -164,7 +184,7 @@ std::uint64_t trajectory(executor const& cpu, shard_format const& format, unsign
             std::size_t begin = 0;
             for (std::size_t const n : lengths) {
                 // As what it is of a parameter, in which a line of random numbers ends.
-                place_in_param const place = {2, rounding_line_elems - 300 + begin};
+                place_in_param const place = {2, rounding_line_elems - room_of(format, 300) + begin};
                 any_shard const shard(format,
                                       {param.at(begin), grad.at(begin), exp_avg.at(begin), exp_avg_sq.at(begin),
                                        weight_out.at(begin), place},
@@ -172,7 +192,7 @@ std::uint64_t trajectory(executor const& cpu, shard_format const& format, unsign
                 step_report const report = step(cpu, shard, c);
                 threads = std::max(threads, report.threads);
                 sum.add(report.nonfinite_grads);
-                begin += n;
+                begin += room_of(format, n);
             }
             if (t % 20 == 0) {
                 grad_squares const squares = sum_of_squares(cpu, grad.at(0), format.types[1], total_elems);
@@ -190,6 +210,26 @@ struct result {
     shard_dtypes dtypes;
     std::uint64_t digest;
 };
+
+// Digests of the combinations that each name of types_of_state() stands for, with any gradients and weights;
+// `digest_at` says that of combination i.
+constexpr std::string_view state_names[] = {"float32",    "split_float32",          "bfloat16",
+                                            "quantized8", "split_float32+bfloat16", "split_float32+quantized8"};
+template <class DigestAt>
+std::uint64_t digest_of_state(std::string_view name, std::vector<result> const& results, DigestAt const& digest_at)
+{
+    digest sum;
+    for (std::size_t i = 0; i < results.size(); ++i) {
+        shard_dtypes const& types = results[i].dtypes;
+        if (types_of_state(name, types[shard_array::grad], types[shard_array::weight_out]) == types)
+            sum.add(std::uint64_t{digest_at(i)});
+    }
+    return sum.value();
+}
+std::uint64_t digest_of_state(std::string_view name, std::vector<result> const& results)
+{
+    return digest_of_state(name, results, [&](std::size_t i) { return results[i].digest; });
+}
 
 // Where the threads of a team are, as read back from the kernel.
 std::string where(team const& threads)
@@ -214,18 +254,28 @@ void print_json(std::vector<result> const& results, std::uint64_t overall, execu
             std::printf("\"%s\": \"%s\", ", shard_array::names[a], name(results[i].dtypes[a]).data());
         std::printf("\"digest\": \"%016" PRIx64 "\"}", results[i].digest);
     }
-    std::printf("\n]}\n");
+    std::printf("\n], \"states\": {");
+    for (std::string_view const name : state_names)
+        std::printf("%s\"%s\": \"%016" PRIx64 "\"", name == state_names[0] ? "" : ", ", name.data(),
+                    digest_of_state(name, results));
+    std::printf("}}\n");
 }
 
 void print_table(std::vector<result> const& results, std::uint64_t overall, executor const& cpu, unsigned threads)
 {
     for (char const* array : std::span(shard_array::names).first(shard_arrays))
-        std::printf("%-11s", array);
+        std::printf("%-14s", array);
     std::printf("digest\n");
     for (std::size_t i = 0; i < results.size(); ++i) {
         for (dtype const type : results[i].dtypes)
-            std::printf("%-11s", type == dtype::none ? "-" : name(type).data());
+            std::printf("%-14s", type == dtype::none ? "-" : name(type).data());
         std::printf("%016" PRIx64 "%s\n", results[i].digest, results[i].digest == expected[i] ? "" : "  DIFFERS");
+    }
+    std::printf("\nwhat --state of `adamant plan` calls\n");
+    for (std::string_view const name : state_names) {
+        std::uint64_t const found = digest_of_state(name, results);
+        bool const same = found == digest_of_state(name, results, [](std::size_t i) { return expected[i]; });
+        std::printf("%-25s %016" PRIx64 "%s\n", name.data(), found, same ? "" : "  DIFFERS");
     }
     std::printf("overall digest %016" PRIx64 "  isa %s  threads %u\n", overall, name(cpu.tier()).data(), threads);
     if (threads < cpu.threads())

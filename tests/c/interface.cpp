@@ -35,7 +35,7 @@ TEST_CASE("C: enums that hold nothing")
     adamant_executor* made_executor = nullptr;
     adamant_team* made_team = nullptr;
     adamant_buffer* made_buffer = nullptr;
-    for (std::int32_t const wrong : {-1, 5, 255, 256, INT32_MIN, INT32_MAX}) {
+    for (std::int32_t const wrong : {-1, 6, 255, 256, INT32_MIN, INT32_MAX}) {
         adamant_executor_options e = executor_options();
         e.bind = wrong;
         refused(adamant_executor_create(&e, &made_executor), "bind is " + std::to_string(wrong));

@@ -270,6 +270,54 @@ TEST_CASE("C: a step without an optimizer has an optimizer's bits, and so has th
     CHECK(param == same_param);
 }
 
+TEST_CASE("C: moments of 8 bits")
+{
+    constexpr std::size_t n = 1000, groups = (n + 63) / 64, group_bytes = 68;
+    executor const cpu = make_executor();
+    std::vector<float> param(n, 0.5f), grad(n);
+    for (std::size_t i = 0; i < n; ++i)
+        grad[i] = 0.01f * static_cast<float>(i % 91) - 0.4f;
+    std::vector<unsigned char> exp_avg(groups * group_bytes), exp_avg_sq(exp_avg);
+    auto same_param = param;
+    auto same_avg = exp_avg, same_sq = exp_avg_sq;
+    adamant_shard s{};
+    ok(adamant_shard_init(&s, sizeof s));
+    s.elements = n;
+    s.param = param.data();
+    s.grad = grad.data();
+    s.exp_avg = exp_avg.data();
+    s.exp_avg_sq = exp_avg_sq.data();
+    s.exp_avg_dtype = ADAMANT_QUANTIZED8;
+    adamant_hyperparameters h = hyperparameters();
+    h.exp_avg_sq_rounding = ADAMANT_ROUND_NEAREST;
+    adamant_optimizer* made = nullptr;
+    ok(adamant_optimizer_create(cpu.get(), nullptr, &made));
+    optimizer const o(made);
+    ok(adamant_add_group(made, "g", &h, 0, nullptr));
+    refused(adamant_add_shard(made, 0, "w", &s, nullptr), "or both quantized8");
+    s.exp_avg_sq_dtype = ADAMANT_QUANTIZED8;
+    ok(adamant_add_shard(made, 0, "w", &s, nullptr));
+    adamant_shard mine = s;
+    mine.param = same_param.data();
+    mine.exp_avg = same_avg.data();
+    mine.exp_avg_sq = same_sq.data();
+    for (std::uint64_t t = 1; t <= 5; ++t) {
+        ok(adamant_step(made, nullptr, nullptr));
+        ok(adamant_step_shard(cpu.get(), &mine, &h, t, 1, 1, nullptr));
+    }
+    CHECK(param == same_param);
+    CHECK(exp_avg == same_avg);
+    CHECK(exp_avg_sq == same_sq);
+    CHECK(param[0] > 0.5f);
+    s.accumulator = same_avg.data();
+    s.accumulator_dtype = ADAMANT_QUANTIZED8;
+    refused(adamant_add_shard(made, 0, "v", &s, nullptr), "accumulator_dtype is quantized8");
+    s.accumulator = nullptr;
+    s.accumulator_dtype = ADAMANT_NONE;
+    s.grad_dtype = ADAMANT_QUANTIZED8;
+    refused(adamant_add_shard(made, 0, "v", &s, nullptr), "no shard has these types");
+}
+
 TEST_CASE("C: infinities, dynamic loss scale, shards left out, accumulation")
 {
     model m;

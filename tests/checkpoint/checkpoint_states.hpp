@@ -137,18 +137,24 @@ inline owned_state random_state(random_bits& random)
         std::size_t const dimensions = random.below(4);
         std::size_t count = 1;
         for (std::size_t d = 0; d < dimensions; ++d)
-            count *= param.shape.emplace_back(random.below(8) == 0 ? 0 : 1 + random.below(5));
+            count *=
+                param.shape.emplace_back(random.below(8) == 0 ? 0 : 1 + random.below(random.below(8) == 0 ? 90 : 5));
         state.params.push_back(param);
         for (state_array const array : {state_array::param, state_array::exp_avg, state_array::exp_avg_sq}) {
             if (random.below(6) == 0)
                 continue;
-            auto const type = static_cast<dtype>(1 + random.below(array == state_array::param ? 3 : 2));
+            auto type = static_cast<dtype>(1 + random.below(3));
+            if (type == dtype::float16 && array != state_array::param)
+                type = dtype::quantized8;
+            std::size_t const together = elems_together(type);
             bool const share = random.below(3) == 0; // a rank's: some pieces are elsewhere
             std::size_t begin = 0;
             do {
-                std::size_t const n = random.below(2) == 0 ? count - begin : random.below(count - begin + 1);
+                std::size_t n = count - begin;
+                if (random.below(2) != 0)
+                    n = random.below(n + 1) / together * together;
                 if (!share || random.below(2) == 0)
-                    result.add(p, array, type, begin, n, random_bytes(random, n * size_bytes(type)));
+                    result.add(p, array, type, begin, n, random_bytes(random, array_bytes(type, n)));
                 begin += n;
             } while (begin < count);
         }
@@ -202,9 +208,8 @@ inline std::string difference(adamant::state_dict const& a, adamant::state_dict 
                 for (state_tensor const& t : state.tensors)
                     if (t.param == p && t.array == array && (t.elements != 0 || count == 0)) {
                         result.type = t.type;
-                        std::size_t const size = size_bytes(t.type);
-                        for (std::size_t i = 0; i < t.elements * size; ++i)
-                            result.bytes[t.begin * size + i] = t.data[i];
+                        for (std::size_t i = 0; i < array_bytes(t.type, t.elements); ++i)
+                            result.bytes[array_bytes(t.type, t.begin) + i] = t.data[i];
                     }
                 return result;
             };

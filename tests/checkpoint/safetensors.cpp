@@ -241,6 +241,37 @@ TEST_CASE("the file is laid out as it says")
     CHECK(parts["scalar.param"] == tensor_entry("BF16", json::array(), 22, 24));
 }
 
+TEST_CASE("moments of 8 bits are tensors of bytes, a group a row")
+{
+    owned_state state;
+    state.state.groups = {{"all", {.lr = 0.1}, false}};
+    state.state.params = {{"w", {10, 13}, 0}, {"share", {1000}, 0}};
+    random_bits random(5);
+    state.add(0, state_array::exp_avg, dtype::quantized8, 0, 64, random_bytes(random, 68));
+    state.add(0, state_array::exp_avg, dtype::quantized8, 64, 66, random_bytes(random, 136));
+    state.add(1, state_array::exp_avg_sq, dtype::quantized8, 128, 192, random_bytes(random, 204));
+    state.add(1, state_array::param, dtype::bfloat16, 128, 192, random_bytes(random, 384));
+    json const parts = header_of(saved(state.state));
+    CHECK(parts["w.exp_avg"] == tensor_entry("U8", json::array({3, 68}), 384, 588));
+    CHECK(parts["share.exp_avg_sq[128:320]"] == tensor_entry("U8", json::array({3, 68}), 588, 792));
+    scratch_folder const folder;
+    save_safetensors(folder / "a", state.state);
+    CHECK(difference(safetensors_state(folder / "a").state(), state.state).empty());
+    // Groups are not cut.
+    for (auto const& [begin, n] : {std::pair<std::size_t, std::size_t>{32, 64}, {64, 32}, {0, 129}}) {
+        owned_state cut;
+        cut.state.groups = state.state.groups;
+        cut.state.params = state.state.params;
+        cut.add(0, state_array::exp_avg, dtype::quantized8, begin, n, random_bytes(random, 68 * 3));
+        CHECK_THROWS_WITH(validate(cut.state), Catch::Contains("groups of 64 elements are not cut"));
+    }
+    owned_state wrong;
+    wrong.state.groups = state.state.groups;
+    wrong.state.params = state.state.params;
+    wrong.add(0, state_array::param, dtype::quantized8, 0, 130, random_bytes(random, 204));
+    CHECK_THROWS_WITH(validate(wrong.state), Catch::Contains("float32, bfloat16 or float16"));
+}
+
 TEST_CASE("tensors of a loaded state are aligned to their elements")
 {
     scratch_folder const folder;
@@ -249,7 +280,8 @@ TEST_CASE("tensors of a loaded state are aligned to their elements")
         save_safetensors(folder / "a", random_state(random).state);
         safetensors_state const file(folder / "a");
         for (state_tensor const& tensor : file.state().tensors)
-            REQUIRE(reinterpret_cast<std::uintptr_t>(tensor.data) % size_bytes(tensor.type) == 0);
+            if (tensor.type != dtype::quantized8) // bytes
+                REQUIRE(reinterpret_cast<std::uintptr_t>(tensor.data) % size_bytes(tensor.type) == 0);
     }
 }
 
@@ -329,7 +361,7 @@ TEST_CASE("states that cannot be are not saved")
     CHECK(mentions(save_refusal([](state_ref s) { s.state.tensors[3].type = dtype::none; }),
                    {"tensor 3", "exp_avg of param 'w'", "none"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.state.tensors[5].type = dtype::float16; }),
-                   {"exp_avg of param 'b'", "float16", "float32 or bfloat16"}));
+                   {"exp_avg of param 'b'", "float16", "float32, bfloat16 or quantized8"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.state.tensors[5].type = static_cast<dtype>(9); }), {"'b'"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.state.tensors[1].type = dtype::float16; }),
                    {"param of param 'w'", "float16", "float32"}));

@@ -23,7 +23,9 @@ foreach(key isa threads digest same)
     string(JSON ${key} ERROR_VARIABLE error GET "${json}" ${key})
 endforeach()
 string(JSON count ERROR_VARIABLE error LENGTH "${json}" combinations)
-if(NOT isa STREQUAL generic OR NOT threads EQUAL 1 OR NOT digest MATCHES "^[0-9a-f]+$" OR NOT same OR NOT count EQUAL 72)
+string(JSON of_state ERROR_VARIABLE error GET "${json}" states split_float32+quantized8)
+if(NOT isa STREQUAL generic OR NOT threads EQUAL 1 OR NOT digest MATCHES "^[0-9a-f]+$" OR NOT same OR NOT count EQUAL 90 OR
+   NOT of_state MATCHES "^[0-9a-f]+$")
     message(FATAL_ERROR "verify --json: isa ${isa}, threads ${threads}, digest ${digest}, same ${same}, ${count} combinations")
 endif()
 

@@ -100,6 +100,26 @@ json(0 ${small} --ratio 90% --device-records --give-back --journal 0 --gpu-reser
 string(CONCAT figures "gpu,items,weights|2000000000|gpu,items,gradient_buckets|800000000|host,items,state|4000000000|"
     "host,items,gradients|2000000000|host,items,weights_out|0|host,items,journal|4000000000|types,grad|float32")
 json(0 ${small} --ratio 1 --exp-avg bf16 --exp-avg-sq bf16 --grad fp32 --weight-out none "${figures}")
+# Moments of 8 bits, 68 bytes for 64 of them; records are copies, of 6.125 bytes, as there are masters and weights.
+string(CONCAT figures "gpu,items,device_state|306250000|host,items,state|2756250000|host,items,journal|2756250000|"
+    "host,items,device_arrays|506250000|types,exp_avg|quantized8|types,exp_avg_sq|quantized8|types,param|float32")
+json(0 ${small} --ratio 0.9 --state quantized8 "${figures}")
+json(0 ${small} --ratio 0.9 --exp-avg quantized8 --exp-avg-sq quantized8 "${figures}")
+string(CONCAT figures "gpu,items,device_state|206250000|host,items,state|1856250000|host,items,journal|2756250000|"
+    "host,items,device_arrays|406250000|types,param|split_float32|types,weight_out|bfloat16")
+json(0 ${small} --ratio 0.9 --state split_float32+quantized8 "${figures}")
+shows(0 "masters' lower halves and moments, 4.125 B for each of\n +450,000,000\n" ${small} --ratio 0.9
+      --state split_float32+quantized8)
+shows(0 "\n  CPU step  .* elements/s +20.375 B an element, records among them" phi-4 --gpus GH200
+      --state split_float32+quantized8)
+# With them models fit on fewer GPUs.
+foreach(line "qwen3-30b-a3b 1" "seed-oss-36b 1" "llama-3-70b 2")
+    string(REPLACE " " ";" line "${line}")
+    list(GET line 0 model)
+    list(GET line 1 gpus)
+    json(0 ${model} --gpus ${gpus}xGH200 --state split_float32+quantized8 --journal 5 "fits|ON|gpu,fits|ON|host,fits|ON")
+endforeach()
+json(1 llama-3-70b --gpus 1xGH200 --state split_float32+quantized8 "fits|OFF|host,items,state|291034039296")
 
 # Its time: the CPU takes 5 s for all, backward 2 s, forward 1 s, links and GPU next to nothing.
 set(rates --cpu-rate 1e8 --gpu-rate 1e15 --link 100000 --backward 2 --forward 1)
@@ -175,6 +195,11 @@ shows(1 "helps     a --ratio from 0.919 to 1, which leaves 3% of each memory fre
       --device-records)
 shows(1 "no ratio fits: the host's memory is too small for all of them\nhelps     4 GPUs of this kind\n"
       gpt-oss-20b --gpus 1xH100-PCIe --host-memory 128GB)
+shows(1 "helps     masters in two halves and moments in 8 bits \\(--state split_float32\\+quantized8\\);\n +or 2 GPUs"
+      qwen3-30b-a3b --gpus GH200)
+shows(1 "helps     moments in 16 bits \\(--exp-avg bfloat16 --exp-avg-sq bfloat16\\) with --journal 0;\n +or 2 GPUs"
+      seed-oss-36b --gpus GH200)
+json(0 seed-oss-36b --gpus GH200 --exp-avg bfloat16 --exp-avg-sq bfloat16 --journal 0 "fits|ON")
 shows(0 "fits      yes; ratios from 0.277 to 1 fit" gpt-oss-20b --gpus 4xH100-PCIe --host-memory 128GB)
 shows(1 "GPU's memory needs 0.886 or more, the host's 0.73 or less" llama-3-70b --gpus 2xGH200-144 --give-back)
 
@@ -234,6 +259,9 @@ fails("--host-memory is given, but MI300A has one memory" phi-4 --gpus MI300A --
 fails("--ratio is '1.5', but must be a share from 0 to 1" phi-4 --gpus GH200 --ratio 1.5)
 fails("--ratio is 'nan'" phi-4 --gpus GH200 --ratio nan)
 fails("adamant has no step for these types" phi-4 --gpus GH200 --exp-avg float16)
+fails("adamant has no step for these types.*or both quantized8" phi-4 --gpus GH200 --exp-avg quantized8)
+fails("--param is 'quantized8', but must be float32, bfloat16 or float16\n$" phi-4 --gpus GH200 --param quantized8)
+fails("--state is 'int8', but must be float32, split_float32, bfloat16, quantized8, " phi-4 --gpus GH200 --state int8)
 fails("--param is 'int8', but must be float32, bfloat16 or float16\n$" phi-4 --gpus GH200 --param int8)
 fails("--link is '0', but must be a rate in GB/s" phi-4 --gpus GH200 --link 0)
 fails("--cpu-rate is '12', but must be elements a second" phi-4 --gpus GH200 --cpu-rate 12)

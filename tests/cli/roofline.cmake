@@ -110,6 +110,21 @@ if(NOT points EQUAL 17) # and the ground below the roof
     message(FATAL_ERROR "b.svg has ${points} points")
 endif()
 
+# Moments of 8 bits have a fraction of a byte.
+run(0 ${quick} --dtypes split_q8,q8 --threads 1 --json ${FOLDER}/q.json --csv ${FOLDER}/q.csv --plot ${FOLDER}/q.svg)
+holds("${out}" "\nsplit_q8 +1 +step +[0-9.]+ +.[0-9.]+ to [0-9.]+. +14.25 ")
+holds("${out}" "\nq8 +1 +limit +[0-9.]+ +.[0-9.]+ to [0-9.]+. +16.25 ")
+file(READ ${FOLDER}/q.json json)
+string(JSON bytes GET "${json}" rows 3 bytes_per_element)
+file(READ ${FOLDER}/q.csv csv)
+holds("${csv}" "\nlimit,split_q8,1,1,\"\",[0-9]+,14.25,")
+file(READ ${FOLDER}/q.svg svg)
+holds("${svg}" ">split_q8: 14.25 bytes an element<")
+holds("${svg}" ">bfloat16 gradients and weights, split_float32 params, quantized8 moments<")
+if(NOT bytes EQUAL 14.25)
+    message(FATAL_ERROR "row 3 of q.json has ${bytes} bytes an element\n${json}")
+endif()
+
 # The table can be CSV; ranks are processes.
 run(0 --bytes 2MB --rounds 1 --dtypes bf16 --threads 1 --csv --no-job)
 holds("${out}" "^what,types,threads")

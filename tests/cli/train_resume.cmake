@@ -56,6 +56,9 @@ refuses("is of a run with --seed 1, but this one has --seed 2; give --seed 1" ${
 refuses("is of a run with --steps 300, but this one has --steps 400; give --steps 300" ${same} --steps 400)
 refuses("is of a run with --batch 64, but this one has --batch 32" ${same} --batch 32)
 refuses("is of a run with --loss-scale dynamic, but this one has --loss-scale 64" ${same} --loss-scale 64)
+refuses("is of a run with --state float32, but this one has --state quantized8; give --state float32" ${same}
+        --state quantized8)
+refuses("--state is 'int8', but must be float32, split_float32, " --state int8)
 refuses("learned from another text" ${same} --text ${CMAKE_CURRENT_LIST_FILE})
 refuses("/none/a: the folder cannot be opened" ${same} --checkpoint ${SCRATCH}/none/a)
 refuses("only a file can be replaced" ${same} --checkpoint ${SCRATCH})

@@ -139,6 +139,7 @@ private:
 
 using types = std::array<dtype, 6>;
 constexpr dtype f32 = dtype::float32, bf16 = dtype::bfloat16, f16 = dtype::float16, none = dtype::none;
+constexpr dtype q8 = dtype::quantized8;
 
 // Every combination that a shard can have, with accumulators of all kinds in turn.
 std::vector<types> const& all_types()
@@ -147,10 +148,12 @@ std::vector<types> const& all_types()
         std::vector<types> result;
         for (dtype const param : {f32, bf16, f16, dtype::split_float32})
             for (dtype const grad : {f32, bf16, f16})
-                for (dtype const exp_avg : {f32, bf16})
-                    for (dtype const exp_avg_sq : {f32, bf16})
+                for (dtype const exp_avg : {f32, bf16, q8})
+                    for (dtype const exp_avg_sq : {f32, bf16, q8})
                         for (dtype const out : {none, bf16, f16}) {
                             constexpr dtype accumulators[] = {none, f32, bf16};
+                            if ((exp_avg == q8) != (exp_avg_sq == q8))
+                                continue; // moments of 8 bits go together
                             if (param == f32 || (param == dtype::split_float32 ? out == bf16 : out == none))
                                 result.push_back(
                                     {param, grad, exp_avg, exp_avg_sq, out, accumulators[result.size() % 3]});
@@ -193,9 +196,11 @@ std::vector<group_step> all_steps()
                    });
     std::vector<group_step> result;
     std::size_t i = 0;
-    for (hyperparameters const& hyper : choices)
+    for (hyperparameters& hyper : choices)
         for (grad_scaling const scaling :
              {grad_scaling{}, grad_scaling{0x1p-70, 1}, grad_scaling{65536, 0.25}, grad_scaling{1, 0}}) {
+            hyper.rounding = {i % 5 < 2 ? rounding::nearest : rounding::stochastic,
+                              i % 2 == 0 ? rounding::nearest : rounding::stochastic, i};
             coefficients c = make_coefficients(hyper, 1 + i % 5, scaling);
             if (i % 3 == 2)
                 c = maximised(c);
@@ -229,7 +234,8 @@ void check_combinations(std::size_t first, std::size_t stride)
         types const& of = all_types()[at];
         test::model start;
         for (test::values const kind : test::all_values)
-            for (std::size_t const n : {1u, 2u, 3u, 4u, 5u, 15u, 17u, 64u, 255u, 1021u, 4095u, 4096u, 4097u, 10007u}) {
+            for (std::size_t const n :
+                 {1u, 2u, 3u, 4u, 5u, 15u, 17u, 63u, 64u, 65u, 255u, 1021u, 4095u, 4096u, 4097u, 10007u}) {
                 if (n > 1024 && kind != test::all_values[number % 5])
                     continue; // the long ones with some kind
                 start.add(of, n, number++ % steps.size());
@@ -256,7 +262,7 @@ void check_combinations(std::size_t first, std::size_t stride)
 
 TEST_CASE("cuda: every combination of types has the oracle's bits, for many lengths and every kind of value", "[slow]")
 {
-    CHECK(all_types().size() == 72);
+    CHECK(all_types().size() == 90);
     check_combinations(0, 1);
 }
 
@@ -347,6 +353,35 @@ TEST_CASE("cuda: gradients are added up, and the sum counts where it is said to"
         }
 }
 
+TEST_CASE("cuda: moments of 8 bits, every length to 200, with groups that lie over the end of a line of random numbers")
+{
+    test::random_bits random(14);
+    std::size_t first = 0;
+    for (dtype const param : {f32, bf16, f16, dtype::split_float32}) {
+        test::model start;
+        for (std::size_t n = ++first; n <= 200; n += 4) { // each length with one type of params
+            start.add({param, bf16, q8, q8, param == dtype::split_float32 ? bf16 : none, none}, n, n / 4 % 4);
+            start.pieces.back().place.begin = n % 3 == 0 ? 65536 - n / 2 / 64 * 64 - 32 : n * 64;
+            start.fill(start.pieces.back(), test::all_values[n / 4 % 5], random);
+        }
+        rig r(std::move(start));
+        for (rounding const moments : {rounding::nearest, rounding::stochastic})
+            for (rounding const params : {rounding::nearest, rounding::stochastic})
+                r.settled.push_back(plain(make_coefficients({.rounding = {moments, params, 7}}, 3)));
+        r.speculated = r.settled;
+        INFO(name(param));
+        for (int step = 0; step < 3; ++step) {
+            r.run(block_pass::step, step == 2);
+            REQUIRE(r.difference() == "");
+        }
+        std::reverse(r.settled.begin(), r.settled.end());
+        r.run(block_pass::redo, true);
+        REQUIRE(r.difference() == "");
+        r.run(block_pass::undo);
+        REQUIRE(r.difference() == "");
+    }
+}
+
 namespace {
 
 // Pieces of common and of rare types, and of several groups.
@@ -355,7 +390,8 @@ test::model mixed_pieces(test::random_bits& random, test::values kind = test::va
     test::model m;
     std::size_t number = 0;
     for (types const& of : {types{f32, bf16, f32, f32, bf16, f32}, types{f32, f32, f32, f32, none, none},
-                            types{bf16, bf16, bf16, f32, none, bf16}, types{f32, f16, f32, f32, f16, none}})
+                            types{bf16, bf16, bf16, f32, none, bf16}, types{f32, f16, f32, f32, f16, none},
+                            types{f32, bf16, q8, q8, bf16, f32}, types{dtype::split_float32, bf16, q8, q8, bf16, none}})
         for (std::size_t const n : {100u, 4097u, 9000u}) {
             m.add(of, n, number++ % 3);
             m.fill(m.pieces.back(), kind, random);
@@ -415,8 +451,8 @@ TEST_CASE("cuda: redone is stepped with the settled values, and rest leaves alon
 
         r.part->forget_records();
         r.model.forget_records();
-        std::vector<std::uint32_t> const some = {0, 3, 4, 5, 8, 11};
-        std::vector<std::uint32_t> const others = {1, 2, 6, 7, 9, 10};
+        std::vector<std::uint32_t> const some = {0, 3, 4, 5, 8, 11, 12, 14, 17};
+        std::vector<std::uint32_t> const others = {1, 2, 6, 7, 9, 10, 13, 15, 16};
         r.run(block_pass::speculate, false, &some);
         REQUIRE(r.difference() == "");
         r.run(block_pass::rest, keep);
@@ -489,11 +525,13 @@ TEST_CASE("cuda: 3,000 small pieces of many types and 70 groups in one run, in a
 {
     test::random_bits random(8);
     test::model start;
-    constexpr types some[] = {
-        {f32, bf16, f32, f32, bf16, none}, {f32, f32, f32, f32, none, f32}, {bf16, bf16, f32, bf16, none, none}};
+    constexpr types some[] = {{f32, bf16, f32, f32, bf16, none},
+                              {f32, f32, f32, f32, none, f32},
+                              {bf16, bf16, f32, bf16, none, none},
+                              {bf16, bf16, q8, q8, none, none}};
     for (std::size_t i = 0; i < 3000; ++i) {
         std::size_t const n = i % 97 == 0 ? 0 : i % 500 == 1 ? 8193 : 1 + random.below(120);
-        start.add(some[i % 7 == 0 ? 1 : i % 31 == 0 ? 2 : 0], n, i % 70);
+        start.add(some[i % 7 == 0 ? 1 : i % 31 == 0 ? 2 : i % 5 == 0 ? 3 : 0], n, i % 70);
         start.fill(start.pieces.back(), test::values::ordinary, random);
     }
     rig r(std::move(start));

@@ -15,6 +15,7 @@
 #include <adamant/device/device.hpp>
 #include <adamant/numerics/float_mode.hpp>
 #include <adamant/numerics/oracle.hpp>
+#include <adamant/numerics/quantized8.hpp>
 #include <adamant/shard/offload_shard.hpp>
 
 #include "catch.hpp"
@@ -48,7 +49,7 @@ public:
         model_piece p{types, elems, group, {}, squares.size(), {pieces.size(), pieces.size() % 2 * 65000}};
         for (std::size_t a = 0; a < 6; ++a) {
             p.at[a] = image.size();
-            image.resize((image.size() + elems * size_bytes(types[a]) + 15) / 16 * 16 + 16, std::byte{0x5a});
+            image.resize((image.size() + array_bytes(types[a], elems) + 15) / 16 * 16 + 16, std::byte{0x5a});
         }
         pieces.push_back(p);
         squares.resize(squares.size() + (elems + adamant::norm_block_elems - 1) / adamant::norm_block_elems);
@@ -59,6 +60,12 @@ public:
     [[nodiscard]] std::byte* element(model_piece const& p, std::size_t array, std::size_t i)
     {
         return image.data() + p.at[array] + i * size_bytes(p.types[array]);
+    }
+    static bool has_codes(model_piece const& p) { return p.types[arrays::exp_avg] == dtype::quantized8; }
+    // The group of codes that element i is in.
+    [[nodiscard]] std::byte* group(model_piece const& p, std::size_t array, std::size_t i)
+    {
+        return element(p, array, i / adamant::quantized_group_elems);
     }
     [[nodiscard]] float get(model_piece const& p, std::size_t array, std::size_t i)
     {
@@ -83,6 +90,13 @@ public:
             adamant::store_unaligned(element(p, arrays::weight_out, i), parts.weight);
             break;
         }
+        case dtype::quantized8: { // x is the scale where the element is its group's first, and the code has bits of it
+            std::byte* const at = group(p, array, i);
+            if (i % adamant::quantized_group_elems == 0) // what follows the last element too
+                fill_group(at, x);
+            at[i % adamant::quantized_group_elems] = static_cast<std::byte>(bits(x) >> 10);
+            break;
+        }
         case dtype::none: break;
         }
     }
@@ -104,6 +118,8 @@ public:
                 std::memcpy(element(p, arrays::param, i), &any, size_bytes(p.types[arrays::param]));
             }
         }
+        if (has_codes(p) && random.below(2) == 0)
+            encode_some(p, some, random);
         fill_gradient(p, kind, random);
     }
     void fill_gradient(model_piece const& p, values kind, random_bits& random)
@@ -156,8 +172,16 @@ public:
             for (std::size_t a = 0; a < 6; ++a) {
                 model_piece const& p = pieces[i];
                 std::size_t const size = size_bytes(p.types[a]);
-                if (byte < p.at[a] || byte >= p.at[a] + p.elems * size)
+                if (byte < p.at[a] || byte >= p.at[a] + array_bytes(p.types[a], p.elems))
                     continue;
+                if (p.types[a] == dtype::quantized8) {
+                    char text[160];
+                    std::snprintf(text, sizeof text,
+                                  "piece %zu array %zu group %zu byte %zu (%zu elements) is %02x, expected %02x", i, a,
+                                  (byte - p.at[a]) / size, (byte - p.at[a]) % size, p.elems,
+                                  static_cast<unsigned>(found[byte]), static_cast<unsigned>(image[byte]));
+                    return text;
+                }
                 std::size_t const element = (byte - p.at[a]) / size;
                 std::uint32_t mine = 0;
                 std::uint32_t theirs = 0;
@@ -172,6 +196,28 @@ public:
     }
 
 private:
+    static void fill_group(std::byte* group, float scale)
+    {
+        std::memset(group, 0x5b, adamant::quantized_group_elems);
+        adamant::store_unaligned(group + adamant::quantized_group_elems, scale);
+    }
+    // Moments that were encoded, some groups all zeros.
+    template <class Value>
+    void encode_some(model_piece const& p, Value const& some, random_bits& random)
+    {
+        constexpr std::size_t together = adamant::quantized_group_elems;
+        for (std::size_t i = 0; i < p.elems; i += together) {
+            float m[together] = {};
+            float v[together] = {};
+            std::size_t const n = std::min(together, p.elems - i);
+            for (std::size_t k = 0; k < n && random.below(8 * n) != 0; ++k) {
+                m[k] = some(-18, -4);
+                v[k] = from_bits(bits(some(-36, -8)) & adamant::float_abs_mask);
+            }
+            adamant::encode_group(adamant::exp_avg_curve, m, n, false, {}, group(p, arrays::exp_avg, i));
+            adamant::encode_group(adamant::exp_avg_sq_curve, v, n, false, {}, group(p, arrays::exp_avg_sq, i));
+        }
+    }
     static float load(std::byte const* at, dtype type)
     {
         return type == dtype::float32    ? adamant::load_unaligned<float>(at)
@@ -248,10 +294,13 @@ private:
             copy_state(p, begin, n, block, true);
             recorded[block] = 1;
         }
+        std::vector<float> m(adamant::norm_block_elems);
+        std::vector<float> v(adamant::norm_block_elems);
+        get_moments(p, begin, n, m.data(), v.data());
         for (std::size_t i = 0; i < n; ++i) {
             std::size_t const e = begin + i;
-            adamant::oracle::element const stepped = adamant::oracle::update(
-                {get(p, arrays::param, e), get(p, arrays::exp_avg, e), get(p, arrays::exp_avg_sq, e)}, g[i], now.c);
+            adamant::oracle::element const stepped =
+                adamant::oracle::update({get(p, arrays::param, e), m[i], v[i]}, g[i], now.c);
             adamant::rounding_lines const lines = adamant::rounding_lines_at(now.c.rounding.key, p.place, e);
             bool const is_split = p.types[arrays::param] == dtype::split_float32;
             if (is_split)
@@ -259,11 +308,42 @@ private:
             else
                 store(element(p, arrays::param, e), p.types[arrays::param], stepped.param, now.c.rounding.param,
                       adamant::random_half(lines.param, e));
-            store(element(p, arrays::exp_avg, e), p.types[arrays::exp_avg], stepped.exp_avg);
-            store(element(p, arrays::exp_avg_sq, e), p.types[arrays::exp_avg_sq], stepped.exp_avg_sq,
-                  now.c.rounding.exp_avg_sq, adamant::random_half(lines.exp_avg_sq, e));
+            m[i] = stepped.exp_avg;
+            v[i] = stepped.exp_avg_sq;
+            if (!has_codes(p)) {
+                store(element(p, arrays::exp_avg, e), p.types[arrays::exp_avg], stepped.exp_avg);
+                store(element(p, arrays::exp_avg_sq, e), p.types[arrays::exp_avg_sq], stepped.exp_avg_sq,
+                      now.c.rounding.exp_avg_sq, adamant::random_half(lines.exp_avg_sq, e));
+            }
             if (p.types[arrays::weight_out] != dtype::none && !is_split)
                 store(element(p, arrays::weight_out, e), p.types[arrays::weight_out], stepped.param);
+        }
+        if (has_codes(p))
+            encode_moments(p, begin, n, m.data(), v.data(), now.c.rounding);
+    }
+    void get_moments(model_piece const& p, std::size_t begin, std::size_t n, float* m, float* v)
+    {
+        for (std::size_t i = 0; i < n; ++i)
+            if (!has_codes(p)) {
+                m[i] = get(p, arrays::exp_avg, begin + i);
+                v[i] = get(p, arrays::exp_avg_sq, begin + i);
+            } else if (i % adamant::quantized_group_elems == 0) {
+                adamant::decode_exp_avg(group(p, arrays::exp_avg, begin + i), m + i);
+                adamant::decode_exp_avg_sq(group(p, arrays::exp_avg_sq, begin + i), v + i);
+            }
+    }
+    void encode_moments(model_piece const& p, std::size_t begin, std::size_t n, float const* m, float const* v,
+                        adamant::step_rounding const& rounding)
+    {
+        constexpr std::size_t together = adamant::quantized_group_elems;
+        for (std::size_t i = 0; i < n; i += together) {
+            std::size_t const e = begin + i;
+            adamant::rounding_line const line = adamant::rounding_lines_at(rounding.key, p.place, e).exp_avg_sq.from(e);
+            std::size_t const count = std::min(together, n - i);
+            adamant::encode_group(adamant::exp_avg_curve, m + i, count, rounding.exp_avg_sq, line,
+                                  group(p, arrays::exp_avg, e));
+            adamant::encode_group(adamant::exp_avg_sq_curve, v + i, count, rounding.exp_avg_sq, line,
+                                  group(p, arrays::exp_avg_sq, e));
         }
     }
     void copy_state(model_piece const& p, std::size_t begin, std::size_t n, std::size_t block, bool to_record)
@@ -275,8 +355,8 @@ private:
         for (std::size_t const a : adamant::state_arrays) {
             if (a == arrays::weight_out && p.types[arrays::param] != dtype::split_float32)
                 continue;
-            std::byte* const at = element(p, a, begin);
-            std::size_t const size = n * size_bytes(p.types[a]);
+            std::byte* const at = image.data() + p.at[a] + array_bytes(p.types[a], begin);
+            std::size_t const size = array_bytes(p.types[a], n);
             if (to_record)
                 record.insert(record.end(), at, at + size);
             else

@@ -10,6 +10,7 @@
 #include <adamant/optimizer.hpp>
 #include <adamant/shard/format.hpp>
 #include <adamant/shard/split_masters.hpp>
+#include <adamant/shard/state_format.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"
@@ -206,4 +207,116 @@ TEST_CASE("rounding by chance does not depend on how a param is cut, nor on the 
     CHECK((trained_with(cut, false, 3) == expected)); // in brackets, or a failure prints all of them
     CHECK((trained_with(cut, true, 3) == expected));
     CHECK((trained_with(whole, false, 4) != expected));
+}
+
+namespace {
+
+// One parameter with moments of 8 bits, in shards that begin at these elements.
+struct coded {
+    std::vector<float> param, grad;
+    std::vector<quantized8> exp_avg, exp_avg_sq;
+    optimizer by;
+
+    coded(std::size_t n, std::vector<std::size_t> const& begins, unsigned threads = 2)
+        : param(n), grad(n), exp_avg((n + 63) / 64), exp_avg_sq((n + 63) / 64),
+          by(executor(std::make_shared<team>(team_options{.threads = threads, .bind = binding::none})),
+             {.keep_last_step = true})
+    {
+        test::random_bits random(n);
+        for (float& x : param)
+            x = test::with_exponent(random(), -9, -4);
+        by.add_group("all", adamw({.lr = 1e-3, .weight_decay = 0.1}));
+        for (std::size_t k = 0; k < begins.size(); ++k) {
+            std::size_t const begin = begins[k];
+            std::size_t const size = (k + 1 == begins.size() ? n : begins[k + 1]) - begin;
+            by.add_shard({.group = 0,
+                          .name = "w",
+                          .shard = shard(param.data() + begin, grad.data() + begin, exp_avg.data() + begin / 64,
+                                         exp_avg_sq.data() + begin / 64, size),
+                          .place = {{n}, begin}});
+        }
+    }
+    void draw(std::uint64_t seed)
+    {
+        test::random_bits random(seed);
+        for (std::size_t i = 0; i < grad.size(); ++i) // some groups without gradients, some with a few
+            grad[i] = random.below(10) == 0 || i / 64 % 7 == seed % 7 ? 0.0f : test::with_exponent(random(), -16, -2);
+    }
+    [[nodiscard]] bool same(coded const& other) const
+    {
+        auto const equal = [](auto const& a, auto const& b) {
+            return std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
+        };
+        return equal(param, other.param) && equal(exp_avg, other.exp_avg) && equal(exp_avg_sq, other.exp_avg_sq);
+    }
+};
+
+} // namespace
+
+TEST_CASE("8 bits: shards that begin at multiples of 64 have the bits of the whole, resumed and taken back, too")
+{
+    std::size_t const n = 140007; // with three lines of random numbers
+    coded whole(n, {0}), cut(n, {0, 192, 4160, 65472, 131136}, 1), resumed(n, {0, 70016});
+    for (std::uint64_t step = 1; step <= 10; ++step) {
+        for (coded* each : {&whole, &cut}) {
+            each->draw(step);
+            each->by.step();
+        }
+        REQUIRE(whole.same(cut));
+        if (step % 3 == 0) {
+            whole.by.rollback();
+            cut.by.rollback();
+            REQUIRE(whole.same(cut));
+            whole.by.step();
+            cut.by.step();
+            REQUIRE(whole.same(cut));
+        }
+    }
+    resumed.by.load(cut.by.state());
+    REQUIRE(resumed.same(whole));
+    for (coded* each : {&whole, &resumed}) {
+        each->draw(11);
+        each->by.step();
+    }
+    REQUIRE(resumed.same(whole));
+}
+
+TEST_CASE("8 bits: what is refused says so")
+{
+    std::size_t const n = 200;
+    std::vector<float> param(n), grad(n);
+    std::vector<quantized8> exp_avg(4), exp_avg_sq(4);
+    optimizer by(two_threads());
+    by.add_group("all", adamw({.lr = 1e-3}));
+    auto const add = [&](std::size_t begin, std::size_t size) {
+        by.add_shard(
+            {.group = 0,
+             .name = "w",
+             .shard = shard(param.data() + begin, grad.data() + begin, exp_avg.data(), exp_avg_sq.data(), size),
+             .place = {{n}, begin}});
+    };
+    CHECK_THROWS_WITH(add(32, 64), Catch::Contains("elements 32 to 96 of 200, but its moments are in groups of 64"));
+    CHECK_THROWS_WITH(add(64, 100), Catch::Contains("begin at a multiple of that"));
+    CHECK_NOTHROW(add(64, 136));
+    std::vector<quantized8> short_by_one(3);
+    CHECK_THROWS_WITH(shard(param, grad, short_by_one, exp_avg_sq),
+                      Catch::Contains("param has 200 elements but exp_avg has 3 groups of 64; it needs 4"));
+    // A state of other moments is another state.
+    trained other(false, n, 1);
+    CHECK_THROWS_WITH(by.load(other.by.state()),
+                      Catch::Contains("float32 in the state that is loaded, but quantized8"));
+}
+
+TEST_CASE("names of states")
+{
+    using enum dtype;
+    auto const types = [](char const* name, dtype weight = bfloat16) { return types_of_state(name, float32, weight); };
+    CHECK(types("float32", none) == shard_dtypes{float32, float32, float32, float32, none});
+    CHECK(types("bfloat16") == shard_dtypes{float32, float32, bfloat16, bfloat16, bfloat16});
+    CHECK(types("quantized8") == shard_dtypes{float32, float32, quantized8, quantized8, bfloat16});
+    CHECK(types("split_float32+bfloat16") == shard_dtypes{split_float32, float32, bfloat16, bfloat16, bfloat16});
+    CHECK(types("split_float32+quantized8") == shard_dtypes{split_float32, float32, quantized8, quantized8, bfloat16});
+    for (char const* name : {"", "+", "quantized8+quantized8", "float32+", "+quantized8", "float32+float32", "int8"})
+        CHECK(!types(name));
+    CHECK(!types("split_float32+quantized8", float16));
 }

@@ -724,7 +724,7 @@ TEST_CASE("bad_resume: a run that is resumed, cut otherwise, is the run that was
     // A copy, as a file would hold it.
     std::vector<std::vector<std::byte>> held;
     for (state_tensor& t : state.tensors) {
-        held.emplace_back(t.data, t.data + t.elements * size_bytes(t.type));
+        held.emplace_back(t.data, t.data + array_bytes(t.type, t.elements));
         t.data = held.back().data();
     }
     std::vector<double> scales;

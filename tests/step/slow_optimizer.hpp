@@ -137,6 +137,55 @@ inline constexpr std::array<dtype, arrays> kinds[] = {
     {dtype::float32, dtype::bfloat16, dtype::float32, dtype::bfloat16, dtype::bfloat16, dtype::float32},
     {dtype::split_float32, dtype::bfloat16, dtype::float32, dtype::bfloat16, dtype::bfloat16, dtype::bfloat16},
     {dtype::split_float32, dtype::bfloat16, dtype::float32, dtype::float32, dtype::bfloat16, dtype::none},
+    {dtype::split_float32, dtype::bfloat16, dtype::quantized8, dtype::quantized8, dtype::bfloat16, dtype::float32},
+    {dtype::bfloat16, dtype::float16, dtype::quantized8, dtype::quantized8, dtype::none, dtype::none},
+    {dtype::float32, dtype::bfloat16, dtype::quantized8, dtype::quantized8, dtype::bfloat16, dtype::none},
+};
+
+// Both moments as a step sees them, and as it leaves them, whatever they are stored as.
+struct moments {
+    std::vector<float> exp_avg, exp_avg_sq;
+
+    explicit moments(tensor const& of) : exp_avg(room(of)), exp_avg_sq(room(of))
+    {
+        bool const coded = is_coded(of);
+        for (std::size_t i = 0; i < of.size(); i += coded ? quantized_group_elems : 1) {
+            if (coded) {
+                decode_exp_avg(group(of.expected[slow::exp_avg], i), exp_avg.data() + i);
+                decode_exp_avg_sq(group(of.expected[slow::exp_avg_sq], i), exp_avg_sq.data() + i);
+            } else {
+                exp_avg[i] = of.expected[slow::exp_avg].get(i);
+                exp_avg_sq[i] = of.expected[slow::exp_avg_sq].get(i);
+            }
+        }
+    }
+    void put(tensor& to, coefficients const& c) const
+    {
+        bool const coded = is_coded(to);
+        bool const by_chance = c.rounding.exp_avg_sq;
+        for (std::size_t i = 0; i < to.size(); i += coded ? quantized_group_elems : 1) {
+            rounding_line const line = rounding_lines_at(c.rounding.key, to.place, i).exp_avg_sq;
+            if (coded) {
+                std::size_t const n = std::min(quantized_group_elems, to.size() - i);
+                encode_group(exp_avg_curve, exp_avg.data() + i, n, by_chance, line.from(i),
+                             group(to.expected[slow::exp_avg], i));
+                encode_group(exp_avg_sq_curve, exp_avg_sq.data() + i, n, by_chance, line.from(i),
+                             group(to.expected[slow::exp_avg_sq], i));
+            } else {
+                store(to.expected[slow::exp_avg], to.types[slow::exp_avg], i, exp_avg[i]);
+                store(to.expected[slow::exp_avg_sq], to.types[slow::exp_avg_sq], i, exp_avg_sq[i], by_chance,
+                      random_half(line, i));
+            }
+        }
+    }
+
+private:
+    static bool is_coded(tensor const& of) { return of.types[slow::exp_avg] == dtype::quantized8; }
+    static std::size_t room(tensor const& of) { return of.size() + quantized_group_elems; }
+    static std::byte* group(test::array const& in, std::size_t i)
+    {
+        return const_cast<std::byte*>(in.data()) + array_bytes(dtype::quantized8, i);
+    }
 };
 
 // Compiled once, in optimizer.cpp, as it brings the kernels.
@@ -185,6 +234,7 @@ inline slow_result step_slowly(std::vector<tensor>& tensors, std::vector<bool> c
             make_coefficients(groups[each.group].hyper, t, {.loss_scale = loss_scale, .clip_coefficient = result.clip});
         if (groups[each.group].maximize)
             c.grad_scale = -c.grad_scale;
+        moments now(each);
         for (std::size_t i = 0; i < each.size(); ++i) {
             float g = each.summed[i];
             if (policy == nonfinite_policy::zero && !is_finite(g))
@@ -194,8 +244,9 @@ inline slow_result step_slowly(std::vector<tensor>& tensors, std::vector<bool> c
                 g = oracle::tamed(g, false, c.grad_scale, static_cast<float>(max_abs));
                 own.grad_scale = 1;
             }
-            oracle::element const updated = oracle::update(
-                {each.master(i), each.expected[exp_avg].get(i), each.expected[exp_avg_sq].get(i)}, g, own);
+            oracle::element const updated = oracle::update({each.master(i), now.exp_avg[i], now.exp_avg_sq[i]}, g, own);
+            now.exp_avg[i] = updated.exp_avg;
+            now.exp_avg_sq[i] = updated.exp_avg_sq;
             rounding_lines const lines = rounding_lines_at(c.rounding.key, each.place, i);
             bool const is_split = each.types[param] == dtype::split_float32;
             if (is_split) {
@@ -206,12 +257,10 @@ inline slow_result step_slowly(std::vector<tensor>& tensors, std::vector<bool> c
                 store(each.expected[param], each.types[param], i, updated.param, c.rounding.param,
                       random_half(lines.param, i));
             }
-            store(each.expected[exp_avg], each.types[exp_avg], i, updated.exp_avg);
-            store(each.expected[exp_avg_sq], each.types[exp_avg_sq], i, updated.exp_avg_sq, c.rounding.exp_avg_sq,
-                  random_half(lines.exp_avg_sq, i));
             if (each.types[weight_out] != dtype::none && !is_split)
                 store(each.expected[weight_out], each.types[weight_out], i, updated.param);
         }
+        now.put(each, c);
     }
     return result;
 }

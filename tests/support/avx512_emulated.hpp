@@ -40,6 +40,47 @@ using v16i = simde__m512i;
         to.i32[i] = from.i16[i];
     return simde__m512i_from_private(to);
 }
+template <class From> // std::int8_t or std::uint8_t
+v16i widen_bytes(__m128i a)
+{
+    From bytes[16];
+    __builtin_memcpy(bytes, &a, sizeof bytes);
+    simde__m512i_private to;
+    for (std::size_t i = 0; i < 16; ++i)
+        to.i32[i] = bytes[i];
+    return simde__m512i_from_private(to);
+}
+[[gnu::noinline]] inline v16i cvtepi8_epi32(__m128i a)
+{
+    return widen_bytes<std::int8_t>(a);
+}
+[[gnu::noinline]] inline v16i cvtepu8_epi32(__m128i a)
+{
+    return widen_bytes<std::uint8_t>(a);
+}
+// From the last to the first.
+template <class... Words>
+[[gnu::noinline]] v16i set_epi16(Words... words)
+{
+    std::int16_t const all[] = {static_cast<std::int16_t>(words)...};
+    simde__m512i_private to;
+    for (std::size_t i = 0; i < 32; ++i)
+        to.i16[i] = all[31 - i];
+    return simde__m512i_from_private(to);
+}
+[[gnu::noinline]] inline v16i set1_epi8(int x)
+{
+    return simde_mm512_set1_epi8(static_cast<std::int8_t>(x));
+}
+[[gnu::noinline]] inline __mmask32 cmpgt_epi16_mask(v16i a, v16i b)
+{
+    simde__m512i_private const x = simde__m512i_to_private(a);
+    simde__m512i_private const y = simde__m512i_to_private(b);
+    __mmask32 greater = 0;
+    for (std::size_t i = 0; i < 32; ++i)
+        greater |= static_cast<__mmask32>(x.i16[i] > y.i16[i]) << i;
+    return greater;
+}
 [[gnu::noinline]] inline __m256i cvtepi32_epi16(v16i a)
 {
     simde__m512i_private const from = simde__m512i_to_private(a);
@@ -75,6 +116,18 @@ inline v16 join(__m256 low, __m256 high)
 inline __m256 half(v16 a, int which)
 {
     return simde__m512_to_private(a).m256[which];
+}
+[[gnu::noinline]] inline v16 cvtepi32_ps(v16i a)
+{
+    simde__m512i_private const from = simde__m512i_to_private(a);
+    return join(_mm256_cvtepi32_ps(from.m256i[0]), _mm256_cvtepi32_ps(from.m256i[1]));
+}
+[[gnu::noinline]] inline v16i cvtps_epi32(v16 a)
+{
+    simde__m512i_private to;
+    to.m256i[0] = _mm256_cvtps_epi32(half(a, 0));
+    to.m256i[1] = _mm256_cvtps_epi32(half(a, 1));
+    return simde__m512i_from_private(to);
 }
 [[gnu::noinline]] inline v16 cvtph_ps(__m256i a)
 {
@@ -131,6 +184,14 @@ inline __m256 half(v16 a, int which)
 {
     return simde_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); // the only one that is used
 }
+[[gnu::noinline]] inline __m256i extracti64x4_epi64(v16i a, int)
+{
+    return simde__m512i_to_private(a).m256i[1]; // the only one that is used
+}
+[[gnu::noinline]] inline v16i maskz_srai_epi16(__mmask32 which, v16i a, unsigned count)
+{
+    return simde_mm512_maskz_mov_epi16(which, simde_mm512_srai_epi16(a, count));
+}
 [[gnu::noinline]] inline void storeu_epi32(void* to, v16i a)
 {
     simde_mm512_storeu_si512(to, a);
@@ -143,11 +204,14 @@ inline __m256 half(v16 a, int which)
     {                                                                                                                  \
         return simde_mm512_##name(arguments...);                                                                       \
     }
+ADAMANT_EMULATED(abs_epi16)
 ADAMANT_EMULATED(add_epi16)
 ADAMANT_EMULATED(add_epi32)
+ADAMANT_EMULATED(adds_epu16)
 ADAMANT_EMULATED(and_epi32)
 ADAMANT_EMULATED(castsi256_si512)
 ADAMANT_EMULATED(castsi512_ps)
+ADAMANT_EMULATED(castsi512_si256)
 ADAMANT_EMULATED(cmple_epu32_mask)
 ADAMANT_EMULATED(div_ps)
 ADAMANT_EMULATED(fmadd_ps)
@@ -158,15 +222,20 @@ ADAMANT_EMULATED(mask_mov_epi32)
 ADAMANT_EMULATED(maskz_mov_epi16)
 ADAMANT_EMULATED(maskz_permutexvar_epi16)
 ADAMANT_EMULATED(max_epu32)
+ADAMANT_EMULATED(max_epu8)
 ADAMANT_EMULATED(min_epi32)
 ADAMANT_EMULATED(min_epu32)
 ADAMANT_EMULATED(movepi32_mask)
 ADAMANT_EMULATED(movm_epi32)
 ADAMANT_EMULATED(mul_ps)
 ADAMANT_EMULATED(mullo_epi32)
+ADAMANT_EMULATED(packs_epi16)
 ADAMANT_EMULATED(packs_epi32)
+ADAMANT_EMULATED(packus_epi16)
+ADAMANT_EMULATED(packus_epi32)
 ADAMANT_EMULATED(permutex2var_ps)
 ADAMANT_EMULATED(permutexvar_epi16)
+ADAMANT_EMULATED(permutexvar_epi32)
 ADAMANT_EMULATED(set1_epi16)
 ADAMANT_EMULATED(set1_epi32)
 ADAMANT_EMULATED(set1_ps)
@@ -175,6 +244,8 @@ ADAMANT_EMULATED(setzero_si512)
 ADAMANT_EMULATED(slli_epi16)
 ADAMANT_EMULATED(slli_epi32)
 ADAMANT_EMULATED(sqrt_ps)
+ADAMANT_EMULATED(srai_epi16)
+ADAMANT_EMULATED(srli_epi16)
 ADAMANT_EMULATED(srli_epi32)
 ADAMANT_EMULATED(storeu_ps)
 ADAMANT_EMULATED(sub_epi32)
@@ -184,7 +255,9 @@ ADAMANT_EMULATED(ternarylogic_epi32)
 ADAMANT_EMULATED(test_epi16_mask)
 ADAMANT_EMULATED(test_epi32_mask)
 ADAMANT_EMULATED(unpackhi_epi16)
+ADAMANT_EMULATED(unpackhi_epi32)
 ADAMANT_EMULATED(unpacklo_epi16)
+ADAMANT_EMULATED(unpacklo_epi32)
 #undef ADAMANT_EMULATED
 
 } // namespace emulated_avx512
@@ -193,20 +266,32 @@ ADAMANT_END_NAMESPACE
 #define __m512 simde__m512
 #define __m512i simde__m512i
 
+#undef _mm256_mask_storeu_epi16
+#define _mm256_mask_storeu_epi16 emulated_avx512::mask_storeu_epi16
+#undef _mm256_maskz_loadu_epi16
+#define _mm256_maskz_loadu_epi16 emulated_avx512::maskz_loadu_epi16
+#undef _mm512_abs_epi16
+#define _mm512_abs_epi16 emulated_avx512::abs_epi16
 #undef _mm512_add_epi16
 #define _mm512_add_epi16 emulated_avx512::add_epi16
 #undef _mm512_add_epi32
 #define _mm512_add_epi32 emulated_avx512::add_epi32
+#undef _mm512_adds_epu16
+#define _mm512_adds_epu16 emulated_avx512::adds_epu16
 #undef _mm512_and_epi32
 #define _mm512_and_epi32 emulated_avx512::and_epi32
 #undef _mm512_castsi256_si512
 #define _mm512_castsi256_si512 emulated_avx512::castsi256_si512
 #undef _mm512_castsi512_ps
 #define _mm512_castsi512_ps emulated_avx512::castsi512_ps
+#undef _mm512_castsi512_si256
+#define _mm512_castsi512_si256 emulated_avx512::castsi512_si256
 #undef _mm512_cmp_ps_mask
 #define _mm512_cmp_ps_mask emulated_avx512::cmp_ps_mask
 #undef _mm512_cmpge_epu32_mask
 #define _mm512_cmpge_epu32_mask emulated_avx512::cmpge_epu32_mask
+#undef _mm512_cmpgt_epi16_mask
+#define _mm512_cmpgt_epi16_mask emulated_avx512::cmpgt_epi16_mask
 #undef _mm512_cmple_epu32_mask
 #define _mm512_cmple_epu32_mask emulated_avx512::cmple_epu32_mask
 #undef _mm512_cmplt_epu32_mask
@@ -215,16 +300,26 @@ ADAMANT_END_NAMESPACE
 #define _mm512_cvtepi16_epi32 emulated_avx512::cvtepi16_epi32
 #undef _mm512_cvtepi32_epi16
 #define _mm512_cvtepi32_epi16 emulated_avx512::cvtepi32_epi16
+#undef _mm512_cvtepi32_ps
+#define _mm512_cvtepi32_ps emulated_avx512::cvtepi32_ps
+#undef _mm512_cvtepi8_epi32
+#define _mm512_cvtepi8_epi32 emulated_avx512::cvtepi8_epi32
+#undef _mm512_cvtepu8_epi32
+#define _mm512_cvtepu8_epi32 emulated_avx512::cvtepu8_epi32
 #undef _mm512_cvtne2ps_pbh
 #define _mm512_cvtne2ps_pbh emulated_avx512::cvtne2ps_pbh
 #undef _mm512_cvtneps_pbh
 #define _mm512_cvtneps_pbh emulated_avx512::cvtneps_pbh
 #undef _mm512_cvtph_ps
 #define _mm512_cvtph_ps emulated_avx512::cvtph_ps
+#undef _mm512_cvtps_epi32
+#define _mm512_cvtps_epi32 emulated_avx512::cvtps_epi32
 #undef _mm512_cvtps_ph
 #define _mm512_cvtps_ph(x, rounding) emulated_avx512::cvtps_ph(x)
 #undef _mm512_div_ps
 #define _mm512_div_ps emulated_avx512::div_ps
+#undef _mm512_extracti64x4_epi64
+#define _mm512_extracti64x4_epi64 emulated_avx512::extracti64x4_epi64
 #undef _mm512_fmadd_ps
 #define _mm512_fmadd_ps emulated_avx512::fmadd_ps
 #undef _mm512_loadu_epi32
@@ -235,20 +330,20 @@ ADAMANT_END_NAMESPACE
 #define _mm512_mask_and_epi32 emulated_avx512::mask_and_epi32
 #undef _mm512_mask_mov_epi32
 #define _mm512_mask_mov_epi32 emulated_avx512::mask_mov_epi32
-#undef _mm512_maskz_mov_epi16
-#define _mm512_maskz_mov_epi16 emulated_avx512::maskz_mov_epi16
-#undef _mm512_maskz_permutexvar_epi16
-#define _mm512_maskz_permutexvar_epi16 emulated_avx512::maskz_permutexvar_epi16
 #undef _mm512_mask_storeu_ps
 #define _mm512_mask_storeu_ps emulated_avx512::mask_storeu_ps
 #undef _mm512_maskz_loadu_ps
 #define _mm512_maskz_loadu_ps emulated_avx512::maskz_loadu_ps
-#undef _mm256_maskz_loadu_epi16
-#define _mm256_maskz_loadu_epi16 emulated_avx512::maskz_loadu_epi16
-#undef _mm256_mask_storeu_epi16
-#define _mm256_mask_storeu_epi16 emulated_avx512::mask_storeu_epi16
+#undef _mm512_maskz_mov_epi16
+#define _mm512_maskz_mov_epi16 emulated_avx512::maskz_mov_epi16
+#undef _mm512_maskz_permutexvar_epi16
+#define _mm512_maskz_permutexvar_epi16 emulated_avx512::maskz_permutexvar_epi16
+#undef _mm512_maskz_srai_epi16
+#define _mm512_maskz_srai_epi16 emulated_avx512::maskz_srai_epi16
 #undef _mm512_max_epu32
 #define _mm512_max_epu32 emulated_avx512::max_epu32
+#undef _mm512_max_epu8
+#define _mm512_max_epu8 emulated_avx512::max_epu8
 #undef _mm512_min_epi32
 #define _mm512_min_epi32 emulated_avx512::min_epi32
 #undef _mm512_min_epu32
@@ -261,18 +356,30 @@ ADAMANT_END_NAMESPACE
 #define _mm512_mul_ps emulated_avx512::mul_ps
 #undef _mm512_mullo_epi32
 #define _mm512_mullo_epi32 emulated_avx512::mullo_epi32
+#undef _mm512_packs_epi16
+#define _mm512_packs_epi16 emulated_avx512::packs_epi16
+#undef _mm512_packs_epi32
+#define _mm512_packs_epi32 emulated_avx512::packs_epi32
+#undef _mm512_packus_epi16
+#define _mm512_packus_epi16 emulated_avx512::packus_epi16
+#undef _mm512_packus_epi32
+#define _mm512_packus_epi32 emulated_avx512::packus_epi32
 #undef _mm512_permutex2var_ps
 #define _mm512_permutex2var_ps emulated_avx512::permutex2var_ps
 #undef _mm512_permutexvar_epi16
 #define _mm512_permutexvar_epi16 emulated_avx512::permutexvar_epi16
-#undef _mm512_packs_epi32
-#define _mm512_packs_epi32 emulated_avx512::packs_epi32
+#undef _mm512_permutexvar_epi32
+#define _mm512_permutexvar_epi32 emulated_avx512::permutexvar_epi32
 #undef _mm512_set1_epi16
 #define _mm512_set1_epi16 emulated_avx512::set1_epi16
 #undef _mm512_set1_epi32
 #define _mm512_set1_epi32 emulated_avx512::set1_epi32
+#undef _mm512_set1_epi8
+#define _mm512_set1_epi8 emulated_avx512::set1_epi8
 #undef _mm512_set1_ps
 #define _mm512_set1_ps emulated_avx512::set1_ps
+#undef _mm512_set_epi16
+#define _mm512_set_epi16 emulated_avx512::set_epi16
 #undef _mm512_set_epi32
 #define _mm512_set_epi32 emulated_avx512::set_epi32
 #undef _mm512_setzero_si512
@@ -283,6 +390,10 @@ ADAMANT_END_NAMESPACE
 #define _mm512_slli_epi32 emulated_avx512::slli_epi32
 #undef _mm512_sqrt_ps
 #define _mm512_sqrt_ps emulated_avx512::sqrt_ps
+#undef _mm512_srai_epi16
+#define _mm512_srai_epi16 emulated_avx512::srai_epi16
+#undef _mm512_srli_epi16
+#define _mm512_srli_epi16 emulated_avx512::srli_epi16
 #undef _mm512_srli_epi32
 #define _mm512_srli_epi32 emulated_avx512::srli_epi32
 #undef _mm512_storeu_epi32
@@ -303,5 +414,9 @@ ADAMANT_END_NAMESPACE
 #define _mm512_test_epi32_mask emulated_avx512::test_epi32_mask
 #undef _mm512_unpackhi_epi16
 #define _mm512_unpackhi_epi16 emulated_avx512::unpackhi_epi16
+#undef _mm512_unpackhi_epi32
+#define _mm512_unpackhi_epi32 emulated_avx512::unpackhi_epi32
 #undef _mm512_unpacklo_epi16
 #define _mm512_unpacklo_epi16 emulated_avx512::unpacklo_epi16
+#undef _mm512_unpacklo_epi32
+#define _mm512_unpacklo_epi32 emulated_avx512::unpacklo_epi32

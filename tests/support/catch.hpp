@@ -19,6 +19,7 @@
 #include <adamant/kernel/isa.hpp>
 #include <adamant/numerics/convert.hpp>
 #include <adamant/numerics/hyperparameters.hpp>
+#include <adamant/numerics/quantized8.hpp>
 
 namespace test {
 
@@ -132,7 +133,7 @@ class array {
 public:
     array(adamant::dtype type, std::size_t n, std::size_t offset_bytes = 0)
         : type_(type), n_(type == adamant::dtype::none ? 0 : n),
-          bytes_(64 + offset_bytes + n_ * size_bytes(type) + 64, std::byte{0xa5})
+          bytes_(64 + offset_bytes + array_bytes(type, n_) + 64, std::byte{0xa5})
     {
         auto const address = reinterpret_cast<std::uintptr_t>(bytes_.data());
         begin_ = (64 - address % 64) % 64 + offset_bytes;
@@ -143,15 +144,24 @@ public:
     array(array const& other, std::size_t offset_bytes) : array(other.type_, other.n_, offset_bytes)
     {
         if (n_ != 0)
-            std::memcpy(data(), other.data(), n_ * size_bytes(type_));
+            std::memcpy(data(), other.data(), bytes());
     }
 
     [[nodiscard]] std::byte* data() { return type_ == adamant::dtype::none ? nullptr : bytes_.data() + begin_; }
     [[nodiscard]] std::byte const* data() const { return const_cast<array*>(this)->data(); }
     [[nodiscard]] std::size_t size() const { return n_; }
+    [[nodiscard]] std::size_t bytes() const { return array_bytes(type_, n_); }
 
+    // Of a group of 8 bits: x is its scale where it is the group's first, and its code has some of x's bits.
     void set(std::size_t i, float x)
     {
+        if (type_ == adamant::dtype::quantized8) {
+            std::byte* const group = group_of(i);
+            if (i % adamant::quantized_group_elems == 0)
+                adamant::store_unaligned(group + adamant::quantized_group_elems, x);
+            group[i % adamant::quantized_group_elems] = static_cast<std::byte>(bits(x) >> 10);
+            return;
+        }
         std::byte* const at = data() + i * size_bytes(type_);
         if (type_ == adamant::dtype::float32)
             adamant::store_unaligned(at, x);
@@ -164,6 +174,11 @@ public:
     }
     [[nodiscard]] float get(std::size_t i) const
     {
+        if (type_ == adamant::dtype::quantized8) { // as a first moment
+            std::byte const* const group = group_of(i);
+            return adamant::decoded_exp_avg(static_cast<std::uint8_t>(group[i % adamant::quantized_group_elems]),
+                                            adamant::load_unaligned<float>(group + adamant::quantized_group_elems));
+        }
         std::byte const* const at = data() + i * size_bytes(type_);
         if (type_ == adamant::dtype::float32)
             return adamant::load_unaligned<float>(at);
@@ -174,8 +189,11 @@ public:
     // Any bits of the element's own type.
     void set_bits(std::size_t i, std::uint64_t random)
     {
+        if (type_ == adamant::dtype::quantized8)
+            return set(i, from_bits(static_cast<std::uint32_t>(random)));
         std::memcpy(data() + i * size_bytes(type_), &random, size_bytes(type_));
     }
+    // Not of 8 bits.
     [[nodiscard]] std::uint32_t element_bits(std::size_t i) const
     {
         std::uint32_t result = 0;
@@ -186,7 +204,13 @@ public:
     // The first element whose bits differ, as text; empty where there is none. Bytes around the arrays count too.
     [[nodiscard]] std::string difference(array const& expected) const
     {
-        for (std::size_t i = 0; i < n_; ++i)
+        for (std::size_t b = 0; type_ == adamant::dtype::quantized8 && b < bytes(); ++b)
+            if (data()[b] != expected.data()[b])
+                return "byte " + std::to_string(b % sizeof(adamant::quantized8)) + " of group " +
+                       std::to_string(b / sizeof(adamant::quantized8)) + " is " +
+                       std::to_string(static_cast<int>(data()[b])) + ", expected " +
+                       std::to_string(static_cast<int>(expected.data()[b])) + " (" + std::to_string(n_) + " elements)";
+        for (std::size_t i = 0; type_ != adamant::dtype::quantized8 && i < n_; ++i)
             if (element_bits(i) != expected.element_bits(i)) {
                 char text[100];
                 std::snprintf(text, sizeof text, "element %zu of %zu is %08x, expected %08x", i, n_, element_bits(i),
@@ -194,12 +218,17 @@ public:
                 return text;
             }
         for (std::size_t b = 0; b < bytes_.size(); ++b)
-            if ((b < begin_ || b >= begin_ + n_ * size_bytes(type_)) && bytes_[b] != std::byte{0xa5})
+            if ((b < begin_ || b >= begin_ + bytes()) && bytes_[b] != std::byte{0xa5})
                 return "a byte outside the array was written";
         return {};
     }
 
 private:
+    [[nodiscard]] std::byte* group_of(std::size_t i) const
+    {
+        return const_cast<array*>(this)->data() + i / adamant::quantized_group_elems * sizeof(adamant::quantized8);
+    }
+
     adamant::dtype type_;
     std::size_t n_;
     std::vector<std::byte> bytes_;

@@ -56,6 +56,7 @@ inline constexpr c_name c_names[] = {
     {"dtype::bfloat16", "ADAMANT_BFLOAT16"},
     {"dtype::float16", "ADAMANT_FLOAT16"},
     {"dtype::float32", "ADAMANT_FLOAT32"},
+    {"dtype::quantized8", "ADAMANT_QUANTIZED8"},
     {"dtype::split_float32", "ADAMANT_SPLIT_FLOAT32"},
     {"rounding::nearest", "ADAMANT_ROUND_NEAREST"},
     {"rounding::stochastic", "ADAMANT_ROUND_STOCHASTIC"},

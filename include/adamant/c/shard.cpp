@@ -51,7 +51,7 @@ hyperparameters from_c(adamant_hyperparameters const* from)
 
 shard_format const& format_of(adamant_shard const& from)
 {
-    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, dtype::split_float32, what); };
+    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, dtype::quantized8, what); };
     shard_dtypes const types = {type(from.param_dtype, "param_dtype"), type(from.grad_dtype, "grad_dtype"),
                                 type(from.exp_avg_dtype, "exp_avg_dtype"),
                                 type(from.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
@@ -62,15 +62,16 @@ shard_format const& format_of(adamant_shard const& from)
     for (std::size_t i = 0; i < types.size(); ++i)
         (asked += i == 0 ? "" : ", ") += detail::text_of({shard_array::names[i], " ", name(types[i])});
     detail::throw_invalid_argument({"no shard has these types: ", asked,
-                                    "; param is of any type but none, grad float32, bfloat16 or float16, the moments "
-                                    "float32 or bfloat16, and weight_out is bfloat16 beside a split_float32 param, "
+                                    "; param is of any type but none and quantized8, grad float32, bfloat16 or "
+                                    "float16, the moments float32 or bfloat16, or both quantized8, and weight_out is "
+                                    "bfloat16 beside a split_float32 param, "
                                     "bfloat16 or float16 beside a float32 one, else none"});
 }
 
 shard_of_c shard_of(adamant_shard const& from)
 {
-    dtype const weights = to_enum(from.weight_out_dtype, dtype::split_float32, "weight_out_dtype");
-    dtype const sum = to_enum(from.accumulator_dtype, dtype::split_float32, "accumulator_dtype");
+    dtype const weights = to_enum(from.weight_out_dtype, dtype::quantized8, "weight_out_dtype");
+    dtype const sum = to_enum(from.accumulator_dtype, dtype::quantized8, "accumulator_dtype");
     auto const absent = [](dtype type, void const* array, std::string const& what) {
         if (type == dtype::none && array != nullptr)
             detail::throw_invalid_argument(

@@ -16,16 +16,18 @@ enum {
     ADAMANT_FLOAT32 = 1,
     ADAMANT_BFLOAT16 = 2,
     ADAMANT_FLOAT16 = 3,
-    ADAMANT_SPLIT_FLOAT32 = 4 /* the lower halves of float32 masters; see adamant_split_masters() */
+    ADAMANT_SPLIT_FLOAT32 = 4, /* the lower halves of float32 masters; see adamant_split_masters() */
+    ADAMANT_QUANTIZED8 = 5     /* moments in groups of 64: 64 codes of 8 bits and a float32 scale, 68 bytes in all */
 };
 
 /* Consecutive elements of one parameter. Every array has `elements` elements of its type, at any address; no array that
  * a step writes may overlap another. A pointer may be null where there are no elements, and must be null where its type
  * is ADAMANT_NONE.
- * param:       read and written; any type except none. With ADAMANT_SPLIT_FLOAT32 it is the masters' lower halves, and
+ * param:       read and written; any type except none and quantized8. With ADAMANT_SPLIT_FLOAT32 it is the masters' lower halves, and
  *              weight_out, of bfloat16, which is read then, too, their upper ones.
  * grad:        read from adamant_submit() or adamant_step() to the end of the step; float32, bfloat16 or float16.
- * exp_avg, exp_avg_sq: the moments, read and written, zero before the first step; float32 or bfloat16.
+ * exp_avg, exp_avg_sq: the moments, read and written, zero before the first step; float32 or bfloat16, or both
+ *              ADAMANT_QUANTIZED8: arrays of (elements + 63) / 64 groups, all bytes zero before the first step.
  * weight_out:  the new weights rounded, written; bfloat16 or float16 with a float32 param, else none. Before the first
  *              step it must hold the params, rounded: a step that is taken back leaves that there.
  * accumulator: where adamant_accumulate() adds gradients up; float32, bfloat16 or none. */
@@ -77,7 +79,7 @@ typedef struct adamant_hyperparameters {
     double weight_decay;     /* 0 */
     adamant_decay decay;     /* ADAMANT_DECAY_UNSET */
     int32_t bias_correction; /* 1 */
-    /* How second moments of bfloat16 are rounded; ADAMANT_ROUND_STOCHASTIC, because under rounding to nearest they do
+    /* How second moments of bfloat16, and codes of both moments of quantized8, are rounded; ADAMANT_ROUND_STOCHASTIC, because under rounding to nearest they do
      * not come down where 1 - beta2 is less than 0.002. */
     adamant_rounding exp_avg_sq_rounding;
     adamant_rounding param_rounding; /* of params of bfloat16; ADAMANT_ROUND_NEAREST */
@@ -90,7 +92,7 @@ ADAMANT_C_API adamant_status adamant_hyperparameters_init(adamant_hyperparameter
  * clip_coefficient / loss_scale; pass 1 for each that is not used. step_number counts from 1. The number of gradients
  * that were infinite or NaN, which went into the step as they were, is written to *nonfinite, which may be null. The
  * shard's accumulator must be ADAMANT_NONE. Its begin and rounding_stream say which elements it has, for stochastic
- * rounding; its shape is not looked at. Has the same bits as adamant_step() with the same values, where bfloat16 is not
+ * rounding; its shape is not looked at. Has the same bits as adamant_step() with the same values, where nothing is
  * rounded by chance: an optimizer goes by the parameter's name. From any thread, for shards that do not overlap.
  * invalid argument, before anything is written: types, pointers, hyperparameters or factors that cannot be, and step
  * number 0. */

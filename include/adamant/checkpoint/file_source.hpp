@@ -105,7 +105,7 @@ public:
     template <class Visit>
     void each_piece(state_tensor const& tensor, Visit const& visit)
     {
-        std::size_t const bytes = tensor.elements * size_bytes(tensor.type);
+        std::size_t const bytes = array_bytes(tensor.type, tensor.elements);
         if (tensor.source == nullptr) {
             visit(tensor.data, bytes);
             return;

@@ -86,10 +86,14 @@ private:
                 throw_invalid_argument(
                     {what, " is ", name(piece->type), " in the state that is loaded, but ", name(to.type), " here"});
             std::size_t const n = std::min(end, piece->begin + piece->elements) - at;
-            std::size_t const elem_bytes = size_bytes(to.type);
-            copies.push_back({const_cast<std::byte*>(to.data) + (at - to.begin) * elem_bytes,
-                              piece->data + (at - piece->begin) * elem_bytes, n * elem_bytes, piece->source,
-                              to.target});
+            if ((at - to.begin) % elems_together(to.type) != 0 || (at - piece->begin) % elems_together(to.type) != 0)
+                throw_invalid_argument({what, " is in groups of ", elems_together(to.type),
+                                        ", but cut between them: elements from ", piece->begin,
+                                        " on are in the state that is loaded, and elements from ", to.begin,
+                                        " on are needed"});
+            copies.push_back({const_cast<std::byte*>(to.data) + array_bytes(to.type, at - to.begin),
+                              piece->data + array_bytes(to.type, at - piece->begin), array_bytes(to.type, n),
+                              piece->source, to.target});
             at += n;
         }
         if (at != end)

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opt-in: what a safetensors file of ours looks like, and everything in it that comes before the data.
 //
-// The tensors, those of 32 bits before those of 16 so that each is aligned to its elements from the data's begin on:
+// The tensors, those of 32 bits first, then those of 16, then bytes, so that each is aligned to its elements from the
+// data's begin on:
 //     PARAM.param, PARAM.exp_avg, PARAM.exp_avg_sq    whole arrays, of the param's shape
 //     PARAM.exp_avg[BEGIN:END]                        elements of an array that is there in part only, one-dimensional
+// Moments of quantized8 are tensors of bytes, of the shape [groups, 68]: of each group 64 codes, and a float32 scale.
 // The metadata, all of them text:
 //     adamant.format_version   "1"
 //     adamant.step             steps taken, decimal
@@ -41,7 +43,17 @@ inline constexpr std::string_view header_digest_key = R"("adamant.header_xxh3":"
 inline constexpr unsigned format_version = 1;
 
 inline constexpr std::pair<std::string_view, dtype> file_types[] = {
-    {"F32", dtype::float32}, {"BF16", dtype::bfloat16}, {"F16", dtype::float16}};
+    {"F32", dtype::float32}, {"BF16", dtype::bfloat16}, {"F16", dtype::float16}, {"U8", dtype::quantized8}};
+
+// The shape of a tensor in a file: of its elements, or of the bytes of their groups.
+inline std::vector<std::size_t> file_shape(std::vector<std::size_t> const& shape, dtype type)
+{
+    std::size_t const together = elems_together(type);
+    if (together == 1)
+        return shape;
+    std::size_t const n = element_count({"", shape});
+    return {(n + together - 1) / together, size_bytes(type)};
+}
 
 struct file_tensor {
     std::string name;
@@ -53,7 +65,7 @@ struct file_tensor {
     {
         std::size_t bytes = 0;
         for (state_tensor const& piece : pieces)
-            bytes += piece.elements * size_bytes(piece.type);
+            bytes += array_bytes(piece.type, piece.elements);
         return bytes;
     }
 };
@@ -79,7 +91,8 @@ inline std::vector<file_tensor> lay_out(state_dict const& state, std::span<state
     }
     // The pieces are in the order that those of one size are to keep.
     std::sort(result.begin(), result.end(), [](file_tensor const& a, file_tensor const& b) {
-        return std::pair(size_bytes(b.type()), a.pieces.data()) < std::pair(size_bytes(a.type()), b.pieces.data());
+        auto const rank = [](dtype type) { return type == dtype::quantized8 ? 1 : size_bytes(type); };
+        return std::pair(rank(b.type()), a.pieces.data()) < std::pair(rank(a.type()), b.pieces.data());
     });
     return result;
 }
@@ -127,7 +140,8 @@ inline std::string file_head(state_dict const& state, std::vector<file_tensor> c
         std::string_view type;
         for (auto const& [text, value] : file_types)
             type = value == tensor.type() ? text : type;
-        json const entry = {{"dtype", type}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
+        json const entry = {
+            {"dtype", type}, {"shape", file_shape(tensor.shape, tensor.type())}, {"data_offsets", {begin, end}}};
         entries += ',' + json(tensor.name).dump() + ':' + entry.dump();
         begin = end;
     }

@@ -85,8 +85,9 @@ inline void place(found_tensor& found, state_dict const& state, name_index const
         found.tensor.begin = *begin;
         shape = {*end - *begin};
     }
-    if (found.shape != shape)
+    if (found.shape != file_shape(shape, found.tensor.type))
         throw malformed(what + " has another shape than its param or its range");
+    found.tensor.elements = element_count({found.name, std::move(shape)});
 }
 
 // What a header says of a tensor; its place in the state is still to be found.
@@ -100,11 +101,11 @@ inline found_tensor read_entry(std::string const& name, json const& entry)
     for (auto const& [text, value] : file_types)
         found.tensor.type = text == type ? value : found.tensor.type;
     if (found.tensor.type == dtype::none)
-        throw malformed(text_of({what, " has dtype ", type, ", but must have F32, BF16 or F16"}));
-    found.tensor.elements = element_count({name, found.shape});
+        throw malformed(text_of({what, " has dtype ", type, ", but must have F32, BF16, F16 or U8"}));
+    std::size_t const stored = element_count({name, found.shape}); // bytes, of moments in groups
+    std::size_t const each = found.tensor.type == dtype::quantized8 ? 1 : size_bytes(found.tensor.type);
     std::vector<std::size_t> const offsets = members.counts("data_offsets");
-    if (offsets.size() != 2 || offsets[0] > offsets[1] ||
-        offsets[1] - offsets[0] != found.tensor.elements * size_bytes(found.tensor.type))
+    if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] - offsets[0] != stored * each)
         throw malformed(what + " has data_offsets that do not match its shape and dtype");
     found.begin = offsets[0];
     found.end = offsets[1];

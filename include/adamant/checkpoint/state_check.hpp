@@ -138,13 +138,17 @@ inline void check_tensor(state_dict const& state, std::vector<std::size_t> const
         refuse({"is of an array that is not a valid state_array"});
     std::string const what = array_text(state, tensor);
     bool const known = tensor.type == dtype::float32 || tensor.type == dtype::bfloat16 ||
-                       (tensor.type == dtype::float16 && tensor.array == state_array::param);
+                       tensor.type == (tensor.array == state_array::param ? dtype::float16 : dtype::quantized8);
     if (!known)
-        refuse({"(", what, ") has elements of type ", name(tensor.type), ", but must have float32",
-                tensor.array == state_array::param ? ", bfloat16 or float16" : " or bfloat16"});
+        refuse({"(", what, ") has elements of type ", name(tensor.type), ", but must have float32, bfloat16 or ",
+                tensor.array == state_array::param ? "float16" : "quantized8"});
     std::size_t const count = counts[tensor.param];
     if (tensor.begin > count || tensor.elements > count - tensor.begin)
         refuse({"(", what, ") has ", tensor.elements, " elements from ", tensor.begin, ", but the param has ", count});
+    std::size_t const together = elems_together(tensor.type);
+    if (tensor.begin % together != 0 || (tensor.elements % together != 0 && tensor.begin + tensor.elements != count))
+        refuse({"(", what, ") has elements ", range_text(tensor.begin, tensor.begin + tensor.elements), " of ", count,
+                ", but groups of ", together, " elements are not cut"});
     if (tensor.data == nullptr && tensor.elements != 0)
         refuse({"(", what, ") has no data"});
 }

@@ -56,7 +56,7 @@ struct state_tensor {
     dtype type = dtype::float32;
     std::size_t begin = 0;
     std::size_t elements = 0;
-    std::byte const* data = nullptr; // elements * size_bytes(type) bytes, at any address
+    std::byte const* data = nullptr; // array_bytes(type, elements) bytes, at any address
     // If not null, loading and saving read the data through it instead of from `data`. So must whoever looks at the
     // elements of a state() with masters in two halves: these are no array of float32 in memory.
     state_source const* source = nullptr;

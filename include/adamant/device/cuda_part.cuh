@@ -21,19 +21,14 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail::cuda {
 
-[[nodiscard]] inline std::size_t elem_bytes(device_piece const& p, shard_array::index which) noexcept
+[[nodiscard]] inline std::size_t stored_bytes(device_piece const& p, shard_array::index which) noexcept
 {
-    return size_bytes(p.types[which]);
+    return array_bytes(p.types[which], p.elems);
 }
 [[nodiscard]] inline shard_dtypes types_of(device_piece const& p) noexcept
 {
     return {p.types[0], p.types[1], p.types[2], p.types[3], p.types[4]};
 }
-[[nodiscard]] inline std::size_t state_bytes(device_piece const& p) noexcept
-{
-    return adamant::state_bytes(types_of(p));
-}
-
 // Of the one allocation that a part makes: offsets in bytes.
 struct part_layout {
     static constexpr std::size_t aligned(std::size_t bytes) noexcept { return (bytes + 127) / 128 * 128; }
@@ -56,7 +51,7 @@ struct part_layout {
         std::size_t bytes = 0;
         for (auto const which : state_arrays)
             if (is_state(types_of(p), which))
-                bytes += aligned(p.elems * elem_bytes(p, which));
+                bytes += aligned(stored_bytes(p, which));
         return bytes;
     }
 
@@ -70,14 +65,21 @@ struct part_layout {
 
 using kernel = void (*)(launch);
 
-// One for each of the common combinations, float params and moments with any gradient and weight_out; and the last for
-// all others.
-inline constexpr std::size_t pass_kernels = 10;
+[[nodiscard]] inline bool has_codes(device_piece const& p) noexcept
+{
+    return p.types[shard_array::exp_avg] == dtype::quantized8;
+}
+
+// One for each of the common combinations, float params and moments with any gradient and weight_out; one for all
+// others but moments of 8 bits, and the last for these.
+inline constexpr std::size_t pass_kernels = 11;
 [[nodiscard]] inline std::size_t pass_kernel_of(device_piece const& p) noexcept
 {
     dtype const out = p.types[shard_array::weight_out];
-    if (has_split_param(types_of(p)) || state_bytes(p) != 3 * sizeof(float) || out == dtype::float32)
+    if (has_codes(p))
         return pass_kernels - 1;
+    if (has_split_param(types_of(p)) || state_bytes(types_of(p)) != 3 * sizeof(float) || out == dtype::float32)
+        return pass_kernels - 2;
     auto const sixteen = [](dtype type) -> std::size_t { return type == dtype::bfloat16 ? 1 : 2; };
     dtype const grad = p.types[shard_array::grad];
     return (grad == dtype::float32 ? 0 : sixteen(grad)) * 3 + (out == dtype::none ? 0 : sixteen(out));
@@ -88,14 +90,22 @@ inline constexpr std::size_t pass_kernels = 10;
     constexpr int f32 = static_cast<int>(dtype::float32);
     constexpr int bf16 = static_cast<int>(dtype::bfloat16);
     constexpr int f16 = static_cast<int>(dtype::float16);
+    constexpr int any = any_dtype;
+    constexpr int codes = static_cast<int>(dtype::quantized8);
     static constexpr kernel all[pass_kernels] = {
-        pass_kernel<f32, f32, f32, f32, none>,  pass_kernel<f32, f32, f32, f32, bf16>,
-        pass_kernel<f32, f32, f32, f32, f16>,   pass_kernel<f32, bf16, f32, f32, none>,
-        pass_kernel<f32, bf16, f32, f32, bf16>, pass_kernel<f32, bf16, f32, f32, f16>,
-        pass_kernel<f32, f16, f32, f32, none>,  pass_kernel<f32, f16, f32, f32, bf16>,
-        pass_kernel<f32, f16, f32, f32, f16>,   pass_kernel<any_dtype, any_dtype, any_dtype, any_dtype, any_dtype>,
+        pass_kernel<f32, f32, f32, f32, none>,    pass_kernel<f32, f32, f32, f32, bf16>,
+        pass_kernel<f32, f32, f32, f32, f16>,     pass_kernel<f32, bf16, f32, f32, none>,
+        pass_kernel<f32, bf16, f32, f32, bf16>,   pass_kernel<f32, bf16, f32, f32, f16>,
+        pass_kernel<f32, f16, f32, f32, none>,    pass_kernel<f32, f16, f32, f32, bf16>,
+        pass_kernel<f32, f16, f32, f32, f16>,     pass_kernel<any, any, any, any, any>,
+        pass_kernel<any, any, codes, codes, any>,
     };
     return all[number];
+}
+
+[[nodiscard]] inline kernel undo_kernel_at(std::size_t number) noexcept
+{
+    return number == 0 ? kernel(undo_kernel<any_dtype>) : undo_kernel<static_cast<int>(dtype::quantized8)>;
 }
 
 // Rules for what a launch is to know of a group.
@@ -165,7 +175,7 @@ public:
                 bool operator==(kind const&) const = default;
             };
             auto const kind_of = [&](std::uint32_t piece) -> kind {
-                return {undoes ? 0 : pass_kernel_of(pieces_[piece]),
+                return {undoes ? has_codes(pieces_[piece]) : pass_kernel_of(pieces_[piece]),
                         is_step ? pieces_[piece].group / launch::most_groups * launch::most_groups : 0};
             };
             // Nearly always there is one kind. What comes after a piece's own kind has not been launched yet.
@@ -184,7 +194,7 @@ public:
                 }
                 of.first_group = static_cast<std::uint32_t>(now.first_group);
                 error = launch_over(
-                    undoes ? kernel(undo_kernel<0>) : pass_kernel_at(now.kernel),
+                    undoes ? undo_kernel_at(now.kernel) : pass_kernel_at(now.kernel),
                     step_threads + ((of.tasks & sums) != 0 ? sum_threads : 0), stream, of, pass.pieces.subspan(first),
                     [&](std::uint32_t piece) { return kind_of(piece) == now; },
                     [&](std::uint32_t piece) { return !undoes && pass.summed[piece] != 0; });
@@ -196,7 +206,7 @@ public:
     {
         device_piece const& p = pieces_[piece];
         std::size_t const bytes =
-            p.elems * (elem_bytes(p, shard_array::grad) + (first ? 1 : 2) * elem_bytes(p, shard_array::accumulator));
+            stored_bytes(p, shard_array::grad) + (first ? 1 : 2) * stored_bytes(p, shard_array::accumulator);
         on_.enqueue(device_lane::work, {operation::accumulate, {}, piece, bytes}, [&](cudaStream_t stream) {
             launch of;
             of.tasks = 0;
@@ -216,7 +226,7 @@ public:
             if (p.types[shard_array::weight_out] == dtype::none || has_split_param(types_of(p)))
                 continue;
             with_weights.push_back(i);
-            bytes += p.elems * (elem_bytes(p, shard_array::param) + elem_bytes(p, shard_array::weight_out));
+            bytes += stored_bytes(p, shard_array::param) + stored_bytes(p, shard_array::weight_out);
         }
         on_.enqueue(device_lane::work, {operation::round_weights, {}, with_weights.size(), bytes},
                     [&](cudaStream_t stream) {
@@ -274,7 +284,7 @@ private:
                 if (!is_state(types_of(from), state_arrays[a]))
                     continue;
                 to.records[a] = address_of(record);
-                record = record + part_layout::aligned(from.elems * elem_bytes(from, state_arrays[a]));
+                record = record + part_layout::aligned(stored_bytes(from, state_arrays[a]));
             }
             to.elems = from.elems;
             to.first_block = first_blocks_[i];
@@ -332,15 +342,13 @@ private:
             bool const undoes = pass.pass == block_pass::undo;
             if (pass.pass == block_pass::rest ? had_record : undoes && !had_record)
                 continue;
-            std::size_t each = 0;
+            std::size_t const grad = stored_bytes(p, shard_array::grad);
             if (!undoes)
-                each += elem_bytes(p, shard_array::grad) +
-                        (pass.summed[i] != 0 ? elem_bytes(p, shard_array::accumulator) : 0);
+                bytes += grad + (pass.summed[i] != 0 ? stored_bytes(p, shard_array::accumulator) : 0);
             if (!only_reads(pass.pass))
-                each += step_bytes(types_of(p)) - elem_bytes(p, shard_array::grad);
+                bytes += step_bytes(types_of(p), p.elems) - grad;
             if (makes_records && !(pass.pass == block_pass::redo && had_record))
-                each += state_bytes(p);
-            bytes += p.elems * each;
+                bytes += state_bytes(types_of(p), p.elems);
             if (undoes || pass.pass == block_pass::redo || makes_records)
                 recorded_[i] = makes_records ? epoch_.load(std::memory_order_relaxed) : 0;
         }

@@ -28,7 +28,7 @@ public:
         for (device_piece const& piece : pieces_) {
             auto const array = [&](shard_array::index which) {
                 device_ptr const at = piece.arrays[which];
-                return at ? on_.real(at, piece.elems * size_bytes(piece.types[which])) : nullptr;
+                return at ? on_.real(at, array_bytes(piece.types[which], piece.elems)) : nullptr;
             };
             namespace arrays = shard_array;
             dtype const sum = piece.types[arrays::accumulator];
@@ -74,11 +74,9 @@ public:
         std::size_t bytes = 0;
         for (std::uint32_t const piece : own->pieces) {
             detail::offload_shard const& s = shards_[piece];
-            bytes +=
-                s.size() * (s.elem_bytes(s.grad) + (own->summed[piece] != 0 ? s.elem_bytes(s.accumulator) : 0) +
-                            (only_reads(pass.pass)
-                                 ? 0
-                                 : 2 * s.state_bytes() + (s.is_state(s.weight_out) ? 0 : s.elem_bytes(s.weight_out))));
+            std::size_t const n = s.size();
+            bytes += only_reads(pass.pass) ? s.bytes(s.grad, n) : step_bytes(s.format().types, n);
+            bytes += own->summed[piece] != 0 ? s.bytes(s.accumulator, n) : 0;
         }
         on_.enqueue(device_lane::work, device_operation::work, bytes,
                     detail::text_of({"pass '", name(pass.pass), "' over ", own->pieces.size(), " pieces"}),
@@ -95,14 +93,14 @@ public:
     {
         detail::offload_shard const& s = shards_[piece];
         on_.enqueue(device_lane::work, device_operation::work,
-                    s.size() * (s.elem_bytes(s.grad) + (first ? 1 : 2) * s.elem_bytes(s.accumulator)),
+                    s.bytes(s.grad, s.size()) + (first ? 1 : 2) * s.bytes(s.accumulator, s.size()),
                     "adding up gradients", [&s, first] { s.accumulate(0, s.size(), first); });
     }
     void round_weights() override
     {
         std::size_t bytes = 0;
         for (detail::offload_shard const& s : shards_)
-            bytes += s.has_weight_out() ? s.size() * (s.elem_bytes(s.param) + s.elem_bytes(s.weight_out)) : 0;
+            bytes += s.has_weight_out() ? s.bytes(s.param, s.size()) + s.bytes(s.weight_out, s.size()) : 0;
         on_.enqueue(device_lane::work, device_operation::work, bytes, "rounding weights", [this] {
             for (detail::offload_shard const& s : shards_)
                 s.round_weights(0, s.size());

@@ -3,8 +3,8 @@
 // block does one norm block of one piece; a launch does any number of blocks of any number of pieces.
 //
 // dtypes   of the common combinations known when compiled; of the others looked up, the same in all of a block
-// memory   each array is read once and written once, 16 bytes of float a thread (8 of the 16-bit types), and a thread
-//          asks for its next group before it works on this one
+// memory   each array is read once and written once, 16 bytes of float a thread (8 of the 16-bit types, 4 of the 8-bit
+//          one), and a thread asks for its next group before it works on this one
 // sums     one after another as the oracle says, by a warp that does nothing else, from gradients that the others have
 //          put into shared memory; so the chain of additions runs beside the step
 #pragma once
@@ -12,117 +12,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <adamant/device/gpu_numerics.cuh>
+#include <adamant/device/gpu_codes.cuh>
+#include <adamant/device/gpu_launch.cuh>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail::cuda {
-
-// A piece as kernels see it. In device memory, made once.
-struct piece {
-    void* arrays[6];  // as shard_array::index names them
-    void* records[4]; // copies of state_arrays
-    std::uint64_t elems;
-    std::uint32_t first_block; // of all blocks of the part
-    std::uint32_t group;
-    dtype types[6];
-    place_in_param place;
-};
-
-// What the kernels find of a part. In device memory.
-struct part_memory {
-    piece const* pieces;
-    std::uint32_t const* piece_of; // of each block
-    grad_squares* squares;         // of each block
-    std::uint32_t* recorded;       // of each block: the epoch that its record is of; 0 where it was used up
-};
-
-// What a launch does to its blocks.
-enum task : std::uint32_t {
-    sums = 1,         // leaves the sum of squares
-    steps = 2,        // takes the step ...
-    back = 4,         // ... from the record, where there is one, which is then used up; without steps: goes back only
-    keeps = 8,        // there is a record of what the step began with, in the end
-    unrecorded = 16,  // leaves alone what has a record
-    reads_state = 32, // looks whether there is a record
-};
-
-// Consecutive blocks of a part, as a launch numbers them. Those of one run have one answer to whether they are summed.
-struct block_run {
-    std::uint32_t launch_block; // the first of them
-    std::uint32_t part_block;   // the first of them, and summed_bit
-};
-inline constexpr std::uint32_t summed_bit = 0x80000000u;
-
-struct group_rules {
-    coefficients c;
-    float scale; // of oracle::tamed()
-    float bound;
-    bool tames;
-    bool zero_nonfinite;
-};
-
-// A launch, as its one parameter: so nothing of the host's is read once it is enqueued, and nothing has to be copied.
-struct launch {
-    static constexpr std::size_t most_runs = 192;
-    static constexpr std::size_t most_groups = 32;
-    part_memory part;
-    std::uint32_t tasks;
-    std::uint32_t runs;
-    std::uint32_t first_group; // of the groups, for pieces of these groups only
-    std::uint32_t epoch;       // records of others are forgotten
-    block_run run[most_runs];
-    group_rules group[most_groups];
-};
-static_assert(sizeof(launch) <= 4000, "CUDA takes 4 KiB of parameters at most");
-
-inline constexpr unsigned step_threads = 256;
-inline constexpr unsigned sum_threads = norm_lanes / 2;
-inline constexpr unsigned groups_each = norm_block_elems / group_elems / step_threads;
-static_assert(groups_each * step_threads * group_elems == norm_block_elems);
-
-// Types as kernels' parameters: the number of a dtype, or any of them, looked up. (Numbers, because CUDA 13.0 writes
-// code that does not compile for parameters of an enumeration in a namespace.)
-inline constexpr int any_dtype = -1;
-template <int Known>
-[[nodiscard]] __device__ inline dtype type_of([[maybe_unused]] piece const& p, [[maybe_unused]] unsigned array)
-{
-    if constexpr (Known == any_dtype)
-        return p.types[array];
-    else
-        return static_cast<dtype>(Known);
-}
-
-// One norm block of a piece.
-struct block {
-    std::size_t begin;   // in the piece
-    unsigned elems;      // 1 to norm_block_elems
-    std::uint32_t piece; // its number
-    std::uint32_t part_block;
-    bool summed;
-};
-[[nodiscard]] __device__ inline block find_block(launch const& of, std::uint32_t launch_block)
-{
-    unsigned low = 0; // the last run that begins at or before the block
-    for (unsigned high = of.runs; high - low > 1;) {
-        unsigned const middle = (low + high) / 2;
-        (of.run[middle].launch_block <= launch_block ? low : high) = middle;
-    }
-    std::uint32_t const first = of.run[low].part_block;
-    std::uint32_t const at = (first & ~summed_bit) + (launch_block - of.run[low].launch_block);
-    std::uint32_t const number = of.part.piece_of[at];
-    piece const& p = of.part.pieces[number];
-    std::size_t const begin = static_cast<std::size_t>(at - p.first_block) * norm_block_elems;
-    std::uint64_t const left = p.elems - begin;
-    return {begin, static_cast<unsigned>(left < norm_block_elems ? left : norm_block_elems), number, at,
-            (first & summed_bit) != 0};
-}
-
-// How many elements of a block group `group` has.
-[[nodiscard]] __device__ inline unsigned group_count(unsigned elems, unsigned group)
-{
-    unsigned const begin = group * group_elems;
-    return elems <= begin ? 0 : elems - begin < group_elems ? elems - begin : group_elems;
-}
 
 // Gradients as the step sees them, but for its rules: with the accumulator where that counts. Flushed.
 template <int Grad>
@@ -188,16 +82,33 @@ template <int Param>
 {
     return type_of<Param>(p, shard_array::param) == dtype::split_float32;
 }
+template <int Known>
+[[nodiscard]] __device__ inline raw_group load_moments(piece const& p, void const* array, unsigned which,
+                                                       std::size_t at, unsigned count)
+{
+    if constexpr (is_coded<Known>)
+        return load_codes(array, at);
+    else
+        return load_group(array, at, count, type_of<Known>(p, which));
+}
+template <int Known>
+__device__ inline void store_moments(piece const& p, void* array, unsigned which, std::size_t at, unsigned count,
+                                     raw_group const& raw)
+{
+    if constexpr (is_coded<Known>)
+        store_codes(array, at, raw);
+    else
+        store_group(array, at, count, type_of<Known>(p, which), raw);
+}
 template <int Param, int ExpAvg, int ExpAvgSq>
 [[nodiscard]] __device__ inline raw_state load_state(piece const& p, bool from_record, std::size_t at, unsigned count)
 {
     namespace arrays = shard_array;
     raw_state s = {
         load_group(from_record ? p.records[0] : p.arrays[arrays::param], at, count, type_of<Param>(p, arrays::param)),
-        load_group(from_record ? p.records[1] : p.arrays[arrays::exp_avg], at, count,
-                   type_of<ExpAvg>(p, arrays::exp_avg)),
-        load_group(from_record ? p.records[2] : p.arrays[arrays::exp_avg_sq], at, count,
-                   type_of<ExpAvgSq>(p, arrays::exp_avg_sq)),
+        load_moments<ExpAvg>(p, from_record ? p.records[1] : p.arrays[arrays::exp_avg], arrays::exp_avg, at, count),
+        load_moments<ExpAvgSq>(p, from_record ? p.records[2] : p.arrays[arrays::exp_avg_sq], arrays::exp_avg_sq, at,
+                               count),
         {}};
     if (has_split_param<Param>(p))
         s.weight = load_group(from_record ? p.records[3] : p.arrays[arrays::weight_out], at, count, dtype::bfloat16);
@@ -209,10 +120,10 @@ __device__ inline void store_state(piece const& p, bool to_record, std::size_t a
     namespace arrays = shard_array;
     store_group(to_record ? p.records[0] : p.arrays[arrays::param], at, count, type_of<Param>(p, arrays::param),
                 s.param);
-    store_group(to_record ? p.records[1] : p.arrays[arrays::exp_avg], at, count, type_of<ExpAvg>(p, arrays::exp_avg),
-                s.exp_avg);
-    store_group(to_record ? p.records[2] : p.arrays[arrays::exp_avg_sq], at, count,
-                type_of<ExpAvgSq>(p, arrays::exp_avg_sq), s.exp_avg_sq);
+    store_moments<ExpAvg>(p, to_record ? p.records[1] : p.arrays[arrays::exp_avg], arrays::exp_avg, at, count,
+                          s.exp_avg);
+    store_moments<ExpAvgSq>(p, to_record ? p.records[2] : p.arrays[arrays::exp_avg_sq], arrays::exp_avg_sq, at, count,
+                            s.exp_avg_sq);
     if (has_split_param<Param>(p))
         store_group(to_record ? p.records[3] : p.arrays[arrays::weight_out], at, count, dtype::bfloat16, s.weight);
 }
@@ -233,6 +144,31 @@ __device__ inline void round_by_chance(raw_group& raw, float_group const& of, bl
     }
 }
 
+// What moments become in memory.
+template <int ExpAvg, int ExpAvgSq>
+__device__ inline void set_moments(raw_state& now, piece const& p, step_rounding const& rounding,
+                                   block_randoms const& randoms, float_group& exp_avg, float_group& exp_avg_sq,
+                                   std::size_t at, unsigned count)
+{
+    if constexpr (is_coded<ExpAvg>) {
+        ADAMANT_GPU_UNROLL(4)
+        for (unsigned k = 0; k < group_elems; ++k)
+            if (k >= count) // after the piece's end
+                exp_avg.value[k] = exp_avg_sq.value[k] = 0;
+        std::size_t const first = at / quantized_group_elems * quantized_group_elems; // whose line is the group's
+        moment_codes const codes = encoded_moments(exp_avg, exp_avg_sq, rounding.exp_avg_sq,
+                                                   randoms.lines[first >= randoms.second_begin].exp_avg_sq, at);
+        now.exp_avg = codes.exp_avg;
+        now.exp_avg_sq = codes.exp_avg_sq;
+    } else {
+        dtype const exp_avg_sq_type = type_of<ExpAvgSq>(p, shard_array::exp_avg_sq);
+        now.exp_avg = stored_group(exp_avg, type_of<ExpAvg>(p, shard_array::exp_avg));
+        now.exp_avg_sq = stored_group(exp_avg_sq, exp_avg_sq_type);
+        if (rounding.exp_avg_sq && exp_avg_sq_type == dtype::bfloat16)
+            round_by_chance(now.exp_avg_sq, exp_avg_sq, randoms, &rounding_lines::exp_avg_sq, at);
+    }
+}
+
 // One step of a group.
 template <int Param, int ExpAvg, int ExpAvgSq, int WeightOut>
 __device__ inline void step_group(piece const& p, group_rules const& rules, block_randoms const& randoms,
@@ -240,12 +176,17 @@ __device__ inline void step_group(piece const& p, group_rules const& rules, bloc
 {
     namespace arrays = shard_array;
     dtype const param_type = type_of<Param>(p, arrays::param);
-    dtype const exp_avg_type = type_of<ExpAvg>(p, arrays::exp_avg);
-    dtype const exp_avg_sq_type = type_of<ExpAvgSq>(p, arrays::exp_avg_sq);
     bool const is_split = has_split_param<Param>(p);
     float_group param = is_split ? joined_group(old.weight, old.param) : widen_group(old.param, param_type);
-    float_group exp_avg = widen_group(old.exp_avg, exp_avg_type);
-    float_group exp_avg_sq = widen_group(old.exp_avg_sq, exp_avg_sq_type);
+    float_group exp_avg;
+    float_group exp_avg_sq;
+    if constexpr (is_coded<ExpAvg>) {
+        exp_avg = decoded_exp_avg_group(old.exp_avg);
+        exp_avg_sq = decoded_exp_avg_sq_group(old.exp_avg_sq);
+    } else {
+        exp_avg = widen_group(old.exp_avg, type_of<ExpAvg>(p, arrays::exp_avg));
+        exp_avg_sq = widen_group(old.exp_avg_sq, type_of<ExpAvgSq>(p, arrays::exp_avg_sq));
+    }
     ADAMANT_GPU_UNROLL(4)
     for (unsigned k = 0; k < group_elems; ++k) {
         float g = grads.value[k];
@@ -256,14 +197,10 @@ __device__ inline void step_group(piece const& p, group_rules const& rules, bloc
         exp_avg.value[k] = next.exp_avg;
         exp_avg_sq.value[k] = next.exp_avg_sq;
     }
-    raw_state now{stored_group(param, param_type),
-                  stored_group(exp_avg, exp_avg_type),
-                  stored_group(exp_avg_sq, exp_avg_sq_type),
-                  {}};
+    raw_state now{stored_group(param, param_type), {}, {}, {}};
+    set_moments<ExpAvg, ExpAvgSq>(now, p, rules.c.rounding, randoms, exp_avg, exp_avg_sq, at, count);
     if (is_split)
         split_group(param, now.weight, now.param);
-    if (rules.c.rounding.exp_avg_sq && exp_avg_sq_type == dtype::bfloat16)
-        round_by_chance(now.exp_avg_sq, exp_avg_sq, randoms, &rounding_lines::exp_avg_sq, at);
     if (rules.c.rounding.param && param_type == dtype::bfloat16)
         round_by_chance(now.param, param, randoms, &rounding_lines::param, at);
     store_state<Param, ExpAvg, ExpAvgSq>(p, false, at, count, now);
@@ -284,14 +221,15 @@ __device__ inline void round_group(piece const& p, raw_group const& raw, dtype p
 }
 
 // How many thread blocks of a kernel a multiprocessor is to have room for: three keep enough loads under way to fill
-// the memory's bus, and leave 72 registers a thread, which types that are looked up do not get by with.
-template <int Known>
-inline constexpr int thread_blocks = Known == any_dtype ? 2 : 3;
+// the memory's bus, and leave 72 registers a thread. Those are too few where types are looked up, but for moments of
+// 8 bits, which take less room themselves.
+template <int Param, int ExpAvg>
+inline constexpr int thread_blocks = Param == any_dtype && !is_coded<ExpAvg> ? 2 : 3;
 
 // The passes that look at gradients. Types that are not any_dtype are those of all pieces of the launch. With sums,
 // step_threads + sum_threads threads; else step_threads. Every thread comes to every barrier.
 template <int Param, int Grad, int ExpAvg, int ExpAvgSq, int WeightOut>
-__global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Param>)
+__global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Param, ExpAvg>)
     pass_kernel(__grid_constant__ launch const of)
 {
     alignas(16) __shared__ float staged[norm_block_elems];
@@ -310,22 +248,24 @@ __global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Para
     bool const from_record = (of.tasks & back) != 0 && has_record;
     bool const steps_here = (of.tasks & steps) != 0 && works;
     auto const at = [&](unsigned group) { return b.begin + group * group_elems; };
+    unsigned const held = held_elems<ExpAvg>(b.elems);
 
     raw_state next = {};
-    if (unsigned const count = group_count(b.elems, thread); steps_here && count != 0)
-        next = load_state<Param, ExpAvg, ExpAvgSq>(p, from_record, at(thread), count);
+    if (steps_here && group_count(held, thread) != 0)
+        next = load_state<Param, ExpAvg, ExpAvgSq>(p, from_record, at(thread), group_count(b.elems, thread));
     if ((of.tasks & sums) != 0 && works) {
         ADAMANT_GPU_UNROLL(4)
         for (unsigned k = 0; k < groups_each; ++k) {
             unsigned const group = k * step_threads + thread;
-            if (unsigned const count = group_count(b.elems, group); count != 0) {
-                float_group const g = load_gradients<Grad>(p, b.summed, at(group), count);
+            if (group_count(held, group) != 0) {
+                float_group const g = load_gradients<Grad>(p, b.summed, at(group), group_count(b.elems, group));
                 *reinterpret_cast<float4*>(staged + group * group_elems) =
                     make_float4(g.value[0], g.value[1], g.value[2], g.value[3]);
             }
         }
     }
-    if (Param == any_dtype && (of.tasks & steps) != 0 && thread == 0) {
+    if (constexpr bool rounds_by_chance = Param == any_dtype || is_coded<ExpAvg>;
+        rounds_by_chance && (of.tasks & steps) != 0 && thread == 0) {
         std::uint64_t const key = of.group[p.group - of.first_group].c.rounding.key;
         randoms.second_begin = rounding_line_end(p.place, b.begin);
         randoms.lines[0] = rounding_lines_at(key, p.place, b.begin);
@@ -340,12 +280,12 @@ __global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Para
         for (unsigned k = 0; k < groups_each; ++k) {
             unsigned const group = k * step_threads + thread;
             unsigned const count = group_count(b.elems, group);
-            if (count == 0)
+            if (group_count(held, group) == 0)
                 break;
             raw_state const old = next;
-            if (unsigned const count_next = group_count(b.elems, group + step_threads);
-                k + 1 < groups_each && count_next != 0)
-                next = load_state<Param, ExpAvg, ExpAvgSq>(p, from_record, at(group + step_threads), count_next);
+            if (k + 1 < groups_each && group_count(held, group + step_threads) != 0)
+                next = load_state<Param, ExpAvg, ExpAvgSq>(p, from_record, at(group + step_threads),
+                                                           group_count(b.elems, group + step_threads));
             float_group g;
             if ((of.tasks & sums) != 0) {
                 float4 const all = *reinterpret_cast<float4 const*>(staged + group * group_elems);
@@ -383,8 +323,8 @@ __global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Para
     }
 }
 
-// Goes back, where there is a record, and uses it up.
-template <int = 0>
+// Goes back, where there is a record, and uses it up. Moments: coded, or any others.
+template <int Moments>
 __global__ void __launch_bounds__(step_threads) undo_kernel(__grid_constant__ launch const of)
 {
     block const b = find_block(of, blockIdx.x);
@@ -393,11 +333,11 @@ __global__ void __launch_bounds__(step_threads) undo_kernel(__grid_constant__ la
     __syncthreads(); // all have seen that
     if (!has_record)
         return;
-    for (unsigned group = threadIdx.x; group * group_elems < b.elems; group += step_threads) {
+    for (unsigned group = threadIdx.x; group * group_elems < held_elems<Moments>(b.elems); group += step_threads) {
         unsigned const count = group_count(b.elems, group);
         std::size_t const at = b.begin + group * group_elems;
-        raw_state const old = load_state<any_dtype, any_dtype, any_dtype>(p, true, at, count);
-        store_state<any_dtype, any_dtype, any_dtype>(p, false, at, count, old);
+        raw_state const old = load_state<any_dtype, Moments, Moments>(p, true, at, count);
+        store_state<any_dtype, Moments, Moments>(p, false, at, count, old);
         if (p.types[shard_array::weight_out] != dtype::none && !has_split_param<any_dtype>(p))
             round_group(p, old.param, p.types[shard_array::param], at, count);
     }

@@ -261,6 +261,64 @@ struct simd {
         }
     }
 
+    // See kernel/quad_codes.hpp.
+    using words = __m256i;
+    using pair_of_u32 = kernel::pair_of_u32;
+    ADAMANT_SIMD static f32 load_signed_bytes(std::byte const* address)
+    {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<__m128i_u const*>(address))));
+    }
+    ADAMANT_SIMD static f32 load_unsigned_bytes(std::byte const* address)
+    {
+        return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<__m128i_u const*>(address))));
+    }
+    ADAMANT_SIMD static u32 rounded(f32 x) { return _mm256_cvtps_epi32(x); }
+    ADAMANT_SIMD static pair_of_u32 largest(u32 a, u32 b)
+    {
+        u32 const both = max(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+        __m128i const four = _mm_max_epu32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+        return pair_of_u32(static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_max_epu32(four, _mm_srli_si128(four, 8)))));
+    }
+    ADAMANT_SIMD static u32 hidden(std::uint32_t x)
+    {
+        u32 all = set(x);
+        asm("" : "+x"(all));
+        return all;
+    }
+    ADAMANT_SIMD static u32 subtract_halves(u32 a, u32 b) { return _mm256_subs_epu16(a, b); }
+    ADAMANT_SIMD static words pack_signed(u32 a, u32 b) { return _mm256_packs_epi32(a, b); }
+    ADAMANT_SIMD static words pack_unsigned(u32 a, u32 b) { return _mm256_packus_epi32(a, b); }
+    ADAMANT_SIMD static words set_words(std::uint16_t x) { return _mm256_set1_epi16(static_cast<short>(x)); }
+    ADAMANT_SIMD static words plus_words(words x, words y) { return _mm256_add_epi16(x, y); }
+    ADAMANT_SIMD static words plus_saturated(words x, words y) { return _mm256_adds_epu16(x, y); }
+    ADAMANT_SIMD static words magnitude(words x) { return _mm256_abs_epi16(x); }
+    ADAMANT_SIMD static words signs(words x) { return _mm256_srai_epi16(x, 15); }
+    ADAMANT_SIMD static words lower_byte(words x) { return x & set_words(0xff); }
+    ADAMANT_SIMD static words upper_byte(words x) { return _mm256_srli_epi16(x, 8); }
+    ADAMANT_SIMD static words upper_byte_signed(words x) { return _mm256_srai_epi16(x, 8); }
+    ADAMANT_SIMD static words words_above(words x, std::uint16_t bound)
+    {
+        return _mm256_cmpgt_epi16(x, set_words(bound));
+    }
+    ADAMANT_SIMD static words upper_byte_signed(words x, words kept) { return upper_byte_signed(x) & kept; }
+    // Packing leaves words of each vector in two places.
+    ADAMANT_SIMD static void store_in_order(std::byte* address, __m256i bytes)
+    {
+        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address),
+                            _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+    }
+    ADAMANT_SIMD static void store_bytes_signed(std::byte* address, words const (&x)[4])
+    {
+        store_in_order(address, _mm256_packs_epi16(x[0], x[1]));
+        store_in_order(address + 32, _mm256_packs_epi16(x[2], x[3]));
+    }
+    ADAMANT_SIMD static void store_bytes_above_zero(std::byte* address, words const (&x)[4])
+    {
+        __m256i const one = _mm256_set1_epi8(1);
+        store_in_order(address, _mm256_max_epu8(_mm256_packus_epi16(x[0], x[1]), one));
+        store_in_order(address + 32, _mm256_max_epu8(_mm256_packus_epi16(x[2], x[3]), one));
+    }
+
     ADAMANT_SIMD static void load_evens_odds(std::byte const* address, f32& evens, f32& odds)
     {
         u32 const words = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address));

@@ -177,6 +177,12 @@ struct simd {
         u32 const lower = _mm512_srli_epi32(round_upper_word<Ordinary>(evens), 16);
         return _mm512_ternarylogic_epi32(lower, upper, set(0xffff0000u), 0xf8); // lower | (upper & mask)
     }
+    // Words of two vectors that lie beside each other, each vector's together.
+    ADAMANT_SIMD static u32 unzipped()
+    {
+        return _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, //
+                                30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    }
     template <bool Interleaved>
     ADAMANT_SIMD static void store_upper_halves(std::byte* address, u32 a, u32 b)
     {
@@ -184,9 +190,7 @@ struct simd {
             _mm512_storeu_epi32(address,
                                 _mm512_ternarylogic_epi32(shift_right<16>(a), b, set(0xffff0000u), 0xf8));
         } else {
-            _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), _mm512_cvtepi32_epi16(shift_right<16>(a)));
-            _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address + lanes * sizeof(bfloat16)),
-                                _mm512_cvtepi32_epi16(shift_right<16>(b)));
+            _mm512_storeu_epi32(address, _mm512_permutexvar_epi16(unzipped(), _mm512_ternarylogic_epi32(shift_right<16>(a), b, set(0xffff0000u), 0xf8)));
         }
     }
     ADAMANT_SIMD static void load_signed_halves(std::byte const* address, u32& a, u32& b)
@@ -197,9 +201,7 @@ struct simd {
     }
     ADAMANT_SIMD static void store_lower_halves(std::byte* address, u32 a, u32 b)
     {
-        auto* const halves_of = reinterpret_cast<__m256i_u*>(address);
-        _mm256_storeu_si256(halves_of, _mm512_cvtepi32_epi16(a));
-        _mm256_storeu_si256(halves_of + 1, _mm512_cvtepi32_epi16(b));
+        _mm512_storeu_epi32(address, _mm512_permutexvar_epi16(unzipped(), _mm512_ternarylogic_epi32(shift_left<16>(b), a, set(0xffffu), 0xf8)));
     }
     template <class T, bool Ordinary>
     ADAMANT_SIMD static void narrow_pair(f32 a, f32 b, bool natively, __m256i& half_a, __m256i& half_b)
@@ -271,6 +273,66 @@ struct simd {
         u32 const both = _mm512_loadu_epi32(address);
         x[0] = _mm512_unpacklo_epi16(both, _mm512_setzero_si512());
         x[1] = _mm512_unpackhi_epi16(both, _mm512_setzero_si512());
+    }
+
+    // See kernel/quad_codes.hpp.
+    using words = __m512i;
+    using pair_of_u32 = kernel::pair_of_u32;
+    ADAMANT_SIMD static f32 load_signed_bytes(std::byte const* address)
+    {
+        return _mm512_cvtepi32_ps(
+            _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<__m128i_u const*>(address))));
+    }
+    ADAMANT_SIMD static f32 load_unsigned_bytes(std::byte const* address)
+    {
+        return _mm512_cvtepi32_ps(
+            _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<__m128i_u const*>(address))));
+    }
+    ADAMANT_SIMD static u32 rounded(f32 x) { return _mm512_cvtps_epi32(x); }
+    ADAMANT_SIMD static pair_of_u32 largest(u32 a, u32 b)
+    {
+        u32 const both = max(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        __m256i const half = _mm256_max_epu32(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1));
+        __m128i const four = _mm_max_epu32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+        return pair_of_u32(static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_max_epu32(four, _mm_srli_si128(four, 8)))));
+    }
+    ADAMANT_SIMD static u32 hidden(std::uint32_t x)
+    {
+        u32 all = set(x);
+#if !defined(ADAMANT_EMULATED_AVX512)
+        asm("" : "+v"(all));
+#endif
+        return all;
+    }
+    ADAMANT_SIMD static u32 subtract_halves(u32 a, u32 b) { return _mm512_subs_epu16(a, b); }
+    ADAMANT_SIMD static words pack_signed(u32 a, u32 b) { return _mm512_packs_epi32(a, b); }
+    ADAMANT_SIMD static words pack_unsigned(u32 a, u32 b) { return _mm512_packus_epi32(a, b); }
+    ADAMANT_SIMD static words set_words(std::uint16_t x) { return set_halves(x); }
+    ADAMANT_SIMD static words plus_words(words x, words y) { return _mm512_add_epi16(x, y); }
+    ADAMANT_SIMD static words plus_saturated(words x, words y) { return _mm512_adds_epu16(x, y); }
+    ADAMANT_SIMD static words magnitude(words x) { return _mm512_abs_epi16(x); }
+    ADAMANT_SIMD static words signs(words x) { return _mm512_srai_epi16(x, 15); }
+    ADAMANT_SIMD static words lower_byte(words x) { return x & set_words(0xff); }
+    ADAMANT_SIMD static words upper_byte(words x) { return _mm512_srli_epi16(x, 8); }
+    ADAMANT_SIMD static words upper_byte_signed(words x) { return _mm512_srai_epi16(x, 8); }
+    ADAMANT_SIMD static __mmask32 words_above(words x, std::uint16_t bound)
+    {
+        return _mm512_cmpgt_epi16_mask(x, set_words(bound));
+    }
+    ADAMANT_SIMD static words upper_byte_signed(words x, __mmask32 kept) { return _mm512_maskz_srai_epi16(kept, x, 8); }
+    // Packing leaves words of each vector in four places.
+    ADAMANT_SIMD static u32 in_order_of_four(u32 bytes)
+    {
+        return _mm512_permutexvar_epi32(_mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), bytes);
+    }
+    ADAMANT_SIMD static void store_bytes_signed(std::byte* address, words const (&x)[2])
+    {
+        _mm512_storeu_epi32(address, in_order_of_four(_mm512_packs_epi16(x[0], x[1])));
+    }
+    ADAMANT_SIMD static void store_bytes_above_zero(std::byte* address, words const (&x)[2])
+    {
+        u32 const bytes = _mm512_max_epu8(_mm512_packus_epi16(x[0], x[1]), _mm512_set1_epi8(1));
+        _mm512_storeu_epi32(address, in_order_of_four(bytes));
     }
 
     ADAMANT_SIMD static void load_evens_odds(std::byte const* address, f32& evens, f32& odds)

@@ -18,41 +18,47 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
                          memory_access) noexcept
 {
     float_mode_scope const mode(subnormals::kept);
-    std::uint64_t nonfinite = 0;
-    rounding_lines lines = {};
-    std::size_t line_end = begin;
-    for (std::size_t i = begin; i < end; ++i) {
-        if (i == line_end) {
-            lines = rounding_lines_at(c.rounding.key, a.place, i);
-            line_end = rounding_line_end(a.place, i);
+    if constexpr (is_quantized<ExpAvg>) {
+        return quantized_step(a, begin, end, c, {false},
+                              quantized_paths_for<Param, Grad, WeightOut>(
+                                  fused_step<Param, Grad, float, float, WeightOut>, moments_codec, nullptr));
+    } else {
+        std::uint64_t nonfinite = 0;
+        rounding_lines lines = {};
+        std::size_t line_end = begin;
+        for (std::size_t i = begin; i < end; ++i) {
+            if (i == line_end) {
+                lines = rounding_lines_at(c.rounding.key, a.place, i);
+                line_end = rounding_line_end(a.place, i);
+            }
+            float const grad = widen(load_unaligned<Grad>(a.grad + i * sizeof(Grad)));
+            auto const param = load_unaligned<Param>(a.param + i * sizeof(Param));
+            float master;
+            if constexpr (is_split<Param>)
+                master = joined_master(load_unaligned<WeightOut>(a.weight_out + i * sizeof(WeightOut)), param);
+            else
+                master = widen(param);
+            oracle::element const updated =
+                oracle::update({master, widen(load_unaligned<ExpAvg>(a.exp_avg + i * sizeof(ExpAvg))),
+                                widen(load_unaligned<ExpAvgSq>(a.exp_avg_sq + i * sizeof(ExpAvgSq)))},
+                               grad, c);
+            if constexpr (is_split<Param>)
+                store_unaligned(a.param + i * sizeof(Param), split_master(updated.param).low);
+            else
+                store_unaligned(a.param + i * sizeof(Param),
+                                oracle::stored<Param>(updated.param, c.rounding.param, random_half(lines.param, i)));
+            store_unaligned(a.exp_avg + i * sizeof(ExpAvg), oracle::stored<ExpAvg>(updated.exp_avg));
+            store_unaligned(
+                a.exp_avg_sq + i * sizeof(ExpAvgSq),
+                oracle::stored<ExpAvgSq>(updated.exp_avg_sq, c.rounding.exp_avg_sq, random_half(lines.exp_avg_sq, i)));
+            if constexpr (is_split<Param>)
+                store_unaligned(a.weight_out + i * sizeof(WeightOut), split_master(updated.param).weight);
+            else if constexpr (!std::is_void_v<WeightOut>)
+                store_unaligned(a.weight_out + i * sizeof(WeightOut), oracle::stored<WeightOut>(updated.param));
+            nonfinite += !is_finite(grad);
         }
-        float const grad = widen(load_unaligned<Grad>(a.grad + i * sizeof(Grad)));
-        auto const param = load_unaligned<Param>(a.param + i * sizeof(Param));
-        float master;
-        if constexpr (is_split<Param>)
-            master = joined_master(load_unaligned<WeightOut>(a.weight_out + i * sizeof(WeightOut)), param);
-        else
-            master = widen(param);
-        oracle::element const updated =
-            oracle::update({master, widen(load_unaligned<ExpAvg>(a.exp_avg + i * sizeof(ExpAvg))),
-                            widen(load_unaligned<ExpAvgSq>(a.exp_avg_sq + i * sizeof(ExpAvgSq)))},
-                           grad, c);
-        if constexpr (is_split<Param>)
-            store_unaligned(a.param + i * sizeof(Param), split_master(updated.param).low);
-        else
-            store_unaligned(a.param + i * sizeof(Param),
-                            oracle::stored<Param>(updated.param, c.rounding.param, random_half(lines.param, i)));
-        store_unaligned(a.exp_avg + i * sizeof(ExpAvg), oracle::stored<ExpAvg>(updated.exp_avg));
-        store_unaligned(
-            a.exp_avg_sq + i * sizeof(ExpAvgSq),
-            oracle::stored<ExpAvgSq>(updated.exp_avg_sq, c.rounding.exp_avg_sq, random_half(lines.exp_avg_sq, i)));
-        if constexpr (is_split<Param>)
-            store_unaligned(a.weight_out + i * sizeof(WeightOut), split_master(updated.param).weight);
-        else if constexpr (!std::is_void_v<WeightOut>)
-            store_unaligned(a.weight_out + i * sizeof(WeightOut), oracle::stored<WeightOut>(updated.param));
-        nonfinite += !is_finite(grad);
+        return nonfinite;
     }
-    return nonfinite;
 }
 
 template <class Grad>

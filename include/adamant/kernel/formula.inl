@@ -32,7 +32,8 @@ struct state_vectors {
 };
 
 // The formula up to both moments, as in oracle::update; start_param and finish_param are the rest of it.
-template <path Path>
+// LooksAtMoments: whether the ordinary path's guard has to; the other paths' do.
+template <path Path, bool LooksAtMoments = true>
 ADAMANT_SIMD void update_moments(state_vectors& s, simd::f32 grad, coefficient_vectors const& c, guard<Path>& seen)
 {
     simd::f32 const p = flushed<Path>(s.param);
@@ -52,8 +53,11 @@ ADAMANT_SIMD void update_moments(state_vectors& s, simd::f32 grad, coefficient_v
         simd::fma(c.one_minus_beta2, flushed<Path>(simd::mul(g, g)), flushed<Path>(simd::mul(c.beta2, v))));
     if constexpr (Path == path::ordinary) {
         seen.all = simd::and3(seen.all, simd::bits(p), simd::bits(w));
-        seen.any = simd::or3(simd::or3(seen.any, simd::bits(p), simd::bits(w)), simd::bits(m), simd::bits(v));
-        seen.low_square = simd::min_signed(seen.low_square, simd::bits(v));
+        seen.any = simd::or3(seen.any, simd::bits(p), simd::bits(w));
+        if constexpr (LooksAtMoments) {
+            seen.any = simd::or3(seen.any, simd::bits(m), simd::bits(v));
+            seen.low_square = simd::min_signed(seen.low_square, simd::bits(v));
+        }
     } else if constexpr (Path == path::lenient) {
         simd::u32 const abs_p = simd::abs_bits(p);
         simd::u32 const abs_m = simd::abs_bits(m);

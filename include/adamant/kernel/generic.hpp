@@ -12,12 +12,13 @@
 #include <type_traits>
 
 #include <adamant/kernel/quad.hpp>
+#include <adamant/kernel/quad_codes.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 namespace generic {
 
-struct simd {
+struct simd : quad::codes {
     using f32 = quad::f32;
     using u32 = quad::u32;
     static constexpr std::size_t lanes = 4;               // floats in a vector

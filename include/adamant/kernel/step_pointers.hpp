@@ -47,6 +47,15 @@ struct memory_access {
 template <class Param>
 inline constexpr bool is_split = std::is_same_v<Param, split_float32>;
 
+struct pair_of_u32 {
+    std::uint32_t a, b;
+    constexpr pair_of_u32(std::uint32_t first, std::uint32_t second) noexcept : a(first), b(second) {}
+    constexpr explicit pair_of_u32(std::uint64_t both) noexcept
+        : a(static_cast<std::uint32_t>(both)), b(static_cast<std::uint32_t>(both >> 32))
+    {
+    }
+};
+
 // What a kernel steps a stretch of a shard with that lies in one line of random numbers. Lines count elements as the
 // stretch's pointers do.
 struct step_scalars : coefficients {

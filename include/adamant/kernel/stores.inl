@@ -32,10 +32,11 @@ struct random_vectors<bfloat16> {
     }
 };
 // See random_half().
-ADAMANT_SIMD simd::u32 random_halves(simd::u32 x)
+ADAMANT_SIMD simd::u32 random_halves(simd::u32 x, simd::u32 one = simd::set(1u),
+                                     simd::u32 low_half = simd::set(0xffffu))
 {
-    simd::u32 const odd = simd::add(x, x) | simd::set(1u);
-    return simd::template shift_right<16>(simd::mul(x, odd)) ^ (x & simd::set(0xffffu));
+    simd::u32 const odd = simd::add(x, x) | one;
+    return simd::template shift_right<16>(simd::mul(x, odd)) ^ (x & low_half);
 }
 
 // Two vectors of params.

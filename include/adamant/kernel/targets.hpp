@@ -20,6 +20,7 @@
 #include <adamant/kernel/copy_few.hpp>
 #include <adamant/kernel/generic.hpp>
 #include <adamant/kernel/guard.hpp>
+#include <adamant/kernel/quantized_step.hpp>
 #include <adamant/kernel/step_pointers.hpp>
 #include <adamant/numerics/float_mode.hpp>
 
@@ -40,12 +41,16 @@ namespace kernel {
 
 namespace generic {
 using adamant::generic::simd;
+#if defined(__x86_64__) // see simd::has_fast_paths
+#define ADAMANT_NO_FAST_PATHS
+#endif
 #include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/fused_step.inl>
 #if !defined(__x86_64__) // see simd::has_fast_paths: there the oracle does the rest, and records are copies
 #include <adamant/kernel/gradient.inl>
 #include <adamant/kernel/journal.inl>
 #endif
+#undef ADAMANT_NO_FAST_PATHS
 } // namespace generic
 
 #if defined(__x86_64__)

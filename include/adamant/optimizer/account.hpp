@@ -124,25 +124,25 @@ private:
     {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
-    // Of one element of a shard.
-    [[nodiscard]] static std::size_t sum_bytes_of(tracked_shard const& s) noexcept
+    // Of n elements of a shard.
+    [[nodiscard]] static std::size_t sum_bytes_of(tracked_shard const& s, std::size_t n) noexcept
     {
-        return s.summed != 0 ? s.shard.elem_bytes(shard_array::accumulator) : 0;
+        return s.summed != 0 ? s.shard.bytes(shard_array::accumulator, n) : 0;
     }
-    [[nodiscard]] static std::size_t grad_bytes_of(tracked_shard const& s) noexcept
+    [[nodiscard]] static std::size_t grad_bytes_of(tracked_shard const& s, std::size_t n) noexcept
     {
-        return s.shard.elem_bytes(shard_array::grad) + sum_bytes_of(s);
+        return s.shard.bytes(shard_array::grad, n) + sum_bytes_of(s, n);
     }
-    [[nodiscard]] static std::size_t step_bytes_of(tracked_shard const& s) noexcept
+    [[nodiscard]] static std::size_t step_bytes_of(tracked_shard const& s, std::size_t n) noexcept
     {
-        return adamant::step_bytes(s.shard.format().types) + sum_bytes_of(s);
+        return adamant::step_bytes(s.shard.format().types, n) + sum_bytes_of(s, n);
     }
     // A whole step on the CPU.
     [[nodiscard]] std::size_t step_bytes() const noexcept
     {
         std::size_t bytes = 0;
         for (std::size_t i = 0; i < over_.size(); ++i)
-            bytes += plan_.takes_part(i) ? host_.elements_of(i) * step_bytes_of(over_[i]) : 0;
+            bytes += plan_.takes_part(i) ? step_bytes_of(over_[i], host_.elements_of(i)) : 0;
         return bytes;
     }
     // What the first pass has done, and what would be left to do or to undo.
@@ -162,9 +162,9 @@ private:
                                         : plan_.first_pass == block_pass::speculate ? ledger_.recorded_elements(s)
                                                                                     : 0;
             std::size_t const waiting = on_cpu - stepped;
-            report_.gradients.bytes_moved += stepped * step_bytes_of(s) + waiting * grad_bytes_of(s);
-            rest_bytes_ += waiting * step_bytes_of(s);
-            undo_bytes_ += stepped * (2 * s.shard.state_bytes() + grad_bytes_of(s));
+            report_.gradients.bytes_moved += step_bytes_of(s, stepped) + grad_bytes_of(s, waiting);
+            rest_bytes_ += step_bytes_of(s, waiting);
+            undo_bytes_ += 2 * s.shard.state_bytes(stepped) + grad_bytes_of(s, stepped);
             report_.shards_waited += applied && plan_.first_pass == block_pass::speculate && waiting != 0;
         }
         report_.device.elements = applied ? on_device_ : 0;

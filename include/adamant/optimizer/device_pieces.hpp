@@ -203,7 +203,7 @@ public:
     [[nodiscard]] std::byte* home(piece const& p, shard_array::index which) const noexcept
     {
         offload_shard const& s = over_[p.shard].shard;
-        return s.data(which) + p.begin * s.elem_bytes(which);
+        return s.data(which) + s.bytes(which, p.begin);
     }
     // Whether the array on the device is the caller's.
     [[nodiscard]] bool is_given(piece const& p, std::size_t array) const noexcept { return is_given(over_, p, array); }
@@ -309,21 +309,21 @@ private:
         std::size_t bytes = 0;
         for (std::size_t i = 0; i < 6; ++i)
             if (!is_given(over, p, i))
-                bytes += aligned(p.on.elems * size_bytes(p.on.types[i]));
+                bytes += aligned(array_bytes(p.on.types[i], p.on.elems));
         return bytes;
     }
     void give_memory(piece& p) const
     {
         device_ptr at = p.memory;
         for (std::size_t i = 0; i < 6; ++i) {
-            std::size_t const elem_bytes = size_bytes(p.on.types[i]);
+            dtype const type = p.on.types[i];
             if (is_given(p, i)) {
                 device_arrays const& given = over_.arrays_on_device(p.shard);
                 device_ptr const base = i == shard_array::grad ? given.grad : given.weight_out;
-                p.on.arrays[i] = elem_bytes == 0 ? device_ptr{} : base + p.begin * elem_bytes;
-            } else if (elem_bytes != 0) {
+                p.on.arrays[i] = type == dtype::none ? device_ptr{} : base + array_bytes(type, p.begin);
+            } else if (type != dtype::none) {
                 p.on.arrays[i] = at;
-                at = at + aligned(p.on.elems * elem_bytes);
+                at = at + aligned(array_bytes(type, p.on.elems));
             }
         }
     }
@@ -334,9 +334,9 @@ private:
         tracked_shard const& s = over_[p.shard];
         for (auto const which : state_arrays)
             if (s.shard.is_state(which))
-                work(which, p.on.elems * s.shard.elem_bytes(which));
+                work(which, s.shard.bytes(which, p.on.elems));
         if (with_sums && s.summed != 0 && s.shard.has_accumulator())
-            work(arrays::accumulator, p.on.elems * s.shard.elem_bytes(arrays::accumulator));
+            work(arrays::accumulator, s.shard.bytes(arrays::accumulator, p.on.elems));
     }
 
     registry const& over_;

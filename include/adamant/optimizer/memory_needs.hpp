@@ -63,7 +63,8 @@ namespace detail {
     std::size_t bytes = 0;
     for (block_range const& range : on_cpu) {
         offload_shard const& s = over[range.shard].shard;
-        bytes += range.elements(s.size()) * (s.records_are_copies() ? s.state_bytes() : 3);
+        std::size_t const n = range.elements(s.size());
+        bytes += s.records_are_copies() ? s.state_bytes(n) : 3 * n;
     }
     return std::min(longest, journal_bytes_for(bytes, over, threads));
 }

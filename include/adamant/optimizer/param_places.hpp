@@ -82,6 +82,11 @@ public:
         if (place.begin > all || size > all - place.begin)
             throw_invalid_argument({"a shard of '", name, "' has elements ", place.begin, " to ", place.begin + size,
                                     " of ", all, "; give the whole parameter's shape, and a place inside it"});
+        std::size_t const together = elems_together(types);
+        if (place.begin % together != 0 || (size % together != 0 && place.begin + size != all))
+            throw_invalid_argument({"a shard of '", name, "' has elements ", place.begin, " to ", place.begin + size,
+                                    " of ", all, ", but its moments are in groups of ", together,
+                                    "; begin at a multiple of that, and end at one or with the parameter"});
         placed here{params_.size(), place.begin, size, types};
         if (std::optional<std::size_t> const at = find_param(name)) {
             state_param const& known = params_[*at];

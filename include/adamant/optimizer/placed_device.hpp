@@ -89,10 +89,9 @@ public:
     {
         block_range const& r = host_.ranges()[range];
         offload_shard const& s = over_[r.shard].shard;
-        std::size_t const elem_bytes = s.elem_bytes(s.grad);
-        std::size_t const at = r.first_element() * elem_bytes;
+        std::size_t const at = s.bytes(s.grad, r.first_element());
         pieces_.device().copy_down(s.data(s.grad) + at, over_.arrays_on_device(r.shard).grad + at,
-                                   r.elements(s.size()) * elem_bytes);
+                                   s.bytes(s.grad, r.elements(s.size())));
         if (arrived)
             pieces_.device().call(device_lane::down, std::move(arrived));
     }
@@ -102,10 +101,9 @@ public:
         offload_shard const& s = over_[r.shard].shard;
         if (!over_.has_device_arrays(r.shard) || !s.has_weight_out())
             return;
-        std::size_t const elem_bytes = s.elem_bytes(s.weight_out);
-        std::size_t const at = r.first_element() * elem_bytes;
+        std::size_t const at = s.bytes(s.weight_out, r.first_element());
         pieces_.device().copy_up(over_.arrays_on_device(r.shard).weight_out + at, s.data(s.weight_out) + at,
-                                 r.elements(s.size()) * elem_bytes);
+                                 s.bytes(s.weight_out, r.elements(s.size())));
     }
     void wait() override { pieces_.wait(); }
     bool wait_for_results(bool compare) override
@@ -164,8 +162,8 @@ public:
             std::size_t const n = s.shard.length(block);
             std::size_t const at = (block - first) * norm_block_elems;
             auto const copy_down = [&](shard_array::index which, scratch_block& into) {
-                std::size_t const elem_bytes = s.shard.elem_bytes(which);
-                pieces_.device().copy_down(into.grad, p.on.arrays[which] + at * elem_bytes, n * elem_bytes);
+                pieces_.device().copy_down(into.grad, p.on.arrays[which] + s.shard.bytes(which, at),
+                                           s.shard.bytes(which, n));
             };
             // Not on the stack: a copy that is late must not write there.
             auto& [grad, sum] = *scratch_;
@@ -241,7 +239,7 @@ private:
     {
         if (!pieces_.is_given(p, shard_array::grad))
             pieces_.device().copy_up(p.on.arrays[shard_array::grad], pieces_.home(p, shard_array::grad),
-                                     p.on.elems * size_bytes(p.on.types[shard_array::grad]));
+                                     array_bytes(p.on.types[shard_array::grad], p.on.elems));
     }
     void send_all_weights()
     {
@@ -270,14 +268,14 @@ private:
         bool first = true;
         for (std::uint32_t const i : list_) {
             piece const& p = pieces_.all()[i];
-            std::size_t const elem_bytes = size_bytes(p.on.types[shard_array::weight_out]);
-            if (elem_bytes == 0 || pieces_.is_given(p, shard_array::weight_out))
+            dtype const type = p.on.types[shard_array::weight_out];
+            if (type == dtype::none || pieces_.is_given(p, shard_array::weight_out))
                 continue;
             if (first)
                 device.follow(device_lane::down, device.mark(device_lane::work));
             first = false;
             device.copy_down(pieces_.home(p, shard_array::weight_out), p.on.arrays[shard_array::weight_out],
-                             p.on.elems * elem_bytes);
+                             array_bytes(type, p.on.elems));
         }
     }
 

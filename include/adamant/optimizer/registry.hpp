@@ -178,7 +178,7 @@ public:
             throw_invalid_argument(
                 {"shard ", text(shard), " is given a gradient that is null, but has ", of.size(), " elements"});
         auto const begin = reinterpret_cast<std::uintptr_t>(grad);
-        std::size_t const bytes = of.size() * of.elem_bytes(arrays::grad);
+        std::size_t const bytes = of.bytes(arrays::grad, of.size());
         if (overlaps_are_checked && bytes != 0)
             written_.refuse({arrays::names[arrays::grad], begin, begin + bytes, shard, false});
         offload_shard changed = of;

@@ -23,7 +23,7 @@ inline void append_extents(std::vector<array_extent>& to, offload_shard const& o
     namespace arrays = shard_array;
     for (auto const which :
          {arrays::param, arrays::grad, arrays::exp_avg, arrays::exp_avg_sq, arrays::weight_out, arrays::accumulator})
-        append_extent(to, shard_array::names[which], of.data(which), of.size() * of.elem_bytes(which), shard,
+        append_extent(to, shard_array::names[which], of.data(which), of.bytes(which, of.size()), shard,
                       which != arrays::grad || grad_is_written);
 }
 

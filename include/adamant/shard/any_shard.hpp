@@ -42,11 +42,16 @@ public:
                                   pointers_.exp_avg_sq, pointers_.weight_out};
         return all[array];
     }
-    [[nodiscard]] std::size_t elem_bytes(std::size_t array) const noexcept { return format_->elem_bytes(array); }
+    // Bytes of n elements in that array, and where element n is.
+    [[nodiscard]] std::size_t bytes(std::size_t array, std::size_t n) const noexcept
+    {
+        return array_bytes(format_->types[array], n);
+    }
     // The kernel for its types on a tier that resolve_isa() returned.
     [[nodiscard]] kernel::step_function step_for(isa tier) const noexcept { return format_->step_for(tier); }
-    // See step_bytes() in shard/format.hpp.
-    [[nodiscard]] std::size_t bytes_per_element() const noexcept { return step_bytes(format_->types); }
+    // See step_bytes() in shard/dtypes.hpp: on average, and of a step over the whole shard.
+    [[nodiscard]] double bytes_per_element() const noexcept { return step_bytes(format_->types); }
+    [[nodiscard]] std::size_t bytes_moved() const noexcept { return step_bytes(format_->types, size_); }
 
 private:
     kernel::step_pointers pointers_;

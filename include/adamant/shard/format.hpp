@@ -29,8 +29,8 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 #else
 
 // All formats that there are, always in the same order: for each param (float32, bfloat16, float16, split_float32) and
-// grad the four pairs of moments, and for each of these with a float32 param no weight_out, bfloat16 and float16.
-inline constexpr std::size_t format_count = 72;
+// grad the five pairs of moments, and for each of these with a float32 param no weight_out, bfloat16 and float16.
+inline constexpr std::size_t format_count = 90;
 [[nodiscard]] std::span<shard_format const> all_formats() noexcept;
 // The one with these types; null where no shard has them.
 [[nodiscard]] shard_format const* find_format(shard_dtypes const& types) noexcept;

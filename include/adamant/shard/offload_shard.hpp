@@ -63,14 +63,20 @@ public:
         pointers.grad = at;
         of_ = any_shard(format(), pointers, size());
     }
-    // Bytes that one element takes in that array.
-    [[nodiscard]] std::size_t elem_bytes(shard_array::index which) const noexcept { return size_bytes(type(which)); }
-    [[nodiscard]] std::size_t state_bytes() const noexcept { return adamant::state_bytes(of_.format().types); }
+    // Bytes of n elements in that array, and where element n is.
+    [[nodiscard]] std::size_t bytes(shard_array::index which, std::size_t n) const noexcept
+    {
+        return array_bytes(type(which), n);
+    }
+    [[nodiscard]] std::size_t state_bytes(std::size_t n) const noexcept
+    {
+        return adamant::state_bytes(of_.format().types, n);
+    }
     [[nodiscard]] bool records_are_copies() const noexcept { return kernels_->recorded == nullptr; }
     // The longest record of n elements.
     [[nodiscard]] std::size_t record_bytes_at_most(std::size_t n) const noexcept
     {
-        return kernels_->recorded != nullptr ? kernel::record_bytes_at_most(n) : n * state_bytes() + 64;
+        return kernels_->recorded != nullptr ? kernel::record_bytes_at_most(n) : state_bytes(n) + 64;
     }
 
     // How many elements block `block` has.
@@ -92,7 +98,7 @@ public:
     {
         std::size_t const n = length(block);
         std::size_t const begin = block * norm_block_elems;
-        ready_gradient g{data(grad) + begin * elem_bytes(grad), false, {}};
+        ready_gradient g{data(grad) + bytes(grad, begin), false, {}};
         if (summed) {
             sum_into_scratch(block, scratch);
             g.at = scratch.grad;
@@ -114,8 +120,7 @@ public:
     [[nodiscard]] std::uint64_t gradient_checksum(std::size_t block, bool summed) const noexcept
     {
         auto const of = [&](shard_array::index which) {
-            return checksum(data(which) + block * norm_block_elems * elem_bytes(which),
-                            length(block) * elem_bytes(which));
+            return checksum(data(which) + bytes(which, block * norm_block_elems), bytes(which, length(block)));
         };
         return of(grad) + (summed ? 3 * of(accumulator) : 0);
     }
@@ -144,8 +149,8 @@ public:
         for (shard_array::index const which : state_arrays) {
             if (!is_state(which))
                 continue;
-            std::memcpy(record, data(which) + block * norm_block_elems * elem_bytes(which), n * elem_bytes(which));
-            record += n * elem_bytes(which);
+            std::memcpy(record, data(which) + bytes(which, block * norm_block_elems), bytes(which, n));
+            record += bytes(which, n);
         }
         step(block, g, c, how);
         return record;
@@ -164,16 +169,16 @@ public:
         for (shard_array::index const which : state_arrays) {
             if (!is_state(which))
                 continue;
-            std::memcpy(data(which) + block * norm_block_elems * elem_bytes(which), record, n * elem_bytes(which));
-            record += n * elem_bytes(which);
+            std::memcpy(data(which) + bytes(which, block * norm_block_elems), record, bytes(which, n));
+            record += bytes(which, n);
         }
     }
     // weight_out from param, for elements [begin, end).
     void round_weights(std::size_t begin, std::size_t end) const noexcept
     {
         if (kernels_->round_weights != nullptr)
-            kernels_->round_weights(data(param) + begin * elem_bytes(param), end - begin,
-                                    data(weight_out) + begin * elem_bytes(weight_out));
+            kernels_->round_weights(data(param) + bytes(param, begin), end - begin,
+                                    data(weight_out) + bytes(weight_out, begin));
     }
     // accumulator = grad, or += grad, for elements [begin, end).
     void accumulate(std::size_t begin, std::size_t end, bool first) const noexcept
@@ -182,7 +187,7 @@ public:
         for (std::size_t n = 0; begin < end; begin += n) {
             n = std::min(norm_block_elems, end - begin);
             std::byte const* const from = floats(begin, n, scratch);
-            std::byte* const sum = sum_ + begin * elem_bytes(accumulator);
+            std::byte* const sum = sum_ + bytes(accumulator, begin);
             (first ? sum_kernels_->begin : sum_kernels_->add)(from, sum, n, sum);
         }
     }
@@ -193,7 +198,7 @@ public:
         if (summed)
             sum_into_scratch(block, scratch);
         else
-            kernels_->to_scratch(data(grad) + block * norm_block_elems * elem_bytes(grad), nullptr, length(block),
+            kernels_->to_scratch(data(grad) + bytes(grad, block * norm_block_elems), nullptr, length(block),
                                  scratch.grad);
         std::size_t i = 0;
         while (i + 1 < length(block) && is_finite(load_unaligned<float>(scratch.grad + i * sizeof(float))))
@@ -214,7 +219,7 @@ private:
     // Gradients from element `begin` on as floats: where they lie, or in scratch.
     [[nodiscard]] std::byte const* floats(std::size_t begin, std::size_t n, scratch_block& scratch) const noexcept
     {
-        std::byte const* const from = data(grad) + begin * elem_bytes(grad);
+        std::byte const* const from = data(grad) + bytes(grad, begin);
         if (type(grad) == dtype::float32)
             return from;
         kernels_->to_scratch(from, nullptr, n, scratch.grad);
@@ -224,8 +229,8 @@ private:
     void sum_into_scratch(std::size_t block, scratch_block& scratch) const noexcept
     {
         std::size_t const begin = block * norm_block_elems;
-        sum_kernels_->to_scratch(floats(begin, length(block), scratch), sum_ + begin * elem_bytes(accumulator),
-                                 length(block), scratch.grad);
+        sum_kernels_->to_scratch(floats(begin, length(block), scratch), sum_ + bytes(accumulator, begin), length(block),
+                                 scratch.grad);
     }
     void into_scratch(std::size_t block, ready_gradient& g, scratch_block& scratch) const noexcept
     {
@@ -260,11 +265,11 @@ private:
     [[nodiscard]] kernel::step_pointers at(std::size_t block, std::byte const* gradient) const noexcept
     {
         std::size_t const begin = block * norm_block_elems;
-        return {data(param) + begin * elem_bytes(param),
+        return {data(param) + bytes(param, begin),
                 gradient,
-                data(exp_avg) + begin * elem_bytes(exp_avg),
-                data(exp_avg_sq) + begin * elem_bytes(exp_avg_sq),
-                has_weight_out() ? data(weight_out) + begin * elem_bytes(weight_out) : nullptr,
+                data(exp_avg) + bytes(exp_avg, begin),
+                data(exp_avg_sq) + bytes(exp_avg_sq, begin),
+                has_weight_out() ? data(weight_out) + bytes(weight_out, begin) : nullptr,
                 place(begin)};
     }
 

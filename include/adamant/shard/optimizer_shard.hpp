@@ -35,14 +35,14 @@ public:
     {
     }
     // A template, so that programs without accumulators have none of their kernels.
-    template <moment_type T>
+    template <sum_type T>
     ADAMANT_ALWAYS_INLINE accumulator_array(T* array) noexcept // NOLINT: meant to convert
         : data_(array), type_(dtype_of<T>), kernels_(&kernel::sum_kernels_for<T>)
     {
     }
     // A vector that lives on, a span or a buffer.
     template <array_range Range>
-        requires moment_type<std::remove_cvref_t<detail::element_of<Range>>>
+        requires sum_type<std::remove_cvref_t<detail::element_of<Range>>>
             ADAMANT_ALWAYS_INLINE accumulator_array(Range&& array)
     noexcept // NOLINT: meant to convert
         : accumulator_array(std::data(array))

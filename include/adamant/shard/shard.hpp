@@ -24,8 +24,8 @@ using element_of = std::iter_value_t<decltype(std::data(std::declval<Range&>()))
 
 // Throws what shard's constructors do about arrays that are null, too large or overlap.
 void check_arrays(shard_dtypes const& types, kernel::step_pointers const& pointers, std::size_t size);
-// Throws where an array has another size than param.
-void check_size(char const* array, std::size_t found, std::size_t size);
+// Throws where an array of that type has another size than a param of `size` elements wants.
+void check_size(char const* array, std::size_t found, std::size_t size, dtype type = dtype::float32);
 
 } // namespace detail
 
@@ -46,12 +46,13 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 //
 //   param       master weights, read and written                float, bfloat16, float16, split_float32
 //   grad        read                                            float, bfloat16, float16
-//   exp_avg     first moment, read and written; start at 0      float, bfloat16
-//   exp_avg_sq  second moment, read and written; start at 0     float, bfloat16
+//   exp_avg     first moment, read and written; start at 0      float, bfloat16, quantized8
+//   exp_avg_sq  second moment, read and written; start at 0     float, bfloat16, quantized8 if exp_avg is
 //   weight_out  the new weights rounded to 16 bits, written     bfloat16, float16, or void: none; needs a float param
 //
 // With a param of split_float32, weight_out is bfloat16, read and written: the master's upper half, see split_masters().
-template <param_storage Param, element_type Grad, moment_type ExpAvg, moment_type ExpAvgSq = ExpAvg,
+// Moments of quantized8 are arrays of (n + 63) / 64 groups; zero bytes are zeros.
+template <param_storage Param, element_type Grad, moment_type ExpAvg, second_moment_type<ExpAvg> ExpAvgSq = ExpAvg,
           weight_out_type<Param> WeightOut = void>
 class shard {
 public:
@@ -86,8 +87,8 @@ public:
                 std::data(exp_avg_sq), std::size(param))
     {
         detail::check_size("grad", std::size(grad), size_);
-        detail::check_size("exp_avg", std::size(exp_avg), size_);
-        detail::check_size("exp_avg_sq", std::size(exp_avg_sq), size_);
+        detail::check_size("exp_avg", std::size(exp_avg), size_, dtypes[shard_array::exp_avg]);
+        detail::check_size("exp_avg_sq", std::size(exp_avg_sq), size_, dtypes[shard_array::exp_avg_sq]);
     }
     template <array_range P, array_range G, array_range M, array_range V,
               array_range W>
@@ -97,16 +98,17 @@ public:
                 std::data(exp_avg_sq), std::data(weight_out), std::size(param))
     {
         detail::check_size("grad", std::size(grad), size_);
-        detail::check_size("exp_avg", std::size(exp_avg), size_);
-        detail::check_size("exp_avg_sq", std::size(exp_avg_sq), size_);
+        detail::check_size("exp_avg", std::size(exp_avg), size_, dtypes[shard_array::exp_avg]);
+        detail::check_size("exp_avg_sq", std::size(exp_avg_sq), size_, dtypes[shard_array::exp_avg_sq]);
         detail::check_size("weight_out", std::size(weight_out), size_);
     }
 
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     [[nodiscard]] kernel::step_pointers const& pointers() const noexcept { return pointers_; }
 
-    // Bytes that a step over one element has to read and write, counting a read-modify-write as both.
-    [[nodiscard]] static constexpr std::size_t bytes_per_element() noexcept
+    // Bytes that a step over one element has to read and write, counting a read-modify-write as both; on average, where
+    // elements share a scale.
+    [[nodiscard]] static constexpr double bytes_per_element() noexcept
     {
         return step_bytes(dtypes);
     }

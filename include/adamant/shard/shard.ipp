@@ -14,9 +14,13 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-ADAMANT_DECL void check_size(char const* array, std::size_t found, std::size_t size)
+ADAMANT_DECL void check_size(char const* array, std::size_t found, std::size_t size, dtype type)
 {
-    if (found != size)
+    std::size_t const together = elems_together(type);
+    if (together != 1 && found != (size + together - 1) / together)
+        throw_invalid_argument({"param has ", size, " elements but ", array, " has ", found, " groups of ", together,
+                                "; it needs ", (size + together - 1) / together});
+    if (together == 1 && found != size)
         throw_invalid_argument({"param has ", size, " elements but ", array, " has ", found,
                                 "; the arrays of a shard must have one size"});
 }
@@ -29,7 +33,7 @@ ADAMANT_DECL void check_arrays(shard_dtypes const& types, kernel::step_pointers 
     std::byte const* const begins[shard_arrays] = {pointers.param, pointers.grad, pointers.exp_avg, pointers.exp_avg_sq,
                                                    pointers.weight_out};
     for (std::size_t a = 0; a < shard_arrays; ++a) {
-        std::size_t const bytes = size * size_bytes(types[a]);
+        std::size_t const bytes = array_bytes(types[a], size);
         if (bytes == 0)
             continue;
         if (begins[a] == nullptr)
@@ -37,7 +41,7 @@ ADAMANT_DECL void check_arrays(shard_dtypes const& types, kernel::step_pointers 
         for (std::size_t b = 0; b < a; ++b) {
             auto const first = reinterpret_cast<std::uintptr_t>(begins[a]);
             auto const second = reinterpret_cast<std::uintptr_t>(begins[b]);
-            if (first < second + size * size_bytes(types[b]) && second < first + bytes)
+            if (first < second + array_bytes(types[b], size) && second < first + bytes)
                 throw_invalid_argument({shard_array::names[b], " and ", shard_array::names[a],
                                         " overlap in memory; every array of a shard needs its own"});
         }

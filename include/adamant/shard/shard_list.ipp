@@ -17,7 +17,7 @@ ADAMANT_DECL shard_list::shard_list(std::vector<grouped_shard> shards) : shards_
     begins_.push_back(0);
     for (grouped_shard const& s : shards_) {
         elements_ += s.shard.size();
-        bytes_moved_ += s.shard.size() * s.shard.bytes_per_element();
+        bytes_moved_ += s.shard.bytes_moved();
         begins_.push_back(begins_.back() + (s.shard.size() + granule_elems - 1) / granule_elems);
         groups_ = std::max(groups_, s.group + 1);
     }
@@ -47,7 +47,7 @@ ADAMANT_DECL void shard_list::check() const
         any_shard const& s = shards_[i].shard;
         for (std::size_t a = 0; a < shard_arrays; ++a)
             detail::append_extent(extents, shard_array::names[a], s.data(static_cast<shard_array::index>(a)),
-                                  s.size() * s.elem_bytes(a), i, a != shard_array::grad);
+                                  s.bytes(a, s.size()), i, a != shard_array::grad);
     }
     detail::refuse_overlaps(std::move(extents));
 }

@@ -10,8 +10,8 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// 3 grads, and 2 types of each moment.
-inline constexpr std::size_t formats_in_part = 12;
+// 3 grads, and 2 types of each moment, and 8 bits for both.
+inline constexpr std::size_t formats_in_part = 15;
 using formats_part = std::array<shard_format, formats_in_part>;
 
 template <class Param, class WeightOut, class Grad>
@@ -21,14 +21,15 @@ constexpr void put_formats(formats_part& all, std::size_t at) noexcept
     all[at + 1] = format_with_all<Param, Grad, float, bfloat16, WeightOut>;
     all[at + 2] = format_with_all<Param, Grad, bfloat16, float, WeightOut>;
     all[at + 3] = format_with_all<Param, Grad, bfloat16, bfloat16, WeightOut>;
+    all[at + 4] = format_with_all<Param, Grad, quantized8, quantized8, WeightOut>;
 }
 template <class Param, class WeightOut>
 [[nodiscard]] formats_part make_formats() noexcept
 {
     formats_part all;
     put_formats<Param, WeightOut, float>(all, 0);
-    put_formats<Param, WeightOut, bfloat16>(all, 4);
-    put_formats<Param, WeightOut, float16>(all, 8);
+    put_formats<Param, WeightOut, bfloat16>(all, 5);
+    put_formats<Param, WeightOut, float16>(all, 10);
     return all;
 }
 

@@ -26,10 +26,12 @@ public:
     small_pieces(small_pieces const&) = delete;
     small_pieces& operator=(small_pieces const&) = delete;
 
-    // Whether a piece of this many elements of s should be added. Not where rounding goes by an element's place.
+    // Whether a piece of this many elements of s should be added. Not where rounding goes by an element's place, or
+    // elements share a scale.
     [[nodiscard]] bool takes(grouped_shard const& s, std::size_t elems) const noexcept
     {
-        return elems < smaller_than_ && !rounds_by_chance(s.shard.format().types, of_groups_[s.group].rounding);
+        return elems < smaller_than_ && elems_together(s.shard.format().types) == 1 &&
+               !rounds_by_chance(s.shard.format().types, of_groups_[s.group].rounding);
     }
     // Elements [begin, end) of s, as few as it takes. They are stepped by finish() at the latest; the shard stays where
     // it is until then.
@@ -91,7 +93,7 @@ private:
             found->run = run;
             found->group = s.group;
             for (std::size_t a = 0; a < 5; ++a)
-                found->elem_bytes[a] = s.shard.elem_bytes(a);
+                found->elem_bytes[a] = s.shard.bytes(a, 1);
         } else if (found->count == most_pieces || found->elems > most_elems - most_each) {
             step(*found);
         }

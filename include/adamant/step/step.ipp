@@ -23,7 +23,7 @@ ADAMANT_DECL step_report step(executor const& cpu, any_shard const& shard, coeff
     unsigned const threads = cpu.for_each_slice(n, [&](slice part) {
         nonfinite.fetch_add(run(shard.pointers(), part.begin, part.end, c, how), std::memory_order_relaxed);
     });
-    return {n, n * shard.bytes_per_element(), nonfinite.load(std::memory_order_relaxed), cpu.tier(), threads};
+    return {n, shard.bytes_moved(), nonfinite.load(std::memory_order_relaxed), cpu.tier(), threads};
 }
 
 ADAMANT_DECL step_report step(executor const& cpu, any_shard const& shard, hyperparameters const& hyper,

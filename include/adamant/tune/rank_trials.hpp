@@ -67,11 +67,12 @@ inline std::size_t trial_elements(machine const& on, shard_format const& format,
     std::size_t cached = std::size_t{32} << 20;
     for (topology::cache const& c : on.caches)
         cached += c.level == 3 ? c.bytes : 0;
-    std::size_t const each = memory_bytes(format.types) * ranks;
+    double const each = memory_bytes(format.types) * ranks;
     // Two sets of arrays are there at once, of the counts that are compared.
-    std::size_t const most = available_memory().bytes / 4 / 2 / each;
-    std::size_t const wanted = 8 * cached / each;
-    return std::max<std::size_t>(std::min(wanted, most) / granule_elems, 1) * granule_elems;
+    double const most = static_cast<double>(available_memory().bytes) / 8;
+    double const wanted = 8 * static_cast<double>(cached);
+    auto const elems = static_cast<std::size_t>(std::min(wanted, most) / each);
+    return std::max<std::size_t>(elems / granule_elems, 1) * granule_elems;
 }
 
 // Every rank's team and arrays on a number of cores.

@@ -9,6 +9,7 @@
 
 #include <adamant/exec/memory_limits.hpp>
 #include <adamant/numerics/convert.hpp>
+#include <adamant/numerics/quantized8.hpp>
 #include <adamant/step/step.hpp>
 #include <adamant/tune/scattered.hpp>
 #include <adamant/tune/trial_step.hpp>
@@ -20,10 +21,9 @@ ADAMANT_DECL trial_step::trial_step(executor const& cpu, shard_format const& for
     : format_(&format), n_(n)
 {
     if (memory.check_available)
-        check_memory(n * memory_bytes(format.types));
+        check_memory(memory_bytes(format.types, n));
     for (std::size_t k = 0; k < 5; ++k)
-        blocks_.emplace_back(size_bytes(format.types[k]) == 0 ? 0 : n * size_bytes(format.types[k]) + k * apart,
-                             memory);
+        blocks_.emplace_back(format.types[k] == dtype::none ? 0 : array_bytes(format.types[k], n) + k * apart, memory);
     cpu.for_each_home(n, [&](slice part) {
         for (std::size_t k = 0; k < 5; ++k)
             fill(k, part);
@@ -32,7 +32,7 @@ ADAMANT_DECL trial_step::trial_step(executor const& cpu, shard_format const& for
 
 ADAMANT_DECL std::byte* trial_step::array(std::size_t k) noexcept
 {
-    return size_bytes(format_->types[k]) == 0 ? nullptr : blocks_[k].data() + k * apart;
+    return format_->types[k] == dtype::none ? nullptr : blocks_[k].data() + k * apart;
 }
 
 ADAMANT_DECL double trial_step::seconds(executor const& cpu)
@@ -50,21 +50,29 @@ ADAMANT_DECL void trial_step::fill(std::size_t k, slice part)
         return;
     auto const salt = static_cast<std::uint32_t>(k * 0x9e3779b9u);
     constexpr float scales[] = {0.05f, 1e-3f, 3e-4f, 1e-6f, 0.05f};
-    std::size_t const each = size_bytes(format_->types[k]);
+    dtype const type = format_->types[k];
+    float group[quantized_group_elems]; // of quantized8
     std::size_t const made = std::min(part.end, part.begin + period_elems);
     for (std::size_t i = part.begin; i < made; ++i) {
         float const x = detail::around_zero(detail::scattered(static_cast<std::uint32_t>(i) ^ salt));
         float const value = scales[k] * (k == 3 ? 0.1f + x * x : x);
-        switch (format_->types[k]) {
+        switch (type) {
         case dtype::float32: store_unaligned(to + 4 * i, value); break;
         case dtype::bfloat16: store_unaligned(to + 2 * i, narrow<bfloat16>(value)); break;
         case dtype::float16: store_unaligned(to + 2 * i, narrow<float16>(value)); break;
         case dtype::split_float32: store_unaligned(to + 2 * i, split_master(value).low); break;
+        case dtype::quantized8:
+            group[i % quantized_group_elems] = value;
+            if (std::size_t const n = i % quantized_group_elems + 1; n == quantized_group_elems || i + 1 == made)
+                encode_group(k == 2 ? exp_avg_curve : exp_avg_sq_curve, group, n, false, {},
+                             to + array_bytes(type, i + 1 - n));
+            break;
         default: break;
         }
     }
     for (std::size_t i = made; i < part.end; i += period_elems) // which is far quicker
-        std::memcpy(to + i * each, to + part.begin * each, std::min(period_elems, part.end - i) * each);
+        std::memcpy(to + array_bytes(type, i), to + array_bytes(type, part.begin),
+                    array_bytes(type, std::min(period_elems, part.end - i)));
 }
 
 ADAMANT_END_NAMESPACE

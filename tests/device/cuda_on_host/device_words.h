@@ -64,6 +64,10 @@ inline float __fmul_rn(float a, float b)
 {
     return std::fma(a, b, a * b == 0 ? a * b : 0.0f); // no multiplication that could be fused with what follows
 }
+inline float __fadd_rn(float a, float b)
+{
+    return a + b;
+}
 inline float __fmaf_rn(float a, float b, float c)
 {
     return std::fma(a, b, c);

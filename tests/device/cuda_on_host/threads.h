@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads of a thread block, on the host: each has a stack, and they change at barriers. For cuda_runtime.h beside
-// this. In an order that is another for every block, so that a barrier that is missing is found.
+// The threads of a thread block, on the host: each has a stack, and they change at barriers and where they exchange
+// values within a warp. For cuda_runtime.h beside this. In an order that is another for every block, so that a barrier
+// that is missing is found.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -64,15 +68,20 @@ public:
         first_ = static_cast<unsigned>(random_ >> 33) % threads;
         upwards_ = (random_ >> 63) != 0;
         waiting_.clear();
+        exchanging_.clear();
         while (started_ < threads_)
             resume(free_fiber());
-        while (!waiting_.empty()) {
-            if (waiting_.size() != threads_) {
-                std::fprintf(stderr, "cuda_on_host: of %u threads of a block, only %zu come to a barrier\n", threads_,
-                             waiting_.size());
+        while (!waiting_.empty() || !exchanging_.empty()) {
+            std::vector<fiber*> all = exchanged();
+            if (all.empty() && (waiting_.size() != threads_ || !exchanging_.empty())) {
+                std::fprintf(stderr,
+                             "cuda_on_host: of %u threads of a block, only %zu come to a barrier; %zu wait for others "
+                             "of their warp\n",
+                             threads_, waiting_.size(), exchanging_.size());
                 std::abort();
             }
-            std::vector<fiber*> const all = std::exchange(waiting_, {});
+            if (all.empty())
+                all = std::exchange(waiting_, {});
             for (std::size_t i = 0; i < all.size(); ++i)
                 resume(*all[(i + first_) % all.size()]);
         }
@@ -82,6 +91,21 @@ public:
     {
         waiting_.push_back(current_);
         leave(*current_);
+    }
+    // What another thread of the warp gives; all threads of the mask come.
+    [[nodiscard]] unsigned exchange(unsigned mask, unsigned value, unsigned from_lane)
+    {
+        fiber& self = *current_;
+        if ((mask >> lane_of(self) & mask >> from_lane & 1u) == 0) {
+            std::fprintf(stderr, "cuda_on_host: a thread exchanges a value with a lane that the mask has not\n");
+            std::abort();
+        }
+        self.mask = mask;
+        self.value = value;
+        self.from_lane = from_lane;
+        exchanging_.push_back(&self);
+        leave(self);
+        return self.received;
     }
     [[nodiscard]] index3 const& thread() const
     {
@@ -101,7 +125,42 @@ private:
         index3 thread;
         bool busy = false;
         void* tsan = nullptr;
+        // Of an exchange.
+        unsigned mask = 0;
+        unsigned value = 0;
+        unsigned from_lane = 0;
+        unsigned received = 0;
     };
+    static unsigned lane_of(fiber const& of)
+    {
+        return of.thread.x % 32;
+    }
+    static unsigned warp_of(fiber const& of)
+    {
+        return of.thread.x / 32;
+    }
+
+    // Threads that have all come to one exchange, with what they get; none where no exchange is complete.
+    std::vector<fiber*> exchanged()
+    {
+        for (fiber const* const first : exchanging_) {
+            auto const takes_part = [mask = first->mask, warp = warp_of(*first)](fiber const* each) {
+                return each->mask == mask && warp_of(*each) == warp;
+            };
+            if (std::count_if(exchanging_.begin(), exchanging_.end(), takes_part) != std::popcount(first->mask))
+                continue;
+            auto const begin = std::partition(exchanging_.begin(), exchanging_.end(),
+                                              [&](fiber const* each) { return !takes_part(each); });
+            std::vector<fiber*> const all(begin, exchanging_.end());
+            exchanging_.erase(begin, exchanging_.end());
+            for (fiber* const to : all)
+                for (fiber const* const from : all)
+                    if (lane_of(*from) == to->from_lane)
+                        to->received = from->value;
+            return all;
+        }
+        return {};
+    }
 
     // Runs threads for as long as none of them comes to a barrier.
     void work(fiber& self)
@@ -181,7 +240,8 @@ private:
 
     ucontext_t here_ = {};
     std::vector<std::unique_ptr<fiber>> fibers_;
-    std::vector<fiber*> waiting_;
+    std::vector<fiber*> waiting_;    // at a barrier
+    std::vector<fiber*> exchanging_; // or for others of their warp
     fiber* current_ = nullptr;
     void* body_ = nullptr;
     void (*call_)(void*) = nullptr;
@@ -208,4 +268,8 @@ inline thread_local block_runner* runner = nullptr;
 inline void __syncthreads()
 {
     cuda_on_host::runner->barrier();
+}
+inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, unsigned lanes)
+{
+    return cuda_on_host::runner->exchange(mask, value, threadIdx.x % 32 ^ lanes);
 }
