@@ -109,11 +109,78 @@ def one_over(scale: Tensor) -> Tensor:
     return torch.where(scale >= 2.0 ** -126, 1 / scale, torch.zeros_like(scale))
 
 
-# 8 bits, companding by bits: halved bits are a curve of straight pieces close to the square root, quartered
-# ones one close to the fourth root. Codes are linear on those curves. Scales are float32: what keeps decaying
-# is the scale.
+# 8 bits as the library has them: adamant/numerics/quantized8.hpp says why. Halved bits are a curve of straight
+# pieces close to the square root, quartered ones one close to the fourth root; codes are whole numbers on those
+# curves, and are rounded by chance or to nearest. Scales are float32: what keeps decaying is the scale.
 
-def quantized8_store_m(m: Tensor, _: torch.Generator) -> Kept:
+LEAST_SCALE = 2.0 ** -80
+
+
+def quantized8_scale(x: Tensor, zero_below: float) -> Tensor:
+    """64/63 of the largest magnitude of each group, rounded to 18 bits."""
+    largest = x.abs().amax(1, keepdim=True)
+    scale = floats((bits(largest * (64 / 63)) + 0x20) & -0x40)
+    scale = torch.where(torch.isfinite(largest) & torch.isfinite(scale), scale.clamp(min=LEAST_SCALE), torch.nan)
+    return torch.where(largest < zero_below, torch.zeros_like(scale), scale)
+
+
+def quantized8_code(x: Tensor, scale: Tensor, shift: int, offset: int) -> Tensor:
+    """The magnitude's place on the curve, in 256ths of a code."""
+    z = x.abs() * (1 / scale.clamp(LEAST_SCALE, 2.0 ** 125))
+    return torch.round(floats((bits(z) >> shift) + offset).nan_to_num(0)).to(torch.int32)
+
+
+def noise8(x: Tensor, random: torch.Generator) -> Tensor:
+    return noise16(x, random) & 0xff
+
+
+def quantized8_store_m(m: Tensor, random: torch.Generator, by_chance: bool) -> Kept:
+    m = groups(m, 64)
+    scale = quantized8_scale(m, LEAST_SCALE)
+    y = quantized8_code(m, scale, 1, 0x27400000)
+    if by_chance:
+        # What is below code 1 becomes zero: by chance it would come up to code 1 from far below, while its v may
+        # go down.
+        q = torch.where(y < 256, torch.zeros_like(y), (y + noise8(m, random)) >> 8)
+    else:
+        q = (y + 128) >> 8
+    return q.clamp(max=127).copysign(m).to(torch.int8), scale
+
+
+def quantized8_load_m(kept: Kept, shape: torch.Size) -> Tensor:
+    q, scale = kept
+    abs_q = q.abs().float()
+    z = torch.where(q == 0, abs_q, floats((bits(abs_q) - 0x23400000) << 1))
+    return whole(scale * z.copysign(q.float()), shape)
+
+
+def quantized8_store_v(v: Tensor, random: torch.Generator, by_chance: bool) -> Kept:
+    v = groups(v, 64)
+    scale = quantized8_scale(v, 2.0 ** -126)
+    y = quantized8_code(v, scale, 2, 0x37a00000)
+    # Never zero: an m that lives over a v of zero makes an update of m / eps.
+    return ((y + (noise8(v, random) if by_chance else 128)) >> 8).clamp(1, 255).to(torch.uint8), scale
+
+
+def quantized8_load_v(kept: Kept, shape: torch.Size) -> Tensor:
+    q, scale = kept
+    return whole(scale * floats((bits(q.float()) - 0x33a00000) << 2), shape)
+
+
+def quantized8(by_chance: bool) -> tuple[Storage, Storage]:
+    return (Storage(lambda m, random: quantized8_store_m(m, random, by_chance), quantized8_load_m, 1 + 4 / 64),
+            Storage(lambda v, random: quantized8_store_v(v, random, by_chance), quantized8_load_v, 1 + 4 / 64))
+
+
+quantized8_m, quantized8_v = quantized8(by_chance=True)
+nearest8_m, nearest8_v = quantized8(by_chance=False)
+
+
+# What the library's 8 bits were made of: the same curves with codes of 1/127 and 1/255 of them, to nearest. What
+# moves less than half a code stands still: a v whose group's scale does not move, by 0.1% a step where codes are
+# 2 or 3% apart; and an m of code 9 or less, by 10% a step.
+
+def companding8_store_m(m: Tensor, _: torch.Generator) -> Kept:
     m = groups(m, 64)
     scale = m.abs().amax(1, keepdim=True)
     z = m.abs() * one_over(scale)
@@ -121,52 +188,29 @@ def quantized8_store_m(m: Tensor, _: torch.Generator) -> Kept:
     return torch.round(127 * y).copysign(m).to(torch.int8), scale
 
 
-def quantized8_load_m(kept: Kept, shape: torch.Size) -> Tensor:
+def companding8_load_m(kept: Kept, shape: torch.Size) -> Tensor:
     q, scale = kept
     y = q.abs().float() / 127
     m = torch.where(q == 0, y, floats((bits(y) - 0x1fc00000) << 1))
     return whole(scale * m.copysign(q.float()), shape)
 
 
-def quantized8_store_v(v: Tensor, _: torch.Generator) -> Kept:
+def companding8_store_v(v: Tensor, _: torch.Generator) -> Kept:
     v = groups(v, 64)
     scale = v.amax(1, keepdim=True)
     z = v * one_over(scale)
     y = floats((bits(z) >> 2) + 0x2fa00000)
-    # Never zero: an m that lives over a v of zero makes an update of m / eps.
     return torch.round(255 * y).clamp(1, 255).to(torch.uint8), scale
 
 
-def quantized8_load_v(kept: Kept, shape: torch.Size) -> Tensor:
+def companding8_load_v(kept: Kept, shape: torch.Size) -> Tensor:
     q, scale = kept
     y = q.float() / 255
     return whole(scale * floats((bits(y) - 0x2fa00000) << 2), shape)
 
 
-# The same, rounded stochastically. To nearest, what moves less than half a code stands still: a v whose
-# group's scale does not move, by 0.1% a step where codes are 2 or 3% apart; and an m of code 9 or less, by
-# 10% a step.
-
-def quantized8_store_m_stochastic(m: Tensor, random: torch.Generator) -> Kept:
-    m = groups(m, 64)
-    scale = m.abs().amax(1, keepdim=True)
-    y = floats((bits(m.abs() * one_over(scale)) >> 1) + 0x1fc00000)
-    q = torch.floor(127 * y + noise16(m, random).float() / 65536)
-    return q.clamp(max=127).copysign(m).to(torch.int8), scale
-
-
-def quantized8_store_v_stochastic(v: Tensor, random: torch.Generator) -> Kept:
-    v = groups(v, 64)
-    scale = v.amax(1, keepdim=True)
-    y = floats((bits(v * one_over(scale)) >> 2) + 0x2fa00000)
-    q = torch.floor(255 * y + noise16(v, random).float() / 65536)
-    return q.clamp(1, 255).to(torch.uint8), scale
-
-
-quantized8_m = Storage(quantized8_store_m, quantized8_load_m, 1 + 4 / 64)
-quantized8_v = Storage(quantized8_store_v, quantized8_load_v, 1 + 4 / 64)
-quantized8_m_stochastic = Storage(quantized8_store_m_stochastic, quantized8_load_m, 1 + 4 / 64)
-quantized8_v_stochastic = Storage(quantized8_store_v_stochastic, quantized8_load_v, 1 + 4 / 64)
+companding8_m = Storage(companding8_store_m, companding8_load_m, 1 + 4 / 64)
+companding8_v = Storage(companding8_store_v, companding8_load_v, 1 + 4 / 64)
 
 
 # 8 bits by the formula of FlashOptim (arXiv 2602.23349): m by a softsign, v by codes that are linear in its
@@ -219,15 +263,13 @@ FORMATS: dict[str, Format] = {
     "split_float32": Format(split, float32, float32, "the same master in two halves, weights bfloat16"),
     "bfloat16_nearest": Format(float32, bfloat16, bfloat16, "m and v bfloat16, both to nearest"),
     "bfloat16": Format(float32, bfloat16, bfloat16_stochastic, "m bfloat16 nearest, v bfloat16 stochastic"),
-    "quantized8": Format(float32, quantized8_m, quantized8_v, "m and v 8 bits, companding by bits"),
-    "quantized8_stochastic_v": Format(float32, quantized8_m, quantized8_v_stochastic,
-                                      "the same, codes of v rounded stochastically"),
-    "quantized8_stochastic": Format(float32, quantized8_m_stochastic, quantized8_v_stochastic,
-                                    "the same, codes of m and v rounded stochastically"),
-    "split_quantized8": Format(split, quantized8_m, quantized8_v, "split master, m and v 8 bits"),
+    "quantized8": Format(float32, quantized8_m, quantized8_v, "m and v 8 bits, rounded by chance"),
+    "quantized8_nearest": Format(float32, nearest8_m, nearest8_v, "the same, rounded to nearest"),
+    "split_quantized8": Format(split, quantized8_m, quantized8_v, "split master, m and v 8 bits by chance"),
+    "companding8": Format(float32, companding8_m, companding8_v, "m and v 8 bits, as proposed at first, nearest"),
     "flashoptim8": Format(float32, flash_m, flash_v, "m and v 8 bits by FlashOptim's formula"),
     "param_bfloat16_nearest": Format(bfloat16, float32, float32, "params bfloat16 to nearest"),
     "param_bfloat16": Format(bfloat16_stochastic, float32, float32, "params bfloat16 stochastic"),
     "param_bfloat16_quantized8": Format(bfloat16_stochastic, quantized8_m, quantized8_v,
-                                        "params bfloat16 stochastic, m and v 8 bits"),
+                                        "params bfloat16 stochastic, m and v 8 bits by chance"),
 }

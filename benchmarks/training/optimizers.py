@@ -99,7 +99,7 @@ class Foreign(Stepper):
     """
 
     def __init__(self, params: list[Tensor], hyper: Hyper, make: Callable[..., torch.optim.Optimizer],
-                 moments: Callable[[dict[str, Any]], Tensor | None], dtype: torch.dtype = torch.float32):
+                 moments: Callable[[dict[str, Any], Tensor], Tensor | None], dtype: torch.dtype = torch.float32):
         super().__init__(params, hyper)
         self.own = [p if dtype == torch.float32 else torch.nn.Parameter(p.detach().to(dtype)) for p in params]
         self.optimizer = make(self.own, lr=1e-3, betas=(hyper.beta1, hyper.beta2), eps=hyper.eps,
@@ -133,7 +133,7 @@ class Foreign(Stepper):
     def second_moments(self) -> list[Tensor] | None:
         found = []
         for p in self.own:
-            v = self.moments(self.optimizer.state[p])
+            v = self.moments(self.optimizer.state[p], p)
             if v is None:
                 return None
             found.append(v.view_as(p))
@@ -141,13 +141,13 @@ class Foreign(Stepper):
 
 
 def of_torch(params: list[Tensor], hyper: Hyper) -> Stepper:
-    return Foreign(params, hyper, torch.optim.AdamW, lambda state: state["exp_avg_sq"].clone())
+    return Foreign(params, hyper, torch.optim.AdamW, lambda state, _: state["exp_avg_sq"].clone())
 
 
 def of_torchao(params: list[Tensor], hyper: Hyper) -> Stepper:
     from torchao.optim import AdamW8bit
 
-    def moments(state: dict[str, Any]) -> Tensor:
+    def moments(state: dict[str, Any], _: Tensor) -> Tensor:
         v = state["exp_avg_sq"]
         return v.dequantize() if hasattr(v, "dequantize") and type(v) is not Tensor else v.clone()
     return Foreign(params, hyper, AdamW8bit, moments)
@@ -156,7 +156,7 @@ def of_torchao(params: list[Tensor], hyper: Hyper) -> Stepper:
 def of_bitsandbytes(params: list[Tensor], hyper: Hyper) -> Stepper:
     import bitsandbytes
 
-    def moments(state: dict[str, Any]) -> Tensor:
+    def moments(state: dict[str, Any], _: Tensor) -> Tensor:
         v = state["state2"]
         if v.dtype != torch.uint8:
             return v.clone()
@@ -166,14 +166,11 @@ def of_bitsandbytes(params: list[Tensor], hyper: Hyper) -> Stepper:
 
 
 def of_adamant(name: str, params: list[Tensor], hyper: Hyper) -> Stepper:
-    """adamant:STATE_FORMAT over float32 params, adamant:STATE_FORMAT:bfloat16 over bfloat16 ones. Moments are
-    read where the state has them as plain tensors of the param's shape; a format with codes and scales needs
-    its line in `moments`."""
-    from adamant.torch import AdamW
+    """adamant:STATE_FORMAT over float32 params, adamant:STATE_FORMAT:bfloat16 over bfloat16 ones."""
+    from adamant.torch import AdamW, dequantized
 
-    def moments(state: dict[str, Any]) -> Tensor | None:
-        v = state.get("exp_avg_sq")
-        return v.float().clone() if isinstance(v, Tensor) and v.is_floating_point() else None
+    def moments(state: dict[str, Any], p: Tensor) -> Tensor:
+        return dequantized(state, p)["exp_avg_sq"].float().clone()
 
     state_format, _, of_params = name.partition(":")
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws what run.py found, one SVG an experiment: python benchmarks/training/pictures.py results.json --into
-docs
+docs/pictures
 
 On the left the held-out loss of all storages, means over seeds. Beside it, for each storage, its difference
 to float32's of the same seed, a line a seed, all on one scale. A line that leaves its box is cut off there;
@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Any, Iterable
 
 REFERENCE = "float32"
+# The library's first; then what they came from, and others.
+ORDER = ("torch", "bfloat16", "bfloat16_nearest", "quantized8", "quantized8_nearest", "adamant:quantized8",
+         "param_bfloat16", "param_bfloat16_nearest", "param_bfloat16_quantized8", "companding8", "torchao8",
+         "bitsandbytes8", "flashoptim8")
 COLUMNS, BOX, HIGH, GAP = 4, 138, 74, 40  # boxes a row, their size, and what is between
 LEFT, WIDE, TOP = 46, 230, 62  # the panel of losses
 STYLE = """text{font:11px "DejaVu Sans",Helvetica,Arial,sans-serif;fill:#222}
@@ -98,7 +102,7 @@ def picture(experiment: str, runs: dict[str, dict[int, Curve]], losses: dict[str
         out.append(text(LEFT - 4, place([0, value])[1] + 4, f"{value:.{digits}f}", "small", "end"))
     out += [text(LEFT, TOP + height_of_losses + 14, "0", "small", "middle"),
             text(LEFT + WIDE, TOP + height_of_losses + 14, f"{steps:.0f} steps", "small", "end"),
-            text(LEFT + 6, TOP + height_of_losses - 8, "black or white: float32; blue: the others", "small")]
+            text(LEFT + WIDE - 6, TOP + 16, "black or white: float32; blue: the others", "small", "end")]
 
     limit = limit_of(differences)
     for i, name in enumerate(names):
@@ -108,8 +112,8 @@ def picture(experiment: str, runs: dict[str, dict[int, Curve]], losses: dict[str
         for curve in differences[name]:
             points = ((x + BOX * p[0] / steps, y + HIGH / 2 * (1 - p[1] / limit)) for p in curve)
             out.append(polyline(points, "line", f"box{i}"))
-        final = statistics.fmean(loss - losses[REFERENCE][seed] for seed, loss in losses[name].items()
-                                 if seed in reference)
+        final = round(statistics.fmean(loss - losses[REFERENCE][seed] for seed, loss in losses[name].items()
+                                       if seed in reference), 4) + 0.0  # no -0.0000
         out += [text(x, y - 5, name.replace("param_bfloat16", "param_bf16"), "name"),
                 text(x + BOX, y + HIGH + 12, f"{final:+.4f}", "small", "end")]
         if i % COLUMNS == 0:
@@ -123,6 +127,8 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("--into", type=Path, default=Path("."))
+    parser.add_argument("--experiment", nargs="+", help="these alone")
+    parser.add_argument("--format", nargs="+", help="these alone, beside float32")
     arguments = parser.parse_args()
     found: dict[str, dict[str, dict[int, Curve]]] = {}
     losses: dict[str, dict[str, dict[int, float]]] = {}
@@ -134,9 +140,12 @@ def main() -> None:
             losses.setdefault(experiment, {}).setdefault(name, {})[int(seed)] = run["loss"]
     arguments.into.mkdir(parents=True, exist_ok=True)
     for experiment, runs in found.items():
-        if REFERENCE in runs:
+        if REFERENCE in runs and experiment in (arguments.experiment or found):
             # master and split_float32 are to be equal to each other, and are in the table.
-            shown = {name: curves for name, curves in runs.items() if name not in ("master", "split_float32")}
+            names = sorted((name for name in runs if name not in ("master", "split_float32", REFERENCE)),
+                           key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+            shown = {name: runs[name] for name in [REFERENCE, *names]
+                     if name in (REFERENCE, *(arguments.format or names))}
             path = arguments.into / f"training_{experiment}.svg"
             path.write_text(picture(experiment, shown, losses[experiment]))
             print(path)

@@ -34,7 +34,7 @@ from optimizers import Watch, bytes_of, explain, stepper  # noqa: E402
 
 OFTEN = 50  # steps from one look at held-out text to the next
 REFERENCE = "float32"
-COMMON = ("float32", "torch", "bfloat16_nearest", "bfloat16", "quantized8", "quantized8_stochastic",
+COMMON = ("float32", "torch", "bfloat16_nearest", "bfloat16", "quantized8", "quantized8_nearest", "companding8",
           "flashoptim8", "torchao8", "bitsandbytes8")
 PARAMS = ("param_bfloat16_nearest", "param_bfloat16", "param_bfloat16_quantized8")
 ONCE = ("master", "split_float32")  # of one seed: their losses are the same to the bit
@@ -186,10 +186,11 @@ def row(result: dict[str, Any], experiment: str, name: str) -> str | None:
     reference = dict(over_seeds(result, experiment, REFERENCE))
     paired = [run["loss"] - reference[seed]["loss"] for seed, run in good if seed in reference]
     spread = f" ± {statistics.stdev(paired):.4f}" if len(paired) > 1 else ""
+    of_mean = round(statistics.fmean(paired), 4) + 0.0 if paired else 0.0  # no -0.0000
     losses = [run["loss"] for _, run in good]
     of_losses = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
-    difference = "" if name == REFERENCE or not paired else f"{statistics.fmean(paired):+.4f}{spread}"
-    each = "" if not difference or len(paired) < 2 else ", ".join(f"{one:+.4f}" for one in paired)
+    difference = "" if name == REFERENCE or not paired else f"{of_mean:+.4f}{spread}"
+    each = "" if not difference or len(paired) < 2 else ", ".join(f"{round(one, 4) + 0.0:+.4f}" for one in paired)
     known = [run for _, run in good if run["stuck"] is not None]
     follows = "unknown | unknown"
     if known:

@@ -104,7 +104,7 @@ def run(seed, ways):
     kind = choose.choice([torch.float32, torch.bfloat16, torch.float16])
     options = {"lr": 0.01, "weight_decay": 0.1, "on_nonfinite": choose.choice(["apply", "skip", "zero"]),
                "max_norm": choose.choice([None, 1.0, 1e6]), "master": kind != torch.float32 and choose.random() < 0.6,
-               "threads": choose.choice([1, 2])}
+               "threads": choose.choice([1, 2]), "state_format": choose.choice([None, None, "quantized8"])}
     mine = choose.choice([Adam, AdamW])
     params, others = params_of(sizes, kind, seed), params_of(sizes, kind, seed)
     for q in others:

@@ -12,10 +12,12 @@ import adamant
 from adamant.executor import pus_of
 
 
-def arrays(n, seed=0, kind=np.float32):
+def arrays(n, seed=0, kind=np.float32, in_groups=False):
     random = np.random.default_rng(seed)
-    return {"param": random.standard_normal(n).astype(kind), "grad": random.standard_normal(n).astype(kind),
-            "exp_avg": np.zeros(n, np.float32), "exp_avg_sq": np.zeros(n, np.float32)}
+    made = {"param": random.standard_normal(n).astype(kind), "grad": random.standard_normal(n).astype(kind)}
+    for name in ("exp_avg", "exp_avg_sq"):
+        made[name] = np.zeros(((n + 63) // 64, 68), np.uint8) if in_groups else np.zeros(n, np.float32)
+    return made
 
 
 def adamw_step(a, t, lr, beta1, beta2, eps, decay, clip=1.0):
@@ -49,11 +51,12 @@ def test_steps_are_adamw_within_rounding(executor, max_norm):
     assert optimizer.steps == 10
 
 
-def test_submits_and_whole_steps_have_the_same_bits_for_any_threads():
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_submits_and_whole_steps_have_the_same_bits_for_any_threads(in_groups):
     ends = []
     for threads in (1, 2, 3):
         for submits in (False, True):
-            shards = [arrays(n, seed=n) for n in (5, 4096, 10000, 1)]
+            shards = [arrays(n, seed=n, in_groups=in_groups) for n in (5, 4096, 10000, 1)]
             optimizer = adamant.Optimizer(adamant.Executor(threads=threads, bind="none"), max_norm=2.0)
             group = optimizer.add_group("all", lr=0.01)
             for i, shard in enumerate(shards):
@@ -70,8 +73,9 @@ def test_submits_and_whole_steps_have_the_same_bits_for_any_threads():
     assert len(set(ends)) == 1
 
 
-def test_rollback_and_abandon_restore_every_bit(executor):
-    a = arrays(50000)
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_rollback_and_abandon_restore_every_bit(executor, in_groups):
+    a = arrays(50001, in_groups=in_groups)
     optimizer = adamant.Optimizer(executor, max_norm=1.0, keep_last_step=True)
     optimizer.add_shard(optimizer.add_group("all", lr=0.01), "weight", **a)
     optimizer.step()
@@ -86,8 +90,9 @@ def test_rollback_and_abandon_restore_every_bit(executor):
     assert optimizer.steps == 1
 
 
-def test_save_and_load(executor, tmp_path):
-    a, b = arrays(5000), arrays(5000, seed=1)
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_save_and_load(executor, tmp_path, in_groups):
+    a, b = arrays(5000, in_groups=in_groups), arrays(5000, seed=1, in_groups=in_groups)
     made = []
     for each in (a, b):
         optimizer = adamant.Optimizer(executor)
@@ -133,6 +138,11 @@ def test_errors_say_what_is_wrong_and_change_nothing(executor):
         optimizer.add_shard(group, "w", a["param"], a["grad"][:50], a["exp_avg"], a["exp_avg_sq"])
     with pytest.raises(adamant.InvalidArgument, match="overlap"):
         optimizer.add_shard(group, "w", a["param"], a["grad"], a["exp_avg"], a["exp_avg"])
+    for shape, text in (((1, 68), r"68 bytes, but must have the shape \[2, 68\] for 100 elements"), ((2, 68), "quantized8")):
+        with pytest.raises(adamant.InvalidArgument, match=text):  # for a whole param, and for both moments
+            optimizer.add_shard(group, "w", a["param"], a["grad"], np.zeros(shape, np.uint8), a["exp_avg_sq"])
+    with pytest.raises(adamant.InvalidArgument, match="grad of 'w' has elements of type uint8"):
+        optimizer.add_shard(group, "w", a["param"], np.zeros(100, np.uint8), a["exp_avg"], a["exp_avg_sq"])
     with pytest.raises(adamant.InvalidArgument, match="a list, but must be"):
         optimizer.add_shard(group, "w", [1.0], a["grad"], a["exp_avg"], a["exp_avg_sq"])
     read_only = a["param"].copy()

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import adamant  # noqa: E402
-from adamant.torch import Adam, AdamW  # noqa: E402
+from adamant.torch import Adam, AdamW, dequantized, quantized  # noqa: E402
 
 pairs = [(Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW)]
 
@@ -257,6 +257,75 @@ def test_second_moments_of_bfloat16_are_rounded_by_chance():
             assert (found == rounded_by_chance(exact, random_halves(7, 1, "group0.0", 70000, 1))).all()
 
 
+# quantized8, by its definition in numerics/quantized8.hpp: how often bits are halved, the offset of codes in 256ths, the
+# least code and the largest, where an element's random byte begins, and what is below makes a group of zeros.
+curves = {"exp_avg": (1, 0x27400000, 0, 127, 0, 2.0 ** -80), "exp_avg_sq": (2, 0x37A00000, 1, 255, 8, 2.0 ** -125.9)}
+
+
+def decoded(name, groups, count):
+    shift, offset = curves[name][:2]
+    code = groups[:, :64].view(np.int8 if name == "exp_avg" else np.uint8).astype(np.float32)
+    z = (abs(code).view(np.uint32) - np.uint32(offset - 0x4000000) << np.uint32(shift)).view(np.float32)
+    scale = np.ascontiguousarray(groups[:, 64:]).view(np.float32)
+    return (np.where(code == 0, 0, np.copysign(z, code)) * scale).astype(np.float32).reshape(-1)[:count]
+
+
+def encoded(name, x, halves=None):
+    """Nearest, or by chance with these random halves."""
+    shift, offset, least, most, byte, zero_below = curves[name]
+    x, r = (np.append(a, np.zeros(-len(x) % 64, a.dtype)).reshape(-1, 64) for a in (x, x if halves is None else halves))
+    largest = abs(x).max(1, keepdims=True)
+    scale = ((largest * np.float32(64 / 63)).view(np.uint32) + np.uint32(32) & np.uint32(0xFFFFFFC0)).view(np.float32)
+    scale = np.where(largest < zero_below, np.float32(0), np.maximum(scale, np.float32(2.0 ** -80)))
+    z = abs(x) * (np.float32(1) / np.maximum(scale, np.float32(2.0 ** -80)))
+    y = np.rint(((z.view(np.uint32) >> np.uint32(shift)) + np.uint32(offset)).view(np.float32)).astype(np.int64)
+    y = np.where((x < 0) & (least == 0), -y, y)
+    # To nearest, halves go away from zero.
+    q = y + np.where(y < 0, 127, 128) >> 8 if halves is None else y + (r.astype(np.int64) >> byte & 255) >> 8
+    if halves is not None and least == 0:
+        q[abs(y) < 256] = 0
+    q = np.clip(q, -most if least == 0 else least, most)
+    return np.concatenate([q.astype(np.int64).astype(np.uint8), scale.view(np.uint8)], 1)
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "nearest"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_moments_of_8_bits_are_what_is_loaded_stepped_in_float32_and_stored(rounding, kind):
+    """In many steps: groups of all sizes, gradients of many magnitudes, none, and tiny ones."""
+    random = torch.Generator().manual_seed(2)
+    shapes = [(70001,), (64,), (63,), (1,), (3, 50), (0,)]
+    make = [torch.randn(shape, generator=random).to(kind) for shape in shapes]
+    mine, theirs = ([torch.nn.Parameter(p.clone()) for p in make] for _ in range(2))
+    options = dict(lr=0.01, exp_avg_sq_rounding=rounding, rounding_seed=7, param_rounding="stochastic")
+    first = AdamW(mine, state_format="quantized8", **options)
+    second = AdamW(theirs, state_format="float32", **options)
+    for step in range(1, 9):
+        for p, q in zip(mine, theirs):
+            grad = torch.randn(p.shape, generator=random) * torch.exp(4 * torch.randn(p.shape, generator=random))
+            p.grad = (grad * (torch.rand(p.shape, generator=random) < 0.7) * 10.0 ** -(2.5 * step)).to(kind)
+            q.grad = p.grad.clone()
+        if step > 1:
+            for p, q in zip(mine, theirs):
+                for name in curves:
+                    moment = torch.from_numpy(decoded(name, first.state[p][name].numpy(), p.numel()))
+                    assert torch.equal(dequantized(first.state[p], p)[name].reshape(-1), moment)
+                    second.state[q][name].copy_(moment.view(q.shape))
+        first.step()
+        second.step()
+        for i, (p, q) in enumerate(zip(mine, theirs)):
+            assert torch.equal(p.view(-1).view(torch.uint8), q.view(-1).view(torch.uint8)), (step, i)
+            halves = random_halves(7, step, f"group0.{i}", p.numel(), 1) if rounding == "stochastic" else None
+            for name in curves:
+                found, exact = first.state[p][name], second.state[q][name].reshape(-1)
+                assert found.dtype == torch.uint8 and found.shape == ((p.numel() + 63) // 64, 68)
+                if p.numel() == 0:
+                    continue
+                expected = encoded(name, exact.numpy(), halves)
+                assert (found.numpy() == expected).all(), (step, i, name, np.argwhere(found.numpy() != expected)[:5])
+                if halves is None:
+                    assert torch.equal(quantized(second.state[q])[name], found)
+
+
 def test_params_of_bfloat16_are_rounded_by_chance():
     moved = {}
     for rounding in ("stochastic", "nearest"):
@@ -284,12 +353,14 @@ def test_what_is_not_finite():
         assert any(torch.isnan(p).any() for p in a.parameters()) == (policy == "apply")
 
 
-def test_the_same_bits_for_any_threads_and_overlap():
+@pytest.mark.parametrize("state_format", ["float32", "quantized8"])
+def test_the_same_bits_for_any_threads_and_overlap(state_format):
     ends = set()
     for threads in (1, 2, 3):
         for overlap in (False, True):
             a = model()
-            optimizer = AdamW(a.parameters(), lr=0.01, max_norm=0.1, threads=threads, overlap=overlap)
+            optimizer = AdamW(a.parameters(), lr=0.01, max_norm=0.1, threads=threads, overlap=overlap,
+                              state_format=state_format)
             optimizer._executor = lambda threads=threads: adamant.Executor(threads=threads, bind="none")
             train(a, optimizer, 6)
             ends.add(bits(a, optimizer))
@@ -324,7 +395,8 @@ def test_state_dicts_go_both_ways_in_training(mine, theirs, steps, kind):
 
 
 def test_a_loaded_state_continues_with_the_same_bits_in_the_types_it_was_saved_in():
-    for options in ({}, {"master": True}, {"state_format": "float32"}):
+    for options in ({}, {"master": True}, {"state_format": "float32"}, {"state_format": "quantized8"},
+                    {"state_format": "quantized8", "master": True}):
         a = model(torch.bfloat16)
         first = AdamW(a.parameters(), lr=0.01, max_norm=1.0, **options)
         train(a, first, 3)
@@ -340,10 +412,11 @@ def test_a_loaded_state_continues_with_the_same_bits_in_the_types_it_was_saved_i
         assert bits(a, first) == bits(b, second)
 
 
+@pytest.mark.parametrize("state_format", [None, "quantized8"])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))], ids=["copy", "pickle"])
-def test_copies_and_pickles_continue_with_the_same_bits(copied):
+def test_copies_and_pickles_continue_with_the_same_bits(copied, state_format):
     a = model()
-    first = AdamW(a.parameters(), lr=0.01, max_norm=0.1, overlap=True)
+    first = AdamW(a.parameters(), lr=0.01, max_norm=0.1, overlap=True, state_format=state_format)
     train(a, first, 3)
     b, second = copied((a, first))
     train(a, first, 3, 3)
@@ -425,6 +498,115 @@ def test_a_state_without_a_moment_is_refused():
         optimizer.step()
 
 
+def test_moments_of_8_bits_train_beside_others_in_groups_of_their_own():
+    a = model()
+    matrices, vectors = ([p for p in a.parameters() if (p.dim() > 1) == wanted] for wanted in (True, False))
+    optimizer = AdamW([{"params": matrices[:2]}, {"params": vectors, "state_format": "float32"}], lr=0.01,
+                      state_format="quantized8", max_norm=1.0)
+    train(a, optimizer, 2)
+    optimizer.add_param_group({"params": matrices[2:]})
+    train(a, optimizer, 30, 2)
+    optimizer.zero_grad()
+    assert backward(a, 50) < 0.3 < backward(model(), 50)
+    for p in a.parameters():
+        for name in ("exp_avg", "exp_avg_sq"):
+            moment = optimizer.state[p][name]
+            assert moment.shape == (((p.numel() + 63) // 64, 68) if p.dim() > 1 else p.shape)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {30, 32}
+    b = copy.deepcopy(a)
+    other = AdamW([{"params": [p for p in b.parameters() if p.dim() > 1][:2]},
+                   {"params": [p for p in b.parameters() if p.dim() == 1]},
+                   {"params": [p for p in b.parameters() if p.dim() > 1][2:]}], state_format="quantized8", max_norm=1.0)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # and which group has which
+    train(a, optimizer, 3, 32)
+    train(b, other, 3, 32)
+    assert bits(a, optimizer) == bits(b, other)
+
+
+def test_moments_of_8_bits_and_others_are_not_taken_for_each_other():
+    a = model()
+    eight, whole = AdamW(a.parameters(), state_format="quantized8"), AdamW(a.parameters(), state_format="float32")
+    for optimizer in (eight, whole):
+        train(a, optimizer, 3)
+    before = [bits(a, eight), bits(a, whole)]
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0 has moments of torch.float32, .*quantized\(state\)"):
+        eight.load_state_dict(whole.state_dict())
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0 .*uint8, which is quantized8, .*dequantized\(state, param\)"):
+        whole.load_state_dict(eight.state_dict())
+    assert [bits(a, eight), bits(a, whole)] == before
+    any_format = AdamW(a.parameters())
+    any_format.load_state_dict(eight.state_dict())
+    assert any_format.state[a[0].weight]["exp_avg"].dtype == torch.uint8
+    # There and back; torch's own class goes on with the first.
+    saved, params = copy.deepcopy(eight.state_dict()), list(a.parameters())
+    saved["state"] = {i: dequantized(state, params[i]) for i, state in saved["state"].items()}
+    torch.optim.AdamW(a.parameters()).load_state_dict(copy.deepcopy(saved))
+    whole.load_state_dict(saved)
+    saved["state"] = {i: quantized(state) for i, state in saved["state"].items()}
+    eight.load_state_dict(saved)
+    assert [bits(a, eight)] == before[:1] and whole.state[params[0]]["exp_avg_sq"].shape == params[0].shape
+    train(a, whole, 1)
+
+
+def test_8_bits_of_what_is_large_small_and_not_finite():
+    for top in (1e37, 1.0, 1e-23, 1e-30, 1e-37, 1e-45, 0.0, float("inf"), float("nan")):
+        x = torch.linspace(0, 1, 100) * top
+        there = dequantized(quantized({"exp_avg": -x, "exp_avg_sq": x, "step": 3}), x)
+        assert there["step"] == 3
+        for found, exact in ((there["exp_avg"], -x), (there["exp_avg_sq"], x)):
+            if not abs(top) < float("inf"):
+                assert found.isnan().all()
+            elif top >= 1e-23:
+                assert (found - exact).abs().max() <= 0.02 * top and (found.sign() == exact.sign())[2:].all()
+    with pytest.raises(adamant.InvalidArgument, match="has groups of shape"):
+        dequantized(quantized({"exp_avg": torch.ones(65)}), torch.ones(64))
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+def test_shards_of_dtensors_have_groups_of_their_own_and_the_same_bits(tmp_path):
+    code = """
+import hashlib, sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from adamant.torch import AdamW
+rank, count, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store{count}", rank=rank, world_size=count)
+mesh = init_device_mesh("cpu", (count,))
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 66), torch.nn.GELU(), torch.nn.Linear(66, 64))
+fully_shard(model, mesh=mesh)
+matrices, vectors = ([p for p in model.parameters() if (p.dim() > 1) == wanted] for wanted in (True, False))
+options = dict(lr=1e-2, max_norm=1.0, process_group=mesh.get_group(), state_format="quantized8", threads=1)
+optimizer = AdamW([{"params": matrices}, {"params": vectors, "state_format": "bfloat16"}], **options)
+data = torch.Generator().manual_seed(1)
+for step in range(5):
+    x = torch.randn(32, 64, generator=data)
+    optimizer.zero_grad()
+    (model(x) - x.flip(1)).square().mean().backward()
+    optimizer.step()
+params = list(model.parameters())
+ends = [p.full_tensor() for p in params] + [optimizer.state[p][name].full_tensor() for p in params
+                                           for name in ("exp_avg", "exp_avg_sq")]
+assert [tuple(end.shape) for end in ends[4:6]] == [(66, 68)] * 2
+print(hashlib.sha256(b"".join(end.detach().contiguous().view(torch.uint8).numpy().tobytes() for end in ends)).hexdigest())
+refused = "none"
+try:
+    AdamW(vectors, **options).step()
+except ValueError as error:
+    refused = str(error)
+assert ("each rank must have equally many whole ones" in refused) == (count == 2), refused
+dist.destroy_process_group()
+"""
+    ends = set()
+    for count in (1, 2):
+        ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank), str(count), str(tmp_path)], text=True,
+                                  env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE) for rank in range(count)]
+        printed = [rank.communicate(timeout=120)[0].split() for rank in ranks]
+        assert all(len(words) == 1 for words in printed)
+        ends.update(words[0] for words in printed)
+    assert len(ends) == 1
+
+
 def test_a_live_state_dict_is_copied():
     a = model()
     first = AdamW(a.parameters(), lr=0.01)
@@ -450,15 +632,16 @@ def test_overlap_begins_in_backward_with_clipping_on():
     assert optimizer._open is None
 
 
+@pytest.mark.parametrize("state_format", [None, "quantized8"])
 @pytest.mark.parametrize("what", ["zero_grad", "lr", "missing", "by hand", "newcomer", "closure", "state_dict"])
-def test_overlap_has_the_bits_of_waiting_whatever_is_done_between(what):
+def test_overlap_has_the_bits_of_waiting_whatever_is_done_between(what, state_format):
     ends = []
     for overlap in (False, True):
         a = model()
         params = list(a.parameters())
         if what == "newcomer":
             params[2].requires_grad_(True)
-        optimizer = AdamW(params, lr=0.01, max_norm=0.1, overlap=overlap)
+        optimizer = AdamW(params, lr=0.01, max_norm=0.1, overlap=overlap, state_format=state_format)
         for t in range(6):
             optimizer.zero_grad()
             if what == "newcomer" and t < 3:
@@ -510,9 +693,10 @@ def test_overlap_without_a_norm_says_that_gradients_were_stepped():
     optimizer.step()
 
 
-def test_overlap_refuses_a_second_backward_and_has_restored_all():
+@pytest.mark.parametrize("state_format", [None, "quantized8"])
+def test_overlap_refuses_a_second_backward_and_has_restored_all(state_format):
     a = model()
-    optimizer = AdamW(a.parameters(), lr=0.01, max_norm=0.1, overlap=True)
+    optimizer = AdamW(a.parameters(), lr=0.01, max_norm=0.1, overlap=True, state_format=state_format)
     train(a, optimizer, 1)
     before = bits(a, optimizer)
     optimizer.zero_grad()
@@ -543,6 +727,10 @@ def test_errors_say_what_is_wrong():
         stepped(f(torch.ones(3)), torch.ones(3), amsgrad=True)
     with pytest.raises(adamant.InvalidArgument, match="state_format"):
         AdamW([f(torch.ones(3))], state_format="int4")
+    with pytest.raises(adamant.InvalidArgument, match="state_format is 'int4'"):
+        AdamW([{"params": [f(torch.ones(3))], "state_format": "int4"}])
+    with pytest.raises(adamant.InvalidArgument, match="groups are those of row-major order"):
+        stepped(f(torch.ones(2, 6).t()), torch.ones(2, 6).t(), state_format="quantized8")
     with pytest.raises(adamant.InvalidArgument, match="max_norm is 0"):
         AdamW([f(torch.ones(3))], max_norm=0)
     with pytest.raises(ValueError, match="Invalid beta parameter at index 0: 1.0"):

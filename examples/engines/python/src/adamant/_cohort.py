@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Set, Tupl
 import torch
 from torch import Tensor
 
-from ._arrays import place_of
+from ._arrays import GROUP_BYTES, group_count, place_of
 from ._host_copies import HostCopies, flat, is_dense
 from ._library import Error, InvalidArgument, Report, Unavailable
+from ._quantized8 import is_quantized, moments
 from .optimizer import Optimizer as Native
 
 if TYPE_CHECKING:
     from .torch import _Steps
 
-moments = ("exp_avg", "exp_avg_sq")
 _copying: "weakref.WeakSet[Cohort]" = weakref.WeakSet()
 
 
@@ -41,10 +41,37 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def check_place(tensor: Tensor, what: str) -> None:
+def first_element(param: Tensor) -> int:
+    """Where this rank's shard begins in a DTensor that is cut along its first dimension, else 0."""
+    if not hasattr(param, "to_local"):
+        return 0
+    rows, first = param.shape[0] if param.dim() else 1, 0
+    for dimension, how in enumerate(param.placements):
+        if how.is_replicate():
+            continue
+        if type(how).__name__ != "Shard" or how.dim != 0:
+            return 0
+        each = -(-rows // param.device_mesh.size(dimension))
+        begin = min(rows, each * param.device_mesh.get_local_rank(dimension))
+        first, rows = first + begin, min(each, rows - begin)
+    return first * (param.numel() // max(1, param.shape[0])) if rows == local(param).shape[0] else 0
+
+
+def check_place(tensor: Tensor, what: str, in_groups: bool = False) -> None:
     """Raises where a tensor cannot be taken as it lies, in whichever order of its dimensions."""
     dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and is_dense(tensor)
-    place_of(flat(tensor) if dense else tensor, what)
+    place_of(flat(tensor) if dense else tensor, what, in_groups=in_groups)
+
+
+def check_groups(groups: Tensor, what: str, param: Tensor) -> None:
+    """Raises where these cannot be a moment of quantized8 of this param."""
+    if not param.is_contiguous():
+        raise InvalidArgument(f"{what} is quantized8, but the param has shape {tuple(param.shape)} and strides "
+                              f"{param.stride()}: its groups are those of row-major order. Make the param contiguous, or "
+                              'give its group another "state_format"')
+    if groups.shape != (group_count(param.numel()), GROUP_BYTES) or not groups.is_contiguous():
+        raise InvalidArgument(f"{what} has shape {tuple(groups.shape)}, but {param.numel()} elements have groups of shape "
+                              f"{(group_count(param.numel()), GROUP_BYTES)}, contiguous")
 
 
 class Cohort:
@@ -108,9 +135,13 @@ class Cohort:
             arrays["grad"] = local(param.grad)
         for what, array in arrays.items():
             is_copied = what == "grad" and self.copies is not None
+            is_moment = what in moments
             what = f"{what} of {name}"
             if not is_copied:
-                check_place(array, what)
+                check_place(array, what, in_groups=is_moment)
+            if is_moment and is_quantized(array):
+                check_groups(array, what, mine)
+                continue
             if array.shape != mine.shape:
                 raise InvalidArgument(f"{what} has shape {tuple(array.shape)}, but the param has {tuple(mine.shape)}")
             if array.stride() != mine.stride() and array.numel() > 1:
@@ -128,7 +159,9 @@ class Cohort:
         self.strides.append(mine.stride())
         self.dtypes.append(kind)
         self.in_order = self.in_order and mine.is_contiguous()
-        self.native.add_shard(group, name, **given)
+        # Rounding by chance goes by the element's place in the whole param.
+        of_whole = {"shape": param.shape, "begin": first_element(param)} if hasattr(param, "to_local") else {}
+        self.native.add_shard(group, name, **given, **of_whole)
 
     # What has changed since
 

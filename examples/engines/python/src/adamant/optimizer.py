@@ -9,7 +9,7 @@ from array import array as packed
 from ctypes import byref, c_double, c_size_t, c_uint64
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
-from ._arrays import place_of
+from ._arrays import GROUP_BYTES, QUANTIZED8, group_count, place_of
 from ._library import (SQUARES_WORDS, Handle, Hyperparameters, InvalidArgument, LossScaling, OptimizerOptions, Reduce,
                        Report, Shard, StepValues, WeightsReady, check, library, texts)
 from ._signals import whole
@@ -35,6 +35,7 @@ def hyperparameters(lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999), eps
     Args:
         exp_avg_sq_rounding, param_rounding: how second moments and params of bfloat16 are rounded, "nearest" or
             "stochastic": by chance, which depends on rounding_seed, the step, the param's name and the element alone.
+            exp_avg_sq_rounding is of both moments' codes where they are quantized8.
     """
     return Hyperparameters.initialised(lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay,
                                        decay=1 if decoupled else 2, bias_correction=int(bias_correction),
@@ -162,13 +163,15 @@ class Optimizer(Handle):
         Args:
             param: read and written; float32, bfloat16 or float16.
             grad: read in steps; the same types.
-            exp_avg, exp_avg_sq: the moments, zeros before the first step; float32 or bfloat16.
+            exp_avg, exp_avg_sq: the moments, zeros before the first step; float32 or bfloat16, or both quantized8:
+                uint8 of shape [groups, 68], a group for each 64 elements and one for what is left.
             weight_out: where the new weights go, rounded; bfloat16 or float16 with a float32 param, or None.
             accumulator: where accumulate() adds gradients up; float32, bfloat16, or None.
             shape, begin: of the whole parameter, and where the shard begins in it, for checkpoints; by default the
                 shard is all of it.
 
-        Every array has as many elements, is contiguous and in host memory, and none that is written overlaps another.
+        Every other array has as many elements. All are contiguous and in host memory, and none that is written overlaps
+        another.
         """
         arrays = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq,
                   "weight_out": weight_out, "accumulator": accumulator}
@@ -177,10 +180,15 @@ class Optimizer(Handle):
         for field, given in arrays.items():
             if given is None:
                 continue
-            place = place_of(given, f"{field} of '{name}'", written=field != "grad")
-            if elements is not None and place.elements != elements:
+            place = place_of(given, f"{field} of '{name}'", field != "grad", field in ("exp_avg", "exp_avg_sq"))
+            if place.dtype == QUANTIZED8:
+                if place.elements != group_count(elements or 0) * GROUP_BYTES:
+                    raise InvalidArgument(f"{field} of '{name}' has {place.elements} bytes, but must have the shape "
+                                          f"[{group_count(elements or 0)}, {GROUP_BYTES}] for {elements} elements")
+            elif elements is not None and place.elements != elements:
                 raise InvalidArgument(f"{field} of '{name}' has {place.elements} elements, but its param has {elements}")
-            elements = place.elements
+            else:
+                elements = place.elements
             setattr(shard, field, place.address or None)
             setattr(shard, field + "_dtype", place.dtype)
         sizes = tuple(shape) or tuple(getattr(param, "shape", ()))

@@ -14,6 +14,7 @@ import gc
 import threading
 import weakref
 from itertools import chain
+from math import prod
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Union
 
 import torch
@@ -21,17 +22,19 @@ from torch import Tensor
 from torch.optim import optimizer as _torchs
 
 from . import _threads
-from ._cohort import Cohort, flat, local, moments
+from ._arrays import GROUP_BYTES, GROUP_ELEMS, group_count
+from ._cohort import Cohort, flat, local
 from ._library import SQUARES_WORDS, InvalidArgument, Report, Unavailable
+from ._quantized8 import dequantized, is_quantized, moments, quantized, zeros
 from ._signals import whole
 from .executor import Cores, Executor, shared_executor
 from .optimizer import add_squares
 
-__all__ = ["Adam", "AdamW"]
+__all__ = ["Adam", "AdamW", "dequantized", "quantized"]
 
 # Whose hooks count, by the param's id: those of the optimizer that was made last.
 _owners: "weakref.WeakValueDictionary[int, _Steps]" = weakref.WeakValueDictionary()
-_formats = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_formats = {"float32": torch.float32, "bfloat16": torch.bfloat16, "quantized8": torch.uint8}
 _arguments = """
     The arguments of torch.optim.{name} mean what they mean there. `foreach`, `fused` and `capturable` are accepted and
     change nothing: they choose among torch's own ways to step. `amsgrad` and `differentiable` are refused.
@@ -50,12 +53,17 @@ _arguments = """
             gradients; p.grad has the last one alone, so what changes it, as a GradScaler or clipping do, is an error.
             step() may come after fewer. Not under DistributedDataParallel; under FSDP2 torch itself adds up.
         offload: params in host memory are stepped as those on a GPU are, by copies; to try that without a GPU.
-        state_format: the type of new moments, "float32" or "bfloat16". None: the param's, as torch has it, and float32
-            where the param is float16 or has a master.
+        state_format: the type of new moments, "float32", "bfloat16" or "quantized8". None: the param's, as torch has
+            it, and float32 where the param is float16 or has a master. A group's own goes before it, as in
+            {{"params": norms, "state_format": "float32"}}. Moments of quantized8 are tensors of uint8 of the shape
+            [groups, 68]: a group for each 64 elements of the param in row-major order, and one for what is left, has 64
+            codes, t[:, :64], and a float32 scale, t[:, 64:].contiguous().view(torch.float32). dequantized() reads them.
+            DTensors have them where each rank's shard has whole groups, equally many.
         exp_avg_sq_rounding, param_rounding: how second moments and params of bfloat16 are rounded, "nearest" or
-            "stochastic". Rounded to nearest, second moments do not come down where 1 - betas[1] is below 0.002, and
-            params do not move by less than half a unit. Chance depends on rounding_seed, the step, the param's place in
-            its group (or its name, where it has one) and the element alone.
+            "stochastic"; the first is of both moments' codes with quantized8. Rounded to nearest, second moments do not
+            come down where 1 - betas[1] is below 0.002, and params do not move by less than half a unit. Chance depends
+            on rounding_seed, the step, the param's place in its group (or its name, where it has one) and the element
+            alone.
         master: bfloat16 and float16 params get float32 masters, state "master_param", which are stepped and then
             rounded to the params.
         process_group: gradients are cut over these ranks, as ZeRO and FSDP2 do, and the norm is over all of them. The
@@ -71,9 +79,15 @@ _arguments = """
     taken over by the next step, into masters, too.
 
     state_dict() has torch's keys, and goes into torch's class and back at any step, in the types that it was saved in.
+    With quantized8, which torch's class has not, it goes back only; dequantized() and quantized() change states.
     Not thread-safe, as torch's optimizers. Works in the process that first called step(); a forked one gets threads of
     its own.
     """
+
+
+def _check_format(given: Optional[str]) -> None:
+    if given is not None and given not in _formats:
+        raise InvalidArgument(f"state_format is {given!r}, but must be one of {', '.join(_formats)}, or None")
 
 
 def _in_host(param: Tensor) -> Dict[str, Any]:
@@ -101,9 +115,8 @@ class _Steps:
     param_groups: List[Dict[str, Any]]
 
     def _set_up(self, **own: Any) -> None:
-        if own["state_format"] is not None and own["state_format"] not in _formats:
-            raise InvalidArgument(f"state_format is {own['state_format']!r}, but must be one of {', '.join(_formats)}, "
-                                  "or None")
+        for given in (own["state_format"], *(group.get("state_format") for group in self.param_groups)):
+            _check_format(given)
         for name in ("exp_avg_sq_rounding", "param_rounding"):
             if own[name] not in ("nearest", "stochastic"):
                 raise InvalidArgument(f"{name} is {own[name]!r}, but must be nearest or stochastic")
@@ -193,7 +206,7 @@ class _Steps:
                     return f"group{g}.{names[i] if names else i}"
         return "param"
 
-    def _init_state(self, param: Tensor) -> None:
+    def _init_state(self, group: int, param: Tensor) -> None:
         state = self.state[param]
         if param.is_complex():
             raise InvalidArgument(f"{self._name(param)} has the type {param.dtype}, but must be real")
@@ -204,15 +217,34 @@ class _Steps:
                 raise InvalidArgument(f"the state of {self._name(param)} has no {' and no '.join(missing)}, but has taken "
                                       f"{int(state.get('step', 0))} steps; load a state that is whole")
             if missing:
-                kind = _formats.get(self._own["state_format"] or "")
+                kind = _formats.get(self._format_of(self.param_groups[group]) or "")
                 if kind is None:
                     kind = torch.float32 if param.dtype == torch.float16 or self._own["master"] else param.dtype
-                state.update({name: torch.zeros_like(param, dtype=kind, memory_format=torch.preserve_format,
-                                                     **_in_host(param)) for name in moments})
+                state.update({name: self._new_groups(param) if kind == torch.uint8 else
+                              torch.zeros_like(param, dtype=kind, memory_format=torch.preserve_format,
+                                               **_in_host(param)) for name in moments})
             if self._own["master"] and narrow and "master_param" not in state:
                 state["master_param"] = param.detach().to(dtype=torch.float32, memory_format=torch.preserve_format,
                                                           **_in_host(param))
             state.setdefault("step", torch.tensor(0.0))
+
+    def _format_of(self, group: Dict[str, Any]) -> Optional[str]:
+        return group.get("state_format") or self._own["state_format"]
+
+    def _new_groups(self, param: Tensor) -> Tensor:
+        """A moment of quantized8. A DTensor's is one, too, so that checkpoints cut it as they cut the param."""
+        made = zeros(local(param).numel())
+        if not hasattr(param, "to_local"):
+            return made
+        ranks = prod(param.device_mesh.size(i) for i, how in enumerate(param.placements) if not how.is_replicate())
+        plain = all(how.is_replicate() or (how.is_shard(0) and type(how).__name__ == "Shard") for how in param.placements)
+        if ranks > 1 and (not plain or param.shape[0] % ranks or param.numel() // ranks % GROUP_ELEMS):
+            raise InvalidArgument(f"{self._name(param)} has shape {tuple(param.shape)} and is cut by {param.placements} over "
+                                  f"{ranks} ranks, but quantized8 moments are in groups of {GROUP_ELEMS} elements, and each "
+                                  "rank must have equally many whole ones. Put the param into a group with "
+                                  '"state_format": "float32" or "bfloat16"')
+        return type(param).from_local(made, param.device_mesh, param.placements, run_check=False,  # type: ignore[attr-defined]
+                                      shape=torch.Size((group_count(param.numel()), GROUP_BYTES)), stride=(GROUP_BYTES, 1))
 
     def _all_params(self) -> List[Tuple[int, Tensor]]:
         return [(g, param) for g, group in enumerate(self.param_groups) for param in group["params"]]
@@ -252,7 +284,7 @@ class _Steps:
                     placement.is_replicate() for placement in getattr(param, "placements", ())):
                 raise InvalidArgument(f"{self._name(param)} is replicated, so its gradient would count once for each "
                                       "rank of process_group; shard it, or give it an optimizer of its own")
-            self._init_state(param)
+            self._init_state(g, param)
             by_steps.setdefault(int(self.state[param]["step"]), []).append((g, param))
         # Where gradients are added up, more params may join before the step.
         alone = len(by_steps) == 1 and self._own["accumulate"] == 1
@@ -579,6 +611,7 @@ class _Steps:
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """As torch's."""
         if hasattr(self, "_own"):
+            _check_format(param_group.get("state_format"))
             self._refuse_with_sums("a group is added")
             self._settle("add_param_group() is called")
         super().add_param_group(param_group)  # type: ignore[misc]
@@ -603,12 +636,15 @@ class _Steps:
         return made
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """As torch's, from its classes and from these; states keep the types that they were saved in."""
+        """As torch's, from its classes and from these; states keep the types that they were saved in. Raises
+        InvalidArgument where a state_format is given, and one of it and of the states is quantized8; nothing has changed
+        then."""
         self._refuse_with_sums("a state is loaded")
         self._settle("load_state_dict() is called")
         given: Dict[str, Any] = {}
 
         def keep(_: Any, incoming: Dict[str, Any]) -> Dict[str, Any]:
+            self._check_formats(incoming)
             given.update(incoming)
             return {**incoming, "state": {}}  # torch would cast states to the params' types, and put them on a GPU
         seen = self.register_load_state_dict_pre_hook(keep)  # type: ignore[attr-defined]
@@ -629,6 +665,21 @@ class _Steps:
                                  for name, value in values.items()}
         self._versions.clear()
         self._forget()
+
+    def _check_formats(self, incoming: Dict[str, Any]) -> None:
+        """Raises where states are quantized8 and are not to be, or the other way round."""
+        for g, group in enumerate(incoming["param_groups"]):
+            asked = self._format_of(group)
+            for i, number in enumerate(group["params"]):
+                found = [value for name, value in incoming["state"].get(number, {}).items() if name in moments]
+                if asked is None or all(is_quantized(value) == (asked == "quantized8") for value in found):
+                    continue
+                how = ("adamant.torch.quantized(state), for each state of state_dict['state']" if asked == "quantized8" else
+                       "adamant.torch.dequantized(state, param)")
+                raise InvalidArgument(f"the state of group{g}.{i} has moments of {found[0].dtype}"
+                                      f"{', which is quantized8' if asked != 'quantized8' else ''}, but state_format is "
+                                      f"{asked}; leave state_format out to go on with the states' own, or make them so by "
+                                      f"{how}")
 
     def __getstate__(self) -> Dict[str, Any]:
         if self._process_group is not None:
