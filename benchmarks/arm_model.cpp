@@ -11,6 +11,7 @@
 
 #include <adamant/kernel/dispatch.hpp>
 #include <adamant/numerics/coefficients.hpp>
+#include <adamant/numerics/quantized8.hpp>
 #include <adamant/shard/shard.hpp>
 
 #include "random.hpp"
@@ -19,6 +20,7 @@ namespace {
 
 using adamant::bfloat16;
 using adamant::isa;
+using adamant::quantized8;
 
 constexpr std::size_t most_elems = 4096; // a block of the norm
 static_assert(most_elems <= adamant::norm_block_elems);
@@ -30,6 +32,19 @@ std::byte* filled(std::vector<T>& array, std::uint32_t k, Make const& make)
     array.resize(most_elems);
     for (std::uint32_t i = 0; i < most_elems; ++i)
         array[i] = adamant::narrow<T>(make(random_bits(i ^ k * 0x9e3779b9u)));
+    return reinterpret_cast<std::byte*>(array.data());
+}
+// The same, as codes where they are.
+template <class Make>
+std::byte* filled(std::vector<adamant::quantized8>& array, std::uint32_t k, Make const& make)
+{
+    std::vector<float> floats;
+    filled(floats, k, make);
+    array.resize(most_elems / adamant::quantized_group_elems);
+    for (std::size_t g = 0; g < array.size(); ++g)
+        adamant::encode_group(k == 2 ? adamant::exp_avg_curve : adamant::exp_avg_sq_curve,
+                              &floats[g * adamant::quantized_group_elems], adamant::quantized_group_elems, false, {},
+                              reinterpret_cast<std::byte*>(&array[g]));
     return reinterpret_cast<std::byte*>(array.data());
 }
 template <class Grad>
@@ -65,7 +80,7 @@ void sum(std::size_t n)
 
 struct subject {
     std::string_view name;
-    std::size_t bytes_per_elem;
+    double bytes_per_elem;
     void (*run)(std::size_t n);
 };
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut = void>
@@ -81,6 +96,7 @@ constexpr subject subjects[] = {step_subject<float, float, float, float>("f32"),
                                 step_subject<bfloat16, bfloat16, float, float>("bf16_f32"),
                                 step_subject<float, bfloat16, float, float, bfloat16>("mixed"),
                                 step_subject<bfloat16, bfloat16, bfloat16, bfloat16>("bf16"),
+                                step_subject<float, bfloat16, quantized8, quantized8, bfloat16>("q8"),
                                 {"squares_f32", sizeof(float), sum<float>},
                                 {"squares_bf16", sizeof(bfloat16), sum<bfloat16>}};
 
@@ -90,7 +106,7 @@ int main(int count, char** arguments)
 {
     for (subject const& s : subjects) {
         if (count != 3)
-            std::printf("%s %zu\n", s.name.data(), s.bytes_per_elem);
+            std::printf("%s %g\n", s.name.data(), s.bytes_per_elem);
         else if (s.name == arguments[1])
             s.run(static_cast<std::size_t>(std::atoi(arguments[2])));
     }

@@ -208,7 +208,7 @@ def main():
                     if options.show not in (None, kernel):
                         continue
                     loop = Loop(program, code, ranges, kernel, folder)
-                    rows[kernel, compiler] = row(kernel, compiler, int(elem_bytes), loop, Estimate(loop, folder))
+                    rows[kernel, compiler] = row(kernel, compiler, float(elem_bytes), loop, Estimate(loop, folder))
                     if options.show:
                         print(f"{kernel}, {compiler}: {loop.elems:.0f} elements a turn\n")
                         print("\n".join(f"{a:x}:\t{i}" for a, i in zip(loop.addresses, loop.instructions)), "\n")

@@ -117,12 +117,12 @@ struct simd : quad::codes {
     template <int Count>
     ADAMANT_SIMD static u32 shift_left(u32 x)
     {
-        return x << Count;
+        return quad::shift_left<Count>(x);
     }
     template <int Count>
     ADAMANT_SIMD static u32 shift_right(u32 x)
     {
-        return x >> Count;
+        return quad::shift_right<Count>(x);
     }
     // Whether any lane has its highest bit set.
     ADAMANT_SIMD static bool any_sign(u32 x)

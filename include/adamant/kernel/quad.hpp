@@ -49,6 +49,16 @@ ADAMANT_SIMD u32 set(std::uint32_t x) noexcept
 {
     return u32{x, x, x, x};
 }
+template <int Count>
+ADAMANT_SIMD u32 shift_left(u32 x) noexcept
+{
+    return x << Count;
+}
+template <int Count>
+ADAMANT_SIMD u32 shift_right(u32 x) noexcept
+{
+    return x >> Count;
+}
 template <class Ints>
 ADAMANT_SIMD Ints min(Ints a, Ints b) noexcept
 {
@@ -231,6 +241,17 @@ ADAMANT_SIMD f32 set(float x) noexcept
 ADAMANT_SIMD u32 set(std::uint32_t x) noexcept
 {
     return u32(x);
+}
+// Not xsimd's, which the compiler does not always inline.
+template <int Count>
+ADAMANT_SIMD u32 shift_left(u32 x) noexcept
+{
+    return vshlq_n_u32(x, Count);
+}
+template <int Count>
+ADAMANT_SIMD u32 shift_right(u32 x) noexcept
+{
+    return vshrq_n_u32(x, Count);
 }
 template <class Ints>
 ADAMANT_SIMD Ints min(Ints a, Ints b) noexcept
