@@ -36,9 +36,11 @@ template <class Grad>
     return static_cast<bits>(any[0] << 1) == 0;
 }
 
-// See block_squares_function. Looks ahead, because the additions leave a core room for too few loads to keep memory
-// busy: into the second cache, which on Zen 4 takes 5 to 8% less time than into the first; and where a line is loaded in
-// parts, from there into the first shortly before, which saves a third there.
+// See block_squares_function. Looks ahead where the additions leave a core room for too few loads to keep memory busy:
+//   a line in one load   into the second cache, which on Zen 4 takes 5 to 8% less time than into the first
+//   in parts, 16 bits    into the first, as the wait for the second would show: by a third on Zen 4. Asking for both, at
+//                        two distances, takes 9% longer on Zen 3
+//   in parts, 32 bits    not at all: there is room for enough loads, and asking takes 20% longer on Zen 3
 template <class Grad>
 grad_squares block_squares(std::byte const* grad, std::size_t n) noexcept
 {
@@ -54,9 +56,10 @@ grad_squares block_squares(std::byte const* grad, std::size_t n) noexcept
         std::byte const* const at = grad + turn * turn_bytes;
         ADAMANT_UNROLL
         for (std::size_t line = 0; line < turn_bytes; line += 64) {
-            __builtin_prefetch(at + default_prefetch_bytes + line, 0, 2);
-            if constexpr (simd::lanes * sizeof(float) < 64)
-                __builtin_prefetch(at + 512 + line);
+            if constexpr (simd::lanes * sizeof(float) == 64)
+                __builtin_prefetch(at + default_prefetch_bytes + line, 0, 2);
+            else if constexpr (sizeof(Grad) == 2)
+                __builtin_prefetch(at + default_prefetch_bytes + line);
         }
         add_squares<Grad>(sums, at);
     }
