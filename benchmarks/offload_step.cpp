@@ -8,7 +8,8 @@
 //   offload_step/overlap/HOW/elems:N/threads:T
 //                                            gradients that arrive over as long as a step takes: against the longer of
 //                                            arrival and step, stepping all before the norm is known, measuring only as
-//                                            they arrive, and beginning at the end
+//                                            they arrive, and beginning at the end; where they are copied, also a step
+//                                            over other gradients beside the same copies
 //
 // HOW: by_device, nobody copies; copied, a thread does, as each arrives.
 
@@ -141,8 +142,10 @@ void overlap(State& state, executor const& cpu, std::size_t n, arrival how)
     }
     data.warm_up(always);
     bool const copied = how == arrival::copied;
-    bench::arrays const sent(
-        {dtype::none, dtype::none, dtype::none, dtype::none, copied ? dtype::bfloat16 : dtype::none}, n);
+    shard_dtypes const one_array{dtype::none, dtype::none, dtype::none, dtype::none,
+                                 copied ? dtype::bfloat16 : dtype::none};
+    bench::arrays const sent(one_array, n);
+    bench::arrays const elsewhere(one_array, n);
 
     std::vector<double> step_seconds;
     for (int i = 0; i < 9; ++i) {
@@ -153,10 +156,13 @@ void overlap(State& state, executor const& cpu, std::size_t n, arrival how)
     }
     std::chrono::duration<double> const takes(adamant::median(step_seconds));
 
-    auto const receive = [&](std::size_t i) {
+    auto const copy_to = [&](bfloat16* to, std::size_t i) {
         std::size_t const elems = data.shard_elems();
+        std::memcpy(to + i * elems, sent.get<bfloat16>(4) + i * elems, elems * sizeof(bfloat16));
+    };
+    auto const receive = [&](std::size_t i) {
         if (copied)
-            std::memcpy(data.grad() + i * elems, sent.get<bfloat16>(4) + i * elems, elems * sizeof(bfloat16));
+            copy_to(data.grad(), i);
     };
     auto const as_they_arrive = [&](optimizer& opt) {
         opt.begin_step({.loss_scale = loss_scale, .max_norm = never_reached});
@@ -178,6 +184,14 @@ void overlap(State& state, executor const& cpu, std::size_t n, arrival how)
         arrive(data.shards(), takes, receive);
         whole_step(never, never_reached);
     });
+    if (copied) // what the two take where neither waits for the other
+        add(part_in_race::aside, "beside_copies", [&] {
+            auto const copies = std::async(std::launch::async, [&] {
+                arrive(data.shards(), takes, [&](std::size_t i) { copy_to(elsewhere.get<bfloat16>(4), i); });
+            });
+            whole_step(never, never_reached);
+            copies.wait();
+        });
     add(part_in_race::limit, "the step alone", [&] { whole_step(never, never_reached); });
     add(part_in_race::limit, "the arrival alone", [&] { arrive(data.shards(), takes, [](std::size_t) {}); });
     race::run(state, all);
