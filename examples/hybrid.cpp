@@ -3,7 +3,8 @@
 // from the last, the CPU's part of them comes down, is stepped, and its weights go up, while the device steps its own.
 // The shapes are Qwen2.5-3B's, with as many layers as memory has room for. Forward and backward are waits.
 //
-//   hybrid [--ratio R|auto] [--layers N] [--steps N] [--link pcie5|c2c|none] [--backward MS] [--forward MS] [--digest]
+//   hybrid [--ratio R|auto] [--layers N] [--steps N] [--state NAME] [--link pcie5|c2c|none] [--backward MS]
+//          [--forward MS] [--digest]
 //
 // `hybrid` imitates the device in host memory; `hybrid_cuda` is the same with hybrid_device.cu, on the first GPU.
 
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <limits>
 #include <memory>
@@ -28,6 +30,8 @@
 
 #include <adamant/adamant.hpp>
 #include <adamant/machine.hpp>
+#include <adamant/shard/split_masters.hpp>
+#include <adamant/shard/state_format.hpp>
 
 #include "hybrid_device.hpp"
 
@@ -41,6 +45,8 @@ struct settings {
     bool follows = true; // the ratio, what is measured
     std::size_t layers = 0;
     std::size_t steps = 8;
+    adamant::shard_dtypes types =
+        *adamant::types_of_state("float32", adamant::dtype::bfloat16, adamant::dtype::bfloat16);
     std::string link = "pcie5";
     double backward_ms = 0; // 0: as long as the optimizer's step takes
     double forward_ms = 0;
@@ -54,23 +60,43 @@ struct settings {
 struct tensor {
     std::string name;
     std::size_t elems;
-    std::vector<float> param, exp_avg, exp_avg_sq;
+    adamant::shard_dtypes types;
+    std::vector<std::byte> master, exp_avg, exp_avg_sq; // zero bytes are zeros in every type
     std::shared_ptr<std::byte> staging;
     adamant::device_arrays there;
 
-    tensor(std::string its_name, std::size_t n, adamant::device& on)
-        : name(std::move(its_name)), elems(n), param(n), exp_avg(n), exp_avg_sq(n),
+    tensor(std::string its_name, std::size_t n, adamant::shard_dtypes const& of_state, adamant::device& on)
+        : name(std::move(its_name)), elems(n), types(of_state), master(array_bytes(types[0], n)),
+          exp_avg(array_bytes(types[2], n)), exp_avg_sq(array_bytes(types[3], n)),
           staging(on.pinned(4 * n)), there{on.allocate(2 * n), on.allocate(2 * n)}
     {
-        for (std::size_t i = 0; i < n; ++i)
-            param[i] = 0.01f * static_cast<float>(static_cast<int>(i % 401) - 200) / 200;
+        for (std::size_t i = 0; i < n; ++i) {
+            float const first = 0.01f * static_cast<float>(static_cast<int>(i % 401) - 200) / 200;
+            if (has_split_param(types))
+                adamant::split_masters(&first, 1, weight() + i, low() + i);
+            else
+                std::memcpy(&master[i * sizeof first], &first, sizeof first);
+        }
     }
-    [[nodiscard]] auto shard()
+    [[nodiscard]] adamant::optimizer_shard shard()
     {
-        auto* const grad = reinterpret_cast<bfloat16*>(staging.get());
-        return adamant::shard(param.data(), static_cast<bfloat16 const*>(grad), exp_avg.data(), exp_avg_sq.data(),
-                              grad + elems, elems);
+        adamant::kernel::step_pointers const arrays{master.data(), staging.get(), exp_avg.data(), exp_avg_sq.data(),
+                                                    reinterpret_cast<std::byte*>(weight())};
+        return adamant::optimizer_shard({*adamant::find_format(types), arrays, elems});
     }
+    [[nodiscard]] float param(std::size_t i)
+    {
+        float value;
+        if (has_split_param(types))
+            adamant::join_masters(weight() + i, low() + i, 1, &value);
+        else
+            std::memcpy(&value, &master[i * sizeof value], sizeof value);
+        return value;
+    }
+
+private:
+    [[nodiscard]] bfloat16* weight() { return reinterpret_cast<bfloat16*>(staging.get()) + elems; }
+    [[nodiscard]] adamant::split_float32* low() { return reinterpret_cast<adamant::split_float32*>(master.data()); }
 };
 
 // The tensors of Qwen2.5-3B's configuration (hidden 2048, 16 heads and 2 of keys of 128, feed-forward 11008), in the
@@ -100,7 +126,7 @@ std::vector<std::pair<std::string, std::size_t>> shapes(std::size_t layers)
 constexpr std::size_t tensors_a_layer = 9;
 constexpr std::size_t elems_a_layer = 85'700'000; // with its part of the embedding
 constexpr std::size_t bytes_an_elem =
-    12 + 4 + 3 + 4 + 24; // state, staging, journal; on the device, if that is here too
+    12 + 4 + 3 + 4 + 24; // of float32 state, staging, journal; on the device, if that is here too
 
 // -------------------------------------------------------------------------------------------------------- timeline
 
@@ -198,12 +224,12 @@ double cpu_rate(adamant::executor const& cpu)
 }
 
 // FNV-1a (Fowler, Noll, Vo) over the bits of all params.
-std::uint64_t digest_of(std::vector<tensor> const& model)
+std::uint64_t digest_of(std::vector<tensor>& model)
 {
     std::uint64_t hash = 0xcbf29ce484222325u;
-    for (tensor const& t : model)
-        for (float const p : t.param)
-            hash = (hash ^ std::bit_cast<std::uint32_t>(p)) * 0x100000001b3u;
+    for (tensor& t : model)
+        for (std::size_t i = 0; i < t.elems; ++i)
+            hash = (hash ^ std::bit_cast<std::uint32_t>(t.param(i))) * 0x100000001b3u;
     return hash;
 }
 
@@ -220,7 +246,7 @@ void run(settings chosen)
     }
     std::vector<tensor> model;
     for (auto const& [name, elems] : shapes(chosen.layers))
-        model.emplace_back(name, elems, *gpu);
+        model.emplace_back(name, elems, chosen.types, *gpu);
     std::size_t elems = 0;
     for (tensor const& t : model)
         elems += t.elems;
@@ -311,6 +337,9 @@ constexpr char const* help = R"(hybrid: a training loop whose optimizer steps on
                          (default): begins with 0.75, follows what is measured
   --layers N             of Qwen2.5-3B, up to 36 (default: what fits in memory)
   --steps N              (default 8)
+  --state NAME           what masters and moments are stored as: float32
+                         (default), split_float32, bfloat16, quantized8,
+                         split_float32+bfloat16, split_float32+quantized8
   --link pcie5|c2c|none  to the device, where that is imitated (default pcie5)
   --backward MS          how long backward takes, in ms (default: half as long
                          as the CPU's step over all would take)
@@ -344,6 +373,9 @@ settings parse(int argc, char** argv)
             chosen.layers = static_cast<std::size_t>(number(option, value, 36));
         } else if (option == "--steps") {
             chosen.steps = static_cast<std::size_t>(number(option, value, 1e6));
+        } else if (auto const types = adamant::types_of_state(value, chosen.types[1], chosen.types[4]);
+                   option == "--state" && types) {
+            chosen.types = *types;
         } else if (option == "--backward") {
             chosen.backward_ms = number(option, value, 1e6);
         } else if (option == "--forward") {
