@@ -108,7 +108,7 @@ bool splits_rightly(std::uint32_t own)
 }
 } // namespace
 
-TEST_CASE("a split master: its halves add up to it, and its weight is the nearest bfloat16, ties away from zero")
+TEST_CASE("split_ties: a master's halves add up to it, and its weight is the nearest bfloat16, ties away from zero")
 {
     test::random_bits random(12);
     for (std::uint32_t upper = 0; upper < 0x10000; ++upper)
@@ -122,7 +122,7 @@ TEST_CASE("a split master: its halves add up to it, and its weight is the neares
     CHECK(bits(joined_master({0x7f80}, {0xffff})) == 0x7f7fffff);
 }
 
-TEST_CASE("splitting is one to one for every master", "[big][once]")
+TEST_CASE("split_ties: splitting is one to one for every master", "[big][once]")
 {
     std::uint32_t wrong = 0;
     std::uint32_t own = 0;
