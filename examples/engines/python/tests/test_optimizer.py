@@ -108,6 +108,86 @@ def test_save_and_load(executor, tmp_path, in_groups):
         made[1].load(tmp_path / "nowhere")
 
 
+def split_arrays(whole):
+    """The same with its master in two halves, as bits of the upper one and the array that the optimizer gets."""
+    torch = pytest.importorskip("torch")  # has a bfloat16, which NumPy has not
+    halves = {name: array.copy() for name, array in whole.items()}
+    halves["param"], halves["weight_out"] = np.empty(whole["param"].shape, np.int16), torch.empty(
+        whole["param"].shape, dtype=torch.bfloat16)
+    adamant.split_masters(whole["param"], halves["weight_out"], halves["param"])
+    return halves, halves["weight_out"].view(torch.int16).numpy()
+
+
+def master_of(upper, low):
+    return ((upper.astype(np.int32) << 16) + low).view(np.float32)
+
+
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_masters_in_two_halves_have_the_bits_of_whole_ones(executor, tmp_path, in_groups):
+    whole = arrays(50001, in_groups=in_groups)
+    whole["param"][:4] = 0.0, -0.0, np.inf, 1e-41
+    halves, upper = split_arrays(whole)
+    made = []
+    for each in (whole, halves):
+        optimizer = adamant.Optimizer(executor, max_norm=1.0, keep_last_step=True)
+        optimizer.add_shard(optimizer.add_group("all", lr=0.01), "weight", **each)
+        made.append(optimizer)
+
+    def check():
+        assert master_of(upper, halves["param"]).tobytes() == whole["param"].tobytes()
+        assert all(halves[name].tobytes() == whole[name].tobytes() for name in ("exp_avg", "exp_avg_sq"))
+    check()
+    for _ in range(3):
+        for optimizer in made:
+            optimizer.step()
+        check()
+    before = upper.tobytes(), halves["param"].tobytes()
+    made[1].step()
+    assert before[1] != halves["param"].tobytes()
+    made[1].rollback()
+    made[1].begin_step()
+    made[1].submit(0)
+    made[1].abandon()
+    check()
+    assert before == (upper.tobytes(), halves["param"].tobytes())
+    # Either storage loads the other's file.
+    for source, target in ((0, 1), (1, 0)):
+        made[source].save(tmp_path / "state.safetensors")
+        for optimizer in made:
+            optimizer.step()
+        made[target].load(tmp_path / "state.safetensors")
+        made[source].load(tmp_path / "state.safetensors")
+        check()
+    assert [optimizer.steps for optimizer in made] == [3, 3]
+    joined = np.empty(50001, np.float32)
+    adamant.join_masters(halves["weight_out"], halves["param"], joined)
+    assert joined.tobytes() == whole["param"].tobytes()
+
+
+def test_halves_that_do_not_belong_together_are_refused(executor):
+    whole = arrays(100)
+    halves, _ = split_arrays(whole)
+    master, weight, low = whole["param"], halves["weight_out"], halves["param"]
+    optimizer = adamant.Optimizer(executor)
+    group = optimizer.add_group("all")
+    for change, text in (({"weight_out": None}, "weight_out"), ({"weight_out": np.zeros(100, np.float16)}, "weight_out"),
+                         ({"weight_out": weight[:50]}, "50 elements, but its param has 100"),
+                         ({"param": low.astype(np.int32)}, "int32, but must have .*int16 beside a weight_out of bfloat16"),
+                         ({"grad": low}, "grad of 'w' has elements of type int16, but must have float32, bfloat16 or float16")):
+        with pytest.raises(adamant.InvalidArgument, match=text):
+            optimizer.add_shard(group, "w", **{**halves, **change})
+    read_only = master.copy()
+    read_only.flags.writeable = False
+    adamant.split_masters(read_only, weight, low)
+    for call, arguments, text in ((adamant.split_masters, (master, weight, low[:50]), "low is int16 of 50 elements, but"),
+                                  (adamant.split_masters, (master, master, low), "weight is float32 of 100 elements, but"),
+                                  (adamant.join_masters, (weight, low, low), "master has elements of type int16"),
+                                  (adamant.join_masters, (weight, master, master), "low is float32 of 100"),
+                                  (adamant.join_masters, (weight, low, read_only), "master is read-only")):
+        with pytest.raises(adamant.InvalidArgument, match=text):
+            call(*arguments)
+
+
 def test_hyperparameters_and_shards_left_out(executor):
     shards = [arrays(100, seed=s) for s in range(2)]
     optimizer = adamant.Optimizer(executor)

@@ -10,8 +10,13 @@ from typing import Any, NamedTuple
 from ._library import InvalidArgument
 
 DTYPES = {"float32": 1, "bfloat16": 2, "float16": 3}
+SPLIT_FLOAT32 = 4  # the lower halves of float32 masters, whose upper ones are the weights
 QUANTIZED8 = 5  # moments in groups: bytes, 64 codes and a float32 scale in each
 GROUP_ELEMS, GROUP_BYTES = 64, 68
+# What an array of that part may be besides, and how errors say what it may be at all.
+_more = {"moment": {"uint8": QUANTIZED8}, "master": {"int16": SPLIT_FLOAT32}}
+_wanted = {"moment": "float32 or bfloat16, or be uint8 of shape [groups, 68], which is quantized8",
+           "master": "float32, bfloat16 or float16, or be int16 beside a weight_out of bfloat16: the lower halves of masters"}
 
 
 def group_count(elements: int) -> int:
@@ -26,12 +31,11 @@ class Place(NamedTuple):
     shape: tuple
 
 
-def dtype_code(name: str, what: str, in_groups: bool = False) -> int:
-    code = QUANTIZED8 if in_groups and name == "uint8" else DTYPES.get(name)
+def dtype_code(name: str, what: str, part: str = "") -> int:
+    code = {**DTYPES, **_more.get(part, {})}.get(name)
     if code is None:
-        raise InvalidArgument(f"{what} has elements of type {name}, but must have " +
-                              ("float32 or bfloat16, or be uint8 of shape [groups, 68], which is quantized8"
-                               if in_groups else "float32, bfloat16 or float16"))
+        raise InvalidArgument(f"{what} has elements of type {name}, but must have "
+                              f"{_wanted.get(part, 'float32, bfloat16 or float16')}")
     return code
 
 
@@ -40,11 +44,11 @@ def is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def place_of(array: Any, what: str, written: bool = False, in_groups: bool = False) -> Place:
+def place_of(array: Any, what: str, written: bool = False, part: str = "") -> Place:
     """Address, type and size of an array in host memory. Raises InvalidArgument where it cannot be taken as it lies.
-    in_groups: bytes are moments of quantized8, and count as elements here."""
+    part: "moment", whose bytes are quantized8, and count as elements here; "master", whose int16 are lower halves."""
     if is_torch(array):
-        return _place_of_tensor(array, what, in_groups)
+        return _place_of_tensor(array, what, part)
     if not hasattr(array, "__array_interface__"):
         raise InvalidArgument(f"{what} is a {type(array).__name__}, but must be a NumPy array or a torch tensor")
     if not array.flags.c_contiguous:
@@ -52,11 +56,11 @@ def place_of(array: Any, what: str, written: bool = False, in_groups: bool = Fal
                               "Make it so with numpy.ascontiguousarray(), and keep what that returns")
     if written and not array.flags.writeable:
         raise InvalidArgument(f"{what} is read-only, but a step writes it")
-    return Place(array.ctypes.data if array.size else 0, dtype_code(array.dtype.name, what, in_groups), array.size,
+    return Place(array.ctypes.data if array.size else 0, dtype_code(array.dtype.name, what, part), array.size,
                  array.shape)
 
 
-def _place_of_tensor(tensor: Any, what: str, in_groups: bool) -> Place:
+def _place_of_tensor(tensor: Any, what: str, part: str) -> Place:
     if tensor.device.type != "cpu":
         raise InvalidArgument(f"{what} is on {tensor.device}, but must be in host memory (device 'cpu')")
     if tensor.is_sparse or tensor.layout != sys.modules["torch"].strided:
@@ -66,5 +70,5 @@ def _place_of_tensor(tensor: Any, what: str, in_groups: bool) -> Place:
                               "contiguous: nothing is copied here. Make it so with contiguous(), and keep what that "
                               "returns")
     name = str(tensor.dtype).replace("torch.", "")
-    return Place(tensor.data_ptr() if tensor.numel() else 0, dtype_code(name, what, in_groups), tensor.numel(),
+    return Place(tensor.data_ptr() if tensor.numel() else 0, dtype_code(name, what, part), tensor.numel(),
                  tuple(tensor.shape))

@@ -57,10 +57,10 @@ def first_element(param: Tensor) -> int:
     return first * (param.numel() // max(1, param.shape[0])) if rows == local(param).shape[0] else 0
 
 
-def check_place(tensor: Tensor, what: str, in_groups: bool = False) -> None:
+def check_place(tensor: Tensor, what: str, part: str = "") -> None:
     """Raises where a tensor cannot be taken as it lies, in whichever order of its dimensions."""
     dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and is_dense(tensor)
-    place_of(flat(tensor) if dense else tensor, what, in_groups=in_groups)
+    place_of(flat(tensor) if dense else tensor, what, part=part)
 
 
 def check_groups(groups: Tensor, what: str, param: Tensor) -> None:
@@ -135,11 +135,11 @@ class Cohort:
             arrays["grad"] = local(param.grad)
         for what, array in arrays.items():
             is_copied = what == "grad" and self.copies is not None
-            is_moment = what in moments
+            part = "moment" if what in moments else ""
             what = f"{what} of {name}"
             if not is_copied:
-                check_place(array, what, in_groups=is_moment)
-            if is_moment and is_quantized(array):
+                check_place(array, what, part)
+            if part and is_quantized(array):
                 check_groups(array, what, mine)
                 continue
             if array.shape != mine.shape:

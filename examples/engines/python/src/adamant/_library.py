@@ -168,6 +168,8 @@ _functions: Dict[str, List[Any]] = {
     "adamant_executor_create": [_p, _p],
     "adamant_executor_describe": [_p, POINTER(c_char_p), POINTER(c_uint32), POINTER(c_char_p)],
     "adamant_step_shard": [_p, _p, _p, c_uint64, c_double, c_double, _p],
+    "adamant_split_masters": [_p, c_size_t, _p, _p],
+    "adamant_join_masters": [_p, _p, c_size_t, _p],
     "adamant_sum_of_squares": [_p, _p, c_int32, c_size_t, POINTER(c_double), POINTER(c_uint64)],
     "adamant_add_squares": [_p, _p, c_int32, c_size_t, _p],
     "adamant_round_squares": [_p, POINTER(c_double), POINTER(c_uint64)],

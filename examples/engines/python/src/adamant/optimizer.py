@@ -7,9 +7,9 @@ import ctypes
 import os
 from array import array as packed
 from ctypes import byref, c_double, c_size_t, c_uint64
-from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
-from ._arrays import GROUP_BYTES, QUANTIZED8, group_count, place_of
+from ._arrays import DTYPES, GROUP_BYTES, QUANTIZED8, SPLIT_FLOAT32, group_count, place_of
 from ._library import (SQUARES_WORDS, Handle, Hyperparameters, InvalidArgument, LossScaling, OptimizerOptions, Reduce,
                        Report, Shard, StepValues, WeightsReady, check, library, texts)
 from ._signals import whole
@@ -18,6 +18,7 @@ from .executor import Executor, shared_executor
 _nonfinite = {"skip": 0, "zero": 1, "apply": 2}
 _rounding = {"nearest": 0, "stochastic": 1}
 _speculate = {"automatic": 0, "always": 1, "never": 2}
+_parts = {"param": "master", "exp_avg": "moment", "exp_avg_sq": "moment"}
 
 
 def _chosen(what: str, value: str, names: Dict[str, int]) -> int:
@@ -161,11 +162,13 @@ class Optimizer(Handle):
         """Adds a shard and returns its number: consecutive elements of the parameter `name`.
 
         Args:
-            param: read and written; float32, bfloat16 or float16.
+            param: read and written; float32, bfloat16 or float16. Or int16: the lower halves of float32 masters, whose
+                upper ones are weight_out; see split_masters().
             grad: read in steps; the same types.
             exp_avg, exp_avg_sq: the moments, zeros before the first step; float32 or bfloat16, or both quantized8:
                 uint8 of shape [groups, 68], a group for each 64 elements and one for what is left.
-            weight_out: where the new weights go, rounded; bfloat16 or float16 with a float32 param, or None.
+            weight_out: where the new weights go, rounded; bfloat16 or float16 with a float32 param, or None. With lower
+                halves it is bfloat16, and read, too.
             accumulator: where accumulate() adds gradients up; float32, bfloat16, or None.
             shape, begin: of the whole parameter, and where the shard begins in it, for checkpoints; by default the
                 shard is all of it.
@@ -180,7 +183,7 @@ class Optimizer(Handle):
         for field, given in arrays.items():
             if given is None:
                 continue
-            place = place_of(given, f"{field} of '{name}'", field != "grad", field in ("exp_avg", "exp_avg_sq"))
+            place = place_of(given, f"{field} of '{name}'", field != "grad", _parts.get(field, ""))
             if place.dtype == QUANTIZED8:
                 if place.elements != group_count(elements or 0) * GROUP_BYTES:
                     raise InvalidArgument(f"{field} of '{name}' has {place.elements} bytes, but must have the shape "
@@ -380,3 +383,29 @@ def add_squares(grad: Any, words: Any, executor: Optional[Executor] = None) -> N
     at = words.data_ptr() if hasattr(words, "data_ptr") else words.ctypes.data
     check(library().adamant_add_squares((executor or shared_executor()).pointer, place.address or None, place.dtype,
                                         place.elements, at))
+
+
+def _master_places(master: Any, weight: Any, low: Any, writes_master: bool) -> Tuple[Any, Any, Any, int]:
+    places = []
+    for array, what, part, dtype, written in ((master, "master", "", DTYPES["float32"], writes_master),
+                                              (weight, "weight", "", DTYPES["bfloat16"], not writes_master),
+                                              (low, "low", "master", SPLIT_FLOAT32, not writes_master)):
+        places.append(place_of(array, what, written, part))
+        if places[-1].dtype != dtype or places[-1].elements != places[0].elements:
+            raise InvalidArgument(f"{what} is {array.dtype} of {places[-1].elements} elements, but master, weight and low must "
+                                  "be float32, bfloat16 and int16, and have equally many")
+    return (*[place.address or None for place in places], places[0].elements)
+
+
+def split_masters(master: Any, weight: Any, low: Any) -> None:
+    """Writes float32 masters as two halves: weight, of bfloat16, is the master rounded to nearest, ties away from zero,
+    and low, of int16, what is left: the master's bits are (weight << 16) + low. NaNs become the canonical one.
+    Contiguous arrays of equally many elements, which do not overlap."""
+    from_master, to_weight, to_low, elements = _master_places(master, weight, low, False)
+    check(library().adamant_split_masters(from_master, elements, to_weight, to_low))
+
+
+def join_masters(weight: Any, low: Any, master: Any) -> None:
+    """The way back: writes masters, with every bit."""
+    to_master, from_weight, from_low, elements = _master_places(master, weight, low, True)
+    check(library().adamant_join_masters(from_weight, from_low, elements, to_master))
