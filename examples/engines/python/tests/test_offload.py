@@ -3,6 +3,7 @@
 bits of a step over all that lies in host memory."""
 import copy
 import gc
+import math
 import queue
 import random
 import subprocess
@@ -17,6 +18,9 @@ torch = pytest.importorskip("torch")
 import adamant  # noqa: E402
 from adamant import _host_copies  # noqa: E402
 from adamant.torch import Adam, AdamW  # noqa: E402
+
+
+splits = ["split_float32", "split_float32+bfloat16", "split_float32+quantized8"]
 
 
 class SlowLane(_host_copies.HostLane):
@@ -102,9 +106,10 @@ def run(seed, ways):
     choose = random.Random(seed)
     sizes = [(choose.choice([1, 3, 64, 5000, 20000]),) for _ in range(choose.randint(1, 7))]
     kind = choose.choice([torch.float32, torch.bfloat16, torch.float16])
+    formats = [None, None, "quantized8"] + (splits if kind == torch.bfloat16 else [])
     options = {"lr": 0.01, "weight_decay": 0.1, "on_nonfinite": choose.choice(["apply", "skip", "zero"]),
                "max_norm": choose.choice([None, 1.0, 1e6]), "master": kind != torch.float32 and choose.random() < 0.6,
-               "threads": choose.choice([1, 2]), "state_format": choose.choice([None, None, "quantized8"])}
+               "threads": choose.choice([1, 2]), "state_format": choose.choice(formats)}
     mine = choose.choice([Adam, AdamW])
     params, others = params_of(sizes, kind, seed), params_of(sizes, kind, seed)
     for q in others:
@@ -155,6 +160,84 @@ def test_any_run_has_the_bits_of_one_in_host_memory(ways, lanes):
         pytest.skip("nothing is copied")
     for seed in range(25 if lanes == "host" else 8):
         run(seed, ways)
+
+
+def master_of(p, state):
+    """Two halves as the float32 that they mean, by integers."""
+    assert state["master_low"].dtype == torch.int16
+    return ((p.detach().view(torch.int16).to(torch.int32) << 16) + state["master_low"]).view(torch.float32)
+
+
+def away_from_zero(master):
+    return (master.view(torch.int32) + 0x8000 >> 16).to(torch.int16).view(torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", splits)
+@pytest.mark.parametrize("ways", [{}, {"overlap": True}, {"accumulate": 3}, {"offload": True}, {"offload": True, "overlap": True},
+                                  {"accumulate": 3, "offload": True, "overlap": True}], ids=lambda ways: "+".join(ways))
+def test_masters_in_two_halves_have_the_bits_of_whole_ones(ways, name, lanes):
+    if lanes == "slow" and "offload" not in ways:
+        pytest.skip("nothing is copied")
+    sizes, kind = [(5000,), (1,), (3, 50), (64,), (0,), (20001,)], torch.bfloat16
+    micro_steps, ties = ways.get("accumulate", 1), 0
+    for seed, mine in enumerate((Adam, AdamW)):
+        options = {"lr": 0.01, "weight_decay": 0.1, "max_norm": (1.0, None)[seed], "on_nonfinite": ("skip", "apply")[seed]}
+        params, others = params_of(sizes, kind, seed), params_of(sizes, kind, seed)
+        for q in others:
+            q.grad_dtype = torch.float32 if "accumulate" in ways else kind
+        first = mine(params, **options, **ways, state_format=name)
+        second = mine(others, **options, master=True, state_format=name.removeprefix("split_float32").lstrip("+") or "float32")
+        for t in range(6):
+            made = [gradients(sizes, kind, 100 * seed + 10 * t + micro, 10.0 ** -(t % 3)) for micro in range(micro_steps)]
+            if t == 3 and seed == 0:
+                made[0][0][7] = float("inf")
+            if t == 4:  # all masters of one param are ties
+                low, whole = first.state[params[0]]["master_low"], second.state[others[0]]["master_param"]
+                low.fill_(-0x8000)
+                whole.copy_(master_of(params[0], first.state[params[0]]))
+                others[0].detach().copy_(whole)
+                ties += int((params[0] != others[0]).sum())
+            for p in params:
+                p.grad = None
+            for grads in made:
+                backward(params, grads)
+            for q, *grads in zip(others, *made):
+                q.grad = sum(g.float() for g in grads) if "accumulate" in ways else grads[0]
+            norm, expected = first.step(), second.step()
+            assert norm is None or norm.item() == expected.item() or norm.isnan() and expected.isnan()
+            for i, (p, q) in enumerate(zip(params, others)):
+                halves, whole = first.state[p], second.state[q]
+                what = f"{mine.__name__}, step {t}, param {i}"
+                assert set(halves) ^ set(whole) == {"master_low", "master_param"}, what
+                assert same_bits(master_of(p, halves), whole["master_param"]), what
+                assert same_bits(p, away_from_zero(whole["master_param"])) and same_bits(q, whole["master_param"].to(kind)), what
+                assert all(same_bits(halves[key], whole[key]) for key in ("step", "exp_avg", "exp_avg_sq")), what
+    assert ties > 0
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_step_over_halves_that_is_given_up_restores_them(offload):
+    sizes = [(5000,), (3, 50), (20001,)]
+    for name in splits:
+        params = params_of(sizes, torch.bfloat16, 1)
+        optimizer = AdamW(params, lr=0.01, state_format=name, max_norm=1.0, overlap=True, offload=offload)
+
+        def all_bits():
+            return [t.clone() for p in params for t in (p.detach(), *optimizer.state[p].values())]
+        for t in range(2):
+            backward(params, gradients(sizes, torch.bfloat16, t, 1.0))
+            optimizer.step()
+            optimizer.zero_grad()
+        before = all_bits()
+        backward(params, gradients(sizes, torch.bfloat16, 3, 1.0))
+        assert optimizer._open is not None
+        optimizer.zero_grad()
+        assert all(same_bits(a, b) for a, b in zip(before, all_bits()))
+        for t in (3, 4):
+            backward(params, gradients(sizes, torch.bfloat16, 3, 1.0))
+            optimizer.step()
+            optimizer.zero_grad()
+        assert not same_bits(before[1], optimizer.state[params[0]]["master_low"]), "the run goes on"
 
 
 def test_a_ring_that_is_smaller_than_all_gradients_goes_round(monkeypatch, lanes):
@@ -249,10 +332,53 @@ def test_a_model_that_is_loaded_goes_into_masters_and_untouched_elements_keep_th
     assert torch.equal(params[0][:10].detach(), torch.full((10,), 3.0, dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize("master", [False, True])
-def test_a_run_goes_on_from_a_state_that_is_loaded_over_a_later_one(master):
+@pytest.mark.parametrize("offload", [False, True])
+def test_weights_of_others_keep_the_lower_halves_of_masters(offload):
+    """What was not changed keeps every bit; what was is the new weight, to half a unit. No pair becomes NaN."""
+    params = params_of([(5000,)], torch.bfloat16, 1)
+    p = params[0]
+    optimizer = AdamW(params, lr=1e-3, state_format="split_float32", offload=offload)
+
+    def step():
+        optimizer.step()
+        return master_of(p, optimizer.state[p])
+    for t in range(3):
+        p.grad = gradients([(5000,)], torch.bfloat16, t, 1.0)[0]
+        before = step()
+    p.grad = torch.zeros_like(p)
+    optimizer.param_groups[0].update(lr=0.0)
+    low = optimizer.state[p]["master_low"].clone()
+    assert (low[:1000] > 0).any() and (low[:1000] < 0).any() and (low[1000:] != 0).any()
+    inf = float("inf")
+    for weight in (3.0, -1e-3, 0.0, -0.0, inf, -inf, 3.38e38):
+        with torch.no_grad():
+            p[:1000] = weight
+        now = step()
+        assert same_bits(now[1000:], before[1000:])
+        assert torch.equal(p[:1000], torch.full((1000,), weight, dtype=torch.bfloat16)), weight
+        assert same_bits(away_from_zero(now), p)
+        if weight in (3.0, -1e-3, 3.38e38):
+            unit = 2.0 ** -7 * 2.0 ** math.floor(math.log2(abs(weight)))
+            assert ((now[:1000] - p[:1000].float()).abs() <= unit / 2).all()
+            assert same_bits(optimizer.state[p]["master_low"], low)
+        elif weight == 0.0:
+            assert (now[:1000].abs() < 1e-40).all()
+        with torch.no_grad():  # no bit is lost by weights that come and go
+            p.copy_(away_from_zero(before))
+            optimizer.state[p]["master_low"][:1000] = low[:1000]
+        assert same_bits(step(), before)
+    with torch.no_grad():
+        p.fill_(3.0)
+        p.copy_(away_from_zero(before))
+    assert same_bits(step(), before)
+    p.data = torch.full_like(p, 2.0)
+    assert same_bits(away_from_zero(step()), torch.full((5000,), 2.0, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("options", [{}, {"master": True}, {"state_format": "split_float32"}], ids=str)
+def test_a_run_goes_on_from_a_state_that_is_loaded_over_a_later_one(options):
     params = params_of([(5000,), (3,)], torch.bfloat16, 1)
-    optimizer = AdamW(params, lr=1e-3, master=master, offload=True)
+    optimizer = AdamW(params, lr=1e-3, offload=True, **options)
 
     def train(first, last):
         for t in range(first, last):
@@ -614,13 +740,13 @@ def test_modules_with_hooks_can_be_converted():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("max_norm", [None, 1.0])
-@pytest.mark.parametrize("kind,master", [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True),
-                                         (torch.float16, True)])
-def test_params_on_a_gpu_have_the_bits_of_params_in_host_memory(kind, master, max_norm, overlap):
+@pytest.mark.parametrize("kind,how", [(torch.float32, {}), (torch.bfloat16, {}), (torch.bfloat16, {"master": True}),
+                                      (torch.float16, {"master": True}), (torch.bfloat16, {"state_format": "split_float32"})])
+def test_params_on_a_gpu_have_the_bits_of_params_in_host_memory(kind, how, max_norm, overlap):
     sizes = [(3, 1000), (5,), (2000, 70), (1,)]
     params = [torch.nn.Parameter(p.detach().cuda()) for p in params_of(sizes, kind, 1)]
     others = params_of(sizes, kind, 1)
-    options = {"lr": 0.01, "max_norm": max_norm, "master": master}
+    options = {"lr": 0.01, "max_norm": max_norm, **how}
     first, second = AdamW(params, overlap=overlap, **options), AdamW(others, **options)
     for t in range(5):
         grads = gradients(sizes, kind, t, 1.0)

@@ -14,8 +14,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import adamant  # noqa: E402
-from adamant.torch import Adam, AdamW, dequantized, quantized  # noqa: E402
+from adamant.torch import Adam, AdamW, dequantized, joined_master, quantized, split_master  # noqa: E402
 
+splits = ["split_float32", "split_float32+bfloat16", "split_float32+quantized8"]
 pairs = [(Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW)]
 
 
@@ -396,7 +397,7 @@ def test_state_dicts_go_both_ways_in_training(mine, theirs, steps, kind):
 
 def test_a_loaded_state_continues_with_the_same_bits_in_the_types_it_was_saved_in():
     for options in ({}, {"master": True}, {"state_format": "float32"}, {"state_format": "quantized8"},
-                    {"state_format": "quantized8", "master": True}):
+                    {"state_format": "quantized8", "master": True}, *({"state_format": name} for name in splits)):
         a = model(torch.bfloat16)
         first = AdamW(a.parameters(), lr=0.01, max_norm=1.0, **options)
         train(a, first, 3)
@@ -562,32 +563,214 @@ def test_8_bits_of_what_is_large_small_and_not_finite():
         dequantized(quantized({"exp_avg": torch.ones(65)}), torch.ones(64))
 
 
+# Masters in two halves
+
+def master_of(p, low):
+    """A pair of halves as what it means, by integers."""
+    assert p.dtype == torch.bfloat16 and low.dtype == torch.int16 and (low.shape, low.stride()) == (p.shape, p.stride())
+    return ((p.detach().view(torch.int16).to(torch.int32) << 16) + low).view(torch.float32)
+
+
+def away_from_zero(master):
+    return (master.view(torch.int32) + 0x8000 >> 16).to(torch.int16).view(torch.bfloat16)
+
+
+def every_pair():
+    """Masters of many magnitudes, all lower halves, many ties, both zeros, what becomes infinite, and infinities."""
+    upper = torch.tensor([0x0080, 0x3F80, 0x3F81, 0x7F7E, 0x7F7F, -0x4080, -0x407F, -0x0081], dtype=torch.int32)
+    numbers = (upper[:, None] << 16) + torch.arange(0, 65536, 16, dtype=torch.int32)
+    special = torch.tensor([0.0, -0.0, 1e-41, -1e-41, float("inf"), -float("inf")]).view(torch.int32)
+    return torch.cat([numbers.flatten(), special]).view(torch.float32)
+
+
+def test_masters_are_split_and_joined_with_every_bit():
+    master = every_pair()
+    param = torch.nn.Parameter(master.bfloat16())
+    ties = (master.view(torch.int32) & 0xFFFF) == 0x8000
+    state = {"step": 3, "exp_avg": master, "master_param": master.clone()}
+    there = split_master(state, param)
+    assert set(there) == {"step", "exp_avg", "master_low"} and there["step"] == 3 and "master_param" in state
+    assert torch.equal(param.view(torch.int16), away_from_zero(master).view(torch.int16))
+    assert torch.equal(master_of(param, there["master_low"]).view(torch.int32), master.view(torch.int32))
+    odd = param.view(torch.int16) != master.bfloat16().view(torch.int16)
+    assert odd.any() and not (odd & ~ties).any()
+    back = joined_master(there, param)
+    assert set(back) == set(state) and torch.equal(back["master_param"].view(torch.int32), master.view(torch.int32))
+    assert torch.equal(param.view(torch.int16), master.bfloat16().view(torch.int16))
+    spoiled = {"master_param": torch.full((2,), float("nan")).view(torch.int32).bitwise_or(-1).view(torch.float32)}
+    nans = torch.nn.Parameter(spoiled["master_param"].bfloat16())
+    there = split_master(spoiled, nans)
+    assert joined_master(there, nans)["master_param"].isnan().all() and there["master_low"].eq(0).all()
+    # Weights that somebody else has set beside lower halves that none of them has.
+    weights = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), 0.0]).bfloat16()
+    odd = {"master_low": torch.tensor([-1, -9, 1, 9, 0], dtype=torch.int16)}
+    assert torch.equal(joined_master(odd, torch.nn.Parameter(weights.clone()))["master_param"].view(torch.int32),
+                       weights.float().view(torch.int32))
+    # What there is nothing to do about.
+    for state, p in ((spoiled, torch.nn.Parameter(torch.ones(2).half())), ({"step": 1}, nans)):
+        assert split_master(state, p) == state == joined_master(state, p)
+    other = torch.nn.Parameter(torch.ones(master.shape).bfloat16())
+    with pytest.raises(adamant.InvalidArgument, match="the param is not its master_param rounded"):
+        split_master(back, other)
+    assert other.eq(1).all()
+
+
+@pytest.mark.parametrize("name", splits)
+def test_states_go_from_whole_masters_to_halves_and_back_in_training(name):
+    moments = name.removeprefix("split_float32").lstrip("+") or "float32"
+    whole, halves = {"state_format": moments, "master": True}, {"state_format": name}
+
+    def go_on(optimizer, change, options):
+        """In another optimizer, over a copy of its params."""
+        params = [torch.nn.Parameter(p.detach().clone()) for p in optimizer.param_groups[0]["params"]]
+        saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
+        saved["state"] = {i: change(state, params[i]) for i, state in saved["state"].items()}
+        made = AdamW(params, lr=1e-3, **options)
+        made.load_state_dict(saved)
+        return made
+
+    def steps(optimizer, begin):
+        params = optimizer.param_groups[0]["params"]
+        for t in range(begin, begin + 3):
+            for i, p in enumerate(params):
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(10 * t + i)).bfloat16()
+            optimizer.step()
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(shape).bfloat16()) for shape in ((50, 64), (1000,), ())]
+    first = AdamW(params, lr=1e-3, **whole)
+    steps(first, 0)
+    for p in params:  # ties
+        number = first.state[p]["master_param"].view(torch.int32)
+        number.bitwise_or_(0xFFFF).bitwise_xor_(0x7FFF)
+        p.detach().copy_(first.state[p]["master_param"])
+    second = go_on(first, split_master, halves)
+    third = go_on(second, joined_master, whole)
+    assert any((a != b).any() for a, b in zip(params, second.param_groups[0]["params"]))
+    for begin in (3, 6):
+        for a, b, c in zip(*(of.param_groups[0]["params"] for of in (first, second, third))):
+            assert torch.equal(master_of(b, second.state[b]["master_low"]), first.state[a]["master_param"])
+            assert torch.equal(b, away_from_zero(first.state[a]["master_param"])) and torch.equal(a, c)
+            assert all(torch.equal(first.state[a][key], third.state[c][key]) for key in first.state[a])
+        for optimizer in (first, second, third):
+            steps(optimizer, begin)
+
+
+def test_halves_and_whole_masters_are_not_taken_for_each_other():
+    a = model(torch.bfloat16)
+    whole, halves = AdamW(a.parameters(), state_format="float32", master=True), AdamW(a.parameters(), state_format=splits[0])
+    train(a, whole, 2)
+    train(a, halves, 2)
+    before = [bits(a, whole), bits(a, halves)]
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0 has a master of float32, .*split_master\(state, param\)"):
+        halves.load_state_dict(whole.state_dict())
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0 has a master in two halves, .*joined_master\(state, param\)"):
+        whole.load_state_dict(halves.state_dict())
+    eight = AdamW(a.parameters(), state_format=splits[2])
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0 has moments of torch.float32, .*quantized\(state\)"):
+        eight.load_state_dict(halves.state_dict())
+    assert [bits(a, whole), bits(a, halves)] == before
+    p = next(a.parameters())
+    for options in ({}, {"master": True}):  # nothing is asked for
+        own = AdamW(a.parameters(), **options)
+        own.load_state_dict(halves.state_dict())
+        train(a, own, 1, 2)
+        assert set(own.state[p]) == {"step", "exp_avg", "exp_avg_sq", "master_low"}
+    own.state[p]["master_param"] = p.detach().float()
+    own.load_state_dict(own.state_dict())
+    with pytest.raises(adamant.InvalidArgument, match="group0.0 has both master_low and master_param"):
+        own.step()
+    theirs = torch.optim.AdamW(a.parameters())
+    theirs.load_state_dict(halves.state_dict())  # which makes bfloat16 of all of it
+    halves.load_state_dict(theirs.state_dict())
+    with pytest.raises(adamant.InvalidArgument, match="its master_low torch.bfloat16, but the halves"):
+        halves.step()
+
+
+def test_masters_in_two_halves_are_for_bfloat16_params_whatever_is_beside_them():
+    matrices = [torch.nn.Parameter(torch.randn(20, 64).bfloat16()) for _ in range(2)]
+    norm, half = torch.nn.Parameter(torch.ones(64)), torch.nn.Parameter(torch.ones(64).half())
+
+    def keys(optimizer, *params):
+        for p in params:
+            p.grad = torch.full_like(p, 0.5)
+        optimizer.step()
+        return [tuple(name for name in optimizer.state[p] if name.startswith("master")) for p in params]
+    optimizer = AdamW([*matrices, norm], lr=1e-3, state_format="split_float32+bfloat16")
+    assert keys(optimizer, *matrices, norm) == [("master_low",)] * 2 + [()]
+    assert {optimizer.state[p]["exp_avg"].dtype for p in (*matrices, norm)} == {torch.bfloat16}
+    optimizer = AdamW([{"params": matrices[:1]}, {"params": [matrices[1], norm], "state_format": "split_float32+quantized8"}],
+                      state_format="float32")
+    optimizer.add_param_group({"params": [half]})
+    assert keys(optimizer, *matrices, norm, half) == [(), ("master_low",), (), ()]
+    assert [optimizer.state[p]["exp_avg"].dtype for p in matrices] == [torch.float32, torch.uint8]
+    # master=True is for all params whose state_format does not say halves, and for those that have none.
+    groups = [{"params": [matrices[0], half], "state_format": "split_float32"}, {"params": [matrices[1], norm]}]
+    assert keys(AdamW(groups, master=True), matrices[0], half, matrices[1], norm) == [
+        ("master_low",), ("master_param",), ("master_param",), ()]
+    before = half.detach().clone()
+    with pytest.raises(adamant.InvalidArgument, match="group0.1 has the type torch.float16, but masters in two halves are for"):
+        keys(AdamW([norm, half], state_format="split_float32"), norm, half)
+    assert torch.equal(half, before)
+    with pytest.raises(adamant.InvalidArgument, match="state_format is 'split_bfloat16', but must be one of .*split_float32,"):
+        AdamW([norm], state_format="split_bfloat16")
+
+
+def test_halves_of_params_in_any_order_of_their_elements():
+    start = torch.randn(16, 8, 3, 3).bfloat16()
+    ends = []
+    for kind in (torch.channels_last, torch.contiguous_format):
+        param = torch.nn.Parameter(start.clone(memory_format=kind))
+        optimizer = AdamW([param], lr=1e-3, state_format="split_float32")
+        for t in range(3):
+            param.grad = (start * t - 1).to(memory_format=kind)
+            optimizer.step()
+        ends.append(master_of(param, optimizer.state[param]["master_low"]))
+        there = joined_master(optimizer.state[param], param)
+        assert there["master_param"].stride() == param.stride() and torch.equal(there["master_param"], ends[-1])
+        assert torch.equal(split_master(there, param)["master_low"], optimizer.state[param]["master_low"])
+    assert torch.equal(*ends)
+
+
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
-def test_shards_of_dtensors_have_groups_of_their_own_and_the_same_bits(tmp_path):
+@pytest.mark.parametrize("masters", [False, True])
+def test_shards_of_dtensors_have_groups_and_halves_of_their_own_and_the_same_bits(tmp_path, masters):
     code = """
-import hashlib, sys, torch, torch.distributed as dist
+import hashlib, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from adamant.torch import AdamW
-rank, count, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+from adamant.torch import AdamW, joined_master, split_master
+rank, count, folder, masters = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "True"
 dist.init_process_group("gloo", init_method=f"file://{folder}/store{count}", rank=rank, world_size=count)
 mesh = init_device_mesh("cpu", (count,))
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 66), torch.nn.GELU(), torch.nn.Linear(66, 64))
+if masters:
+    model.bfloat16()
+split = "split_float32+" if masters else ""
 fully_shard(model, mesh=mesh)
 matrices, vectors = ([p for p in model.parameters() if (p.dim() > 1) == wanted] for wanted in (True, False))
-options = dict(lr=1e-2, max_norm=1.0, process_group=mesh.get_group(), state_format="quantized8", threads=1)
-optimizer = AdamW([{"params": matrices}, {"params": vectors, "state_format": "bfloat16"}], **options)
-data = torch.Generator().manual_seed(1)
+options = dict(lr=1e-2, max_norm=1.0, process_group=mesh.get_group(), state_format=split + "quantized8", threads=1)
+optimizer = AdamW([{"params": matrices}, {"params": vectors, "state_format": split + "bfloat16"}], **options)
+data, params = torch.Generator().manual_seed(1), list(model.parameters())
 for step in range(5):
-    x = torch.randn(32, 64, generator=data)
+    x = torch.randn(32, 64, generator=data).to(params[0].dtype)
     optimizer.zero_grad()
     (model(x) - x.flip(1)).square().mean().backward()
     optimizer.step()
-params = list(model.parameters())
 ends = [p.full_tensor() for p in params] + [optimizer.state[p][name].full_tensor() for p in params
                                            for name in ("exp_avg", "exp_avg_sq")]
 assert [tuple(end.shape) for end in ends[4:6]] == [(66, 68)] * 2
+for p in params if masters else []:
+    state = optimizer.state[p]
+    whole = joined_master(state, p)
+    ends.append(whole["master_param"].full_tensor())
+    again = split_master(whole, p)["master_low"]
+    assert torch.equal(again.to_local(), state["master_low"].to_local()) and again.placements == p.placements
+    assert again.to_local().any()
+    checkpoint.save({"low": again}, checkpoint_id=f"{folder}/{count}")
+    loaded = {"low": torch.zeros_like(again)}
+    checkpoint.load(loaded, checkpoint_id=f"{folder}/{count}")
+    assert torch.equal(loaded["low"].to_local(), again.to_local())
 print(hashlib.sha256(b"".join(end.detach().contiguous().view(torch.uint8).numpy().tobytes() for end in ends)).hexdigest())
 refused = "none"
 try:
@@ -599,7 +782,7 @@ dist.destroy_process_group()
 """
     ends = set()
     for count in (1, 2):
-        ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank), str(count), str(tmp_path)], text=True,
+        ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank), str(count), str(tmp_path), str(masters)], text=True,
                                   env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE) for rank in range(count)]
         printed = [rank.communicate(timeout=120)[0].split() for rank in ranks]
         assert all(len(words) == 1 for words in printed)

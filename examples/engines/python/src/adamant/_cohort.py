@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_BYTES, group_count, place_of
-from ._host_copies import HostCopies, flat, is_dense
+from ._host_copies import HostCopies, flat, is_dense, local
 from ._library import Error, InvalidArgument, Report, Unavailable
 from ._quantized8 import is_quantized, moments
+from ._split_masters import joined, masters
 from .optimizer import Optimizer as Native
 
 if TYPE_CHECKING:
@@ -34,11 +35,6 @@ def _end_copies() -> None:
             assert cohort.copies is not None
             cohort.copies.drop()
             cohort.native.close()
-
-
-def local(tensor: Tensor) -> Tensor:
-    """A DTensor's shard of this rank; any other tensor as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def first_element(param: Tensor) -> int:
@@ -89,7 +85,7 @@ class Cohort:
         self.accumulates = own["accumulate"] > 1
         self.summed: Set[int] = set()  # whose sums hold something
         self.sums: List[Tensor] = []
-        self.masters = [i for i, state in enumerate(self.states) if "master_param" in state]
+        self.masters = [i for i, state in enumerate(self.states) if any(name in state for name in masters)]
         self.copies: Optional[HostCopies] = None
         if own["offload"] or any(param.device.type != "cpu" for param in self.params):
             forgets = not (of._needs_norm or of._process_group or not alone)
@@ -129,17 +125,21 @@ class Cohort:
         arrays = {"param": mine, **{moment: local(state[moment]) for moment in moments}}
         if self.copies is not None:
             arrays["param"] = self.copies.mirror(number)
-        if "master_param" in state:
-            arrays["weight_out"], arrays["param"] = arrays["param"], local(state["master_param"])
+        master = next((name for name in masters if name in state), None)
+        if master is not None:
+            arrays["weight_out"], arrays["param"] = arrays["param"], local(state[master])
+        if master == "master_low" and (mine.dtype, arrays["param"].dtype) != (torch.bfloat16, torch.int16):
+            raise InvalidArgument(f"{name} is {mine.dtype} and its master_low {arrays['param'].dtype}, but the halves of a "
+                                  "master are torch.bfloat16 and torch.int16; load a state that is whole")
         if param.grad is not None:
             arrays["grad"] = local(param.grad)
         for what, array in arrays.items():
             is_copied = what == "grad" and self.copies is not None
-            part = "moment" if what in moments else ""
+            part = "moment" if what in moments else "master" if what == "param" and master == "master_low" else ""
             what = f"{what} of {name}"
             if not is_copied:
                 check_place(array, what, part)
-            if part and is_quantized(array):
+            if part == "moment" and is_quantized(array):
                 check_groups(array, what, mine)
                 continue
             if array.shape != mine.shape:
@@ -230,6 +230,10 @@ class Cohort:
             changed = master.to(weight.dtype) != weight
             if bool(changed.any()):  # the others keep the bits that a param has no room for
                 master[changed] = weight[changed].to(master.dtype)
+        elif "master_low" in self.states[number]:
+            # Which weights have changed is not known. All keep their lower halves, unless no master has such a pair.
+            low = local(self.states[number]["master_low"])
+            low.masked_fill_(joined(weight, low).isnan(), 0)
 
     # Steps
 

@@ -28,6 +28,11 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
+def local(tensor: Tensor) -> Tensor:
+    """A DTensor's shard of this rank; any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Whether its elements lie without gaps and none twice, in any order of its dimensions."""
     expected = 1
@@ -150,15 +155,14 @@ class HostCopies:
         if any(hasattr(param, "to_local") and param.device.type != "cpu" for param in params):
             raise InvalidArgument("a param is a DTensor on a GPU, but must be in host memory: use FSDP2's "
                                   "CPUOffloadPolicy")
-        self._params = [flat(param.detach().to_local() if hasattr(param, "to_local") else param.detach())
-                        if is_dense(param) else param for param in params]
+        self._params = [flat(local(param.detach())) if is_dense(param) else param for param in params]
         devices = {param.device for param in params}
         self._down = {device: self.new_lane(device) for device in devices}
         self._up = {device: self.new_lane(device) for device in devices}
         self._mirrors = []
         with torch.no_grad():
             for param in params:
-                own = param.to_local() if hasattr(param, "to_local") else param
+                own = local(param)
                 known = mirrors.get(id(param))
                 if known is None or (known.dtype, known.stride()) != (own.dtype, own.stride()):
                     mirrors[id(param)] = torch.empty_like(own, device="cpu", pin_memory=param.device.type != "cpu",

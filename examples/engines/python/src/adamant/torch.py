@@ -23,18 +23,24 @@ from torch.optim import optimizer as _torchs
 
 from . import _threads
 from ._arrays import GROUP_BYTES, GROUP_ELEMS, group_count
-from ._cohort import Cohort, flat, local
+from ._cohort import Cohort
+from ._host_copies import local
 from ._library import SQUARES_WORDS, InvalidArgument, Report, Unavailable
 from ._quantized8 import dequantized, is_quantized, moments, quantized, zeros
 from ._signals import whole
+from ._split_masters import joined_master, masters, split_master
 from .executor import Cores, Executor, shared_executor
 from .optimizer import add_squares
 
-__all__ = ["Adam", "AdamW", "dequantized", "quantized"]
+__all__ = ["Adam", "AdamW", "dequantized", "joined_master", "quantized", "split_master"]
 
 # Whose hooks count, by the param's id: those of the optimizer that was made last.
 _owners: "weakref.WeakValueDictionary[int, _Steps]" = weakref.WeakValueDictionary()
-_formats = {"float32": torch.float32, "bfloat16": torch.bfloat16, "quantized8": torch.uint8}
+_moment_types = {"float32": torch.float32, "bfloat16": torch.bfloat16, "quantized8": torch.uint8}
+# By name, whether masters are in two halves, and the type of new moments.
+_formats = {**{name: (False, kind) for name, kind in _moment_types.items()},
+            **{"split_float32" + (f"+{name}" if name != "float32" else ""): (True, kind)
+               for name, kind in _moment_types.items()}}
 _arguments = """
     The arguments of torch.optim.{name} mean what they mean there. `foreach`, `fused` and `capturable` are accepted and
     change nothing: they choose among torch's own ways to step. `amsgrad` and `differentiable` are refused.
@@ -55,17 +61,22 @@ _arguments = """
         offload: params in host memory are stepped as those on a GPU are, by copies; to try that without a GPU.
         state_format: the type of new moments, "float32", "bfloat16" or "quantized8". None: the param's, as torch has
             it, and float32 where the param is float16 or has a master. A group's own goes before it, as in
-            {{"params": norms, "state_format": "float32"}}. Moments of quantized8 are tensors of uint8 of the shape
-            [groups, 68]: a group for each 64 elements of the param in row-major order, and one for what is left, has 64
-            codes, t[:, :64], and a float32 scale, t[:, 64:].contiguous().view(torch.float32). dequantized() reads them.
-            DTensors have them where each rank's shard has whole groups, equally many.
+            {{"params": norms, "state_format": "float32"}}. "split_float32", "split_float32+bfloat16" and
+            "split_float32+quantized8" are the same moments, and give bfloat16 params masters in two halves: the param
+            is the upper one, and the state has the lower one, "master_low", of int16: the bits of the float32 master
+            are (param << 16) + low. They are those of master=True in every step; the param is rounded with ties away
+            from zero. float32 params have the moments alone; float16 params are refused without master=True. Moments
+            of quantized8 are tensors of uint8 of the shape [groups, 68]: a group for each 64 elements of the param in
+            row-major order, and one for what is left, has 64 codes, t[:, :64], and a float32 scale,
+            t[:, 64:].contiguous().view(torch.float32). dequantized() reads them. DTensors have them where each rank's
+            shard has whole groups, equally many.
         exp_avg_sq_rounding, param_rounding: how second moments and params of bfloat16 are rounded, "nearest" or
             "stochastic"; the first is of both moments' codes with quantized8. Rounded to nearest, second moments do not
             come down where 1 - betas[1] is below 0.002, and params do not move by less than half a unit. Chance depends
             on rounding_seed, the step, the param's place in its group (or its name, where it has one) and the element
             alone.
         master: bfloat16 and float16 params get float32 masters, state "master_param", which are stepped and then
-            rounded to the params.
+            rounded to the params. Where state_format has them in two halves, bfloat16 params have these instead.
         process_group: gradients are cut over these ranks, as ZeRO and FSDP2 do, and the norm is over all of them. The
             same bits for any number of ranks that cut params at multiples of 4096 elements.
         cores: the hardware threads of the optimizer, "0-3" or numbers; cpuadam_cores_perc: its share of the rank's
@@ -76,10 +87,12 @@ _arguments = """
     Params on a GPU have their states in host memory, as ZeRO-Offload has it: gradients are copied down into pinned
     memory, and weights up as each param is stepped, on streams of their own. What step() returns to has the new
     weights on the caller's stream. Weights that somebody else has written, as load_state_dict() of a model does, are
-    taken over by the next step, into masters, too.
+    taken over by the next step, into masters, too. Of a master in two halves the lower one stays as it is: elements
+    that have not changed keep every bit, and the master of one that has is half a unit of the param off at most.
 
     state_dict() has torch's keys, and goes into torch's class and back at any step, in the types that it was saved in.
-    With quantized8, which torch's class has not, it goes back only; dequantized() and quantized() change states.
+    With quantized8 and "master_low", which torch's class has not, it goes back only. dequantized() and quantized(),
+    joined_master() and split_master() change states.
     Not thread-safe, as torch's optimizers. Works in the process that first called step(); a forked one gets threads of
     its own.
     """
@@ -211,19 +224,30 @@ class _Steps:
         if param.is_complex():
             raise InvalidArgument(f"{self._name(param)} has the type {param.dtype}, but must be real")
         with torch.no_grad():
-            narrow = param.dtype in (torch.bfloat16, torch.float16)
+            splits, kind = _formats.get(self._format_of(self.param_groups[group]) or "", (False, None))
+            if splits and param.dtype == torch.float16 and not self._own["master"]:
+                raise InvalidArgument(f"{self._name(param)} has the type {param.dtype}, but masters in two halves are for "
+                                      "bfloat16 params. Set master=True, with which float16 params have float32 masters, or "
+                                      'put it into a group with "state_format": "float32"')
             missing = [name for name in moments if name not in state]
             if missing and (len(missing) == 1 or float(state.get("step", 0)) > 0):
                 raise InvalidArgument(f"the state of {self._name(param)} has no {' and no '.join(missing)}, but has taken "
                                       f"{int(state.get('step', 0))} steps; load a state that is whole")
             if missing:
-                kind = _formats.get(self._format_of(self.param_groups[group]) or "")
                 if kind is None:
                     kind = torch.float32 if param.dtype == torch.float16 or self._own["master"] else param.dtype
                 state.update({name: self._new_groups(param) if kind == torch.uint8 else
                               torch.zeros_like(param, dtype=kind, memory_format=torch.preserve_format,
                                                **_in_host(param)) for name in moments})
-            if self._own["master"] and narrow and "master_param" not in state:
+            if all(name in state for name in masters):
+                raise InvalidArgument(f"the state of {self._name(param)} has both {' and '.join(masters)}; take out the one "
+                                      "that is not to be stepped")
+            if any(name in state for name in masters):
+                pass
+            elif splits and param.dtype == torch.bfloat16:
+                state["master_low"] = torch.zeros_like(param, dtype=torch.int16, memory_format=torch.preserve_format,
+                                                       **_in_host(param))
+            elif self._own["master"] and param.dtype in (torch.bfloat16, torch.float16):
                 state["master_param"] = param.detach().to(dtype=torch.float32, memory_format=torch.preserve_format,
                                                           **_in_host(param))
             state.setdefault("step", torch.tensor(0.0))
@@ -627,7 +651,7 @@ class _Steps:
                 self._overlaps = True
 
     def state_dict(self) -> Dict[str, Any]:
-        """As torch's, with its keys, and "master_param" where there are masters."""
+        """As torch's, with its keys, and "master_param" or "master_low" where there are masters."""
         self._settle("state_dict() is called")
         made = super().state_dict()  # type: ignore[misc]
         # Params that have taken equally many steps share one count here, but nowhere else.
@@ -637,8 +661,8 @@ class _Steps:
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """As torch's, from its classes and from these; states keep the types that they were saved in. Raises
-        InvalidArgument where a state_format is given, and one of it and of the states is quantized8; nothing has changed
-        then."""
+        InvalidArgument where a state_format is given, and one of it and of the states is quantized8, or has masters in two
+        halves where the other has whole ones; nothing has changed then."""
         self._refuse_with_sums("a state is loaded")
         self._settle("load_state_dict() is called")
         given: Dict[str, Any] = {}
@@ -667,19 +691,31 @@ class _Steps:
         self._forget()
 
     def _check_formats(self, incoming: Dict[str, Any]) -> None:
-        """Raises where states are quantized8 and are not to be, or the other way round."""
+        """Raises where states are quantized8, or have masters in two halves, and state_format says otherwise, or the other
+        way round."""
+        params = iter([param for _, param in self._all_params()])
         for g, group in enumerate(incoming["param_groups"]):
             asked = self._format_of(group)
+            _check_format(asked)
             for i, number in enumerate(group["params"]):
-                found = [value for name, value in incoming["state"].get(number, {}).items() if name in moments]
-                if asked is None or all(is_quantized(value) == (asked == "quantized8") for value in found):
+                param, state = next(params, None), incoming["state"].get(number, {})
+                if asked is None or param is None:  # torch says that there are too many
                     continue
-                how = ("adamant.torch.quantized(state), for each state of state_dict['state']" if asked == "quantized8" else
-                       "adamant.torch.dequantized(state, param)")
-                raise InvalidArgument(f"the state of group{g}.{i} has moments of {found[0].dtype}"
-                                      f"{', which is quantized8' if asked != 'quantized8' else ''}, but state_format is "
-                                      f"{asked}; leave state_format out to go on with the states' own, or make them so by "
-                                      f"{how}")
+                splits, kind = _formats[asked]
+                eight = kind == torch.uint8
+                other = next((value for name, value in state.items() if name in moments and is_quantized(value) != eight), None)
+                if other is not None:
+                    has = f"moments of {other.dtype}{'' if eight else ', which is quantized8'}"
+                    how = "quantized(state)" if eight else "dequantized(state, param)"
+                elif "master_low" in state and not splits:
+                    has, how = "a master in two halves", "joined_master(state, param)"
+                elif "master_param" in state and splits and param.dtype == torch.bfloat16:
+                    has, how = "a master of float32", "split_master(state, param)"
+                else:
+                    continue
+                raise InvalidArgument(f"the state of group{g}.{i} has {has}, but state_format is {asked}; leave state_format "
+                                      f"out to go on with the states' own, or make them so by adamant.torch.{how}, for each "
+                                      "state of state_dict['state']")
 
     def __getstate__(self) -> Dict[str, Any]:
         if self._process_group is not None:
@@ -713,8 +749,8 @@ class Adam(_Steps, torch.optim.Adam):
                                   **more)
         self._set_up(max_norm=max_norm, on_nonfinite=on_nonfinite, overlap=overlap, accumulate=accumulate,
                      state_format=state_format, exp_avg_sq_rounding=exp_avg_sq_rounding,
-                     param_rounding=param_rounding, rounding_seed=rounding_seed, master=master, process_group=process_group, offload=offload, cores=cores,
-                     cpuadam_cores_perc=cpuadam_cores_perc, threads=threads)
+                     param_rounding=param_rounding, rounding_seed=rounding_seed, master=master, process_group=process_group,
+                     offload=offload, cores=cores, cpuadam_cores_perc=cpuadam_cores_perc, threads=threads)
 
 
 class AdamW(_Steps, torch.optim.AdamW):
@@ -732,5 +768,5 @@ class AdamW(_Steps, torch.optim.AdamW):
                                    foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused)
         self._set_up(max_norm=max_norm, on_nonfinite=on_nonfinite, overlap=overlap, accumulate=accumulate,
                      state_format=state_format, exp_avg_sq_rounding=exp_avg_sq_rounding,
-                     param_rounding=param_rounding, rounding_seed=rounding_seed, master=master, process_group=process_group, offload=offload, cores=cores,
-                     cpuadam_cores_perc=cpuadam_cores_perc, threads=threads)
+                     param_rounding=param_rounding, rounding_seed=rounding_seed, master=master, process_group=process_group,
+                     offload=offload, cores=cores, cpuadam_cores_perc=cpuadam_cores_perc, threads=threads)

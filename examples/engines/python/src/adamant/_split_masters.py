@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Float32 masters in two halves: bfloat16 params are the upper ones, and states have the lower ones, "master_low"."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Tuple
+
+import torch
+from torch import Tensor
+
+from ._host_copies import local
+from ._library import InvalidArgument
+from .optimizer import join_masters, split_masters
+
+masters = ("master_low", "master_param")  # a state has one of them, or none
+
+
+def joined(weight: Tensor, low: Tensor) -> Tensor:
+    """Masters of their halves, in row-major order. A pair that no master has, which a weight of somebody else's may
+    make of zero or an infinity, gives NaN."""
+    master = torch.empty(weight.shape, dtype=torch.float32)
+    join_masters(weight.contiguous(), low.contiguous(), master)
+    return master
+
+
+def _halves(master: Tensor) -> Tuple[Tensor, Tensor]:
+    weight, low = (torch.empty(master.shape, dtype=kind) for kind in (torch.bfloat16, torch.int16))
+    split_masters(master.contiguous(), weight, low)
+    return weight, low
+
+
+def _like(param: Tensor, values: Tensor) -> Tensor:
+    """What a state has of a param: in host memory, in its order of elements, a DTensor where it is one."""
+    made = torch.empty_like(param.detach(), dtype=values.dtype, device="cpu", memory_format=torch.preserve_format)
+    local(made).copy_(values)
+    return made
+
+
+def _with(state: Dict[str, Any], name: str, value: Tensor) -> Dict[str, Any]:
+    return {**{key: kept for key, kept in state.items() if key not in masters}, name: value}
+
+
+@torch.no_grad()
+def split_master(state: Dict[str, Any], param: Tensor) -> Dict[str, Any]:
+    """A bfloat16 param's state with "master_low" in place of "master_param", with every bit; any other state as it is.
+    To go on with split_float32 from a checkpoint with float32 masters:
+
+        model.load_state_dict(saved_model)
+        saved["state"] = {number: split_master(state, params[number]) for number, state in saved["state"].items()}
+
+    Writes to the param: the upper half is the master rounded with ties away from zero, which is another weight at exact
+    ties. Raises InvalidArgument where the param is not the rounded master, with nothing changed.
+    """
+    if "master_param" not in state or param.dtype != torch.bfloat16:
+        return dict(state)
+    master, weight = local(state["master_param"]), local(param.detach())
+    upper, low = _halves(master)
+    now = weight.cpu()
+    if bool(((now != upper) & (now != master.bfloat16()) & ~(now.isnan() & upper.isnan())).any()):
+        raise InvalidArgument("the param is not its master_param rounded to bfloat16; load the model's weights that belong to "
+                              "the state first")
+    weight.copy_(upper)
+    return _with(state, "master_low", _like(param, low))
+
+
+@torch.no_grad()
+def joined_master(state: Dict[str, Any], param: Tensor) -> Dict[str, Any]:
+    """The way back: "master_param" in place of "master_low", with every bit; any other state as it is. The param must
+    have the weights that belong to the state, and is then the master rounded with ties to even."""
+    if "master_low" not in state:
+        return dict(state)
+    weight = local(param.detach())
+    now = weight.cpu()
+    master = joined(now, local(state["master_low"]))
+    master = torch.where(master.isnan(), now.float(), master)
+    weight.copy_(master)
+    return _with(state, "master_param", _like(param, master))
