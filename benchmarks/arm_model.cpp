@@ -21,6 +21,7 @@ namespace {
 using adamant::bfloat16;
 using adamant::isa;
 using adamant::quantized8;
+using adamant::split_float32;
 
 constexpr std::size_t most_elems = 4096; // a block of the norm
 static_assert(most_elems <= adamant::norm_block_elems);
@@ -36,7 +37,7 @@ std::byte* filled(std::vector<T>& array, std::uint32_t k, Make const& make)
 }
 // The same, as codes where they are.
 template <class Make>
-std::byte* filled(std::vector<adamant::quantized8>& array, std::uint32_t k, Make const& make)
+std::byte* filled(std::vector<quantized8>& array, std::uint32_t k, Make const& make)
 {
     std::vector<float> floats;
     filled(floats, k, make);
@@ -46,6 +47,25 @@ std::byte* filled(std::vector<adamant::quantized8>& array, std::uint32_t k, Make
                               &floats[g * adamant::quantized_group_elems], adamant::quantized_group_elems, false, {},
                               reinterpret_cast<std::byte*>(&array[g]));
     return reinterpret_cast<std::byte*>(array.data());
+}
+// Masters, and the weights beside them; of split masters they are the upper halves.
+template <class Param>
+std::byte* filled_param(std::vector<Param>& array, std::vector<bfloat16>& weights)
+{
+    auto const make = [](std::uint32_t random) { return 0.05f * bell(random); };
+    filled(weights, 0, make);
+    if constexpr (std::is_same_v<Param, split_float32>) {
+        std::vector<float> masters;
+        filled(masters, 0, make);
+        for (float const master : masters) {
+            adamant::split_parts const parts = adamant::split_master(master);
+            weights[array.size()] = parts.weight;
+            array.push_back(parts.low);
+        }
+        return reinterpret_cast<std::byte*>(array.data());
+    } else {
+        return filled(array, 0, make);
+    }
 }
 template <class Grad>
 std::byte* filled_grad(std::vector<Grad>& array)
@@ -60,9 +80,9 @@ void step(std::size_t n)
     std::vector<Grad> grad;
     std::vector<ExpAvg> exp_avg;
     std::vector<ExpAvgSq> exp_avg_sq;
-    std::vector<bfloat16> weight_out(most_elems);
+    std::vector<bfloat16> weight_out;
     adamant::kernel::step_pointers const arrays = {
-        filled(param, 0, [](std::uint32_t random) { return 0.05f * bell(random); }), filled_grad(grad),
+        filled_param(param, weight_out), filled_grad(grad),
         filled(exp_avg, 2, [](std::uint32_t random) { return 3e-4f * bell(random); }),
         filled(exp_avg_sq, 3, [](std::uint32_t random) { return 1e-6f * (0.1f + bell(random) * bell(random)); }),
         std::is_void_v<WeightOut> ? nullptr : reinterpret_cast<std::byte*>(weight_out.data())};
@@ -96,7 +116,11 @@ constexpr subject subjects[] = {step_subject<float, float, float, float>("f32"),
                                 step_subject<bfloat16, bfloat16, float, float>("bf16_f32"),
                                 step_subject<float, bfloat16, float, float, bfloat16>("mixed"),
                                 step_subject<bfloat16, bfloat16, bfloat16, bfloat16>("bf16"),
+                                step_subject<split_float32, bfloat16, float, float, bfloat16>("split"),
+                                step_subject<split_float32, bfloat16, bfloat16, bfloat16, bfloat16>("split_bf16"),
                                 step_subject<float, bfloat16, quantized8, quantized8, bfloat16>("q8"),
+                                step_subject<split_float32, bfloat16, quantized8, quantized8, bfloat16>("split_q8"),
+                                step_subject<bfloat16, bfloat16, quantized8, quantized8>("bf16_q8"),
                                 {"squares_f32", sizeof(float), sum<float>},
                                 {"squares_bf16", sizeof(bfloat16), sum<bfloat16>}};
 

@@ -316,7 +316,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", ["spawn", "fork"])
-def test_child_processes(how, environment, tmp_path):
+def test_worker_spawn_child_processes(how, environment, tmp_path):
     environment.pop("ADAMANT_DEEPSPEED")
     text = spawned % ("import adamant.deepspeed", how)
     assert python(text, environment, tmp_path) == ["> adamant.deepspeed"]

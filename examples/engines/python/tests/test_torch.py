@@ -395,7 +395,7 @@ def test_state_dicts_go_both_ways_in_training(mine, theirs, steps, kind):
         assert third.state[p]["exp_avg"].dtype == kind
 
 
-def test_a_loaded_state_continues_with_the_same_bits_in_the_types_it_was_saved_in():
+def test_state_cast_a_loaded_state_continues_with_the_same_bits_in_the_types_it_was_saved_in():
     for options in ({}, {"master": True}, {"state_format": "float32"}, {"state_format": "quantized8"},
                     {"state_format": "quantized8", "master": True}, *({"state_format": name} for name in splits)):
         a = model(torch.bfloat16)
