@@ -192,6 +192,20 @@ inline __m256 half(v16 a, int which)
 {
     return simde_mm512_maskz_mov_epi16(which, simde_mm512_srai_epi16(a, count));
 }
+[[gnu::noinline]] inline v16i srai_epi32(v16i a, unsigned count)
+{
+    simde__m512i_private x = simde__m512i_to_private(a);
+    for (std::size_t i = 0; i < 16; ++i)
+        x.i32[i] >>= count;
+    return simde__m512i_from_private(x);
+}
+// Which faults where the address is no multiple of 64.
+[[gnu::noinline]] inline void stream_si512(void* to, v16i a)
+{
+    if (reinterpret_cast<std::uintptr_t>(to) % 64 != 0)
+        __builtin_trap();
+    __builtin_memcpy(to, &a, sizeof a);
+}
 [[gnu::noinline]] inline void storeu_epi32(void* to, v16i a)
 {
     simde_mm512_storeu_si512(to, a);
@@ -394,12 +408,16 @@ ADAMANT_END_NAMESPACE
 #define _mm512_srai_epi16 emulated_avx512::srai_epi16
 #undef _mm512_srli_epi16
 #define _mm512_srli_epi16 emulated_avx512::srli_epi16
+#undef _mm512_srai_epi32
+#define _mm512_srai_epi32 emulated_avx512::srai_epi32
 #undef _mm512_srli_epi32
 #define _mm512_srli_epi32 emulated_avx512::srli_epi32
 #undef _mm512_storeu_epi32
 #define _mm512_storeu_epi32 emulated_avx512::storeu_epi32
 #undef _mm512_storeu_ps
 #define _mm512_storeu_ps emulated_avx512::storeu_ps
+#undef _mm512_stream_si512
+#define _mm512_stream_si512 emulated_avx512::stream_si512
 #undef _mm512_sub_epi32
 #define _mm512_sub_epi32 emulated_avx512::sub_epi32
 #undef _mm512_sub_ps

@@ -168,15 +168,25 @@ struct simd {
         _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address),
                             Interleaved ? _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa) : upper_halves(a, b));
     }
+    template <bool Interleaved>
     ADAMANT_SIMD static void load_signed_halves(std::byte const* address, u32& a, u32& b)
     {
+        if constexpr (Interleaved) {
+            u32 const both = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address));
+            a = _mm256_srai_epi32(shift_left<16>(both), 16);
+            b = _mm256_srai_epi32(both, 16);
+            return;
+        }
         auto const* const halves_of = reinterpret_cast<__m128i_u const*>(address);
         a = _mm256_cvtepi16_epi32(_mm_loadu_si128(halves_of));
         b = _mm256_cvtepi16_epi32(_mm_loadu_si128(halves_of + 1));
     }
+    template <bool Interleaved>
     ADAMANT_SIMD static void store_lower_halves(std::byte* address, u32 a, u32 b)
     {
-        store_upper_halves<false>(address, shift_left<16>(a), shift_left<16>(b));
+        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address),
+                            Interleaved ? _mm256_blend_epi16(a, shift_left<16>(b), 0xaa)
+                                        : upper_halves(shift_left<16>(a), shift_left<16>(b)));
     }
     template <class T>
     ADAMANT_SIMD static void store(std::byte* address, f32 x)

@@ -123,13 +123,13 @@ struct simd {
         u32 const lsb = _mm512_and_epi32(_mm512_srli_epi32(bits(x), 16), set(1u));
         return _mm512_add_epi32(_mm512_add_epi32(bits(x), set(0x7fffu)), lsb);
     }
-    template <class T, bool Ordinary = false>
+    template <class T>
     ADAMANT_SIMD static __m256i narrow(f32 x)
     {
         if constexpr (std::is_same_v<T, float16>)
             return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         else
-            return _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_upper_word<Ordinary>(x), 16));
+            return _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_upper_word<false>(x), 16));
     }
     template <class T>
     ADAMANT_SIMD static void store(std::byte* address, f32 x)
@@ -157,6 +157,19 @@ struct simd {
             b = load<T>(address + lanes * sizeof(T));
         }
     }
+    // Words of two vectors that lie beside each other, each vector's together.
+    ADAMANT_SIMD static u32 unzipped()
+    {
+        return _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, //
+                                30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    }
+    // The upper halves of two vectors, in the order of load_pair().
+    template <bool Interleaved>
+    ADAMANT_SIMD static u32 upper_halves(u32 a, u32 b)
+    {
+        u32 const both = _mm512_ternarylogic_epi32(shift_right<16>(a), b, set(0xffff0000u), 0xf8); // a | (b & mask)
+        return Interleaved ? both : _mm512_permutexvar_epi16(unzipped(), both);
+    }
     // Evens and odds to bfloat16, in the order of memory.
     template <bool Ordinary>
     ADAMANT_SIMD static u32 narrow_evens_odds(f32 evens, f32 odds, bool natively)
@@ -173,48 +186,37 @@ struct simd {
 #endif
             return _mm512_permutexvar_epi16(zipped, halves);
         }
-        u32 const upper = round_upper_word<Ordinary>(odds);
-        u32 const lower = _mm512_srli_epi32(round_upper_word<Ordinary>(evens), 16);
-        return _mm512_ternarylogic_epi32(lower, upper, set(0xffff0000u), 0xf8); // lower | (upper & mask)
-    }
-    // Words of two vectors that lie beside each other, each vector's together.
-    ADAMANT_SIMD static u32 unzipped()
-    {
-        return _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, //
-                                30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+        return upper_halves<true>(round_upper_word<Ordinary>(evens), round_upper_word<Ordinary>(odds));
     }
     template <bool Interleaved>
     ADAMANT_SIMD static void store_upper_halves(std::byte* address, u32 a, u32 b)
     {
-        if constexpr (Interleaved) {
-            _mm512_storeu_epi32(address,
-                                _mm512_ternarylogic_epi32(shift_right<16>(a), b, set(0xffff0000u), 0xf8));
-        } else {
-            _mm512_storeu_epi32(address, _mm512_permutexvar_epi16(unzipped(), _mm512_ternarylogic_epi32(shift_right<16>(a), b, set(0xffff0000u), 0xf8)));
-        }
+        _mm512_storeu_epi32(address, upper_halves<Interleaved>(a, b));
     }
+    template <bool Interleaved>
     ADAMANT_SIMD static void load_signed_halves(std::byte const* address, u32& a, u32& b)
     {
+        if constexpr (Interleaved) {
+            u32 const both = _mm512_loadu_epi32(address);
+            a = _mm512_srai_epi32(shift_left<16>(both), 16);
+            b = _mm512_srai_epi32(both, 16);
+            return;
+        }
         auto const* const halves_of = reinterpret_cast<__m256i_u const*>(address);
         a = _mm512_cvtepi16_epi32(_mm256_loadu_si256(halves_of));
         b = _mm512_cvtepi16_epi32(_mm256_loadu_si256(halves_of + 1));
     }
+    template <bool Interleaved>
     ADAMANT_SIMD static void store_lower_halves(std::byte* address, u32 a, u32 b)
     {
-        _mm512_storeu_epi32(address, _mm512_permutexvar_epi16(unzipped(), _mm512_ternarylogic_epi32(shift_left<16>(b), a, set(0xffffu), 0xf8)));
+        store_upper_halves<Interleaved>(address, shift_left<16>(a), shift_left<16>(b));
     }
-    template <class T, bool Ordinary>
-    ADAMANT_SIMD static void narrow_pair(f32 a, f32 b, bool natively, __m256i& half_a, __m256i& half_b)
+    // To float16, or natively to bfloat16.
+    template <class T>
+    ADAMANT_SIMD static void narrow_pair(f32 a, f32 b, __m256i& half_a, __m256i& half_b)
     {
-        if constexpr (std::is_same_v<T, bfloat16>) {
-            if (natively) {
-                half_a = narrow_natively(a);
-                half_b = narrow_natively(b);
-                return;
-            }
-        }
-        half_a = narrow<T, Ordinary>(a);
-        half_b = narrow<T, Ordinary>(b);
+        half_a = std::is_same_v<T, bfloat16> ? narrow_natively(a) : narrow<T>(a);
+        half_b = std::is_same_v<T, bfloat16> ? narrow_natively(b) : narrow<T>(b);
     }
     template <class T, bool Interleaved, bool Ordinary>
     ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b, bool natively)
@@ -224,9 +226,11 @@ struct simd {
             store<T>(address + lanes * sizeof(T), b);
         } else if constexpr (Interleaved) {
             _mm512_storeu_epi32(address, narrow_evens_odds<Ordinary>(a, b, natively));
+        } else if (std::is_same_v<T, bfloat16> && !natively) {
+            store_upper_halves<false>(address, round_upper_word<Ordinary>(a), round_upper_word<Ordinary>(b));
         } else {
             __m256i half_a, half_b;
-            narrow_pair<T, Ordinary>(a, b, natively, half_a, half_b);
+            narrow_pair<T>(a, b, half_a, half_b);
             _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), half_a);
             _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address + lanes * sizeof(T)), half_b);
         }
@@ -234,8 +238,13 @@ struct simd {
     template <class T, bool Ordinary>
     ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b, bool natively)
     {
+        if (std::is_same_v<T, bfloat16> && !natively) {
+            _mm512_stream_si512(reinterpret_cast<__m512i*>(address),
+                                upper_halves<false>(round_upper_word<Ordinary>(a), round_upper_word<Ordinary>(b)));
+            return;
+        }
         __m256i half_a, half_b;
-        narrow_pair<T, Ordinary>(a, b, natively, half_a, half_b);
+        narrow_pair<T>(a, b, half_a, half_b);
         _mm256_stream_si256(reinterpret_cast<__m256i*>(address), half_a);
         _mm256_stream_si256(reinterpret_cast<__m256i*>(address) + 1, half_b);
     }

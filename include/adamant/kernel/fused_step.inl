@@ -181,9 +181,10 @@ template <path Path, native_bfloat16 Native, class Param, class Grad, class ExpA
     recorder_type recorder(record, scalars);
     coefficient_vectors const c = broadcast(scalars);
     // In any order, if in all arrays the same.
-    constexpr bool interleaved = std::is_same_v<Param, bfloat16> && std::is_same_v<Grad, bfloat16> &&
-                                 std::is_same_v<ExpAvg, bfloat16> && std::is_same_v<ExpAvgSq, bfloat16> &&
-                                 std::is_void_v<WeightOut>;
+    constexpr bool has_narrow_params =
+        is_split<Param> || (std::is_same_v<Param, bfloat16> && std::is_void_v<WeightOut>);
+    constexpr bool interleaved = has_narrow_params && std::is_same_v<Grad, bfloat16> &&
+                                 std::is_same_v<ExpAvg, bfloat16> && std::is_same_v<ExpAvgSq, bfloat16>;
     constexpr std::size_t vectors = interleaved ? simd::vectors_of_bfloat16 : simd::vectors;
     constexpr std::size_t elems = vectors * simd::lanes;
     random_vectors<ExpAvgSq> for_exp_avg_sq;

@@ -199,11 +199,14 @@ struct simd : quad::codes {
     {
         quad::store_upper_halves(address, a, b);
     }
-    // Halves that follow each other in memory, with their signs, and the lower halves of the lanes back.
+    // Halves that follow each other in memory, with their signs, and the lower halves of the lanes back; interleaved as
+    // bfloat16.
+    template <bool Interleaved>
     ADAMANT_SIMD static void load_signed_halves(std::byte const* address, u32& a, u32& b)
     {
         quad::load_signed_halves(address, a, b);
     }
+    template <bool Interleaved>
     ADAMANT_SIMD static void store_lower_halves(std::byte* address, u32 a, u32 b)
     {
         quad::store_upper_halves(address, shift_left<16>(a), shift_left<16>(b));

@@ -86,9 +86,9 @@ inline void split_masters(std::byte const* master, std::size_t n, std::byte* wei
 {
     std::size_t i = 0;
     for (; n - i >= 2 * simd::lanes; i += 2 * simd::lanes)
-        store_split(low + i * sizeof(split_float32), weight + i * sizeof(bfloat16),
-                    simd::template load<float>(master + i * sizeof(float)),
-                    simd::template load<float>(master + (i + simd::lanes) * sizeof(float)));
+        store_split<false>(low + i * sizeof(split_float32), weight + i * sizeof(bfloat16),
+                           simd::template load<float>(master + i * sizeof(float)),
+                           simd::template load<float>(master + (i + simd::lanes) * sizeof(float)));
     for (; i < n; ++i) {
         std::uint32_t bits;
         __builtin_memcpy(&bits, master + i * sizeof bits, sizeof bits);

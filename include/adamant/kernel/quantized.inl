@@ -18,7 +18,7 @@ using code_words = simd::words;                                                 
 
 // What a compiler would make anew for every group if it knew that these are constants, which takes what shuffles need.
 struct code_constants {
-    simd::u32 sign, decode_m, decode_v, encode_m, encode_v, low_half, odd;
+    simd::u32 sign, decode_m, decode_v, encode_m, encode_v, low_half;
 };
 ADAMANT_SIMD code_constants constants_of_codes()
 {
@@ -27,8 +27,7 @@ ADAMANT_SIMD code_constants constants_of_codes()
             simd::hidden(exp_avg_sq_curve.decode_offset),
             simd::hidden(exp_avg_curve.encode_offset),
             simd::hidden(exp_avg_sq_curve.encode_offset),
-            simd::hidden(0xffffu),
-            simd::hidden(1)};
+            simd::hidden(0xffffu)};
 }
 
 ADAMANT_SIMD simd::f32 decode_exp_avg(std::byte const* codes, simd::f32 scale, code_constants const& k)
@@ -68,23 +67,19 @@ ADAMANT_SIMD simd::u32 encode_exp_avg_sq(simd::f32 x, simd::f32 inverse, code_co
 // Random halves of a group's elements, two vectors at a time; numerics/rounding.hpp.
 struct code_randoms {
     bool by_chance;
-    simd::u32 next;    // x, for each element of the next vector
-    simd::u32 to_next; // vector
+    random_place next;    // vector
+    random_place to_next; // the distance
 
-    ADAMANT_SIMD code_randoms(bool is_by_chance, rounding_line const& line, std::size_t i) : by_chance(is_by_chance)
+    ADAMANT_SIMD code_randoms(bool is_by_chance, rounding_line const& line, std::size_t i)
+        : by_chance(is_by_chance), next(line, i, 1), to_next(random_place::distance(line, simd::lanes))
     {
-        alignas(64) std::uint32_t x[simd::lanes];
-        for (std::size_t lane = 0; lane < simd::lanes; ++lane)
-            x[lane] = line.from(i + lane).start;
-        next = simd::bits(simd::template load<float>(reinterpret_cast<std::byte const*>(x)));
-        to_next = simd::set(line.stride * std::uint32_t{simd::lanes});
     }
     ADAMANT_SIMD code_words draw(code_constants const& k)
     {
-        simd::u32 const a = random_halves(next, k.odd, k.low_half);
-        next = simd::add(next, to_next);
-        simd::u32 const b = random_halves(next, k.odd, k.low_half);
-        next = simd::add(next, to_next);
+        simd::u32 const a = next.halves(k.low_half);
+        next = next.plus(to_next);
+        simd::u32 const b = next.halves(k.low_half);
+        next = next.plus(to_next);
         return simd::pack_unsigned(a, b);
     }
 };

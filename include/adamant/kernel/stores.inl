@@ -2,8 +2,45 @@
 // How the fast paths store what the next step reads: rounded to nearest, or to bfloat16 by chance. Included by
 // kernel/fused_step.inl, once per instruction set.
 
-// The random numbers of numerics/rounding.hpp for an array of T, of the pair of vectors that is stored next. There are
-// none where T is not rounded by chance.
+// A line of random numbers at the elements of a vector, see random_half(). Both x and 2 x + 1 grow from vector to
+// vector by constants, which takes less than to make one of the other.
+struct random_place {
+    simd::u32 x, odd;
+
+    ADAMANT_SIMD random_place() = default;
+    // Elements i, i + every, i + 2 * every and so on.
+    ADAMANT_SIMD random_place(rounding_line const& line, std::size_t i, std::size_t every)
+    {
+        alignas(64) std::uint32_t at[simd::lanes];
+        for (std::size_t lane = 0; lane < simd::lanes; ++lane)
+            at[lane] = line.from(i + lane * every).start;
+        x = simd::bits(simd::template load<float>(reinterpret_cast<std::byte const*>(at)));
+        odd = simd::add(simd::add(x, x), simd::set(1u));
+    }
+    // The way to an element so many further on, for plus().
+    ADAMANT_SIMD static random_place distance(rounding_line const& line, std::size_t by)
+    {
+        std::uint32_t const x = line.stride * static_cast<std::uint32_t>(by);
+        random_place to;
+        to.x = simd::set(x);
+        to.odd = simd::set(2 * x);
+        return to;
+    }
+    ADAMANT_SIMD random_place plus(random_place const& by) const
+    {
+        random_place to;
+        to.x = simd::add(x, by.x);
+        to.odd = simd::add(odd, by.odd);
+        return to;
+    }
+    ADAMANT_SIMD simd::u32 halves(simd::u32 low_half = simd::set(0xffffu)) const
+    {
+        return simd::template shift_right<16>(simd::mul(x, odd)) ^ (x & low_half);
+    }
+};
+
+// The random numbers for an array of T, of the pair of vectors that is stored next. There are none where T is not
+// rounded by chance.
 template <class T>
 struct random_vectors {
     template <bool Interleaved>
@@ -14,30 +51,20 @@ struct random_vectors {
 template <>
 struct random_vectors<bfloat16> {
     bool by_chance;
-    simd::u32 first;     // of the pair: x, for each element
-    simd::u32 to_second; // what x differs by
-    simd::u32 to_next;   // pair
+    random_place first;     // vector of the pair
+    random_place to_second; // the distance
+    random_place to_next;   // pair
 
     template <bool Interleaved>
     ADAMANT_SIMD void begin(bool is_by_chance, rounding_line const& line, std::size_t i)
     {
         by_chance = is_by_chance;
         constexpr bool alternate = Interleaved && simd::interleaves;
-        alignas(64) std::uint32_t x[simd::lanes];
-        for (std::size_t lane = 0; lane < simd::lanes; ++lane)
-            x[lane] = line.from(i + lane * (alternate ? 2 : 1)).start;
-        first = simd::bits(simd::template load<float>(reinterpret_cast<std::byte const*>(x)));
-        to_second = simd::set(line.stride * std::uint32_t{alternate ? 1 : simd::lanes});
-        to_next = simd::set(line.stride * std::uint32_t{2 * simd::lanes});
+        first = random_place(line, i, alternate ? 2 : 1);
+        to_second = random_place::distance(line, alternate ? 1 : simd::lanes);
+        to_next = random_place::distance(line, 2 * simd::lanes);
     }
 };
-// See random_half().
-ADAMANT_SIMD simd::u32 random_halves(simd::u32 x, simd::u32 one = simd::set(1u),
-                                     simd::u32 low_half = simd::set(0xffffu))
-{
-    simd::u32 const odd = simd::add(x, x) | one;
-    return simd::template shift_right<16>(simd::mul(x, odd)) ^ (x & low_half);
-}
 
 // Two vectors of params.
 template <class Param, bool Interleaved>
@@ -46,8 +73,8 @@ ADAMANT_SIMD void load_params(std::byte const* param, [[maybe_unused]] std::byte
 {
     if constexpr (is_split<Param>) {
         simd::u32 low_a, low_b;
-        simd::load_signed_halves(param, low_a, low_b);
-        simd::template load_pair<bfloat16, false>(weight, a, b);
+        simd::template load_signed_halves<Interleaved>(param, low_a, low_b);
+        simd::template load_pair<bfloat16, Interleaved>(weight, a, b);
         a = simd::from_bits(simd::add(simd::bits(a), low_a));
         b = simd::from_bits(simd::add(simd::bits(b), low_b));
     } else {
@@ -55,11 +82,13 @@ ADAMANT_SIMD void load_params(std::byte const* param, [[maybe_unused]] std::byte
     }
 }
 // And back, of a fast path; see split_master().
+template <bool Interleaved>
 ADAMANT_SIMD void store_split(std::byte* param, std::byte* weight, simd::f32 a, simd::f32 b)
 {
     simd::u32 const half = simd::set(0x8000u);
-    simd::store_lower_halves(param, simd::bits(a), simd::bits(b));
-    simd::template store_upper_halves<false>(weight, simd::add(simd::bits(a), half), simd::add(simd::bits(b), half));
+    simd::template store_lower_halves<Interleaved>(param, simd::bits(a), simd::bits(b));
+    simd::template store_upper_halves<Interleaved>(weight, simd::add(simd::bits(a), half),
+                                                   simd::add(simd::bits(b), half));
 }
 
 // Two vectors of results of a fast path, which are finite and below what could be rounded up to infinity.
@@ -69,11 +98,10 @@ ADAMANT_SIMD void store_rounded(std::byte* address, simd::f32 a, simd::f32 b, bo
 {
     if constexpr (std::is_same_v<T, bfloat16>) {
         if (random.by_chance) {
-            simd::u32 const second = simd::add(random.first, random.to_second);
-            simd::template store_upper_halves<Interleaved>(address,
-                                                           simd::add(simd::bits(a), random_halves(random.first)),
-                                                           simd::add(simd::bits(b), random_halves(second)));
-            random.first = simd::add(random.first, random.to_next);
+            random_place const second = random.first.plus(random.to_second);
+            simd::template store_upper_halves<Interleaved>(address, simd::add(simd::bits(a), random.first.halves()),
+                                                           simd::add(simd::bits(b), second.halves()));
+            random.first = random.first.plus(random.to_next);
             return;
         }
     }
@@ -90,8 +118,8 @@ ADAMANT_SIMD void store_params(step_pointers const& a, std::size_t i, simd::f32 
     if constexpr (is_split<Param>) {
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < Vectors; k += 2)
-            store_split(param + k * lanes * sizeof(Param), a.weight_out + (i + k * lanes) * sizeof(WeightOut), p[k],
-                        p[k + 1]);
+            store_split<Interleaved>(param + k * lanes * sizeof(Param),
+                                     a.weight_out + (i + k * lanes) * sizeof(WeightOut), p[k], p[k + 1]);
     } else {
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < Vectors; k += 2)
