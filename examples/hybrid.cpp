@@ -208,18 +208,12 @@ private:
 // ------------------------------------------------------------------------------------------------------------ loop
 
 // Elements a second that the CPU's threads step, from one small try.
-double cpu_rate(adamant::executor const& cpu)
+double cpu_rate(adamant::executor const& cpu, adamant::shard_dtypes const& types)
 {
-    std::size_t const n = std::size_t{1} << 23;
-    std::vector<float> param(n, 1.0f), exp_avg(n, 0.1f), exp_avg_sq(n, 0.1f);
-    std::vector<bfloat16> grad(n, adamant::narrow<bfloat16>(0.1f)), weight(n);
+    adamant::trial_step step(cpu, *adamant::find_format(types), std::size_t{1} << 23);
     double best = 0;
-    for (int i = 0; i < 5; ++i) {
-        auto const begin = clock_type::now();
-        adamant::step(cpu, adamant::shard(param, grad, exp_avg, exp_avg_sq, weight), {.lr = 1e-4}, 1);
-        best =
-            std::max(best, static_cast<double>(n) / std::chrono::duration<double>(clock_type::now() - begin).count());
-    }
+    for (int i = 0; i < 5; ++i)
+        best = std::max(best, static_cast<double>(step.size()) / step.seconds(cpu));
     return best;
 }
 
@@ -238,8 +232,8 @@ void run(settings chosen)
     unsigned const cores = adamant::executor().threads();
     adamant::executor const cpu(
         adamant::executor_options{.threads = std::max(cores, cores_needed() + 1) - cores_needed()});
-    double const rate = cpu_rate(cpu);
-    std::shared_ptr<adamant::device> const gpu = make_device(chosen.link, 28 * rate);
+    double const rate = cpu_rate(cpu, chosen.types);
+    std::shared_ptr<adamant::device> const gpu = make_device(chosen.link, step_bytes(chosen.types) * rate);
     if (chosen.layers == 0) {
         std::size_t const room = adamant::available_memory().bytes / 4;
         chosen.layers = std::clamp<std::size_t>(room / (elems_a_layer * bytes_an_elem), 1, 36);
@@ -373,8 +367,12 @@ settings parse(int argc, char** argv)
             chosen.layers = static_cast<std::size_t>(number(option, value, 36));
         } else if (option == "--steps") {
             chosen.steps = static_cast<std::size_t>(number(option, value, 1e6));
-        } else if (auto const types = adamant::types_of_state(value, chosen.types[1], chosen.types[4]);
-                   option == "--state" && types) {
+        } else if (option == "--state") {
+            auto const types = adamant::types_of_state(value, chosen.types[1], chosen.types[4]);
+            if (!types)
+                throw std::invalid_argument("hybrid: --state is '" + value +
+                                            "', but must be float32, split_float32, bfloat16, quantized8, "
+                                            "split_float32+bfloat16 or split_float32+quantized8");
             chosen.types = *types;
         } else if (option == "--backward") {
             chosen.backward_ms = number(option, value, 1e6);
