@@ -115,7 +115,7 @@ def picture(experiment: str, runs: dict[str, dict[int, Curve]], losses: dict[str
         final = round(statistics.fmean(loss - losses[REFERENCE][seed] for seed, loss in losses[name].items()
                                        if seed in reference), 4) + 0.0  # no -0.0000
         out += [text(x, y - 5, name.replace("param_bfloat16", "param_bf16"), "name"),
-                text(x + BOX, y + HIGH + 12, f"{final:+.4f}", "small", "end")]
+                text(x + BOX, y + HIGH + 12, f"{final:+.4f}" if math.isfinite(final) else "diverged", "small", "end")]
         if i % COLUMNS == 0:
             out += [text(x - 3, y + 9, f"+{limit:.2g}", "small", "end"),
                     text(x - 3, y + HIGH, f"-{limit:.2g}", "small", "end")]

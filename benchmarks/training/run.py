@@ -183,6 +183,11 @@ def row(result: dict[str, Any], experiment: str, name: str) -> str | None:
     good = [(seed, run) for seed, run in runs if "error" not in run]
     if not good:
         return f"| {name} | did not run: {runs[0][1]['error']} | | | | | |"
+    ended = len(good)
+    good = [(seed, run) for seed, run in good if math.isfinite(run["loss"])]
+    diverged = f"; {ended - len(good)} of {ended} diverged" if len(good) < ended else ""
+    if not good:
+        return f"| {name} | all {ended} diverged | | | | | |"
     reference = dict(over_seeds(result, experiment, REFERENCE))
     paired = [run["loss"] - reference[seed]["loss"] for seed, run in good if seed in reference]
     spread = f" ± {statistics.stdev(paired):.4f}" if len(paired) > 1 else ""
@@ -200,7 +205,7 @@ def row(result: dict[str, Any], experiment: str, name: str) -> str | None:
         follows += f", {percent(zero)} zero" if zero else ""
     updates = [run["largest_update"] for _, run in good]
     largest = "unknown" if None in updates else f"{max(updates):.3g}"
-    return (f"| {name} | {statistics.fmean(losses):.4f}{of_losses} | {difference} | {each} | {largest} "
+    return (f"| {name} | {statistics.fmean(losses):.4f}{of_losses}{diverged} | {difference} | {each} | {largest} "
             f"| {follows} |")
 
 
