@@ -85,11 +85,11 @@ std::vector<std::string> matches(std::string const& text, std::regex const& patt
     return found;
 }
 
-// The fields of the plain structs in a header.
+// The fields of the plain structs in a header; what is indented further is local to a function.
 std::set<std::string> fields_of(std::string const& code)
 {
     static std::regex const body_pattern(R"(\nstruct \w+ \{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\n\};)");
-    static std::regex const field_pattern(R"(\n    [\w:<>, ]+ (\w+)(?: = [^;]*)?;)");
+    static std::regex const field_pattern(R"(\n    [\w:<>,][\w:<>, ]* (\w+)(?: = [^;]*)?;)");
     std::set<std::string> fields;
     for (std::string const& body : matches(code, body_pattern))
         for (std::string const& field : matches(body, field_pattern))
