@@ -97,6 +97,30 @@ void round_weights(std::byte const* param, std::size_t n, std::byte* out) noexce
     add_gradients<float, void, WeightOut>(param, nullptr, n, out);
 }
 
+template <class Grad>
+std::uint32_t largest_bits(std::byte const* grad, std::size_t n) noexcept
+{
+    std::uint32_t largest = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+        float const g = widen(load_unaligned<Grad>(grad + i * sizeof(Grad)));
+        std::uint32_t const bits = std::bit_cast<std::uint32_t>(g) & float_abs_mask;
+        largest = largest < bits ? bits : largest;
+    }
+    return largest;
+}
+
+template <class Grad, bool Squares>
+bool add_column_scores(std::byte const* grad, std::size_t row_bytes, std::size_t rows, std::size_t columns, float scale,
+                       std::uint32_t* sums) noexcept
+{
+    float_mode_scope const mode(subnormals::kept);
+    for (std::size_t row = 0; row < rows; ++row)
+        for (std::size_t c = 0; c < columns; ++c)
+            sums[c] += oracle::column_score_of(widen(load_unaligned<Grad>(grad + row * row_bytes + c * sizeof(Grad))),
+                                               scale, Squares);
+    return true;
+}
+
 } // namespace scalar
 
 // A function of that name and these types for each tier; on the scalar one, which may be without, what is said.
@@ -188,6 +212,17 @@ template <class WeightOut>
 [[nodiscard]] round_weights_function round_weights_for(isa tier) noexcept
 {
     ADAMANT_FOR_FAST_TIER(tier, (scalar::round_weights<WeightOut>), round_weights<WeightOut>);
+}
+
+template <class Grad>
+[[nodiscard]] largest_bits_function largest_bits_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::largest_bits<Grad>), largest_bits<Grad>);
+}
+template <class Grad, bool Squares>
+[[nodiscard]] column_scores_function column_scores_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::add_column_scores<Grad, Squares>), add_column_scores<Grad, Squares>);
 }
 
 #undef ADAMANT_FOR_TIER

@@ -109,6 +109,17 @@ using split_function = void (*)(std::byte const* master, std::size_t n, std::byt
 // weight_out from float params as a step would round them.
 using round_weights_function = void (*)(std::byte const* param, std::size_t n, std::byte* weight_out) noexcept;
 
+// The bits of the largest magnitude of n gradients, as a float; infinity or more where one is not finite.
+using largest_bits_function = std::uint32_t (*)(std::byte const* grad, std::size_t n) noexcept;
+
+// Adds oracle::column_score_of of each element to its column's sum. The rows, at most column_score_rows, begin
+// row_bytes apart. sums begin with zeros, and have room for a multiple of 64 columns. False, with sums that mean nothing,
+// where something is not finite; the scalar tier takes it for zero and returns true.
+using column_scores_function = bool (*)(std::byte const* grad, std::size_t row_bytes, std::size_t rows,
+                                        std::size_t columns, float scale, std::uint32_t* sums) noexcept;
+// How far ahead they ask for memory, in each row.
+inline constexpr std::size_t column_prefetch_bytes = 512;
+
 } // namespace kernel
 
 ADAMANT_END_NAMESPACE

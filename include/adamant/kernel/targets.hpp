@@ -22,6 +22,7 @@
 #include <adamant/kernel/guard.hpp>
 #include <adamant/kernel/quantized_step.hpp>
 #include <adamant/kernel/step_pointers.hpp>
+#include <adamant/numerics/column_score.hpp>
 #include <adamant/numerics/float_mode.hpp>
 
 #if defined(ADAMANT_EMULATED_AVX512) // our tests' header, with the intrinsics of AVX-512 for CPUs that lack them
@@ -47,6 +48,7 @@ using adamant::generic::simd;
 #include <adamant/kernel/block_squares.inl>
 #include <adamant/kernel/fused_step.inl>
 #if !defined(__x86_64__) // see simd::has_fast_paths: there the oracle does the rest, and records are copies
+#include <adamant/kernel/column_scores.inl>
 #include <adamant/kernel/gradient.inl>
 #include <adamant/kernel/journal.inl>
 #endif
@@ -65,6 +67,7 @@ namespace avx2 {
 #include <adamant/kernel/avx2.inl>
 //
 #include <adamant/kernel/block_squares.inl>
+#include <adamant/kernel/column_scores.inl>
 #include <adamant/kernel/fused_step.inl>
 //
 #include <adamant/kernel/gradient.inl>
@@ -88,6 +91,7 @@ namespace avx512 {
 #include <adamant/kernel/avx512.inl>
 //
 #include <adamant/kernel/block_squares.inl>
+#include <adamant/kernel/column_scores.inl>
 #include <adamant/kernel/fused_step.inl>
 //
 #include <adamant/kernel/gradient.inl>
@@ -102,10 +106,12 @@ namespace avx512 {
 
 // The same code, told that the processor converts to bfloat16 by itself.
 namespace avx512_bf16 {
+using avx512::add_column_scores;
 using avx512::add_gradients;
 using avx512::block_squares;
 using avx512::group_elems;
 using avx512::join_masters;
+using avx512::largest_bits;
 using avx512::round_weights;
 using avx512::split_masters;
 using avx512::tame_gradient;
