@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # A header includes only headers of its own layer and of layers before it in this list.
-set(layers core numerics kernel shard topology exec device step config checkpoint tune optimizer c src)
+set(layers core numerics kernel shard topology exec device step config checkpoint tune optimizer zenflow c src)
 file(GLOB_RECURSE headers RELATIVE ${INCLUDE} ${INCLUDE}/*.hpp ${INCLUDE}/*.ipp ${INCLUDE}/*.inl ${INCLUDE}/*.cuh)
 set(wrong "")
 set(checked 0)

@@ -44,8 +44,11 @@ public:
         arrived_.arrive_and_wait();
         std::ranges::copy(sums_, words.begin());
         arrived_.arrive_and_wait();
-        std::lock_guard const lock(mutex_);
-        sums_.clear();
+        {
+            std::lock_guard const lock(mutex_);
+            sums_.clear();
+        }
+        arrived_.arrive_and_wait(); // or a quick rank's next words would be cleared
     }
 
 private:

@@ -48,29 +48,34 @@ inline void make_terms(step_terms& terms, step_values const& values, optimizer_o
     terms.lr.assign(values.lr.begin(), values.lr.end());
 }
 
-// How each group is stepped with that clip coefficient. Depends on the rounding mode. Throws invalid_argument where
-// make_coefficients() does.
+// How group number i is stepped with that clip coefficient, as its step number `step`. Depends on the rounding mode.
+// Throws invalid_argument where make_coefficients() does.
+inline group_step make_group_step(parameter_group const& group, std::size_t i, step_terms const& terms, double clip,
+                                  std::uint64_t step)
+{
+    hyperparameters hyper = group.hyper;
+    if (!terms.lr.empty())
+        hyper.lr = terms.lr[i];
+    coefficients c = make_coefficients(hyper, step, {.loss_scale = terms.loss_scale, .clip_coefficient = clip});
+    if (group.maximize)
+        c.grad_scale = -c.grad_scale;
+    gradient_rules rules{.zero_nonfinite = terms.zero_nonfinite};
+    if (terms.max_abs != 0) {
+        rules.limited = true;
+        rules.scale = c.grad_scale;
+        rules.bound = static_cast<float>(terms.max_abs);
+        c.grad_scale = 1;
+    }
+    return {c, rules};
+}
+
+// How each group is stepped.
 inline void make_group_steps(std::vector<parameter_group> const& groups, step_terms const& terms, double clip,
                              std::vector<group_step>& out)
 {
     out.resize(groups.size());
-    for (std::size_t i = 0; i < groups.size(); ++i) {
-        hyperparameters hyper = groups[i].hyper;
-        if (!terms.lr.empty())
-            hyper.lr = terms.lr[i];
-        coefficients c =
-            make_coefficients(hyper, terms.step, {.loss_scale = terms.loss_scale, .clip_coefficient = clip});
-        if (groups[i].maximize)
-            c.grad_scale = -c.grad_scale;
-        gradient_rules rules{.zero_nonfinite = terms.zero_nonfinite};
-        if (terms.max_abs != 0) {
-            rules.limited = true;
-            rules.scale = c.grad_scale;
-            rules.bound = static_cast<float>(terms.max_abs);
-            c.grad_scale = 1;
-        }
-        out[i] = {c, rules};
-    }
+    for (std::size_t i = 0; i < groups.size(); ++i)
+        out[i] = make_group_step(groups[i], i, terms, clip, terms.step);
 }
 
 // The same with another clip coefficient, which changes nothing but the factor of gradients.

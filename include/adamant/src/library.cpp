@@ -11,6 +11,7 @@
 #include <adamant/adamant.hpp>
 #include <adamant/device/emulated_device.hpp>
 #include <adamant/src/formats.hpp>
+#include <adamant/zenflow.hpp>
 
 #include <adamant/config/offload_config.ipp>
 #include <adamant/core/error.ipp>
@@ -34,6 +35,7 @@
 #include <adamant/shard/format.ipp>
 #include <adamant/shard/shard.ipp>
 #include <adamant/shard/shard_list.ipp>
+#include <adamant/step/column_scores.ipp>
 #include <adamant/step/grad_norm.ipp>
 #include <adamant/step/loss_scaler.ipp>
 #include <adamant/step/optimizer_options.ipp>
@@ -50,6 +52,9 @@
 #include <adamant/tune/ratio_follower.ipp>
 #include <adamant/tune/trial_step.ipp>
 #include <adamant/tune/tuned_cores.ipp>
+#include <adamant/zenflow.ipp>
+#include <adamant/zenflow/column_selection.ipp>
+#include <adamant/zenflow/zenflow_options.ipp>
 
 ADAMANT_BEGIN_NAMESPACE
 

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// ZenFlow's step, exact: the few columns of each matrix that matter are stepped at once, and what the others have put
+// off is stepped later, while training goes on. Lan and others, "ZenFlow: Enabling Stall-Free Offloading Training via
+// Asynchronous Updates", arXiv 2505.12242. See docs/zenflow.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <adamant/exec/executor.hpp>
+#include <adamant/shard/optimizer_shard.hpp>
+#include <adamant/step/optimizer_options.hpp>
+#include <adamant/zenflow/zenflow_options.hpp>
+#include <adamant/zenflow/zenflow_report.hpp>
+#include <adamant/zenflow/zenflow_state.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+class zenflow_core;
+}
+
+// What zenflow_optimizer::add_param() takes. The arrays stay the caller's and must outlive the optimizer.
+//
+// A matrix has `columns`. Its state lies by columns: param, exp_avg, exp_avg_sq and weight_out of the shard hold all
+// rows of the first column, then those of the next. So a column is a stretch of memory, which can be stepped, counted
+// and moved by itself. Its gradient and its weights lie by rows, as the model has them: the shard's grad, and
+// `weights`, of the type of weight_out, or of param where there is none. Moments of 8 bits are in groups of 64 rows of
+// a column, so rows are a multiple of that.
+//
+// A vector (columns 0) is a shard as any other and is stepped at once; its weights are weight_out, or param.
+struct zenflow_param {
+    group_id group;
+    std::string name;
+    optimizer_shard shard;
+    std::size_t columns = 0;
+    void* weights = nullptr;
+    // Where the shard lies in its parameter, by rows: `shape` ends with `columns`, and `begin` is a multiple of them.
+    // The default: the shard is all of it.
+    shard_place place = {};
+};
+
+// Adam or AdamW over parameter groups, as optimizer, which puts gradients off.
+//
+// A step takes the norm of the whole gradient, clips by it, and skips as optimizer does. Then each selected column
+// takes an update with its gradient, and each other column's gradient, scaled and clipped as this step's, is added to
+// its sum. At the end of a window (see zenflow_options) each column that was not selected takes one update with its sum
+// times float(1 / number of steps in it), with the hyperparameters of the step that ends the window. With overlap the
+// executor's threads do that while they have nothing else to do, and its weights land at the end of the next window. A
+// column that is selected takes what it has put off at once, and its weights land at once.
+//
+// Every element has one master and one pair of moments. Every column has its own count of updates, by which its bias
+// correction goes. So the result is a pure function of gradients and options: the same bits for any instruction set,
+// number of threads, moment at which something is done in the background, cut by rows and number of ranks. With
+// topk_ratio 1, or with update_interval 1 and no overlap, these are the bits of optimizer over the same arrays.
+//
+// Where a step is skipped nothing changes, and the schedule does not move. Where what was added up is not finite,
+// though every gradient was, the window's update is dropped whole (nonfinite_policy::skip), or such elements count as
+// zero.
+//
+// Of the options keep_last_step and weights_ready are refused; those of a journal and of a device mean nothing.
+//
+// Threads: one call at a time. Gradients must not change during step(); afterwards they may, also while threads work in
+// the background, which touch state and weight_out of what was put off, and weights never. The caller's floating-point
+// mode and traps have no effect and do not change.
+//
+// Errors: an exception leaves the optimizer as it was before the call. In a process that was forked from the team's,
+// step() throws unavailable.
+class zenflow_optimizer {
+public:
+    // Throws invalid_argument for options that cannot be.
+    explicit zenflow_optimizer(executor const& cpu, zenflow_options zenflow = {}, optimizer_options options = {});
+    zenflow_optimizer(zenflow_optimizer&& other) noexcept;
+    zenflow_optimizer& operator=(zenflow_optimizer&& other) noexcept;
+    // Finishes what goes on in the background. Weights that have not landed stay as they are.
+    ~zenflow_optimizer();
+
+    // As optimizer's.
+    group_id add_group(parameter_group group);
+    group_id add_group(std::string name, hyperparameters const& hyper, bool maximize = false);
+    [[nodiscard]] std::vector<parameter_group> const& groups() const noexcept;
+    void set_hyperparameters(group_id group, hyperparameters const& hyper);
+
+    // Adds a param and returns its number. Before the first step, weights have to be those of the masters. Throws
+    // invalid_argument where optimizer::add_shard() does, for a matrix of which the shard has no whole rows, without
+    // weights, or with rows that moments of 8 bits cannot have, and after a step.
+    shard_id add_param(zenflow_param added);
+    [[nodiscard]] std::size_t params() const noexcept;
+    [[nodiscard]] std::string const& name(shard_id param) const;
+    // From the next step on the gradient is there; see optimizer::set_gradient().
+    void set_gradient(shard_id param, void const* grad);
+
+    // What prepare() allocates: a float for each element of a matrix, and two with overlap; beside it some bytes for
+    // each column, and, once columns are selected, their gradients.
+    [[nodiscard]] std::size_t memory_bytes() const noexcept;
+    // Allocates; without this call the first step does. Throws invalid_argument where arrays overlap, and what buffer
+    // does.
+    void prepare();
+
+    // A step; all gradients are there. Throws invalid_argument for values that cannot be, and what options.reduce and
+    // reduce_columns throw.
+    zenflow_report step(step_values const& values = {});
+    // The same with gradients that are new arrays: gradients[i] is param i's, by rows. Null: the param takes no part in
+    // this step; its sum is divided by the number of steps in which it did. On ranks, the same params on all of them.
+    zenflow_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
+    // Finishes what goes on in the background, and lets its weights land now, as at the end of training or before an
+    // evaluation. What is added up stays so. A run in which that is done goes on with other weights for the rest of a
+    // window than one in which it is not, and so with other bits.
+    void land();
+
+    [[nodiscard]] std::uint64_t steps() const noexcept; // that were applied
+    [[nodiscard]] zenflow_position const& position() const noexcept;
+    [[nodiscard]] double loss_scale() const noexcept;
+    // Of each column of a matrix, whether it is selected; and how many updates it has taken (a vector has one count).
+    // Until the next call.
+    [[nodiscard]] std::vector<std::uint8_t> const& selected(shard_id param) const;
+    [[nodiscard]] std::vector<std::uint64_t> const& updates(shard_id param) const;
+    [[nodiscard]] executor const& cpu() const noexcept;
+
+    // The state, also in the middle of a window: views of the arrays, of which the next call may change what they show.
+    // Finishes what goes on in the background, which changes no bit.
+    [[nodiscard]] zenflow_state state();
+    // Goes on from there: the states of all ranks that there were, in any order, cut by rows in any way, of an
+    // optimizer with the same params and types, and any other options. The selection stays until the next one is due.
+    // Throws invalid_argument where something is missing or of other types, with nothing changed.
+    void load(zenflow_state const& from);
+    void load(std::span<zenflow_state const> from_all_ranks);
+
+private:
+    std::unique_ptr<detail::zenflow_core> core_;
+};
+
+ADAMANT_END_NAMESPACE
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/zenflow.ipp>
+#endif
