@@ -188,4 +188,32 @@ struct about<adamant_deepspeed_offload> {
     static adamant_deepspeed_offload defaults() { return {}; }
 };
 
+template <>
+struct about<adamant_zenflow_options> {
+    static constexpr char const* name = "adamant_zenflow_options";
+    static constexpr std::size_t first_bytes = 88;
+    static adamant_zenflow_options defaults();
+};
+
+template <>
+struct about<adamant_zenflow_report> {
+    static constexpr char const* name = "adamant_zenflow_report";
+    static constexpr std::size_t first_bytes = 56;
+    static adamant_zenflow_report defaults() { return {}; }
+};
+
+template <>
+struct about<adamant_zenflow_position> {
+    static constexpr char const* name = "adamant_zenflow_position";
+    static constexpr std::size_t first_bytes = 72;
+    static adamant_zenflow_position defaults() { return {}; }
+};
+
+template <>
+struct about<adamant_zenflow_param> {
+    static constexpr char const* name = "adamant_zenflow_param";
+    static constexpr std::size_t first_bytes = 144;
+    static adamant_zenflow_param defaults() { return {}; }
+};
+
 } // namespace adamant::c

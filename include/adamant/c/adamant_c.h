@@ -16,6 +16,7 @@
 #include <adamant/c/status.h>
 #include <adamant/c/step.h>
 #include <adamant/c/tuning.h>
+#include <adamant/c/zenflow.h>
 
 /*
  * Errors. A function that can fail returns a status; ADAMANT_OK is 0. After any other status adamant_last_error() says,

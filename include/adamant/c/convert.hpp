@@ -11,12 +11,15 @@
 #include <adamant/c/executor.h>
 #include <adamant/c/optimizer.h>
 #include <adamant/c/shard.h>
+#include <adamant/c/step.h>
 #include <adamant/exec/executor.hpp>
 #include <adamant/numerics/hyperparameters.hpp>
 #include <adamant/shard/any_shard.hpp>
 #include <adamant/shard/dtypes.hpp>
 #include <adamant/shard/optimizer_shard.hpp>
 #include <adamant/step/loss_scaler.hpp>
+#include <adamant/step/optimizer_options.hpp>
+#include <adamant/step/optimizer_report.hpp>
 #include <adamant/topology/core_request.hpp>
 #include <adamant/topology/machine.hpp>
 
@@ -65,5 +68,13 @@ struct shard_of_c {
     accumulator_array accumulator;
 };
 shard_of_c shard_of(adamant_shard const& from);
+// Where it lies in its parameter.
+shard_place place_of(adamant_shard const& from);
+
+optimizer_options from_c(adamant_optimizer_options const& from);
+// The learning rates stay the caller's.
+step_values from_c(adamant_step_values const* values);
+// to may be null.
+void give_report(optimizer_report const& from, adamant_report* to) noexcept;
 
 } // namespace adamant::c

@@ -49,7 +49,7 @@ static void call_reduce(adamant_reduce reduce, void* user, std::span<std::int64_
         throw reduce_failed(detail::text_of({failed, "returned ", status}));
 }
 
-static optimizer_options from_c(adamant_optimizer_options const& from)
+optimizer_options from_c(adamant_optimizer_options const& from)
 {
     optimizer_options to{.max_norm = from.max_norm,
                          .max_abs_grad = from.max_abs_grad,
@@ -74,7 +74,7 @@ static optimizer_options from_c(adamant_optimizer_options const& from)
     return to;
 }
 
-static shard_place place_of(adamant_shard const& from)
+shard_place place_of(adamant_shard const& from)
 {
     if ((from.shape == nullptr) != (from.dims == 0))
         detail::throw_invalid_argument(

@@ -14,7 +14,7 @@
 
 namespace adamant::c {
 
-static step_values from_c(adamant_step_values const* values)
+step_values from_c(adamant_step_values const* values)
 {
     if (values == nullptr)
         return {};
@@ -31,7 +31,7 @@ static step_values from_c(adamant_step_values const* values)
     return to;
 }
 
-static void give_report(optimizer_report const& from, adamant_report* to) noexcept
+void give_report(optimizer_report const& from, adamant_report* to) noexcept
 {
     if (to == nullptr)
         return;
