@@ -108,6 +108,12 @@ std::span<command const> commands()
               "budget for taking steps back, in bytes an element (default 3); 0: steps wait for the norm"},
              {"--device-records", "", "the GPU has room to take its part back, too"},
              {"--give-back", "", "the GPU's part has no pages on the host"},
+             {"--zenflow", "K",
+              "compares with ZenFlow: the GPU steps the share K of each matrix's columns, 0.1 or 10%, and the CPU adds "
+              "up the gradients of the others"},
+             {"--update-interval", "N", "steps of a window, at whose end the CPU steps those (default 4)"},
+             {"--select-interval", "N", "steps between selections of columns (default: they are not counted)"},
+             {"--no-overlap", "", "a window waits for that step; else it goes on during the next window"},
              {"--gpu-reserve", "SIZE", "what others need of each GPU (default 4GB)"},
              {"--host-reserve", "SIZE", "what others need of the host (default 24GB)"},
              {"--measure", "", "the CPU's rate from steps on this machine"},

@@ -184,6 +184,27 @@ void read_memory_options(arguments& options, plan_request& r)
     reserve("--host-reserve", r.host_reserve);
 }
 
+void read_zenflow(arguments& options, plan_request& r)
+{
+    std::optional<std::string> const ratio = options.value("--zenflow");
+    std::optional<unsigned> const update = options.number("--update-interval", 1, 1000);
+    std::optional<unsigned> const select = options.number("--select-interval", 1, 1'000'000'000);
+    bool const no_overlap = options.flag("--no-overlap");
+    if (!ratio) {
+        if (update || select || no_overlap)
+            throw usage_error(std::string(update   ? "--update-interval"
+                                          : select ? "--select-interval"
+                                                   : "--no-overlap") +
+                              " is given, but says something of ZenFlow only; --zenflow 0.1 asks for that");
+        return;
+    }
+    zenflow_request& asked = r.zenflow.emplace();
+    asked.topk_ratio = share("--zenflow", *ratio, 0);
+    asked.update_interval = update.value_or(static_cast<unsigned>(asked.update_interval));
+    asked.select_interval = select.value_or(0);
+    asked.overlap = !no_overlap;
+}
+
 given_rates read_rates(arguments& options)
 {
     given_rates given;
@@ -220,6 +241,7 @@ int plan(arguments& options)
     plan_request request;
     read_types(options, request);
     read_memory_options(options, request);
+    read_zenflow(options, request);
     given_rates const given = read_rates(options);
     model_options const described = read_model_options(options);
     read_machine_options(options, request);

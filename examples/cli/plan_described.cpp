@@ -72,6 +72,7 @@ model make_model(described_model const& from)
             throw usage_error(std::string(option) + " is missing: a model without a name is described by --params N "
                                                     "--layers N --hidden N [--vocab N], or by --shapes FILE");
     model result;
+    result.has_shapes = false;
     result.params = from.params;
     result.layers = from.layers;
     result.hidden = from.hidden;

@@ -74,6 +74,26 @@ std::string of(std::vector<memory_item> const& items, figure const& limit)
            ", \"fits\": " + boolean(static_cast<double>(total) <= limit.value) + "}";
 }
 
+std::string number(std::optional<double> const& value)
+{
+    return value ? number(*value) : "null";
+}
+
+char const* name(zenflow_lane of)
+{
+    constexpr char const* names[] = {"backward", "down", "sums", "host_step", "up", "device", "forward"};
+    return names[static_cast<std::size_t>(of)];
+}
+
+template <class Timeline>
+std::string of_timeline(Timeline const& timeline)
+{
+    return array(timeline, [](auto const& span) {
+        return object(
+            {{"lane", quoted(name(span.on))}, {"begin_s", number(span.begin_s)}, {"end_s", number(span.end_s)}});
+    });
+}
+
 std::string of(std::optional<step_forecast> const& f)
 {
     if (!f)
@@ -82,11 +102,36 @@ std::string of(std::optional<step_forecast> const& f)
                    {"step_s", number(f->step_s)},
                    {"update_s", number(f->update_s)},
                    {"bound_by", quoted(name(f->bound_by))},
-                   {"timeline", array(f->timeline, [](forecast_span const& span) {
-                        return object({{"lane", quoted(name(span.on))},
-                                       {"begin_s", number(span.begin_s)},
-                                       {"end_s", number(span.end_s)}});
-                    })}});
+                   {"timeline", of_timeline(f->timeline)}});
+}
+
+std::string of(zenflow_plan const& plan, plan_request const& r)
+{
+    zenflow_request const& asked = *r.zenflow;
+    auto const ways = [&](offload_way const& way) {
+        return quoted(way.key) + ": " +
+               object({{"step_s", number(way.step_s)},
+                       {"stall_s", number(way.stall_s)},
+                       {"down_bytes", number(static_cast<std::size_t>(std::llround(way.down_bytes)))},
+                       {"up_bytes", number(static_cast<std::size_t>(std::llround(way.up_bytes)))},
+                       {"gpu", of(way.memory.gpu, r.on.gpu_bytes)},
+                       {"host", r.on.unified ? "null" : of(way.memory.host, r.on.host_bytes)},
+                       {"fits", boolean(way.fits)}});
+    };
+    std::string const all = array(plan.ways, ways);
+    auto const window = [&](double zenflow_forecast::*value) {
+        return plan.forecast ? number((*plan.forecast).*value) : "null";
+    };
+    return object({{"topk_ratio", number(asked.topk_ratio)},
+                   {"update_interval", number(asked.update_interval)},
+                   {"select_interval", asked.select_interval == 0 ? "null" : number(asked.select_interval)},
+                   {"overlap", boolean(asked.overlap)},
+                   {"selected_elems", number(plan.selected_elems)},
+                   {"put_off_elems", number(plan.put_off_elems)},
+                   {"window_s", window(&zenflow_forecast::window_s)},
+                   {"host_s", window(&zenflow_forecast::host_s)},
+                   {"ways", "{" + all.substr(1, all.size() - 2) + "}"},
+                   {"timeline", plan.forecast ? of_timeline(plan.forecast->timeline) : "null"}});
 }
 
 } // namespace
@@ -140,6 +185,7 @@ std::string plan_json(plan_result const& plan)
                    {"helps", array(plan.advice, [](std::string const& one) { return quoted(one); })},
                    {"step", of(plan.forecast)},
                    {"best", plan.range.empty ? "null" : of(plan.best)},
+                   {"zenflow", plan.zenflow ? of(*plan.zenflow, r) : "null"},
                    {"missing", quoted(plan.rates.missing)},
                    {"rates", object({{"cpu_elems_per_s", number(rates.cpu_elems_per_s)},
                                      {"device_elems_per_s", number(rates.device_elems_per_s)},

@@ -187,6 +187,14 @@ memory_plan memory_of(plan_request const& r, std::size_t cpu_elems, std::size_t 
     return result;
 }
 
+bool fits(memory_plan const& plan, gpu_host const& on)
+{
+    auto const within = [](std::vector<memory_item> const& items, figure const& limit) {
+        return static_cast<double>(memory_plan::total(items)) <= limit.value;
+    };
+    return within(plan.gpu, on.gpu_bytes) && (on.unified || within(plan.host, on.host_bytes));
+}
+
 namespace {
 
 // Three digits, or as many as tell the bounds apart.

@@ -14,6 +14,14 @@
 
 namespace cli {
 
+// What is asked about ZenFlow.
+struct zenflow_request {
+    double topk_ratio = 0.1;
+    std::size_t update_interval = 4; // steps of a window
+    std::size_t select_interval = 0; // steps; 0: selections are not counted
+    bool overlap = true;
+};
+
 struct plan_request {
     model of;
     std::size_t gpus = 1;
@@ -30,6 +38,7 @@ struct plan_request {
     std::optional<double> journal; // bytes of an element; none: the optimizer's own budget
     bool device_records = false;
     bool give_back = false; // the pages of what the device has
+    std::optional<zenflow_request> zenflow;
     std::size_t gpu_reserve = 4'000'000'000;
     std::size_t host_reserve = 24'000'000'000;
 
@@ -85,6 +94,8 @@ std::size_t sum(std::vector<std::size_t> const& sizes);
 
 // With so many elements of the share on the CPU and on the device.
 memory_plan memory_of(plan_request const& request, std::size_t cpu_elems, std::size_t device_elems);
+
+bool fits(memory_plan const& plan, gpu_host const& on);
 
 // Of each memory, what advice leaves free: allocators round up, and what is assumed may turn out to be more.
 inline constexpr double headroom = 0.03;

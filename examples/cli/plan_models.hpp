@@ -19,6 +19,7 @@ struct model {
     std::string name;
     std::string source;                // of the shapes
     std::vector<model_tensor> tensors; // in the order of the model, which is the order in which forward uses them
+    bool has_shapes = true;            // else a tensor stands for all of a layer
     std::size_t params = 0;
     std::size_t computed_params = 0; // that a token meets in a matrix product: active experts, no lookup of embeddings
     std::size_t layers = 0;

@@ -191,13 +191,11 @@ plan_result make_plan(plan_request const& request, given_rates const& given)
         result.split = split(sizes, wanted);
     }
     result.memory = memory_of(request, result.split.cpu_elems, result.split.device_elems);
-    auto const within = [](std::vector<memory_item> const& items, figure const& limit) {
-        return static_cast<double>(memory_plan::total(items)) <= limit.value;
-    };
-    result.fits = within(result.memory.gpu, request.on.gpu_bytes) &&
-                  (request.on.unified || within(result.memory.host, request.on.host_bytes));
+    result.fits = fits(result.memory, request.on);
     if (result.rates.missing.empty())
         result.forecast = forecast(result.rates.rates, result.split.ratio());
+    if (request.zenflow)
+        result.zenflow = plan_zenflow(request, result.rates, result.split, result.memory, result.forecast);
     if (!result.fits)
         result.advice = what_helps(result);
     return result;

@@ -11,6 +11,7 @@
 
 #include "plan_memory.hpp"
 #include "plan_time.hpp"
+#include "plan_ways.hpp"
 
 namespace cli {
 
@@ -26,6 +27,7 @@ struct plan_result {
     plan_rates rates;
     std::optional<adamant::step_forecast> best;     // of those in roomy, or of all where none fits
     std::optional<adamant::step_forecast> forecast; // of the plan's ratio
+    std::optional<zenflow_plan> zenflow;            // where the request has it
     std::string ratio_from;                         // who chose it
     std::vector<std::string> advice;                // what would make it fit
 };
@@ -37,8 +39,9 @@ plan_result make_plan(plan_request const& request, given_rates const& given);
 
 // Lines of at most 100 columns.
 std::string plan_text(plan_result const& plan);
-// The lanes of a step, one below the other, over the time.
+// The lanes of a step, or of a window of steps, one below the other, over the time.
 std::string draw_timeline(adamant::step_forecast const& step);
+std::string draw_timeline(zenflow_forecast const& window);
 // An object.
 std::string plan_json(plan_result const& plan);
 

@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
+#include <optional>
+#include <utility>
 
 #include "cores_text.hpp"
 #include "plan_numbers.hpp"
@@ -43,6 +46,8 @@ public:
         if (!r_.on.unified)
             memory("memory of the host, for each GPU", plan_.memory.host, r_.on.host_bytes);
         times();
+        if (plan_.zenflow)
+            zenflow(*plan_.zenflow);
         return out_;
     }
 
@@ -206,6 +211,51 @@ private:
             out_ +=
                 wrapped("  ", "The CPU steps gradients as backward makes them, and the GPU its part after backward. "
                               "Weights that GPUs gather from each other are taken to hide behind computing.");
+    }
+
+    void zenflow(zenflow_plan const& zenflow)
+    {
+        zenflow_request const& asked = *r_.zenflow;
+        std::string const steps = plural(asked.update_interval, "step");
+        out_ += "\n" + wrapped("", "ZenFlow: " + grouped(zenflow.selected_elems) + " parameters selected, " +
+                                       shortest(asked.topk_ratio) + " of the columns and all vectors; " +
+                                       grouped(zenflow.put_off_elems) + " put off for " + steps +
+                                       (asked.overlap ? ", and stepped during the next window" : ""));
+        auto const row = [&](std::string const& name, std::initializer_list<std::string> cells,
+                             std::string const& end) {
+            out_ += "  " + padded(name, 25);
+            for (std::string const& cell : cells)
+                out_ += std::string(10 - std::min<std::size_t>(10, cell.size()), ' ') + cell;
+            out_ += end + "\n";
+        };
+        auto const time = [](std::optional<double> const& s) { return !s ? "-" : *s > 0 ? seconds(*s) : "0 s"; };
+        auto const size = [](double bytes) { return fixed(bytes / 1e9, 1) + " GB"; };
+        auto const memory = [&](std::vector<memory_item> const& items) {
+            return size(static_cast<double>(memory_plan::total(items)));
+        };
+        row("on average", {"step", "stall", "down", "up", "GPU", r_.on.unified ? "" : "host"}, "");
+        for (offload_way const& way : zenflow.ways)
+            row(way.name,
+                {time(way.step_s), time(way.stall_s), size(way.down_bytes), size(way.up_bytes), memory(way.memory.gpu),
+                 r_.on.unified ? "" : memory(way.memory.host)},
+                way.fits ? "  fits" : "  TOO MUCH");
+        for (auto const& [where, items] : {std::pair("GPU: ", &zenflow.ways.back().memory.gpu),
+                                           std::pair("host: ", &zenflow.ways.back().memory.host)})
+            for (memory_item const& one : *items)
+                if (one.bytes != 0 &&
+                    (one.key == "device_gradients" || one.key == "device_state" || one.key == "sums")) {
+                    std::string const amount = size(static_cast<double>(one.bytes));
+                    out_ += wrapped("  " + padded(where + one.name, 26) +
+                                        std::string(9 - std::min<std::size_t>(9, amount.size()), ' ') + amount + "  ",
+                                    one.meaning);
+                }
+        out_ +=
+            wrapped("  ", std::string("The GPU stalls where it waits for the link or the host. Plain offloading steps "
+                                      "when the norm is known, speculation before that. ") +
+                              (asked.select_interval == 0 ? "Selections are not counted (--select-interval)."
+                                                          : "A selection is taken to change all columns that it can."));
+        if (zenflow.forecast)
+            out_ += "\na window of " + steps + "\n" + draw_timeline(*zenflow.forecast);
     }
 
     plan_result const& plan_;

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The drawing of a step: who is busy when.
+// The drawing of a step, or of a window of steps: who is busy when.
 
 #include "plan_result.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "plan_numbers.hpp"
 
@@ -18,39 +21,39 @@ constexpr std::size_t label_columns = 12;
 constexpr std::size_t bar_columns = 64;
 constexpr std::size_t ticks = 4;
 
-} // namespace
+struct row {
+    std::string label;
+    char mark;
+    std::vector<std::pair<double, double>> spans = {}; // from when to when it is busy
+};
 
-std::string draw_timeline(step_forecast const& step)
+// What is computed, and what is copied.
+constexpr char computes = '#';
+constexpr char copies = '=';
+
+std::string draw(std::vector<row> const& rows, double end_s)
 {
     auto const column = [&](double s) {
-        double const share = step.step_s > 0 ? s / step.step_s : 0;
+        double const share = end_s > 0 ? s / end_s : 0;
         return static_cast<std::size_t>(std::lround(share * static_cast<double>(bar_columns)));
     };
     std::string out;
-    for (forecast_lane const on : {forecast_lane::backward, forecast_lane::down, forecast_lane::cpu, forecast_lane::up,
-                                   forecast_lane::device, forecast_lane::forward}) {
-        // What is computed, and what is copied.
-        char const mark = on == forecast_lane::down || on == forecast_lane::up ? '=' : '#';
-        std::string const label = on == forecast_lane::cpu      ? "CPU"
-                                  : on == forecast_lane::device ? "GPU step"
-                                                                : name(on);
+    for (row const& one : rows) {
         std::string bar(bar_columns, ' ');
         double busy = 0;
-        for (forecast_span const& span : step.timeline) {
-            if (span.on != on)
-                continue;
-            std::size_t const begin = std::min(column(span.begin_s), bar_columns - 1);
-            std::size_t const end = std::max(column(span.end_s), begin + 1); // short work is seen as well
-            std::fill_n(bar.begin() + static_cast<std::ptrdiff_t>(begin), std::min(end, bar_columns) - begin, mark);
-            busy += span.end_s - span.begin_s;
+        for (auto const& [begin_s, end] : one.spans) {
+            std::size_t const from = std::min(column(begin_s), bar_columns - 1);
+            std::size_t const to = std::max(column(end), from + 1); // short work is seen as well
+            std::fill_n(bar.begin() + static_cast<std::ptrdiff_t>(from), std::min(to, bar_columns) - from, one.mark);
+            busy += end - begin_s;
         }
-        out += "  " + label + std::string(label_columns - 2 - label.size(), ' ') + "|" + bar + "| " +
+        out += "  " + one.label + std::string(label_columns - 2 - one.label.size(), ' ') + "|" + bar + "| " +
                (busy > 0 ? seconds(busy) : "-") + "\n";
     }
     // Under the bars, times at every quarter.
     std::string axis(label_columns, ' ');
     for (std::size_t i = 0; i <= ticks; ++i) {
-        double const s = step.step_s * static_cast<double>(i) / ticks;
+        double const s = end_s * static_cast<double>(i) / ticks;
         std::string const text = i == 0 ? "0" : seconds(s);
         std::size_t const at = label_columns + 1 + bar_columns * i / ticks;
         std::size_t const begin = i == 0 ? at - 1 : at - text.size() / 2;
@@ -58,6 +61,27 @@ std::string draw_timeline(step_forecast const& step)
         axis += text;
     }
     return out + axis + "\n";
+}
+
+} // namespace
+
+std::string draw_timeline(step_forecast const& step)
+{
+    std::vector<row> rows{{"backward", computes}, {"down", copies},       {"CPU", computes},
+                          {"up", copies},         {"GPU step", computes}, {"forward", computes}};
+    for (forecast_span const& span : step.timeline)
+        rows[static_cast<std::size_t>(span.on)].spans.emplace_back(span.begin_s, span.end_s);
+    return draw(rows, step.step_s);
+}
+
+std::string draw_timeline(zenflow_forecast const& window)
+{
+    std::vector<row> rows{{"backward", computes}, {"down", copies}, {"CPU sums", computes},
+                          {"CPU step", computes}, {"up", copies},   {"GPU step", computes},
+                          {"forward", computes}};
+    for (zenflow_span const& span : window.timeline)
+        rows[static_cast<std::size_t>(span.on)].spans.emplace_back(span.begin_s, span.end_s);
+    return draw(rows, window.window_s);
 }
 
 } // namespace cli

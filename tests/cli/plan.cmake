@@ -139,6 +139,73 @@ a step with ratio 1
             0             1.50 s          3.00 s          4.50 s          6.00 s
 ]] ${small} ${rates} --ratio 1)
 
+# ZenFlow. Of each GPU's 5e8 elements a tenth is selected; the host moves 2.25e9 * 20 B/s, so a byte of each of the others
+# takes it 10 ms: adding up 80 ms in a window's first step and 120 ms in the others, the step 200 ms. They come down in
+# 0.4 s and go up in as much.
+set(zenflow ${small} --ratio 1 --exp-avg bf16 --exp-avg-sq bf16 --grad fp32 --weight-out none --journal 0
+    --cpu-rate 2.25e9)
+set(rates --gpu-rate 1e15 --link 4.5)
+string(CONCAT figures
+    "zenflow,update_interval|4|zenflow,select_interval||zenflow,overlap|ON|"
+    "zenflow,selected_elems|50000000|zenflow,put_off_elems|450000000|zenflow,ways,plain,down_bytes|2000000000|"
+    "zenflow,ways,plain,up_bytes|2000000000|zenflow,ways,plain,host,items,journal|0|"
+    "zenflow,ways,speculation,down_bytes|2000000000|zenflow,ways,zenflow,down_bytes|1800000000|"
+    "zenflow,ways,zenflow,up_bytes|450000000|zenflow,ways,zenflow,fits|ON|"
+    "zenflow,ways,zenflow,gpu,items,device_state|400000000|zenflow,ways,zenflow,gpu,items,device_gradients|200000000|"
+    "zenflow,ways,zenflow,host,items,state|3600000000|zenflow,ways,zenflow,host,items,gradients|1800000000|"
+    "zenflow,ways,zenflow,host,items,device_arrays|600000000|zenflow,ways,zenflow,host,items,journal|0|"
+    "zenflow,ways,zenflow,host,items,sums|3600000000")
+json(0 ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 0.1 "${figures}")
+json(0 ${zenflow} --zenflow 10% "zenflow,ways,zenflow,step_s||zenflow,window_s||zenflow,timeline||${figures}")
+json(0 ${zenflow} "zenflow|")
+set(row "on average +step +stall +down +up +GPU +host\n  plain, ratio 1 +3.44 s +444 ms +2.0 GB +2.0 GB +9.3 GB +30.0 GB  fits\n  speculation, ratio 1 +3.00 s +0 s .*\n  ZenFlow +")
+shows(0 "${row}3.00 s +0 s +1.8 GB +0.5 GB +9.9 GB +33.6 GB  fits\n" ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 0.1)
+# Without overlap the last step waits 120 ms for the sums, and 400 ms for the weights on their way up.
+shows(0 "${row}3.13 s +130 ms +1.8 GB +0.5 GB +9.9 GB +31.8 GB  fits\n" ${zenflow} ${rates} --backward 2 --forward 1
+      --zenflow 0.1 --no-overlap)
+# In a window of one step every step waits: 80 ms and 400 ms.
+shows(0 "${row}3.48 s +480 ms +1.8 GB +1.8 GB " ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 0.1
+      --update-interval 1 --no-overlap)
+# Every fourth window 400 MB go down, and as many up: 88.9 ms.
+shows(0 "${row}3.01 s +5.56 ms +1.8 GB +0.5 GB .*selection is taken[ \n]+to change all" ${zenflow} ${rates} --backward 2 --forward 1
+      --zenflow 0.1 --select-interval 13)
+json(0 ${zenflow} --zenflow 0.1 --select-interval 16
+     "zenflow,ways,zenflow,down_bytes|1825000000|zenflow,ways,zenflow,up_bytes|475000000|zenflow,select_interval|16")
+# The GPU reads 2 GB for the norm and moves 1 GB for its step, at 20 GB/s.
+shows(0 "\n  ZenFlow +3.15 s +0 s " ${zenflow} --link 4.5 --gpu-rate 1e9 --backward 2 --forward 1 --zenflow 0.1)
+# The link is slower than backward; and the host, with 640 ms in a window, than the GPU, with 600.
+shows(0 "\n  ZenFlow +450 ms +300 ms " ${zenflow} ${rates} --backward 0.1 --forward 0.05 --zenflow 0.1)
+set(rates --gpu-rate 1e15 --link 100000)
+shows(0 "\n  ZenFlow +160 ms +10.0 ms " ${zenflow} ${rates} --backward 0.1 --forward 0.05 --zenflow 0.1)
+shows(0 [[
+
+a window of 4 steps
+  backward  \|##########     ##########     ##########     ##########         \| 400 ms
+  down      \|==========     ==========     ==========     ==========         \| 400 ms
+  CPU sums  \|#######   ########       ############   ############       #####\| 440 ms
+  CPU step  \|       ###        #######            ###            #######     \| 200 ms
+  up        \|                                             ==============     \| 140 ms
+  GPU step  \|          #              #              #              #        \| 600 ns
+  forward   \|          #####          #####          #####              #####\| 200 ms
+            0             160 ms          320 ms          480 ms          640 ms
+]] ${zenflow} ${rates} --backward 0.1 --forward 0.05 --zenflow 0.1)
+# Backward waits for the host, which adds up for longer than the GPU works; and for weights, up in 1.8 s.
+shows(0 "\n  ZenFlow +160 ms +110 ms .*\n  backward .* 360 ms\n.*\n  CPU sums .* 440 ms\n" ${zenflow} ${rates}
+      --backward 0.03 --forward 0.02 --zenflow 0.1)
+shows(0 "\n  ZenFlow +1.70 s +200 ms " ${zenflow} --gpu-rate 1e15 --link-down 100000 --link-up 1 --backward 1 --forward 0.5
+      --zenflow 0.1)
+# Nothing selected, and all.
+json(0 ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 0
+     "zenflow,selected_elems|0|zenflow,put_off_elems|500000000|zenflow,ways,zenflow,gpu,items,device_state|0|zenflow,ways,zenflow,stall_s|0|zenflow,ways,zenflow,host,items,sums|4000000000")
+json(0 ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 1 --no-overlap --select-interval 4
+     "zenflow,put_off_elems|0|zenflow,ways,zenflow,stall_s|0|zenflow,ways,zenflow,down_bytes|0|zenflow,ways,zenflow,up_bytes|0|zenflow,host_s|0|zenflow,ways,zenflow,gpu,items,device_state|4000000000|zenflow,ways,zenflow,host,items,sums|0|zenflow,overlap|OFF")
+foreach(machine GH200 GB200 A100-40GB H100-SXM H200-SXM L40S RTX-4090 RTX-5090 MI300A)
+    shows(0 "\n  ZenFlow +[0-9.]+ m?s .*\na window of 4 steps\n" qwen2.5-3b --gpus 2x${machine} --zenflow 0.1)
+endforeach()
+shows(0 "\n  speculation, ratio 1 +3.13 s +0 s " qwen2.5-3b --gpus RTX-3090 --ratio 1 --zenflow 0.1)
+json(0 qwen2.5-3b --gpus MI300A --zenflow 0.1 --no-overlap
+     "zenflow,ways,zenflow,down_bytes|0|zenflow,ways,zenflow,up_bytes|0|zenflow,ways,zenflow,host||zenflow,ways,zenflow,gpu,items,sums|11107561984")
+
 # Without times: (2 * 9e8 + 2 * 10 * 2000 * 1000) operations for each of 2000 tokens, at half of the peak, and three times as
 # many in backward.
 shows(0 "\n  backward  22.1 ms .*\n  forward   7.36 ms " ${small} --flops 1e15)
@@ -235,6 +302,10 @@ set(file ${FOLDER}/plan_shapes.txt)
 file(WRITE ${file} "# a model\nembed.weight [1000, 64]\n\nlayers.0.w (64x256)\nlayers.1.w\t64 256 # the other\nnorm 64\n")
 json(0 --shapes ${file} --gpus GH200 --hidden 64 --vocab 1000 "model,params|96832|model,tensors|4|model,layers|2|gpu,items,logits|49152000")
 shows(0 "activations +0.0 GB  not known: give --hidden" --gpus GH200 --shapes ${file})
+# Of 64 and 256 columns 6.4 and 25.6 are 6 and 26, and the norm is a vector; a small share is one column.
+json(0 --shapes ${file} --gpus GH200 --zenflow 0.1 "zenflow,selected_elems|9392|zenflow,put_off_elems|87440")
+json(0 --shapes ${file} --gpus GH200 --zenflow 0.0001 "zenflow,selected_elems|1192")
+json(0 --shapes ${file} --gpus GH200 --zenflow 0 "zenflow,selected_elems|64")
 
 # What cannot be, or is not understood.
 fails("^adamant: on what\\? --gpus has" phi-4)
@@ -265,6 +336,14 @@ fails("--state is 'int8', but must be float32, split_float32, bfloat16, quantize
 fails("--param is 'int8', but must be float32, bfloat16 or float16\n$" phi-4 --gpus GH200 --param int8)
 fails("--link is '0', but must be a rate in GB/s" phi-4 --gpus GH200 --link 0)
 fails("--cpu-rate is '12', but must be elements a second" phi-4 --gpus GH200 --cpu-rate 12)
+fails("--zenflow is '1.1', but must be a share from 0 to 1" phi-4 --gpus GH200 --zenflow 1.1)
+fails("--update-interval is '0', but must be a whole number from 1 to 1000" phi-4 --gpus GH200 --zenflow 0.1
+      --update-interval 0)
+fails("--select-interval is 'x', but must be a whole number" phi-4 --gpus GH200 --zenflow 0.1 --select-interval x)
+foreach(option "--update-interval=4" "--select-interval=4" --no-overlap)
+    string(REGEX REPLACE "=.*" "" name ${option})
+    fails("${name} is given, but says something of ZenFlow only; --zenflow 0.1 asks for that" phi-4 --gpus GH200 ${option})
+endforeach()
 fails("--measure and --cpu-rate are both given" phi-4 --gpus GH200 --measure --cpu-rate 1e9)
 fails("more than 2\\^58 bytes" phi-4 --gpus GH200 --batch 1000000 --seq 100000000)
 fails("'--jsn' is not understood" phi-4 --gpus GH200 --jsn)

@@ -74,6 +74,16 @@ void check_same(offload_config const& a, offload_config const& b)
     CHECK(a.super_offload == b.super_offload);
     CHECK(a.cpuadam_cores_perc == b.cpuadam_cores_perc);
     CHECK(a.pt_reserved_cores_perc == b.pt_reserved_cores_perc);
+    REQUIRE(a.zenflow.has_value() == b.zenflow.has_value());
+    if (a.zenflow) {
+        CHECK(a.zenflow->topk_ratio == b.zenflow->topk_ratio);
+        CHECK(a.zenflow->select_interval == b.zenflow->select_interval);
+        CHECK(a.zenflow->select_epochs == b.zenflow->select_epochs);
+        CHECK(a.zenflow->update_interval == b.zenflow->update_interval);
+        CHECK(a.zenflow->auto_ratio == b.zenflow->auto_ratio);
+        CHECK(a.zenflow->full_warm_up_rounds == b.zenflow->full_warm_up_rounds);
+        CHECK(a.zenflow->overlap == b.zenflow->overlap);
+    }
 }
 
 struct expected_refusal {
@@ -175,10 +185,9 @@ TEST_CASE("configurations as people write them are read")
     expected.zero_stage = 1;
     expected.offload = true;
     expected.pt_reserved_cores_perc = 0.25;
+    expected.zenflow = {.topk_ratio = 0.05, .overlap = true};
     check_same(options_of(zenflow), expected);
-    CHECK(warnings_of(zenflow) == strings{"zero_optimization.zenflow.topk_ratio means nothing here",
-                                          "zero_optimization.zenflow.select_strategy means nothing here",
-                                          "zero_optimization.zenflow.overlap_step means nothing here"});
+    CHECK(warnings_of(zenflow).empty());
 }
 
 TEST_CASE("what is not said has DeepSpeed's defaults")
@@ -244,6 +253,90 @@ TEST_CASE("the mode of the decay is explicit, as DeepSpeed means it (decay_mode)
                   "optimizer.y means nothing here"});
     CHECK(warnings_of(R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": true}}})").empty());
     CHECK(warnings_of(R"({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}})").empty());
+}
+
+TEST_CASE("ZenFlow's intervals are those that DeepSpeed makes of them, in steps")
+{
+    auto const read = [](std::string const& inside) {
+        offload_config const config = options_of(R"({"zero_optimization": {"zenflow": {)" + inside + "}}}");
+        CHECK_FALSE(config.pt_reserved_cores_perc.has_value());
+        return config.zenflow.value();
+    };
+    constexpr std::size_t never = zenflow_config::never;
+    zenflow_config const plain = read("");
+    CHECK(plain.topk_ratio == 0.1);
+    CHECK(plain.select_interval == never);
+    CHECK(plain.select_epochs == 1);
+    CHECK_FALSE(plain.update_interval.has_value());
+    CHECK(plain.auto_ratio == 0.99);
+    CHECK(plain.full_warm_up_rounds == 0);
+    CHECK_FALSE(plain.overlap);
+    zenflow_config const all =
+        read(R"("topk_ratio": 0.25, "select_strategy": "step", "select_interval": 16, "update_interval": 4,
+                "overlap_step": true, "offload": false, "auto_ratio": 0.5, "full_warm_up_rounds": 3,
+                "steps_per_epoch": 100)");
+    CHECK(all.topk_ratio == 0.25);
+    CHECK(all.select_interval == 16);
+    CHECK(all.select_epochs == 0);
+    CHECK(all.update_interval == std::size_t{4});
+    CHECK(all.auto_ratio == 0.5);
+    CHECK(all.full_warm_up_rounds == 3);
+    CHECK(all.overlap);
+
+    struct known {
+        char const* text;
+        std::size_t interval;
+        std::size_t epochs;
+    };
+    known const intervals[] = {
+        {R"("select_strategy": "auto", "select_interval": "auto")", never, 1},
+        {R"("steps_per_epoch": 100)", 100, 1},
+        {R"("steps_per_epoch": null)", never, 1},
+        {R"("select_strategy": "epoch", "select_interval": 3)", never, 3},
+        {R"("select_strategy": "epoch", "select_interval": 3, "steps_per_epoch": 100)", 300, 3},
+        {R"("select_strategy": "epoch", "select_interval": 4294967295, "steps_per_epoch": 4294967295)",
+         18446744065119617025u, 4294967295},
+        {R"("select_strategy": "epoch", "select_interval": 0, "steps_per_epoch": 100)", never, 0},
+        {R"("select_strategy": "step", "select_interval": 0)", never, 0},
+        {R"("select_strategy": "step", "select_interval": 1)", 1, 0},
+        {R"("select_strategy": "step", "select_interval": 4, "update_interval": 4)", 4, 0},
+        {R"("select_strategy": "epoch", "select_interval": 2, "update_interval": 4)", never, 2},
+        {R"("update_interval": "auto", "steps_per_epoch": 1)", 1, 1},
+    };
+    for (auto const& [text, interval, epochs] : intervals) {
+        INFO(text);
+        CHECK(read(text).select_interval == interval);
+        CHECK(read(text).select_epochs == epochs);
+    }
+    CHECK(read(R"("update_interval": 4294967295)").update_interval == std::size_t{4294967295});
+    CHECK(read(R"("topk_ratio": 0)").topk_ratio == 0);
+    CHECK(read(R"("topk_ratio": 1)").topk_ratio == 1);
+
+    auto const refused = [](std::string const& inside) {
+        return refusal_of(R"({"zero_optimization": {"zenflow": {)" + inside + "}}}");
+    };
+    std::string const at = "adamant: zero_optimization.zenflow.";
+    CHECK(refused(R"("select_strategy": "steps")") ==
+          at + R"(select_strategy is "steps", but must be "auto", "step" or "epoch")");
+    CHECK(refused(R"("select_strategy": 1)") == at + R"(select_strategy is 1, but must be "auto", "step" or "epoch")");
+    CHECK(
+        refused(R"("select_interval": 4)") ==
+        at + R"(select_interval is 4, but select_strategy is "auto", which decides it; set that to "step" or "epoch")");
+    CHECK(refused(R"("select_strategy": "step")") ==
+          at + R"(select_interval is missing, but select_strategy is "step"; it must be a whole number)");
+    CHECK(refused(R"("select_strategy": "epoch", "select_interval": "auto")") ==
+          at + R"(select_interval is "auto", but select_strategy is "epoch"; it must be a whole number)");
+    CHECK(refused(R"("select_strategy": "step", "select_interval": 3, "update_interval": 4)") ==
+          at +
+              "update_interval is 4, but select_interval comes to 3 steps; DeepSpeed wants that to be as much or more");
+    CHECK(refused(R"("steps_per_epoch": 3, "update_interval": 4)") ==
+          at +
+              "update_interval is 4, but select_interval comes to 3 steps; DeepSpeed wants that to be as much or more");
+    CHECK(warnings_of(R"({"zero_optimization": {"zenflow": {"x": 1, "offload": true, "topk_ration": 1}}})") ==
+          strings{"zero_optimization.zenflow.x means nothing here",
+                  "zero_optimization.zenflow.offload means nothing here: the columns that are stepped at once have "
+                  "their state where they are stepped",
+                  "zero_optimization.zenflow.topk_ration means nothing here: did you mean topk_ratio?"});
 }
 
 TEST_CASE("micro-steps that the batch sizes decide are not guessed")
@@ -322,6 +415,15 @@ TEST_CASE("a value that cannot be is an error with its path")
         {"zero_optimization.offload_optimizer.ratio", "from 0 to 1", {"1.5", "-0.1", "1.0000001"}},
         {"zero_optimization.offload_optimizer.cpuadam_cores_perc", "above 0 and at most 1", {"0", "1.1", "-1"}},
         {"zero_optimization.zenflow.pt_reserved_cores_perc", "0 or above and below 1", {"1", "-0.5", "80"}},
+        {"zero_optimization.zenflow.topk_ratio", "from 0 to 1", {"1.5", "-0.1"}},
+        {"zero_optimization.zenflow.auto_ratio", "from 0 to 1", {"1.5", "-0.1"}},
+        {"zero_optimization.zenflow.update_interval",
+         "\"auto\" or a whole number from 1 to 4294967295",
+         {"0", "-1", "1.5", "4294967296"}},
+        {"zero_optimization.zenflow.select_interval",
+         "\"auto\" or a whole number from 0 to 4294967295",
+         {"-1", "1.5", "4294967296"}},
+        {"zero_optimization.zenflow.full_warm_up_rounds", "a whole number from 0 to 4294967295", {"-1", "0.5"}},
         {"gradient_accumulation_steps", "a whole number from 1 to 4294967295", {"0", "-1", "1.5", "4294967296"}},
         {"zero_optimization.stage", "a whole number from 0 to 3", {"4", "-1", "2.5", "1e3"}},
         {"zero_optimization.sub_group_size",
@@ -351,7 +453,8 @@ TEST_CASE("a value that cannot be is an error with its path")
          {"optimizer.params.bias_correction", "optimizer.params.adam_w_mode", "optimizer.params.torch_adam",
           "optimizer.params.amsgrad", "optimizer.params.maximize", "bf16.enabled", "bfloat16.enabled", "fp16.enabled",
           "fp16.consecutive_hysteresis", "zero_optimization.cpu_offload",
-          "zero_optimization.offload_optimizer.pin_memory", "zero_optimization.offload_optimizer.super_offload"})
+          "zero_optimization.offload_optimizer.pin_memory", "zero_optimization.offload_optimizer.super_offload",
+          "zero_optimization.zenflow.overlap_step", "zero_optimization.zenflow.offload"})
         for (auto const& [value, shown] : {std::pair{"1", "1"},
                                            {"\"true\"", "\"true\""},
                                            {"null", "null"},
@@ -368,6 +471,8 @@ TEST_CASE("a value that cannot be is an error with its path")
         all.push_back(
             {path == "optimizer.params"s ? R"({"optimizer": {"type": "Adam", "params": null}})" : at_path(path, "null"),
              path + " is null, but must be an object"s});
+    for (char const* const value : {"0", "-1", "1.5", "true", "4294967296"}) // which may be null
+        wrong("zero_optimization.zenflow.steps_per_epoch", value, value, "a whole number from 1 to 4294967295");
     for (auto const& [value, shown] : {std::pair{"[0.9]", "an array of 1"},
                                        {"[0.9, 0.9, 0.9]", "an array of 3"},
                                        {"0.9", "0.9"},
@@ -435,7 +540,8 @@ TEST_CASE("auto is a placeholder that somebody has to fill in")
           "fp16.enabled", "fp16.loss_scale", "zero_optimization", "zero_optimization.stage",
           "zero_optimization.sub_group_size", "zero_optimization.offload_optimizer",
           "zero_optimization.offload_optimizer.device", "zero_optimization.offload_optimizer.ratio",
-          "zero_optimization.zenflow.pt_reserved_cores_perc"}) {
+          "zero_optimization.zenflow.pt_reserved_cores_perc", "zero_optimization.zenflow.topk_ratio",
+          "zero_optimization.zenflow.steps_per_epoch"}) {
         INFO(path);
         CHECK(refusal_of(at_path(path, "\"auto\"")) ==
               "adamant: "s + path +
@@ -668,6 +774,14 @@ TEST_CASE("the plain options are checked without JSON")
     CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.5, c.pt_reserved_cores_perc = 0.4; }) ==
           "adamant: cpuadam_cores_perc is 0.5 and pt_reserved_cores_perc 0.4, which do not add up to 1; set one of "
           "them");
+    auto const wrong_zenflow = [&](zenflow_config const& zenflow) {
+        return wrong([&](config c) { c.zenflow = zenflow; });
+    };
+    CHECK(wrong_zenflow({}) == "no exception");
+    CHECK(wrong_zenflow({.topk_ratio = nan}) == "adamant: topk_ratio is nan, but must be from 0 to 1");
+    CHECK(wrong_zenflow({.select_interval = 0}) == "adamant: select_interval is 0, but must be 1 or above");
+    CHECK(wrong_zenflow({.update_interval = 0}) == "adamant: update_interval is 0, but must be 1 or above");
+    CHECK(wrong_zenflow({.auto_ratio = 1.1}) == "adamant: auto_ratio is 1.1, but must be from 0 to 1");
     CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.3333333, c.pt_reserved_cores_perc = 0.6666666; }) ==
           "no exception");
     CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.9, c.pt_reserved_cores_perc = 0.1; }) == "no exception");
@@ -823,14 +937,45 @@ public:
                 offload.push_back("\"cpuadam_cores_perc\":" + decimal(*(c.cpuadam_cores_perc = 1 - unit())));
             zero.push_back("\"offload_optimizer\":" + object(offload));
         }
-        if (maybe() && !c.cpuadam_cores_perc)
-            zero.push_back("\"zenflow\":{\"pt_reserved_cores_perc\":" + decimal(*(c.pt_reserved_cores_perc = unit())) +
-                           "}");
+        if (maybe())
+            zero.push_back("\"zenflow\":" + some_zenflow(c));
         if (!zero.empty())
             top.push_back("\"zero_optimization\":" + object(zero));
         if (maybe())
             top.push_back("\"scheduler\":{\"type\":[\"auto\",null,{\"lr\":-1}]}");
         return {space() + object(top) + space(), c};
+    }
+
+    std::string some_zenflow(offload_config& c)
+    {
+        strings members;
+        zenflow_config& z = c.zenflow.emplace();
+        number(members, "topk_ratio", z.topk_ratio, 1);
+        number(members, "auto_ratio", z.auto_ratio, 1);
+        flag(members, "overlap_step", z.overlap);
+        if (maybe() && !c.cpuadam_cores_perc)
+            members.push_back("\"pt_reserved_cores_perc\":" + decimal(*(c.pt_reserved_cores_perc = unit())));
+        if (maybe())
+            members.push_back("\"full_warm_up_rounds\":" + std::to_string(z.full_warm_up_rounds = random_.below(99)));
+        if (maybe()) {
+            bool const by_step = maybe();
+            std::size_t const interval = some_count(100);
+            z.select_epochs = by_step ? 0 : interval;
+            z.select_interval = by_step ? interval : zenflow_config::never;
+            members.push_back(std::string("\"select_strategy\":\"") + (by_step ? "step\"" : "epoch\""));
+            members.push_back("\"select_interval\":" + std::to_string(interval));
+        }
+        if (std::size_t const epoch = some_count(100); z.select_epochs != 0 && maybe()) {
+            z.select_interval = z.select_epochs * epoch;
+            members.push_back("\"steps_per_epoch\":" + std::to_string(epoch));
+        }
+        if (maybe())
+            members.push_back(
+                "\"update_interval\":" +
+                std::to_string(*(z.update_interval = some_count(std::min<std::size_t>(z.select_interval, 64)))));
+        else
+            members.emplace_back("\"update_interval\":\"auto\"");
+        return object(members);
     }
 
     // Another text, which may be anything.

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -70,7 +71,16 @@ inline constexpr std::string_view deepspeed_keys[] = {
     "zero_optimization.offload_optimizer.super_offload",
     "zero_optimization.offload_optimizer.cpuadam_cores_perc",
     "zero_optimization.zenflow",
+    "zero_optimization.zenflow.topk_ratio",
+    "zero_optimization.zenflow.select_strategy",
+    "zero_optimization.zenflow.select_interval",
+    "zero_optimization.zenflow.update_interval",
+    "zero_optimization.zenflow.overlap_step",
+    "zero_optimization.zenflow.offload",
+    "zero_optimization.zenflow.auto_ratio",
+    "zero_optimization.zenflow.full_warm_up_rounds",
     "zero_optimization.zenflow.pt_reserved_cores_perc",
+    "zero_optimization.zenflow.steps_per_epoch",
 };
 // They mean nothing here, but together they decide gradient_accumulation_steps.
 inline constexpr std::string_view deepspeed_ignored[] = {"train_batch_size", "train_micro_batch_size_per_gpu"};
@@ -129,6 +139,16 @@ private:
         if (found->is != kind::number || !found->whole || *found->whole < low || *found->whole > high)
             refuse(path, *found, text_of({"a whole number from ", low, " to ", high}));
         return static_cast<Integer>(*found->whole);
+    }
+    // None: "auto", which DeepSpeed knows here itself, or nothing.
+    std::optional<std::uint32_t> whole_or_auto(std::string_view path, std::uint32_t low)
+    {
+        json_value const* const found = document_.find(path);
+        if (found == nullptr || (found->is == kind::text && found->text == "auto"))
+            return std::nullopt;
+        if (found->is != kind::number || !found->whole || *found->whole < low || *found->whole > most_u32)
+            refuse(path, *found, text_of({"\"auto\" or a whole number from ", low, " to ", most_u32}));
+        return static_cast<std::uint32_t>(*found->whole);
     }
     bool flag(std::string_view path, bool otherwise)
     {
@@ -279,12 +299,62 @@ private:
             if (document_.find(optimizer_cores) != nullptr)
                 out_.cpuadam_cores_perc = number(optimizer_cores, 1, share_of_cores);
         }
-        if (object("zero_optimization.zenflow", true) && document_.find(host_cores) != nullptr)
-            out_.pt_reserved_cores_perc = number(host_cores, 0, reserved_share);
+        if (object("zero_optimization.zenflow", true)) {
+            if (document_.find(host_cores) != nullptr)
+                out_.pt_reserved_cores_perc = number(host_cores, 0, reserved_share);
+            zenflow(out_.zenflow.emplace());
+        }
         if (out_.cpuadam_cores_perc && out_.pt_reserved_cores_perc &&
             !shares_agree(*out_.cpuadam_cores_perc, *out_.pt_reserved_cores_perc))
             document_.fail(text_of({optimizer_cores, " is ", *out_.cpuadam_cores_perc, " and ", host_cores, " is ",
                                     *out_.pt_reserved_cores_perc, ", which do not add up to 1; keep one of them"}));
+    }
+
+    void zenflow(zenflow_config& to)
+    {
+        static constexpr std::string_view update = "zero_optimization.zenflow.update_interval";
+        static constexpr std::string_view offload = "zero_optimization.zenflow.offload";
+        to.topk_ratio = number("zero_optimization.zenflow.topk_ratio", to.topk_ratio, zero_to_one);
+        to.auto_ratio = number("zero_optimization.zenflow.auto_ratio", to.auto_ratio, zero_to_one);
+        to.full_warm_up_rounds = whole<std::uint32_t>("zero_optimization.zenflow.full_warm_up_rounds", 0, 0, most_u32);
+        to.overlap = flag("zero_optimization.zenflow.overlap_step", to.overlap);
+        if (flag(offload, false))
+            document_.warn(document_.find(offload)->order,
+                           text_of({offload, " means nothing here: the columns that are stepped at once have their "
+                                             "state where they are stepped"}));
+        select_interval(to);
+        to.update_interval = whole_or_auto(update, 1);
+        if (to.update_interval > to.select_interval)
+            document_.fail(text_of({update, " is ", *to.update_interval, ", but select_interval comes to ",
+                                    to.select_interval, " steps; DeepSpeed wants that to be as much or more"}));
+    }
+
+    // As configure_zenflow() in DeepSpeed's runtime/zenflow/engine.py.
+    void select_interval(zenflow_config& to)
+    {
+        static constexpr std::string_view strategy = "zero_optimization.zenflow.select_strategy";
+        static constexpr std::string_view interval = "zero_optimization.zenflow.select_interval";
+        static constexpr std::string_view epoch = "zero_optimization.zenflow.steps_per_epoch";
+        std::string by = "auto";
+        if (json_value const* const found = document_.find(strategy); found != nullptr) {
+            by = found->is == kind::text ? found->text : "";
+            if (by != "auto" && by != "step" && by != "epoch")
+                refuse(strategy, *found, "\"auto\", \"step\" or \"epoch\"");
+        }
+        std::optional<std::uint32_t> const given = whole_or_auto(interval, 0); // 0: never again
+        if (given && by == "auto")
+            document_.fail(
+                text_of({interval, " is ", *given, ", but select_strategy is \"auto\", which decides it; set ",
+                         "that to \"step\" or \"epoch\""}));
+        if (!given && by != "auto")
+            document_.fail(text_of({interval, document_.find(interval) == nullptr ? " is missing" : " is \"auto\"",
+                                    ", but select_strategy is \"", by, "\"; it must be a whole number"}));
+        json_value const* const steps = document_.find(epoch);
+        bool const known = steps != nullptr && steps->is != kind::null;
+        std::size_t const factor = known ? whole<std::uint32_t>(epoch, 1, 1, most_u32) : 0;
+        to.select_epochs = by == "step" ? 0 : given.value_or(1);
+        std::size_t const found = by == "step" ? *given : to.select_epochs * factor;
+        to.select_interval = found == 0 ? zenflow_config::never : found;
     }
 
     static constexpr std::uint32_t most_u32 = std::numeric_limits<std::uint32_t>::max();
@@ -298,7 +368,8 @@ private:
 // Reads a configuration from its text: at most 16 MiB of JSON in UTF-8, nested at most 64 levels deep. Missing keys
 // have DeepSpeed's defaults; without an optimizer, hyper.mode stays unset. Throws invalid_argument where the text is
 // not JSON (with line, column and a line that shows the place), where a key appears twice, and, with the path to the
-// key, where a key that means something here has an impossible value, "auto" among them. Pure; thread-safe.
+// key, where a key that means something here has an impossible value. "auto" is one but in ZenFlow's object, where
+// DeepSpeed itself knows it. Pure; thread-safe.
 [[nodiscard]] inline deepspeed_config parse_deepspeed_config(std::string_view text)
 {
     return detail::deepspeed_reader(text, {}).read();

@@ -2,7 +2,9 @@
 // A training job's options for its offloaded optimizer, as plain data. deepspeed_json.hpp fills it from a file.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include <adamant/core/dtype.hpp>
@@ -11,6 +13,24 @@
 #include <adamant/topology/core_request.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
+
+// DeepSpeed's ZenFlow: which columns of a matrix are stepped at once, and when the others are. The defaults are
+// DeepSpeed's, its "auto" among them. The share of the cores that its object has is offload_config's.
+struct zenflow_config {
+    static constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
+
+    double topk_ratio = 0.1; // the share of the columns that is stepped at once, in [0, 1]
+    // Steps between selections, at least 1. By epoch, and "auto" means one epoch, it is select_epochs times the steps
+    // of an epoch; `never` where the configuration does not have those. Whoever knows them multiplies.
+    std::size_t select_interval = never;
+    std::size_t select_epochs = 1;                   // 0: select_interval does not follow from epochs
+    std::optional<std::size_t> update_interval = {}; // steps between those of the other columns; none: "auto"
+    // For "auto": DeepSpeed ends a window when in this share of the matrices, in [0, 1], the other columns' gradients
+    // outweigh those that were stepped at once. It is not the factor that zenflow_options has.
+    double auto_ratio = 0.99;
+    std::size_t full_warm_up_rounds = 0; // so many steps at first are of all columns
+    bool overlap = false;                // overlap_step: step the other columns while training goes on
+};
 
 // The defaults are DeepSpeed's, except for hyper.mode, which is unset here as everywhere.
 struct offload_config {
@@ -34,6 +54,7 @@ struct offload_config {
     bool super_offload = false;                        // step while gradients still arrive
     std::optional<double> cpuadam_cores_perc = {};     // the optimizer's share of a rank's cores, in (0, 1]
     std::optional<double> pt_reserved_cores_perc = {}; // the host framework's, in [0, 1); only one of the two decides
+    std::optional<zenflow_config> zenflow = {};
 };
 
 // Throws invalid_argument naming the first impossible field. Pure; thread-safe.

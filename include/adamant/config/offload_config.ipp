@@ -42,6 +42,17 @@ ADAMANT_DECL void validate(offload_config const& config)
         detail::throw_invalid_argument({"cpuadam_cores_perc is ", *config.cpuadam_cores_perc,
                                         " and pt_reserved_cores_perc ", *config.pt_reserved_cores_perc,
                                         ", which do not add up to 1; set one of them"});
+    if (config.zenflow) {
+        zenflow_config const& zenflow = *config.zenflow;
+        number("topk_ratio", zenflow.topk_ratio, detail::zero_to_one);
+        number("auto_ratio", zenflow.auto_ratio, detail::zero_to_one);
+        auto const interval = [](char const* key, std::size_t steps) {
+            if (steps == 0)
+                detail::throw_invalid_argument({key, " is 0, but must be 1 or above"});
+        };
+        interval("select_interval", zenflow.select_interval);
+        interval("update_interval", zenflow.update_interval.value_or(1));
+    }
 }
 
 ADAMANT_DECL core_request core_request_of(offload_config const& config)

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long a step takes with ZenFlow, by numbers alone: the GPU steps the selected columns in every step, and the host
+// adds up the gradients of the others and steps them once in a window of steps.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace cli {
+
+// Of one GPU and what of the host is for it. A rate that limits nothing is infinite.
+struct zenflow_rates {
+    double selected_elems = 0; // those of vectors among them, which are always selected
+    double put_off_elems = 0;
+    std::size_t update_interval = 4; // steps of a window, at least 1
+    bool overlap = true;             // step what a window has put off while the next one goes on
+    // Bytes of an element: of its gradient, on its way down; of its weight, on its way up; what a step on the GPU reads
+    // and writes, what the host's does, whose gradient is a sum in float32; and what adding up does in a window's first
+    // step, and in the others.
+    double grad_bytes = 2;
+    double weight_bytes = 2;
+    double device_step_bytes = 28;
+    double host_step_bytes = 30;
+    double first_sum_bytes = 6;
+    double sum_bytes = 10;
+    double device_bytes_per_s = std::numeric_limits<double>::infinity();
+    double host_bytes_per_s = std::numeric_limits<double>::infinity();
+    double down_bytes_per_s = std::numeric_limits<double>::infinity(); // from the GPU to the host
+    double up_bytes_per_s = std::numeric_limits<double>::infinity();
+    double backward_s = 0;
+    double forward_s = 0;
+    double moved_bytes = 0;             // state that goes down in a selection, and as much that comes up
+    std::size_t selection_interval = 0; // windows from one selection to the next; 0: none is counted
+};
+
+// What is busy from when to when, in seconds from the beginning of a window.
+enum class zenflow_lane : std::uint8_t { backward, down, sums, host_step, up, device, forward };
+struct zenflow_span {
+    zenflow_lane on;
+    double begin_s;
+    double end_s;
+};
+
+struct zenflow_forecast {
+    double step_s = 0;     // on average, with its part of a selection
+    double stall_s = 0;    // of that: the GPU waits for the link or the host
+    double window_s = 0;   // without a selection
+    double host_s = 0;     // of a window, in which the host works
+    double down_bytes = 0; // of a step, on average; the same for the next
+    double up_bytes = 0;
+    std::vector<zenflow_span> timeline; // of a window in the middle of many
+};
+
+// The model. In every step the GPU does backward, while the gradients that are put off come down; then it reads all
+// gradients for their norm, and steps what is selected, while the host adds up; then forward. Backward goes on no
+// faster than the link, for buckets of gradients are reused, and not before the last step's gradients are added up, for
+// they come to the same place. Without overlap a window's last forward waits until the host has added up and stepped,
+// and the weights have gone up as they were stepped. With overlap the host steps in the next window, whenever there is
+// nothing to add up; that window's last forward waits for it, and the weights go up in its last backward, to where that
+// is through. So a window takes as long as the GPU, or as the host, whichever takes longer. A selection stops the GPU
+// while state is moved.
+zenflow_forecast forecast_zenflow(zenflow_rates const& rates);
+
+} // namespace cli
