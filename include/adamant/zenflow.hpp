@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include <adamant/device/device.hpp>
 #include <adamant/exec/executor.hpp>
 #include <adamant/shard/optimizer_shard.hpp>
 #include <adamant/step/optimizer_options.hpp>
@@ -109,6 +110,41 @@ public:
     // The same with gradients that are new arrays: gradients[i] is param i's, by rows. Null: the param takes no part in
     // this step; its sum is divided by the number of steps in which it did. On ranks, the same params on all of them.
     zenflow_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
+
+    // The same as gradients arrive: opens a step; the param's gradient is there; it has none in this step; and
+    // completes the step. Without a device submit() only notes that. Where finish() throws what options.reduce or
+    // reduce_columns throw, the step stays open; abandon() gives it up, and nothing has changed. Throw invalid_argument
+    // where no step is open, a param has been submitted or left out, or one has been neither.
+    void begin_step(step_values const& values = {});
+    void submit(shard_id param);
+    void leave_out(shard_id param);
+    zenflow_report finish();
+    void abandon();
+
+    // ---- A device beside the CPU
+
+    // Where the param's gradient is made and its weights are wanted, by rows, in the device's memory: `grad`, and
+    // `weight_out` for the weights of any type; a vector's, too. Of every param, before place().
+    void set_device_arrays(shard_id param, device_arrays const& arrays);
+    // From the next step on selected columns and vectors are stepped on the device, and their masters and moments are
+    // there alone, until the next selection; null: they come back. The bits are the same. submit() takes the norm there
+    // and has the gradient come down into the shard's `grad`, at best in memory of the device's pinned(); it is added
+    // up while forward and backward go on, so grad is the optimizer's until the param's next submit(). What the host
+    // has stepped goes up while the next window goes on, beside the weights in use, for which the device has room for
+    // all weights of matrices once more. `weights` and the vectors' arrays in host memory are written by state() and
+    // place(nullptr).
+    //
+    // Where the device fails or stops answering, finish() throws device_error and the step is taken back, by records on
+    // the device: state, sums and schedule are as before it. (Weights of columns that were being selected may be those
+    // that were to land.) Where only weights could not land, the error says that the step has been taken, and they land
+    // before anything else. Where the device does not come back, the error says that a state must be loaded.
+    //
+    // Throws invalid_argument where a param has no arrays there, or the device has another optimizer's params;
+    // unavailable and device_error where it lacks the memory or fails, with everything where it was.
+    void place(std::shared_ptr<device> on);
+
+    // ---- State
+
     // Finishes what goes on in the background, and lets its weights land now, as at the end of training or before an
     // evaluation. What is added up stays so. A run in which that is done goes on with other weights for the rest of a
     // window than one in which it is not, and so with other bits.

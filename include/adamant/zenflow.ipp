@@ -60,7 +60,7 @@ ADAMANT_DECL void zenflow_optimizer::prepare()
 }
 ADAMANT_DECL zenflow_report zenflow_optimizer::step(step_values const& values)
 {
-    return core_->step(values, {});
+    return core_->step(values, [](std::size_t) { return true; });
 }
 ADAMANT_DECL zenflow_report zenflow_optimizer::step_gradients(std::span<void const* const> gradients,
                                                               step_values const& values)
@@ -68,13 +68,38 @@ ADAMANT_DECL zenflow_report zenflow_optimizer::step_gradients(std::span<void con
     if (gradients.size() != params())
         detail::throw_invalid_argument(
             {"step_gradients() is given ", gradients.size(), " gradients, but there are ", params(), " params"});
-    std::vector<std::uint8_t> present(gradients.size());
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-        present[i] = gradients[i] != nullptr || core_->is_empty(i);
+    for (std::size_t i = 0; i < gradients.size(); ++i)
         if (gradients[i] != nullptr)
             core_->set_gradient(i, gradients[i]);
-    }
-    return core_->step(values, present);
+    return core_->step(values, [&](std::size_t i) { return gradients[i] != nullptr || core_->is_empty(i); });
+}
+ADAMANT_DECL void zenflow_optimizer::begin_step(step_values const& values)
+{
+    core_->begin_step(values);
+}
+ADAMANT_DECL void zenflow_optimizer::submit(shard_id param)
+{
+    core_->submit(param.index);
+}
+ADAMANT_DECL void zenflow_optimizer::leave_out(shard_id param)
+{
+    core_->leave_out(param.index);
+}
+ADAMANT_DECL zenflow_report zenflow_optimizer::finish()
+{
+    return core_->finish();
+}
+ADAMANT_DECL void zenflow_optimizer::abandon()
+{
+    core_->abandon();
+}
+ADAMANT_DECL void zenflow_optimizer::set_device_arrays(shard_id param, device_arrays const& arrays)
+{
+    core_->set_device_arrays(param.index, arrays);
+}
+ADAMANT_DECL void zenflow_optimizer::place(std::shared_ptr<device> on)
+{
+    core_->place(std::move(on));
 }
 ADAMANT_DECL void zenflow_optimizer::land()
 {

@@ -659,6 +659,58 @@ TEST_CASE("cuda: memory, and how much a part takes")
     wait_for(on);
 }
 
+TEST_CASE("cuda: columns are gathered and scattered")
+{
+    cuda_device& on = gpu();
+    test::random_bits random(31);
+    for (int run = 0; run < 40; ++run) {
+        column_copy what;
+        what.rows = 1 + random.below(90);
+        what.columns = 1 + random.below(run % 5 == 0 ? 300 : 70);
+        what.pitch = what.rows + random.below(20);
+        what.elem_bytes = run % 2 == 0 ? 2 : 4;
+        what.own_places = run % 3 == 0;
+        std::vector<std::uint32_t> list;
+        for (std::uint32_t c = 0; c < what.columns; ++c)
+            if (random.below(3) != 0)
+                list.push_back(c);
+        what.count = list.size();
+        std::size_t const rows_bytes = what.rows * what.columns * what.elem_bytes;
+        std::size_t const columns_bytes = what.columns * what.pitch * what.elem_bytes;
+        std::vector<std::byte> by_rows(rows_bytes), by_columns(columns_bytes);
+        for (std::vector<std::byte>* const array : {&by_rows, &by_columns})
+            for (std::byte& b : *array)
+                b = static_cast<std::byte>(random());
+        INFO("run " << run << ": " << what.count << " of " << what.rows << " x " << what.columns);
+        what.by_rows = on.allocate(rows_bytes);
+        what.by_columns = on.allocate(columns_bytes);
+        what.list = on.allocate(std::max<std::size_t>(4, list.size() * sizeof list[0]));
+        on.copy_up(what.list, list.data(), list.size() * sizeof list[0]);
+        for (bool const gathers : {true, false}) {
+            on.copy_up(what.by_rows, by_rows.data(), rows_bytes);
+            on.copy_up(what.by_columns, by_columns.data(), columns_bytes);
+            on.follow(device_lane::work, on.mark(device_lane::up));
+            gathers ? on.gather_columns(what) : on.scatter_columns(what);
+            on.follow(device_lane::down, on.mark(device_lane::work));
+            std::vector<std::byte> rows_after(rows_bytes), columns_after(columns_bytes);
+            on.copy_down(rows_after.data(), what.by_rows, rows_bytes);
+            on.copy_down(columns_after.data(), what.by_columns, columns_bytes);
+            wait_for(on);
+            for (std::size_t i = 0; i < list.size(); ++i)
+                for (std::size_t r = 0; r < what.rows; ++r) {
+                    std::byte* const in_row = by_rows.data() + (r * what.columns + list[i]) * what.elem_bytes;
+                    std::byte* const in_column =
+                        by_columns.data() + ((what.own_places ? list[i] : i) * what.pitch + r) * what.elem_bytes;
+                    std::memcpy(gathers ? in_column : in_row, gathers ? in_row : in_column, what.elem_bytes);
+                }
+            REQUIRE(rows_after == by_rows);
+            REQUIRE(columns_after == by_columns);
+        }
+        for (device_ptr const memory : {what.by_rows, what.by_columns, what.list})
+            on.release(memory);
+    }
+}
+
 TEST_CASE("cuda: marks, calls and usage")
 {
     cuda_device& on = gpu();

@@ -6,6 +6,8 @@
 
 #include <adamant/device/cuda.cuh>
 
+#include <adamant/zenflow.hpp>
+
 #include "../step/slow_optimizer.hpp"
 
 using namespace slow;
@@ -65,5 +67,73 @@ TEST_CASE("What CUDA refuses leaves everything as it was before the step, and th
                 break; // so many calls there are not
         }
         CHECK(failures >= 2);
+    }
+}
+
+TEST_CASE("zenflow has the same bits with a CUDA device", "[cuda]")
+{
+    using namespace adamant;
+    for (bool const split : {false, true}) {
+        constexpr std::size_t rows = 200, columns = 70, n = rows * columns;
+        struct side {
+            std::vector<float> master = std::vector<float>(n), exp_avg = master, exp_avg_sq = master;
+            std::vector<split_float32> low = std::vector<split_float32>(n);
+            std::vector<bfloat16> grad = std::vector<bfloat16>(n), weight_out = grad, weights = grad;
+            std::vector<float> bias = std::vector<float>(33, 0.5f), bias_grad = bias, bias_m = std::vector<float>(33),
+                               bias_v = bias_m;
+        } host, both;
+        std::vector<device_arrays> there;
+        auto const make = [&](side& s, std::shared_ptr<device> const& on) {
+            auto by = std::make_unique<zenflow_optimizer>(
+                executor_of(1), zenflow_options{.topk_ratio = 0.15, .select_interval = 3, .update_interval = 2},
+                optimizer_options{.max_norm = 0.1});
+            by->add_group("all", usual_adamw);
+            for (std::size_t i = 0; i < n; ++i) {
+                s.master[i] = 0.01f * static_cast<float>(i % 97);
+                split_parts const halves = split_master(s.master[i]);
+                s.low[i] = halves.low;
+                s.weight_out[i] = split ? halves.weight : narrow<bfloat16>(s.master[i]);
+            }
+            for (std::size_t r = 0; r < rows; ++r)
+                for (std::size_t c = 0; c < columns; ++c)
+                    s.weights[r * columns + c] = s.weight_out[c * rows + r];
+            if (split)
+                by->add_param(
+                    {0, "w", shard(s.low, s.grad, s.exp_avg, s.exp_avg_sq, s.weight_out), columns, s.weights.data()});
+            else
+                by->add_param({0, "w", shard(s.master, s.grad, s.exp_avg, s.exp_avg_sq, s.weight_out), columns,
+                               s.weights.data()});
+            by->add_param({0, "b", shard(s.bias, s.bias_grad, s.bias_m, s.bias_v)});
+            if (on != nullptr) {
+                there = {{on->allocate(2 * n), on->allocate(2 * n)}, {on->allocate(4 * 33), on->allocate(4 * 33)}};
+                by->set_device_arrays(0, there[0]);
+                by->set_device_arrays(1, there[1]);
+                by->place(on);
+            }
+            return by;
+        };
+        auto const on = std::make_shared<cuda_device>();
+        auto const alone = make(host, nullptr);
+        auto const together = make(both, on);
+        std::vector<bfloat16> grad(n);
+        test::random_bits random(3);
+        for (int step = 0; step < 9; ++step) {
+            for (bfloat16& g : grad)
+                g = narrow<bfloat16>(test::with_exponent(random(), -9, -4));
+            host.grad = grad;
+            (void)alone->step();
+            // cuda_on_host's memory is the host's, as are addresses of unified memory
+            std::memcpy(reinterpret_cast<void*>(there[0].grad.address), grad.data(), 2 * n);
+            std::memcpy(reinterpret_cast<void*>(there[1].grad.address), host.bias_grad.data(), 4 * 33);
+            (void)together->step();
+            (void)alone->state();
+            (void)together->state();
+            INFO("split " << split << ", step " << step);
+            REQUIRE(std::memcmp(host.master.data(), both.master.data(), 4 * n) == 0);
+            REQUIRE(host.low == both.low);
+            REQUIRE(host.exp_avg_sq == both.exp_avg_sq);
+            REQUIRE(host.weights == both.weights);
+            REQUIRE(host.bias == both.bias);
+        }
     }
 }

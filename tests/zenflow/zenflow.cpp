@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include <adamant/device/emulated_device.hpp>
 #include <adamant/optimizer.hpp>
 #include <adamant/shard/format.hpp>
 #include <adamant/shard/state_format.hpp>
@@ -154,11 +155,15 @@ public:
         for (std::size_t i = 0; i < arrays.size(); ++i)
             copy_rows(i, *whole_[i], *arrays[i], true);
     }
+    // With a device they lie there, and the host's arrays are the optimizer's.
     void take_gradients()
     {
         for (std::size_t i = 0; i < arrays.size(); ++i) {
             std::size_t const row = arrays[i]->columns * size_bytes(arrays[i]->types[1]);
-            std::memcpy(arrays[i]->of[1]->data(), whole_[i]->of[1]->data() + first_[i] * row, arrays[i]->rows * row);
+            std::size_t const bytes = arrays[i]->rows * row;
+            if (bytes != 0)
+                std::memcpy(on != nullptr ? on->real(there[i].grad, bytes) : arrays[i]->of[1]->data(),
+                            whole_[i]->of[1]->data() + first_[i] * row, bytes);
         }
     }
     // Copies one rank's rows of state and weights from the whole, or into it.
@@ -177,7 +182,36 @@ public:
             copy(whole.weights.data() + first_[i] * row, own.weights.data(), own.rows * row);
     }
 
+    // Gradients and weights are on that device from now on.
+    void place(std::shared_ptr<emulated_device> device)
+    {
+        on = std::move(device);
+        for (std::size_t i = 0; i < arrays.size(); ++i) {
+            test::zenflow_arrays const& a = *arrays[i];
+            there.push_back({on->allocate(std::max<std::size_t>(16, a.of[1]->bytes())),
+                             on->allocate(std::max<std::size_t>(16, weights_bytes(i)))});
+            by->set_device_arrays(i, there[i]);
+        }
+        by->place(on);
+    }
+    [[nodiscard]] std::size_t weights_bytes(std::size_t i) const
+    {
+        return array_bytes(arrays[i]->source_type(), arrays[i]->rows * arrays[i]->columns);
+    }
+    // What the model sees.
+    [[nodiscard]] std::string difference_of_weights(std::size_t i, test::zenflow_arrays& expected) const
+    {
+        test::zenflow_arrays const& own = *arrays[i];
+        if (on == nullptr)
+            return own.is_vector ? "" : own.weights.difference(expected.weights);
+        std::byte const* const seen = on->real(there[i].weight_out, weights_bytes(i));
+        std::byte const* const wanted = own.is_vector ? expected.source().data() : expected.weights.data();
+        return std::memcmp(seen, wanted, weights_bytes(i)) == 0 ? "" : "weights on the device differ";
+    }
+
     std::vector<std::unique_ptr<test::zenflow_arrays>> arrays;
+    std::vector<device_arrays> there;
+    std::shared_ptr<emulated_device> on;
     std::optional<zenflow_optimizer> by;
 
 private:
@@ -312,8 +346,8 @@ struct tester {
                 for (std::size_t const which : {0, 2, 3, 4})
                     if (state && part.types[which] != dtype::none)
                         REQUIRE(rank->arrays[i]->of[which]->difference(*part.of[which]) == "");
-                if (!expected[i]->is_vector)
-                    REQUIRE(rank->arrays[i]->weights.difference(part.weights) == "");
+                if (part.rows != 0)
+                    REQUIRE(rank->difference_of_weights(i, part) == "");
                 if (!expected[i]->is_vector)
                     REQUIRE(rank->by->selected(i) == oracle.params[i].selected);
                 REQUIRE(rank->by->updates(i) == oracle.params[i].counts);
@@ -478,6 +512,188 @@ TEST_CASE("zenflow: without weights in the state they are made from the masters"
     all.draw(false);
     all.step();
     all.compare(true);
+}
+
+TEST_CASE("zenflow: with a device the bits are the same", "[both]")
+{
+    for (std::uint64_t seed = 300; seed < 340; ++seed) {
+        run_options const of = random_run(seed);
+        INFO("seed " << seed << ", " << of.format << ", gradients of " << name(of.grad) << ", ratio "
+                     << of.zenflow.topk_ratio << ", overlap " << of.zenflow.overlap);
+        tester all(of, 1, static_cast<unsigned>(seed % (most_threads + 1)));
+        rank_run& rank = *all.ranks[0];
+        auto const on = std::make_shared<emulated_device>();
+        for (int step = 0; step < 14; ++step) {
+            INFO("step " << step);
+            if (step == 2)
+                rank.place(on);
+            if (step == 11) {
+                rank.by->place(nullptr);
+                rank.on = nullptr;
+            }
+            all.draw(all.random.below(6) == 0);
+            std::vector<bool> present;
+            if (all.random.below(4) == 0)
+                for (std::size_t i = 0; i < of.shapes.size(); ++i)
+                    present.push_back(all.random.below(4) != 0);
+            all.step(present);
+            all.compare(step == 11 || all.random.below(4) == 0);
+        }
+        rank.by->place(nullptr);
+    }
+}
+
+TEST_CASE("zenflow: ranks with a device each, killed and resumed", "[both]")
+{
+    for (std::uint64_t seed = 400; seed < 406; ++seed) {
+        run_options const of = run_for_ranks(seed);
+        INFO("seed " << seed << ", " << of.format);
+        tester all(of, 2, 1);
+        for (int step = 0; step < 9; ++step) {
+            INFO("step " << step);
+            if (step % 3 == 0) {
+                std::vector<kept_state> kept;
+                for (auto const& rank : all.ranks)
+                    kept.emplace_back(rank->by->state());
+                all.begin(1 + all.random.below(3), 1);
+                std::vector<zenflow_state> states;
+                for (kept_state const& each : kept)
+                    states.push_back(each.state);
+                for (auto const& rank : all.ranks) {
+                    rank->place(std::make_shared<emulated_device>());
+                    rank->by->load(states);
+                }
+            }
+            all.draw(false);
+            all.step();
+            all.compare(step % 2 == 0);
+        }
+    }
+}
+
+TEST_CASE("zenflow: a device that fails at anything leaves the step before, and goes on", "[both]")
+{
+    constexpr device_operation kinds[] = {device_operation::copy_up, device_operation::copy_down,
+                                          device_operation::work};
+    std::size_t failures = 0;
+    for (std::uint64_t seed = 500; seed < 512; ++seed) {
+        run_options of = random_run(seed);
+        of.options.on_nonfinite = nonfinite_policy::skip;
+        of.options.loss_scaling.reset();
+        of.options.device_timeout_s = 20;
+        INFO("seed " << seed << ", " << of.format << ", ratio " << of.zenflow.topk_ratio << ", overlap "
+                     << of.zenflow.overlap);
+        tester all(of, 1, 1);
+        rank_run& rank = *all.ranks[0];
+        auto const on = std::make_shared<emulated_device>();
+        rank.place(on);
+        for (int step = 0; step < 12; ++step) {
+            INFO("step " << step);
+            all.draw(false);
+            rank.take_gradients();
+            on->fail(kinds[all.random.below(3)], all.random.below(10 + 8 * of.shapes.size()));
+            bool taken = false;
+            for (int attempt = 0; !taken; ++attempt) {
+                REQUIRE(attempt < 4);
+                rank.take_gradients();
+                try {
+                    rank.by->step();
+                    taken = true;
+                } catch (device_error const& error) {
+                    ++failures;
+                    on->resume();
+                    taken = std::string(error.what()).find("has been taken all the same") != std::string::npos;
+                    if (!taken) { // the same state as before
+                        (void)rank.by->state();
+                        REQUIRE(rank.by->position() == all.oracle.at);
+                        for (std::size_t i = 0; i < of.shapes.size(); ++i)
+                            for (std::size_t const which : {0, 2, 3})
+                                REQUIRE(rank.arrays[i]->of[which]->difference(*all.expected[i]->of[which]) == "");
+                    }
+                }
+            }
+            on->resume();
+            REQUIRE(all.oracle.step());
+            (void)rank.by->state(); // also lands what could not
+            all.compare(true);
+        }
+    }
+    REQUIRE(failures > 10);
+}
+
+TEST_CASE("zenflow: a device that hangs, or has too little memory, says so", "[both]")
+{
+    run_options of;
+    of.options.device_timeout_s = 0.2;
+    tester all(of, 1, 1);
+    rank_run& rank = *all.ranks[0];
+    auto const small = std::make_shared<emulated_device>(emulation_options{.memory_bytes = 60'000});
+    CHECK(mentions(refusal<unavailable>([&] { rank.place(small); }), {"bytes"}));
+    rank.on = nullptr;
+    rank.there.clear();
+    all.draw(false);
+    all.step();
+    all.compare(true);
+
+    auto const on = std::make_shared<emulated_device>();
+    CHECK(mentions(refusal([&] {
+                       zenflow_optimizer fresh{own_executor(0)};
+                       std::vector<float> param(4), grad(4), m(4), v(4);
+                       fresh.add_group("all", adamw());
+                       fresh.add_param({0, "v", shard(param, grad, m, v)});
+                       fresh.place(on);
+                   }),
+                   {"no arrays on the device"}));
+    rank.place(on);
+    all.draw(false);
+    all.step();
+    kept_state const kept(rank.by->state());
+    all.draw(false);
+    rank.take_gradients();
+    on->hang(device_operation::work, 3);
+    CHECK(mentions(refusal<device_error>([&] { rank.by->step(); }), {"0.2 s"}));
+    on->resume();
+    try {
+        (void)rank.by->state();
+    } catch (error const&) { // where it did not come back in time
+    }
+    rank.by->load(kept.state);
+    all.step();
+    all.compare(true);
+}
+
+TEST_CASE("zenflow: gradients that arrive one by one", "[both]")
+{
+    run_options of;
+    of.zenflow = {.topk_ratio = 0.2, .select_interval = 2, .update_interval = 2};
+    tester all(of, 1, 1);
+    rank_run& rank = *all.ranks[0];
+    for (int step = 0; step < 8; ++step) {
+        if (step == 4)
+            rank.place(std::make_shared<emulated_device>());
+        all.draw(false);
+        rank.take_gradients();
+        rank.by->begin_step();
+        CHECK(mentions(refusal([&] { rank.by->begin_step(); }), {"under way"}));
+        CHECK(mentions(refusal([&] { (void)rank.by->state(); }), {"under way"}));
+        CHECK(mentions(refusal([&] { rank.by->finish(); }), {"has not been submitted"}));
+        for (std::size_t i = of.shapes.size(); i-- > 1;)
+            rank.by->submit(i);
+        CHECK(mentions(refusal([&] { rank.by->submit(1); }), {"submitted"}));
+        rank.by->leave_out(0);
+        CHECK(mentions(refusal([&] { rank.by->submit(0); }), {"left out"}));
+        if (step % 3 == 2) {
+            rank.by->abandon();
+            all.compare(true);
+            continue;
+        }
+        rank.by->finish();
+        REQUIRE(all.oracle.step({false, true, true, true}));
+        all.compare(step % 2 == 0);
+    }
+    CHECK(mentions(refusal([&] { rank.by->submit(0); }), {"no step is open"}));
+    CHECK(mentions(refusal([&] { rank.by->finish(); }), {"no step is open"}));
+    CHECK(mentions(refusal([&] { rank.by->abandon(); }), {"no step is open"}));
 }
 
 TEST_CASE("zenflow: everything selected, or nothing put off for long, is the plain step")

@@ -16,6 +16,7 @@
 #include <adamant/device/cuda_check.cuh>
 #include <adamant/device/cuda_part.cuh>
 #include <adamant/device/device.hpp>
+#include <adamant/device/gpu_columns.cuh>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -56,6 +57,8 @@ public:
                 return cudaMemcpyAsync(to, detail::cuda::address_of(from), bytes, cudaMemcpyDeviceToHost, stream);
             });
     }
+    void gather_columns(column_copy const& what) override { detail::cuda::copy_columns(lanes_, what, true); }
+    void scatter_columns(column_copy const& what) override { detail::cuda::copy_columns(lanes_, what, false); }
     void call(device_lane lane, std::function<void()> function) override { lanes_.call(lane, std::move(function)); }
 
     [[nodiscard]] device_mark mark(device_lane lane) override { return lanes_.mark(lane); }

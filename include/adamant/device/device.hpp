@@ -77,6 +77,21 @@ struct device_arrays {
     device_ptr weight_out; // null for a shard without
 };
 
+// Columns of a matrix that lies by rows, and the same columns one after another. All in the device's memory.
+struct column_copy {
+    device_ptr by_rows;      // rows * columns elements
+    device_ptr by_columns;   // element r of listed column i is number i * pitch + r; or list[i] * pitch + r
+    bool own_places = false; // the latter
+    device_ptr list;         // std::uint32_t: the numbers of `count` columns
+    std::size_t rows = 0;
+    std::size_t columns = 0;
+    std::size_t count = 0;
+    std::size_t pitch = 0;      // in elements, at least rows
+    std::size_t elem_bytes = 0; // 2 or 4
+    // Read and written.
+    [[nodiscard]] std::size_t bytes() const noexcept { return 2 * rows * count * elem_bytes; }
+};
+
 // A pass over some pieces. Spans are read before run() returns.
 struct device_pass {
     block_pass pass = block_pass::measure;
@@ -147,6 +162,10 @@ public:
     // that is not pinned() are slower, and a copy down of it may return only when the lane has reached it.
     virtual void copy_up(device_ptr to, void const* from, std::size_t bytes) = 0;
     virtual void copy_down(void* to, device_ptr from, std::size_t bytes) = 0;
+    // In the lane work: by_columns from by_rows, and the other way. Elements of other columns, and between the columns,
+    // stay as they are.
+    virtual void gather_columns(column_copy const& what) = 0;
+    virtual void scatter_columns(column_copy const& what) = 0;
     // Calls the function in a thread of the device when the lane reaches it. It must be quick, must not throw, and must
     // not call the device. It is not called where earlier work has failed; its captures may live until reset().
     virtual void call(device_lane lane, std::function<void()> function) = 0;

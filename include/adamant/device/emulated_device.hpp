@@ -50,6 +50,8 @@ public:
 
     void copy_up(device_ptr to, void const* from, std::size_t bytes) override;
     void copy_down(void* to, device_ptr from, std::size_t bytes) override;
+    void gather_columns(column_copy const& what) override;
+    void scatter_columns(column_copy const& what) override;
     void call(device_lane lane, std::function<void()> function) override;
 
     [[nodiscard]] device_mark mark(device_lane lane) override;
@@ -119,6 +121,7 @@ private:
 
     void enqueue(device_lane lane, device_operation kind, std::size_t bytes, std::string what,
                  std::function<void()> run);
+    void copy_columns(column_copy const& what, bool gathers);
     void push(device_lane lane, operation op);
     void stop() noexcept;
 

@@ -93,6 +93,40 @@ ADAMANT_DECL void emulated_device::copy_down(void* to, device_ptr from, std::siz
                 [=, this] { std::memcpy(to, real(from, bytes), bytes); });
 }
 
+ADAMANT_DECL void emulated_device::gather_columns(column_copy const& what)
+{
+    copy_columns(what, true);
+}
+
+ADAMANT_DECL void emulated_device::scatter_columns(column_copy const& what)
+{
+    copy_columns(what, false);
+}
+
+ADAMANT_DECL void emulated_device::copy_columns(column_copy const& what, bool gathers)
+{
+    if (what.bytes() == 0)
+        return;
+    enqueue(device_lane::work, device_operation::work, what.bytes(),
+            detail::text_of({gathers ? "gathering " : "scattering ", what.count, " columns"}), [=, this] {
+                std::size_t const each = what.elem_bytes;
+                std::byte* const by_rows = real(what.by_rows, what.rows * what.columns * each);
+                std::byte* const by_columns =
+                    real(what.by_columns,
+                         (((what.own_places ? what.columns : what.count) - 1) * what.pitch + what.rows) * each);
+                std::byte const* const list = real(what.list, what.count * sizeof(std::uint32_t));
+                for (std::size_t r = 0; r < what.rows; ++r)
+                    for (std::size_t i = 0; i < what.count; ++i) {
+                        std::uint32_t column;
+                        std::memcpy(&column, list + i * sizeof column, sizeof column);
+                        std::byte* const in_row = by_rows + (r * what.columns + column) * each;
+                        std::byte* const in_column =
+                            by_columns + ((what.own_places ? column : i) * what.pitch + r) * each;
+                        std::memcpy(gathers ? in_column : in_row, gathers ? in_row : in_column, each);
+                    }
+            });
+}
+
 ADAMANT_DECL void emulated_device::call(device_lane lane, std::function<void()> function)
 {
     push(lane, {.run = std::move(function)});

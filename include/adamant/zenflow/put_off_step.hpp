@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step of what was put off in one window: planned before anything is written, done in the background by whoever has
-// time, and landed.
+// What is done in the background by whoever has time: gradients are added up, and what was put off in a window is
+// stepped. Both in tiles, planned before anything is written.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <adamant/exec/executor.hpp>
@@ -15,6 +17,47 @@
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
+
+// Tiles that anyone may take, once each.
+template <class Tile>
+class tiled_work {
+public:
+    // While nobody takes any.
+    void begin(std::vector<Tile> tiles) noexcept
+    {
+        tiles_ = std::move(tiles);
+        next_ = 0;
+    }
+    [[nodiscard]] std::size_t size() const noexcept { return tiles_.size(); }
+    [[nodiscard]] bool is_done() const noexcept { return next_.load() >= tiles_.size() && running_.load() == 0; }
+    // Does one tile that nobody has begun; false where there is none.
+    template <class Work>
+    bool do_next(Work const& work) noexcept
+    {
+        ++running_; // first, so that is_done() never sees all begun and none running too early
+        std::size_t const i = next_.fetch_add(1);
+        bool const found = i < tiles_.size();
+        if (found)
+            work(tiles_[i]);
+        --running_;
+        return found;
+    }
+
+private:
+    std::vector<Tile> tiles_;
+    std::atomic<std::size_t> next_{0};
+    std::atomic<std::size_t> running_{0};
+};
+
+// The gradients of one step are added up.
+struct sum_tile {
+    zenflow_matrix const* matrix;
+    std::size_t begin, end; // rows
+    group_step const* by;
+    bool first;
+    float* sums;
+};
+using sum_work = tiled_work<sum_tile>;
 
 // What one matrix has put off.
 struct put_off_part {
@@ -29,43 +72,44 @@ class put_off_step {
 public:
     std::vector<put_off_part> parts; // of each matrix
     bool zero_nonfinite = false;
+    // If not empty, is called with each matrix that is through, in the thread that has finished it. Must not throw.
+    std::function<void(std::size_t)> is_through = {};
 
     [[nodiscard]] bool is_there() const noexcept { return is_there_; }
-    [[nodiscard]] bool is_done() const noexcept { return next_.load() >= tiles_.size() && running_.load() == 0; }
+    [[nodiscard]] bool is_done() const noexcept { return work_.is_done(); }
     // Is to be done, of these matrices.
     void begin(std::vector<zenflow_matrix> const& of)
     {
-        tiles_.clear();
-        for (std::size_t m = 0; m < of.size(); ++m)
+        std::vector<tile> tiles;
+        left_ = std::vector<std::atomic<std::size_t>>(of.size());
+        for (std::size_t m = 0; m < of.size(); ++m) {
             for (std::size_t strip = 0; strip < of[m].strips() && parts[m].sums != nullptr; ++strip)
                 for (std::size_t at = 0; at < of[m].strip_parts(); ++at)
-                    tiles_.push_back({m, strip, at});
-        next_ = 0;
+                    tiles.push_back({m, strip, at});
+            left_[m] = parts[m].sums == nullptr ? 0 : of[m].strips() * of[m].strip_parts();
+        }
+        work_.begin(std::move(tiles));
         is_there_ = true;
     }
     // Has been done elsewhere.
     void begin_done() noexcept
     {
-        tiles_.clear();
-        next_ = 0;
+        work_.begin({});
         is_there_ = true;
     }
     void forget() noexcept { is_there_ = false; }
-    [[nodiscard]] std::size_t tiles() const noexcept { return tiles_.size(); }
+    [[nodiscard]] std::size_t tiles() const noexcept { return work_.size(); }
     [[nodiscard]] static constexpr std::size_t tile_elems() noexcept
     {
         return zenflow_matrix::strip_columns * zenflow_matrix::strip_rows;
     }
-    // Does one tile that nobody has begun; false where there is none.
     bool do_next(std::vector<zenflow_matrix> const& of, kernel::memory_access how) noexcept
     {
-        ++running_; // first, so that is_done() never sees all begun and none running too early
-        std::size_t const i = next_.fetch_add(1);
-        bool const found = i < tiles_.size();
-        if (found)
-            do_tile(of, tiles_[i], parts[tiles_[i].matrix].columns, how);
-        --running_;
-        return found;
+        return work_.do_next([&](tile const& what) {
+            do_tile(of, what, parts[what.matrix].columns, how);
+            if (--left_[what.matrix] == 0 && is_through)
+                is_through(what.matrix);
+        });
     }
     // Steps other columns of one matrix, now.
     void do_columns(executor const& cpu, std::vector<zenflow_matrix> const& of, std::size_t matrix,
@@ -93,13 +137,12 @@ private:
                                    part.step_of, how);
     }
 
-    std::vector<tile> tiles_;
-    std::atomic<std::size_t> next_{0};
-    std::atomic<std::size_t> running_{0};
+    tiled_work<tile> work_;
+    std::vector<std::atomic<std::size_t>> left_; // tiles of each matrix
     bool is_there_ = false;
 };
 
-// Does such steps in a team's threads, while these have nothing else to do.
+// Does that in a team's threads, while these have nothing else to do: sums first, then the step.
 class put_off_worker {
 public:
     explicit put_off_worker(executor const& cpu) : cpu_(cpu), team_(cpu.team()) {}
@@ -113,37 +156,59 @@ public:
         if (team_ == nullptr)
             team_ = std::make_shared<adamant::team>(team_options{.threads = 1, .bind = binding::none});
     }
-    // Goes on with it, if there is anything left to do. Returns at once.
-    void go_on(put_off_step& with, std::vector<zenflow_matrix> const& of)
+    // Goes on with what there is; step: null, or one to go on with when sums are done. Returns at once.
+    void go_on(sum_work& sums, put_off_step* step, std::vector<zenflow_matrix> const& of)
     {
-        if (!with.is_there() || with.is_done() || (shift_ != nullptr && !shift_->done()))
+        if (step != nullptr && (!step->is_there() || step->is_done()))
+            step = nullptr;
+        if (sums.is_done() && step == nullptr)
             return;
-        shift_.reset();
-        shift_.reset(new submission<shift>(team_->submit(shift{this, &with, &of})));
+        // The shift before it, which may know of less, leaves as soon as it sees that this one waits.
+        shift_.reset(new submission<shift>(team_->submit(shift{this, &sums, step, &of})));
     }
-    // Returns when all of it is done.
-    void finish(put_off_step& with, std::vector<zenflow_matrix> const& of)
+    // Returns when sums are done; and when the step is.
+    void finish(sum_work& sums)
     {
-        if (!with.is_there())
+        if (sums.is_done())
             return;
-        rest(); // nobody else waits, so that a shift does all there is
-        if (!with.is_done())
-            for_each_part(cpu_, with.tiles(), with.tiles() * put_off_step::tile_elems(),
-                          [&](std::size_t) { (void)with.do_next(of, access()); });
+        rest();
+        for_each_part(cpu_, sums.size(), sums.size() * 65536, [&](std::size_t) { (void)sums.do_next(add_up); });
     }
-    // No thread is at work any more.
-    void rest() noexcept { shift_.reset(); }
+    void finish(sum_work& sums, put_off_step& step, std::vector<zenflow_matrix> const& of)
+    {
+        finish(sums);
+        if (!step.is_there())
+            return;
+        rest();
+        if (!step.is_done())
+            for_each_part(cpu_, step.tiles(), step.tiles() * put_off_step::tile_elems(),
+                          [&](std::size_t) { (void)step.do_next(of, access()); });
+    }
     [[nodiscard]] kernel::memory_access access() const noexcept { return {false, cpu_.prefetch_bytes()}; }
 
 private:
+    static void add_up(sum_tile const& what) noexcept
+    {
+        what.matrix->add_up(what.begin, what.end, *what.by, what.first, what.sums);
+    }
+    // Nobody else waits for the team, so that a shift does all there is, and then no thread is at work any more.
+    void rest() noexcept { shift_.reset(); }
+
     struct shift {
         put_off_worker const* worker;
-        put_off_step* step;
+        sum_work* sums;
+        put_off_step* step; // may be null
         std::vector<zenflow_matrix> const* of;
         void operator()(unsigned) const noexcept
         {
-            while (!worker->team_->others_wait() && step->do_next(*of, worker->access()))
-                ;
+            while (!worker->team_->others_wait()) {
+                if (sums->do_next(add_up))
+                    continue;
+                if (step == nullptr)
+                    return;
+                if (sums->is_done() && !step->do_next(*of, worker->access()))
+                    return;
+            }
         }
     };
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -24,6 +25,7 @@
 #include <adamant/optimizer/step_plan.hpp>
 #include <adamant/step/column_scores.hpp>
 #include <adamant/zenflow/column_selection.hpp>
+#include <adamant/zenflow/device_home.hpp>
 #include <adamant/zenflow/put_off_step.hpp>
 #include <adamant/zenflow/zenflow_report.hpp>
 #include <adamant/zenflow/zenflow_state.hpp>
@@ -100,6 +102,9 @@ public:
     void set_gradient(std::size_t param, void const* grad)
     {
         registry_.require_shard(param);
+        if (is_open_)
+            awaited("set_gradient()", param);
+        worker_.finish(sums_);
         registry_.set_gradient(param, grad, is_laid_out_);
         matrices_[param].set_gradient(static_cast<std::byte const*>(grad));
     }
@@ -120,46 +125,169 @@ public:
 
     // ---- Steps
 
-    // present: whether each param has a gradient in this step; empty: all have.
-    zenflow_report step(step_values const& values, std::vector<std::uint8_t> const& present)
+    void begin_step(step_values const& values)
     {
         no_traps_scope const no_traps;
+        between_steps("begin_step()");
         if (is_lost_)
-            throw_invalid_argument({"the last load() failed in the middle, so params and moments are of no known step; "
-                                    "load() a state"});
+            throw_invalid_argument(
+                {"the last load() failed in the middle, or a device has stopped answering, so params and "
+                 "moments are of no known step; load() a state"});
         if (cpu_.team() != nullptr)
             cpu_.team()->check_submit();
         lay_out();
-        auto const start = std::chrono::steady_clock::now();
+        catch_up();
+        rounded_to_nearest([&] {
+            make_terms(terms_, values, options_, registry_.groups().size(), position_.steps + 1, loss_scale());
+        });
+        started_ = std::chrono::steady_clock::now();
+        if (home_ != nullptr)
+            usage_before_ = home_->device().usage();
+        submitted_.assign(matrices_.size(), shard_in_step::awaited);
+        is_open_ = true;
+    }
+    void submit(std::size_t param)
+    {
+        no_traps_scope const no_traps;
+        awaited("submit()", param);
+        if (home_ != nullptr) {
+            worker_.finish(sums_); // of the gradients that lie where this one comes down
+            home_->submit(param);
+        }
+        submitted_[param] = shard_in_step::submitted;
+    }
+    void leave_out(std::size_t param)
+    {
+        awaited("leave_out()", param);
+        submitted_[param] = shard_in_step::left_out;
+    }
+    zenflow_report finish()
+    {
+        no_traps_scope const no_traps;
+        if (!is_open_)
+            throw_invalid_argument({"finish() is called, but no step is open; begin_step() first"});
+        present_.resize(matrices_.size());
+        for (std::size_t i = 0; i < matrices_.size(); ++i) {
+            if (submitted_[i] == shard_in_step::awaited)
+                throw_invalid_argument({"finish() is called, but param ", registry_.text(i),
+                                        " has not been submitted; submit() it, or leave_out() it"});
+            present_[i] = submitted_[i] == shard_in_step::submitted;
+        }
+        worker_.finish(sums_);
         zenflow_report report;
         report.tier = cpu_.tier();
         report.threads = cpu_.threads();
         report.pus = pus_;
         report.step = position_.steps + 1;
-        rounded_to_nearest(
-            [&] { make_terms(terms_, values, options_, registry_.groups().size(), report.step, loss_scale()); });
         report.loss_scale = terms_.loss_scale;
-        present_ = present;
-        norm_verdict const verdict = look_at_gradients(report);
-        auto const known = std::chrono::steady_clock::now();
-        report.gradients.seconds = std::chrono::duration<double>(known - start).count();
-        if (!verdict.skips)
-            apply(verdict, report);
-        if (scaler_ && terms_.moves_scaler)
-            rounded_to_nearest(
-                [&] { scaler_ = after_step(*scaler_, *options_.loss_scaling, report.nonfinite_grads != 0); });
+        try {
+            norm_verdict const verdict = look_at_gradients(report);
+            auto const known = std::chrono::steady_clock::now();
+            report.gradients.seconds = std::chrono::duration<double>(known - started_).count();
+            if (!verdict.skips)
+                apply(verdict, report);
+            is_open_ = false;
+            if (scaler_ && terms_.moves_scaler)
+                rounded_to_nearest(
+                    [&] { scaler_ = after_step(*scaler_, *options_.loss_scaling, report.nonfinite_grads != 0); });
+            report.update.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - known).count();
+        } catch (device_error const&) {
+            is_open_ = false;
+            take_back_and_rethrow();
+        }
         go_on();
-        report.update.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - known).count();
-        report.seconds = report.gradients.seconds + report.update.seconds;
+        rethrow_landing_error();
+        report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+        if (home_ != nullptr)
+            report_device(report);
         return report;
+    }
+    void abandon()
+    {
+        if (!is_open_)
+            throw_invalid_argument({"abandon() is called, but no step is open; begin_step() first"});
+        is_open_ = false;
+        if (home_ != nullptr)
+            home_->wait();
+    }
+    // gradients: null for a param that takes no part.
+    template <class Present>
+    zenflow_report step(step_values const& values, Present const& present)
+    {
+        begin_step(values);
+        try {
+            for (std::size_t i = 0; i < matrices_.size(); ++i) {
+                if (present(i))
+                    submit(i);
+                else
+                    leave_out(i);
+            }
+            return finish();
+        } catch (...) {
+            is_open_ = false;
+            throw;
+        }
     }
     // What is stepped in the background is finished, and all weights are those of the masters.
     void land()
     {
         no_traps_scope const no_traps;
+        between_steps("land()");
         lay_out();
+        catch_up();
         finish_and_land();
+        rethrow_landing_error();
     }
+
+    // ---- A device
+
+    void set_device_arrays(std::size_t param, device_arrays const& arrays)
+    {
+        registry_.require_shard(param);
+        if (home_ != nullptr)
+            throw_invalid_argument(
+                {"set_device_arrays() is called after place(); take everything back with place(nullptr) "
+                 "first"});
+        if (!arrays.grad || !arrays.weight_out || arrays.grad.address % 16 != 0 || arrays.weight_out.address % 16 != 0)
+            throw_invalid_argument({"param ", registry_.text(param),
+                                    " needs an array of gradients and one of weights on the "
+                                    "device, each at a multiple of 16 bytes"});
+        device_arrays_.resize(std::max(device_arrays_.size(), matrices_.size()));
+        device_arrays_[param] = arrays;
+    }
+    void place(std::shared_ptr<device> on)
+    {
+        no_traps_scope const no_traps;
+        between_steps("place()");
+        lay_out();
+        catch_up();
+        settle();
+        if (on != nullptr) {
+            device_arrays_.resize(matrices_.size());
+            for (std::size_t i = 0; i < matrices_.size(); ++i)
+                if (!device_arrays_[i].grad && matrices_[i].shard().size() != 0)
+                    throw_invalid_argument({"param ", registry_.text(i),
+                                            " has no arrays on the device; tell them by "
+                                            "set_device_arrays() before place()"});
+        }
+        come_home();
+        home_.reset();
+        if (on == nullptr)
+            return;
+        worker_.have_team();
+        home_ =
+            std::make_unique<device_home>(std::move(on), this, matrices_, device_arrays_, options_.device_timeout_s);
+        try {
+            for (std::size_t i = 0; i < matrices_.size(); ++i)
+                home_->copy_weights(i, false);
+            home_->wait();
+        } catch (...) {
+            home_.reset();
+            throw;
+        }
+        is_staged_.assign(matrices_.size(), 0);
+    }
+    [[nodiscard]] bool has_device() const noexcept { return home_ != nullptr; }
 
     // ---- State
 
@@ -176,8 +304,11 @@ public:
     [[nodiscard]] zenflow_state state()
     {
         no_traps_scope const no_traps;
+        between_steps("state()");
         lay_out();
-        worker_.finish(*now_, matrices_);
+        catch_up();
+        settle();
+        come_home();
         zenflow_state all{position_, put_off_norm_, scaler_, registry_.groups(), {}};
         for (std::size_t i = 0; i < matrices_.size(); ++i) {
             zenflow_matrix const& m = matrices_[i];
@@ -206,13 +337,23 @@ public:
     void load(std::vector<zenflow_state const*> const& from)
     {
         no_traps_scope const no_traps;
+        between_steps("load()");
         lay_out();
         std::vector<std::vector<source>> const sources = find_sources(from);
         zenflow_state const& first = *from.front();
         std::vector<parameter_group> groups = first.groups;
-        worker_.finish(*now_, matrices_);
+        settle();
         now_->forget();
         is_lost_ = true;
+        if (home_ != nullptr) {
+            if (!home_->device().reset(std::chrono::steady_clock::now() + std::chrono::seconds(1)))
+                throw_device_error({home_->device().name(),
+                                    " does not answer, so no state can be loaded to it; place() "
+                                    "another device, or place(nullptr), and load() the state"});
+            home_->drop();
+            landing_is_due_ = false;
+            is_staged_.assign(matrices_.size(), 0);
+        }
         half_ = 0;
         bool any_landing = false;
         for (std::size_t i = 0; i < matrices_.size(); ++i)
@@ -227,6 +368,11 @@ public:
                 std::fill(params_[i].landing.begin(), params_[i].landing.end(), std::uint8_t{0});
             }
             now_->begin_done();
+        }
+        if (home_ != nullptr) {
+            for (std::size_t i = 0; i < matrices_.size(); ++i)
+                home_->copy_weights(i, false);
+            home_->wait();
         }
         is_lost_ = false;
     }
@@ -286,11 +432,27 @@ private:
                                         "by rows, as the model has them"});
     }
 
+    void between_steps(char const* call) const
+    {
+        if (is_open_)
+            throw_invalid_argument({call, " is called while a step is under way; finish() or abandon() it first"});
+    }
+    void awaited(char const* call, std::size_t param) const
+    {
+        if (!is_open_)
+            throw_invalid_argument({call, " is called, but no step is open; begin_step() first"});
+        registry_.require_shard(param);
+        if (submitted_[param] != shard_in_step::awaited)
+            throw_invalid_argument({"param ", registry_.text(param), " has been ",
+                                    submitted_[param] == shard_in_step::submitted ? "submitted" : "left out",
+                                    " in this step already"});
+    }
+
     // ---- Memory
 
     [[nodiscard]] bool is_matrix(std::size_t i) const noexcept { return matrices_[i].columns() != 0; }
-    [[nodiscard]] bool takes_part(std::size_t i) const noexcept { return present_.empty() || present_[i] != 0; }
-    [[nodiscard]] float* sums_of(std::size_t i) noexcept { return sums_[half_].data() + params_[i].first_sum; }
+    [[nodiscard]] bool takes_part(std::size_t i) const noexcept { return present_[i] != 0; }
+    [[nodiscard]] float* sums_of(std::size_t i) noexcept { return sum_memory_[half_].data() + params_[i].first_sum; }
     void lay_out()
     {
         if (is_laid_out_)
@@ -320,9 +482,9 @@ private:
                 rows_.push_back({i, row, std::min(row + some, m.rows())});
         }
         matrix_elems_ = elems;
-        sums_[0] = buffer<float>(elems);
+        sum_memory_[0] = buffer<float>(elems);
         if (zenflow_.overlap) {
-            sums_[1] = buffer<float>(elems);
+            sum_memory_[1] = buffer<float>(elems);
             worker_.have_team();
         }
         now_->parts.resize(matrices_.size());
@@ -427,14 +589,14 @@ private:
             for (shard_array::index const which : state_arrays)
                 for (std::size_t c = 0; c < columns && m.shard().is_state(which) && piece.begin != piece.end; ++c)
                     std::memmove(m.shard().data(which) +
-                                    m.shard().bytes(which, c * own_rows(i) + piece.begin - m.first_row()),
-                                piece.from->arrays[which] +
-                                    m.shard().bytes(which, c * piece.from->rows + piece.begin - piece.from->first_row),
-                                m.shard().bytes(which, piece.end - piece.begin));
+                                     m.shard().bytes(which, c * own_rows(i) + piece.begin - m.first_row()),
+                                 piece.from->arrays[which] +
+                                     m.shard().bytes(which, c * piece.from->rows + piece.begin - piece.from->first_row),
+                                 m.shard().bytes(which, piece.end - piece.begin));
             if (is_matrix(i) && piece.from->summed != 0 && piece.begin != piece.end)
                 std::memmove(sums_of(i) + (piece.begin - m.first_row()) * columns,
-                            piece.from->sums + (piece.begin - piece.from->first_row) * columns,
-                            (piece.end - piece.begin) * columns * sizeof(float));
+                             piece.from->sums + (piece.begin - piece.from->first_row) * columns,
+                             (piece.end - piece.begin) * columns * sizeof(float));
         }
         zenflow_state_param const& any = *from.front().from;
         own.counts = any.counts;
@@ -453,8 +615,8 @@ private:
         for (source const& piece : from)
             if (piece.begin != piece.end)
                 std::memmove(m.weights() + (piece.begin - m.first_row()) * row_bytes,
-                            piece.from->weights + (piece.begin - piece.from->first_row) * row_bytes,
-                            (piece.end - piece.begin) * row_bytes);
+                             piece.from->weights + (piece.begin - piece.from->first_row) * row_bytes,
+                             (piece.end - piece.begin) * row_bytes);
         own.landing = any.landing;
         return std::find(own.landing.begin(), own.landing.end(), 1) != own.landing.end();
     }
@@ -468,11 +630,13 @@ private:
                           (options_.loss_scaling && terms_.moves_scaler);
         report.global_norm = std::numeric_limits<double>::quiet_NaN();
         norm_verdict verdict;
+        squares_total all;
+        if (home_ != nullptr)
+            all = home_->squares(present_); // and all gradients are down
         if (!report.measured)
             return verdict;
-        squares_total all;
         std::mutex mutex;
-        for_each_part(cpu_, blocks_.size(), all_elems_, [&](std::size_t at) {
+        for_each_part(cpu_, home_ != nullptr ? 0 : blocks_.size(), all_elems_, [&](std::size_t at) {
             part const& p = blocks_[at];
             if (!takes_part(p.param))
                 return;
@@ -608,7 +772,7 @@ private:
             make_steps(own.counts, own.list, own.steps, own.step_of, make);
             if (own.list.size() != m.columns())
                 own.added = make(1); // of which only the scaling of gradients counts
-            bytes += m.shard().bytes(shard_array::grad, own.list.size() * m.rows());
+            bytes += home_ != nullptr ? 0 : m.shard().bytes(shard_array::grad, own.list.size() * m.rows());
             bytes = (bytes + 63) / 64 * 64;
         }
         if (gathered_.size() < bytes)
@@ -712,15 +876,53 @@ private:
             next_->zero_nonfinite = terms_.zero_nonfinite && !is_finite_for_sure;
         }
 
+        std::vector<sum_tile> sums = plan_sums(report);
+        if (home_ != nullptr)
+            step_on_device(selects, report);
+
         // From here on nothing fails.
-        if (selects)
+        if (selects && home_ == nullptr)
             change_selection(report);
-        add_up(report);
-        step_selected(report);
+        if (home_ == nullptr) {
+            gather();
+            step_selected();
+        }
+        count_selected(report);
         position_ = after;
         put_off_norm_ = put_off_norm;
+        bool const waits = home_ == nullptr || (ends && (warm_up || !zenflow_.overlap));
+        if (waits) {
+            sums_.begin(std::move(sums));
+            worker_.finish(sums_);
+        }
         if (ends)
             end_window(warm_up, drops, report);
+        if (!waits)
+            sums_.begin(std::move(sums));
+    }
+    // What is resident on the device steps there; with another selection, it moves first.
+    void step_on_device(bool selects, zenflow_report& report)
+    {
+        bool const is_new = selects || !home_->has_state();
+        if (is_new) {
+            home_->bring_home();
+            home_->drop();
+            if (selects)
+                change_selection(report);
+            std::vector<resident> all;
+            static std::vector<std::uint32_t> const one = {0};
+            for (std::size_t i = 0; i < matrices_.size(); ++i) {
+                param_state const& own = params_[i];
+                all.push_back({is_matrix(i) ? &own.list : &one, &own.step_of, own.steps.size(),
+                               !own.steps.empty() &&
+                                   rounds_by_chance(matrices_[i].shard().format().types, own.steps[0].c.rounding)});
+            }
+            home_->send(all);
+        }
+        std::vector<group_step> steps;
+        for (param_state const& own : params_)
+            steps.insert(steps.end(), own.steps.begin(), own.steps.end());
+        home_->step(steps, present_, is_new);
     }
     // A column that is selected from now on is first stepped with what it has put off.
     void change_selection(zenflow_report& report)
@@ -744,39 +946,46 @@ private:
                 now_->do_columns(cpu_, matrices_, i, moved, worker_.access());
             for (std::size_t c = 0; c < moved.size(); ++c)
                 now_->parts[i].columns[c] = now_->parts[i].columns[c] != 0 && moved[c] == 0;
+            if (home_ != nullptr)
+                continue; // their weights follow with the step
             list_columns(moved, 1, list_);
             copy_weights(i, list_);
         }
     }
-    // Gradients are added up, and those of selected columns are brought into their order.
-    void add_up(zenflow_report& report)
+    [[nodiscard]] std::vector<sum_tile> plan_sums(zenflow_report& report)
+    {
+        std::vector<sum_tile> tiles;
+        for (part const& p : rows_) {
+            param_state const& own = params_[p.param];
+            if (takes_part(p.param) && own.list.size() != matrices_[p.param].columns())
+                tiles.push_back({&matrices_[p.param], p.begin, p.end, &own.added, own.summed == 0, sums_of(p.param)});
+        }
+        for (std::size_t i = 0; i < matrices_.size(); ++i)
+            if (is_matrix(i) && takes_part(i))
+                report.put_off += (matrices_[i].columns() - params_[i].list.size()) * matrices_[i].rows();
+        return tiles;
+    }
+    // The gradients of selected columns are brought into their order.
+    void gather()
     {
         for_each_part(cpu_, rows_.size(), matrix_elems_, [&](std::size_t at) {
             part const& p = rows_[at];
             param_state const& own = params_[p.param];
-            zenflow_matrix const& m = matrices_[p.param];
-            if (!takes_part(p.param))
-                return;
-            if (own.list.size() != m.columns())
-                m.add_up(p.begin, p.end, own.added, own.summed == 0, sums_of(p.param));
-            m.gather(own.list, p.begin, p.end, gathered_.data() + own.gathered);
+            if (takes_part(p.param))
+                matrices_[p.param].gather(own.list, p.begin, p.end, gathered_.data() + own.gathered);
         });
-        for (std::size_t i = 0; i < matrices_.size(); ++i)
-            if (is_matrix(i) && takes_part(i)) {
-                ++params_[i].summed;
-                report.put_off += (matrices_[i].columns() - params_[i].list.size()) * matrices_[i].rows();
-            }
     }
-    void step_selected(zenflow_report& report)
+    void step_selected()
     {
         kernel::memory_access const how = worker_.access();
         columns_.clear();
+        std::size_t elems = 0;
         for (std::size_t i = 0; i < matrices_.size(); ++i)
             for (std::size_t k = 0; k < params_[i].list.size() && takes_part(i) && matrices_[i].rows() != 0; ++k) {
                 columns_.push_back({i, k, params_[i].list[k]});
-                report.elements += matrices_[i].rows();
+                elems += matrices_[i].rows();
             }
-        for_each_part(cpu_, columns_.size(), report.elements, [&](std::size_t at) {
+        for_each_part(cpu_, columns_.size(), elems, [&](std::size_t at) {
             part const& p = columns_[at];
             param_state const& own = params_[p.param];
             zenflow_matrix const& m = matrices_[p.param];
@@ -795,23 +1004,25 @@ private:
             for (std::size_t b = p.begin; b < p.end; ++b)
                 s.step(b, s.gradient(b, false, by.rules, false, scratch), by.c, how);
         });
-        for (std::size_t i = 0; i < matrices_.size(); ++i) {
-            param_state& own = params_[i];
-            if (!takes_part(i))
-                continue;
-            if (!is_matrix(i)) {
-                ++own.counts[0];
-                report.elements += matrices_[i].shard().size();
-                continue;
-            }
-            for (std::uint32_t const c : own.list)
-                ++own.counts[c];
-        }
         for_each_part(cpu_, rows_.size(), matrix_elems_, [&](std::size_t at) {
             part const& p = rows_[at];
             if (takes_part(p.param))
                 matrices_[p.param].copy_weights(params_[p.param].list, p.begin, p.end);
         });
+    }
+    void count_selected(zenflow_report& report)
+    {
+        for (std::size_t i = 0; i < matrices_.size(); ++i) {
+            param_state& own = params_[i];
+            if (!takes_part(i))
+                continue;
+            own.summed += is_matrix(i);
+            report.elements += is_matrix(i) ? own.list.size() * matrices_[i].rows() : matrices_[i].shard().size();
+            if (!is_matrix(i))
+                ++own.counts[0];
+            for (std::uint32_t const c : own.list)
+                ++own.counts[c];
+        }
     }
     void end_window(bool warm_up, bool drops, zenflow_report& report)
     {
@@ -834,6 +1045,13 @@ private:
         if (drops)
             return;
         std::swap(now_, next_);
+        is_staged_.assign(matrices_.size(), 0);
+        now_->is_through = {};
+        if (home_ != nullptr)
+            now_->is_through = [this](std::size_t matrix) {
+                home_->stage(matrix);
+                is_staged_[matrix] = 1;
+            };
         now_->begin(matrices_);
         if (warm_up || !zenflow_.overlap)
             finish_and_land();
@@ -843,19 +1061,102 @@ private:
     // In the background. Where the next step selects, not before it has: what it selects is stepped first.
     void go_on()
     {
-        if (now_->is_there() && !selects_next(zenflow_, position_))
-            worker_.go_on(*now_, matrices_);
+        bool const waits = landing_is_due_ || selects_next(zenflow_, position_);
+        worker_.go_on(sums_, waits ? nullptr : now_.get(), matrices_);
     }
     void finish_and_land()
     {
         if (!now_->is_there())
             return;
-        worker_.finish(*now_, matrices_);
+        worker_.finish(sums_, *now_, matrices_);
+        landing_.resize(matrices_.size());
         for (std::size_t i = 0; i < matrices_.size(); ++i) {
-            list_columns(now_->parts[i].columns, 1, list_);
-            copy_weights(i, list_);
+            list_columns(now_->parts[i].columns, 1, landing_[i]);
+            if (home_ == nullptr)
+                copy_weights(i, landing_[i]);
         }
         now_->forget();
+        landing_is_due_ = home_ != nullptr;
+        try_to_land();
+    }
+    // On the device. Where it fails that is known by landing_is_due_, and nothing else is done with it before.
+    void try_to_land() noexcept
+    {
+        if (!landing_is_due_)
+            return;
+        try {
+            for (std::size_t i = 0; i < matrices_.size(); ++i) {
+                if (is_staged_[i] == 0 && !landing_[i].empty())
+                    home_->stage(i);
+                home_->land(i, landing_[i]);
+            }
+            home_->wait();
+            landing_is_due_ = false;
+        } catch (...) {
+            landing_error_ = std::current_exception();
+            std::fill(is_staged_.begin(), is_staged_.end(), std::uint8_t{0});
+            (void)home_->device().reset(std::chrono::steady_clock::now());
+        }
+    }
+    void rethrow_landing_error()
+    {
+        if (landing_error_ == nullptr)
+            return;
+        try {
+            std::rethrow_exception(std::exchange(landing_error_, nullptr));
+        } catch (device_error const&) {
+            rethrow_as_device_error(text_of({"; step ", position_.steps,
+                                             " has been taken all the same, and the weights that "
+                                             "could not land do so before anything else"}));
+        }
+    }
+    // What the last call has left.
+    void catch_up()
+    {
+        try_to_land();
+        rethrow_landing_error();
+    }
+    // Nothing goes on in the background.
+    void settle() { worker_.finish(sums_, *now_, matrices_); }
+    // The host's arrays show what the device has.
+    void come_home()
+    {
+        if (home_ == nullptr)
+            return;
+        home_->bring_home();
+        for (std::size_t i = 0; i < matrices_.size(); ++i)
+            home_->copy_weights(i, true);
+        home_->wait();
+    }
+    // In a handler of a device_error.
+    [[noreturn]] void take_back_and_rethrow()
+    {
+        settle(); // or something could be staged meanwhile
+        std::fill(is_staged_.begin(), is_staged_.end(), std::uint8_t{0});
+        if (home_->take_back())
+            throw;
+        is_lost_ = true;
+        rethrow_as_device_error(
+            "; it does not come back from that, so what it has is of no known step: load() a state");
+    }
+    void report_device(zenflow_report& report) const
+    {
+        device_usage const now = home_->device().usage();
+        auto const bytes = [&](device_lane lane) {
+            auto const i = static_cast<std::size_t>(lane);
+            return static_cast<std::size_t>(now.bytes[i] - usage_before_.bytes[i]);
+        };
+        auto const seconds = [&](device_lane lane) {
+            auto const i = static_cast<std::size_t>(lane);
+            return now.busy_s[i] - usage_before_.busy_s[i];
+        };
+        report.device = {report.outcome == step_outcome::applied ? report.elements : 0,
+                         seconds(device_lane::work),
+                         seconds(device_lane::up),
+                         seconds(device_lane::down),
+                         bytes(device_lane::work),
+                         bytes(device_lane::up),
+                         bytes(device_lane::down)};
     }
     void copy_weights(std::size_t param, std::vector<std::uint32_t> const& columns)
     {
@@ -874,19 +1175,30 @@ private:
     std::vector<zenflow_matrix> matrices_; // of each param; without columns for a vector
     std::vector<param_state> params_;
     std::vector<part> blocks_, rows_, columns_;
-    std::vector<std::uint8_t> present_;
+    std::vector<shard_in_step> submitted_; // of the step that is open
+    std::vector<std::uint8_t> present_;    // the same as flags, when it ends
+    std::chrono::steady_clock::time_point started_;
     std::vector<std::uint32_t> list_;
     std::string pus_;
     step_terms terms_;
     zenflow_position position_;
     double put_off_norm_ = 0;
     std::optional<loss_scaler_state> scaler_;
-    buffer<float> sums_[2];
+    buffer<float> sum_memory_[2];
     std::size_t half_ = 0; // the one that gradients are added up in
     buffer<std::byte> gathered_;
     std::size_t all_elems_ = 0, matrix_elems_ = 0;
     bool is_laid_out_ = false;
+    bool is_open_ = false;
     bool is_lost_ = false;
+    std::vector<device_arrays> device_arrays_;
+    device_usage usage_before_;
+    std::vector<std::uint8_t> is_staged_;             // of each matrix: its weights by columns are up
+    std::vector<std::vector<std::uint32_t>> landing_; // columns that land
+    bool landing_is_due_ = false;
+    std::exception_ptr landing_error_;
+    std::unique_ptr<device_home> home_; // null without a device
+    sum_work sums_;
     std::unique_ptr<put_off_step> now_ = std::make_unique<put_off_step>();  // what the last window has put off
     std::unique_ptr<put_off_step> next_ = std::make_unique<put_off_step>(); // what this one does
     put_off_worker worker_;                                                 // last: its threads use the others
