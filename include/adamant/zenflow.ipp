@@ -2,10 +2,24 @@
 // What zenflow.hpp declares: each function is the core's.
 #pragma once
 
+#include <adamant/kernel/dispatch.hpp>
 #include <adamant/zenflow.hpp>
 #include <adamant/zenflow/zenflow_core.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+
+ADAMANT_DECL kernel::add_scaled_function add_scaled_for(dtype grad, isa tier) noexcept
+{
+    switch (grad) {
+    case dtype::bfloat16: return kernel::add_scaled_of<bfloat16>(tier);
+    case dtype::float16: return kernel::add_scaled_of<float16>(tier);
+    default: return kernel::add_scaled_of<float>(tier);
+    }
+}
+
+} // namespace detail
 
 ADAMANT_DECL zenflow_optimizer::zenflow_optimizer(executor const& cpu, zenflow_options zenflow,
                                                   optimizer_options options)

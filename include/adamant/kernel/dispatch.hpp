@@ -82,6 +82,17 @@ void add_gradients(std::byte const* grad, std::byte const* sum, std::size_t n, s
     }
 }
 
+template <class Grad>
+void add_scaled(std::byte const* grad, std::size_t n, float scale, bool first, float* sum) noexcept
+{
+    float_mode_scope const mode(subnormals::kept);
+    for (std::size_t i = 0; i < n; ++i) {
+        float const g = oracle::tamed(widen(load_unaligned<Grad>(grad + i * sizeof(Grad))), false, scale,
+                                      std::bit_cast<float>(float_infinity_bits));
+        sum[i] = first ? g : oracle::added(g, sum[i]);
+    }
+}
+
 inline void tame_gradient(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale, float bound) noexcept
 {
     float_mode_scope const mode(subnormals::kept);
@@ -214,6 +225,11 @@ template <class WeightOut>
     ADAMANT_FOR_FAST_TIER(tier, (scalar::round_weights<WeightOut>), round_weights<WeightOut>);
 }
 
+template <class Grad>
+[[nodiscard]] add_scaled_function add_scaled_of(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::add_scaled<Grad>), add_scaled<Grad>);
+}
 template <class Grad>
 [[nodiscard]] largest_bits_function largest_bits_for(isa tier) noexcept
 {

@@ -30,6 +30,38 @@ void add_gradients(std::byte const* grad, std::byte const* sum, std::size_t n, s
         add_vector<false, Grad, Sum, Out>(grad + i * sizeof(Grad), sum + i * sum_bytes, n - i, out + i * sizeof(Out));
 }
 
+template <bool Whole, bool First, class Grad>
+ADAMANT_SIMD void add_scaled_vector(std::byte const* grad, std::size_t count, simd::f32 scale, std::byte* sum)
+{
+    simd::f32 const g = simd::flush(load_first<Grad, Whole>(grad, count), float_min_normal_bits);
+    simd::f32 total = simd::flush(simd::mul(g, scale), float_min_normal_bits);
+    if constexpr (!First) {
+        simd::f32 const before = simd::flush(load_first<float, Whole>(sum, count), float_min_normal_bits);
+        total = simd::flush(simd::fma(simd::set(1.0f), before, total), float_min_normal_bits);
+    }
+    store_carefully<float, Whole>(sum, total, count);
+}
+template <bool First, class Grad>
+ADAMANT_SIMD void add_all_scaled(std::byte const* grad, std::size_t n, simd::f32 scale, std::byte* sum)
+{
+    std::size_t i = 0;
+    for (; n - i >= simd::lanes; i += simd::lanes)
+        add_scaled_vector<true, First, Grad>(grad + i * sizeof(Grad), simd::lanes, scale, sum + i * sizeof(float));
+    if (i < n)
+        add_scaled_vector<false, First, Grad>(grad + i * sizeof(Grad), n - i, scale, sum + i * sizeof(float));
+}
+// See add_scaled_function.
+template <class Grad>
+void add_scaled(std::byte const* grad, std::size_t n, float scale, bool first, float* sum) noexcept
+{
+    float_mode_scope const mode(subnormals::flushed);
+    std::byte* const to = reinterpret_cast<std::byte*>(sum);
+    if (first)
+        add_all_scaled<true, Grad>(grad, n, simd::set(scale), to);
+    else
+        add_all_scaled<false, Grad>(grad, n, simd::set(scale), to);
+}
+
 template <bool Whole>
 ADAMANT_SIMD void tame_vector(std::byte* grad, std::size_t count, bool zero_nonfinite, simd::f32 scale,
                               simd::u32 bound_bits)

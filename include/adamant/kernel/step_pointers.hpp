@@ -97,6 +97,10 @@ using undo_function = void (*)(step_pointers const&, std::size_t n, coefficients
 using add_gradients_function = void (*)(std::byte const* grad, std::byte const* sum, std::size_t n,
                                         std::byte* out) noexcept;
 
+// sum = oracle::added(g, sum), or g where it is the first, of g = oracle::tamed(grad, false, scale, infinity).
+using add_scaled_function = void (*)(std::byte const* grad, std::size_t n, float scale, bool first,
+                                     float* sum) noexcept;
+
 // oracle::tamed over n floats in place.
 using tame_gradient_function = void (*)(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale,
                                         float bound) noexcept;
@@ -113,8 +117,8 @@ using round_weights_function = void (*)(std::byte const* param, std::size_t n, s
 using largest_bits_function = std::uint32_t (*)(std::byte const* grad, std::size_t n) noexcept;
 
 // Adds oracle::column_score_of of each element to its column's sum. The rows, at most column_score_rows, begin
-// row_bytes apart. sums begin with zeros, and have room for a multiple of 64 columns. False, with sums that mean nothing,
-// where something is not finite; the scalar tier takes it for zero and returns true.
+// row_bytes apart. sums begin with zeros, and have room for a multiple of 64 columns. False, with sums that mean
+// nothing, where something is not finite; the scalar tier takes it for zero and returns true.
 using column_scores_function = bool (*)(std::byte const* grad, std::size_t row_bytes, std::size_t rows,
                                         std::size_t columns, float scale, std::uint32_t* sums) noexcept;
 // How far ahead they ask for memory, in each row.

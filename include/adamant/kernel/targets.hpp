@@ -108,6 +108,7 @@ namespace avx512 {
 namespace avx512_bf16 {
 using avx512::add_column_scores;
 using avx512::add_gradients;
+using avx512::add_scaled;
 using avx512::block_squares;
 using avx512::group_elems;
 using avx512::join_masters;

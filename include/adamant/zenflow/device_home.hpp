@@ -87,20 +87,22 @@ public:
 
     // ---- Gradients
 
-    // The param's gradient is there: its squares are taken, and it comes down.
+    // The param's gradient is there: its squares are taken. It comes down by bring_down().
     void submit(std::size_t param)
     {
-        offload_shard const& s = matrices_[param].shard();
         group_step const none{};
         std::uint32_t const piece[] = {static_cast<std::uint32_t>(param)};
         std::vector<std::uint8_t> const not_summed(matrices_.size());
-        if (s.size() == 0)
-            return;
-        gradients_->run({.pass = block_pass::measure,
-                         .pieces = piece,
-                         .speculated = {&none, 1},
-                         .settled = {&none, 1},
-                         .summed = not_summed});
+        if (matrices_[param].shard().size() != 0)
+            gradients_->run({.pass = block_pass::measure,
+                             .pieces = piece,
+                             .speculated = {&none, 1},
+                             .settled = {&none, 1},
+                             .summed = not_summed});
+    }
+    void bring_down(std::size_t param)
+    {
+        offload_shard const& s = matrices_[param].shard();
         on_->copy_down(s.data(shard_array::grad), arrays_[param].grad, s.bytes(shard_array::grad, s.size()));
     }
     // All gradients that were submitted are down; adds up their squares. present: a flag for each param.

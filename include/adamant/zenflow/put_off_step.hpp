@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -37,16 +38,22 @@ public:
         ++running_; // first, so that is_done() never sees all begun and none running too early
         std::size_t const i = next_.fetch_add(1);
         bool const found = i < tiles_.size();
-        if (found)
+        if (found) {
+            auto const start = std::chrono::steady_clock::now();
             work(tiles_[i]);
+            busy_ns_ += static_cast<std::uint64_t>((std::chrono::steady_clock::now() - start).count());
+        }
         --running_;
         return found;
     }
+    // How long all threads together have worked on tiles, since it was last asked.
+    [[nodiscard]] double take_busy_s() noexcept { return 1e-9 * static_cast<double>(busy_ns_.exchange(0)); }
 
 private:
     std::vector<Tile> tiles_;
     std::atomic<std::size_t> next_{0};
     std::atomic<std::size_t> running_{0};
+    std::atomic<std::uint64_t> busy_ns_{0};
 };
 
 // The gradients of one step are added up.
@@ -98,6 +105,7 @@ public:
         is_there_ = true;
     }
     void forget() noexcept { is_there_ = false; }
+    [[nodiscard]] double take_busy_s() noexcept { return work_.take_busy_s(); }
     [[nodiscard]] std::size_t tiles() const noexcept { return work_.size(); }
     [[nodiscard]] static constexpr std::size_t tile_elems() noexcept
     {
@@ -145,7 +153,12 @@ private:
 // Does that in a team's threads, while these have nothing else to do: sums first, then the step.
 class put_off_worker {
 public:
-    explicit put_off_worker(executor const& cpu) : cpu_(cpu), team_(cpu.team()) {}
+    // when_summed: is called, in any thread and perhaps more than once, when all gradients of a step have been added
+    // up. Must not throw.
+    put_off_worker(executor const& cpu, std::function<void()> when_summed)
+        : cpu_(cpu), team_(cpu.team()), when_summed_(std::move(when_summed))
+    {
+    }
     put_off_worker(put_off_worker const&) = delete;
     put_off_worker& operator=(put_off_worker const&) = delete;
     ~put_off_worker() { rest(); }
@@ -173,6 +186,7 @@ public:
             return;
         rest();
         for_each_part(cpu_, sums.size(), sums.size() * 65536, [&](std::size_t) { (void)sums.do_next(add_up); });
+        when_summed_();
     }
     void finish(sum_work& sums, put_off_step& step, std::vector<zenflow_matrix> const& of)
     {
@@ -202,8 +216,11 @@ private:
         void operator()(unsigned) const noexcept
         {
             while (!worker->team_->others_wait()) {
-                if (sums->do_next(add_up))
+                if (sums->do_next(add_up)) {
+                    if (sums->is_done())
+                        worker->when_summed_();
                     continue;
+                }
                 if (step == nullptr)
                     return;
                 if (sums->is_done() && !step->do_next(*of, worker->access()))
@@ -214,6 +231,7 @@ private:
 
     executor cpu_;
     std::shared_ptr<adamant::team> team_;
+    std::function<void()> when_summed_;
     std::unique_ptr<submission<shift>> shift_; // last: it uses the others
 };
 

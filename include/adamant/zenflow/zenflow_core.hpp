@@ -11,7 +11,6 @@
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -36,7 +35,8 @@ namespace detail {
 class zenflow_core {
 public:
     zenflow_core(executor const& cpu, zenflow_options zenflow, optimizer_options options)
-        : zenflow_(checked(std::move(zenflow))), options_(checked(std::move(options))), cpu_(cpu), worker_(cpu)
+        : zenflow_(checked(std::move(zenflow))), options_(checked(std::move(options))), cpu_(cpu),
+          worker_(cpu, [this] { bring_down_rest(); })
     {
         if (options_.loss_scaling)
             scaler_ = initial_state(*options_.loss_scaling);
@@ -144,6 +144,8 @@ public:
         if (home_ != nullptr)
             usage_before_ = home_->device().usage();
         submitted_.assign(matrices_.size(), shard_in_step::awaited);
+        waiting_down_.clear();
+        waiting_down_.reserve(matrices_.size());
         is_open_ = true;
     }
     void submit(std::size_t param)
@@ -151,10 +153,23 @@ public:
         no_traps_scope const no_traps;
         awaited("submit()", param);
         if (home_ != nullptr) {
-            worker_.finish(sums_); // of the gradients that lie where this one comes down
             home_->submit(param);
+            std::lock_guard const lock(down_mutex_);
+            if (sums_.is_done())
+                home_->bring_down(param);
+            else // until gradients are added up that lie where this one comes down
+                waiting_down_.push_back(param);
         }
         submitted_[param] = shard_in_step::submitted;
+    }
+    void bring_down_rest() noexcept
+    {
+        std::lock_guard const lock(down_mutex_);
+        if (!sums_.is_done())
+            return;
+        for (std::size_t const param : waiting_down_)
+            home_->bring_down(param);
+        waiting_down_.clear();
     }
     void leave_out(std::size_t param)
     {
@@ -174,7 +189,10 @@ public:
             present_[i] = submitted_[i] == shard_in_step::submitted;
         }
         worker_.finish(sums_);
+        bring_down_rest();
         zenflow_report report;
+        double const threads = std::max(1u, cpu_.threads());
+        report.sums_s = sums_.take_busy_s() / threads;
         report.tier = cpu_.tier();
         report.threads = cpu_.threads();
         report.pus = pus_;
@@ -207,8 +225,11 @@ public:
         if (!is_open_)
             throw_invalid_argument({"abandon() is called, but no step is open; begin_step() first"});
         is_open_ = false;
-        if (home_ != nullptr)
-            home_->wait();
+        if (home_ == nullptr)
+            return;
+        worker_.finish(sums_);
+        bring_down_rest();
+        home_->wait();
     }
     // gradients: null for a param that takes no part.
     template <class Present>
@@ -477,7 +498,8 @@ private:
             constexpr std::size_t together = 16; // norm blocks
             for (std::size_t b = 0; b < m.shard().blocks(); b += together)
                 blocks_.push_back({i, b, std::min(b + together, m.shard().blocks())});
-            std::size_t const some = m.columns() == 0 ? 1 : std::clamp<std::size_t>(65536 / m.columns(), 32, 4096);
+            std::size_t const some =
+                m.columns() == 0 ? 1 : std::clamp<std::size_t>(65536 / m.columns() / 64 * 64, 64, 4096);
             for (std::size_t row = 0; row < m.rows(); row += some)
                 rows_.push_back({i, row, std::min(row + some, m.rows())});
         }
@@ -606,9 +628,7 @@ private:
         if (!is_matrix(i))
             return false;
         if (!has_weights) {
-            std::vector<std::uint32_t> all(columns);
-            std::iota(all.begin(), all.end(), 0u);
-            copy_weights(i, all);
+            copy_weights(i);
             return false;
         }
         std::size_t const row_bytes = columns * size_bytes(m.weights_type());
@@ -1030,6 +1050,7 @@ private:
         report.put_off_skipped = drops;
         auto const start = std::chrono::steady_clock::now();
         finish_and_land();
+        report.put_off_s = now_->take_busy_s() / std::max(1u, cpu_.threads());
         report.waited_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         for (std::size_t i = 0; i < matrices_.size(); ++i) {
             put_off_part const& p = next_->parts[i];
@@ -1072,8 +1093,8 @@ private:
         landing_.resize(matrices_.size());
         for (std::size_t i = 0; i < matrices_.size(); ++i) {
             list_columns(now_->parts[i].columns, 1, landing_[i]);
-            if (home_ == nullptr)
-                copy_weights(i, landing_[i]);
+            if (home_ == nullptr && !landing_[i].empty())
+                copy_weights(i); // those of all other columns are what their masters say already
         }
         now_->forget();
         landing_is_due_ = home_ != nullptr;
@@ -1158,6 +1179,13 @@ private:
                          bytes(device_lane::up),
                          bytes(device_lane::down)};
     }
+    void copy_weights(std::size_t param)
+    {
+        zenflow_matrix const& m = matrices_[param];
+        constexpr std::size_t some = 64;
+        for_each_part(cpu_, (m.rows() + some - 1) / some, m.size(),
+                      [&](std::size_t at) { m.copy_weights(at * some, std::min(m.rows(), (at + 1) * some)); });
+    }
     void copy_weights(std::size_t param, std::vector<std::uint32_t> const& columns)
     {
         zenflow_matrix const& m = matrices_[param];
@@ -1199,6 +1227,8 @@ private:
     std::exception_ptr landing_error_;
     std::unique_ptr<device_home> home_; // null without a device
     sum_work sums_;
+    std::mutex down_mutex_;
+    std::vector<std::size_t> waiting_down_; // params whose gradients are still to come down
     std::unique_ptr<put_off_step> now_ = std::make_unique<put_off_step>();  // what the last window has put off
     std::unique_ptr<put_off_step> next_ = std::make_unique<put_off_step>(); // what this one does
     put_off_worker worker_;                                                 // last: its threads use the others

@@ -11,11 +11,15 @@
 #include <cstring>
 #include <vector>
 
+#include <adamant/kernel/turn.hpp>
 #include <adamant/numerics/float_mode.hpp>
 #include <adamant/shard/offload_shard.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
+
+// For gradients of that type.
+[[nodiscard]] kernel::add_scaled_function add_scaled_for(dtype grad, isa tier) noexcept;
 
 class zenflow_matrix {
 public:
@@ -29,8 +33,9 @@ public:
     zenflow_matrix(offload_shard const& of, isa tier, std::size_t columns, std::size_t all_rows, std::size_t first_row,
                    std::byte* weights)
         : shard_(of), tier_(tier), kernels_(&of.format().block_kernels_for(tier)),
-          sum_kernels_(&kernel::sum_kernels_of(dtype::float32)(tier)), columns_(columns),
-          rows_(columns == 0 ? 0 : of.size() / columns), all_rows_(all_rows), first_row_(first_row), weights_(weights)
+          sum_kernels_(&kernel::sum_kernels_of(dtype::float32)(tier)), add_scaled_(add_scaled_for(of.type(grad), tier)),
+          columns_(columns), rows_(columns == 0 ? 0 : of.size() / columns), all_rows_(all_rows), first_row_(first_row),
+          weights_(weights)
     {
     }
 
@@ -55,8 +60,13 @@ public:
     void add_up(std::size_t begin, std::size_t end, group_step const& by, bool first, float* sums) const noexcept
     {
         float_mode_scope const mode(subnormals::flushed);
-        scratch_block scratch;
         std::size_t const last = end * columns_;
+        if (!by.rules.zero_nonfinite && !by.rules.limited) {
+            std::byte const* const from = shard_.data(grad) + shard_.bytes(grad, begin * columns_);
+            add_scaled_(from, last - begin * columns_, by.c.grad_scale, first, sums + begin * columns_);
+            return;
+        }
+        scratch_block scratch;
         for (std::size_t i = begin * columns_, n = 0; i < last; i += n) {
             n = std::min(norm_block_elems, last - i);
             tame(i, n, by, scratch);
@@ -127,11 +137,9 @@ public:
         std::size_t const some = std::min(strip_rows, rows_ - begin);
         constexpr std::size_t pitch = strip_rows + 16; // columns of a strip begin in different sets of a cache
         alignas(64) float turned[strip_columns * pitch];
-        for (std::size_t row = 0; row < some; ++row) {
-            float const* const from = sums + (begin + row) * columns_ + first;
-            for (std::size_t c = 0; c < n; ++c)
-                turned[c * pitch + row] = from[c];
-        }
+        kernel::turn<std::uint32_t>(reinterpret_cast<std::byte const*>(sums + begin * columns_ + first),
+                                    columns_ * sizeof(float), reinterpret_cast<std::byte*>(turned),
+                                    pitch * sizeof(float), some, n, 32);
         for (std::size_t c = 0; c < n; ++c) {
             if (flags[first + c] == 0)
                 continue;
@@ -145,7 +153,14 @@ public:
     }
     // ---- Weights
 
-    // Rows [begin, end) of these columns of the model's weights.
+    // Rows [begin, end) of the model's weights; and of these columns of them.
+    void copy_weights(std::size_t begin, std::size_t end) const noexcept
+    {
+        if (weights_type() == dtype::float32)
+            copy_all_weights_as<std::uint32_t>(begin, end);
+        else
+            copy_all_weights_as<std::uint16_t>(begin, end);
+    }
     void copy_weights(std::vector<std::uint32_t> const& of, std::size_t begin, std::size_t end) const noexcept
     {
         if (weights_type() == dtype::float32)
@@ -191,31 +206,72 @@ private:
         }
         return kernels_->squares_scratch(scratch.grad, n);
     }
+    // Both turn tiles in the first cache. Columns of many matrices begin at multiples of a large power of two, so that
+    // more than a few of them at once would push each other out of any cache.
+    static constexpr std::size_t tile = 64;
+    template <class Bits>
+    struct turned_tile {
+        static constexpr std::size_t pitch = tile + 64 / sizeof(Bits) / 2;
+        Bits column[tile][pitch];
+    };
     template <class Bits>
     void gather_as(std::byte const* from, std::vector<std::uint32_t> const& of, std::size_t begin, std::size_t end,
                    std::byte* to) const noexcept
     {
-        for (std::size_t i = 0; i < of.size(); ++i)
-            for (std::size_t row = begin; row < end; ++row)
-                std::memcpy(to + (i * rows_ + row) * sizeof(Bits), from + (row * columns_ + of[i]) * sizeof(Bits),
-                            sizeof(Bits));
+        turned_tile<Bits> turned;
+        for (std::size_t row = begin; row < end; row += tile)
+            for (std::size_t first = 0; first < of.size(); first += tile) {
+                std::size_t const n = std::min(tile, of.size() - first);
+                std::size_t const some = std::min(tile, end - row);
+                for (std::size_t r = 0; r < some; ++r)
+                    for (std::size_t i = 0; i < n; ++i)
+                        std::memcpy(&turned.column[i][r], from + ((row + r) * columns_ + of[first + i]) * sizeof(Bits),
+                                    sizeof(Bits));
+                for (std::size_t i = 0; i < n; ++i)
+                    std::memcpy(to + ((first + i) * rows_ + row) * sizeof(Bits), turned.column[i], some * sizeof(Bits));
+            }
+    }
+    template <class Bits>
+    void copy_all_weights_as(std::size_t begin, std::size_t end) const noexcept
+    {
+        constexpr std::size_t pitch = turned_tile<Bits>::pitch * sizeof(Bits);
+        turned_tile<Bits> turned;
+        std::byte const* const from = shard_.data(weights_source());
+        for (std::size_t row = begin; row < end; row += tile)
+            for (std::size_t first = 0; first < columns_; first += tile) {
+                std::size_t const n = std::min(tile, columns_ - first);
+                std::size_t const some = std::min(tile, end - row);
+                kernel::turn<Bits>(from + (first * rows_ + row) * sizeof(Bits), rows_ * sizeof(Bits),
+                                   reinterpret_cast<std::byte*>(turned.column), pitch, n, some, tile);
+                for (std::size_t r = 0; r < some; ++r)
+                    std::memcpy(weights_ + ((row + r) * columns_ + first) * sizeof(Bits), turned.column[r],
+                                n * sizeof(Bits));
+            }
     }
     template <class Bits>
     void copy_weights_as(std::vector<std::uint32_t> const& of, std::size_t begin, std::size_t end) const noexcept
     {
-        constexpr std::size_t together = 64; // columns: a row's are written in whole lines where all are copied
+        turned_tile<Bits> turned;
         std::byte const* const from = shard_.data(weights_source());
-        for (std::size_t first = 0; first < of.size(); first += together)
-            for (std::size_t row = begin; row < end; ++row)
-                for (std::size_t i = first; i < std::min(of.size(), first + together); ++i)
-                    std::memcpy(weights_ + (row * columns_ + of[i]) * sizeof(Bits),
-                                from + (of[i] * rows_ + row) * sizeof(Bits), sizeof(Bits));
+        for (std::size_t row = begin; row < end; row += tile)
+            for (std::size_t first = 0; first < of.size(); first += tile) {
+                std::size_t const n = std::min(tile, of.size() - first);
+                std::size_t const some = std::min(tile, end - row);
+                for (std::size_t i = 0; i < n; ++i)
+                    std::memcpy(turned.column[i], from + (of[first + i] * rows_ + row) * sizeof(Bits),
+                                some * sizeof(Bits));
+                for (std::size_t r = 0; r < some; ++r)
+                    for (std::size_t i = 0; i < n; ++i)
+                        std::memcpy(weights_ + ((row + r) * columns_ + of[first + i]) * sizeof(Bits),
+                                    &turned.column[i][r], sizeof(Bits));
+            }
     }
 
     offload_shard shard_;
     isa tier_;
     kernel::block_kernels const* kernels_;
     kernel::sum_kernels const* sum_kernels_;
+    kernel::add_scaled_function add_scaled_;
     std::size_t columns_, rows_, all_rows_, first_row_;
     std::byte* weights_;
 };
