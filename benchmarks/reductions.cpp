@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sum of squares of a gradient and the check that it is finite, against loops that only read.
+// The sum of squares of a gradient and the check that it is finite, and the scores of its columns, against loops that
+// only read.
 //
 //   reductions/TYPE/elems:N/threads:T/pages:4K or 2M
+//   reductions/columns/TYPE/...
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include <adamant/step/column_scores.hpp>
 #include <adamant/step/grad_norm.hpp>
 
 #include "arrays.hpp"
@@ -31,6 +35,26 @@ void sum(benchmark::State& state, executor const& cpu, std::size_t n, page_kind 
 }
 
 template <class Grad>
+void score(benchmark::State& state, executor const& cpu, std::size_t n, page_kind pages)
+{
+    constexpr std::size_t columns = 2048; // of many models' matrices
+    arrays const a({dtype::none, adamant::dtype_of<Grad>}, n, pages);
+    cpu.for_each_home(n, [&](slice part) { fill_ordinary_grad<Grad>(a, part); });
+    void const* const grad = a.get<Grad const>(1);
+    float const largest = adamant::largest_magnitude(cpu, grad, adamant::dtype_of<Grad>, n);
+    std::vector<std::int64_t> scores(columns);
+    std::vector<contender> contenders;
+    contenders.push_back({part_in_race::subject, "scores", "", [&] {
+                              add_column_scores(cpu, grad, adamant::dtype_of<Grad>, n / columns, columns, largest,
+                                                adamant::column_score::magnitude, scores);
+                              benchmark::DoNotOptimize(scores.data());
+                          }});
+    add_reads<Grad>(contenders, cpu, a.get<Grad const>(1), n / columns * columns);
+    race::run(state, contenders, {repeats_for(n)});
+    report(state, contenders, moving(n, sizeof(Grad)));
+}
+
+template <class Grad>
 void add(setup const& given, std::string const& type)
 {
     std::vector<std::size_t> const all = sizes(given.chosen, sizeof(Grad));
@@ -42,6 +66,9 @@ void add(setup const& given, std::string const& type)
                         (pages == page_kind::normal ? "/pages:4K" : "/pages:2M"),
                     rounds_for(given.chosen, n),
                     [&cpu, n, pages](benchmark::State& state) { sum<Grad>(state, cpu, n, pages); });
+            if (pages == page_kind::transparent)
+                add_row("reductions/columns/" + type + "/" + place_name(cpu, n), rounds_for(given.chosen, n),
+                        [&cpu, n, pages](benchmark::State& state) { score<Grad>(state, cpu, n, pages); });
         }
     });
 }

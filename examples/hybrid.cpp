@@ -4,7 +4,7 @@
 // The shapes are Qwen2.5-3B's, with as many layers as memory has room for. Forward and backward are waits.
 //
 //   hybrid [--ratio R|auto] [--layers N] [--steps N] [--state NAME] [--link pcie5|c2c|none] [--backward MS]
-//          [--forward MS] [--digest]
+//          [--forward MS] [--digest] [--zenflow K [--update-interval N] [--select-interval N] [--no-overlap]]
 //
 // `hybrid` imitates the device in host memory; `hybrid_cuda` is the same with hybrid_device.cu, on the first GPU.
 
@@ -34,6 +34,7 @@
 #include <adamant/shard/state_format.hpp>
 
 #include "hybrid_device.hpp"
+#include "hybrid_zenflow.hpp"
 
 namespace {
 
@@ -51,6 +52,7 @@ struct settings {
     double backward_ms = 0; // 0: as long as the optimizer's step takes
     double forward_ms = 0;
     bool only_digest = false;
+    std::optional<zenflow_settings> zenflow = {};
 };
 
 // ----------------------------------------------------------------------------------------------------------- model
@@ -339,12 +341,19 @@ constexpr char const* help = R"(hybrid: a training loop whose optimizer steps on
                          as the CPU's step over all would take)
   --forward MS           and forward (default: half of that)
   --digest               prints nothing but a digest of the params
+  --zenflow K            puts gradients off: the share K of each matrix' columns
+                         is stepped at once, on the device, the others later;
+                         beside plain offloading and speculation
+  --update-interval N    steps for which they are put off (default 4)
+  --select-interval N    steps from one selection to the next (default 16)
+  --no-overlap           step what was put off while the device waits
   --help                 this text; -h is the same
 )";
 
 settings parse(int argc, char** argv)
 {
     settings chosen;
+    zenflow_settings of_zenflow;
     for (int i = 1; i < argc; ++i) {
         std::string_view const option = argv[i];
         if (option == "--help" || option == "-h") {
@@ -353,6 +362,10 @@ settings parse(int argc, char** argv)
         }
         if (option == "--digest") {
             chosen.only_digest = true;
+            continue;
+        }
+        if (option == "--no-overlap") {
+            of_zenflow.overlap = false;
             continue;
         }
         if (i + 1 == argc)
@@ -366,7 +379,7 @@ settings parse(int argc, char** argv)
         } else if (option == "--layers") {
             chosen.layers = static_cast<std::size_t>(number(option, value, 36));
         } else if (option == "--steps") {
-            chosen.steps = static_cast<std::size_t>(number(option, value, 1e6));
+            chosen.steps = of_zenflow.steps = static_cast<std::size_t>(number(option, value, 1e6));
         } else if (option == "--state") {
             auto const types = adamant::types_of_state(value, chosen.types[1], chosen.types[4]);
             if (!types)
@@ -378,12 +391,27 @@ settings parse(int argc, char** argv)
             chosen.backward_ms = number(option, value, 1e6);
         } else if (option == "--forward") {
             chosen.forward_ms = number(option, value, 1e6);
+        } else if (option == "--zenflow") {
+            of_zenflow.topk_ratio = number(option, value, 1);
+            chosen.zenflow = of_zenflow;
+        } else if (option == "--update-interval" || option == "--select-interval") {
+            std::size_t const steps = static_cast<std::size_t>(number(option, value, 1000));
+            (option == "--update-interval" ? of_zenflow.update_interval : of_zenflow.select_interval) = steps;
         } else if (option == "--link" && (value == "pcie5" || value == "c2c" || value == "none")) {
             chosen.link = value;
         } else {
             throw std::invalid_argument("hybrid: " + std::string(option) + " " + value +
                                         " is not understood; hybrid --help lists the options");
         }
+    }
+    if (chosen.zenflow) {
+        chosen.zenflow = of_zenflow;
+        chosen.zenflow->layers = std::max<std::size_t>(1, chosen.layers);
+        chosen.zenflow->types = chosen.types;
+        chosen.zenflow->link = chosen.link;
+        chosen.zenflow->backward_ms = chosen.backward_ms;
+        chosen.zenflow->forward_ms = chosen.forward_ms;
+        chosen.zenflow->only_digest = chosen.only_digest;
     }
     return chosen;
 }
@@ -393,7 +421,11 @@ settings parse(int argc, char** argv)
 int main(int argc, char** argv)
 {
     try {
-        run(parse(argc, argv));
+        settings const chosen = parse(argc, argv);
+        if (chosen.zenflow)
+            run_zenflow(*chosen.zenflow);
+        else
+            run(chosen);
     } catch (std::exception const& error) {
         std::fprintf(stderr, "%s\n", error.what());
         return 1;

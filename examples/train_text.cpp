@@ -33,6 +33,7 @@
 #include <adamant/shard/format.hpp>
 #include <adamant/shard/split_masters.hpp>
 #include <adamant/shard/state_format.hpp>
+#include <adamant/zenflow.hpp>
 
 #include "text_model.hpp"
 #include "text_run.hpp"
@@ -55,6 +56,10 @@ constexpr char const* help = R"(train_text: trains a small language model on the
   --state NAME        what masters and moments are stored as: float32 (default),
                       split_float32, bfloat16, quantized8,
                       split_float32+bfloat16 or split_float32+quantized8
+  --zenflow SHARE     steps that share of each matrix' columns at once, and puts
+                      the others off (default: puts nothing off)
+  --update-interval N for so many steps (default 4)
+  --select-interval N and selects anew after so many (default 16)
   --text FILE         what is learned instead of /usr/share/common-licenses
   --threads N         of the optimizer (default 0: all)
   --cores-perc SHARE  instead: the optimizer's share of the cores, such as 0.8
@@ -73,6 +78,9 @@ option_values const defaults{{"--steps", "10000"},
                              {"--batch", "128"},
                              {"--isa", "automatic"},
                              {"--state", "float32"},
+                             {"--zenflow", ""}, // empty: nothing is put off
+                             {"--update-interval", "4"},
+                             {"--select-interval", "16"},
                              {"--text", ""},              // empty: the licences
                              {"--cores-perc", ""},        // empty: as --threads says
                              {"--loss-scale", "dynamic"}, // or a number
@@ -117,10 +125,12 @@ struct tensor_state {
         else
             std::memcpy(master.data(), first, master.size());
     }
-    adamant::optimizer_shard shard(adamant::shard_dtypes const& types, tensor const& of)
+    // weight: where else its weights are written; null: where the model has them.
+    adamant::optimizer_shard shard(adamant::shard_dtypes const& types, tensor const& of, bfloat16* weight = nullptr)
     {
-        adamant::kernel::step_pointers const arrays{master.data(), std::as_bytes(of.grad).data(), exp_avg.data(),
-                                                    exp_avg_sq.data(), std::as_writable_bytes(of.weight).data()};
+        adamant::kernel::step_pointers const arrays{
+            master.data(), std::as_bytes(of.grad).data(), exp_avg.data(), exp_avg_sq.data(),
+            reinterpret_cast<std::byte*>(weight != nullptr ? weight : of.weight.data())};
         return adamant::optimizer_shard({*adamant::find_format(types), arrays, of.weight.size()});
     }
 
@@ -223,6 +233,77 @@ std::map<std::string, std::string> identity_of_run(option_values const& values, 
     return result;
 }
 
+// What steps the model: an optimizer, or one that puts gradients off, whose state lies by columns.
+class stepper {
+public:
+    stepper(option_values const& values, workers const& on, adamant::shard_dtypes const& types)
+        : types_(types), plain(on.optimizer, optimizer_options(values))
+    {
+        if (values.at("--zenflow").empty()) {
+            plain.add_group("all", hyper);
+            return;
+        }
+        char* end = nullptr;
+        double const share = std::strtod(values.at("--zenflow").c_str(), &end);
+        if (*end != '\0')
+            fail(2, "--zenflow is '" + values.at("--zenflow") + "', but it is a share of the columns, such as 0.1");
+        for (char const* const option : {"--checkpoint", "--resume"})
+            if (!values.at(option).empty())
+                fail(2, std::string(option) + " is given with --zenflow, whose state this program writes to no file");
+        put_off.emplace(on.optimizer,
+                        adamant::zenflow_options{.topk_ratio = share,
+                                                 .select_interval = number(values, "--select-interval", 1, 1'000'000),
+                                                 .update_interval = number(values, "--update-interval", 1, 1'000'000)},
+                        optimizer_options(values));
+        put_off->add_group("all", hyper);
+    }
+    // The masters that are to begin with, by rows.
+    void add(tensor& of, tensor_state& state, float const* first)
+    {
+        size_t const rows = of.wide.rows, columns = of.wide.columns;
+        if (!put_off || rows == 1 || columns == 1) {
+            state.set_masters(types_, first, of);
+            if (put_off)
+                put_off->add_param({0, of.name, state.shard(types_, of)});
+            else
+                plain.add_shard(
+                    {.group = 0, .name = of.name, .shard = state.shard(types_, of), .place = {{rows, columns}}});
+            return;
+        }
+        std::vector<float> by_columns(rows * columns);
+        for (size_t i = 0; i < by_columns.size(); ++i)
+            by_columns[i] = first[i % rows * columns + i / rows];
+        std::vector<adamant::bfloat16>& weight = weights_.emplace_back(rows * columns);
+        if (has_split_param(types_)) {
+            adamant::split_masters(by_columns.data(), by_columns.size(), weight.data(),
+                                   reinterpret_cast<adamant::split_float32*>(state.master.data()));
+        } else {
+            std::memcpy(state.master.data(), by_columns.data(), state.master.size());
+            for (size_t i = 0; i < weight.size(); ++i)
+                weight[i] = adamant::narrow<adamant::bfloat16>(by_columns[i]);
+        }
+        for (size_t i = 0; i < weight.size(); ++i)
+            of.weight[i % rows * columns + i / rows] = weight[i];
+        put_off->add_param({0, of.name, state.shard(types_, of, weight.data()), columns, of.weight.data()});
+    }
+    [[nodiscard]] std::uint64_t steps() const { return put_off ? put_off->steps() : plain.steps(); }
+    [[nodiscard]] double loss_scale() const { return put_off ? put_off->loss_scale() : plain.loss_scale(); }
+    void begin_step(adamant::step_values const& values)
+    {
+        put_off ? put_off->begin_step(values) : plain.begin_step(values);
+    }
+    void submit(size_t i) { put_off ? put_off->submit(i) : plain.submit(i); }
+    adamant::optimizer_report finish() { return put_off ? put_off->finish() : plain.finish(); }
+
+private:
+    adamant::shard_dtypes types_;
+    std::vector<std::vector<adamant::bfloat16>> weights_; // by columns
+
+public:
+    adamant::optimizer plain;
+    std::optional<adamant::zenflow_optimizer> put_off;
+};
+
 void train(option_values const& values)
 {
     size_t const steps = number(values, "--steps", 1, 100'000'000);
@@ -243,24 +324,19 @@ void train(option_values const& values)
     std::vector<float> const first_weights = net.draw_weights(random);
     auto const tensors = net.tensors();
     std::vector<tensor_state> states;
-    adamant::optimizer optimizer(cpu, optimizer_options(values));
-    optimizer.add_group("all", hyper);
+    stepper optimizer(values, on, types);
     float const* drawn = first_weights.data();
     for (tensor* each : tensors) {
         tensor_state& state = states.emplace_back(types, each->weight.size(), on);
-        state.set_masters(types, drawn, *each);
+        optimizer.add(*each, state, drawn);
         drawn += each->weight.size();
-        optimizer.add_shard({.group = 0,
-                             .name = each->name,
-                             .shard = state.shard(types, *each),
-                             .place = {{each->wide.rows, each->wide.columns}}});
     }
     net.widen_weights();
     std::map<std::string, std::string> const run = identity_of_run(values, text);
     if (std::string const& file = values.at("--resume"); !file.empty()) {
         adamant::safetensors_state const saved(file);
         require_same_run("train_text", run, saved.state().metadata, file);
-        optimizer.load(saved.state());
+        optimizer.plain.load(saved.state());
         std::printf("resumed after step %zu\n", static_cast<size_t>(optimizer.steps()));
         net.widen_weights();
     }
@@ -305,10 +381,14 @@ void train(option_values const& values)
             std::fflush(stdout);
         }
         if (!checkpoint.empty() && (t % save_every == 0 || t == steps)) {
-            adamant::state_dict state = optimizer.state();
+            adamant::state_dict state = optimizer.plain.state();
             state.metadata = run;
             adamant::save_safetensors(checkpoint, state);
         }
+    }
+    if (optimizer.put_off) {
+        optimizer.put_off->land();
+        net.widen_weights();
     }
     std::printf("%.1f s, tier %s, %u threads, %zu steps skipped; losses are in nats per character\n"
                 "training loss %.4f\n",

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <iterator>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "cores_text.hpp"
@@ -239,21 +241,25 @@ private:
                 {time(way.step_s), time(way.stall_s), size(way.down_bytes), size(way.up_bytes), memory(way.memory.gpu),
                  r_.on.unified ? "" : memory(way.memory.host)},
                 way.fits ? "  fits" : "  TOO MUCH");
+        constexpr std::string_view of_zenflow[] = {"device_gradients", "device_state",    "device_records",
+                                                   "selected_columns", "landing_weights", "sums",
+                                                   "host_weights",     "selected_image"};
         for (auto const& [where, items] : {std::pair("GPU: ", &zenflow.ways.back().memory.gpu),
                                            std::pair("host: ", &zenflow.ways.back().memory.host)})
             for (memory_item const& one : *items)
                 if (one.bytes != 0 &&
-                    (one.key == "device_gradients" || one.key == "device_state" || one.key == "sums")) {
+                    std::find(std::begin(of_zenflow), std::end(of_zenflow), one.key) != std::end(of_zenflow)) {
                     std::string const amount = size(static_cast<double>(one.bytes));
                     out_ += wrapped("  " + padded(where + one.name, 26) +
                                         std::string(9 - std::min<std::size_t>(9, amount.size()), ' ') + amount + "  ",
                                     one.meaning);
                 }
         out_ +=
-            wrapped("  ", std::string("The GPU stalls where it waits for the link or the host. Plain offloading steps "
-                                      "when the norm is known, speculation before that. ") +
-                              (asked.select_interval == 0 ? "Selections are not counted (--select-interval)."
-                                                          : "A selection is taken to change all columns that it can."));
+            wrapped("  ", std::string("The GPU stalls where it waits for the link or the host, and while weights land. "
+                                      "Plain offloading steps when the norm is known, speculation before that. ") +
+                              (asked.select_interval == 0
+                                   ? "Selections are not counted (--select-interval)."
+                                   : "In a selection the GPU's part comes down, and the next one goes up after that."));
         if (zenflow.forecast)
             out_ += "\na window of " + steps + "\n" + draw_timeline(*zenflow.forecast);
     }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "plan_numbers.hpp"
 
@@ -15,6 +16,7 @@ using namespace adamant;
 struct selected_part {
     std::size_t of_matrices = 0;
     std::size_t vectors = 0;
+    std::size_t matrices = 0; // whole, selected or not
 };
 
 // Of a GPU's share. Of columns, the last dimension of a matrix, the nearest whole number is selected, but at least one;
@@ -29,23 +31,64 @@ selected_part selected(model const& of, std::size_t gpus, double ratio)
         std::size_t const chosen = ratio > 0 ? std::clamp<std::size_t>(nearest, 1, columns) : 0;
         std::size_t const elems = vector ? one.elems : one.elems / columns * chosen;
         (vector ? result.vectors : result.of_matrices) += elems / gpus + (elems % gpus != 0);
+        result.matrices += vector ? 0 : one.elems / gpus + (one.elems % gpus != 0);
     }
     return result;
 }
 
-// Without a journal, for nothing is taken back; and of what the GPU has no pages are given back, for its columns lie
-// between others.
-memory_plan zenflow_memory(plan_request r, std::size_t selected, std::size_t put_off)
+// What goes up in a selection, and has come down before the next: masters, moments and weights of what is selected, and
+// room for its gradients, one column after the other.
+std::size_t image_bytes(plan_request const& r, selected_part const& part)
 {
+    std::size_t bytes = array_product(r.grad, part.of_matrices);
+    for (dtype const type : {r.param, r.exp_avg, r.exp_avg_sq, r.weight_out})
+        bytes += array_product(type, part.of_matrices + part.vectors);
+    return bytes;
+}
+
+// Without a journal, for the host takes nothing back, but with records on the GPU; and of what the GPU has no pages are
+// given back, for its columns lie between others.
+memory_plan zenflow_memory(plan_request r, selected_part const& part, std::size_t put_off)
+{
+    std::size_t const selected = part.of_matrices + part.vectors;
     r.journal = 0;
-    r.device_records = false;
+    r.device_records = true;
     r.give_back = false;
     memory_plan result = memory_of(r, put_off, selected);
+    auto const change = [](std::vector<memory_item>& items, std::string_view key, char const* name, std::size_t bytes,
+                           char const* meaning) {
+        for (memory_item& one : items)
+            if (one.key == key) {
+                one.name = name;
+                one.bytes = bytes;
+                one.meaning = meaning;
+            }
+    };
+    std::size_t const gradients = array_product(r.grad, selected + put_off);
+    change(result.gpu, "device_gradients", "gradients", gradients,
+           "whole, for their norm, and until what is selected has been stepped");
+    result.gpu.push_back({'D', "selected_columns", "selected columns",
+                          array_product(r.grad, part.of_matrices) + array_product(r.weight_out, selected),
+                          "gradients and new weights, one column after the other"});
+    std::size_t const weights = array_product(r.weight(), part.matrices);
+    result.gpu.push_back({'T', "landing_weights", "weights to land", weights,
+                          "of matrices, once more: they come up beside those in use"});
     bool const twice = r.zenflow->overlap;
     (r.on.unified ? result.gpu : result.host)
-        .push_back({'Z', "sums", "sums of gradients", array_product(dtype::float32, product(twice ? 2 : 1, put_off)),
-                    std::string("float32, of what is put off") +
+        .push_back({'Z', "sums", "sums of gradients",
+                    array_product(dtype::float32, product(twice ? 2 : 1, part.matrices)),
+                    std::string("float32, of whole matrices") +
                         (twice ? ", twice: one is stepped while the other is added up" : "")});
+    if (r.on.unified)
+        return result;
+    change(result.host, "gradients", "gradients", gradients, "pinned, whole: rows come down with all of their columns");
+    change(result.host, "device_arrays", "arrays, GPU's part",
+           image_bytes(r, part) - array_product(r.grad, part.of_matrices),
+           "between those of what is put off; state comes there in a selection, and for checkpoints");
+    result.host.push_back({'H', "host_weights", "weights by rows", weights,
+                           "of matrices, as the model has them, for checkpoints and where the GPU is left"});
+    result.host.push_back({'I', "selected_image", "image of its part", image_bytes(r, part),
+                           "pinned: what is selected passes through it, in a selection and for checkpoints", true});
     return result;
 }
 
@@ -59,10 +102,30 @@ zenflow_rates zenflow_rates_of(plan_request const& r, step_rates const& from)
     to.up_bytes_per_s = from.up_bytes_per_s;
     to.grad_bytes = from.grad_bytes;
     to.weight_bytes = from.weight_bytes;
-    to.device_step_bytes = r.step_bytes();
     to.backward_s = from.backward_s;
     to.forward_s = from.forward_s;
     return to;
+}
+
+// A plain step is a window of one step in which nothing is added up, and weights go up to where they are used. When the
+// norm is known both sides step at the same time, so it takes as long as the longer one.
+zenflow_forecast forecast_plain(plan_request const& r, zenflow_rates rates, placement const& split)
+{
+    rates.selected_elems = static_cast<double>(split.device_elems);
+    rates.put_off_elems = rates.all_elems = rates.matrix_elems = static_cast<double>(split.cpu_elems);
+    rates.update_interval = 1;
+    rates.overlap = false;
+    rates.landing_bytes = rates.first_sum_bytes = 0;
+    rates.host_step_bytes = r.step_bytes();
+    rates.device_step_bytes = rates.grad_bytes; // for the norm
+    zenflow_forecast result = forecast_zenflow(rates);
+    rates.put_off_elems = 0;
+    rates.device_step_bytes += r.step_bytes();
+    zenflow_forecast const of_device = forecast_zenflow(rates);
+    result.step_s = std::max(result.step_s, of_device.step_s);
+    double const stall_s = result.step_s - (of_device.step_s - of_device.stall_s);
+    result.stall_s = stall_s > 1e-12 * result.step_s ? stall_s : 0; // a difference of rounded times
+    return result;
 }
 
 } // namespace
@@ -77,25 +140,23 @@ zenflow_plan plan_zenflow(plan_request const& r, plan_rates const& rates, placem
     result.selected_elems = std::min(part.of_matrices + part.vectors, share);
     result.put_off_elems = share - result.selected_elems;
 
-    // A plain step is a window of one step in which nothing is added up.
-    zenflow_rates plain = zenflow_rates_of(r, rates.rates);
-    zenflow_rates put_off = plain;
-    plain.selected_elems = static_cast<double>(split.device_elems);
-    plain.put_off_elems = static_cast<double>(split.cpu_elems);
-    plain.update_interval = 1;
-    plain.overlap = false;
-    plain.first_sum_bytes = 0;
-    plain.host_step_bytes = r.step_bytes();
-
+    zenflow_rates put_off = zenflow_rates_of(r, rates.rates);
+    zenflow_forecast const of_plain = forecast_plain(r, put_off, split);
     put_off.selected_elems = static_cast<double>(result.selected_elems);
     put_off.put_off_elems = static_cast<double>(result.put_off_elems);
+    put_off.all_elems = static_cast<double>(share);
+    put_off.matrix_elems = static_cast<double>(part.matrices);
     put_off.update_interval = asked.update_interval;
     put_off.overlap = asked.overlap;
+    // Gradients of columns are gathered, a step makes records, and weights go to their rows.
+    put_off.device_step_bytes =
+        r.step_bytes() + adamant::state_bytes(r.types()) + 2 * (put_off.grad_bytes + put_off.weight_bytes);
+    put_off.landing_bytes = 2 * put_off.weight_bytes;
     put_off.host_step_bytes = adamant::step_bytes({r.param, dtype::float32, r.exp_avg, r.exp_avg_sq, r.weight_out});
     put_off.first_sum_bytes = put_off.grad_bytes + 4;
     put_off.sum_bytes = put_off.grad_bytes + 8;
-    if (asked.select_interval != 0) { // the worst: it changes as many columns as it can
-        put_off.moved_bytes = r.state_bytes() * static_cast<double>(std::min(part.of_matrices, result.put_off_elems));
+    if (asked.select_interval != 0) {
+        put_off.moved_bytes = static_cast<double>(image_bytes(r, part));
         put_off.selection_interval = (asked.select_interval - 1) / asked.update_interval + 1;
     }
 
@@ -106,9 +167,8 @@ zenflow_plan plan_zenflow(plan_request const& r, plan_rates const& rates, placem
     result.ways = {{"plain", "plain" + ratio}, {"speculation", "speculation" + ratio}, {"zenflow", "ZenFlow"}};
     result.ways[0].memory = memory_of(without, split.cpu_elems, split.device_elems);
     result.ways[1].memory = memory;
-    result.ways[2].memory = zenflow_memory(r, result.selected_elems, result.put_off_elems);
+    result.ways[2].memory = zenflow_memory(r, part, result.put_off_elems);
     // Bytes are known without rates, and nothing crosses where there is no link.
-    zenflow_forecast const of_plain = forecast_zenflow(plain);
     zenflow_forecast const of_zenflow = forecast_zenflow(put_off);
     for (offload_way& way : result.ways) {
         zenflow_forecast const& one = way.key == "zenflow" ? of_zenflow : of_plain;

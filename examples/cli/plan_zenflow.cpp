@@ -2,6 +2,7 @@
 #include "plan_zenflow.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace cli {
@@ -11,14 +12,14 @@ namespace {
 constexpr int most_windows = 200;
 
 struct part_times {
-    double device, down, up, first_sum, sum, host_step;
+    double device, landing, down, up, first_sum, sum, host_step;
     explicit part_times(zenflow_rates const& r)
-        : device((r.device_step_bytes * r.selected_elems + r.grad_bytes * (r.selected_elems + r.put_off_elems)) /
-                 r.device_bytes_per_s),
-          down(r.grad_bytes * r.put_off_elems / r.down_bytes_per_s),
-          up(r.weight_bytes * r.put_off_elems / r.up_bytes_per_s),
-          first_sum(r.first_sum_bytes * r.put_off_elems / r.host_bytes_per_s),
-          sum(r.sum_bytes * r.put_off_elems / r.host_bytes_per_s),
+        : device((r.device_step_bytes * r.selected_elems + r.grad_bytes * r.all_elems) / r.device_bytes_per_s),
+          landing(r.landing_bytes * r.put_off_elems / r.device_bytes_per_s),
+          down(r.grad_bytes * r.all_elems / r.down_bytes_per_s),
+          up(r.put_off_elems > 0 ? r.weight_bytes * r.matrix_elems / r.up_bytes_per_s : 0),
+          first_sum(r.put_off_elems > 0 ? r.first_sum_bytes * r.matrix_elems / r.host_bytes_per_s : 0),
+          sum(r.put_off_elems > 0 ? r.sum_bytes * r.matrix_elems / r.host_bytes_per_s : 0),
           host_step(r.host_step_bytes * r.put_off_elems / r.host_bytes_per_s)
     {
     }
@@ -41,38 +42,33 @@ public:
         span(zenflow_lane::sums, 0, left_over_s);
         host_ = left_over_s;
         put_off_ = r_.overlap ? t_.host_step : 0;
+        begun_ = -1;
         double gpu = 0;
         double added = left_over_s;
         for (std::size_t i = 1; i <= r_.update_interval; ++i) {
             bool const last = i == r_.update_interval;
-            bool const goes_up = last && r_.overlap && t_.up > 0;
-            double const takes = std::max({r_.backward_s, t_.down, goes_up ? t_.up : 0});
-            double const down = std::max(gpu + takes, added);
-            stall_s += takes - r_.backward_s + (down - (gpu + takes));
+            double const comes = std::max(gpu, added); // gradients come down from then on
+            double const down = std::max(gpu + r_.backward_s, comes + t_.down);
+            stall_s += down - (gpu + r_.backward_s);
             span(zenflow_lane::backward, gpu, down);
-            span(zenflow_lane::down, gpu, t_.down > 0 ? down : gpu);
-            step_until(down);
-            host_ = std::max(host_, down);
-            double landed = host_;
-            if (last && put_off_ > 0) { // before the sums, and up as it is stepped
-                landed += put_off_ * std::max(1.0, t_.up / t_.host_step);
-                step_until(landed);
-            }
-            span(zenflow_lane::up, gpu, goes_up ? landed : gpu);
+            span(zenflow_lane::down, comes, t_.down > 0 ? down : comes);
+            span(zenflow_lane::device, down, down + t_.device);
             gpu = down + t_.device;
-            span(zenflow_lane::device, down, gpu);
-            added = host_ + (i == 1 ? t_.first_sum : t_.sum);
+            step_until(gpu);
+            double const sum = i == 1 ? t_.first_sum : t_.sum;
+            if (last && r_.overlap && t_.host_step > 0) { // what is left of the step, before the sums
+                step_until(std::numeric_limits<double>::infinity());
+                land(gpu, std::max(host_, begun_ + t_.up));
+            }
+            host_ = std::max(host_, gpu);
+            added = host_ + sum;
             span(zenflow_lane::sums, host_, added);
             host_ = added;
-            if (last && !r_.overlap) {
+            if (last && !r_.overlap && t_.host_step > 0) {
                 put_off_ = t_.host_step;
-                landed = added + std::max(t_.host_step, t_.up);
-                span(zenflow_lane::up, added, t_.up > 0 ? landed : added);
-                step_until(landed);
-            }
-            if (last) {
-                stall_s += std::max(0.0, landed - gpu);
-                gpu = std::max(gpu, landed);
+                begun_ = -1;
+                step_until(std::numeric_limits<double>::infinity());
+                land(gpu, std::max(host_, begun_ + t_.up));
             }
             span(zenflow_lane::forward, gpu, gpu + r_.forward_s);
             gpu += r_.forward_s;
@@ -93,15 +89,26 @@ private:
     void step_until(double end)
     {
         double const takes = std::clamp(end - host_, 0.0, put_off_);
+        if (takes > 0 && begun_ < 0)
+            begun_ = host_;
         span(zenflow_lane::host_step, host_, host_ + takes);
         host_ += takes;
         put_off_ -= takes;
+    }
+    // Weights that are all up by then come into use.
+    void land(double& gpu, double up)
+    {
+        span(zenflow_lane::up, begun_, t_.up > 0 ? up : begun_);
+        double const landed = std::max(gpu, up) + t_.landing;
+        stall_s += landed - gpu;
+        gpu = landed;
     }
 
     zenflow_rates const& r_;
     part_times const t_;
     double host_ = 0;    // until when it is busy
     double put_off_ = 0; // what is left of that step
+    double begun_ = -1;  // when it was begun; below 0: it was not
 };
 
 } // namespace
@@ -117,14 +124,15 @@ zenflow_forecast forecast_zenflow(zenflow_rates const& r)
     part_times const t(r);
     auto const steps = static_cast<double>(r.update_interval);
     double const selections = r.selection_interval == 0 ? 0 : 1 / (steps * static_cast<double>(r.selection_interval));
-    double const select_s = selections * r.moved_bytes / std::min(r.down_bytes_per_s, r.up_bytes_per_s);
+    double const select_s = selections * (r.moved_bytes / r.down_bytes_per_s + r.moved_bytes / r.up_bytes_per_s);
     zenflow_forecast result;
     result.step_s = of.window_s / steps + select_s;
     result.stall_s = of.stall_s / steps + select_s;
     result.window_s = of.window_s;
     result.host_s = t.first_sum + (steps - 1) * t.sum + t.host_step;
-    result.down_bytes = r.grad_bytes * r.put_off_elems + selections * r.moved_bytes;
-    result.up_bytes = r.weight_bytes * r.put_off_elems / steps + selections * r.moved_bytes;
+    double const up_elems = r.put_off_elems > 0 ? r.matrix_elems : 0;
+    result.down_bytes = r.grad_bytes * r.all_elems + selections * r.moved_bytes;
+    result.up_bytes = r.weight_bytes * up_elems / steps + selections * r.moved_bytes;
     result.timeline = std::move(of.timeline);
     return result;
 }

@@ -14,13 +14,16 @@ namespace cli {
 struct zenflow_rates {
     double selected_elems = 0; // those of vectors among them, which are always selected
     double put_off_elems = 0;
+    double all_elems = 0;            // whose gradients come down: rows come down whole
+    double matrix_elems = 0;         // of the columns, selected or not: sums are by rows, and weights go up by matrices
     std::size_t update_interval = 4; // steps of a window, at least 1
     bool overlap = true;             // step what a window has put off while the next one goes on
-    // Bytes of an element: of its gradient, on its way down; of its weight, on its way up; what a step on the GPU reads
-    // and writes, what the host's does, whose gradient is a sum in float32; and what adding up does in a window's first
-    // step, and in the others.
+    // Bytes of an element: of its gradient, on its way down; of its weight, on its way up, and read and written when it
+    // lands; what a step on the GPU reads and writes; what the host's does, whose gradient is a sum in float32; and
+    // what adding up does in a window's first step, and in the others.
     double grad_bytes = 2;
     double weight_bytes = 2;
+    double landing_bytes = 4;
     double device_step_bytes = 28;
     double host_step_bytes = 30;
     double first_sum_bytes = 6;
@@ -31,7 +34,7 @@ struct zenflow_rates {
     double up_bytes_per_s = std::numeric_limits<double>::infinity();
     double backward_s = 0;
     double forward_s = 0;
-    double moved_bytes = 0;             // state that goes down in a selection, and as much that comes up
+    double moved_bytes = 0;             // state that comes down in a selection, and as much that goes up
     std::size_t selection_interval = 0; // windows from one selection to the next; 0: none is counted
 };
 
@@ -53,14 +56,13 @@ struct zenflow_forecast {
     std::vector<zenflow_span> timeline; // of a window in the middle of many
 };
 
-// The model. In every step the GPU does backward, while the gradients that are put off come down; then it reads all
-// gradients for their norm, and steps what is selected, while the host adds up; then forward. Backward goes on no
-// faster than the link, for buckets of gradients are reused, and not before the last step's gradients are added up, for
-// they come to the same place. Without overlap a window's last forward waits until the host has added up and stepped,
-// and the weights have gone up as they were stepped. With overlap the host steps in the next window, whenever there is
-// nothing to add up; that window's last forward waits for it, and the weights go up in its last backward, to where that
-// is through. So a window takes as long as the GPU, or as the host, whichever takes longer. A selection stops the GPU
-// while state is moved.
+// The model. In every step the GPU does backward, while gradients come down, which begins when those of the step before
+// are added up, for they come to the same place. When all are down and their norm is known, the GPU steps what is
+// selected; then the host adds up, during forward and the next backward. Without overlap a window's last step waits
+// until the host has added up and stepped, and the weights have gone up as they were stepped. With overlap the host
+// steps in the next window, whenever there is nothing to add up, and weights go up as they are stepped, beside those in
+// use; the last step of that window waits for it, and then they land. A selection stops the GPU while state comes down,
+// and, after that, goes up.
 zenflow_forecast forecast_zenflow(zenflow_rates const& rates);
 
 } // namespace cli

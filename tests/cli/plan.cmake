@@ -139,72 +139,86 @@ a step with ratio 1
             0             1.50 s          3.00 s          4.50 s          6.00 s
 ]] ${small} ${rates} --ratio 1)
 
-# ZenFlow. Of each GPU's 5e8 elements a tenth is selected; the host moves 2.25e9 * 20 B/s, so a byte of each of the others
-# takes it 10 ms: adding up 80 ms in a window's first step and 120 ms in the others, the step 200 ms. They come down in
-# 0.4 s and go up in as much.
+# ZenFlow. Of each GPU's 5e8 elements, all in matrices, a tenth is selected; the host moves 2.5e9 * 20 B/s, so a byte of
+# each takes it 10 ms: adding up 80 ms in a window's first step and 120 ms in the others. A byte of each that is put off
+# takes it 9 ms, and their step 180 ms. Gradients of all come down in 400 ms, and weights of all go up in as much. They
+# land by 3.6 GB that the GPU moves: 180 ns, a quarter of it in each step.
 set(zenflow ${small} --ratio 1 --exp-avg bf16 --exp-avg-sq bf16 --grad fp32 --weight-out none --journal 0
-    --cpu-rate 2.25e9)
-set(rates --gpu-rate 1e15 --link 4.5)
+    --cpu-rate 2.5e9)
+set(rates --gpu-rate 1e15 --link 5)
+# On the GPU a second array of weights, all gradients, and those of what is selected once more; 8 bytes of state and as
+# many of records. On the host all gradients, sums and weights, and an image of that state and of room for 4 of gradients.
 string(CONCAT figures
     "zenflow,update_interval|4|zenflow,select_interval||zenflow,overlap|ON|"
     "zenflow,selected_elems|50000000|zenflow,put_off_elems|450000000|zenflow,ways,plain,down_bytes|2000000000|"
     "zenflow,ways,plain,up_bytes|2000000000|zenflow,ways,plain,host,items,journal|0|"
-    "zenflow,ways,speculation,down_bytes|2000000000|zenflow,ways,zenflow,down_bytes|1800000000|"
-    "zenflow,ways,zenflow,up_bytes|450000000|zenflow,ways,zenflow,fits|ON|"
-    "zenflow,ways,zenflow,gpu,items,device_state|400000000|zenflow,ways,zenflow,gpu,items,device_gradients|200000000|"
-    "zenflow,ways,zenflow,host,items,state|3600000000|zenflow,ways,zenflow,host,items,gradients|1800000000|"
-    "zenflow,ways,zenflow,host,items,device_arrays|600000000|zenflow,ways,zenflow,host,items,journal|0|"
-    "zenflow,ways,zenflow,host,items,sums|3600000000")
+    "zenflow,ways,speculation,down_bytes|2000000000|zenflow,ways,zenflow,down_bytes|2000000000|"
+    "zenflow,ways,zenflow,up_bytes|500000000|zenflow,ways,zenflow,fits|ON|"
+    "zenflow,ways,zenflow,gpu,items,weights|2000000000|zenflow,ways,zenflow,gpu,items,gradient_buckets|800000000|"
+    "zenflow,ways,zenflow,gpu,items,device_gradients|2000000000|zenflow,ways,zenflow,gpu,items,device_state|400000000|"
+    "zenflow,ways,zenflow,gpu,items,device_records|400000000|zenflow,ways,zenflow,gpu,items,selected_columns|200000000|"
+    "zenflow,ways,zenflow,gpu,items,landing_weights|2000000000|"
+    "zenflow,ways,zenflow,host,items,state|3600000000|zenflow,ways,zenflow,host,items,gradients|2000000000|"
+    "zenflow,ways,zenflow,host,items,device_arrays|400000000|zenflow,ways,zenflow,host,items,journal|0|"
+    "zenflow,ways,zenflow,host,items,sums|4000000000|zenflow,ways,zenflow,host,items,host_weights|2000000000|"
+    "zenflow,ways,zenflow,host,items,selected_image|600000000")
 json(0 ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 0.1 "${figures}")
 json(0 ${zenflow} --zenflow 10% "zenflow,ways,zenflow,step_s||zenflow,window_s||zenflow,timeline||${figures}")
 json(0 ${zenflow} "zenflow|")
-set(row "on average +step +stall +down +up +GPU +host\n  plain, ratio 1 +3.44 s +444 ms +2.0 GB +2.0 GB +9.3 GB +30.0 GB  fits\n  speculation, ratio 1 +3.00 s +0 s .*\n  ZenFlow +")
-shows(0 "${row}3.00 s +0 s +1.8 GB +0.5 GB +9.9 GB +33.6 GB  fits\n" ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 0.1)
+set(row "on average +step +stall +down +up +GPU +host\n  plain, ratio 1 +3.40 s +400 ms +2.0 GB +2.0 GB +9.3 GB +30.0 GB  fits\n  speculation, ratio 1 +3.00 s +0 s .*\n  ZenFlow +")
+shows(0 "${row}3.00 s +45.0 ns +2.0 GB +0.5 GB +14.3 GB +36.6 GB  fits\n" ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 0.1)
 # Without overlap the last step waits 120 ms for the sums, and 400 ms for the weights on their way up.
-shows(0 "${row}3.13 s +130 ms +1.8 GB +0.5 GB +9.9 GB +31.8 GB  fits\n" ${zenflow} ${rates} --backward 2 --forward 1
+shows(0 "${row}3.13 s +130 ms +2.0 GB +0.5 GB +14.3 GB +34.6 GB  fits\n" ${zenflow} ${rates} --backward 2 --forward 1
       --zenflow 0.1 --no-overlap)
 # In a window of one step every step waits: 80 ms and 400 ms.
-shows(0 "${row}3.48 s +480 ms +1.8 GB +1.8 GB " ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 0.1
+shows(0 "${row}3.48 s +480 ms +2.0 GB +2.0 GB " ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 0.1
       --update-interval 1 --no-overlap)
-# Every fourth window 400 MB go down, and as many up: 88.9 ms.
-shows(0 "${row}3.01 s +5.56 ms +1.8 GB +0.5 GB .*selection is taken[ \n]+to change all" ${zenflow} ${rates} --backward 2 --forward 1
+# Every fourth window the image of 600 MB comes down, and goes up after that: 240 ms.
+shows(0 "${row}3.02 s +15.0 ms +2.0 GB +0.5 GB .*In a selection the GPU's[ \n]+part" ${zenflow} ${rates} --backward 2 --forward 1
       --zenflow 0.1 --select-interval 13)
 json(0 ${zenflow} --zenflow 0.1 --select-interval 16
-     "zenflow,ways,zenflow,down_bytes|1825000000|zenflow,ways,zenflow,up_bytes|475000000|zenflow,select_interval|16")
-# The GPU reads 2 GB for the norm and moves 1 GB for its step, at 20 GB/s.
-shows(0 "\n  ZenFlow +3.15 s +0 s " ${zenflow} --link 4.5 --gpu-rate 1e9 --backward 2 --forward 1 --zenflow 0.1)
-# The link is slower than backward; and the host, with 640 ms in a window, than the GPU, with 600.
-shows(0 "\n  ZenFlow +450 ms +300 ms " ${zenflow} ${rates} --backward 0.1 --forward 0.05 --zenflow 0.1)
+     "zenflow,ways,zenflow,down_bytes|2037500000|zenflow,ways,zenflow,up_bytes|537500000|zenflow,select_interval|16")
+# At 40 GB/s the GPU reads 2 GB for the norm, and moves 2.2 GB for its step: of 44 bytes 20 are the step's, 8 records', 8
+# gradients' that are gathered, and 8 weights' that go to their rows. In the last step weights land in 90 ms.
+shows(0 "\n  ZenFlow +3.13 s +22.5 ms .*\n  GPU step .* 420 ms\n" ${zenflow} --link 5 --gpu-rate 2e9 --backward 2 --forward 1
+      --zenflow 0.1)
+# The link is slower than backward, and begins when the sums are through: 480 ms after the first sums, 520 after others.
+shows(0 "\n  ZenFlow +510 ms +360 ms " ${zenflow} ${rates} --backward 0.1 --forward 0.05 --zenflow 0.1)
+# Of its step the host does 30 ms, 70, 30 and 30 while the GPU works; the last step waits for 20 more.
 set(rates --gpu-rate 1e15 --link 100000)
-shows(0 "\n  ZenFlow +160 ms +10.0 ms " ${zenflow} ${rates} --backward 0.1 --forward 0.05 --zenflow 0.1)
+shows(0 "\n  ZenFlow +155 ms +5.00 ms " ${zenflow} ${rates} --backward 0.1 --forward 0.05 --zenflow 0.1)
 shows(0 [[
 
 a window of 4 steps
-  backward  \|##########     ##########     ##########     ##########         \| 400 ms
-  down      \|==========     ==========     ==========     ==========         \| 400 ms
-  CPU sums  \|#######   ########       ############   ############       #####\| 440 ms
-  CPU step  \|       ###        #######            ###            #######     \| 200 ms
-  up        \|                                             ==============     \| 140 ms
-  GPU step  \|          #              #              #              #        \| 600 ns
-  forward   \|          #####          #####          #####              #####\| 200 ms
-            0             160 ms          320 ms          480 ms          640 ms
+  backward  \|##########     ###########     ##########     ###########       \| 400 ms
+  down      \|       ===         =======            ===             ===       \| 160 ms
+  CPU sums  \|#######   #########       ############   #############     #####\| 440 ms
+  CPU step  \|       ###         #######            ###             #####     \| 180 ms
+  up        \|       ====================================================     \| 500 ms
+  GPU step  \|          #               #              #               #      \| 840 ns
+  forward   \|          #####           #####          #####             #####\| 200 ms
+            0             155 ms          310 ms          465 ms          620 ms
 ]] ${zenflow} ${rates} --backward 0.1 --forward 0.05 --zenflow 0.1)
-# Backward waits for the host, which adds up for longer than the GPU works; and for weights, up in 1.8 s.
-shows(0 "\n  ZenFlow +160 ms +110 ms .*\n  backward .* 360 ms\n.*\n  CPU sums .* 440 ms\n" ${zenflow} ${rates}
+# Backward waits for the host, which adds up for longer than the GPU works; and the last step for weights, up in 8 s.
+shows(0 "\n  ZenFlow +155 ms +105 ms .*\n  backward .* 360 ms\n.*\n  CPU sums .* 440 ms\n" ${zenflow} ${rates}
       --backward 0.03 --forward 0.02 --zenflow 0.1)
-shows(0 "\n  ZenFlow +1.70 s +200 ms " ${zenflow} --gpu-rate 1e15 --link-down 100000 --link-up 1 --backward 1 --forward 0.5
-      --zenflow 0.1)
-# Nothing selected, and all.
+shows(0 "\n  ZenFlow +2.10 s +700 ms .*\n  up .* 8.00 s\n" ${zenflow} --gpu-rate 1e15 --link-down 100000 --link-up 0.25
+      --backward 1 --forward 0.4 --zenflow 0.1)
+# Nothing selected, and all: then gradients come down all the same, and sums have their memory.
 json(0 ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 0
-     "zenflow,selected_elems|0|zenflow,put_off_elems|500000000|zenflow,ways,zenflow,gpu,items,device_state|0|zenflow,ways,zenflow,stall_s|0|zenflow,ways,zenflow,host,items,sums|4000000000")
-json(0 ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 1 --no-overlap --select-interval 4
-     "zenflow,put_off_elems|0|zenflow,ways,zenflow,stall_s|0|zenflow,ways,zenflow,down_bytes|0|zenflow,ways,zenflow,up_bytes|0|zenflow,host_s|0|zenflow,ways,zenflow,gpu,items,device_state|4000000000|zenflow,ways,zenflow,host,items,sums|0|zenflow,overlap|OFF")
+     "zenflow,selected_elems|0|zenflow,put_off_elems|500000000|zenflow,ways,zenflow,gpu,items,device_state|0|zenflow,ways,zenflow,gpu,items,selected_columns|0|zenflow,ways,zenflow,host,items,sums|4000000000|zenflow,ways,zenflow,host,items,selected_image|0")
+json(0 ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 1 --no-overlap
+     "zenflow,put_off_elems|0|zenflow,ways,zenflow,stall_s|0|zenflow,ways,zenflow,down_bytes|2000000000|zenflow,ways,zenflow,up_bytes|0|zenflow,host_s|0|zenflow,ways,zenflow,gpu,items,device_state|4000000000|zenflow,ways,zenflow,host,items,sums|2000000000|zenflow,overlap|OFF")
+# A plain step with half on the GPU, which moves 70 GB/s: 14 ms for the norm, and then 100 ms. The CPU takes 250 ms, or 50.
+set(rates --ratio 0.5 --journal 0 --gpu-rate 2.5e9 --link 100000 --backward 2 --forward 1 --zenflow 0.1)
+shows(0 "\n  plain, ratio 0.5 +3.26 s +150 ms " ${small} ${rates} --cpu-rate 1e9)
+shows(0 "\n  plain, ratio 0.5 +3.11 s +0 s " ${small} ${rates} --cpu-rate 5e9)
 foreach(machine GH200 GB200 A100-40GB H100-SXM H200-SXM L40S RTX-4090 RTX-5090 MI300A)
     shows(0 "\n  ZenFlow +[0-9.]+ m?s .*\na window of 4 steps\n" qwen2.5-3b --gpus 2x${machine} --zenflow 0.1)
 endforeach()
 shows(0 "\n  speculation, ratio 1 +3.13 s +0 s " qwen2.5-3b --gpus RTX-3090 --ratio 1 --zenflow 0.1)
 json(0 qwen2.5-3b --gpus MI300A --zenflow 0.1 --no-overlap
-     "zenflow,ways,zenflow,down_bytes|0|zenflow,ways,zenflow,up_bytes|0|zenflow,ways,zenflow,host||zenflow,ways,zenflow,gpu,items,sums|11107561984")
+     "zenflow,ways,zenflow,down_bytes|0|zenflow,ways,zenflow,up_bytes|0|zenflow,ways,zenflow,host||zenflow,ways,zenflow,gpu,items,sums|12342788096")
 
 # Without times: (2 * 9e8 + 2 * 10 * 2000 * 1000) operations for each of 2000 tokens, at half of the peak, and three times as
 # many in backward.
@@ -303,7 +317,16 @@ file(WRITE ${file} "# a model\nembed.weight [1000, 64]\n\nlayers.0.w (64x256)\nl
 json(0 --shapes ${file} --gpus GH200 --hidden 64 --vocab 1000 "model,params|96832|model,tensors|4|model,layers|2|gpu,items,logits|49152000")
 shows(0 "activations +0.0 GB  not known: give --hidden" --gpus GH200 --shapes ${file})
 # Of 64 and 256 columns 6.4 and 25.6 are 6 and 26, and the norm is a vector; a small share is one column.
-json(0 --shapes ${file} --gpus GH200 --zenflow 0.1 "zenflow,selected_elems|9392|zenflow,put_off_elems|87440")
+string(CONCAT figures "zenflow,selected_elems|9392|zenflow,put_off_elems|87440|"
+    "zenflow,ways,zenflow,gpu,items,device_records|112704|zenflow,ways,zenflow,gpu,items,selected_columns|37440|")
+# The norm comes down, but is not added up and goes up by itself: matrices have 96768 elements.
+string(APPEND figures
+    "zenflow,ways,zenflow,down_bytes|193664|zenflow,ways,zenflow,up_bytes|48384|"
+    "zenflow,ways,zenflow,gpu,items,device_gradients|193664|zenflow,ways,zenflow,gpu,items,landing_weights|193536|"
+    "zenflow,ways,zenflow,host,items,gradients|193664|zenflow,ways,zenflow,host,items,sums|774144|"
+    "zenflow,ways,zenflow,host,items,device_arrays|131488|zenflow,ways,zenflow,host,items,host_weights|193536|"
+    "zenflow,ways,zenflow,host,items,selected_image|150144")
+json(0 --shapes ${file} --gpus GH200 --zenflow 0.1 "${figures}")
 json(0 --shapes ${file} --gpus GH200 --zenflow 0.0001 "zenflow,selected_elems|1192")
 json(0 --shapes ${file} --gpus GH200 --zenflow 0 "zenflow,selected_elems|64")
 

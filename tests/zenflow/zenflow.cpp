@@ -399,7 +399,7 @@ run_options random_run(std::uint64_t seed)
 
 } // namespace
 
-TEST_CASE("zenflow: random runs have the oracle's bits")
+TEST_CASE("zenflow_drift: random runs have the oracle's bits: one state, true counts, every corner")
 {
     for (std::uint64_t seed = 0; seed < 60; ++seed) {
         run_options const of = random_run(seed);

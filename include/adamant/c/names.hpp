@@ -24,6 +24,7 @@ inline constexpr c_name c_names[] = {
     {"find_group()", "adamant_find_group()"},
     {"find_shard()", "adamant_find_shard()"},
     {"finish()", "adamant_finish()"},
+    {"land()", "adamant_zenflow_land()"},
     {"leave_out()", "adamant_leave_out()"},
     {"load()", "adamant_load_...()"},
     {"place()", "adamant_place()"},

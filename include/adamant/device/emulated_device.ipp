@@ -10,6 +10,7 @@
 #include <adamant/core/error.hpp>
 #include <adamant/device/emulated_device.hpp>
 #include <adamant/device/emulated_part.hpp>
+#include <adamant/kernel/turn.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -93,6 +94,71 @@ ADAMANT_DECL void emulated_device::copy_down(void* to, device_ptr from, std::siz
                 [=, this] { std::memcpy(to, real(from, bytes), bytes); });
 }
 
+namespace detail {
+
+// In tiles that stay in the first cache. Columns that lie beside one another are turned by vectors.
+template <class Bits>
+void copy_columns_as(column_copy const& what, std::vector<std::uint32_t> const& list, std::byte* by_rows,
+                     std::byte* by_columns, bool gathers)
+{
+    constexpr std::size_t tile = 64;
+    constexpr std::size_t few = 8; // columns beside one another
+    constexpr std::size_t pitch = (tile + 16) * sizeof(Bits);
+    alignas(64) std::byte turned[tile * pitch]; // by columns where they are gathered, else by rows
+    std::size_t const row_bytes = what.columns * sizeof(Bits);
+    std::size_t const column_bytes = what.pitch * sizeof(Bits);
+    auto const run_end = [&](std::size_t first) {
+        std::size_t end = first + 1;
+        while (end < std::min(list.size(), first + tile) && list[end] == list[end - 1] + 1)
+            ++end;
+        return end;
+    };
+    auto const column_at = [&](std::size_t i, std::size_t row) {
+        return by_columns + (what.own_places ? list[i] : i) * column_bytes + row * sizeof(Bits);
+    };
+    for (std::size_t row = 0; row < what.rows; row += tile)
+        for (std::size_t first = 0, end = 0; first < list.size(); first = end) {
+            std::size_t const some = std::min(tile, what.rows - row);
+            std::byte* const rows_at = by_rows + row * row_bytes;
+            end = run_end(first);
+            if (end - first >= few) {
+                std::byte* const run_at = rows_at + list[first] * sizeof(Bits);
+                if (gathers) {
+                    kernel::turn<Bits>(run_at, row_bytes, turned, pitch, some, end - first, 0);
+                    for (std::size_t i = first; i < end; ++i)
+                        std::memcpy(column_at(i, row), turned + (i - first) * pitch, some * sizeof(Bits));
+                } else {
+                    kernel::turn<Bits>(column_at(first, row), column_bytes, turned, pitch, end - first, some, 0);
+                    for (std::size_t r = 0; r < some; ++r)
+                        std::memcpy(run_at + r * row_bytes, turned + r * pitch, (end - first) * sizeof(Bits));
+                }
+                continue;
+            }
+            while (end < std::min(list.size(), first + tile) && run_end(end) - end < few)
+                ++end;
+            for (std::size_t i = first; i < end && !gathers; ++i)
+                std::memcpy(turned + (i - first) * pitch, column_at(i, row), some * sizeof(Bits));
+            for (std::size_t r = 0; r < some; ++r)
+                for (std::size_t i = first; i < end; ++i) {
+                    std::byte* const in_row = rows_at + r * row_bytes + list[i] * sizeof(Bits);
+                    std::byte* const in_tile = turned + (i - first) * pitch + r * sizeof(Bits);
+                    std::memcpy(gathers ? in_tile : in_row, gathers ? in_row : in_tile, sizeof(Bits));
+                }
+            for (std::size_t i = first; i < end && gathers; ++i)
+                std::memcpy(column_at(i, row), turned + (i - first) * pitch, some * sizeof(Bits));
+        }
+}
+inline void copy_listed_columns(column_copy const& what, std::vector<std::uint32_t> const& list, std::byte* by_rows,
+                                std::byte* by_columns, bool gathers)
+{
+    if (what.elem_bytes == sizeof(std::uint16_t))
+        copy_columns_as<std::uint16_t>(what, list, by_rows, by_columns, gathers);
+    else
+        copy_columns_as<std::uint32_t>(what, list, by_rows, by_columns, gathers);
+}
+
+} // namespace detail
+
 ADAMANT_DECL void emulated_device::gather_columns(column_copy const& what)
 {
     copy_columns(what, true);
@@ -110,20 +176,11 @@ ADAMANT_DECL void emulated_device::copy_columns(column_copy const& what, bool ga
     enqueue(device_lane::work, device_operation::work, what.bytes(),
             detail::text_of({gathers ? "gathering " : "scattering ", what.count, " columns"}), [=, this] {
                 std::size_t const each = what.elem_bytes;
-                std::byte* const by_rows = real(what.by_rows, what.rows * what.columns * each);
-                std::byte* const by_columns =
-                    real(what.by_columns,
-                         (((what.own_places ? what.columns : what.count) - 1) * what.pitch + what.rows) * each);
-                std::byte const* const list = real(what.list, what.count * sizeof(std::uint32_t));
-                for (std::size_t r = 0; r < what.rows; ++r)
-                    for (std::size_t i = 0; i < what.count; ++i) {
-                        std::uint32_t column;
-                        std::memcpy(&column, list + i * sizeof column, sizeof column);
-                        std::byte* const in_row = by_rows + (r * what.columns + column) * each;
-                        std::byte* const in_column =
-                            by_columns + ((what.own_places ? column : i) * what.pitch + r) * each;
-                        std::memcpy(gathers ? in_column : in_row, gathers ? in_row : in_column, each);
-                    }
+                std::size_t const last = (what.own_places ? what.columns : what.count) - 1;
+                std::vector<std::uint32_t> list(what.count);
+                std::memcpy(list.data(), real(what.list, what.count * sizeof list[0]), what.count * sizeof list[0]);
+                detail::copy_listed_columns(what, list, real(what.by_rows, what.rows * what.columns * each),
+                                            real(what.by_columns, (last * what.pitch + what.rows) * each), gathers);
             });
 }
 

@@ -82,10 +82,18 @@ ADAMANT_SIMD void add_rows(std::byte const* grad, std::size_t row_bytes, std::si
 {
     constexpr std::size_t pair = 2 * simd::lanes;
     std::size_t c = 0;
+    std::size_t const width = columns * sizeof(Grad);
     for (; columns - c >= pair; c += pair) {
-        ADAMANT_UNROLL
-        for (std::size_t row = 0; row < Rows; ++row) // the rows are too far from each other for the processor to see
-            __builtin_prefetch(grad + row * row_bytes + c * sizeof(Grad) + column_prefetch_bytes);
+        // Rows are too far from each other for the processor to see them come; and their ends, where the next so many
+        // begin.
+        std::size_t const at = c * sizeof(Grad);
+        std::size_t const ahead = at + column_prefetch_bytes;
+        std::byte const* const next = grad + (ahead < width ? ahead : Rows * row_bytes + ahead - width);
+        if (pair * sizeof(Grad) >= 64 || at % 64 == 0) {
+            ADAMANT_UNROLL
+            for (std::size_t row = 0; row < Rows; ++row)
+                __builtin_prefetch(next + row * row_bytes);
+        }
         add_scores<Grad, Squares, Rows>(grad + c * sizeof(Grad), row_bytes, scale, seen, sums + c);
     }
     if (c < columns) {

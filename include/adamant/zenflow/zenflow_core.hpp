@@ -1048,10 +1048,7 @@ private:
     {
         report.window_ended = true;
         report.put_off_skipped = drops;
-        auto const start = std::chrono::steady_clock::now();
-        finish_and_land();
-        report.put_off_s = now_->take_busy_s() / std::max(1u, cpu_.threads());
-        report.waited_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        finish_and_land(report);
         for (std::size_t i = 0; i < matrices_.size(); ++i) {
             put_off_part const& p = next_->parts[i];
             for (std::size_t c = 0; c < p.columns.size() && !drops; ++c) {
@@ -1075,9 +1072,21 @@ private:
             };
         now_->begin(matrices_);
         if (warm_up || !zenflow_.overlap)
-            finish_and_land();
+            finish_and_land(report);
         else
             half_ = 1 - half_;
+    }
+    void finish_and_land(zenflow_report& report)
+    {
+        if (!now_->is_there())
+            return;
+        auto const start = std::chrono::steady_clock::now();
+        worker_.finish(sums_, *now_, matrices_);
+        report.put_off_s = now_->take_busy_s() / std::max(1u, cpu_.threads());
+        auto const done = std::chrono::steady_clock::now();
+        finish_and_land();
+        report.waited_s = std::chrono::duration<double>(done - start).count();
+        report.landing_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - done).count();
     }
     // In the background. Where the next step selects, not before it has: what it selects is stepped first.
     void go_on()

@@ -17,6 +17,7 @@ struct zenflow_report : optimizer_report { // elements: those that were stepped 
     std::size_t put_off_stepped = 0;       // overlap, while the next window goes on
     bool put_off_skipped = false; // what was added up was not finite, and was dropped whole (nonfinite_policy::skip)
     double waited_s = 0;          // for what the last window had put off, when this one ended
+    double landing_s = 0;         // and then for its weights to come into use
     // How long the executor's threads have worked, on average, on the sums of the step before (with a device), and,
     // where a window ends, on what the one before it had put off.
     double sums_s = 0;
