@@ -151,14 +151,53 @@ class Report(Struct):
                 ("device_work_bytes", c_size_t), ("device_up_bytes", c_size_t), ("device_down_bytes", c_size_t),
                 ("measured", c_int32)]
 
+    # Of an optimizer that puts gradients off.
+    zenflow: Optional["ZenFlowReport"] = None
+
     @property
     def skipped(self) -> bool:
         """Whether the step changed nothing, as a gradient was not finite."""
         return self.outcome == 1
 
 
+class ZenFlowOptions(Struct):
+    name_in_c = "adamant_zenflow_options"
+    _fields_ = [_size, ("topk_ratio", c_double), ("select_interval", c_size_t), ("update_interval", c_size_t),
+                ("auto_ratio", c_double), ("most_put_off", c_size_t), ("full_warm_up_rounds", c_size_t),
+                ("score", c_int32), ("scope", c_int32), ("overlap", c_int32), ("reduce_columns", c_void_p),
+                ("reduce_columns_user", c_void_p)]
+
+
+class ZenFlowReport(Struct):
+    """What a step that puts gradients off reports besides; the fields are those of adamant_zenflow_report in
+    adamant/c/zenflow.h."""
+
+    name_in_c = "adamant_zenflow_report"
+    _fields_ = [_size, ("warm_up", c_int32), ("selected", c_int32), ("columns_moved", c_size_t), ("put_off", c_size_t),
+                ("window_ended", c_int32), ("put_off_skipped", c_int32), ("put_off_stepped", c_size_t),
+                ("waited_seconds", c_double)]
+
+
+class ZenFlowPosition(Struct):
+    name_in_c = "adamant_zenflow_position"
+    _fields_ = [_size, ("steps", c_uint64), ("since_selection", c_uint64), ("in_window", c_uint64),
+                ("has_selection", c_int32), ("has_loss_scaler", c_int32), ("loss_scale", c_double),
+                ("good_steps", c_uint32), ("hysteresis_left", c_uint32), ("done_squares", c_double),
+                ("put_off_norm", c_double)]
+
+
+class ZenFlowParam(Struct):
+    name_in_c = "adamant_zenflow_param"
+    _fields_ = [_size, ("name", c_char_p), ("columns", c_size_t), ("all_rows", c_size_t), ("first_row", c_size_t),
+                ("rows", c_size_t), ("param", c_void_p), ("exp_avg", c_void_p), ("exp_avg_sq", c_void_p),
+                ("weight_out", c_void_p), ("weights", c_void_p), ("counts", c_void_p), ("selected", c_void_p),
+                ("landing", c_void_p), ("sums", c_void_p), ("summed", c_uint64), ("param_dtype", c_int32),
+                ("exp_avg_dtype", c_int32), ("exp_avg_sq_dtype", c_int32), ("weight_out_dtype", c_int32)]
+
+
 SQUARES_WORDS = 21
 Reduce = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(c_int64), c_size_t)
+ReduceColumns = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(c_int64), c_size_t, c_int32)
 WeightsReady = ctypes.CFUNCTYPE(None, c_void_p, c_size_t, c_size_t, c_size_t)
 
 _p = c_void_p
@@ -201,8 +240,20 @@ _functions: Dict[str, List[Any]] = {
     "adamant_deepspeed_apply": [_p, _p, _p, _p, _p, _p],
     "adamant_save_safetensors": [_p, c_char_p],
     "adamant_load_safetensors": [_p, POINTER(c_char_p), c_size_t],
+    "adamant_zenflow_create": [_p, _p, _p, _p],
+    "adamant_zenflow_add_group": [_p, c_char_p, _p, c_int32, POINTER(c_size_t)],
+    "adamant_zenflow_set_hyperparameters": [_p, c_size_t, _p],
+    "adamant_zenflow_add_param": [_p, c_size_t, c_char_p, _p, c_size_t, _p, POINTER(c_size_t)],
+    "adamant_zenflow_memory_bytes": [_p, POINTER(c_size_t)],
+    "adamant_zenflow_prepare": [_p],
+    "adamant_zenflow_step_gradients": [_p, _p, c_size_t, _p, _p, _p],
+    "adamant_zenflow_land": [_p],
+    "adamant_zenflow_loss_scale": [_p, POINTER(c_double)],
+    "adamant_zenflow_get_position": [_p, _p],
+    "adamant_zenflow_get_param": [_p, c_size_t, _p],
+    "adamant_zenflow_load": [_p, _p, _p, c_size_t],
 }
-_frees = ["adamant_executor_free", "adamant_optimizer_free", "adamant_deepspeed_free"]
+_frees = ["adamant_executor_free", "adamant_optimizer_free", "adamant_deepspeed_free", "adamant_zenflow_free"]
 
 _loaded: Optional[Any] = None
 

@@ -29,6 +29,11 @@ def is_quantized(moment: Any) -> bool:
     return isinstance(moment, Tensor) and moment.dtype == torch.uint8
 
 
+def _in_order(state: Dict[str, Any], moment: Tensor) -> Tensor:
+    """A moment's elements in the order of its groups: of columns where zenflow puts gradients off."""
+    return moment.movedim(-1, 0) if moment.dim() > 1 and ("by_columns" in state or "updates" in state) else moment
+
+
 def _bits(x: Tensor) -> Tensor:
     return x.view(torch.int32)
 
@@ -73,7 +78,9 @@ def dequantized(state: Dict[str, Any], like: Tensor) -> Dict[str, Any]:
             if groups.shape != (group_count(like.numel()), GROUP_BYTES):
                 raise InvalidArgument(f"{name} has shape {tuple(groups.shape)}, but a tensor of {like.numel()} elements has "
                                       f"groups of shape {(group_count(like.numel()), GROUP_BYTES)}")
-            made[name] = _decoded(name, groups).view(-1)[:like.numel()].view(like.shape)
+            made[name] = torch.empty(like.shape)
+            ordered = _in_order(state, made[name])
+            ordered.copy_(_decoded(name, groups).view(-1)[:like.numel()].view(ordered.shape))
     return made
 
 
@@ -83,5 +90,5 @@ def quantized(state: Dict[str, Any]) -> Dict[str, Any]:
 
         saved["state"] = {number: quantized(state) for number, state in saved["state"].items()}
     """
-    return {**state, **{name: _encoded(name, state[name]) for name in moments
+    return {**state, **{name: _encoded(name, _in_order(state, state[name])) for name in moments
                         if isinstance(state.get(name), Tensor) and not is_quantized(state[name])}}

@@ -36,8 +36,18 @@ def _like(param: Tensor, values: Tensor) -> Tensor:
     return made
 
 
-def _with(state: Dict[str, Any], name: str, value: Tensor) -> Dict[str, Any]:
-    return {**{key: kept for key, kept in state.items() if key not in masters}, name: value}
+def _with(state: Dict[str, Any], param: Tensor, name: str, value: Tensor) -> Dict[str, Any]:
+    made = {**{key: kept for key, kept in state.items() if key not in (*masters, "by_columns")}, name: value}
+    if name == "master_low" and "selected" in state:  # with zenflow the upper halves are in the state, too
+        made["by_columns"] = _like(param, local(param.detach()))
+    return made
+
+
+def _refuse_behind(state: Dict[str, Any]) -> None:
+    """With zenflow weights may be behind their masters."""
+    if bool(state["landing"].any()) if "landing" in state else "by_columns" in state:
+        raise InvalidArgument("the state's master may be ahead of the param, as zenflow has put something off; take the "
+                              "state from the optimizer's state_dict(), after land()")
 
 
 @torch.no_grad()
@@ -53,6 +63,7 @@ def split_master(state: Dict[str, Any], param: Tensor) -> Dict[str, Any]:
     """
     if "master_param" not in state or param.dtype != torch.bfloat16:
         return dict(state)
+    _refuse_behind(state)
     master, weight = local(state["master_param"]), local(param.detach())
     upper, low = _halves(master)
     now = weight.cpu()
@@ -60,7 +71,7 @@ def split_master(state: Dict[str, Any], param: Tensor) -> Dict[str, Any]:
         raise InvalidArgument("the param is not its master_param rounded to bfloat16; load the model's weights that belong to "
                               "the state first")
     weight.copy_(upper)
-    return _with(state, "master_low", _like(param, low))
+    return _with(state, param, "master_low", _like(param, low))
 
 
 @torch.no_grad()
@@ -69,9 +80,10 @@ def joined_master(state: Dict[str, Any], param: Tensor) -> Dict[str, Any]:
     have the weights that belong to the state, and is then the master rounded with ties to even."""
     if "master_low" not in state:
         return dict(state)
+    _refuse_behind(state)
     weight = local(param.detach())
     now = weight.cpu()
     master = joined(now, local(state["master_low"]))
     master = torch.where(master.isnan(), now.float(), master)
     weight.copy_(master)
-    return _with(state, "master_param", _like(param, master))
+    return _with(state, param, "master_param", _like(param, master))

@@ -10,18 +10,18 @@ from ctypes import byref, c_double, c_size_t, c_uint64
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from ._arrays import DTYPES, GROUP_BYTES, QUANTIZED8, SPLIT_FLOAT32, group_count, place_of
-from ._library import (SQUARES_WORDS, Handle, Hyperparameters, InvalidArgument, LossScaling, OptimizerOptions, Reduce,
-                       Report, Shard, StepValues, WeightsReady, check, library, texts)
+from ._library import (Handle, Hyperparameters, InvalidArgument, LossScaling, OptimizerOptions, Reduce, Report, Shard,
+                       StepValues, WeightsReady, check, library, texts)
 from ._signals import whole
 from .executor import Executor, shared_executor
 
-_nonfinite = {"skip": 0, "zero": 1, "apply": 2}
+nonfinite_policies = {"skip": 0, "zero": 1, "apply": 2}
 _rounding = {"nearest": 0, "stochastic": 1}
 _speculate = {"automatic": 0, "always": 1, "never": 2}
 _parts = {"param": "master", "exp_avg": "moment", "exp_avg_sq": "moment"}
 
 
-def _chosen(what: str, value: str, names: Dict[str, int]) -> int:
+def chosen(what: str, value: str, names: Dict[str, int]) -> int:
     if value not in names:
         raise InvalidArgument(f"{what} is {value!r}, but must be one of {', '.join(names)}")
     return names[value]
@@ -40,12 +40,81 @@ def hyperparameters(lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999), eps
     """
     return Hyperparameters.initialised(lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay,
                                        decay=1 if decoupled else 2, bias_correction=int(bias_correction),
-                                       exp_avg_sq_rounding=_chosen("exp_avg_sq_rounding", exp_avg_sq_rounding, _rounding),
-                                       param_rounding=_chosen("param_rounding", param_rounding, _rounding),
+                                       exp_avg_sq_rounding=chosen("exp_avg_sq_rounding", exp_avg_sq_rounding, _rounding),
+                                       param_rounding=chosen("param_rounding", param_rounding, _rounding),
                                        rounding_seed=rounding_seed)
 
 
-class Optimizer(Handle):
+def _numbers(at: Any, count: int) -> Any:
+    """So many int64 as a writable array: NumPy's, or ctypes' where there is no NumPy."""
+    try:
+        import numpy
+        return numpy.ctypeslib.as_array(at, shape=(count,))
+    except ImportError:
+        return ctypes.cast(at, ctypes.POINTER(ctypes.c_int64 * count)).contents
+
+
+class Calls(Handle):
+    """A handle to an optimizer of the library's, which may call functions of Python's: what these raise, the call of
+    the library that they were called in raises."""
+
+    _raised: Optional[BaseException] = None
+
+    def _status_of(self, function: Callable[..., None], at: Any, count: int, *more: Any) -> int:
+        """What the library is to be told of a function that was called with so many numbers."""
+        try:
+            function(_numbers(at, count), *more)
+            return 0
+        except BaseException as error:  # no exception may pass through C
+            self._raised = error
+            return 1
+
+    def _reducer(self, reduce: Callable[[Any], None]) -> Any:
+        return Reduce(lambda user, words, count: self._status_of(reduce, words, count))
+
+    def _check(self, status: int) -> None:
+        error, self._raised = self._raised, None
+        try:
+            check(status)
+        except Exception as seen:
+            if error is not None:
+                raise error from seen
+            raise
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        if not self.here:
+            raise InvalidArgument(f"{function[8:]}() is called in process {os.getpid()}, which was forked from the "
+                                  "optimizer's; make another optimizer here")
+        if self.pointer is None:
+            raise InvalidArgument("the optimizer was closed; make another")
+        self._check(getattr(library(), function)(self.pointer, *arguments))
+
+
+def shard_of(name: str, arrays: Dict[str, Any], shape: Sequence[int] = (), begin: int = 0) -> Shard:
+    """The library's description of a shard; arrays are named as its fields. Raises InvalidArgument where they do not go
+    together. See Optimizer.add_shard()."""
+    shard = Shard.initialised()
+    elements = None
+    for field, given in arrays.items():
+        place = place_of(given, f"{field} of '{name}'", field != "grad", _parts.get(field, ""))
+        if place.dtype == QUANTIZED8:
+            if place.elements != group_count(elements or 0) * GROUP_BYTES:
+                raise InvalidArgument(f"{field} of '{name}' has {place.elements} bytes, but must have the shape "
+                                      f"[{group_count(elements or 0)}, {GROUP_BYTES}] for {elements} elements")
+        elif elements is not None and place.elements != elements:
+            raise InvalidArgument(f"{field} of '{name}' has {place.elements} elements, but its param has {elements}")
+        else:
+            elements = place.elements
+        setattr(shard, field, place.address or None)
+        setattr(shard, field + "_dtype", place.dtype)
+    sizes = tuple(shape) or tuple(getattr(arrays.get("param"), "shape", ()))
+    if sizes:
+        shard.shape, shard.dims = (c_size_t * len(sizes))(*sizes), len(sizes)
+    shard.elements, shard.begin = elements or 0, begin
+    return shard
+
+
+class Optimizer(Calls):
     """Adam and AdamW over shards: params, gradients and moments in arrays that the caller owns and that are never
     copied. Same bits for any instruction set, number of threads and cut.
 
@@ -80,16 +149,15 @@ class Optimizer(Handle):
                  journal_budget_bytes: Optional[int] = None, reduce: Optional[Callable[[Any], None]] = None,
                  weights_ready: Optional[Callable[[int, int, int], None]] = None):
         options = OptimizerOptions.initialised(
-            max_norm=max_norm, max_abs_grad=max_abs_grad, on_nonfinite=_chosen("on_nonfinite", on_nonfinite, _nonfinite),
-            speculate=_chosen("speculate", speculate, _speculate), keep_last_step=int(keep_last_step))
+            max_norm=max_norm, max_abs_grad=max_abs_grad, speculate=chosen("speculate", speculate, _speculate),
+            on_nonfinite=chosen("on_nonfinite", on_nonfinite, nonfinite_policies), keep_last_step=int(keep_last_step))
         if journal_budget_bytes is not None:
             options.journal_budget_bytes = journal_budget_bytes
         if loss_scaling is not None:
             scaling = LossScaling.initialised(**loss_scaling)
             options.loss_scaling = ctypes.pointer(scaling)
-        self._reduce_error: Optional[BaseException] = None
         if reduce is not None:
-            self._reduce = Reduce(self._reducer(reduce))
+            self._reduce = self._reducer(reduce)
             options.reduce = ctypes.cast(self._reduce, ctypes.c_void_p)
         if weights_ready is not None:
             given = weights_ready
@@ -101,37 +169,6 @@ class Optimizer(Handle):
         self._perhaps: List[Any] = []  # gradients that the library may know, as a call was cut short or failed
         self._new_report = Report.initialised()
         super().__init__(lambda made: library().adamant_optimizer_create(self.executor.pointer, byref(options), made))
-
-    def _reducer(self, reduce: Callable[[Any], None]) -> Callable[[Any, Any, int], int]:
-        def call(user: Any, words: Any, count: int) -> int:
-            try:
-                try:
-                    import numpy
-                    reduce(numpy.ctypeslib.as_array(words, shape=(count,)))
-                except ImportError:
-                    reduce(ctypes.cast(words, ctypes.POINTER(ctypes.c_int64 * SQUARES_WORDS)).contents)
-                return 0
-            except BaseException as error:  # no exception may pass through C
-                self._reduce_error = error
-                return 1
-        return call
-
-    def _check(self, status: int) -> None:
-        error, self._reduce_error = self._reduce_error, None
-        try:
-            check(status)
-        except Exception as seen:
-            if error is not None:
-                raise error from seen
-            raise
-
-    def _call(self, function: str, *arguments: Any) -> None:
-        if not self.here:
-            raise InvalidArgument(f"{function[8:]}() is called in process {os.getpid()}, which was forked from the "
-                                  "optimizer's; make another optimizer here")
-        if self.pointer is None:
-            raise InvalidArgument("the optimizer was closed; make another")
-        self._check(getattr(library(), function)(self.pointer, *arguments))
 
     # Groups and shards
 
@@ -178,30 +215,12 @@ class Optimizer(Handle):
         """
         arrays = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq,
                   "weight_out": weight_out, "accumulator": accumulator}
-        shard = Shard.initialised()
-        elements = None
-        for field, given in arrays.items():
-            if given is None:
-                continue
-            place = place_of(given, f"{field} of '{name}'", field != "grad", _parts.get(field, ""))
-            if place.dtype == QUANTIZED8:
-                if place.elements != group_count(elements or 0) * GROUP_BYTES:
-                    raise InvalidArgument(f"{field} of '{name}' has {place.elements} bytes, but must have the shape "
-                                          f"[{group_count(elements or 0)}, {GROUP_BYTES}] for {elements} elements")
-            elif elements is not None and place.elements != elements:
-                raise InvalidArgument(f"{field} of '{name}' has {place.elements} elements, but its param has {elements}")
-            else:
-                elements = place.elements
-            setattr(shard, field, place.address or None)
-            setattr(shard, field + "_dtype", place.dtype)
-        sizes = tuple(shape) or tuple(getattr(param, "shape", ()))
-        if sizes:
-            shard.shape, shard.dims = (c_size_t * len(sizes))(*sizes), len(sizes)
-        shard.elements, shard.begin = elements or 0, begin
+        arrays = {field: given for field, given in arrays.items() if given is not None}
+        shard = shard_of(name, arrays, shape, begin)
         number = c_size_t()
         with whole:
             self._call("adamant_add_shard", group, name.encode(), byref(shard), byref(number))
-            self._kept.append([given for given in arrays.values() if given is not None])
+            self._kept.append(list(arrays.values()))
             self._gradients.append(grad)
         return number.value
 

@@ -26,13 +26,15 @@ from ._arrays import GROUP_BYTES, GROUP_ELEMS, group_count
 from ._cohort import Cohort
 from ._host_copies import local
 from ._library import SQUARES_WORDS, InvalidArgument, Report, Unavailable
+from ._put_off import PutOff, refuse_without
+from ._put_off_native import ZenFlow
 from ._quantized8 import dequantized, is_quantized, moments, quantized, zeros
 from ._signals import whole
 from ._split_masters import joined_master, masters, split_master
 from .executor import Cores, Executor, shared_executor
 from .optimizer import add_squares
 
-__all__ = ["Adam", "AdamW", "dequantized", "joined_master", "quantized", "split_master"]
+__all__ = ["Adam", "AdamW", "ZenFlow", "dequantized", "joined_master", "quantized", "split_master"]
 
 # Whose hooks count, by the param's id: those of the optimizer that was made last.
 _owners: "weakref.WeakValueDictionary[int, _Steps]" = weakref.WeakValueDictionary()
@@ -59,6 +61,14 @@ _arguments = """
             gradients; p.grad has the last one alone, so what changes it, as a GradScaler or clipping do, is an error.
             step() may come after fewer. Not under DistributedDataParallel; under FSDP2 torch itself adds up.
         offload: params in host memory are stepped as those on a GPU are, by copies; to try that without a GPU.
+        zenflow: a ZenFlow(...), or a dictionary of its arguments: a few columns of each matrix are stepped at once, the
+            others once in a window of steps. Params of two or more dimensions are matrices; columns are the last one.
+            Their states lie by columns: moments and masters have the param's shape, and the first column's elements
+            come first in memory; "by_columns" is a copy of the weights that lies so, which is stepped where the param
+            has no master. quantized8 moments want a multiple of 64 rows, whose groups are of columns. Threads work on
+            states after step() has returned; state_dict() waits for them, and has counts, sums and the position of the
+            window, so that a loaded run goes on with the same bits. last_report.zenflow has more about a step. Weights
+            may be behind their masters: see land(). Not with overlap, which is backward's, nor with accumulate.
         state_format: the type of new moments, "float32", "bfloat16" or "quantized8". None: the param's, as torch has
             it, and float32 where the param is float16 or has a master. A group's own goes before it, as in
             {{"params": norms, "state_format": "float32"}}. "split_float32", "split_float32+bfloat16" and
@@ -141,6 +151,12 @@ class _Steps:
             raise InvalidArgument("both cores and cpuadam_cores_perc are given; choose one")
         if not isinstance(own["accumulate"], int) or own["accumulate"] < 1:
             raise InvalidArgument(f"accumulate is {own['accumulate']!r}, but must be a number of backward() calls, from 1")
+        own["zenflow"] = ZenFlow.of(own["zenflow"])
+        if own["zenflow"] is not None and (own["overlap"] or own["accumulate"] > 1):
+            raise InvalidArgument("zenflow has an overlap of its own, with the next steps, so overlap=True cannot be beside "
+                                  "it; leave that out" if own["overlap"] else
+                                  "zenflow adds up gradients in windows, so accumulate cannot be beside it; leave accumulate "
+                                  "out and let backward() add to p.grad")
         self._process_group = own.pop("process_group")
         self._own = own
         self._begin()
@@ -156,6 +172,8 @@ class _Steps:
         self._lock = threading.RLock()  # backward calls hooks in a thread for each device
         self._mirrors: Dict[int, Tensor] = {}  # weights in host memory of params that are elsewhere, by the param's id
         self._versions: Dict[int, Tuple[int, int]] = {}  # of params whose weights are elsewhere, too, when both were the same
+        given = self._own.get("zenflow")
+        self._put_off = PutOff(given) if given is not None else None
         self._forget()
         self._watch()
 
@@ -193,16 +211,24 @@ class _Steps:
             self._add_over_ranks(total)
         given.copy_(total if self._joint is None else self._joint)
 
-    def _add_over_ranks(self, words: Tensor) -> None:
+    def _reduce_columns(self, numbers: Any, how: str) -> None:
+        """What the library calls with numbers of columns, to get their sums over all ranks, or the largest."""
+        given = torch.frombuffer(numbers, dtype=torch.int64)
+        total = given.clone()
+        self._add_over_ranks(total, how)
+        given.copy_(total)
+
+    def _add_over_ranks(self, words: Tensor, how: str = "SUM") -> None:
         group = self._process_group
         if group is None:
             return
+        operation = getattr(torch.distributed.ReduceOp, how)
         if torch.distributed.get_backend(group) == "nccl":
             there = words.cuda()
-            torch.distributed.all_reduce(there, group=group)
+            torch.distributed.all_reduce(there, operation, group=group)
             words.copy_(there)
         else:
-            torch.distributed.all_reduce(words, group=group)
+            torch.distributed.all_reduce(words, operation, group=group)
 
     def _hyper(self, group: int) -> Dict[str, Any]:
         of = self.param_groups[group]
@@ -276,11 +302,7 @@ class _Steps:
     def _look(self) -> List[Cohort]:
         """Sorts params by the steps they have taken; those without gradients are left alone."""
         self._refuse_with_sums("params, states or types of gradients are others now")
-        for g, group in enumerate(self.param_groups):
-            for what in ("amsgrad", "differentiable"):
-                if group.get(what):
-                    raise InvalidArgument(f"{what} is set for parameter group {g}, but this optimizer has none; take "
-                                          "torch.optim's, or leave it out")
+        self._refuse_groups()
         everything = self._all_params()
         known = {id(param) for _, param in everything}
         for of in (self._mirrors, self._versions):
@@ -292,6 +314,24 @@ class _Steps:
         self._param_count = len(everything)
         return made
 
+    def _refuse_groups(self) -> None:
+        for g, group in enumerate(self.param_groups):
+            for what in ("amsgrad", "differentiable"):
+                if group.get(what):
+                    raise InvalidArgument(f"{what} is set for parameter group {g}, but this optimizer has none; take "
+                                          "torch.optim's, or leave it out")
+
+    def _refuse_sparse(self, param: Tensor) -> None:
+        if param.grad is not None and param.grad.is_sparse:
+            raise RuntimeError(f"{self._name(param)} has a sparse gradient, but Adam needs dense ones; consider "
+                               "torch.optim.SparseAdam")
+
+    def _refuse_replicated(self, param: Tensor) -> None:
+        if self._process_group is not None and any(
+                placement.is_replicate() for placement in getattr(param, "placements", ())):
+            raise InvalidArgument(f"{self._name(param)} is replicated, so its gradient would count once for each "
+                                  "rank of process_group; shard it, or give it an optimizer of its own")
+
     def _refuse_with_sums(self, what: str) -> None:
         if any(cohort.summed for cohort in self._cohorts or []):
             raise InvalidArgument(f"gradients of earlier backward() calls were added up, but {what}; call step() before "
@@ -300,14 +340,8 @@ class _Steps:
     def _cohorts_of(self, members: List[Tuple[int, Tensor]]) -> List[Cohort]:
         by_steps: Dict[int, List[Tuple[int, Tensor]]] = {}
         for g, param in members:
-            assert param.grad is not None
-            if param.grad.is_sparse:
-                raise RuntimeError(f"{self._name(param)} has a sparse gradient, but Adam needs dense ones; consider "
-                                   "torch.optim.SparseAdam")
-            if self._process_group is not None and any(
-                    placement.is_replicate() for placement in getattr(param, "placements", ())):
-                raise InvalidArgument(f"{self._name(param)} is replicated, so its gradient would count once for each "
-                                      "rank of process_group; shard it, or give it an optimizer of its own")
+            self._refuse_sparse(param)
+            self._refuse_replicated(param)
             self._init_state(g, param)
             by_steps.setdefault(int(self.state[param]["step"]), []).append((g, param))
         # Where gradients are added up, more params may join before the step.
@@ -345,7 +379,8 @@ class _Steps:
         with whole:
             if self._own["accumulate"] > 1:
                 self._check_sums()
-            report = self._finish() if self._open is not None else self._step_all()
+            report = (self._put_off.step(self) if self._put_off is not None else
+                      self._finish() if self._open is not None else self._step_all())
             self._overlaps = True
             self._begin_gradients()
             self.last_report = report
@@ -650,9 +685,30 @@ class _Steps:
                 self._abandon(what)
                 self._overlaps = True
 
+    def land(self) -> None:
+        """With zenflow, waits for what was put off in the last window, and has weights that are behind their masters catch
+        up: before an evaluation, before weights are written, and at the end of training. A run in which that is done
+        goes on with other bits than one in which it is not. Without zenflow there is nothing to do."""
+        if self._put_off is not None:
+            with whole:
+                self._put_off.land(self)
+
+    def take_weights(self) -> None:
+        """With zenflow, has all weights count as they are, also those that are behind their masters and would catch up
+        later: after somebody has written them without land() before. Without it weights that others write always do."""
+        if self._put_off is not None:
+            with whole:
+                self._put_off.take_weights(self)
+
     def state_dict(self) -> Dict[str, Any]:
-        """As torch's, with its keys, and "master_param" or "master_low" where there are masters."""
+        """As torch's, with its keys, and "master_param" or "master_low" where there are masters. With zenflow it has one
+        more key, "zenflow": where the run is in its window."""
         self._settle("state_dict() is called")
+        if self._put_off is not None:
+            with whole:
+                self._put_off.save()
+            made = super().state_dict()  # type: ignore[misc]
+            return {**made, "state": self._put_off.saved(made["state"]), "zenflow": dict(self._put_off.position)}
         made = super().state_dict()  # type: ignore[misc]
         # Params that have taken equally many steps share one count here, but nowhere else.
         made["state"] = {param: {**state, "step": state["step"].clone()} if "step" in state else state
@@ -660,15 +716,20 @@ class _Steps:
         return made
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """As torch's, from its classes and from these; states keep the types that they were saved in. Raises
-        InvalidArgument where a state_format is given, and one of it and of the states is quantized8, or has masters in two
-        halves where the other has whole ones; nothing has changed then."""
+        """As torch's, from its classes and from these; states keep the types that they were saved in. With zenflow also
+        from those without: nothing is put off then, and all columns have taken the param's steps. Raises InvalidArgument
+        where a state_format is given, and one of it and of the states is quantized8, or has masters in two halves where
+        the other has whole ones; and for a state of zenflow without that. Nothing has changed then."""
         self._refuse_with_sums("a state is loaded")
         self._settle("load_state_dict() is called")
         given: Dict[str, Any] = {}
 
         def keep(_: Any, incoming: Dict[str, Any]) -> Dict[str, Any]:
             self._check_formats(incoming)
+            if self._put_off is None:
+                refuse_without(incoming)
+            else:
+                self._put_off.check(self, incoming)
             given.update(incoming)
             return {**incoming, "state": {}}  # torch would cast states to the params' types, and put them on a GPU
         seen = self.register_load_state_dict_pre_hook(keep)  # type: ignore[attr-defined]
@@ -676,8 +737,7 @@ class _Steps:
             super().load_state_dict(state_dict)  # type: ignore[misc]
         finally:
             seen.remove()
-        numbers = chain.from_iterable(group["params"] for group in given["param_groups"])
-        param_of = dict(zip(numbers, (param for _, param in self._all_params())))
+        param_of = self._params_by_number(given)
         self.state.clear()
         for key, values in given["state"].items():
             param = param_of.get(key)
@@ -687,8 +747,15 @@ class _Steps:
             self.state[param] = {name: torch.tensor(float(value), dtype=torch.float32) if name == "step" else
                                  value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
                                  for name, value in values.items()}
+        if self._put_off is not None:
+            steps = max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
+            self._put_off.forget(given.get("zenflow"), steps)
         self._versions.clear()
         self._forget()
+
+    def _params_by_number(self, state_dict: Dict[str, Any]) -> Dict[Any, Tensor]:
+        numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        return dict(zip(numbers, (param for _, param in self._all_params())))
 
     def _check_formats(self, incoming: Dict[str, Any]) -> None:
         """Raises where states are quantized8, or have masters in two halves, and state_format says otherwise, or the other
@@ -722,13 +789,20 @@ class _Steps:
             raise InvalidArgument("an optimizer with a process_group cannot be copied or pickled, as the group cannot; "
                                   "save its state_dict()")
         self._settle("a copy is made")
-        return {**super().__getstate__(), "_own": self._own}  # type: ignore[misc]
+        own = {"_own": self._own}
+        if self._put_off is not None:
+            self._put_off.save()
+            own["_position"] = self._put_off.position
+        return {**super().__getstate__(), **own}  # type: ignore[misc]
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
+        position = state.pop("_position", None)
         super().__setstate__(state)  # type: ignore[misc]
         if "_own" in state:  # a copy, not a state that is loaded
             self._process_group = None
             self._begin()
+            if self._put_off is not None:
+                self._put_off.forget(position, 0)
 
 
 class Adam(_Steps, torch.optim.Adam):
@@ -742,7 +816,8 @@ class Adam(_Steps, torch.optim.Adam):
                  accumulate: int = 1, state_format: Optional[str] = None,
                  exp_avg_sq_rounding: str = "stochastic", param_rounding: str = "nearest", rounding_seed: int = 0,
                  master: bool = False, process_group: Any = None, offload: bool = False, cores: Optional[Cores] = None,
-                 cpuadam_cores_perc: Optional[float] = None, threads: int = 0):
+                 cpuadam_cores_perc: Optional[float] = None, threads: int = 0,
+                 zenflow: Union[None, ZenFlow, Dict[str, Any]] = None):
         more = {"decoupled_weight_decay": True} if decoupled_weight_decay else {}
         torch.optim.Adam.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach,
                                   maximize=maximize, capturable=capturable, differentiable=differentiable, fused=fused,
@@ -750,7 +825,8 @@ class Adam(_Steps, torch.optim.Adam):
         self._set_up(max_norm=max_norm, on_nonfinite=on_nonfinite, overlap=overlap, accumulate=accumulate,
                      state_format=state_format, exp_avg_sq_rounding=exp_avg_sq_rounding,
                      param_rounding=param_rounding, rounding_seed=rounding_seed, master=master, process_group=process_group,
-                     offload=offload, cores=cores, cpuadam_cores_perc=cpuadam_cores_perc, threads=threads)
+                     offload=offload, cores=cores, cpuadam_cores_perc=cpuadam_cores_perc, threads=threads,
+                     zenflow=zenflow)
 
 
 class AdamW(_Steps, torch.optim.AdamW):
@@ -763,10 +839,12 @@ class AdamW(_Steps, torch.optim.AdamW):
                  overlap: bool = False, accumulate: int = 1, state_format: Optional[str] = None,
                  exp_avg_sq_rounding: str = "stochastic", param_rounding: str = "nearest", rounding_seed: int = 0,
                  master: bool = False, process_group: Any = None, offload: bool = False,
-                 cores: Optional[Cores] = None, cpuadam_cores_perc: Optional[float] = None, threads: int = 0):
+                 cores: Optional[Cores] = None, cpuadam_cores_perc: Optional[float] = None, threads: int = 0,
+                 zenflow: Union[None, ZenFlow, Dict[str, Any]] = None):
         torch.optim.AdamW.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize,
                                    foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused)
         self._set_up(max_norm=max_norm, on_nonfinite=on_nonfinite, overlap=overlap, accumulate=accumulate,
                      state_format=state_format, exp_avg_sq_rounding=exp_avg_sq_rounding,
                      param_rounding=param_rounding, rounding_seed=rounding_seed, master=master, process_group=process_group,
-                     offload=offload, cores=cores, cpuadam_cores_perc=cpuadam_cores_perc, threads=threads)
+                     offload=offload, cores=cores, cpuadam_cores_perc=cpuadam_cores_perc, threads=threads,
+                     zenflow=zenflow)

@@ -1,0 +1,474 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a torch optimizer has where it puts gradients off: the states of matrices by columns, and one optimizer of the
+library's over all params.
+
+Between steps the library knows counts, flags and sums. save() writes them to the states, where load() and copies find
+them; they are taken out again when a step has made them stale.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import weakref
+from array import array as packed
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from ._arrays import GROUP_ELEMS
+from ._cohort import check_groups, check_place, first_element
+from ._host_copies import flat, local
+from ._library import InvalidArgument, Report
+from ._put_off_native import PutOffOptimizer, ZenFlow, position_fields
+from ._quantized8 import is_quantized, moments
+from ._split_masters import joined, masters
+
+if TYPE_CHECKING:
+    from .torch import _Steps
+
+# What the library knows, and states have when they were asked for.
+known_to_library = ("step", "updates", "selected", "landing", "sums", "summed")
+
+_natives: "weakref.WeakSet[PutOffOptimizer]" = weakref.WeakSet()
+
+
+@atexit.register
+def _end_background() -> None:
+    # The tensors that threads work on in the background go when the interpreter ends.
+    for native in list(_natives):
+        native.close()
+
+
+def columns_of(param: Tensor) -> int:
+    """The columns of a matrix; 0: it is a vector, which is stepped at once."""
+    return param.shape[-1] if param.dim() > 1 and param.numel() else 0
+
+
+def _new_by_columns(shape: Any, kind: torch.dtype, **more: Any) -> Tensor:
+    return torch.empty((shape[-1], *shape[:-1]), dtype=kind, **more).movedim(0, -1)
+
+
+def _by_columns(values: Tensor) -> Tensor:
+    """These, or a copy, with all rows of the first column before those of the next in memory."""
+    return values if values.movedim(-1, 0).is_contiguous() else _new_by_columns(values.shape, values.dtype).copy_(values)
+
+
+def _as_cut(param: Tensor, values: Tensor, lies_by_columns: bool) -> Tensor:
+    """What a state has: a DTensor where the param is one."""
+    if not hasattr(param, "to_local"):
+        return values
+    like = _new_by_columns(param.shape, values.dtype, device="meta") if lies_by_columns else param
+    return type(param).from_local(values, param.device_mesh, param.placements, run_check=False,  # type: ignore[attr-defined]
+                                  shape=param.shape, stride=like.stride())
+
+
+def _differ(a: Tensor, b: Tensor) -> Tensor:
+    return (a != b).logical_and_((a.isnan() & b.isnan()).logical_not_())
+
+
+def _copied(address: int, count: int, kind: torch.dtype) -> Tensor:
+    """A tensor with what lies in the library's memory there."""
+    if count == 0:
+        return torch.empty(0, dtype=kind)
+    return torch.frombuffer((ctypes.c_uint8 * (count * kind.itemsize)).from_address(address), dtype=kind).clone()
+
+
+def _check_matrix(of: "_Steps", name: str, group: int, param: Tensor) -> None:
+    """Raises where the library cannot have a matrix so."""
+    own = local(param)
+    placements = getattr(param, "placements", ())
+    cut = [how for at, how in enumerate(placements)
+           if not how.is_replicate() and param.device_mesh.size(at) > 1]  # type: ignore[attr-defined]
+    joined_ranks = of._process_group is not None and torch.distributed.get_world_size(of._process_group) > 1
+    if any(type(how).__name__ != "Shard" or how.dim != 0 for how in cut):
+        raise InvalidArgument(f"{name} is cut by {placements}, but with zenflow a matrix is cut along its first dimension, "
+                              "so that each rank has whole rows; shard it so, or leave zenflow out")
+    if cut and of._process_group is None:
+        raise InvalidArgument(f"{name} is cut over ranks, but zenflow selects by the gradient's columns on all ranks; give "
+                              "the ranks as process_group")
+    if joined_ranks and not cut:
+        raise InvalidArgument(f"{name} is no DTensor that is cut over ranks, but there is a process_group, and zenflow has to "
+                              "know which rows of the matrix a rank has; shard it with FSDP2, or make a DTensor of it with "
+                              "DTensor.from_local(). Where every rank has all of the gradient, leave process_group out")
+    eight = (is_quantized(of.state[param]["exp_avg"]) if "exp_avg" in of.state[param]
+             else "quantized8" in (of._format_of(of.param_groups[group]) or ""))
+    rows = own.numel() // own.shape[-1]
+    if eight and (cut or rows % GROUP_ELEMS):
+        why = "but that is for matrices that no ranks share" if cut else (
+            f"but its columns have {rows} rows, and groups of {GROUP_ELEMS} of a column must be whole")
+        raise InvalidArgument(f"{name} has shape {tuple(param.shape)} and with zenflow moments of quantized8, {why}. Put it "
+                              'into a group with another "state_format", "float32", "bfloat16" or one of these with halves '
+                              "of masters")
+
+
+class _Member:
+    """A param as the library has it: where its arrays lie, and what it has put off in its state."""
+
+    def __init__(self, of: "_Steps", group: int, param: Tensor):
+        self.group, self.param, self.columns = group, param, columns_of(param)
+        self.name = of._name(param)
+        of._refuse_replicated(param)
+        if self.columns:
+            _check_matrix(of, self.name, group, param)
+        of._init_state(group, param)
+        self.state: Dict[str, Any] = of.state[param]
+        self.mine = local(param.detach())
+        if hasattr(param, "to_local") and self.mine.device.type != "cpu":
+            raise InvalidArgument(f"{self.name} is a DTensor on a GPU, but must be in host memory: use FSDP2's "
+                                  "CPUOffloadPolicy")
+        self.kind = param.dtype if param.grad is None else param.grad.dtype
+        # The weights by rows, which the library writes: the param's own, or a copy in host memory.
+        self.weights = self.mine
+        if of._own["offload"] or self.mine.device.type != "cpu" or not self.mine.is_contiguous():
+            self.weights = torch.empty(self.mine.shape, dtype=self.mine.dtype, pin_memory=self.mine.device.type != "cpu")
+            self.weights.copy_(self.mine)
+        self.master = next((name for name in masters if name in self.state), None)
+        self._lay_out()
+        self._complete()
+        self.known = {name: self.state[name] for name in (*moments, "by_columns", *masters) if name in self.state}
+        self.version = self.version_now()
+
+    @property
+    def is_copied(self) -> bool:
+        return self.weights is not self.mine
+
+    def version_now(self) -> Tuple[int, int]:
+        """Changes with the weights, whoever writes them, unless it is by way of `param.data`."""
+        return self.param._version, local(self.param).data_ptr()
+
+    def is_as_known(self, of: "_Steps", group: int, param: Tensor) -> bool:
+        """Whether the library still knows where its arrays are."""
+        return (param is self.param and group == self.group and of.state.get(param) is self.state and
+                local(param).data_ptr() == self.mine.data_ptr() and
+                (param.grad is None or param.grad.dtype == self.kind) and
+                all([self.state.get(name) is value for name, value in self.known.items()]))
+
+    # Set-up
+
+    def _lay_out(self) -> None:
+        """Has all arrays of the state lie as the library wants them. What lies otherwise is copied."""
+        for name in (*moments, *masters, "by_columns"):
+            if name not in self.state or name in moments and is_quantized(self.state[name]):
+                continue
+            values = local(self.state[name])
+            if values.shape != self.mine.shape:
+                raise InvalidArgument(f"{name} of {self.name} has shape {tuple(values.shape)}, but the param has "
+                                      f"{tuple(self.mine.shape)}")
+            laid = _by_columns(values) if self.columns else values.contiguous()
+            if laid is not values:
+                self.state[name] = _as_cut(self.param, laid, bool(self.columns))
+        if self.master == "master_low" and (self.mine.dtype, local(self.state["master_low"]).dtype) != (
+                torch.bfloat16, torch.int16):
+            raise InvalidArgument(f"{self.name} is {self.mine.dtype} and its master_low {self.state['master_low'].dtype}, but "
+                                  "the halves of a master are torch.bfloat16 and torch.int16; load a state that is whole")
+        if not self.columns:
+            return
+        if "by_columns" not in self.state:
+            made = _new_by_columns(self.mine.shape, self.mine.dtype).copy_(self.weights)
+            self.state["by_columns"] = _as_cut(self.param, made, True)
+            if self.master == "master_low":
+                self._drop_halves_of_none(made)
+        if self.state["by_columns"].dtype != self.mine.dtype:
+            raise InvalidArgument(f"by_columns of {self.name} is {self.state['by_columns'].dtype}, but the param is "
+                                  f"{self.mine.dtype}; load a state that is whole")
+
+    def _complete(self) -> None:
+        """What a state of another optimizer has not, and a new one."""
+        state, count = self.state, max(1, self.columns)
+        if "updates" not in state:
+            state["updates"] = torch.full((count,), int(state["step"]), dtype=torch.int64)
+            state["summed"] = torch.tensor(0)
+            for name in ("selected", "landing") if self.columns else ():
+                state[name] = torch.zeros(count, dtype=torch.bool)
+
+    def arrays(self) -> Dict[str, Tensor]:
+        """By the names of a shard's fields, in the order in which they lie."""
+        weights = local(self.state["by_columns"]) if self.columns else self.weights
+        made = {"param": weights if self.master is None else local(self.state[self.master]),
+                "grad": torch.empty(self.mine.numel(), dtype=self.kind),  # until there is one
+                **{name: local(self.state[name]) for name in moments}}
+        if self.master is not None:
+            made["weight_out"] = weights
+        for what, values in made.items():
+            part = "moment" if what in moments else "master" if what == "param" and self.master == "master_low" else ""
+            check_place(values, f"{what} of {self.name}", part)
+            if part == "moment" and is_quantized(values):
+                check_groups(values, f"{what} of {self.name}", self.weights)
+        return {what: flat(values) for what, values in made.items()}
+
+    # Weights that others write
+
+    def _upper(self) -> Tensor:
+        """The weights that the masters stand for."""
+        if self.master == "master_param":
+            return local(self.state["master_param"]).to(self.mine.dtype)
+        return local(self.state["by_columns"])
+
+    def _drop_halves_of_none(self, weight: Tensor) -> None:
+        """Takes back lower halves beside which no master has such an upper one."""
+        low = local(self.state["master_low"])
+        low.masked_fill_(joined(weight, low).isnan(), 0)
+
+    @torch.no_grad()
+    def take_weights(self, as_loaded: bool) -> None:
+        """Takes over what differs from the masters. as_loaded: columns that have yet to land do not differ."""
+        weight = local(self.param.detach()).to("cpu")
+        if not self.columns:
+            if self.is_copied:
+                self.weights.copy_(weight)
+            if self.master == "master_low":
+                self._drop_halves_of_none(weight)
+                return
+            if self.master is None:
+                return
+        if self.columns and self.is_copied and not as_loaded:
+            changed = _differ(weight, self.weights)
+        else:
+            changed = _differ(weight, self._upper())
+            if self.columns:
+                changed.logical_and_(self.state["landing"].logical_not())
+        if self.is_copied:
+            self.weights.copy_(weight)
+        if not bool(changed.any()):
+            return  # masters keep the bits that a param has no room for
+        if self.columns:
+            local(self.state["by_columns"])[changed] = weight[changed]
+        if self.master == "master_param":
+            local(self.state["master_param"])[changed] = weight[changed].float()
+        elif self.master == "master_low":
+            local(self.state["master_low"])[changed] = 0
+
+    # Steps
+
+    def gradient(self) -> Optional[Tensor]:
+        """By rows in host memory; None: there is none in this step."""
+        grad = self.param.grad
+        return None if grad is None else local(grad.detach()).to("cpu").contiguous()
+
+    def bring_up(self) -> None:
+        if self.is_copied:
+            self.mine.copy_(self.weights)
+
+    # State
+
+    def save(self, native: PutOffOptimizer, number: int) -> None:
+        found, count, state = native.param(number), max(1, self.columns), self.state
+        state["updates"] = _copied(found.counts, count, torch.int64)
+        state["step"] = state["updates"].max().float()
+        for name in ("selected", "landing") if self.columns else ():
+            state[name] = _copied(getattr(found, name), count, torch.uint8).bool()
+        state["summed"] = torch.tensor(int(found.summed))
+        if self.columns and found.summed and not bool(state["selected"].all()):
+            sums = _copied(found.sums, self.mine.numel(), torch.float32).view(self.mine.shape)
+            state["sums"] = _as_cut(self.param, sums, False)
+
+    def values(self) -> Tuple[Dict[str, Any], List[Tensor]]:
+        """What load() takes of it, and the tensors that this points to."""
+        state = self.state
+        kept = [state["updates"].to(torch.int64).contiguous()]
+        made = {"counts": kept[0].data_ptr(), "summed": int(state["summed"])}
+        for name in ("selected", "landing") if self.columns else ():
+            kept.append(state[name].to(torch.uint8).contiguous())
+            made[name] = kept[-1].data_ptr()
+        if self.columns and made["summed"]:
+            sums = local(state["sums"]) if "sums" in state else torch.zeros(self.mine.shape)  # where all are selected
+            kept.append(sums.float().contiguous())
+            made["sums"] = kept[-1].data_ptr() or None
+        return made, kept
+
+
+class PutOff:
+    """What _Steps has where it is given zenflow."""
+
+    def __init__(self, options: ZenFlow):
+        self.options = options
+        self.native: Optional[PutOffOptimizer] = None  # until the first step, and after load()
+        self.members: List[_Member] = []
+        self.hypers: Dict[int, Dict[str, Any]] = {}
+        self.number_of: Dict[int, int] = {}
+        self.position: Dict[str, Any] = {}
+        self.is_saved = False  # states and position are those of the library
+        self.forget(None, 0)
+
+    def forget(self, position: Optional[Dict[str, Any]], steps: int) -> None:
+        """Goes on from other states. position: where they are; None: after so many plain steps."""
+        self.native = None
+        self.members = []
+        self.position = {"steps": steps, "since_selection": 0, "in_window": 0, "has_selection": False, "done_squares": 0.0,
+                         "put_off_norm": 0.0, **(position or {})}
+
+    def _check_here(self) -> None:
+        if self.native is not None and not self.native.here:
+            raise InvalidArgument(f"process {os.getpid()} was forked from the optimizer's, which has what was put off; load a "
+                                  "state_dict() here")
+
+    # What is known of params
+
+    def _make(self, of: "_Steps", wanted: List[Tuple[int, Tensor]]) -> None:
+        """Makes an optimizer of the library's over these params, which goes on from their states."""
+        self.save()
+        self.native = None  # and what it has in the background is done
+        of._refuse_groups()
+        members = [_Member(of, group, param) for group, param in wanted]
+        spread = of._process_group is not None
+        native = PutOffOptimizer(
+            of._executor(), self.options, max_norm=of._own["max_norm"] or 0.0, on_nonfinite=of._own["on_nonfinite"],
+            reduce=of._reduce if spread and (of._needs_norm or self.options.is_automatic) else None,
+            reduce_columns=of._reduce_columns if spread else None)
+        _natives.add(native)
+        hypers = {group: of._hyper(group) for group in sorted({group for group, _ in wanted})}
+        number_of = {group: native.add_group(f"group{group}", maximize=of.param_groups[group]["maximize"], **hyper)
+                     for group, hyper in hypers.items()}
+        arrays = [member.arrays() for member in members]
+        for member, given in zip(members, arrays):
+            # Rounding by chance goes by the element's place in the whole param.
+            shape = tuple(member.param.shape) if member.columns or hasattr(member.param, "to_local") else ()
+            native.add_param(number_of[member.group], member.name, given, member.columns, member.weights, shape,
+                             first_element(member.param))
+        for member in members:
+            member.take_weights(as_loaded=True)
+        values = [member.values() for member in members]
+        native.load(self.position, [made for made, _ in values])
+        self.native, self.members, self.hypers, self.number_of, self.is_saved = native, members, hypers, number_of, True
+
+    def _get_ready(self, of: "_Steps") -> PutOffOptimizer:
+        """Sees what has changed since the last step."""
+        self._check_here()
+        wanted = [(group, param) for group, param in of._all_params()
+                  if param.requires_grad or param.grad is not None or param in of.state]
+        if self.native is not None:
+            self._take_written()
+        if self.native is None or len(wanted) != len(self.members) or not all(
+                [member.is_as_known(of, *each) for member, each in zip(self.members, wanted)]):
+            self._make(of, wanted)
+        assert self.native is not None
+        for group, known in self.hypers.items():
+            now = of._hyper(group)
+            if now != known:
+                self.native.set_hyperparameters(self.number_of[group], **now)
+                self.hypers[group] = now
+        return self.native
+
+    def _take_written(self) -> None:
+        """Takes over weights that others have written since the last step."""
+        written = [member for member in self.members if member.version != member.version_now()]
+        if not written:
+            return
+        self.save()
+        for member in written:
+            if member.columns and not member.is_copied and bool(member.state["landing"].any()):
+                raise InvalidArgument(f"the weights of {member.name} were written while some of its columns have yet to land, "
+                                      "and nobody knows which elements of these are new. Call the optimizer's land() before "
+                                      "weights are written; or take_weights() now, with which all weights count as they are, "
+                                      "and those that have yet to land do not; or load a state_dict()")
+        for member in written:
+            member.take_weights(as_loaded=False)
+            member.version = member.version_now()
+
+    # Steps
+
+    def step(self, of: "_Steps") -> Optional[Report]:
+        params = [param for _, param in of._all_params()]
+        for param in params:
+            of._refuse_sparse(param)
+        if of._process_group is None and all(param.grad is None for param in params):
+            return None
+        native = self._get_ready(of)
+        given = [member.gradient() for member in self.members]
+        report = native.step_at(packed("Q", [0 if grad is None else grad.data_ptr() for grad in given]))
+        if not report.skipped:
+            self._written()
+        return report
+
+    def _written(self) -> None:
+        for member in self.members if self.is_saved else ():
+            for name in known_to_library:
+                member.state.pop(name, None)
+        self.is_saved = False
+        with torch.no_grad():
+            for member in self.members:
+                member.bring_up()
+            # Autograd then sees that what it has saved was changed.
+            torch.autograd.graph.increment_version([member.param for member in self.members])
+        for member in self.members:
+            member.version = member.version_now()
+
+    def land(self, of: "_Steps") -> None:
+        if self.native is None and not any("updates" in state for state in of.state.values()):
+            return
+        self._get_ready(of).land()
+        self._written()
+
+    def take_weights(self, of: "_Steps") -> None:
+        self._check_here()
+        self.save()
+        self.forget(self.position, 0)
+        for state in of.state.values():
+            if "landing" in state:
+                state["landing"] = torch.zeros_like(state["landing"])
+
+    # State
+
+    def save(self) -> None:
+        """Writes to states and to the position what the library knows."""
+        if self.native is None or self.is_saved:
+            return
+        self._check_here()
+        self.position = self.native.position()
+        for number, member in enumerate(self.members):
+            member.save(self.native, number)
+        self.is_saved = True
+
+    def saved(self, states: Dict[Any, Dict[str, Any]]) -> Dict[Any, Dict[str, Any]]:
+        """What a state_dict() has of these states: no weights that are the masters' rounded."""
+        return {key: {name: value for name, value in state.items() if name != "by_columns" or "master_param" not in state}
+                for key, state in states.items()}
+
+    def check(self, of: "_Steps", state_dict: Dict[str, Any]) -> None:
+        """Raises where this is no state to go on from."""
+        params = of._params_by_number(state_dict)
+        position = state_dict.get("zenflow")
+        if position is not None and set(position) != set(position_fields):
+            raise InvalidArgument(f"the state's zenflow has {', '.join(map(str, position))}, but must have "
+                                  f"{', '.join(position_fields)}")
+        for number, state in state_dict["state"].items():
+            if number not in params:
+                continue
+            name, param = of._name(params[number]), params[number]
+            columns = columns_of(param)
+            if "updates" not in state:
+                if columns and any(is_quantized(state.get(moment)) for moment in moments):
+                    raise InvalidArgument(f"the state of {name} has moments of quantized8 in groups of rows, but with zenflow "
+                                          "groups are of columns; make float32 moments of them by "
+                                          "adamant.torch.dequantized(state, param), for each state of state_dict['state'], and "
+                                          'give the group the "state_format" "float32"')
+                continue
+            if position is None:
+                raise InvalidArgument(f"the state of {name} is one of zenflow, but the state_dict has no \"zenflow\", which "
+                                      "says where the run is; save all that state_dict() returns")
+            flags = ("selected", "landing") if columns else ()
+            missing = [each for each in ("summed", "exp_avg", "exp_avg_sq", *flags) if each not in state]
+            if not missing and columns and int(state["summed"]) and not bool(state["selected"].all()) and "sums" not in state:
+                missing = ["sums"]
+            if missing:
+                raise InvalidArgument(f"the state of {name} has no {' and no '.join(missing)}; load a state that is whole")
+            if columns and not any(each in state for each in ("by_columns", "master_param")):
+                raise InvalidArgument(f"the state of {name} has no by_columns and no master_param; load a state that is whole")
+            for each in ("updates", *flags):
+                if state[each].numel() != max(1, columns):
+                    raise InvalidArgument(f"{each} of {name} has {state[each].numel()} columns, but the param has "
+                                          f"{max(1, columns)}")
+            if "sums" in state and state["sums"].shape != param.shape:
+                raise InvalidArgument(f"sums of {name} have shape {tuple(state['sums'].shape)}, but the param has "
+                                      f"{tuple(param.shape)}")
+
+
+def refuse_without(state_dict: Dict[str, Any]) -> None:
+    """Raises where a state has put something off, for an optimizer that cannot."""
+    if "zenflow" in state_dict or any("updates" in state for state in state_dict["state"].values()):
+        raise InvalidArgument("the state is one of zenflow: its columns have taken different numbers of steps, and some of "
+                              "them have put off gradients. Load it into an optimizer with zenflow=ZenFlow(...); with "
+                              "topk_ratio=1 that steps all columns at once from its next selection on")
