@@ -62,9 +62,11 @@ def limit_of(differences: dict[str, list[Curve]]) -> float:
     return max(0.002, 1.1 * max([end for end in ends if end <= 6 * middle] or [middle]))
 
 
-def picture(experiment: str, runs: dict[str, dict[int, Curve]], losses: dict[str, dict[int, float]]) -> str:
-    reference = runs[REFERENCE]
-    names = [name for name in runs if name != REFERENCE]
+def picture(experiment: str, runs: dict[str, dict[int, Curve]], losses: dict[str, dict[int, float]],
+            to: str = REFERENCE) -> str:
+    """All runs beside those that are named by `to`."""
+    reference = runs[to]
+    names = [name for name in runs if name != to]
     differences = {name: [[[a[0], a[1] - b[1]] for a, b in zip(curve, reference[seed])]
                           for seed, curve in runs[name].items() if seed in reference] for name in names}
     rows = -(-len(names) // COLUMNS)
@@ -77,7 +79,7 @@ def picture(experiment: str, runs: dict[str, dict[int, Curve]], losses: dict[str
            f'viewBox="0 0 {width} {height}">',
            f"<style>{STYLE}</style>", text(8, 20, TITLES.get(experiment, experiment), "title"),
            text(8, 38, f"Held-out loss; mean of {seeds} seeds", "small"),
-           text(LEFT + WIDE + 62, 38, "Difference to float32 of the same seed; a line a seed; below, the "
+           text(LEFT + WIDE + 62, 38, f"Difference to {to} of the same seed; a line a seed; below, the "
                 "mean of the trained model", "small")]
 
     def frame(x: float, y: float, wide: float, high: float, clip: str) -> None:
@@ -87,7 +89,7 @@ def picture(experiment: str, runs: dict[str, dict[int, Curve]], losses: dict[str
     # The losses. The first point is left out: all begin alike, far above.
     frame(LEFT, TOP, WIDE, height_of_losses, "losses")
     means = {name: mean_curve(list(curves.values()))[1:] for name, curves in runs.items()}
-    ends = [p[1] for p in means[REFERENCE]]
+    ends = [p[1] for p in means[to]]
     shown = [p[1] for curve in means.values() for p in curve if math.isfinite(p[1])]
     low, high = min(shown), min(max(shown), 2 * max(ends) - min(ends))  # what is far off is cut here, too
     low, high = low - 0.06 * (high - low), high + 0.06 * (high - low)
@@ -96,13 +98,13 @@ def picture(experiment: str, runs: dict[str, dict[int, Curve]], losses: dict[str
         return LEFT + WIDE * p[0] / steps, TOP + height_of_losses * (high - p[1]) / (high - low)
     for name in names:
         out.append(polyline(map(place, means[name]), "other", "losses"))
-    out.append(polyline(map(place, means[REFERENCE]), "reference", "losses"))
+    out.append(polyline(map(place, means[to]), "reference", "losses"))
     digits = 2 if high - low > 0.1 else 3
     for value in (min(ends), max(ends)):
         out.append(text(LEFT - 4, place([0, value])[1] + 4, f"{value:.{digits}f}", "small", "end"))
     out += [text(LEFT, TOP + height_of_losses + 14, "0", "small", "middle"),
             text(LEFT + WIDE, TOP + height_of_losses + 14, f"{steps:.0f} steps", "small", "end"),
-            text(LEFT + WIDE - 6, TOP + 16, "black or white: float32; blue: the others", "small", "end")]
+            text(LEFT + WIDE - 6, TOP + 16, f"black or white: {to}; blue: the others", "small", "end")]
 
     limit = limit_of(differences)
     for i, name in enumerate(names):
@@ -112,7 +114,7 @@ def picture(experiment: str, runs: dict[str, dict[int, Curve]], losses: dict[str
         for curve in differences[name]:
             points = ((x + BOX * p[0] / steps, y + HIGH / 2 * (1 - p[1] / limit)) for p in curve)
             out.append(polyline(points, "line", f"box{i}"))
-        final = round(statistics.fmean(loss - losses[REFERENCE][seed] for seed, loss in losses[name].items()
+        final = round(statistics.fmean(loss - losses[to][seed] for seed, loss in losses[name].items()
                                        if seed in reference), 4) + 0.0  # no -0.0000
         out += [text(x, y - 5, name.replace("param_bfloat16", "param_bf16"), "name"),
                 text(x + BOX, y + HIGH + 12, f"{final:+.4f}" if math.isfinite(final) else "diverged", "small", "end")]

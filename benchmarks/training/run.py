@@ -19,9 +19,9 @@ import statistics
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -30,7 +30,7 @@ from torch import Tensor, nn  # noqa: E402
 
 import models  # noqa: E402
 from models import EXPERIMENTS, Experiment  # noqa: E402
-from optimizers import Watch, bytes_of, explain, stepper  # noqa: E402
+from optimizers import Stepper, Watch, bytes_of, explain, stepper  # noqa: E402
 
 OFTEN = 50  # steps from one look at held-out text to the next
 REFERENCE = "float32"
@@ -74,6 +74,30 @@ def weights_file(experiment: str, seed: int, cache: Path) -> Path:
     return cache / f"{experiment}-{REFERENCE}-{seed}-{of.steps}.pt"
 
 
+def fit(of: Experiment, model: nn.Module, optimizer: Stepper, seed: int, text: Tensor, other: Tensor,
+        watch: Watch | None = None) -> dict[str, Any]:
+    """All its steps; and the losses of what it is trained on, and of what is held out."""
+    random = torch.Generator().manual_seed(1000 + seed)
+    curve, losses = [[0, held_out(model, other, of, of.held_out_batches // 4)]], []
+    for step in range(of.steps):
+        loss = model(windows(text, of, random))
+        model.zero_grad(set_to_none=True)
+        (loss * of.gradient_scale).backward()
+        if watch is not None:
+            watch.gradients()
+        optimizer.step(of.rate(step))
+        if watch is not None:
+            watch.after()
+        losses.append(loss.item())
+        if not math.isfinite(losses[-1]):
+            break
+        if (step + 1) % OFTEN == 0 and step + 1 < of.steps:
+            curve.append([step + 1, held_out(model, other, of, of.held_out_batches // 4)])
+    final = held_out(model, other, of, of.held_out_batches)
+    curve.append([len(losses), held_out(model, other, of, of.held_out_batches // 4)])
+    return {"loss": final, "curve": curve, "train": [round(each, 5) for each in losses]}
+
+
 def train(run: Run, cache: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     experiment, name, seed = run
@@ -87,27 +111,10 @@ def train(run: Run, cache: Path) -> dict[str, Any]:
     began = time.monotonic()
     optimizer = stepper(name, params, of.hyper, seed)
     watch = Watch(optimizer)
-    random = torch.Generator().manual_seed(1000 + seed)
-    curve, losses = [[0, held_out(model, other, of, of.held_out_batches // 4)]], []
-    for step in range(of.steps):
-        loss = model(windows(text, of, random))
-        model.zero_grad(set_to_none=True)
-        (loss * of.gradient_scale).backward()
-        watch.gradients()
-        optimizer.step(of.rate(step))
-        watch.after()
-        losses.append(loss.item())
-        if not math.isfinite(losses[-1]):
-            break
-        if (step + 1) % OFTEN == 0 and step + 1 < of.steps:
-            curve.append([step + 1, held_out(model, other, of, of.held_out_batches // 4)])
-    final = held_out(model, other, of, of.held_out_batches)
-    curve.append([len(losses), held_out(model, other, of, of.held_out_batches // 4)])
+    result = fit(of, model, optimizer, seed, text, other, watch)
     if name == REFERENCE:
         torch.save(model.state_dict(), weights_file(experiment, seed, cache))
-    return {"setting": of.setting(), "loss": final, "curve": curve,
-            "train": [round(each, 5) for each in losses],
-            "largest_update": optimizer.largest_update, **watch.report(),
+    return {"setting": of.setting(), **result, "largest_update": optimizer.largest_update, **watch.report(),
             "elements": sum(p.numel() for p in params), "seconds": round(time.monotonic() - began, 1)}
 
 
@@ -151,6 +158,23 @@ def save(result: dict[str, Any], out: Path) -> None:
     new.write_text(json.dumps(result, indent=None, separators=(",", ":")).replace('"runs":{', '"runs":{\n')
                    .replace('},"', '},\n"'))
     os.replace(new, out)
+
+
+def done(runs: list[Run], one: Callable[[Run], tuple[Run, dict[str, Any]]],
+         jobs: int) -> Iterator[tuple[Run, dict[str, Any]]]:
+    """What came out of each, as soon as it and those before it have ended."""
+    if jobs == 1:
+        yield from map(one, runs)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(one, runs)
+
+
+def keep(result: dict[str, Any], run: Run, got: dict[str, Any], out: Path) -> None:
+    result["runs"][key(run)] = got
+    save(result, out)
+    print(f"{key(run)}: {got.get('error') or round(got['loss'], 4)}, {got.get('seconds')} s", file=sys.stderr,
+          flush=True)
 
 
 def environment(cache: Path) -> dict[str, Any]:
@@ -255,18 +279,8 @@ def main() -> None:
             sys.exit(f"{name} in {arguments.out} was run as {run['setting']}; choose another file")
     missing = [run for run in chosen(arguments) if key(run) not in result["runs"]]
     for stage in stages(missing, arguments.cache):
-        def keep(run: Run, got: dict[str, Any]) -> None:
-            result["runs"][key(run)] = got
-            save(result, arguments.out)
-            print(f"{key(run)}: {got.get('error') or round(got['loss'], 4)}, {got.get('seconds')} s",
-                  file=sys.stderr, flush=True)
-        if arguments.jobs == 1:
-            for run in stage:
-                keep(*attempt(run, arguments.cache))
-            continue
-        with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as pool:
-            for done in [pool.submit(attempt, run, arguments.cache) for run in stage]:
-                keep(*done.result())
+        for run, got in done(stage, partial(attempt, cache=arguments.cache), arguments.jobs):
+            keep(result, run, got, arguments.out)
     print(table(result))
 
 
