@@ -1153,10 +1153,14 @@ private:
     {
         if (home_ == nullptr)
             return;
-        home_->bring_home();
-        for (std::size_t i = 0; i < matrices_.size(); ++i)
-            home_->copy_weights(i, true);
-        home_->wait();
+        try {
+            home_->bring_home();
+            for (std::size_t i = 0; i < matrices_.size(); ++i)
+                home_->copy_weights(i, true);
+            home_->wait();
+        } catch (device_error const&) { // or what has failed in the background would do so in every call
+            take_back_and_rethrow();
+        }
     }
     // In a handler of a device_error.
     [[noreturn]] void take_back_and_rethrow()
