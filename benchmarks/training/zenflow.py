@@ -31,7 +31,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from models import EXPERIMENTS  # noqa: E402
-from optimizers import Hyper, Stepper, gradient, of_torch  # noqa: E402
+from optimizers import Foreign, Hyper, Stepper, gradient, of_torch  # noqa: E402
 from pictures import picture  # noqa: E402
 from run import Run, done, environment, fit, keep, key, numbers, over_seeds  # noqa: E402
 
@@ -55,11 +55,12 @@ OTHERS = {
     "torch": "torch.optim.AdamW: what differs from `adamw` is the order of roundings",
     "adamw_bf16": "AdamW; the model computes with bfloat16 weights, masters are float32",
     "exact": "exact ZenFlow",
+    "adamant": "exact ZenFlow, by adamant.torch.AdamW",
     "exact_bf16": "exact ZenFlow; the model computes with bfloat16 weights, masters are float32",
 }
 VARIANTS = (
-    "adamw", "torch", "exact:0", "exact:0.05", "exact:0.1", "exact:0.1:96", "zeroed:0.1", "zeroed:0.1:96",
-    "restarted:0.1", "apart:0.1", "two_pairs:0.1", "micro_steps:0.1", "step_bf16:0.1", "cut:0.1", "adamw_bf16",
+    "adamw", "torch", "exact:0", "exact:0.05", "exact:0.1", "adamant:0.1", "exact:0.1:96", "zeroed:0.1",
+    "zeroed:0.1:96", "restarted:0.1", "apart:0.1", "two_pairs:0.1", "micro_steps:0.1", "step_bf16:0.1", "cut:0.1", "adamw_bf16",
     "exact_bf16:0.1", "exact_bf16:0.1:96", "master:0.1", "selected_bf16:0.1", "all-selected_bf16:0.1", "all:0.1",
     "all:0.1:96")
 EXPERIMENT = "text"
@@ -279,10 +280,21 @@ class Variant:
         return what or "all shortcuts" + self.name.removeprefix("all").replace("-", " but ")
 
 
+def of_adamant(of: Variant, params: list[Tensor], hyper: Hyper) -> Stepper:
+    from adamant.torch import AdamW
+
+    def make(given: list[Tensor], **arguments: Any) -> torch.optim.Optimizer:
+        zenflow = {"topk_ratio": of.topk_ratio, "select_interval": of.select_interval}
+        return AdamW(given, threads=1, zenflow=zenflow, **arguments)
+    return Foreign(params, hyper, make, lambda state, _: state["exp_avg_sq"].clone())
+
+
 def stepper(variant: str, params: list[Tensor], hyper: Hyper) -> Stepper:
     of = Variant.parse(variant)
     if of.name == "torch":
         return of_torch(params, hyper)
+    if of.name == "adamant":
+        return of_adamant(of, params, hyper)
     schedule = Schedule(1.0 if of.topk_ratio is None else of.topk_ratio, select_interval=of.select_interval)
     return ZenFlow(params, hyper, schedule, of.shortcuts(), of.bfloat16_weights())
 
