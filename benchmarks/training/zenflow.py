@@ -60,7 +60,8 @@ OTHERS = {
 }
 VARIANTS = (
     "adamw", "torch", "exact:0", "exact:0.05", "exact:0.1", "adamant:0.1", "exact:0.1:96", "zeroed:0.1",
-    "zeroed:0.1:96", "restarted:0.1", "apart:0.1", "two_pairs:0.1", "micro_steps:0.1", "step_bf16:0.1", "cut:0.1", "adamw_bf16",
+    "zeroed:0.1:96", "restarted:0.1", "apart:0.1", "two_pairs:0.1", "micro_steps:0.1", "step_bf16:0.1", "cut:0.1",
+    "adamw_bf16",
     "exact_bf16:0.1", "exact_bf16:0.1:96", "master:0.1", "selected_bf16:0.1", "all-selected_bf16:0.1", "all:0.1",
     "all:0.1:96")
 EXPERIMENT = "text"
