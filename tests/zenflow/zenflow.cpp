@@ -174,7 +174,7 @@ public:
         auto const copy = [&](std::byte* a, std::byte* b, std::size_t bytes) {
             std::memcpy(from_whole ? b : a, from_whole ? a : b, bytes);
         };
-        for (std::size_t const which : {0, 2, 3, 4})
+        for (std::size_t const which : {0u, 2u, 3u, 4u})
             for (std::size_t c = 0; c < whole.columns && whole.types[which] != dtype::none; ++c)
                 copy(whole.of[which]->data() + array_bytes(whole.types[which], c * whole.rows + first_[i]),
                      own.of[which]->data() + array_bytes(whole.types[which], c * own.rows),
@@ -345,7 +345,7 @@ struct tester {
                 test::zenflow_arrays part(expected[i]->is_vector, rank->arrays[i]->rows, expected[i]->columns,
                                           expected[i]->types);
                 rank->copy_rows(i, *expected[i], part, true);
-                for (std::size_t const which : {0, 2, 3, 4})
+                for (std::size_t const which : {0u, 2u, 3u, 4u})
                     if (state && part.types[which] != dtype::none)
                         REQUIRE(rank->arrays[i]->of[which]->difference(*part.of[which]) == "");
                 if (part.rows != 0)
@@ -477,7 +477,7 @@ TEST_CASE("zenflow: a run that is killed goes on with the same bits, with other 
             std::size_t const ranks = 1 + all.random.below(3);
             all.of.zenflow.topk_ratio = all.oracle.zenflow.topk_ratio = static_cast<double>(all.random.below(8)) / 8;
             for (auto const& whole : all.whole) // what a new process begins with
-                for (std::size_t const which : {0, 2, 3, 4})
+                for (std::size_t const which : {0u, 2u, 3u, 4u})
                     std::memset(whole->of[which]->data(), 0, whole->of[which]->bytes());
             all.begin(ranks, static_cast<unsigned>(step) % (most_threads + 1));
             std::vector<zenflow_state> states;
@@ -611,7 +611,7 @@ TEST_CASE("zenflow: a device that fails at anything leaves the step before, and 
                         (void)rank.by->state();
                         REQUIRE(rank.by->position() == all.oracle.at);
                         for (std::size_t i = 0; i < of.shapes.size(); ++i)
-                            for (std::size_t const which : {0, 2, 3})
+                            for (std::size_t const which : {0u, 2u, 3u})
                                 REQUIRE(rank.arrays[i]->of[which]->difference(*all.expected[i]->of[which]) == "");
                     }
                 }
@@ -774,7 +774,7 @@ TEST_CASE("zenflow: everything selected, or nothing put off for long, is the pla
                     plain[i]->of[1]->set(c * plain[i]->rows + r, all.whole[i]->of[1]->get(r * plain[i]->columns + c));
         by.step();
         for (std::size_t i = 0; i < plain.size(); ++i)
-            for (std::size_t const which : {0, 2, 3, 4})
+            for (std::size_t const which : {0u, 2u, 3u, 4u})
                 REQUIRE(all.ranks[0]->arrays[i]->of[which]->difference(*plain[i]->of[which]) == "");
         all.compare(true);
     }
@@ -787,7 +787,7 @@ TEST_CASE("zenflow: what is added up to infinity is dropped whole, or counts as 
     of.zenflow = {.topk_ratio = 0.1, .select_interval = 2, .update_interval = 2};
     of.options.on_nonfinite = GENERATE(nonfinite_policy::skip, nonfinite_policy::zero);
     of.shapes = {{64, 64}, {9, 7}};
-    tester all(of, GENERATE(1, 2), 1);
+    tester all(of, GENERATE(1u, 2u), 1);
     for (int step = 0; step < 8; ++step) {
         INFO("step " << step);
         all.draw(false, step == 2 || step == 3 ? 130 : 0);
@@ -934,7 +934,7 @@ TEST_CASE("zenflow: a rank whose reduction fails has changed nothing", "[once]")
 TEST_CASE("column scores: every instruction set, cut and thread has the oracle's")
 {
     test::random_bits random(4);
-    for (int run = 0; run < 120; ++run) {
+    for (unsigned run = 0; run < 120; ++run) {
         std::size_t const rows = random.below(run % 10 == 0 ? 700 : 60) + 1;
         std::size_t const columns = random.below(run % 7 == 0 ? 3000 : 90) + 1;
         dtype const type = run % 3 == 0 ? dtype::float32 : run % 3 == 1 ? dtype::bfloat16 : dtype::float16;
@@ -943,7 +943,7 @@ TEST_CASE("column scores: every instruction set, cut and thread has the oracle's
             grad.set(i, test::value_of(run % 5 == 4 ? test::values::special : test::values::ordinary, random,
                                        run % 4 == 0 ? -124 : -20, run % 4 == 0 ? -100 : 4));
         INFO("run " << run << ": " << rows << " x " << columns << " of " << name(type));
-        executor const cpu = own_executor(static_cast<unsigned>(run % (most_threads + 1)));
+        executor const cpu = own_executor(run % (most_threads + 1));
         float largest = 0;
         for (std::size_t i = 0; i < rows * columns; ++i)
             if (float const g = std::fabs(grad.get(i)); is_finite(g))

@@ -40,10 +40,10 @@ struct zenflow_arrays {
     void draw_state(random_bits& random)
     {
         for (std::size_t i = 0; i < rows * columns; ++i)
-            for (std::size_t const which : {0, 4})
+            for (std::size_t const which : {0u, 4u})
                 if (types[which] != adamant::dtype::none)
                     of[which]->set(i, with_exponent(random(), -9, -3));
-        for (std::size_t const which : {2, 3})
+        for (std::size_t const which : {2u, 3u})
             std::memset(of[which]->data(), 0, of[which]->bytes());
         if (types[0] == adamant::dtype::float32 && types[4] != adamant::dtype::none)
             for (std::size_t i = 0; i < rows * columns; ++i)
