@@ -136,6 +136,9 @@ TEST_CASE("C: zenflow has the bits of C++, and goes on from its state")
         zenflow next = make(in_c_arrays, zenflow_options(), o);
         ok(adamant_zenflow_load(next.get(), &at, params, 2));
         of = std::move(next);
+        for (std::size_t k = 0; k < 2; ++k) // and from what it shows itself
+            ok(adamant_zenflow_get_param(of.get(), k, &params[k]));
+        ok(adamant_zenflow_load(of.get(), &at, params, 2));
     }
     double scale = 0;
     ok(adamant_zenflow_loss_scale(of.get(), &scale));

@@ -292,7 +292,7 @@ adamant_status adamant_zenflow_load(adamant_zenflow* zenflow, const adamant_zenf
                                     const adamant_zenflow_param* params, size_t count)
 {
     return guarded([&] {
-        adamant::zenflow_optimizer& o = changing(zenflow);
+        adamant::zenflow_optimizer& o = needed(zenflow, "the optimizer").of;
         adamant::zenflow_state state = from_c(read(position), o);
         if (count != 0)
             needed(params, "params");
@@ -300,6 +300,7 @@ adamant_status adamant_zenflow_load(adamant_zenflow* zenflow, const adamant_zenf
         for (std::size_t i = 0; i < count; ++i)
             state.params.push_back(from_c(read(reinterpret_cast<adamant_zenflow_param const*>(
                 reinterpret_cast<unsigned char const*>(params) + i * stride))));
+        zenflow->state.reset(); // only now: params may be what it has shown
         o.load(state);
     });
 }
