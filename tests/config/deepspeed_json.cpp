@@ -774,8 +774,8 @@ TEST_CASE("the plain options are checked without JSON")
     CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.5, c.pt_reserved_cores_perc = 0.4; }) ==
           "adamant: cpuadam_cores_perc is 0.5 and pt_reserved_cores_perc 0.4, which do not add up to 1; set one of "
           "them");
-    auto const wrong_zenflow = [&](zenflow_config const& zenflow) {
-        return wrong([&](config c) { c.zenflow = zenflow; });
+    auto const wrong_zenflow = [&](zenflow_config const& of) {
+        return wrong([&](config c) { c.zenflow = of; });
     };
     CHECK(wrong_zenflow({}) == "no exception");
     CHECK(wrong_zenflow({.topk_ratio = nan}) == "adamant: topk_ratio is nan, but must be from 0 to 1");

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <adamant/device/emulated_device.hpp>
@@ -631,6 +632,36 @@ TEST_CASE("zenflow: a device that fails at anything leaves the step before, and 
         }
     }
     REQUIRE(failures > 10);
+}
+
+// What had been enqueued before the failure still runs then.
+TEST_CASE("zenflow: weights that could not land do so at the next call, however slow the device is", "[both]")
+{
+    run_options of;
+    of.zenflow = {.topk_ratio = 0.1, .select_interval = 100, .update_interval = 2};
+    tester all(of, 1, 1);
+    rank_run& rank = *all.ranks[0];
+    auto const on = std::make_shared<emulated_device>(emulation_options{.work_bytes_per_s = 1e6});
+    rank.place(on);
+    for (int step = 0; step < 2; ++step) {
+        all.draw(false);
+        all.step();
+    }
+    (void)rank.by->state();                 // everything has been stepped and is up
+    on->fail(device_operation::copy_up, 1); // the second matrix's list of columns
+    CHECK(mentions(refusal<device_error>([&] { rank.by->land(); }), {"step 2 has been taken all the same"}));
+    on->resume();
+    rank.by->land();
+    for (auto& p : all.oracle.params)
+        for (std::size_t c = 0; c < p.landing.size(); ++c)
+            if (std::exchange(p.landing[c], std::uint8_t{0}) != 0)
+                p.a->land(c);
+    all.compare(true);
+    for (int step = 0; step < 4; ++step) {
+        all.draw(false);
+        all.step();
+        all.compare(true);
+    }
 }
 
 TEST_CASE("zenflow: a device that hangs, or has too little memory, says so", "[both]")

@@ -36,11 +36,16 @@ public:
     }
     [[nodiscard]] kernel::step_pointers const& pointers() const noexcept { return pointers_; }
     [[nodiscard]] shard_format const& format() const noexcept { return *format_; }
+    // Reads no other pointer: a gradient may be changed while threads are at work on the rest.
     [[nodiscard]] std::byte* data(shard_array::index array) const noexcept
     {
-        std::byte* const all[] = {pointers_.param, const_cast<std::byte*>(pointers_.grad), pointers_.exp_avg,
-                                  pointers_.exp_avg_sq, pointers_.weight_out};
-        return all[array];
+        switch (array) {
+        case shard_array::param: return pointers_.param;
+        case shard_array::grad: return const_cast<std::byte*>(pointers_.grad);
+        case shard_array::exp_avg: return pointers_.exp_avg;
+        case shard_array::exp_avg_sq: return pointers_.exp_avg_sq;
+        default: return pointers_.weight_out;
+        }
     }
     // Bytes of n elements in that array, and where element n is.
     [[nodiscard]] std::size_t bytes(std::size_t array, std::size_t n) const noexcept

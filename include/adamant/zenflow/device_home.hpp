@@ -201,10 +201,12 @@ public:
         wait();
         part_->forget_records(); // this step cannot be taken back any more
     }
+    // After a failure: once what runs on it has ended. False where the device does not answer.
+    [[nodiscard]] bool come_back() noexcept { return on_->reset(deadline()); }
     // Back to before step(), as far as it got. False where the device does not answer.
     [[nodiscard]] bool take_back() noexcept
     {
-        if (!on_->reset(deadline()))
+        if (!come_back())
             return false;
         if (part_ == nullptr)
             return true;

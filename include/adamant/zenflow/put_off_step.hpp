@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,41 +21,65 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Tiles that anyone may take, once each.
+// Tiles that anyone may take, once each. From any thread, also while others are given: one that looks for a tile finds
+// all of an old one's, or all of a new one's.
 template <class Tile>
 class tiled_work {
 public:
-    // While nobody takes any.
+    // After all before them.
     void begin(std::vector<Tile> tiles) noexcept
     {
+        std::lock_guard const lock(mutex_);
         tiles_ = std::move(tiles);
         next_ = 0;
     }
-    [[nodiscard]] std::size_t size() const noexcept { return tiles_.size(); }
-    [[nodiscard]] bool is_done() const noexcept { return next_.load() >= tiles_.size() && running_.load() == 0; }
+    [[nodiscard]] std::size_t size() const noexcept
+    {
+        std::lock_guard const lock(mutex_);
+        return tiles_.size();
+    }
+    [[nodiscard]] bool is_done() const noexcept
+    {
+        std::lock_guard const lock(mutex_);
+        return next_ == tiles_.size() && running_ == 0;
+    }
     // Does one tile that nobody has begun; false where there is none.
     template <class Work>
     bool do_next(Work const& work) noexcept
     {
-        ++running_; // first, so that is_done() never sees all begun and none running too early
-        std::size_t const i = next_.fetch_add(1);
-        bool const found = i < tiles_.size();
-        if (found) {
-            auto const start = std::chrono::steady_clock::now();
-            work(tiles_[i]);
-            busy_ns_ += static_cast<std::uint64_t>((std::chrono::steady_clock::now() - start).count());
-        }
+        std::optional<Tile> const taken = take();
+        if (!taken)
+            return false;
+        auto const start = std::chrono::steady_clock::now();
+        work(*taken);
+        auto const busy = std::chrono::steady_clock::now() - start;
+        std::lock_guard const lock(mutex_);
+        busy_ += busy;
         --running_;
-        return found;
+        return true;
     }
     // How long all threads together have worked on tiles, since it was last asked.
-    [[nodiscard]] double take_busy_s() noexcept { return 1e-9 * static_cast<double>(busy_ns_.exchange(0)); }
+    [[nodiscard]] double take_busy_s() noexcept
+    {
+        std::lock_guard const lock(mutex_);
+        return std::chrono::duration<double>(std::exchange(busy_, {})).count();
+    }
 
 private:
+    std::optional<Tile> take() noexcept
+    {
+        std::lock_guard const lock(mutex_);
+        if (next_ == tiles_.size())
+            return std::nullopt;
+        ++running_;
+        return tiles_[next_++];
+    }
+
+    mutable std::mutex mutex_; // a tile is work for far longer than it is held
     std::vector<Tile> tiles_;
-    std::atomic<std::size_t> next_{0};
-    std::atomic<std::size_t> running_{0};
-    std::atomic<std::uint64_t> busy_ns_{0};
+    std::size_t next_ = 0;
+    std::size_t running_ = 0;
+    std::chrono::steady_clock::duration busy_{};
 };
 
 // The gradients of one step are added up.

@@ -144,8 +144,11 @@ public:
         if (home_ != nullptr)
             usage_before_ = home_->device().usage();
         submitted_.assign(matrices_.size(), shard_in_step::awaited);
-        waiting_down_.clear();
-        waiting_down_.reserve(matrices_.size());
+        {
+            std::lock_guard const lock(down_mutex_);
+            waiting_down_.clear();
+            waiting_down_.reserve(matrices_.size());
+        }
         is_open_ = true;
     }
     void submit(std::size_t param)
@@ -1125,7 +1128,7 @@ private:
         } catch (...) {
             landing_error_ = std::current_exception();
             std::fill(is_staged_.begin(), is_staged_.end(), std::uint8_t{0});
-            (void)home_->device().reset(std::chrono::steady_clock::now());
+            (void)home_->come_back(); // where it does not, the next attempt fails, and asks again
         }
     }
     void rethrow_landing_error()
