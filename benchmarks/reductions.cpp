@@ -3,7 +3,7 @@
 // only read.
 //
 //   reductions/TYPE/elems:N/threads:T/pages:4K or 2M
-//   reductions/columns/TYPE/...
+//   reductions/columns:COLUMNS/TYPE/...
 
 #include <cstddef>
 #include <cstdint>
@@ -35,9 +35,8 @@ void sum(benchmark::State& state, executor const& cpu, std::size_t n, page_kind 
 }
 
 template <class Grad>
-void score(benchmark::State& state, executor const& cpu, std::size_t n, page_kind pages)
+void score(benchmark::State& state, executor const& cpu, std::size_t n, std::size_t columns, page_kind pages)
 {
-    constexpr std::size_t columns = 2048; // of many models' matrices
     arrays const a({dtype::none, adamant::dtype_of<Grad>}, n, pages);
     cpu.for_each_home(n, [&](slice part) { fill_ordinary_grad<Grad>(a, part); });
     void const* const grad = a.get<Grad const>(1);
@@ -66,9 +65,12 @@ void add(setup const& given, std::string const& type)
                         (pages == page_kind::normal ? "/pages:4K" : "/pages:2M"),
                     rounds_for(given.chosen, n),
                     [&cpu, n, pages](benchmark::State& state) { sum<Grad>(state, cpu, n, pages); });
-            if (pages == page_kind::transparent)
-                add_row("reductions/columns/" + type + "/" + place_name(cpu, n), rounds_for(given.chosen, n),
-                        [&cpu, n, pages](benchmark::State& state) { score<Grad>(state, cpu, n, pages); });
+            for (std::size_t const columns : {2048u, 11008u}) // of many models' matrices
+                if (pages == page_kind::transparent && n >= columns)
+                    add_row("reductions/columns:" + std::to_string(columns) + "/" + type + "/" + place_name(cpu, n),
+                            rounds_for(given.chosen, n), [&cpu, n, columns, pages](benchmark::State& state) {
+                                score<Grad>(state, cpu, n, columns, pages);
+                            });
         }
     });
 }

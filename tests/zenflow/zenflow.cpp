@@ -966,8 +966,10 @@ TEST_CASE("column scores: every instruction set, cut and thread has the oracle's
 {
     test::random_bits random(4);
     for (unsigned run = 0; run < 120; ++run) {
-        std::size_t const rows = random.below(run % 10 == 0 ? 700 : 60) + 1;
-        std::size_t const columns = random.below(run % 7 == 0 ? 3000 : 90) + 1;
+        // 9 and 19: as many rows as make larger pieces, and more columns than are taken at once.
+        std::size_t const rows = run % 20 == 9 ? 8200 + random.below(900) : random.below(run % 10 == 0 ? 700 : 60) + 1;
+        std::size_t const columns =
+            run % 20 == 19 ? 8200 + random.below(900) : random.below(run % 7 == 0 && run % 20 != 9 ? 3000 : 90) + 1;
         dtype const type = run % 3 == 0 ? dtype::float32 : run % 3 == 1 ? dtype::bfloat16 : dtype::float16;
         test::array grad(type, rows * columns, 2 * random.below(3));
         for (std::size_t i = 0; i < rows * columns; ++i)

@@ -121,8 +121,9 @@ using largest_bits_function = std::uint32_t (*)(std::byte const* grad, std::size
 // nothing, where something is not finite; the scalar tier takes it for zero and returns true.
 using column_scores_function = bool (*)(std::byte const* grad, std::size_t row_bytes, std::size_t rows,
                                         std::size_t columns, float scale, std::uint32_t* sums) noexcept;
-// How far ahead they ask for memory, in each row.
+// How far ahead they ask for memory: in each row, or where they do so line after line.
 inline constexpr std::size_t column_prefetch_bytes = 512;
+inline constexpr std::size_t column_block_ahead_bytes = 16384;
 
 } // namespace kernel
 

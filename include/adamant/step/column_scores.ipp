@@ -46,8 +46,19 @@ template <class Grad>
                             " are to be scored; give the type of its elements: float32, bfloat16 or float16"});
 }
 
-inline constexpr std::size_t score_strip_columns = 2048; // whose sums stay in the first cache
-inline constexpr std::size_t score_chunk_rows = 128;
+// Rows that are scored in one piece: as many as may be, as adding up what each piece has takes time of its own, but
+// enough pieces for all threads.
+[[nodiscard]] constexpr std::size_t score_chunk_rows(std::size_t rows, std::size_t strips, unsigned threads) noexcept
+{
+    return rows / column_score_rows * strips >= std::size_t{8} * threads ? column_score_rows : column_score_rows / 4;
+}
+inline constexpr std::size_t most_strip_columns = 8192;
+// Columns whose sums stay near while rows are read. Whole rows are best read in one piece; without AVX-512 the first
+// cache has to have room for what was asked for ahead, too.
+[[nodiscard]] constexpr std::size_t score_strip_columns(isa tier) noexcept
+{
+    return tier == isa::avx512 || tier == isa::avx512_bf16 ? most_strip_columns : 2048;
+}
 
 } // namespace detail
 
@@ -87,20 +98,23 @@ ADAMANT_DECL void add_column_scores(executor const& cpu, void const* grad, dtype
                                         "below 0"});
     float scale = 1;
     detail::rounded_to_nearest([&] { scale = column_score_scale_for(largest, kind).scale; });
-    std::size_t const strips = (columns + detail::score_strip_columns - 1) / detail::score_strip_columns;
-    std::size_t const chunks = (rows + detail::score_chunk_rows - 1) / detail::score_chunk_rows;
+    std::size_t const strip = detail::score_strip_columns(cpu.tier());
+    std::size_t const strips = (columns + strip - 1) / strip;
+    std::size_t const chunk = detail::score_chunk_rows(rows, strips, std::max(1u, cpu.threads()));
+    std::size_t const chunks = (rows + chunk - 1) / chunk;
     std::size_t const row_bytes = columns * size_bytes(type);
     std::mutex mutex;
     detail::for_each_part(cpu, strips * chunks, rows * columns, [&](std::size_t part) {
-        std::size_t const first_row = part / strips * detail::score_chunk_rows;
-        std::size_t const first = part % strips * detail::score_strip_columns;
-        std::size_t const n = std::min(detail::score_strip_columns, columns - first);
-        std::size_t const some = std::min(detail::score_chunk_rows, rows - first_row);
+        std::size_t const first_row = part / strips * chunk;
+        std::size_t const first = part % strips * strip;
+        std::size_t const n = std::min(strip, columns - first);
+        std::size_t const some = std::min(chunk, rows - first_row);
         std::byte const* const at =
             static_cast<std::byte const*>(grad) + first_row * row_bytes + first * size_bytes(type);
-        alignas(64) std::uint32_t sums[detail::score_strip_columns] = {};
+        alignas(64) std::uint32_t sums[detail::most_strip_columns];
+        std::fill_n(sums, (n + 63) / 64 * 64, 0u);
         if (!run.scores(at, row_bytes, some, n, scale, sums)) {
-            std::fill(std::begin(sums), std::end(sums), 0u);
+            std::fill_n(sums, (n + 63) / 64 * 64, 0u);
             run.careful_scores(at, row_bytes, some, n, scale, sums);
         }
         std::lock_guard const lock(mutex);
