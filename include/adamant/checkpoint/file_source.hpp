@@ -98,23 +98,29 @@ private:
     std::byte const* data_ = nullptr;
 };
 
-// Visits the bytes of tensors in order, in pieces, without a copy where they are simply in memory.
-class tensor_reader {
+// Bytes of a state, wherever they are.
+struct stored_bytes {
+    std::byte const* data;
+    std::size_t bytes;
+    state_source const* source; // that they are read through, or null
+};
+
+// Visits stored bytes in order, in pieces, without a copy where they are simply in memory.
+class stored_reader {
 public:
     // visit(data, bytes)
     template <class Visit>
-    void each_piece(state_tensor const& tensor, Visit const& visit)
+    void each_piece(stored_bytes const& of, Visit const& visit)
     {
-        std::size_t const bytes = array_bytes(tensor.type, tensor.elements);
-        if (tensor.source == nullptr) {
-            visit(tensor.data, bytes);
+        if (of.source == nullptr) {
+            visit(of.data, of.bytes);
             return;
         }
-        for (std::size_t done = 0; done < bytes;) {
-            std::size_t const n = std::min(bytes - done, piece_bytes);
+        for (std::size_t done = 0; done < of.bytes;) {
+            std::size_t const n = std::min(of.bytes - done, piece_bytes);
             if (room_.size() < n)
                 room_.resize(std::min(std::max(n, 2 * room_.size()), piece_bytes));
-            tensor.source->read(tensor.data + done, n, room_.data());
+            of.source->read(of.data + done, n, room_.data());
             visit(static_cast<std::byte const*>(room_.data()), n);
             done += n;
         }

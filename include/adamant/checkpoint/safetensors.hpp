@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opt-in: a state_dict as a safetensors file, which other programs read too. Needs nlohmann-json and the header of
-// xxHash (Debian and Ubuntu: nlohmann-json3-dev, libxxhash-dev); nothing has to be linked. safetensors_layout.hpp says
-// what is in such a file.
+// xxHash (Debian and Ubuntu: nlohmann-json3-dev, libxxhash-dev); nothing has to be linked. safetensors_file.hpp and
+// safetensors_layout.hpp say what is in such a file.
 #pragma once
 
 #include <cstddef>
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -36,17 +35,14 @@ ADAMANT_BEGIN_NAMESPACE
 inline void save_safetensors(std::filesystem::path const& path, state_dict const& state)
 {
     detail::decimal_scope const mode;
-    detail::file_image const image(state);
-    detail::durable_file file(path);
-    image.each_piece([&](std::byte const* data, std::size_t bytes) { file.write(data, bytes); });
-    file.commit();
+    detail::save_image(detail::image_of(state), path);
 }
 
 // How many bytes save_safetensors() would write. Reads no data. Throws invalid_argument as it does. Thread-safe.
 [[nodiscard]] inline std::size_t safetensors_bytes(state_dict const& state)
 {
     detail::decimal_scope const mode;
-    return detail::file_image(state, detail::file_image::of::size).bytes();
+    return detail::image_of(state, detail::file_image::of::size).bytes();
 }
 
 // Writes the bytes of such a file to memory, of which there must be safetensors_bytes(state) or more, apart from the
@@ -56,17 +52,7 @@ inline void save_safetensors(std::filesystem::path const& path, state_dict const
 inline std::size_t write_safetensors(std::span<std::byte> to, state_dict const& state)
 {
     detail::decimal_scope const mode;
-    detail::file_image const image(state);
-    std::size_t const needed = image.bytes();
-    if (to.size() < needed)
-        detail::throw_invalid_argument(
-            {"a state of ", needed, " bytes is to be written to memory of ", to.size(), " bytes"});
-    image.each_piece([&](std::byte const* data, std::size_t bytes) {
-        if (bytes != 0)
-            std::memcpy(to.data(), data, bytes);
-        to = to.subspan(bytes);
-    });
-    return needed;
+    return detail::write_image(detail::image_of(state), to);
 }
 
 // Throws what save_safetensors() would of this path, so that it is known before hours of training: the folder is there
@@ -89,7 +75,8 @@ class safetensors_state {
 public:
     // Throws unavailable with the system's reason where the file cannot be read, and for a version of the format that
     // this library does not know; corrupted where the file is cut short, altered, or no safetensors file; and
-    // invalid_argument for a safetensors file that another program has written. Each says what is wrong, and where.
+    // invalid_argument for a safetensors file that another program has written, and for a state of another kind
+    // (zenflow/zenflow_safetensors.hpp). Each says what is wrong, and where.
     explicit safetensors_state(std::filesystem::path const& path)
         : file_(std::make_unique<detail::file_source const>(path))
     {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <initializer_list>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -155,9 +156,9 @@ inline void check_tensor(state_dict const& state, std::vector<std::size_t> const
 
 inline constexpr std::string_view own_metadata = "adamant."; // what keys of the library begin with
 
-inline void check_metadata(state_dict const& state)
+inline void check_metadata(std::map<std::string, std::string> const& metadata)
 {
-    for (auto const& [key, value] : state.metadata) {
+    for (auto const& [key, value] : metadata) {
         check_utf8("a key of the metadata", key);
         check_utf8(text_of({"the metadata's text of '", key, "'"}), value);
         if (key.empty() || key.starts_with(own_metadata))
@@ -167,21 +168,29 @@ inline void check_metadata(state_dict const& state)
     }
 }
 
-// The tensors with elements, and one of each array without elements, sorted by param, array and begin. Throws what
-// validate() throws.
-inline std::vector<state_tensor> checked_tensors(state_dict const& state)
+inline void check_groups(std::vector<parameter_group> const& groups)
 {
-    name_index(state.groups, "group");
-    for (parameter_group const& group : state.groups)
+    name_index(groups, "group");
+    for (parameter_group const& group : groups)
         try {
             validate(group.hyper);
         } catch (invalid_argument const& error) {
             throw_invalid_argument({"group ", in_quotes(group.name), ": ", reason(error)});
         }
-    if (state.loss_scaler && !is_loss_scale(state.loss_scaler->scale))
-        throw_invalid_argument(
-            {"the loss scaler's scale is ", state.loss_scaler->scale, ", but must be ", loss_scale_rule});
-    check_metadata(state);
+}
+inline void check_loss_scaler(std::optional<loss_scaler_state> const& scaler)
+{
+    if (scaler && !is_loss_scale(scaler->scale))
+        throw_invalid_argument({"the loss scaler's scale is ", scaler->scale, ", but must be ", loss_scale_rule});
+}
+
+// The tensors with elements, and one of each array without elements, sorted by param, array and begin. Throws what
+// validate() throws.
+inline std::vector<state_tensor> checked_tensors(state_dict const& state)
+{
+    check_groups(state.groups);
+    check_loss_scaler(state.loss_scaler);
+    check_metadata(state.metadata);
     name_index(state.params, "param");
     std::vector<std::size_t> counts;
     for (state_param const& param : state.params) {

@@ -192,12 +192,11 @@ private:
     std::string what_;
 };
 
-// Groups, loss scaler and params, of a state that validate() has passed. The step and the tensors are elsewhere.
 // Doubles are written with as many digits as their bits need.
-inline std::string state_text(state_dict const& state)
+inline json groups_json(std::vector<parameter_group> const& of)
 {
     json groups = json::array();
-    for (parameter_group const& group : state.groups) {
+    for (parameter_group const& group : of) {
         json entry = {{"name", group.name},
                       {"mode", decay_mode_names[static_cast<unsigned>(group.hyper.mode)]},
                       {"bias_correction", group.hyper.bias_correction},
@@ -209,32 +208,43 @@ inline std::string state_text(state_dict const& state)
             entry[key] = group.hyper.*field;
         groups.push_back(std::move(entry));
     }
+    return groups;
+}
+inline json loss_scaler_json(std::optional<loss_scaler_state> const& of)
+{
+    json scaler = nullptr;
+    if (of)
+        scaler = {{"scale", of->scale}, {"good_steps", of->good_steps}, {"hysteresis_left", of->hysteresis_left}};
+    return scaler;
+}
+
+// Groups, loss scaler and params, of a state that validate() has passed. The step and the tensors are elsewhere.
+inline std::string state_text(state_dict const& state)
+{
     json params = json::array();
     for (state_param const& param : state.params)
         params.push_back({{"name", param.name}, {"shape", param.shape}, {"group", param.group}});
-    json scaler = nullptr;
-    if (state.loss_scaler)
-        scaler = {{"scale", state.loss_scaler->scale},
-                  {"good_steps", state.loss_scaler->good_steps},
-                  {"hysteresis_left", state.loss_scaler->hysteresis_left}};
-    return json{{"groups", std::move(groups)}, {"loss_scaler", std::move(scaler)}, {"params", std::move(params)}}
+    return json{{"groups", groups_json(state.groups)},
+                {"loss_scaler", loss_scaler_json(state.loss_scaler)},
+                {"params", std::move(params)}}
         .dump();
 }
 
 // The way back. Throws malformed for another structure; what the values mean is validate()'s business.
-inline state_dict state_from_text(std::string_view text)
+inline std::optional<loss_scaler_state> loss_scaler_from(json const& entry)
 {
-    json const parsed = parse_json(text);
-    json_members const all(parsed, "the state", 3);
-    state_dict state;
-    if (!all.at("loss_scaler").is_null()) {
-        json_members const scaler(all.at("loss_scaler"), "the loss scaler", 3);
-        state.loss_scaler = loss_scaler_state{scaler.number("scale"), scaler.count<std::uint32_t>("good_steps"),
-                                              scaler.count<std::uint32_t>("hysteresis_left")};
-    }
-    for (json const& entry : all.array("groups")) {
+    if (entry.is_null())
+        return {};
+    json_members const scaler(entry, "the loss scaler", 3);
+    return loss_scaler_state{scaler.number("scale"), scaler.count<std::uint32_t>("good_steps"),
+                             scaler.count<std::uint32_t>("hysteresis_left")};
+}
+inline std::vector<parameter_group> groups_from(json const& array)
+{
+    std::vector<parameter_group> groups;
+    for (json const& entry : array) {
         bool const has_rounding = entry.is_object() && entry.contains("rounding_seed");
-        json_members const members(entry, "group " + std::to_string(state.groups.size()),
+        json_members const members(entry, "group " + std::to_string(groups.size()),
                                    4 + hyperparameter_numbers.size() + (has_rounding ? 3 : 0));
         parameter_group group;
         group.name = members.string("name");
@@ -253,8 +263,17 @@ inline state_dict state_from_text(std::string_view text)
                                     members.count<std::uint64_t>("rounding_seed")};
         group.hyper.bias_correction = members.boolean("bias_correction");
         group.maximize = members.boolean("maximize");
-        state.groups.push_back(std::move(group));
+        groups.push_back(std::move(group));
     }
+    return groups;
+}
+inline state_dict state_from_text(std::string_view text)
+{
+    json const parsed = parse_json(text);
+    json_members const all(parsed, "the state", 3);
+    state_dict state;
+    state.loss_scaler = loss_scaler_from(all.at("loss_scaler"));
+    state.groups = groups_from(all.array("groups"));
     for (json const& entry : all.array("params")) {
         json_members const members(entry, "param " + std::to_string(state.params.size()), 3);
         state.params.push_back({members.string("name"), members.counts("shape"), members.count("group")});
