@@ -164,7 +164,8 @@ public:
     [[nodiscard]] zenflow_state state();
     // Goes on from there: the states of all ranks that there were, in any order, cut by rows in any way, of an
     // optimizer with the same params and types, and any other options. The selection stays until the next one is due.
-    // Throws invalid_argument where something is missing or of other types, with nothing changed.
+    // Throws invalid_argument where something is missing or of other types, with nothing changed; and what reading a
+    // state of a file throws, after which no step can be taken until a load() succeeds.
     void load(zenflow_state const& from);
     void load(std::span<zenflow_state const> from_all_ranks);
 

@@ -94,6 +94,7 @@ public:
     }
 
     // Param i goes on from there. Returns whether columns of it are still to land. The source may be the param itself.
+    // Throws what reading a state of a file throws, with a part of the param overwritten.
     bool load(std::size_t i) const
     {
         zenflow_matrix const& m = model_.matrices[i];
@@ -105,15 +106,16 @@ public:
             has_weights = has_weights && piece.from->weights != nullptr;
             for (shard_array::index const which : state_arrays)
                 for (std::size_t c = 0; c < columns && m.shard().is_state(which) && piece.begin != piece.end; ++c)
-                    std::memmove(m.shard().data(which) +
-                                     m.shard().bytes(which, c * model_.own_rows(i) + piece.begin - m.first_row()),
-                                 piece.from->arrays[which] +
-                                     m.shard().bytes(which, c * piece.from->rows + piece.begin - piece.from->first_row),
-                                 m.shard().bytes(which, piece.end - piece.begin));
+                    copy(*piece.from,
+                         piece.from->arrays[which] +
+                             m.shard().bytes(which, c * piece.from->rows + piece.begin - piece.from->first_row),
+                         m.shard().bytes(which, piece.end - piece.begin),
+                         m.shard().data(which) +
+                             m.shard().bytes(which, c * model_.own_rows(i) + piece.begin - m.first_row()));
             if (model_.is_matrix(i) && piece.from->summed != 0 && piece.begin != piece.end)
-                std::memmove(model_.sums_of(i) + (piece.begin - m.first_row()) * columns,
-                             piece.from->sums + (piece.begin - piece.from->first_row) * columns,
-                             (piece.end - piece.begin) * columns * sizeof(float));
+                copy(*piece.from, piece.from->sums + (piece.begin - piece.from->first_row) * columns,
+                     (piece.end - piece.begin) * columns * sizeof(float),
+                     model_.sums_of(i) + (piece.begin - m.first_row()) * columns);
         }
         zenflow_state_param const& any = *from.front().from;
         own.counts = any.counts;
@@ -129,9 +131,8 @@ public:
         std::size_t const row_bytes = columns * size_bytes(m.weights_type());
         for (source const& piece : from)
             if (piece.begin != piece.end)
-                std::memmove(m.weights() + (piece.begin - m.first_row()) * row_bytes,
-                             piece.from->weights + (piece.begin - piece.from->first_row) * row_bytes,
-                             (piece.end - piece.begin) * row_bytes);
+                copy(*piece.from, piece.from->weights + (piece.begin - piece.from->first_row) * row_bytes,
+                     (piece.end - piece.begin) * row_bytes, m.weights() + (piece.begin - m.first_row()) * row_bytes);
         own.landing = any.landing;
         return std::find(own.landing.begin(), own.landing.end(), 1) != own.landing.end();
     }
@@ -142,6 +143,15 @@ private:
         zenflow_state_param const* from;
         std::size_t begin, end;
     };
+
+    // `to` may be what is copied. Throws what the state's source does.
+    static void copy(zenflow_state_param const& of, void const* from, std::size_t bytes, void* to)
+    {
+        if (of.source == nullptr)
+            std::memmove(to, from, bytes);
+        else
+            of.source->read(static_cast<std::byte const*>(from), bytes, static_cast<std::byte*>(to));
+    }
 
     void check_like(std::size_t i, zenflow_state_param const& of) const
     {

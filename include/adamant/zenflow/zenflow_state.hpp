@@ -5,10 +5,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/shard/dtypes.hpp>
 #include <adamant/step/loss_scaler.hpp>
 #include <adamant/step/optimizer_options.hpp>
@@ -37,6 +39,8 @@ struct zenflow_state_param {
     std::vector<std::uint8_t> landing = {};
     float const* sums = nullptr; // by rows; null where nothing has been put off in this window
     std::uint64_t summed = 0;    // steps in them
+    // If not null, loading and saving read what the pointers point to through it, as of a state_tensor.
+    state_source const* source = nullptr;
 };
 
 struct zenflow_state {
@@ -45,6 +49,8 @@ struct zenflow_state {
     std::optional<loss_scaler_state> loss_scaler;
     std::vector<parameter_group> groups;
     std::vector<zenflow_state_param> params;
+    // The caller's own, as in a state_dict.
+    std::map<std::string, std::string> metadata = {};
 };
 
 ADAMANT_END_NAMESPACE
