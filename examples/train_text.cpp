@@ -13,12 +13,15 @@
 // Where other programs keep the CPU busy, OMP_WAIT_POLICY=passive in the environment makes it many times faster: by
 // default OpenMP's threads wait for each other in busy loops.
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <span>
@@ -34,6 +37,7 @@
 #include <adamant/shard/split_masters.hpp>
 #include <adamant/shard/state_format.hpp>
 #include <adamant/zenflow.hpp>
+#include <adamant/zenflow/zenflow_safetensors.hpp>
 
 #include "text_model.hpp"
 #include "text_run.hpp"
@@ -68,7 +72,8 @@ constexpr char const* help = R"(train_text: trains a small language model on the
   --loss-scale SCALE  dynamic (default), or a number
   --checkpoint FILE   where to save
   --every STEPS       how often (default 1000)
-  --resume FILE       the checkpoint to go on from
+  --resume FILE       the checkpoint to go on from, of a run with the same
+                      options
   --help              this text; -h is the same
 )";
 
@@ -206,6 +211,19 @@ adamant::optimizer_options optimizer_options(option_values const& values)
     return options;
 }
 
+// The share of the columns that are stepped at once, if gradients are put off.
+std::optional<double> zenflow_share(option_values const& values)
+{
+    std::string const& text = values.at("--zenflow");
+    if (text.empty())
+        return {};
+    char* end = nullptr;
+    double const share = std::strtod(text.c_str(), &end);
+    if (*end != '\0')
+        fail(2, "--zenflow is '" + text + "', but it is a share of the columns, such as 0.1");
+    return share;
+}
+
 // What the loss is to be multiplied with, if it does not change.
 std::optional<double> fixed_loss_scale(option_values const& values)
 {
@@ -230,6 +248,11 @@ std::map<std::string, std::string> identity_of_run(option_values const& values, 
         std::snprintf(digits, sizeof digits, "%.17g", *scale);
     result["train_text.loss-scale"] = digits;
     result["train_text.state"] = values.at("--state");
+    if (std::optional<double> const share = zenflow_share(values)) {
+        result["train_text.zenflow"] = {digits, std::to_chars(digits, std::end(digits), *share).ptr};
+        for (char const* const option : {"--update-interval", "--select-interval"})
+            result[std::string("train_text.") + (option + 2)] = std::to_string(number(values, option, 1, 1'000'000));
+    }
     return result;
 }
 
@@ -239,19 +262,13 @@ public:
     stepper(option_values const& values, workers const& on, adamant::shard_dtypes const& types)
         : types_(types), plain(on.optimizer, optimizer_options(values))
     {
-        if (values.at("--zenflow").empty()) {
+        std::optional<double> const share = zenflow_share(values);
+        if (!share) {
             plain.add_group("all", hyper);
             return;
         }
-        char* end = nullptr;
-        double const share = std::strtod(values.at("--zenflow").c_str(), &end);
-        if (*end != '\0')
-            fail(2, "--zenflow is '" + values.at("--zenflow") + "', but it is a share of the columns, such as 0.1");
-        for (char const* const option : {"--checkpoint", "--resume"})
-            if (!values.at(option).empty())
-                fail(2, std::string(option) + " is given with --zenflow, whose state this program writes to no file");
         put_off.emplace(on.optimizer,
-                        adamant::zenflow_options{.topk_ratio = share,
+                        adamant::zenflow_options{.topk_ratio = *share,
                                                  .select_interval = number(values, "--select-interval", 1, 1'000'000),
                                                  .update_interval = number(values, "--update-interval", 1, 1'000'000)},
                         optimizer_options(values));
@@ -295,7 +312,60 @@ public:
     void submit(size_t i) { put_off ? put_off->submit(i) : plain.submit(i); }
     adamant::optimizer_report finish() { return put_off ? put_off->finish() : plain.finish(); }
 
+    void save(std::string const& file, std::map<std::string, std::string> const& run)
+    {
+        if (put_off)
+            save(file, run, put_off->state());
+        else
+            save(file, run, plain.state());
+    }
+    // Goes on from a checkpoint of that run.
+    void resume(std::string const& file, std::map<std::string, std::string> const& run)
+    {
+        if (put_off) {
+            auto const saved = opened<adamant::zenflow_safetensors_state, adamant::safetensors_state>(
+                file, "without --zenflow, but this one has it; leave it out");
+            require_same_run("train_text", run, saved.state().metadata, file);
+            put_off->load(saved.state());
+        } else {
+            auto const saved = opened<adamant::safetensors_state, adamant::zenflow_safetensors_state>(
+                file, "with --zenflow, but this one is without it; give it");
+            require_same_run("train_text", run, saved.state().metadata, file);
+            plain.load(saved.state());
+        }
+    }
+
 private:
+    template <class State>
+    static void save(std::string const& file, std::map<std::string, std::string> const& run, State state)
+    {
+        state.metadata = run;
+        adamant::save_safetensors(file, state);
+    }
+    template <class Kind>
+    static bool holds(std::string const& file)
+    {
+        try {
+            Kind const saved{std::filesystem::path(file)};
+            return true;
+        } catch (adamant::error const&) {
+            return false;
+        }
+    }
+    // A checkpoint of this kind of state. other: what a run is that has saved the other kind.
+    template <class Kind, class OtherKind>
+    static Kind opened(std::string const& file, char const* other)
+    {
+        try {
+            return Kind(std::filesystem::path(file));
+        } catch (adamant::invalid_argument const&) {
+            if (!holds<OtherKind>(file))
+                throw;
+        }
+        fail(2, "--resume: '" + file + "' is of a run " + other +
+                    " to go on with that run, or leave out --resume to begin another");
+    }
+
     adamant::shard_dtypes types_;
     std::vector<std::vector<adamant::bfloat16>> weights_; // by columns
 
@@ -334,9 +404,7 @@ void train(option_values const& values)
     net.widen_weights();
     std::map<std::string, std::string> const run = identity_of_run(values, text);
     if (std::string const& file = values.at("--resume"); !file.empty()) {
-        adamant::safetensors_state const saved(file);
-        require_same_run("train_text", run, saved.state().metadata, file);
-        optimizer.plain.load(saved.state());
+        optimizer.resume(file, run);
         std::printf("resumed after step %zu\n", static_cast<size_t>(optimizer.steps()));
         net.widen_weights();
     }
@@ -380,11 +448,8 @@ void train(option_values const& values)
                         terminal && t < steps ? "  " : "\n");
             std::fflush(stdout);
         }
-        if (!checkpoint.empty() && (t % save_every == 0 || t == steps)) {
-            adamant::state_dict state = optimizer.plain.state();
-            state.metadata = run;
-            adamant::save_safetensors(checkpoint, state);
-        }
+        if (!checkpoint.empty() && (t % save_every == 0 || t == steps))
+            optimizer.save(checkpoint, run);
     }
     if (optimizer.put_off) {
         optimizer.put_off->land();
