@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a file of save_safetensors() with the safetensors package, and compares all of it.
+"""Reads files of save_safetensors() with the safetensors package, and compares all of them.
 
-safetensors_python.py PROGRAM SCRATCH: PROGRAM is the test program that writes the file. Where this Python lacks the
+safetensors_python.py PROGRAM SCRATCH: PROGRAM is the test program that writes them. Where this Python lacks the
 packages, they are installed into an environment in SCRATCH; where that cannot be, exit status 77 and the reason.
 """
 import json
@@ -61,6 +61,69 @@ def compare(what, found, expected):
         sys.exit(f"{what}: found {found!r}, expected {expected!r}")
 
 
+def written(program, test, path):
+    path.unlink(missing_ok=True)
+    subprocess.run([program, test], check=True, stdout=subprocess.DEVNULL,
+                   env={**os.environ, "ADAMANT_SAFETENSORS_OUT": str(path)})
+    return path
+
+
+def compare_zenflow(program, scratch):
+    """A zenflow_optimizer's state: a matrix, rows 1 and 2 of one with masters in two halves, and a vector."""
+    import numpy
+    import safetensors
+
+    path = written(program, "a file of ZenFlow for another implementation", scratch / "zenflow.safetensors")
+
+    def array(n, size):  # the n-th that the test program has made
+        return bytes((n * 151 + i * 7) & 255 for i in range(size))
+
+    def counts(columns):
+        return struct.pack(f"<{columns}Q", *(1000000007 * (c + 1) for c in range(columns)))
+
+    def flags(columns, flag):
+        return bytes(flag(c) for c in range(columns))
+
+    expected = {
+        "w.param": ("F32", [3, 2], array(0, 24)),
+        "w.exp_avg": ("F32", [3, 2], array(1, 24)),
+        "w.exp_avg_sq": ("F32", [3, 2], array(2, 24)),
+        "w.weights": ("BF16", [2, 3], array(3, 12)),
+        "w.sums": ("F32", [2, 3], array(4, 24)),
+        "half.param[1:3]": ("U16", [2, 2], array(5, 8)),
+        "half.exp_avg[1:3]": ("BF16", [2, 2], array(6, 8)),
+        "half.exp_avg_sq[1:3]": ("BF16", [2, 2], array(7, 8)),
+        "half.weight_out[1:3]": ("BF16", [2, 2], array(8, 8)),
+        "half.weights[1:3]": ("BF16", [2, 2], array(9, 8)),
+        "b.param": ("BF16", [3], array(10, 6)),
+        "b.exp_avg": ("F32", [3], array(11, 12)),
+        "b.exp_avg_sq": ("F32", [3], array(12, 12)),
+        "b.counts": ("U64", [1], counts(1)),
+    }
+    for name, rows, columns in ("w", "", 3), ("half", "[1:3]", 2):
+        expected[f"{name}.counts{rows}"] = ("U64", [columns], counts(columns))
+        expected[f"{name}.selected{rows}"] = ("BOOL", [columns], flags(columns, lambda c: c % 2 == 0))
+        expected[f"{name}.landing{rows}"] = ("BOOL", [columns], flags(columns, lambda c: c == 1))
+    found = {name: (tensor["dtype"], list(tensor["shape"]), bytes(tensor["data"]))
+             for name, tensor in safetensors.deserialize(path.read_bytes())}
+    compare("ZenFlow's names", sorted(found), sorted(expected))
+    for name, tensor in expected.items():
+        compare(name, found[name], tensor)
+    with safetensors.safe_open(path, framework="np") as file:
+        selected, columns = file.get_tensor("w.selected"), file.get_tensor("w.counts")
+        compare("selected in numpy", (selected.dtype, selected.tolist()), (numpy.bool_, [True, False, True]))
+        compare("counts in numpy", (columns.dtype, int(columns[2])), (numpy.uint64, 3000000021))
+        metadata = file.metadata()
+    compare("ZenFlow's format version", metadata["adamant.format_version"], "2")
+    state = json.loads(metadata["adamant.state"])
+    compare("position", state["position"], {"since_selection": 3, "in_window": 1, "has_selection": True,
+                                            "done_squares": 0.1})
+    compare("param", state["params"][1], {"name": "half", "group": 0, "columns": 2, "all_rows": 4, "first_row": 1,
+                                          "rows": 2, "summed": 0,
+                                          "types": ["split_float32", "bfloat16", "bfloat16", "bfloat16", "bfloat16"]})
+    return len(expected)
+
+
 def main():
     program, scratch = sys.argv[1], pathlib.Path(sys.argv[2])
     scratch.mkdir(parents=True, exist_ok=True)
@@ -68,10 +131,7 @@ def main():
     import numpy
     import safetensors
 
-    path = scratch / "state.safetensors"
-    path.unlink(missing_ok=True)
-    subprocess.run([program, "a file for another implementation"], check=True, stdout=subprocess.DEVNULL,
-                   env={**os.environ, "ADAMANT_SAFETENSORS_OUT": str(path)})
+    path = written(program, "a file for another implementation", scratch / "state.safetensors")
 
     expected = {
         "embed.weight.param": ("F32", [5, 7], pattern(0, 35, 4)),
@@ -120,7 +180,8 @@ def main():
             {"name": "share", "shape": [1000, 1000], "group": 0},
         ],
     })
-    print(f"safetensors {safetensors.__version__}, numpy {numpy.__version__}: {len(expected)} tensors are as written")
+    tensors = len(expected) + compare_zenflow(program, scratch)
+    print(f"safetensors {safetensors.__version__}, numpy {numpy.__version__}: {tensors} tensors are as written")
 
 
 main()
