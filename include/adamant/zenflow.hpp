@@ -65,7 +65,8 @@ struct zenflow_param {
 // though every gradient was, the window's update is dropped whole (nonfinite_policy::skip), or such elements count as
 // zero.
 //
-// Of the options keep_last_step and weights_ready are refused; those of a journal and of a device mean nothing.
+// Of the options keep_last_step and weights_ready are refused; speculate, journal_budget_bytes and device_records mean
+// nothing.
 //
 // Threads: one call at a time. Gradients must not change during step(); afterwards they may, also while threads work in
 // the background, which touch state and weight_out of what was put off, and weights never. The caller's floating-point
@@ -94,7 +95,8 @@ public:
     shard_id add_param(zenflow_param added);
     [[nodiscard]] std::size_t params() const noexcept;
     [[nodiscard]] std::string const& name(shard_id param) const;
-    // From the next step on the gradient is there; see optimizer::set_gradient().
+    // From the next step on, or in this one, the gradient is there; see optimizer::set_gradient(). With a device it has
+    // to stay where it comes down.
     void set_gradient(shard_id param, void const* grad);
 
     // What prepare() allocates: a float for each element of a matrix, and two with overlap; beside it some bytes for

@@ -79,6 +79,7 @@ ADAMANT_DECL zenflow_report zenflow_optimizer::step(step_values const& values)
 ADAMANT_DECL zenflow_report zenflow_optimizer::step_gradients(std::span<void const* const> gradients,
                                                               step_values const& values)
 {
+    core_->between_steps("step_gradients()");
     if (gradients.size() != params())
         detail::throw_invalid_argument(
             {"step_gradients() is given ", gradients.size(), " gradients, but there are ", params(), " params"});

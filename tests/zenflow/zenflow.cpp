@@ -748,9 +748,15 @@ TEST_CASE("zenflow: gradients that arrive one by one", "[both]")
     for (int step = 0; step < 8; ++step) {
         if (step == 4)
             rank.place(std::make_shared<emulated_device>());
+        if (step == 5) { // they come down where they did
+            rank.by->set_gradient(0, rank.arrays[0]->of[1]->data());
+            CHECK(mentions(refusal([&] { rank.by->set_gradient(0, rank.arrays[1]->of[1]->data()); }),
+                           {"param 0", "set_device_arrays()"}));
+        }
         all.draw(false);
         rank.take_gradients();
         rank.by->begin_step();
+        CHECK(mentions(refusal([&] { rank.by->step_gradients({}); }), {"step_gradients()", "under way"}));
         CHECK(mentions(refusal([&] { rank.by->begin_step(); }), {"under way"}));
         CHECK(mentions(refusal([&] { (void)rank.by->state(); }), {"under way"}));
         CHECK(mentions(refusal([&] { rank.by->finish(); }), {"has not been submitted"}));
@@ -764,7 +770,9 @@ TEST_CASE("zenflow: gradients that arrive one by one", "[both]")
             all.compare(true);
             continue;
         }
-        rank.by->finish();
+        zenflow_report const report = rank.by->finish();
+        CHECK(report.ratio == (step < 4 ? 1 : 0));
+        CHECK(report.device.elements == (step < 4 ? 0 : report.elements));
         REQUIRE(all.oracle.step({false, true, true, true}));
         all.compare(step % 2 == 0);
     }

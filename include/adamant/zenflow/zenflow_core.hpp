@@ -66,6 +66,13 @@ public:
         model_.registry.require_shard(param);
         if (is_open_)
             awaited("set_gradient()", param);
+        if (background_.home() != nullptr && !is_empty(param)) {
+            if (grad == model_.matrices[param].shard().data(shard_array::grad))
+                return;
+            throw_invalid_argument({"param ", model_.registry.text(param),
+                                    " is given another gradient in host memory, but its gradients are made on a device "
+                                    "(see set_device_arrays()), and come down to where they did"});
+        }
         background_.finish_sums();
         model_.set_gradient(param, grad);
     }
@@ -86,6 +93,11 @@ public:
 
     // ---- Steps
 
+    void between_steps(char const* call) const
+    {
+        if (is_open_)
+            throw_invalid_argument({call, " is called while a step is under way; finish() or abandon() it first"});
+    }
     void begin_step(step_values const& values)
     {
         no_traps_scope const no_traps;
@@ -326,11 +338,6 @@ private:
         return options;
     }
 
-    void between_steps(char const* call) const
-    {
-        if (is_open_)
-            throw_invalid_argument({call, " is called while a step is under way; finish() or abandon() it first"});
-    }
     void awaited(char const* call, std::size_t param) const
     {
         if (!is_open_)
@@ -521,13 +528,10 @@ private:
             auto const i = static_cast<std::size_t>(lane);
             return now.busy_s[i] - usage_before_.busy_s[i];
         };
-        report.device = {report.outcome == step_outcome::applied ? report.elements : 0,
-                         seconds(device_lane::work),
-                         seconds(device_lane::up),
-                         seconds(device_lane::down),
-                         bytes(device_lane::work),
-                         bytes(device_lane::up),
-                         bytes(device_lane::down)};
+        report.ratio = report.elements == 0 ? 1 : 0;
+        report.device = {
+            report.elements,          seconds(device_lane::work), seconds(device_lane::up), seconds(device_lane::down),
+            bytes(device_lane::work), bytes(device_lane::up),     bytes(device_lane::down)};
     }
 
     zenflow_options zenflow_;
