@@ -113,6 +113,7 @@ struct freed {
     void operator()(adamant_placement* p) const { adamant_placement_free(p); }
     void operator()(adamant_tuned* t) const { adamant_tuned_free(t); }
     void operator()(adamant_deepspeed* d) const { adamant_deepspeed_free(d); }
+    void operator()(adamant_zenflow* z) const { adamant_zenflow_free(z); }
 };
 using team = std::unique_ptr<adamant_team, freed>;
 using buffer = std::unique_ptr<adamant_buffer, freed>;
@@ -123,6 +124,7 @@ using device = std::unique_ptr<adamant_device, freed>;
 using placement = std::unique_ptr<adamant_placement, freed>;
 using tuned = std::unique_ptr<adamant_tuned, freed>;
 using deepspeed = std::unique_ptr<adamant_deepspeed, freed>;
+using zenflow = std::unique_ptr<adamant_zenflow, freed>;
 
 inline executor make_executor(std::uint32_t threads = 2)
 {

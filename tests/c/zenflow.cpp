@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C interface: optimizers that put gradients off have the bits of those in C++.
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,11 +14,6 @@
 #include "c_test.hpp"
 
 namespace {
-
-struct freed_zenflow {
-    void operator()(adamant_zenflow* of) const { adamant_zenflow_free(of); }
-};
-using zenflow = std::unique_ptr<adamant_zenflow, freed_zenflow>;
 
 // A matrix with float32 masters and bfloat16 weights, and a vector of float32.
 struct arrays {
@@ -85,6 +83,53 @@ void step(adamant_zenflow* of, arrays& a, int number, adamant_zenflow_report* mo
     ok(adamant_zenflow_step_gradients(of, grads, 2, nullptr, nullptr, more));
 }
 
+// An emulated device, and the gradients and weights of params in its memory.
+struct place_on_device {
+    device on;
+    std::uint64_t grads[2] = {}, weights[2] = {};
+
+    explicit place_on_device(adamant_zenflow* of)
+    {
+        adamant_device* made = nullptr;
+        ok(adamant_emulated_device_create(nullptr, &made));
+        on.reset(made);
+        constexpr std::size_t bytes[] = {arrays::elements * 2, arrays::length * 4};
+        for (std::size_t i : {0u, 1u}) {
+            ok(adamant_device_allocate(made, bytes[i], &grads[i]));
+            ok(adamant_device_allocate(made, bytes[i], &weights[i]));
+            ok(adamant_zenflow_set_device_arrays(of, i, grads[i], weights[i]));
+        }
+        ok(adamant_zenflow_place(of, made));
+    }
+    // Backward leaves gradients there.
+    void take_gradients(arrays const& a) const
+    {
+        ok(adamant_device_copy_up(on.get(), grads[0], a.grad.data(), arrays::elements * 2));
+        ok(adamant_device_copy_up(on.get(), grads[1], a.vector_grad.data(), arrays::length * 4));
+    }
+    // The weights in use are those of a run without device.
+    void compare(arrays const& expected) const
+    {
+        arrays there;
+        ok(adamant_device_copy_down(on.get(), there.weights.data(), weights[0], arrays::elements * 2));
+        ok(adamant_device_copy_down(on.get(), there.vector.data(), weights[1], arrays::length * 4));
+        REQUIRE(there.weights == expected.weights);
+        REQUIRE(there.vector == expected.vector);
+    }
+};
+adamant_zenflow_position position_of(zenflow const& of)
+{
+    adamant_zenflow_position at = initialised(adamant_zenflow_position_init);
+    ok(adamant_zenflow_get_position(of.get(), &at));
+    return at;
+}
+void submit_all(zenflow const& of)
+{
+    ok(adamant_zenflow_begin_step(of.get(), nullptr));
+    ok(adamant_zenflow_submit(of.get(), 1));
+    ok(adamant_zenflow_submit(of.get(), 0));
+}
+
 } // namespace
 
 TEST_CASE("C: zenflow has the bits of C++, and goes on from its state")
@@ -146,6 +191,226 @@ TEST_CASE("C: zenflow has the bits of C++, and goes on from its state")
     ok(adamant_zenflow_land(of.get()));
     by.land();
     REQUIRE(in_c_arrays == in_cpp);
+}
+
+TEST_CASE("C: zenflow on a device has the bits of the host, gradient by gradient")
+{
+    arrays host, a;
+    adamant_optimizer_options o = options();
+    o.max_norm = 1;
+    zenflow const expected = make(host, zenflow_options(), o);
+    zenflow const of = make(a, zenflow_options(), o);
+    std::unique_ptr<place_on_device> there;
+    std::vector<float> elsewhere(arrays::length); // for gradients
+    double sums_seconds = 0, put_off_seconds = 0, landing_seconds = 0;
+    std::size_t moved = 0;
+    for (int i = 0; i < 20; ++i) {
+        INFO("step " << i);
+        if (i == 2 || i == 11)
+            there = std::make_unique<place_on_device>(of.get());
+        if (i == 8) { // in the middle of a window
+            ok(adamant_zenflow_place(of.get(), nullptr));
+            there.reset();
+        }
+        host.draw(i);
+        if (i == 13)
+            host.grad[5] = adamant::narrow<adamant::bfloat16>(std::numeric_limits<float>::infinity());
+        if (there != nullptr) { // and a.grad is the optimizer's
+            there->take_gradients(host);
+        } else {
+            a.grad = host.grad;
+            elsewhere = host.vector_grad;
+            ok(adamant_zenflow_set_gradient(of.get(), 1, elsewhere.data()));
+        }
+        bool const without_vector = i % 5 == 4;
+        void const* const grads[] = {host.grad.data(), without_vector ? nullptr : host.vector_grad.data()};
+        adamant_report report_of_host = report(), r = report();
+        adamant_zenflow_report expected_more = initialised(adamant_zenflow_report_init), more = expected_more;
+        ok(adamant_zenflow_step_gradients(expected.get(), grads, 2, nullptr, &report_of_host, &expected_more));
+        submit_all(of);
+        if (i % 4 == 1 || without_vector) {
+            ok(adamant_zenflow_abandon(of.get()));
+            ok(adamant_zenflow_begin_step(of.get(), nullptr));
+            ok(adamant_zenflow_submit(of.get(), 0));
+            ok(without_vector ? adamant_zenflow_leave_out(of.get(), 1) : adamant_zenflow_submit(of.get(), 1));
+        }
+        ok(adamant_zenflow_finish(of.get(), &r, &more));
+        REQUIRE(r.step == report_of_host.step);
+        REQUIRE(r.outcome == (i == 13 ? ADAMANT_SKIPPED : ADAMANT_APPLIED));
+        REQUIRE(r.global_norm == report_of_host.global_norm);
+        REQUIRE(r.elements == report_of_host.elements);
+        REQUIRE(r.device_elements == (there != nullptr ? r.elements : 0));
+        REQUIRE(r.ratio == (there != nullptr && i != 13 ? 0 : 1));
+        REQUIRE((r.device_down_bytes != 0) == (there != nullptr));
+        REQUIRE(more.selected == expected_more.selected);
+        REQUIRE(more.columns_moved == expected_more.columns_moved);
+        REQUIRE(more.put_off == expected_more.put_off);
+        REQUIRE(more.window_ended == expected_more.window_ended);
+        REQUIRE(more.put_off_stepped == expected_more.put_off_stepped);
+        REQUIRE((std::isfinite(more.sums_seconds) && more.sums_seconds >= 0));
+        moved += more.columns_moved;
+        sums_seconds += there != nullptr ? more.sums_seconds : 0;
+        put_off_seconds += more.put_off_seconds;
+        landing_seconds += more.landing_seconds;
+        REQUIRE((more.window_ended != 0 || more.landing_seconds + more.put_off_seconds == 0));
+        if (there != nullptr)
+            there->compare(host);
+        if (i % 3 != 2 && there != nullptr)
+            continue; // masters and moments stay there
+        REQUIRE(position_of(of).in_window == position_of(expected).in_window);
+        REQUIRE(elsewhere == host.vector_grad); // where it came down
+        a.vector_grad = host.vector_grad;
+        REQUIRE(a == host);
+    }
+    REQUIRE(moved > arrays::columns * 2 / 5);
+    REQUIRE(sums_seconds > 0);
+    REQUIRE(put_off_seconds > 0);
+    REQUIRE(landing_seconds > 0);
+    ok(adamant_zenflow_land(of.get()));
+    ok(adamant_zenflow_land(expected.get()));
+    there->compare(host);
+    there->on.reset(); // the optimizer keeps it
+    ok(adamant_zenflow_place(of.get(), nullptr));
+    REQUIRE(a == host);
+}
+
+TEST_CASE("C: zenflow on a device that fails is of the step before, and goes on")
+{
+    for (adamant_device_operation const operation :
+         {ADAMANT_DEVICE_COPY_UP, ADAMANT_DEVICE_COPY_DOWN, ADAMANT_DEVICE_WORK}) {
+        INFO("operation " << operation);
+        arrays host, a;
+        adamant_optimizer_options o = options();
+        o.device_timeout_s = 0.2;
+        zenflow const expected = make(host, zenflow_options(), o);
+        zenflow const of = make(a, zenflow_options(), o);
+        place_on_device const there(of.get());
+        for (int i = 0; i < 9; ++i) {
+            INFO("step " << i);
+            host.draw(i);
+            there.take_gradients(host);
+            std::uint64_t const before = position_of(of).steps;
+            bool const fails_now = operation != ADAMANT_DEVICE_COPY_UP || i % 6 == 0; // up go those that are selected
+            if (fails_now && i % 4 == 0) {
+                ok(adamant_emulated_device_fail(there.on.get(), operation, 0));
+                submit_all(of);
+                fails(adamant_zenflow_finish(of.get(), nullptr, nullptr), ADAMANT_DEVICE_FAILED, "emulated device");
+                ok(adamant_emulated_device_resume(there.on.get()));
+            } else if (fails_now && i % 4 == 2) {
+                ok(adamant_emulated_device_hang(there.on.get(), operation, 0));
+                submit_all(of);
+                fails(adamant_zenflow_finish(of.get(), nullptr, nullptr), ADAMANT_DEVICE_FAILED,
+                      "it does not come back from that, so what it has is of no known step: adamant_zenflow_load() a "
+                      "state");
+                REQUIRE(last_error().find("within 0.2 s") != std::string::npos);
+                refused(adamant_zenflow_begin_step(of.get(), nullptr), "adamant_zenflow_load() a state");
+                ok(adamant_emulated_device_resume(there.on.get()));
+                adamant_zenflow_position const at = position_of(expected);
+                adamant_zenflow_param params[2];
+                for (std::size_t k : {0u, 1u}) {
+                    params[k] = initialised(adamant_zenflow_param_init);
+                    ok(adamant_zenflow_get_param(expected.get(), k, &params[k]));
+                }
+                ok(adamant_zenflow_load(of.get(), &at, params, 2));
+            }
+            REQUIRE(position_of(of).steps == before);
+            submit_all(of);
+            ok(adamant_zenflow_finish(of.get(), nullptr, nullptr));
+            step(expected.get(), host, i);
+            there.compare(host);
+        }
+        ok(adamant_zenflow_place(of.get(), nullptr));
+        REQUIRE(position_of(of).steps == 9);
+        (void)position_of(expected);
+        REQUIRE(a == host);
+    }
+}
+
+TEST_CASE("C: zenflow's calls in an order that cannot be, in C's words")
+{
+    arrays a;
+    zenflow const of = make(a, zenflow_options(), options());
+    adamant_zenflow* const z = of.get();
+    std::string const opens = "but no step is open; adamant_zenflow_begin_step() first";
+    refused(adamant_zenflow_submit(z, 0), "adamant_zenflow_submit() is called, " + opens);
+    refused(adamant_zenflow_leave_out(z, 0), "adamant_zenflow_leave_out() is called, " + opens);
+    refused(adamant_zenflow_finish(z, nullptr, nullptr), "adamant_zenflow_finish() is called, " + opens);
+    refused(adamant_zenflow_abandon(z), "adamant_zenflow_abandon() is called, " + opens);
+    adamant_step_values wrong = step_values();
+    wrong.has_max_norm = 1;
+    wrong.max_norm = -1;
+    refused(adamant_zenflow_begin_step(z, &wrong), "max_norm is -1");
+
+    ok(adamant_zenflow_begin_step(z, nullptr));
+    std::string const under_way = "() is called while a step is under way; adamant_zenflow_finish() or "
+                                  "adamant_zenflow_abandon() it first";
+    refused(adamant_zenflow_begin_step(z, nullptr), "adamant_zenflow_begin_step" + under_way);
+    refused(adamant_zenflow_land(z), "adamant_zenflow_land" + under_way);
+    arrays other;
+    void const* const others[] = {other.grad.data(), other.vector_grad.data()};
+    refused(adamant_zenflow_step_gradients(z, others, 2, nullptr, nullptr, nullptr),
+            "adamant_zenflow_step_gradients" + under_way);
+    refused(adamant_zenflow_place(z, nullptr), "adamant_zenflow_place" + under_way);
+    adamant_zenflow_position at = initialised(adamant_zenflow_position_init);
+    refused(adamant_zenflow_get_position(z, &at), "adamant_zenflow_get_..." + under_way);
+    refused(adamant_zenflow_submit(z, 2), "no shard 2");
+    refused(adamant_zenflow_leave_out(z, 2), "no shard 2");
+    ok(adamant_zenflow_submit(z, 0));
+    refused(adamant_zenflow_submit(z, 0), "has been submitted in this step already");
+    refused(adamant_zenflow_set_gradient(z, 0, a.grad.data()), "has been submitted in this step already");
+    ok(adamant_zenflow_set_gradient(z, 1, a.vector_grad.data()));
+    adamant_report too_small = report();
+    too_small.struct_bytes = 8;
+    refused(adamant_zenflow_finish(z, &too_small, nullptr), "struct_bytes of adamant_report is 8");
+    refused(adamant_zenflow_finish(z, nullptr, nullptr),
+            "has not been submitted; adamant_zenflow_submit() it, or adamant_zenflow_leave_out() it");
+    ok(adamant_zenflow_leave_out(z, 1));
+    refused(adamant_zenflow_submit(z, 1), "has been left out in this step already");
+    ok(adamant_zenflow_finish(z, nullptr, nullptr));
+    REQUIRE(position_of(of).steps == 1);
+
+    adamant_device* made = nullptr;
+    ok(adamant_emulated_device_create(nullptr, &made));
+    device const on(made);
+    refused(adamant_zenflow_place(z, made),
+            "has no arrays on the device; tell them by adamant_zenflow_set_device_arrays() before "
+            "adamant_zenflow_place()");
+    refused(adamant_zenflow_set_device_arrays(z, 0, 8, 256), "each at a multiple of 16 bytes");
+    refused(adamant_zenflow_set_device_arrays(z, 0, 256, 0), "needs an array of gradients and one of weights");
+    refused(adamant_zenflow_set_device_arrays(z, 2, 256, 256), "no shard 2");
+    place_on_device const there(z);
+    refused(adamant_zenflow_set_device_arrays(z, 0, 256, 256),
+            "adamant_zenflow_set_device_arrays() is called after adamant_zenflow_place(); take everything back with "
+            "adamant_zenflow_place() without a device first");
+    refused(adamant_zenflow_set_gradient(z, 0, other.grad.data()), "see adamant_zenflow_set_device_arrays()");
+    ok(adamant_zenflow_set_gradient(z, 0, a.grad.data()));
+    zenflow const second = make(other, zenflow_options(), options());
+    for (std::size_t i : {0u, 1u})
+        ok(adamant_zenflow_set_device_arrays(second.get(), i, there.grads[i], there.weights[i]));
+    refused(adamant_zenflow_place(second.get(), there.on.get()), "emulated device");
+
+    adamant_emulation_options e = emulation_options();
+    e.memory_bytes = 1000;
+    adamant_device* made_small = nullptr;
+    ok(adamant_emulated_device_create(&e, &made_small));
+    device const small(made_small);
+    fails(adamant_zenflow_place(second.get(), made_small), ADAMANT_UNAVAILABLE, "bytes");
+    step(second.get(), other, 1); // with everything where it was
+}
+
+TEST_CASE("C: zenflow's report of a program that knows less of it")
+{
+    arrays a;
+    zenflow const of = make(a, zenflow_options(), options());
+    adamant_zenflow_report more = initialised(adamant_zenflow_report_init);
+    std::memset(&more, 0x77, sizeof more);
+    more.struct_bytes = offsetof(adamant_zenflow_report, landing_seconds);
+    step(of.get(), a, 1, &more);
+    REQUIRE(more.selected == 1);
+    REQUIRE(more.struct_bytes == offsetof(adamant_zenflow_report, landing_seconds));
+    double untouched = 0;
+    std::memset(&untouched, 0x77, sizeof untouched);
+    REQUIRE(more.landing_seconds == untouched);
 }
 
 TEST_CASE("C: zenflow's reductions, and their failure")
@@ -211,6 +476,14 @@ TEST_CASE("C: zenflow's errors")
     refused(adamant_zenflow_memory_bytes(nullptr, nullptr), "null");
     refused(adamant_zenflow_prepare(nullptr), "optimizer is a null");
     refused(adamant_zenflow_step_gradients(nullptr, nullptr, 0, nullptr, nullptr, nullptr), "optimizer is a null");
+    refused(adamant_zenflow_begin_step(nullptr, nullptr), "optimizer is a null");
+    refused(adamant_zenflow_submit(nullptr, 0), "optimizer is a null");
+    refused(adamant_zenflow_leave_out(nullptr, 0), "optimizer is a null");
+    refused(adamant_zenflow_finish(nullptr, nullptr, nullptr), "optimizer is a null");
+    refused(adamant_zenflow_abandon(nullptr), "optimizer is a null");
+    refused(adamant_zenflow_set_gradient(nullptr, 0, a.grad.data()), "optimizer is a null");
+    refused(adamant_zenflow_set_device_arrays(nullptr, 0, 256, 256), "optimizer is a null");
+    refused(adamant_zenflow_place(nullptr, nullptr), "optimizer is a null");
     refused(adamant_zenflow_land(nullptr), "optimizer is a null");
     refused(adamant_zenflow_loss_scale(nullptr, nullptr), "null");
     refused(adamant_zenflow_get_position(nullptr, &at), "optimizer is a null");

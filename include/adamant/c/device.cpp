@@ -20,11 +20,6 @@
 #include <adamant/c/cuda_device.hpp>
 #endif
 
-struct adamant_device {
-    std::shared_ptr<adamant::device> of;
-    std::string name;
-};
-
 namespace adamant::c {
 
 adamant_emulation_options about<adamant_emulation_options>::defaults()

@@ -14,8 +14,9 @@ extern "C" {
 /* ---- Devices ------------------------------------------------------------------------------------------------------
  */
 
-/* One optimizer at a time has shards on a device; make another handle for another optimizer, of the same GPU if need
- * be. The functions below may be called from any thread, but not during a step of that optimizer where they copy. */
+/* One optimizer at a time, of either kind, has shards on a device; make another handle for another optimizer, of the
+ * same GPU if need be. The functions below may be called from any thread, but not during a step of that optimizer where
+ * they copy. */
 typedef struct adamant_device adamant_device;
 
 /* Makes an NVIDIA GPU of compute capability 7.0 or newer for *made, by CUDA's number for it, from 0, as
@@ -23,7 +24,8 @@ typedef struct adamant_device adamant_device;
  * without nvcc. device failed: CUDA says so. */
 ADAMANT_C_API adamant_status adamant_cuda_device_create(int32_t ordinal, adamant_device** made);
 /* What is submitted from now on waits for this event of the caller's, a cudaEvent_t on any stream of this GPU: for
- * gradients that are still being made there. Call it before adamant_submit(). invalid argument: not such a device. */
+ * gradients that are still being made there. Call it before adamant_submit() or adamant_zenflow_submit(). invalid
+ * argument: not such a device. */
 ADAMANT_C_API adamant_status adamant_cuda_device_follow(adamant_device* device, void* event);
 
 /* A device that is imitated in host memory: for tests, and for machines without a GPU. */
@@ -59,9 +61,9 @@ ADAMANT_C_API void adamant_device_free(adamant_device* device);
 ADAMANT_C_API adamant_status adamant_device_describe(const adamant_device* device, const char** name,
                                                      size_t* total_bytes, size_t* free_bytes);
 
-/* Memory on the device, for adamant_set_device_arrays(); a program that uses CUDA may take cudaMalloc()'s addresses,
- * too. Addresses are not for the host to look at. They begin at multiples of 256 bytes, and their contents are
- * undefined. 0 for 0 bytes. unavailable: it has too little memory left. */
+/* Memory on the device, for adamant_set_device_arrays() and adamant_zenflow_set_device_arrays(); a program that uses
+ * CUDA may take cudaMalloc()'s addresses, too. Addresses are not for the host to look at. They begin at multiples of
+ * 256 bytes, and their contents are undefined. 0 for 0 bytes. unavailable: it has too little memory left. */
 ADAMANT_C_API adamant_status adamant_device_allocate(adamant_device* device, size_t bytes, uint64_t* address);
 /* Of adamant_device_allocate(), or 0. No optimizer may use it any more. */
 ADAMANT_C_API adamant_status adamant_device_release(adamant_device* device, uint64_t address);

@@ -2,9 +2,11 @@
 // The inside of the C library: where exceptions become statuses, and the checks that every function makes.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 
+#include <adamant/c/names.hpp>
 #include <adamant/c/status.h>
 #include <adamant/core/error.hpp>
 
@@ -16,20 +18,21 @@ struct reduce_failed : error {
 };
 
 // Keeps the text for adamant_last_error(), and returns the status. Allocates nothing.
-adamant_status fail(adamant_status status, std::string_view text) noexcept;
+// own: names that go before c_names.
+adamant_status fail(adamant_status status, std::string_view text, std::span<c_name const> own) noexcept;
 
 // The exception that is being handled as a status, with its text kept.
-adamant_status status_of_exception() noexcept;
+adamant_status status_of_exception(std::span<c_name const> own) noexcept;
 
 // What every function of the interface that can fail does its work in.
 template <class Work>
-adamant_status guarded(Work const& work) noexcept
+adamant_status guarded(Work const& work, std::span<c_name const> own = {}) noexcept
 {
     try {
         work();
         return ADAMANT_OK;
     } catch (...) {
-        return status_of_exception();
+        return status_of_exception(own);
     }
 }
 

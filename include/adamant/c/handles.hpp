@@ -8,10 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include <adamant/c/device.h>
 #include <adamant/c/errors.hpp>
 #include <adamant/c/executor.h>
 #include <adamant/c/optimizer.h>
 #include <adamant/c/split.h>
+#include <adamant/device/device.hpp>
 #include <adamant/device/placement.hpp>
 #include <adamant/exec/executor.hpp>
 #include <adamant/optimizer.hpp>
@@ -40,6 +42,11 @@ struct adamant_optimizer {
 
 struct adamant_placement {
     adamant::placement of;
+};
+
+struct adamant_device {
+    std::shared_ptr<adamant::device> of;
+    std::string name;
 };
 
 namespace adamant::c {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string_view>
 
 namespace adamant::c {
@@ -71,17 +72,41 @@ inline constexpr c_name c_names[] = {
     {"set mode to", "set decay to"},
 };
 
+// What calls of zenflow_optimizer say instead, which has some functions of the same names.
+inline constexpr c_name c_zenflow_names[] = {
+    {"abandon()", "adamant_zenflow_abandon()"},
+    {"add_group()", "adamant_zenflow_add_group()"},
+    {"add_shard()", "adamant_zenflow_add_param()"},
+    {"begin_step()", "adamant_zenflow_begin_step()"},
+    {"finish()", "adamant_zenflow_finish()"},
+    {"land()", "adamant_zenflow_land()"},
+    {"leave_out()", "adamant_zenflow_leave_out()"},
+    {"load()", "adamant_zenflow_load()"},
+    {"place()", "adamant_zenflow_place()"},
+    {"place(nullptr)", "adamant_zenflow_place() without a device"},
+    {"prepare()", "adamant_zenflow_prepare()"},
+    {"set_device_arrays()", "adamant_zenflow_set_device_arrays()"},
+    {"set_gradient()", "adamant_zenflow_set_gradient()"},
+    {"set_hyperparameters()", "adamant_zenflow_set_hyperparameters()"},
+    {"state()", "adamant_zenflow_get_...()"},
+    {"step()", "adamant_zenflow_step_gradients()"},
+    {"step_gradients()", "adamant_zenflow_step_gradients()"},
+    {"submit()", "adamant_zenflow_submit()"},
+};
+
 [[nodiscard]] constexpr bool is_of_a_name(char c) noexcept
 {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == ':';
 }
 
-// The entry that stands at this place of a text, not in the middle of a longer name or of a path; null for none.
-[[nodiscard]] constexpr c_name const* c_name_at(std::string_view text, std::size_t at) noexcept
+// The entry of these that stands at this place of a text, not in the middle of a longer name or of a path; null for
+// none.
+[[nodiscard]] constexpr c_name const* c_name_at(std::string_view text, std::size_t at,
+                                                std::span<c_name const> names) noexcept
 {
     if (at != 0 && (is_of_a_name(text[at - 1]) || text[at - 1] == '/'))
         return nullptr;
-    for (c_name const& name : c_names)
+    for (c_name const& name : names)
         if (text.substr(at).starts_with(name.in_cpp)) {
             std::size_t const end = at + name.in_cpp.size();
             if (end == text.size() || !is_of_a_name(text[end - 1]) || !is_of_a_name(text[end]))
@@ -90,17 +115,22 @@ inline constexpr c_name c_names[] = {
     return nullptr;
 }
 
-// Calls visit(piece) for the pieces of the text in C's words. What is in single quotes is the caller's, and stays.
-// Pure; allocates nothing.
+// Calls visit(piece) for the pieces of the text in C's words: those of `own`, and else those of c_names. What is in
+// single quotes is the caller's, and stays. Pure; allocates nothing.
 template <class Visit>
-constexpr void each_piece_in_c(std::string_view text, Visit const& visit)
+constexpr void each_piece_in_c(std::string_view text, std::span<c_name const> own, Visit const& visit)
 {
     std::size_t done = 0;
     for (std::size_t at = 0; at < text.size(); ++at) {
         if (text[at] == '\'' && (at == 0 || text[at - 1] == ' ' || text[at - 1] == '(')) {
             std::size_t const end = text.find('\'', at + 1);
             at = end == text.npos ? at : end;
-        } else if (c_name const* const name = c_name_at(text, at)) {
+            continue;
+        }
+        c_name const* name = c_name_at(text, at, own);
+        if (name == nullptr)
+            name = c_name_at(text, at, c_names);
+        if (name != nullptr) {
             visit(text.substr(done, at - done));
             visit(name->in_c);
             done = at + name->in_cpp.size();

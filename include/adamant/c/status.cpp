@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <span>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -24,11 +25,11 @@ constinit thread_local char last_error[4096] = "";
 
 namespace adamant::c {
 
-adamant_status fail(adamant_status status, std::string_view text) noexcept
+adamant_status fail(adamant_status status, std::string_view text, std::span<c_name const> own) noexcept
 {
     std::size_t n = 0;
     bool fits = true;
-    each_piece_in_c(text, [&](std::string_view piece) {
+    each_piece_in_c(text, own, [&](std::string_view piece) {
         detail::each_utf8(piece, [&](std::string_view character) { // paths need not be UTF-8
             fits = fits && character.size() < sizeof last_error - n;
             if (fits)
@@ -44,30 +45,32 @@ static adamant_status fail_unexpectedly(char const* what) noexcept
 {
     char text[512];
     std::snprintf(text, sizeof text, "adamant: a defect of the library: %s; please report it", what);
-    return fail(ADAMANT_INTERNAL, text);
+    return fail(ADAMANT_INTERNAL, text, {});
 }
 
-adamant_status status_of_exception() noexcept
+adamant_status status_of_exception(std::span<c_name const> own) noexcept
 {
     try {
         throw;
     } catch (reduce_failed const& e) {
-        return fail(ADAMANT_REDUCE_FAILED, e.what());
+        return fail(ADAMANT_REDUCE_FAILED, e.what(), own);
     } catch (corrupted const& e) {
-        return fail(ADAMANT_CORRUPTED, e.what());
+        return fail(ADAMANT_CORRUPTED, e.what(), own);
     } catch (invalid_argument const& e) {
-        return fail(ADAMANT_INVALID_ARGUMENT, e.what());
+        return fail(ADAMANT_INVALID_ARGUMENT, e.what(), own);
     } catch (unavailable const& e) {
-        return fail(ADAMANT_UNAVAILABLE, e.what());
+        return fail(ADAMANT_UNAVAILABLE, e.what(), own);
     } catch (device_error const& e) {
-        return fail(ADAMANT_DEVICE_FAILED, e.what());
+        return fail(ADAMANT_DEVICE_FAILED, e.what(), own);
     } catch (std::bad_alloc const&) {
-        return fail(ADAMANT_OUT_OF_MEMORY, "adamant: there is not enough memory for the call's own needs");
+        return fail(ADAMANT_OUT_OF_MEMORY, "adamant: there is not enough memory for the call's own needs", own);
     } catch (std::length_error const&) {
-        return fail(ADAMANT_OUT_OF_MEMORY, "adamant: the call needs more than fits in any memory; was a negative size "
-                                           "converted?");
+        return fail(ADAMANT_OUT_OF_MEMORY,
+                    "adamant: the call needs more than fits in any memory; was a negative size "
+                    "converted?",
+                    own);
     } catch (std::system_error const& e) {
-        return fail(ADAMANT_UNAVAILABLE, e.what());
+        return fail(ADAMANT_UNAVAILABLE, e.what(), own);
     } catch (std::exception const& e) {
         return fail_unexpectedly(e.what());
     } catch (...) {

@@ -21,6 +21,13 @@ struct adamant_zenflow {
 
 namespace adamant::c {
 
+// As guarded(), with texts that name this header's functions.
+template <class Work>
+static adamant_status called(Work const& work) noexcept
+{
+    return guarded(work, c_zenflow_names);
+}
+
 adamant_zenflow_options about<adamant_zenflow_options>::defaults()
 {
     zenflow_options const from;
@@ -89,6 +96,16 @@ static zenflow_state const& state_of(adamant_zenflow* handle)
     return *handle->state;
 }
 
+static void give_reports(zenflow_report const& from, adamant_report* report, adamant_zenflow_report* more) noexcept
+{
+    give_report(from, report);
+    if (more != nullptr)
+        write(adamant_zenflow_report{sizeof(adamant_zenflow_report), from.warm_up, from.selected, from.columns_moved,
+                                     from.put_off, from.window_ended, from.put_off_skipped, from.put_off_stepped,
+                                     from.waited_s, from.landing_s, from.sums_s, from.put_off_s},
+              more);
+}
+
 static zenflow_state from_c(adamant_zenflow_position const& at, zenflow_optimizer const& of)
 {
     zenflow_state to;
@@ -151,7 +168,7 @@ adamant_status adamant_zenflow_param_init(adamant_zenflow_param* param, size_t s
 adamant_status adamant_zenflow_create(const adamant_executor* executor, const adamant_zenflow_options* zenflow,
                                       const adamant_optimizer_options* options, adamant_zenflow** made)
 {
-    return guarded([&] {
+    return called([&] {
         needed(made, "made");
         *made = new adamant_zenflow{adamant::zenflow_optimizer(cpu_of(executor), from_c(read_or_defaults(zenflow)),
                                                                from_c(read_or_defaults(options)))};
@@ -164,7 +181,7 @@ void adamant_zenflow_free(adamant_zenflow* zenflow)
 adamant_status adamant_zenflow_add_group(adamant_zenflow* zenflow, const char* name,
                                          const adamant_hyperparameters* hyper, int32_t maximize, size_t* group)
 {
-    return guarded([&] {
+    return called([&] {
         adamant::zenflow_optimizer& o = changing(zenflow);
         give(group, o.add_group(&needed(name, "the group's name"), from_c(hyper), maximize != 0).index);
     });
@@ -172,12 +189,12 @@ adamant_status adamant_zenflow_add_group(adamant_zenflow* zenflow, const char* n
 adamant_status adamant_zenflow_set_hyperparameters(adamant_zenflow* zenflow, size_t group,
                                                    const adamant_hyperparameters* hyper)
 {
-    return guarded([&] { changing(zenflow).set_hyperparameters(group, from_c(hyper)); });
+    return called([&] { changing(zenflow).set_hyperparameters(group, from_c(hyper)); });
 }
 adamant_status adamant_zenflow_add_param(adamant_zenflow* zenflow, size_t group, const char* name,
                                          const adamant_shard* shard, size_t columns, void* weights, size_t* number)
 {
-    return guarded([&] {
+    return called([&] {
         adamant::zenflow_optimizer& o = changing(zenflow);
         std::string param = &needed(name, "the param's name");
         adamant_shard const s = read(shard);
@@ -199,42 +216,79 @@ adamant_status adamant_zenflow_add_param(adamant_zenflow* zenflow, size_t group,
 }
 adamant_status adamant_zenflow_memory_bytes(const adamant_zenflow* zenflow, size_t* bytes)
 {
-    return guarded([&] { needed(bytes, "bytes") = of(zenflow).memory_bytes(); });
+    return called([&] { needed(bytes, "bytes") = of(zenflow).memory_bytes(); });
 }
 adamant_status adamant_zenflow_prepare(adamant_zenflow* zenflow)
 {
-    return guarded([&] { changing(zenflow).prepare(); });
+    return called([&] { changing(zenflow).prepare(); });
+}
+adamant_status adamant_zenflow_set_gradient(adamant_zenflow* zenflow, size_t param, const void* grad)
+{
+    return called([&] { changing(zenflow).set_gradient(param, grad); });
 }
 adamant_status adamant_zenflow_step_gradients(adamant_zenflow* zenflow, const void* const* grads, size_t count,
                                               const adamant_step_values* values, adamant_report* report,
                                               adamant_zenflow_report* more)
 {
-    return guarded([&] {
+    return called([&] {
         adamant::zenflow_optimizer& o = changing(zenflow);
         check_target_or_null(report);
         check_target_or_null(more);
         if (count != 0)
             needed(grads, "grads");
-        adamant::zenflow_report const r = o.step_gradients({grads, count}, from_c(values));
-        give_report(r, report);
-        if (more != nullptr)
-            write(adamant_zenflow_report{sizeof(adamant_zenflow_report), r.warm_up, r.selected, r.columns_moved,
-                                         r.put_off, r.window_ended, r.put_off_skipped, r.put_off_stepped, r.waited_s},
-                  more);
+        give_reports(o.step_gradients({grads, count}, from_c(values)), report, more);
     });
+}
+adamant_status adamant_zenflow_begin_step(adamant_zenflow* zenflow, const adamant_step_values* values)
+{
+    return called([&] { changing(zenflow).begin_step(from_c(values)); });
+}
+adamant_status adamant_zenflow_submit(adamant_zenflow* zenflow, size_t param)
+{
+    return called([&] { changing(zenflow).submit(param); });
+}
+adamant_status adamant_zenflow_leave_out(adamant_zenflow* zenflow, size_t param)
+{
+    return called([&] { changing(zenflow).leave_out(param); });
+}
+adamant_status adamant_zenflow_finish(adamant_zenflow* zenflow, adamant_report* report, adamant_zenflow_report* more)
+{
+    return called([&] {
+        adamant::zenflow_optimizer& o = changing(zenflow);
+        check_target_or_null(report);
+        check_target_or_null(more);
+        give_reports(o.finish(), report, more);
+    });
+}
+adamant_status adamant_zenflow_abandon(adamant_zenflow* zenflow)
+{
+    return called([&] { changing(zenflow).abandon(); });
 }
 adamant_status adamant_zenflow_land(adamant_zenflow* zenflow)
 {
-    return guarded([&] { changing(zenflow).land(); });
+    return called([&] { changing(zenflow).land(); });
 }
 adamant_status adamant_zenflow_loss_scale(const adamant_zenflow* zenflow, double* scale)
 {
-    return guarded([&] { needed(scale, "scale") = of(zenflow).loss_scale(); });
+    return called([&] { needed(scale, "scale") = of(zenflow).loss_scale(); });
+}
+
+adamant_status adamant_zenflow_set_device_arrays(adamant_zenflow* zenflow, size_t param, uint64_t grad,
+                                                 uint64_t weight_out)
+{
+    return called([&] { changing(zenflow).set_device_arrays(param, {{grad}, {weight_out}}); });
+}
+adamant_status adamant_zenflow_place(adamant_zenflow* zenflow, const adamant_device* device)
+{
+    return called([&] {
+        adamant::zenflow_optimizer& o = changing(zenflow);
+        o.place(device == nullptr ? nullptr : device->of);
+    });
 }
 
 adamant_status adamant_zenflow_get_position(adamant_zenflow* zenflow, adamant_zenflow_position* position)
 {
-    return guarded([&] {
+    return called([&] {
         changing(zenflow);
         adamant::zenflow_state const& state = state_of(zenflow);
         check_target(position);
@@ -256,7 +310,7 @@ adamant_status adamant_zenflow_get_position(adamant_zenflow* zenflow, adamant_ze
 }
 adamant_status adamant_zenflow_get_param(adamant_zenflow* zenflow, size_t number, adamant_zenflow_param* param)
 {
-    return guarded([&] {
+    return called([&] {
         adamant::zenflow_state const& state = state_of(zenflow);
         check_target(param);
         if (number >= state.params.size())
@@ -291,7 +345,7 @@ adamant_status adamant_zenflow_get_param(adamant_zenflow* zenflow, size_t number
 adamant_status adamant_zenflow_load(adamant_zenflow* zenflow, const adamant_zenflow_position* position,
                                     const adamant_zenflow_param* params, size_t count)
 {
-    return guarded([&] {
+    return called([&] {
         adamant::zenflow_optimizer& o = needed(zenflow, "the optimizer").of;
         adamant::zenflow_state state = from_c(read(position), o);
         if (count != 0)

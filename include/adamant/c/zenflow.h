@@ -4,6 +4,7 @@
 #ifndef ADAMANT_C_ZENFLOW_H
 #define ADAMANT_C_ZENFLOW_H
 
+#include <adamant/c/device.h>
 #include <adamant/c/executor.h>
 #include <adamant/c/optimizer.h>
 #include <adamant/c/shard.h>
@@ -50,8 +51,8 @@ ADAMANT_C_API adamant_status adamant_zenflow_options_init(adamant_zenflow_option
 typedef struct adamant_zenflow adamant_zenflow;
 
 /* Makes such an optimizer, without groups and params, for *made. Both options may be null: the defaults. Of
- * adamant_optimizer_options keep_last_step and weights_ready must not be set; those of a journal and of a device mean
- * nothing. The executor may be freed afterwards. invalid argument: options that cannot be. */
+ * adamant_optimizer_options keep_last_step and weights_ready must not be set; speculate, journal_budget_bytes and
+ * device_records mean nothing. The executor may be freed afterwards. invalid argument: options that cannot be. */
 ADAMANT_C_API adamant_status adamant_zenflow_create(const adamant_executor* executor,
                                                     const adamant_zenflow_options* zenflow,
                                                     const adamant_optimizer_options* options, adamant_zenflow** made);
@@ -90,22 +91,75 @@ typedef struct adamant_zenflow_report {
         window_ended; /* and put_off_stepped elements are stepped with what was added up, now or in the background */
     int32_t put_off_skipped; /* what was added up was not finite, and was dropped */
     size_t put_off_stepped;
-    double waited_seconds; /* for what the window before had put off */
+    double waited_seconds;  /* for what the window before had put off */
+    double landing_seconds; /* and then for its weights to come into use */
+    /* How long the executor's threads have worked, on average, on the sums of the step before (with a device), ... */
+    double sums_seconds;
+    double put_off_seconds; /* ... and, where a window ends, on what the one before it had put off */
 } adamant_zenflow_report;
 /* Sets struct_bytes, and all else to zero. */
 ADAMANT_C_API adamant_status adamant_zenflow_report_init(adamant_zenflow_report* report, size_t struct_bytes);
 
-/* A step with gradients that may be new arrays: grads[i] is param i's, by rows. Null: the param takes no part. values
- * and both reports may be null. invalid argument: values that cannot be, another count than of params. reduce failed:
- * as it says. */
+/* From the next step on, or in this one, the param's gradient is at `grad`, as adamant_set_gradient() has it. */
+ADAMANT_C_API adamant_status adamant_zenflow_set_gradient(adamant_zenflow* zenflow, size_t param, const void* grad);
+/* A step with gradients that may be new arrays: grads[i] is param i's, by rows. Null: the param takes no part, and its
+ * sum is divided by the number of steps in which it did. On several processes these are the same params. values and
+ * both reports may be null; of what `report` says, `elements` are those that were stepped at once, and the fields of a
+ * device count. With a device gradients are there, and grads[i] is null or the shard's own grad, into which it comes
+ * down.
+ *
+ * invalid argument: values that cannot be, another count than of params, other arrays with a device, and during a step
+ * that adamant_zenflow_begin_step() opened. reduce failed: as it says, and nothing has changed. device failed: see
+ * adamant_zenflow_place(). */
 ADAMANT_C_API adamant_status adamant_zenflow_step_gradients(adamant_zenflow* zenflow, const void* const* grads,
                                                             size_t count, const adamant_step_values* values,
                                                             adamant_report* report, adamant_zenflow_report* more);
+/* The same as gradients arrive, by one thread at a time: opens a step; says that the param's gradient is there, or that
+ * it has none in this step; and ends the step. values and both reports may be null. A gradient may then not change
+ * until the step is over.
+ *
+ * invalid argument: values that cannot be; no step is open, or one already; a param that was submitted or left out, or,
+ * for the end, one that was neither; no such param. reduce failed, of adamant_zenflow_finish(): the step stays open,
+ * and adamant_zenflow_abandon() gives it up. device failed, of the same: see adamant_zenflow_place(); the step is over.
+ */
+ADAMANT_C_API adamant_status adamant_zenflow_begin_step(adamant_zenflow* zenflow, const adamant_step_values* values);
+ADAMANT_C_API adamant_status adamant_zenflow_submit(adamant_zenflow* zenflow, size_t param);
+ADAMANT_C_API adamant_status adamant_zenflow_leave_out(adamant_zenflow* zenflow, size_t param);
+ADAMANT_C_API adamant_status adamant_zenflow_finish(adamant_zenflow* zenflow, adamant_report* report,
+                                                    adamant_zenflow_report* more);
+/* Gives up the step that is open: nothing has changed. invalid argument: no step is open. device failed: as it says. */
+ADAMANT_C_API adamant_status adamant_zenflow_abandon(adamant_zenflow* zenflow);
 /* Finishes what goes on in the background and lets its weights land now, as at the end of training. Goes on with other
  * bits than a run in which this is not called. */
 ADAMANT_C_API adamant_status adamant_zenflow_land(adamant_zenflow* zenflow);
 /* The factor for the next loss. */
 ADAMANT_C_API adamant_status adamant_zenflow_loss_scale(const adamant_zenflow* zenflow, double* scale);
+
+/* ---- A device: between steps ---------------------------------------------------------------------------------------
+ */
+
+/* Where the param's gradient is made and its weights are wanted, by rows, in the device's memory, at multiples of 16
+ * bytes, until all is taken back: of every param with elements, before adamant_zenflow_place(). weight_out is of the
+ * type of `weights`; of a vector, of its weight_out, or of its param where there is none. invalid argument: params are
+ * on a device already, an address that is missing or not such a multiple, no such param. */
+ADAMANT_C_API adamant_status adamant_zenflow_set_device_arrays(adamant_zenflow* zenflow, size_t param, uint64_t grad,
+                                                               uint64_t weight_out);
+/* Has selected columns and vectors stepped on a device from the next step on, with the same bits, or, where device is
+ * null, takes everything back. Until the next selection their masters and moments are in the device's memory alone.
+ * adamant_zenflow_submit() takes the norm there and has the gradient come down into the shard's grad, which is best in
+ * pinned memory. It is added up while forward and backward go on, so grad is the optimizer's until the param's next
+ * adamant_zenflow_submit(). What the host has stepped goes up while the next window goes on, beside the weights in use,
+ * for which the device has room for all weights of matrices once more. `weights`, and the vectors' arrays in host
+ * memory, are written when everything is taken back and when the state is asked for. The device's handle may be freed.
+ *
+ * Where a step ends with ADAMANT_DEVICE_FAILED, it has been taken back, by records on the device, and can be taken
+ * again; weights of columns that were being selected may be those that were to land. Where only weights could not land,
+ * the step has been taken, adamant_zenflow_get_position() counts it, and they land before anything else. Where the
+ * device does not come back from that within device_timeout_s, the error says that a state must be loaded.
+ *
+ * invalid argument: a param has no arrays there, the device has another optimizer's params or shards, and during a
+ * step. unavailable, device failed: the device lacks the memory, or has failed; everything is where it was. */
+ADAMANT_C_API adamant_status adamant_zenflow_place(adamant_zenflow* zenflow, const adamant_device* device);
 
 /* ---- State --------------------------------------------------------------------------------------------------------
  */
