@@ -612,6 +612,9 @@ TEST_CASE("zenflow: a device that fails at anything leaves the step before, and 
                         (void)rank.by->state();
                         REQUIRE(rank.by->position() == all.oracle.at);
                         for (std::size_t i = 0; i < of.shapes.size(); ++i)
+                            if (!all.expected[i]->is_vector)
+                                REQUIRE(rank.by->selected(i) == all.oracle.params[i].selected);
+                        for (std::size_t i = 0; i < of.shapes.size(); ++i)
                             for (std::size_t const which : {0u, 2u, 3u})
                                 REQUIRE(rank.arrays[i]->of[which]->difference(*all.expected[i]->of[which]) == "");
                     }
@@ -662,6 +665,44 @@ TEST_CASE("zenflow: weights that could not land do so at the next call, however 
         all.step();
         all.compare(true);
     }
+}
+
+TEST_CASE("zenflow: a selection that fails changes nothing, and the next one may be another", "[both]")
+{
+    std::size_t failures = 0;
+    for (std::uint64_t seed = 520; seed < 532; ++seed) {
+        run_options of = random_run(seed);
+        of.options.on_nonfinite = nonfinite_policy::skip;
+        of.options.loss_scaling.reset();
+        of.zenflow.topk_ratio = 0.3;
+        of.zenflow.select_interval = 3;
+        of.zenflow.update_interval = 1 + seed % 4;
+        of.zenflow.overlap = true;
+        INFO("seed " << seed << ", " << of.format);
+        tester all(of, 1, 1 + seed % 2);
+        rank_run& rank = *all.ranks[0];
+        auto const on = std::make_shared<emulated_device>();
+        rank.place(on);
+        for (int step = 0; step < 16; ++step) {
+            INFO("step " << step);
+            all.draw(false);
+            rank.take_gradients();
+            on->fail(device_operation::allocate, 0); // for what is selected
+            bool const fails = refusal<device_error>([&] { rank.by->step(); }) != "no exception";
+            on->resume();
+            failures += fails;
+            if (fails && all.random.below(2) == 0)
+                all.compare(all.random.below(2) == 0);
+            if (fails) {
+                all.draw(false);
+                all.step();
+            } else {
+                REQUIRE(all.oracle.step());
+            }
+            all.compare(all.random.below(3) == 0);
+        }
+    }
+    REQUIRE(failures > 40);
 }
 
 TEST_CASE("zenflow: a device that hangs, or has too little memory, says so", "[both]")

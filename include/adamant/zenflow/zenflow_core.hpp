@@ -427,6 +427,18 @@ private:
     // What is resident on the device steps there; with another selection, it moves first.
     void step_on_device(device_home& home, bool selects, zenflow_report& report)
     {
+        try {
+            try_to_step_on_device(home, selects, report);
+        } catch (...) {
+            if (selects)
+                keep_selection();
+            throw;
+        }
+    }
+    void try_to_step_on_device(device_home& home, bool selects, zenflow_report& report)
+    {
+        for (zenflow_param_state& own : model_.params)
+            own.before.clear();
         bool const is_new = selects || !home.has_state();
         if (is_new) {
             home.bring_home();
@@ -458,13 +470,15 @@ private:
             zenflow_param_state& own = model_.params[i];
             if (!model_.is_matrix(i))
                 continue;
-            std::vector<std::uint8_t> moved(own.wanted.size());
+            std::vector<std::uint8_t>& moved = own.late;
+            moved.assign(own.wanted.size(), 0);
             bool late = false;
             for (std::size_t c = 0; c < moved.size(); ++c) {
                 report.columns_moved += own.wanted[c] > own.selected[c];
                 moved[c] = now.is_there() && own.wanted[c] != 0 && now.parts[i].columns[c] != 0;
                 late = late || moved[c] != 0;
             }
+            own.before = own.selected;
             own.selected = own.wanted;
             if (!late)
                 continue;
@@ -476,6 +490,20 @@ private:
                 continue; // their weights follow with the step
             list_columns(moved, 1, list);
             model_.copy_weights(i, list);
+        }
+    }
+    // The step that was to change it has failed. What was put off has been stepped early, and lands with all else.
+    void keep_selection() noexcept
+    {
+        background_.settle(); // or it would be stepped again
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            zenflow_param_state& own = model_.params[i];
+            if (own.before.empty())
+                continue;
+            own.selected = own.before;
+            for (std::size_t c = 0; c < own.late.size(); ++c)
+                if (own.late[c] != 0)
+                    background_.now().parts[i].columns[c] = 1;
         }
     }
     void count_selected(zenflow_report& report)

@@ -24,6 +24,7 @@ struct zenflow_param_state {
     std::vector<std::uint64_t> counts;          // of updates
     std::vector<std::uint8_t> selected, wanted; // of each column; wanted: by the selection that is being made
     std::vector<std::uint8_t> landing;          // zeros
+    std::vector<std::uint8_t> before, late;     // what change_selection() has changed
     std::vector<std::uint32_t> list;            // the selected columns,
     std::vector<group_step> steps;              // how those of each count are stepped now,
     std::vector<std::uint32_t> step_of;         // and which of these each has
