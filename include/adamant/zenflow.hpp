@@ -115,8 +115,9 @@ public:
 
     // The same as gradients arrive: opens a step; the param's gradient is there; it has none in this step; and
     // completes the step. Without a device submit() only notes that. Where finish() throws what options.reduce or
-    // reduce_columns throw, the step stays open; abandon() gives it up, and nothing has changed. Throw invalid_argument
-    // where no step is open, a param has been submitted or left out, or one has been neither.
+    // reduce_columns throw, or unavailable as a selection finds no memory on the device, the step stays open; abandon()
+    // gives it up, and nothing has changed. Throw invalid_argument where no step is open, a param has been submitted or
+    // left out, or one has been neither.
     void begin_step(step_values const& values = {});
     void submit(shard_id param);
     void leave_out(shard_id param);

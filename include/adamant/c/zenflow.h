@@ -109,8 +109,8 @@ ADAMANT_C_API adamant_status adamant_zenflow_set_gradient(adamant_zenflow* zenfl
  * down.
  *
  * invalid argument: values that cannot be, another count than of params, other arrays with a device, and during a step
- * that adamant_zenflow_begin_step() opened. reduce failed: as it says, and nothing has changed. device failed: see
- * adamant_zenflow_place(). */
+ * that adamant_zenflow_begin_step() opened. reduce failed: as it says, and nothing has changed. unavailable: a
+ * selection finds no memory on the device; the same. device failed: see adamant_zenflow_place(). */
 ADAMANT_C_API adamant_status adamant_zenflow_step_gradients(adamant_zenflow* zenflow, const void* const* grads,
                                                             size_t count, const adamant_step_values* values,
                                                             adamant_report* report, adamant_zenflow_report* more);
@@ -119,9 +119,9 @@ ADAMANT_C_API adamant_status adamant_zenflow_step_gradients(adamant_zenflow* zen
  * until the step is over.
  *
  * invalid argument: values that cannot be; no step is open, or one already; a param that was submitted or left out, or,
- * for the end, one that was neither; no such param. reduce failed, of adamant_zenflow_finish(): the step stays open,
- * and adamant_zenflow_abandon() gives it up. device failed, of the same: see adamant_zenflow_place(); the step is over.
- */
+ * for the end, one that was neither; no such param. Of adamant_zenflow_finish(): reduce failed, or unavailable as a
+ * selection finds no memory on the device: the step stays open, and adamant_zenflow_abandon() gives it up. device
+ * failed: see adamant_zenflow_place(); the step is over. */
 ADAMANT_C_API adamant_status adamant_zenflow_begin_step(adamant_zenflow* zenflow, const adamant_step_values* values);
 ADAMANT_C_API adamant_status adamant_zenflow_submit(adamant_zenflow* zenflow, size_t param);
 ADAMANT_C_API adamant_status adamant_zenflow_leave_out(adamant_zenflow* zenflow, size_t param);
