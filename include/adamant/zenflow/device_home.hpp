@@ -155,6 +155,7 @@ public:
             part_->forget_records();
             wait();
         } catch (...) {
+            settle(); // what is enqueued uses what drop() gives back
             drop();
             throw;
         }
@@ -277,6 +278,15 @@ public:
     }
 
 private:
+    // Nothing goes on any more.
+    void settle() noexcept
+    {
+        try {
+            wait();
+        } catch (...) {
+            (void)come_back();
+        }
+    }
     struct place_of_resident {
         std::vector<std::uint32_t> list;
         std::size_t first_step = 0;
