@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The Python package as its users get it. python.sh SOURCE_DIR FOLDER torch|wheel|tests
-#   torch: a new virtual environment with PyTorch; wheel: the package's; tests: the wheel installed there, and tested
+# The Python package as its users get it. python.sh SOURCE_DIR FOLDER torch|wheel|tests [LIBRARY]
+#   torch: a new virtual environment with PyTorch; wheel: the package's; tests: the wheel installed there, and tested,
+#   also with LIBRARY, libadamant_c over an imitation of CUDA
 set -euo pipefail
 package=$1/examples/engines/python
 folder=$2
@@ -22,5 +23,8 @@ tests)
     cd "$folder"
     "$folder/venv/bin/adamant" help
     "$folder/venv/bin/python" -m pytest -q -n 2 -p no:cacheprovider "$package/tests"
+    if [[ -n ${4:-} ]]; then
+        ADAMANT_C_LIBRARY=$4 "$folder/venv/bin/python" -m pytest -q -n 2 -p no:cacheprovider "$package/tests/gpu_suite.py"
+    fi
     ;;
 esac

@@ -175,7 +175,8 @@ class ZenFlowReport(Struct):
     name_in_c = "adamant_zenflow_report"
     _fields_ = [_size, ("warm_up", c_int32), ("selected", c_int32), ("columns_moved", c_size_t), ("put_off", c_size_t),
                 ("window_ended", c_int32), ("put_off_skipped", c_int32), ("put_off_stepped", c_size_t),
-                ("waited_seconds", c_double)]
+                ("waited_seconds", c_double), ("landing_seconds", c_double), ("sums_seconds", c_double),
+                ("put_off_seconds", c_double)]
 
 
 class ZenFlowPosition(Struct):
@@ -236,6 +237,8 @@ _functions: Dict[str, List[Any]] = {
     "adamant_rollback": [_p],
     "adamant_accumulate": [_p, c_size_t],
     "adamant_clear_accumulators": [_p],
+    "adamant_cuda_device_create": [c_int32, _p],
+    "adamant_cuda_device_follow": [_p, _p],
     "adamant_deepspeed_parse": [c_char_p, c_size_t, _p],
     "adamant_deepspeed_apply": [_p, _p, _p, _p, _p, _p],
     "adamant_save_safetensors": [_p, c_char_p],
@@ -247,13 +250,22 @@ _functions: Dict[str, List[Any]] = {
     "adamant_zenflow_memory_bytes": [_p, POINTER(c_size_t)],
     "adamant_zenflow_prepare": [_p],
     "adamant_zenflow_step_gradients": [_p, _p, c_size_t, _p, _p, _p],
+    "adamant_zenflow_set_gradient": [_p, c_size_t, _p],
+    "adamant_zenflow_begin_step": [_p, _p],
+    "adamant_zenflow_submit": [_p, c_size_t],
+    "adamant_zenflow_leave_out": [_p, c_size_t],
+    "adamant_zenflow_finish": [_p, _p, _p],
+    "adamant_zenflow_abandon": [_p],
+    "adamant_zenflow_set_device_arrays": [_p, c_size_t, c_uint64, c_uint64],
+    "adamant_zenflow_place": [_p, _p],
     "adamant_zenflow_land": [_p],
     "adamant_zenflow_loss_scale": [_p, POINTER(c_double)],
     "adamant_zenflow_get_position": [_p, _p],
     "adamant_zenflow_get_param": [_p, c_size_t, _p],
     "adamant_zenflow_load": [_p, _p, _p, c_size_t],
 }
-_frees = ["adamant_executor_free", "adamant_optimizer_free", "adamant_deepspeed_free", "adamant_zenflow_free"]
+_frees = ["adamant_executor_free", "adamant_optimizer_free", "adamant_deepspeed_free", "adamant_device_free",
+          "adamant_zenflow_free"]
 
 _loaded: Optional[Any] = None
 

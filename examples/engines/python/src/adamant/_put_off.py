@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import warnings
 import weakref
 from array import array as packed
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
@@ -22,6 +23,7 @@ from ._arrays import GROUP_ELEMS
 from ._cohort import check_groups, check_place, first_element
 from ._host_copies import flat, local
 from ._library import InvalidArgument, Report
+from ._put_off_device import Home, home_of, refusals
 from ._put_off_native import PutOffOptimizer, ZenFlow, position_fields
 from ._quantized8 import is_quantized, moments
 from ._split_masters import joined, masters
@@ -105,10 +107,13 @@ def _check_matrix(of: "_Steps", name: str, group: int, param: Tensor) -> None:
 
 
 class _Member:
-    """A param as the library has it: where its arrays lie, and what it has put off in its state."""
+    """A param as the library has it: where its arrays lie, and what it has put off in its state.
 
-    def __init__(self, of: "_Steps", group: int, param: Tensor):
-        self.group, self.param, self.columns = group, param, columns_of(param)
+    home: the GPU that it is on, if what is stepped at once is to be stepped there.
+    """
+
+    def __init__(self, of: "_Steps", group: int, param: Tensor, home: Optional[Home]):
+        self.group, self.param, self.columns, self.home = group, param, columns_of(param), home
         self.name = of._name(param)
         of._refuse_replicated(param)
         if self.columns:
@@ -122,13 +127,20 @@ class _Member:
         self.kind = param.dtype if param.grad is None else param.grad.dtype
         # The weights by rows, which the library writes: the param's own, or a copy in host memory.
         self.weights = self.mine
-        if of._own["offload"] or self.mine.device.type != "cpu" or not self.mine.is_contiguous():
+        if home is not None:
+            self.weights = home.host_room(self.mine.shape, self.mine.dtype).copy_(self.mine)
+            # What the device works on: gradients come to this place, which does not move, and weights may lie where they
+            # are. The library has read and written both when a step is over.
+            self.grad_there = home.room(self.mine.shape, self.kind)
+            self.weights_there = self.mine if home.takes(self.mine) else home.room(self.mine.shape, self.mine.dtype)
+        elif of._own["offload"] or self.mine.device.type != "cpu" or not self.mine.is_contiguous():
             self.weights = torch.empty(self.mine.shape, dtype=self.mine.dtype, pin_memory=self.mine.device.type != "cpu")
             self.weights.copy_(self.mine)
         self.master = next((name for name in masters if name in self.state), None)
         self._lay_out()
         self._complete()
         self.known = {name: self.state[name] for name in (*moments, "by_columns", *masters) if name in self.state}
+        self.saved_as: List[int] = []
         self.version = self.version_now()
 
     @property
@@ -145,6 +157,13 @@ class _Member:
                 local(param).data_ptr() == self.mine.data_ptr() and
                 (param.grad is None or param.grad.dtype == self.kind) and
                 all([self.state.get(name) is value for name, value in self.known.items()]))
+
+    def note_versions(self) -> None:
+        self.saved_as = [local(value)._version for value in self.known.values()]
+
+    def is_as_saved(self) -> bool:
+        """Whether nobody has written to its state since save(), of which what is on a device would not know."""
+        return self.saved_as == [local(value)._version for value in self.known.values()]
 
     # Set-up
 
@@ -188,7 +207,8 @@ class _Member:
         """By the names of a shard's fields, in the order in which they lie."""
         weights = local(self.state["by_columns"]) if self.columns else self.weights
         made = {"param": weights if self.master is None else local(self.state[self.master]),
-                "grad": torch.empty(self.mine.numel(), dtype=self.kind),  # until there is one
+                "grad": (torch.empty(self.mine.numel(), dtype=self.kind) if self.home is None  # until there is one
+                         else self.home.host_room((self.mine.numel(),), self.kind)),  # where it comes down
                 **{name: local(self.state[name]) for name in moments}}
         if self.master is not None:
             made["weight_out"] = weights
@@ -248,14 +268,26 @@ class _Member:
         grad = self.param.grad
         return None if grad is None else local(grad.detach()).to("cpu").contiguous()
 
+    def bring_there(self) -> bool:
+        """The same to where the device has it; whether there is one."""
+        if self.param.grad is None:
+            return False
+        assert self.home is not None
+        self.home.copy(self.grad_there, self.param.grad.detach())
+        return True
+
     def bring_up(self) -> None:
-        if self.is_copied:
+        if self.home is not None:
+            if self.weights_there is not self.mine:
+                self.home.copy(self.mine, self.weights_there)
+        elif self.is_copied:
             self.mine.copy_(self.weights)
 
     # State
 
     def save(self, native: PutOffOptimizer, number: int) -> None:
         found, count, state = native.param(number), max(1, self.columns), self.state
+        self.note_versions()
         state["updates"] = _copied(found.counts, count, torch.int64)
         state["step"] = state["updates"].max().float()
         for name in ("selected", "landing") if self.columns else ():
@@ -281,7 +313,13 @@ class _Member:
 
 
 class PutOff:
-    """What _Steps has where it is given zenflow."""
+    """What _Steps has where it is given zenflow.
+
+    Where all params are on one GPU and the library has CUDA, what is stepped at once is stepped there. Otherwise
+    everything is in host memory, and a warning says so once.
+    """
+
+    new_home, home_of = Home, staticmethod(home_of)  # tests have others
 
     def __init__(self, options: ZenFlow):
         self.options = options
@@ -290,11 +328,15 @@ class PutOff:
         self.hypers: Dict[int, Dict[str, Any]] = {}
         self.number_of: Dict[int, int] = {}
         self.position: Dict[str, Any] = {}
+        self.home: Optional[Home] = None
+        self.why_not_there = ""
         self.is_saved = False  # states and position are those of the library
         self.forget(None, 0)
 
     def forget(self, position: Optional[Dict[str, Any]], steps: int) -> None:
         """Goes on from other states. position: where they are; None: after so many plain steps."""
+        if self.native is not None:
+            self.native.close()
         self.native = None
         self.members = []
         self.position = {"steps": steps, "since_selection": 0, "in_window": 0, "has_selection": False, "done_squares": 0.0,
@@ -307,12 +349,45 @@ class PutOff:
 
     # What is known of params
 
+    def _find_home(self, of: "_Steps", params: List[Tensor]) -> Optional[Home]:
+        device, why = (None, "") if of._own["offload"] else self.home_of(params)
+        if device is None or self.why_not_there:
+            self._stays_away(why)
+            return None
+        if self.home is None or self.home.device != device or not self.home.handle.here:
+            try:
+                self.home = self.new_home(device)
+            except refusals as error:
+                self._stays_away(str(error))
+                return None
+        return self.home
+
+    def _stays_away(self, why: str) -> None:
+        if why and not self.why_not_there:
+            self.why_not_there = why
+            warnings.warn("params are on a GPU, but zenflow has what it steps at once, and everything else, stepped in "
+                          f"host memory: {why}", RuntimeWarning, stacklevel=2)
+
     def _make(self, of: "_Steps", wanted: List[Tuple[int, Tensor]]) -> None:
         """Makes an optimizer of the library's over these params, which goes on from their states."""
         self.save()
-        self.native = None  # and what it has in the background is done
+        if self.native is not None:
+            self.native.close()  # and what it has in the background is done, and the device free for the next
+        self.native, self.members = None, []
         of._refuse_groups()
-        members = [_Member(of, group, param) for group, param in wanted]
+        home = self._find_home(of, [param for _, param in wanted])
+        if home is not None:
+            try:
+                self._make_at(of, wanted, home)
+                return
+            except refusals as error:
+                self._stays_away(str(error))
+        self._make_at(of, wanted, None)
+
+    def _make_at(self, of: "_Steps", wanted: List[Tuple[int, Tensor]], home: Optional[Home]) -> None:
+        if home is not None:
+            home.wait_for_caller()
+        members = [_Member(of, group, param, home) for group, param in wanted]
         spread = of._process_group is not None
         native = PutOffOptimizer(
             of._executor(), self.options, max_norm=of._own["max_norm"] or 0.0, on_nonfinite=of._own["on_nonfinite"],
@@ -330,9 +405,23 @@ class PutOff:
                              first_element(member.param))
         for member in members:
             member.take_weights(as_loaded=True)
+        self._load(native, members)
+        if home is not None:
+            for number, member in enumerate(members):
+                if member.mine.numel():
+                    native.set_device_arrays(number, member.grad_there, member.weights_there)
+            home.wait_for_caller()
+            home.make_room()
+            native.place(home.handle)
+        self.native, self.members, self.home = native, members, home
+        self.hypers, self.number_of, self.is_saved = hypers, number_of, True
+
+    def _load(self, native: PutOffOptimizer, members: List[_Member]) -> None:
+        """Has the library go on from the states."""
         values = [member.values() for member in members]
         native.load(self.position, [made for made, _ in values])
-        self.native, self.members, self.hypers, self.number_of, self.is_saved = native, members, hypers, number_of, True
+        for member in members:
+            member.note_versions()
 
     def _get_ready(self, of: "_Steps") -> PutOffOptimizer:
         """Sees what has changed since the last step."""
@@ -344,6 +433,9 @@ class PutOff:
         if self.native is None or len(wanted) != len(self.members) or not all(
                 [member.is_as_known(of, *each) for member, each in zip(self.members, wanted)]):
             self._make(of, wanted)
+        elif self.home is not None and self.is_saved and not all([member.is_as_saved() for member in self.members]):
+            self.home.wait_for_caller()
+            self._load(self.native, self.members)
         assert self.native is not None
         for group, known in self.hypers.items():
             now = of._hyper(group)
@@ -359,11 +451,16 @@ class PutOff:
             return
         self.save()
         for member in written:
-            if member.columns and not member.is_copied and bool(member.state["landing"].any()):
+            if member.columns and (not member.is_copied or self.home is not None) and bool(member.state["landing"].any()):
                 raise InvalidArgument(f"the weights of {member.name} were written while some of its columns have yet to land, "
                                       "and nobody knows which elements of these are new. Call the optimizer's land() before "
                                       "weights are written; or take_weights() now, with which all weights count as they are, "
                                       "and those that have yet to land do not; or load a state_dict()")
+        if self.home is not None:  # whose masters are to know of it, too
+            assert self.native is not None
+            self.native.close()
+            self.native = None
+            return
         for member in written:
             member.take_weights(as_loaded=False)
             member.version = member.version_now()
@@ -377,8 +474,22 @@ class PutOff:
         if of._process_group is None and all(param.grad is None for param in params):
             return None
         native = self._get_ready(of)
+        if self.home is not None:
+            return self._step_there(native, self.home)
         given = [member.gradient() for member in self.members]
         report = native.step_at(packed("Q", [0 if grad is None else grad.data_ptr() for grad in given]))
+        if not report.skipped:
+            self._written()
+        return report
+
+    def _step_there(self, native: PutOffOptimizer, home: Home) -> Report:
+        with torch.no_grad():
+            present = [member.bring_there() for member in self.members]
+        try:
+            report = native.step_there(home.event(), present)
+        except BaseException:  # weights may have landed all the same
+            self._written()
+            raise
         if not report.skipped:
             self._written()
         return report
@@ -399,7 +510,10 @@ class PutOff:
     def land(self, of: "_Steps") -> None:
         if self.native is None and not any("updates" in state for state in of.state.values()):
             return
-        self._get_ready(of).land()
+        native = self._get_ready(of)
+        if self.home is not None:
+            self.home.wait_for_caller()  # who may still read the weights
+        native.land()
         self._written()
 
     def take_weights(self, of: "_Steps") -> None:
@@ -417,6 +531,8 @@ class PutOff:
         if self.native is None or self.is_saved:
             return
         self._check_here()
+        if self.home is not None:
+            self.home.wait_for_caller()
         self.position = self.native.position()
         for number, member in enumerate(self.members):
             member.save(self.native, number)

@@ -9,8 +9,8 @@ from ctypes import byref, c_size_t
 from dataclasses import asdict, dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
-from ._library import (InvalidArgument, OptimizerOptions, ReduceColumns, Report, ZenFlowOptions, ZenFlowParam,
-                       ZenFlowPosition, ZenFlowReport, library)
+from ._library import (Error, Handle, InvalidArgument, OptimizerOptions, ReduceColumns, Report, ZenFlowOptions,
+                       ZenFlowParam, ZenFlowPosition, ZenFlowReport, check, library)
 from ._signals import whole
 from .executor import Executor
 from .optimizer import Calls, chosen, hyperparameters, nonfinite_policies, shard_of
@@ -114,6 +114,7 @@ class PutOffOptimizer(Calls):
             more.reduce_columns = ctypes.cast(self._reduce_columns, ctypes.c_void_p)
         self._kept: List[Any] = []
         self._names: List[bytes] = []
+        self._device: Optional[Handle] = None
         super().__init__(lambda made: library().adamant_zenflow_create(executor.pointer, byref(more), byref(options), made))
 
     def add_group(self, name: str, *, maximize: bool, **hyper: Any) -> int:
@@ -143,6 +144,36 @@ class PutOffOptimizer(Calls):
                    byref(more))
         report.zenflow = more
         return report
+
+    def step_there(self, event: int, present: Sequence[bool]) -> Report:
+        """The same with gradients that lie where set_device_arrays() says, once the caller's event has come."""
+        report, more = Report.initialised(), ZenFlowReport.initialised()
+        assert self._device is not None
+        check(library().adamant_cuda_device_follow(self._device.pointer, event))
+        self._call("adamant_zenflow_begin_step", None)
+        try:
+            for number, takes_part in enumerate(present):
+                self._call("adamant_zenflow_submit" if takes_part else "adamant_zenflow_leave_out", number)
+            self._call("adamant_zenflow_finish", byref(report), byref(more))
+        except BaseException:
+            try:
+                self._call("adamant_zenflow_abandon")
+            except Error:  # it is over, or the device has failed
+                pass
+            raise
+        report.zenflow = more
+        return report
+
+    def set_device_arrays(self, number: int, grad: Any, weights: Any) -> None:
+        """Tensors on the device that place() is given next: the param's gradient and its weights, by rows."""
+        with whole:
+            self._kept.append((grad, weights))
+            self._call("adamant_zenflow_set_device_arrays", number, grad.data_ptr(), weights.data_ptr())
+
+    def place(self, device: Handle) -> None:
+        """What is stepped at once is stepped there from now on."""
+        self._call("adamant_zenflow_place", device.pointer)
+        self._device = device
 
     def land(self) -> None:
         self._call("adamant_zenflow_land")

@@ -68,7 +68,9 @@ _arguments = """
             has no master. quantized8 moments want a multiple of 64 rows, whose groups are of columns. Threads work on
             states after step() has returned; state_dict() waits for them, and has counts, sums and the position of the
             window, so that a loaded run goes on with the same bits. last_report.zenflow has more about a step. Weights
-            may be behind their masters: see land(). Not with overlap, which is backward's, nor with accumulate.
+            may be behind their masters: see land(). Params that are all on one NVIDIA GPU are stepped at once there, where
+            the library was built with CUDA, and the states of these are out of date until state_dict() is called; where
+            that cannot be, a warning says so once. Not with overlap, which is backward's, nor with accumulate.
         state_format: the type of new moments, "float32", "bfloat16" or "quantized8". None: the param's, as torch has
             it, and float32 where the param is float16 or has a master. A group's own goes before it, as in
             {{"params": norms, "state_format": "float32"}}. "split_float32", "split_float32+bfloat16" and
