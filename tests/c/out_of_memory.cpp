@@ -42,7 +42,7 @@ static std::size_t live_with_failures(long n, folder const& dir, std::uint64_t& 
     auto const with_failure = [&](auto const& call) { failed += make_twice(call, n, ++call_number); };
     // nlohmann-json's destructor allocates and ends the process where it cannot; it is late in these calls.
     auto const with_early_failure = [&](auto const& call) {
-        if (n < 100)
+        if (n < 80)
             with_failure(call);
         else
             ok(call());
