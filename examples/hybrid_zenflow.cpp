@@ -238,6 +238,22 @@ step_list steps_without(adamant::speculation speculate, adamant::executor const&
     return counted;
 }
 
+// When the last tensor is through, where each goes through one stage after the other, whole, and each stage takes so
+// long for an element. Tensors in the order of backward, from the last.
+double pipeline_s(std::vector<tensor> const& model, std::initializer_list<double> stages)
+{
+    std::vector<double> free(stages.size());
+    double end = 0;
+    for (std::size_t i = model.size(); i-- > 0;) {
+        end = 0;
+        for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+            end = std::max(end, free[stage]) + static_cast<double>(model[i].elems()) * stages.begin()[stage];
+            free[stage] = end;
+        }
+    }
+    return end;
+}
+
 } // namespace
 
 void run_zenflow(zenflow_settings const& chosen)
@@ -310,19 +326,17 @@ void run_zenflow(zenflow_settings const& chosen)
         rates.host_step_bytes =
             median(ending, [](measured const& m) { return m.report.put_off_s; }) / rates.put_off_elems;
 
-        adamant::step_rates of_speculation{.elems = static_cast<double>(elems)};
-        of_speculation.cpu_elems_per_s = median(speculated, [&](measured const& m) { // from its first gradient on
-            double const first_s =
-                of.backward_s * static_cast<double>(model.back().elems()) / static_cast<double>(elems);
-            return static_cast<double>(elems) / (m.report.gradients.seconds + m.report.update.seconds - first_s);
-        });
-        of_speculation.down_bytes_per_s = down_rate;
-        of_speculation.up_bytes_per_s = up_rate;
-        of_speculation.backward_s = of.backward_s;
-        of_speculation.forward_s = of.forward_s;
+        // Speculation steps one tensor after the other as their gradients come; beside a step it writes a record.
+        namespace shard_array = adamant::shard_array;
+        bool is_float = true; // as plan has it
+        for (auto const which : {shard_array::param, shard_array::exp_avg, shard_array::exp_avg_sq})
+            is_float = is_float && chosen.types[which] == adamant::dtype::float32;
+        double const record = (is_float ? 2.1 : adamant::state_bytes(chosen.types)) / adamant::step_bytes(chosen.types);
+        double const said_speculation = pipeline_s(model, {of.backward_s / static_cast<double>(elems), 2 / down_rate,
+                                                           of_plain.host_step_bytes * (1 + record), 2 / up_rate}) +
+                                        of.forward_s;
         cli::zenflow_forecast const said_plain = forecast_zenflow(of_plain);
         cli::zenflow_forecast const said = forecast_zenflow(rates);
-        double const said_speculation = forecast(of_speculation, 1.0).step_s;
         double const waits = of.backward_s + of.forward_s;
         std::printf("\n  ms, MB         step forecast    stall forecast     down      up\n");
         print_row("plain", median(plain, step_s), said_plain.step_s, median(plain, step_s) - waits, said_plain.stall_s,
@@ -332,8 +346,8 @@ void run_zenflow(zenflow_settings const& chosen)
         double const landing_s = median(ending, [](measured const& m) { return m.report.landing_s; });
         double const works_s = device_s + landing_s / static_cast<double>(chosen.update_interval);
         print_row("ZenFlow", mean(with, step_s), said.step_s, mean(with, step_s) - waits - works_s,
-                  said.stall_s - landing_s / static_cast<double>(chosen.update_interval), mean(with, down_bytes),
-                  mean(with, up_bytes));
+                  std::max(0.0, said.stall_s - landing_s / static_cast<double>(chosen.update_interval)),
+                  mean(with, down_bytes), mean(with, up_bytes));
         double const put_off_s = median(ending, [](measured const& m) { return m.report.put_off_s; });
         double const waited_s = mean(ending, [](measured const& m) { return m.report.waited_s; });
         std::printf(

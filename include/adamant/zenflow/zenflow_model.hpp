@@ -11,6 +11,7 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/exec/executor.hpp>
+#include <adamant/exec/first_touch.hpp>
 #include <adamant/exec/for_each_part.hpp>
 #include <adamant/exec/memory.hpp>
 #include <adamant/optimizer/registry.hpp>
@@ -143,7 +144,7 @@ struct zenflow_model {
         }
         matrix_elems = elems;
         for (std::size_t half = 0; half < halves; ++half)
-            sum_memory_[half] = buffer<float>(elems);
+            sum_memory_[half] = make_buffer<float>(cpu, elems);
         is_laid_out = true;
     }
     // Where the gradients of this window are added up.
