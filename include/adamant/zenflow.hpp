@@ -130,12 +130,12 @@ public:
     // `weight_out` for the weights of any type; a vector's, too. Of every param, before place().
     void set_device_arrays(shard_id param, device_arrays const& arrays);
     // From the next step on selected columns and vectors are stepped on the device, and their masters and moments are
-    // there alone, until the next selection; null: they come back. The bits are the same. submit() takes the norm there
-    // and has the gradient come down into the shard's `grad`, at best in memory of the device's pinned(); it is added
-    // up while forward and backward go on, so grad is the optimizer's until the param's next submit(). What the host
-    // has stepped goes up while the next window goes on, beside the weights in use, for which the device has room for
-    // all weights of matrices once more. `weights` and the vectors' arrays in host memory are written by state() and
-    // place(nullptr).
+    // there alone, until the next selection; null: they come back. The bits are the same. Columns are scored there;
+    // submit() takes the norm there and has the gradient come down into the shard's `grad`, at best in memory of the
+    // device's pinned(); it is added up while forward and backward go on, so grad is the optimizer's until the param's
+    // next submit(). What the host has stepped goes up while the next window goes on, beside the weights in use, for
+    // which the device has room for all weights of matrices once more. `weights` and the vectors' arrays in host memory
+    // are written by state() and place(nullptr).
     //
     // Where the device fails or stops answering, finish() throws device_error and the step is taken back, by records on
     // the device: state, sums and schedule are as before it. (Weights of columns that were being selected may be those

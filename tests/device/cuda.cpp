@@ -3,12 +3,14 @@
 // imitation of the CUDA runtime (tests/device/cuda_on_host), where more can be made to go wrong. Exits with 77 where
 // there is no GPU.
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -707,6 +709,59 @@ TEST_CASE("cuda: columns are gathered and scattered")
             REQUIRE(columns_after == by_columns);
         }
         for (device_ptr const memory : {what.by_rows, what.by_columns, what.list})
+            on.release(memory);
+    }
+}
+
+TEST_CASE("cuda: columns are scored")
+{
+    cuda_device& on = gpu();
+    test::random_bits random(37);
+    for (int run = 0; run < 30; ++run) {
+        column_scoring what;
+        what.rows = 1 + random.below(run % 6 == 0 ? 1300 : 90);
+        what.columns = 1 + random.below(run % 5 == 0 ? 700 : 70);
+        constexpr dtype types[] = {dtype::float32, dtype::bfloat16, dtype::float16};
+        what.type = types[run % 3];
+        what.kind = run % 2 == 0 ? column_score::magnitude : column_score::square;
+        INFO("run " << run << ": " << what.rows << " x " << what.columns << " of " << name(what.type));
+        std::size_t const n = what.rows * what.columns;
+        test::array grad(what.type, n);
+        float largest = 0;
+        for (std::size_t i = 0; i < n; ++i) {
+            grad.set(i, test::value_of(run % 4 == 0 ? test::values::special : test::values::ordinary, random, -20, 2));
+            if (is_finite(grad.get(i)))
+                largest = std::max(largest, std::fabs(grad.get(i)));
+        }
+        what.scale = column_score_scale_for(largest, what.kind).scale;
+        std::vector<std::uint32_t> largest_of(what.largest_pieces()), scores(what.scores());
+        what.grad = on.allocate(grad.bytes());
+        device_ptr const of_scores = on.allocate(scores.size() * sizeof scores[0]);
+        device_ptr const of_largest = on.allocate(largest_of.size() * sizeof largest_of[0]);
+        on.copy_up(what.grad, grad.data(), grad.bytes());
+        on.follow(device_lane::work, on.mark(device_lane::up));
+        what.result = of_largest;
+        on.find_largest(what);
+        what.result = of_scores;
+        on.score_columns(what);
+        on.follow(device_lane::down, on.mark(device_lane::work));
+        on.copy_down(largest_of.data(), of_largest, largest_of.size() * sizeof largest_of[0]);
+        on.copy_down(scores.data(), of_scores, scores.size() * sizeof scores[0]);
+        wait_for(on);
+        for (std::size_t k = 0; k < largest_of.size(); ++k) {
+            float expected = 0;
+            for (std::size_t i = k * column_scoring::piece_elems;
+                 i < std::min(n, (k + 1) * column_scoring::piece_elems); ++i)
+                if (is_finite(grad.get(i)))
+                    expected = std::max(expected, std::fabs(grad.get(i)));
+            REQUIRE(largest_of[k] == std::bit_cast<std::uint32_t>(expected));
+        }
+        std::vector<std::uint32_t> expected(scores.size());
+        for (std::size_t i = 0; i < n; ++i)
+            expected[i / what.columns / column_score_rows * what.columns + i % what.columns] +=
+                oracle::column_score_of(grad.get(i), what.scale, what.kind == column_score::square);
+        REQUIRE(scores == expected);
+        for (device_ptr const memory : {what.grad, of_scores, of_largest})
             on.release(memory);
     }
 }

@@ -1088,6 +1088,47 @@ TEST_CASE("column scores: every instruction set, cut and thread has the oracle's
     }
 }
 
+// More of both than are taken at once.
+TEST_CASE("column scores: an emulated device's are the oracle's", "[once]")
+{
+    emulated_device on;
+    test::random_bits random(9);
+    for (dtype const type : {dtype::float32, dtype::bfloat16, dtype::float16}) {
+        column_scoring what;
+        what.rows = 600;
+        what.columns = 2100;
+        what.type = type;
+        what.kind = type == dtype::float16 ? column_score::square : column_score::magnitude;
+        std::size_t const n = what.rows * what.columns;
+        test::array grad(type, n);
+        std::vector<std::uint32_t> largest(what.largest_pieces()), scores(what.scores());
+        std::vector<std::uint32_t> expected_largest(largest.size()), expected(scores.size());
+        what.scale = column_score_scale_for(4, what.kind).scale;
+        for (std::size_t i = 0; i < n; ++i) {
+            grad.set(i, i % 4001 == 0 ? NAN : test::with_exponent(random(), -20, 1));
+            std::uint32_t const bits = std::bit_cast<std::uint32_t>(grad.get(i)) & 0x7fffffffu;
+            std::uint32_t& piece = expected_largest[i / column_scoring::piece_elems];
+            piece = bits < 0x7f800000u ? std::max(piece, bits) : piece;
+            expected[i / what.columns / column_score_rows * what.columns + i % what.columns] +=
+                oracle::column_score_of(grad.get(i), what.scale, what.kind == column_score::square);
+        }
+        what.grad = on.allocate(grad.bytes());
+        std::memcpy(on.real(what.grad, grad.bytes()), grad.data(), grad.bytes());
+        for (bool const scored : {false, true}) {
+            std::vector<std::uint32_t>& found = scored ? scores : largest;
+            what.result = on.allocate(found.size() * sizeof found[0]);
+            scored ? on.score_columns(what) : on.find_largest(what);
+            on.follow(device_lane::down, on.mark(device_lane::work));
+            on.copy_down(found.data(), what.result, found.size() * sizeof found[0]);
+            REQUIRE(on.wait_until(on.mark(device_lane::down), device::clock::time_point::max()));
+            on.release(what.result);
+        }
+        CHECK(largest == expected_largest);
+        CHECK(scores == expected);
+        on.release(what.grad);
+    }
+}
+
 TEST_CASE("column scores: close to the sums that they stand for", "[once]")
 {
     test::random_bits random(9);

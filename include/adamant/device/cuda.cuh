@@ -17,6 +17,7 @@
 #include <adamant/device/cuda_part.cuh>
 #include <adamant/device/device.hpp>
 #include <adamant/device/gpu_columns.cuh>
+#include <adamant/device/gpu_scores.cuh>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -59,6 +60,8 @@ public:
     }
     void gather_columns(column_copy const& what) override { detail::cuda::copy_columns(lanes_, what, true); }
     void scatter_columns(column_copy const& what) override { detail::cuda::copy_columns(lanes_, what, false); }
+    void find_largest(column_scoring const& what) override { detail::cuda::find_largest(lanes_, what); }
+    void score_columns(column_scoring const& what) override { detail::cuda::score_columns(lanes_, what); }
     void call(device_lane lane, std::function<void()> function) override { lanes_.call(lane, std::move(function)); }
 
     [[nodiscard]] device_mark mark(device_lane lane) override { return lanes_.mark(lane); }

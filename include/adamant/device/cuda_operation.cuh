@@ -34,7 +34,7 @@ private:
 
 // An enqueued operation, for error messages, and the bytes that it moves.
 struct operation {
-    enum kind : std::uint8_t { nothing, copy_up, copy_down, pass, accumulate, round_weights, columns, fetch, check, call };
+    enum kind : std::uint8_t { nothing, copy_up, copy_down, pass, accumulate, round_weights, columns, largest, scores, fetch, check, call };
     kind what = nothing;
     block_pass of = block_pass::measure;
     std::uint64_t count = 0; // bytes, or pieces
@@ -50,6 +50,8 @@ struct operation {
         case pass: return std::string("pass ") + name(of) + pieces;
         case accumulate: return "accumulation of piece " + n;
         case columns: return text_of({"copy of ", n, " columns"});
+        case largest: return text_of({"look for the largest of ", n, " gradients"});
+        case scores: return text_of({"scores of ", n, " columns"});
         case round_weights: return "rounding of weights" + pieces;
         case fetch: return text_of({"fetch of the results of ", n, " blocks"});
         case check: return "check of its arithmetic";

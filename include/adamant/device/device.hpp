@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include <adamant/numerics/column_score.hpp>
 #include <adamant/shard/block_pass.hpp>
 #include <adamant/shard/format.hpp>
 
@@ -92,6 +93,29 @@ struct column_copy {
     [[nodiscard]] std::size_t bytes() const noexcept { return 2 * rows * count * elem_bytes; }
 };
 
+// A gradient that lies by rows, of which columns are scored: see numerics/column_score.hpp. In the device's memory.
+struct column_scoring {
+    device_ptr grad; // rows * columns elements
+    dtype type = dtype::float32;
+    std::size_t rows = 0;
+    std::size_t columns = 0;
+    device_ptr result; // std::uint32_t, as many as largest_pieces() or scores() says
+    column_score kind = column_score::magnitude;
+    float scale = 1; // see column_score_scale_for()
+    static constexpr std::size_t piece_elems = 65536;
+    // Of each so many elements the bits of the largest finite magnitude.
+    [[nodiscard]] std::size_t largest_pieces() const noexcept
+    {
+        return (rows * columns + piece_elems - 1) / piece_elems;
+    }
+    // For each column_score_rows rows the sums of oracle::column_score_of() in each column.
+    [[nodiscard]] std::size_t scores() const noexcept
+    {
+        return (rows + column_score_rows - 1) / column_score_rows * columns;
+    }
+    [[nodiscard]] std::size_t bytes() const noexcept { return rows * columns * size_bytes(type); } // read
+};
+
 // A pass over some pieces. Spans are read before run() returns.
 struct device_pass {
     block_pass pass = block_pass::measure;
@@ -166,6 +190,9 @@ public:
     // stay as they are.
     virtual void gather_columns(column_copy const& what) = 0;
     virtual void scatter_columns(column_copy const& what) = 0;
+    // In the lane work: result of largest_pieces() numbers, or of scores().
+    virtual void find_largest(column_scoring const& what) = 0;
+    virtual void score_columns(column_scoring const& what) = 0;
     // Calls the function in a thread of the device when the lane reaches it. It must be quick, must not throw, and must
     // not call the device. It is not called where earlier work has failed; its captures may live until reset().
     virtual void call(device_lane lane, std::function<void()> function) = 0;

@@ -52,6 +52,8 @@ public:
     void copy_down(void* to, device_ptr from, std::size_t bytes) override;
     void gather_columns(column_copy const& what) override;
     void scatter_columns(column_copy const& what) override;
+    void find_largest(column_scoring const& what) override;
+    void score_columns(column_scoring const& what) override;
     void call(device_lane lane, std::function<void()> function) override;
 
     [[nodiscard]] device_mark mark(device_lane lane) override;

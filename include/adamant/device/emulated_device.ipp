@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include <adamant/core/error.hpp>
 #include <adamant/device/emulated_device.hpp>
 #include <adamant/device/emulated_part.hpp>
+#include <adamant/kernel/column_kernels.hpp>
 #include <adamant/kernel/turn.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -181,6 +183,50 @@ ADAMANT_DECL void emulated_device::copy_columns(column_copy const& what, bool ga
                 std::memcpy(list.data(), real(what.list, what.count * sizeof list[0]), what.count * sizeof list[0]);
                 detail::copy_listed_columns(what, list, real(what.by_rows, what.rows * what.columns * each),
                                             real(what.by_columns, (last * what.pitch + what.rows) * each), gathers);
+            });
+}
+
+ADAMANT_DECL void emulated_device::find_largest(column_scoring const& what)
+{
+    if (what.bytes() == 0)
+        return;
+    detail::column_kernels const run =
+        detail::column_kernels_for(what.type, best_available_isa(), column_score::magnitude); // no bit depends on it
+    enqueue(device_lane::work, device_operation::work, what.bytes(),
+            detail::text_of({"looking for the largest of ", what.rows * what.columns, " gradients"}), [=, this] {
+                std::size_t const n = what.rows * what.columns;
+                std::size_t const pieces = what.largest_pieces();
+                std::byte const* const grad = real(what.grad, what.bytes());
+                std::byte* const result = real(what.result, pieces * sizeof(std::uint32_t));
+                for (std::size_t k = 0; k < pieces; ++k) {
+                    std::uint32_t const bits =
+                        detail::largest_finite_bits(run, grad, what.type, k * column_scoring::piece_elems,
+                                                    std::min(n, (k + 1) * column_scoring::piece_elems));
+                    std::memcpy(result + k * sizeof bits, &bits, sizeof bits);
+                }
+            });
+}
+
+ADAMANT_DECL void emulated_device::score_columns(column_scoring const& what)
+{
+    if (what.bytes() == 0)
+        return;
+    detail::column_kernels const run = detail::column_kernels_for(what.type, best_available_isa(), what.kind);
+    enqueue(device_lane::work, device_operation::work, what.bytes(),
+            detail::text_of({"scoring ", what.columns, " columns"}), [=, this] {
+                constexpr std::size_t strip = 2048;
+                std::size_t const row_bytes = what.columns * size_bytes(what.type);
+                std::byte const* const grad = real(what.grad, what.bytes());
+                std::byte* result = real(what.result, what.scores() * sizeof(std::uint32_t));
+                for (std::size_t row = 0; row < what.rows; row += column_score_rows)
+                    for (std::size_t first = 0; first < what.columns; first += strip) {
+                        std::size_t const n = std::min(strip, what.columns - first);
+                        alignas(64) std::uint32_t sums[strip];
+                        detail::score_piece(run, grad + row * row_bytes + first * size_bytes(what.type), row_bytes,
+                                            std::min(column_score_rows, what.rows - row), n, what.scale, sums);
+                        std::memcpy(result, sums, n * sizeof sums[0]);
+                        result += n * sizeof sums[0];
+                    }
             });
 }
 

@@ -11,40 +11,13 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/exec/for_each_part.hpp>
-#include <adamant/kernel/dispatch.hpp>
+#include <adamant/kernel/column_kernels.hpp>
 #include <adamant/numerics/float_mode.hpp>
 #include <adamant/step/column_scores.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
-
-struct column_kernels {
-    kernel::largest_bits_function largest_bits;
-    kernel::column_scores_function scores, careful_scores; // these take what is not finite for zero
-};
-
-template <class Grad>
-[[nodiscard]] column_kernels column_kernels_of(isa tier, bool squares) noexcept
-{
-    if (squares)
-        return {kernel::largest_bits_for<Grad>(tier), kernel::column_scores_for<Grad, true>(tier),
-                kernel::column_scores_for<Grad, true>(isa::scalar)};
-    return {kernel::largest_bits_for<Grad>(tier), kernel::column_scores_for<Grad, false>(tier),
-            kernel::column_scores_for<Grad, false>(isa::scalar)};
-}
-[[nodiscard]] ADAMANT_DECL column_kernels column_kernels_for(dtype type, isa tier, column_score kind)
-{
-    bool const squares = kind == column_score::square;
-    switch (type) {
-    case dtype::float32: return column_kernels_of<float>(tier, squares);
-    case dtype::bfloat16: return column_kernels_of<bfloat16>(tier, squares);
-    case dtype::float16: return column_kernels_of<float16>(tier, squares);
-    default: break;
-    }
-    throw_invalid_argument({"the columns of a gradient of type ", name(type),
-                            " are to be scored; give the type of its elements: float32, bfloat16 or float16"});
-}
 
 // Rows that are scored in one piece: as many as may be, as adding up what each piece has takes time of its own, but
 // enough pieces for all threads.
@@ -69,14 +42,8 @@ ADAMANT_DECL float largest_magnitude(executor const& cpu, void const* grad, dtyp
         detail::throw_invalid_argument({"grad is null, but ", n, " elements are to be looked at"});
     std::atomic<std::uint32_t> largest{0};
     cpu.for_each_slice(n, [&](slice part) {
-        auto const at = [&](std::size_t i) { return static_cast<std::byte const*>(grad) + i * size_bytes(type); };
-        std::uint32_t own = run.largest_bits(at(part.begin), part.end - part.begin);
-        if (own >= float_infinity_bits) { // one by one, without what is not finite
-            own = 0;
-            for (std::size_t i = part.begin; i < part.end; ++i)
-                if (std::uint32_t const bits = run.largest_bits(at(i), 1); bits < float_infinity_bits)
-                    own = std::max(own, bits);
-        }
+        std::uint32_t const own =
+            detail::largest_finite_bits(run, static_cast<std::byte const*>(grad), type, part.begin, part.end);
         for (std::uint32_t known = largest; known < own && !largest.compare_exchange_weak(known, own);)
             ;
     });
@@ -112,11 +79,7 @@ ADAMANT_DECL void add_column_scores(executor const& cpu, void const* grad, dtype
         std::byte const* const at =
             static_cast<std::byte const*>(grad) + first_row * row_bytes + first * size_bytes(type);
         alignas(64) std::uint32_t sums[detail::most_strip_columns];
-        std::fill_n(sums, (n + 63) / 64 * 64, 0u);
-        if (!run.scores(at, row_bytes, some, n, scale, sums)) {
-            std::fill_n(sums, (n + 63) / 64 * 64, 0u);
-            run.careful_scores(at, row_bytes, some, n, scale, sums);
-        }
+        detail::score_piece(run, at, row_bytes, some, n, scale, sums);
         std::lock_guard const lock(mutex);
         for (std::size_t c = 0; c < n; ++c)
             scores[first + c] += sums[c];

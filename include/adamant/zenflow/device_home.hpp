@@ -10,6 +10,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -47,8 +48,15 @@ public:
                 lists_.push_back(bytes);
                 bytes += aligned(std::max<std::size_t>(1, columns(i)) * sizeof(std::uint32_t));
             }
-            staging_bytes_ = bytes;
             staging_ = on_->allocate(bytes);
+            bytes = 0;
+            std::vector<std::uint8_t> const all(matrices_.size(), std::uint8_t{1});
+            for (std::size_t i = 0; i < matrices_.size(); ++i) {
+                results_at_.push_back(bytes);
+                column_scoring const one = scoring_of(i, all);
+                bytes += aligned(std::max(one.largest_pieces(), one.scores()) * sizeof(std::uint32_t));
+            }
+            results_ = on_->allocate(bytes);
             landing_lists_.resize(matrices_.size());
             std::vector<device_piece> whole;
             for (std::size_t i = 0; i < matrices_.size(); ++i) {
@@ -67,6 +75,7 @@ public:
         } catch (...) {
             gradients_.reset();
             on_->release(staging_);
+            on_->release(results_);
             on_->leave(owner_);
             throw;
         }
@@ -79,6 +88,7 @@ public:
         drop();
         gradients_.reset();
         on_->release(staging_);
+        on_->release(results_);
         on_->leave(owner_);
     }
 
@@ -115,6 +125,47 @@ public:
             for (std::size_t b = 0; present[i] != 0 && b < matrices_[i].shard().blocks(); ++b)
                 all.add(squares_[first_block_[i] + b]);
         return all;
+    }
+
+    // ---- Scores of columns
+
+    // The bits of the largest finite magnitude of each matrix that is present; zero for all else. Waits.
+    [[nodiscard]] std::vector<std::uint32_t> largest(std::vector<std::uint8_t> const& present)
+    {
+        std::vector<column_scoring> all(matrices_.size());
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            all[i] = scoring_of(i, present);
+            on_->find_largest(all[i]);
+        }
+        std::vector<std::uint32_t> result(all.size());
+        fetch_results(
+            all, [](column_scoring const& one) { return one.largest_pieces(); },
+            [&](std::size_t i, std::span<std::uint32_t const> found) {
+                for (std::uint32_t const bits : found)
+                    result[i] = std::max(result[i], bits);
+            });
+        return result;
+    }
+    // Adds the scores of each matrix that is present to those of all columns, one matrix after the other. Waits.
+    // scales: of each param.
+    void add_scores(std::vector<std::uint8_t> const& present, column_score kind, std::vector<float> const& scales,
+                    std::vector<std::int64_t>& scores)
+    {
+        std::vector<column_scoring> all(matrices_.size());
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            all[i] = scoring_of(i, present);
+            all[i].kind = kind;
+            all[i].scale = scales[i];
+            on_->score_columns(all[i]);
+        }
+        std::size_t first = 0;
+        fetch_results(
+            all, [](column_scoring const& one) { return one.scores(); },
+            [&](std::size_t i, std::span<std::uint32_t const> found) {
+                for (std::size_t k = 0; k < found.size(); ++k)
+                    scores[first + k % columns(i)] += found[k];
+                first += columns(i);
+            });
     }
 
     // ---- State
@@ -278,6 +329,37 @@ public:
     }
 
 private:
+    [[nodiscard]] column_scoring scoring_of(std::size_t i, std::vector<std::uint8_t> const& present) const noexcept
+    {
+        column_scoring what;
+        if (present[i] == 0 || columns(i) == 0)
+            return what;
+        what.grad = arrays_[i].grad;
+        what.type = matrices_[i].shard().type(shard_array::grad);
+        what.rows = rows(i);
+        what.columns = columns(i);
+        what.result = results_ + results_at_[i];
+        return what;
+    }
+    // What the device has found for each matrix comes down.
+    template <class Count, class Take>
+    void fetch_results(std::vector<column_scoring> const& all, Count const& count, Take const& take)
+    {
+        on_->follow(device_lane::down, on_->mark(device_lane::work));
+        std::vector<std::vector<std::uint32_t>> found(all.size());
+        try {
+            for (std::size_t i = 0; i < all.size(); ++i) {
+                found[i].resize(count(all[i]));
+                on_->copy_down(found[i].data(), all[i].result, found[i].size() * sizeof(std::uint32_t));
+            }
+            wait();
+        } catch (...) {
+            settle(); // or something could still be written to `found`
+            throw;
+        }
+        for (std::size_t i = 0; i < all.size(); ++i)
+            take(i, std::span<std::uint32_t const>(found[i]));
+    }
     // Nothing goes on any more.
     void settle() noexcept
     {
@@ -391,8 +473,9 @@ private:
     std::vector<device_arrays> const arrays_; // of each param
     double timeout_s_;
     device_ptr staging_; // weights by columns that wait to land, and lists of columns
-    std::size_t staging_bytes_ = 0;
     std::vector<std::size_t> staged_, lists_;
+    device_ptr results_; // of scores
+    std::vector<std::size_t> results_at_;
     std::vector<std::vector<std::uint32_t>> landing_lists_; // until they are up
     std::vector<std::size_t> first_block_;
     std::vector<grad_squares> squares_;

@@ -363,6 +363,7 @@ private:
     {
         bool const warm_up = is_in_warm_up(zenflow_, position_);
         bool const selects = selects_next(zenflow_, position_);
+        device_home* const home = background_.home();
         report.warm_up = warm_up;
         for (zenflow_param_state& own : model_.params) {
             if (warm_up)
@@ -371,8 +372,7 @@ private:
                 own.wanted = own.selected;
         }
         if (selects)
-            gradients_.select();
-        device_home* const home = background_.home();
+            gradients_.select(home);
         zenflow_plan const plan(model_, terms_, verdict.clip);
         std::size_t const gathered_bytes = plan.selected(home == nullptr);
         if (home == nullptr)

@@ -71,20 +71,27 @@ public:
         return verdict;
     }
     // Sets what is wanted of each param by the scores of its columns, over all ranks.
-    void select() const
+    // home: where gradients are read, or null: in host memory.
+    void select(device_home* home) const
     {
         std::vector<std::int64_t> numbers(model_.size());
+        std::vector<std::uint32_t> const there =
+            home != nullptr ? home->largest(model_.present) : std::vector<std::uint32_t>();
         for (std::size_t i = 0; i < model_.size(); ++i) {
             zenflow_matrix const& m = model_.matrices[i];
-            model_.params[i].largest = 0;
-            if (model_.is_matrix(i) && model_.takes_part(i))
-                model_.params[i].largest = largest_magnitude(model_.cpu, m.shard().data(shard_array::grad),
-                                                             m.shard().type(shard_array::grad), m.size());
-            numbers[i] = std::bit_cast<std::int32_t>(model_.params[i].largest); // in the order of magnitudes
+            float& own = model_.params[i].largest;
+            own = 0;
+            if (home != nullptr)
+                own = std::bit_cast<float>(there[i]);
+            else if (model_.is_matrix(i) && model_.takes_part(i))
+                own = largest_magnitude(model_.cpu, m.shard().data(shard_array::grad),
+                                        m.shard().type(shard_array::grad), m.size());
+            numbers[i] = std::bit_cast<std::int32_t>(own); // in the order of magnitudes
         }
         if (zenflow_.reduce_columns)
             zenflow_.reduce_columns(numbers, column_reduction::max);
         std::vector<std::int64_t> scores;
+        std::vector<float> scales;
         for (std::size_t i = 0; i < model_.size(); ++i) {
             zenflow_matrix const& m = model_.matrices[i];
             auto const largest = std::bit_cast<float>(static_cast<std::uint32_t>(numbers[i]));
@@ -93,12 +100,16 @@ public:
                                         " as the bits of a float, ", "and left ", numbers[i],
                                         ", which is not the largest of all ranks' numbers"});
             model_.params[i].largest = largest;
+            rounded_to_nearest(
+                [&] { scales.push_back(column_score_scale_for(model_.params[i].largest, zenflow_.score).scale); });
             std::size_t const first = scores.size();
             scores.resize(first + m.columns());
-            if (model_.takes_part(i) && m.size() != 0)
+            if (home == nullptr && model_.takes_part(i) && m.size() != 0)
                 add_column_scores(model_.cpu, m.shard().data(shard_array::grad), m.shard().type(shard_array::grad),
                                   m.rows(), m.columns(), largest, zenflow_.score, std::span(scores).subspan(first));
         }
+        if (home != nullptr)
+            home->add_scores(model_.present, zenflow_.score, scales, scores);
         if (zenflow_.reduce_columns)
             zenflow_.reduce_columns(scores, column_reduction::sum);
         std::vector<column_candidates> candidates;
