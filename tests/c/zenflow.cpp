@@ -193,6 +193,52 @@ TEST_CASE("C: zenflow has the bits of C++, and goes on from its state")
     REQUIRE(in_c_arrays == in_cpp);
 }
 
+TEST_CASE("C: zenflow's state in files")
+{
+    folder const dir;
+    std::string const file = dir.file("zenflow.safetensors");
+    char const* const path = file.c_str();
+    adamant_optimizer_options o = options();
+    o.max_norm = 1;
+    arrays whole;
+    zenflow of = make(whole, zenflow_options(), o);
+    for (int i = 0; i < 10; ++i) {
+        INFO("step " << i);
+        ok(adamant_zenflow_save_safetensors(of.get(), path));
+        arrays other;
+        zenflow next = make(other, zenflow_options(), o);
+        ok(adamant_zenflow_load_safetensors(next.get(), &path, 1));
+        step(of.get(), whole, i);
+        step(next.get(), other, i);
+        (void)position_of(of), (void)position_of(next); // nothing goes on in the background
+        REQUIRE(other == whole);
+    }
+    fails(adamant_zenflow_save_safetensors(of.get(), dir.file("no/such/folder").c_str()), ADAMANT_UNAVAILABLE,
+          "no/such/folder");
+    refused(adamant_zenflow_save_safetensors(nullptr, path), "optimizer is a null");
+    refused(adamant_zenflow_save_safetensors(of.get(), nullptr), "path is a null");
+    refused(adamant_zenflow_load_safetensors(nullptr, &path, 1), "optimizer is a null");
+    refused(adamant_zenflow_load_safetensors(of.get(), nullptr, 1), "paths is a null");
+    char const* const none = nullptr;
+    refused(adamant_zenflow_load_safetensors(of.get(), &none, 1), "a path is a null");
+    refused(adamant_zenflow_load_safetensors(of.get(), &path, 0), "no files");
+    char const* const twice[] = {path, path};
+    refused(adamant_zenflow_load_safetensors(of.get(), twice, 2), "once each");
+    std::string const plain = dir.file("plain.safetensors");
+    model m;
+    optimizer const without = make_optimizer(m);
+    ok(adamant_save_safetensors(without.get(), plain.c_str()));
+    char const* const plain_path = plain.c_str();
+    refused(adamant_zenflow_load_safetensors(of.get(), &plain_path, 1), "");
+    ok(adamant_zenflow_begin_step(of.get(), nullptr));
+    refused(adamant_zenflow_save_safetensors(of.get(), path), "adamant_zenflow_finish()");
+    refused(adamant_zenflow_load_safetensors(of.get(), &path, 1), "adamant_zenflow_finish()");
+    ok(adamant_zenflow_abandon(of.get()));
+    arrays const before = whole;
+    ok(adamant_zenflow_load_safetensors(of.get(), &path, 1));
+    REQUIRE(whole != before);
+}
+
 TEST_CASE("C: zenflow on a device has the bits of the host, gradient by gradient")
 {
     arrays host, a;

@@ -85,6 +85,7 @@ inline constexpr c_name c_zenflow_names[] = {
     {"place()", "adamant_zenflow_place()"},
     {"place(nullptr)", "adamant_zenflow_place() without a device"},
     {"prepare()", "adamant_zenflow_prepare()"},
+    {"save_safetensors()", "adamant_zenflow_save_safetensors()"},
     {"set_device_arrays()", "adamant_zenflow_set_device_arrays()"},
     {"set_gradient()", "adamant_zenflow_set_gradient()"},
     {"set_hyperparameters()", "adamant_zenflow_set_hyperparameters()"},

@@ -13,6 +13,7 @@
 #include <adamant/c/convert.hpp>
 #include <adamant/c/handles.hpp>
 #include <adamant/zenflow.hpp>
+#include <adamant/zenflow/zenflow_safetensors.hpp>
 
 struct adamant_zenflow {
     adamant::zenflow_optimizer of;
@@ -356,5 +357,26 @@ adamant_status adamant_zenflow_load(adamant_zenflow* zenflow, const adamant_zenf
                 reinterpret_cast<unsigned char const*>(params) + i * stride))));
         zenflow->state.reset(); // only now: params may be what it has shown
         o.load(state);
+    });
+}
+adamant_status adamant_zenflow_save_safetensors(adamant_zenflow* zenflow, const char* path)
+{
+    return called([&] {
+        changing(zenflow);
+        adamant::save_safetensors(&needed(path, "path"), state_of(zenflow));
+    });
+}
+adamant_status adamant_zenflow_load_safetensors(adamant_zenflow* zenflow, const char* const* paths, size_t count)
+{
+    return called([&] {
+        adamant::zenflow_optimizer& o = changing(zenflow);
+        if (count == 0)
+            adamant::detail::throw_invalid_argument({"a state is to be loaded from no files; give one or more"});
+        needed(paths, "paths");
+        std::vector<adamant::zenflow_safetensors_state> files;
+        std::vector<adamant::zenflow_state> states;
+        for (std::size_t i = 0; i < count; ++i)
+            states.push_back(files.emplace_back(&needed(paths[i], "a path")).state());
+        o.load(states);
     });
 }

@@ -219,6 +219,17 @@ ADAMANT_C_API adamant_status adamant_zenflow_get_param(adamant_zenflow* zenflow,
 ADAMANT_C_API adamant_status adamant_zenflow_load(adamant_zenflow* zenflow, const adamant_zenflow_position* position,
                                                   const adamant_zenflow_param* params, size_t count);
 
+/* Writes the state, and the groups, to a safetensors file, as adamant_save_safetensors() does. Where the optimizer has
+ * rows of a model, they are what the file has. invalid argument: during a step, and text that is no UTF-8. unavailable:
+ * the file cannot be written. */
+ADAMANT_C_API adamant_status adamant_zenflow_save_safetensors(adamant_zenflow* zenflow, const char* path);
+/* Goes on from `count` such files: those of all processes that there were, in any order and cut by rows in any way.
+ * Hyperparameters are those of the files. All of a file is checked before anything changes. invalid argument: something
+ * is missing, of another type, twice there or of an optimizer that puts nothing off. corrupted, unavailable: as they
+ * say; where a file is cut short meanwhile, a state must be loaded before the next step. */
+ADAMANT_C_API adamant_status adamant_zenflow_load_safetensors(adamant_zenflow* zenflow, const char* const* paths,
+                                                              size_t count);
+
 #ifdef __cplusplus
 }
 #endif

@@ -263,6 +263,8 @@ _functions: Dict[str, List[Any]] = {
     "adamant_zenflow_get_position": [_p, _p],
     "adamant_zenflow_get_param": [_p, c_size_t, _p],
     "adamant_zenflow_load": [_p, _p, _p, c_size_t],
+    "adamant_zenflow_save_safetensors": [_p, c_char_p],
+    "adamant_zenflow_load_safetensors": [_p, POINTER(c_char_p), c_size_t],
 }
 _frees = ["adamant_executor_free", "adamant_optimizer_free", "adamant_deepspeed_free", "adamant_device_free",
           "adamant_zenflow_free"]
