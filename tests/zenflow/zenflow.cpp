@@ -1252,6 +1252,34 @@ TEST_CASE("select_columns: among all matrices, as many as fit", "[once]")
     }
 }
 
+TEST_CASE("zenflow: options of a DeepSpeed configuration", "[once]")
+{
+    zenflow_options const by_default = zenflow_options_of({});
+    CHECK(by_default.topk_ratio == 0.1);
+    CHECK(by_default.select_interval == zenflow_config::never);
+    CHECK(!by_default.update_interval);
+    CHECK(by_default.auto_ratio == 1);
+    CHECK(!by_default.overlap);
+    zenflow_options const all = zenflow_options_of({.topk_ratio = 0.3,
+                                                    .select_interval = 7,
+                                                    .select_epochs = 0,
+                                                    .update_interval = 5,
+                                                    .auto_ratio = 0.5,
+                                                    .full_warm_up_rounds = 9,
+                                                    .overlap = true});
+    CHECK(all.topk_ratio == 0.3);
+    CHECK(all.select_interval == 7);
+    CHECK(all.update_interval == 5u);
+    CHECK(all.full_warm_up_rounds == 9);
+    CHECK(all.overlap);
+    CHECK(mentions(refusal([] { (void)zenflow_options_of({.topk_ratio = 2}); }), {"topk_ratio is 2"}));
+    // Selects once.
+    zenflow_position at{.steps = 1'000'000, .since_selection = 1'000'000, .has_selection = true};
+    CHECK(!selects_next(by_default, at));
+    at = {};
+    CHECK(selects_next(by_default, at));
+}
+
 TEST_CASE("zenflow: the schedule's corners", "[once]")
 {
     zenflow_options const automatic{.update_interval = std::nullopt, .auto_ratio = 2, .most_put_off = 5};

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 
+#include <adamant/config/offload_config.hpp>
 #include <adamant/numerics/column_score.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -50,6 +51,10 @@ struct zenflow_options {
 
 // Throws invalid_argument naming the first option that cannot be.
 void validate(zenflow_options const& options);
+
+// The options that a DeepSpeed configuration asks for, of which an interval `never` is the largest number. Of "auto"
+// its auto_ratio is not taken, as it is another; see both. Throws invalid_argument for what validate() refuses. Pure.
+[[nodiscard]] zenflow_options zenflow_options_of(zenflow_config const& config);
 
 // Where a run is in its schedule: plain data, a part of the state. `steps` are those that were applied.
 struct zenflow_position {

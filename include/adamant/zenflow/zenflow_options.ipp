@@ -43,4 +43,16 @@ ADAMANT_DECL bool ends_window(zenflow_options const& options, zenflow_position c
            (put_off_squares > 0 && put_off_squares >= options.auto_ratio * at.done_squares);
 }
 
+ADAMANT_DECL zenflow_options zenflow_options_of(zenflow_config const& config)
+{
+    zenflow_options options;
+    options.topk_ratio = config.topk_ratio;
+    options.select_interval = config.select_interval;
+    options.update_interval = config.update_interval;
+    options.full_warm_up_rounds = config.full_warm_up_rounds;
+    options.overlap = config.overlap;
+    validate(options);
+    return options;
+}
+
 ADAMANT_END_NAMESPACE
