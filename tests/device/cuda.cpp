@@ -728,8 +728,11 @@ TEST_CASE("cuda: columns are scored")
         std::size_t const n = what.rows * what.columns;
         test::array grad(what.type, n);
         float largest = 0;
+        std::size_t const peak = random.below(n); // whichever thread has it
         for (std::size_t i = 0; i < n; ++i) {
             grad.set(i, test::value_of(run % 4 == 0 ? test::values::special : test::values::ordinary, random, -20, 2));
+            if (run == 1 ? i == 255 % n : i == peak)
+                grad.set(i, -100);
             if (is_finite(grad.get(i)))
                 largest = std::max(largest, std::fabs(grad.get(i)));
         }

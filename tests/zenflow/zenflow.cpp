@@ -863,6 +863,36 @@ TEST_CASE("zenflow: gradients that arrive one by one", "[both]")
     CHECK(mentions(refusal([&] { rank.by->abandon(); }), {"no step is open"}));
 }
 
+// Steps without a pause, of a matrix that takes threads long enough: the one that selects comes before they are
+// through.
+TEST_CASE("zenflow: what is put off is not begun before a selection", "[once]")
+{
+    run_options of;
+    of.shapes = {{4096, 512}};
+    of.zenflow = {.topk_ratio = 0.3, .select_interval = 2, .update_interval = 2};
+    tester all(of, 1, 1);
+    rank_run& rank = *all.ranks[0];
+    test::array& own = *rank.arrays[0]->of[1];
+    test::array& expected = *all.expected[0]->of[1];
+    std::vector<std::vector<std::byte>> gradients;
+    for (int step = 0; step < 4; ++step) {
+        all.draw(false, step);
+        rank.take_gradients();
+        gradients.emplace_back(own.data(), own.data() + own.bytes());
+    }
+    for (int round = 0; round < 2; ++round) {
+        for (auto const& gradient : gradients) {
+            void const* const at[] = {gradient.data()};
+            (void)rank.by->step_gradients(at);
+        }
+        for (auto const& gradient : gradients) {
+            std::memcpy(expected.data(), gradient.data(), gradient.size());
+            REQUIRE(all.oracle.step());
+        }
+        all.compare(true);
+    }
+}
+
 TEST_CASE("zenflow: everything selected, or nothing put off for long, is the plain step")
 {
     bool const everything = GENERATE(true, false);
