@@ -76,9 +76,10 @@ ADAMANT_SIMD void add_scores(std::byte const* at, std::size_t row_bytes, simd::f
         a = simd::add(a, of_x);
         b = simd::add(b, of_y);
         seen = simd::or3(seen, of_x, of_y);
-        // Stores for each line that is read, though only the last ones count: without, loads run so far ahead that
-        // Zen 4 has no buffers left for what is asked for, and drops it. A tenth to a quarter of the time.
-        constexpr std::size_t stores = asks_by_lines ? simd::lanes * sizeof(Grad) / 32 : 0;
+        // Stores for each line that is read, more of them for float32, though only the last ones count: without, loads
+        // run so far ahead that Zen 4 has no buffers left for what is asked for, and drops it. A tenth to a quarter of
+        // the time.
+        constexpr std::size_t stores = asks_by_lines ? simd::lanes * sizeof(Grad) / 16 - 1 : 0;
         ADAMANT_UNROLL
         for (std::size_t again = 0; again < stores; ++again) {
             simd::template store<float>(first, simd::from_bits(a));
