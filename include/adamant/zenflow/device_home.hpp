@@ -4,19 +4,18 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include <adamant/core/error.hpp>
 #include <adamant/device/device.hpp>
-#include <adamant/numerics/squares_total.hpp>
+#include <adamant/zenflow/device_gradients.hpp>
+#include <adamant/zenflow/waited_device.hpp>
 #include <adamant/zenflow/zenflow_matrix.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -36,7 +35,7 @@ public:
     // does.
     device_home(std::shared_ptr<adamant::device> on, void const* owner, std::vector<zenflow_matrix> const& matrices,
                 std::vector<device_arrays> const& arrays, double timeout_s)
-        : on_(std::move(on)), owner_(owner), matrices_(matrices), arrays_(arrays), timeout_s_(timeout_s)
+        : on_(std::move(on), timeout_s), owner_(owner), matrices_(matrices), arrays_(arrays)
     {
         on_->claim(owner_);
         try {
@@ -44,38 +43,16 @@ public:
             for (std::size_t i = 0; i < matrices_.size(); ++i) {
                 staged_.push_back(bytes);
                 if (columns(i) != 0)
-                    bytes += aligned(matrices_[i].size() * weight_bytes(i));
+                    bytes += device_aligned(matrices_[i].size() * weight_bytes(i));
                 lists_.push_back(bytes);
-                bytes += aligned(std::max<std::size_t>(1, columns(i)) * sizeof(std::uint32_t));
+                bytes += device_aligned(std::max<std::size_t>(1, columns(i)) * sizeof(std::uint32_t));
             }
             staging_ = on_->allocate(bytes);
-            bytes = 0;
-            std::vector<std::uint8_t> const all(matrices_.size(), std::uint8_t{1});
-            for (std::size_t i = 0; i < matrices_.size(); ++i) {
-                results_at_.push_back(bytes);
-                column_scoring const one = scoring_of(i, all);
-                bytes += aligned(std::max(one.largest_pieces(), one.scores()) * sizeof(std::uint32_t));
-            }
-            results_ = on_->allocate(bytes);
             landing_lists_.resize(matrices_.size());
-            std::vector<device_piece> whole;
-            for (std::size_t i = 0; i < matrices_.size(); ++i) {
-                offload_shard const& s = matrices_[i].shard();
-                device_piece piece;
-                piece.arrays[shard_array::grad] = arrays_[i].grad;
-                std::copy(s.format().types.begin(), s.format().types.end(), piece.types);
-                piece.elems = s.size();
-                piece.format = &s.format();
-                whole.push_back(piece);
-                first_block_.push_back(squares_.size());
-                squares_.resize(squares_.size() + s.blocks());
-            }
-            recorded_.resize(squares_.size());
-            gradients_ = on_->make_part(std::move(whole), false);
+            gradients_.emplace(on_, matrices_, arrays_);
         } catch (...) {
             gradients_.reset();
             on_->release(staging_);
-            on_->release(results_);
             on_->leave(owner_);
             throw;
         }
@@ -84,89 +61,16 @@ public:
     device_home& operator=(device_home const&) = delete;
     ~device_home()
     {
-        (void)on_->reset(deadline());
+        (void)on_.come_back();
         drop();
         gradients_.reset();
         on_->release(staging_);
-        on_->release(results_);
         on_->leave(owner_);
     }
 
     [[nodiscard]] adamant::device& device() const noexcept { return *on_; }
+    [[nodiscard]] device_gradients& gradients() noexcept { return *gradients_; }
     [[nodiscard]] bool has_state() const noexcept { return part_ != nullptr; }
-
-    // ---- Gradients
-
-    // The param's gradient is there: its squares are taken. It comes down by bring_down().
-    void submit(std::size_t param)
-    {
-        group_step const none{};
-        std::uint32_t const piece[] = {static_cast<std::uint32_t>(param)};
-        std::vector<std::uint8_t> const not_summed(matrices_.size());
-        if (matrices_[param].shard().size() != 0)
-            gradients_->run({.pass = block_pass::measure,
-                             .pieces = piece,
-                             .speculated = {&none, 1},
-                             .settled = {&none, 1},
-                             .summed = not_summed});
-    }
-    void bring_down(std::size_t param)
-    {
-        offload_shard const& s = matrices_[param].shard();
-        on_->copy_down(s.data(shard_array::grad), arrays_[param].grad, s.bytes(shard_array::grad, s.size()));
-    }
-    // All gradients that were submitted are down; adds up their squares. present: a flag for each param.
-    [[nodiscard]] squares_total squares(std::vector<std::uint8_t> const& present)
-    {
-        gradients_->fetch(squares_, recorded_);
-        wait();
-        squares_total all;
-        for (std::size_t i = 0; i < matrices_.size(); ++i)
-            for (std::size_t b = 0; present[i] != 0 && b < matrices_[i].shard().blocks(); ++b)
-                all.add(squares_[first_block_[i] + b]);
-        return all;
-    }
-
-    // ---- Scores of columns
-
-    // The bits of the largest finite magnitude of each matrix that is present; zero for all else. Waits.
-    [[nodiscard]] std::vector<std::uint32_t> largest(std::vector<std::uint8_t> const& present)
-    {
-        std::vector<column_scoring> all(matrices_.size());
-        for (std::size_t i = 0; i < all.size(); ++i) {
-            all[i] = scoring_of(i, present);
-            on_->find_largest(all[i]);
-        }
-        std::vector<std::uint32_t> result(all.size());
-        fetch_results(
-            all, [](column_scoring const& one) { return one.largest_pieces(); },
-            [&](std::size_t i, std::span<std::uint32_t const> found) {
-                for (std::uint32_t const bits : found)
-                    result[i] = std::max(result[i], bits);
-            });
-        return result;
-    }
-    // Adds the scores of each matrix that is present to those of all columns, one matrix after the other. Waits.
-    // scales: of each param.
-    void add_scores(std::vector<std::uint8_t> const& present, column_score kind, std::vector<float> const& scales,
-                    std::vector<std::int64_t>& scores)
-    {
-        std::vector<column_scoring> all(matrices_.size());
-        for (std::size_t i = 0; i < all.size(); ++i) {
-            all[i] = scoring_of(i, present);
-            all[i].kind = kind;
-            all[i].scale = scales[i];
-            on_->score_columns(all[i]);
-        }
-        std::size_t first = 0;
-        fetch_results(
-            all, [](column_scoring const& one) { return one.scores(); },
-            [&](std::size_t i, std::span<std::uint32_t const> found) {
-                for (std::size_t k = 0; k < found.size(); ++k)
-                    scores[first + k % columns(i)] += found[k];
-                first += columns(i);
-            });
-    }
 
     // ---- State
 
@@ -178,7 +82,7 @@ public:
         std::size_t bytes = 0;
         std::size_t steps = 0;
         residents_.clear();
-        auto const take = [&](std::size_t some) { return std::exchange(bytes, bytes + aligned(some)); };
+        auto const take = [&](std::size_t some) { return std::exchange(bytes, bytes + device_aligned(some)); };
         for (std::size_t i = 0; i < all.size(); ++i) {
             offload_shard const& s = matrices_[i].shard();
             place_of_resident r;
@@ -206,7 +110,7 @@ public:
             part_->forget_records();
             wait();
         } catch (...) {
-            settle(); // what is enqueued uses what drop() gives back
+            on_.settle(); // what is enqueued uses what drop() gives back
             drop();
             throw;
         }
@@ -253,8 +157,6 @@ public:
         wait();
         part_->forget_records(); // this step cannot be taken back any more
     }
-    // After a failure: once what runs on it has ended. False where the device does not answer.
-    [[nodiscard]] bool come_back() noexcept { return on_->reset(deadline()); }
     // Back to before step(), as far as it got. False where the device does not answer.
     [[nodiscard]] bool take_back() noexcept
     {
@@ -320,55 +222,10 @@ public:
         else
             on_->copy_up(arrays_[param].weight_out, at, bytes);
     }
-    void wait()
-    {
-        for (device_lane const lane : {device_lane::up, device_lane::work, device_lane::down})
-            if (!on_->wait_until(on_->mark(lane), deadline()))
-                throw_device_error({on_->name(), " has not finished what is in its lane '", adamant::name(lane),
-                                    "' within ", timeout_s_, " s"});
-    }
+    void wait() { on_.wait(); }
+    [[nodiscard]] bool come_back() noexcept { return on_.come_back(); }
 
 private:
-    [[nodiscard]] column_scoring scoring_of(std::size_t i, std::vector<std::uint8_t> const& present) const noexcept
-    {
-        column_scoring what;
-        if (present[i] == 0 || columns(i) == 0)
-            return what;
-        what.grad = arrays_[i].grad;
-        what.type = matrices_[i].shard().type(shard_array::grad);
-        what.rows = rows(i);
-        what.columns = columns(i);
-        what.result = results_ + results_at_[i];
-        return what;
-    }
-    // What the device has found for each matrix comes down.
-    template <class Count, class Take>
-    void fetch_results(std::vector<column_scoring> const& all, Count const& count, Take const& take)
-    {
-        on_->follow(device_lane::down, on_->mark(device_lane::work));
-        std::vector<std::vector<std::uint32_t>> found(all.size());
-        try {
-            for (std::size_t i = 0; i < all.size(); ++i) {
-                found[i].resize(count(all[i]));
-                on_->copy_down(found[i].data(), all[i].result, found[i].size() * sizeof(std::uint32_t));
-            }
-            wait();
-        } catch (...) {
-            settle(); // or something could still be written to `found`
-            throw;
-        }
-        for (std::size_t i = 0; i < all.size(); ++i)
-            take(i, std::span<std::uint32_t const>(found[i]));
-    }
-    // Nothing goes on any more.
-    void settle() noexcept
-    {
-        try {
-            wait();
-        } catch (...) {
-            (void)come_back();
-        }
-    }
     struct place_of_resident {
         std::vector<std::uint32_t> list;
         std::size_t first_step = 0;
@@ -377,7 +234,6 @@ private:
         std::size_t list_at = 0;
     };
 
-    static constexpr std::size_t aligned(std::size_t bytes) noexcept { return (bytes + 255) / 256 * 256; }
     [[nodiscard]] std::size_t columns(std::size_t param) const noexcept { return matrices_[param].columns(); }
     [[nodiscard]] std::size_t rows(std::size_t param) const noexcept
     {
@@ -386,11 +242,6 @@ private:
     [[nodiscard]] std::size_t weight_bytes(std::size_t param) const noexcept
     {
         return size_bytes(matrices_[param].weights_type());
-    }
-    [[nodiscard]] std::chrono::steady_clock::time_point deadline() const
-    {
-        return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                      std::chrono::duration<double>(timeout_s_));
     }
     // Between the image and the host's arrays.
     void copy_image(bool up) noexcept
@@ -467,20 +318,14 @@ private:
             part_->run({.pass = pass, .pieces = pieces, .speculated = steps_, .settled = steps_, .summed = not_summed});
     }
 
-    std::shared_ptr<adamant::device> on_;
+    waited_device on_;
     void const* owner_;
     std::vector<zenflow_matrix> const& matrices_;
     std::vector<device_arrays> const arrays_; // of each param
-    double timeout_s_;
-    device_ptr staging_; // weights by columns that wait to land, and lists of columns
+    device_ptr staging_;                      // weights by columns that wait to land, and lists of columns
     std::vector<std::size_t> staged_, lists_;
-    device_ptr results_; // of scores
-    std::vector<std::size_t> results_at_;
     std::vector<std::vector<std::uint32_t>> landing_lists_; // until they are up
-    std::vector<std::size_t> first_block_;
-    std::vector<grad_squares> squares_;
-    std::vector<std::uint8_t> recorded_;
-    std::unique_ptr<device_part> gradients_;
+    std::optional<device_gradients> gradients_;
     // What is resident.
     device_ptr memory_;
     std::shared_ptr<std::byte> image_; // of it, in host memory

@@ -103,7 +103,7 @@ public:
     {
         std::lock_guard const lock(down_mutex_);
         if (sums_.is_done())
-            home_->bring_down(param);
+            home_->gradients().bring_down(param);
         else
             waiting_down_.push_back(param);
     }
@@ -202,7 +202,7 @@ private:
         if (!sums_.is_done())
             return;
         for (std::size_t const param : waiting_down_)
-            home_->bring_down(param);
+            home_->gradients().bring_down(param);
         waiting_down_.clear();
     }
     void nothing_is_staged() noexcept { std::fill(is_staged_.begin(), is_staged_.end(), std::uint8_t{0}); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of zenflow_optimizer: a step in its order. First everything that may fail, then what writes.
+// The inside of zenflow_optimizer: which calls may come when, what a device has, and the state.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +16,10 @@
 #include <adamant/numerics/float_mode.hpp>
 #include <adamant/optimizer/decision.hpp>
 #include <adamant/optimizer/step_plan.hpp>
-#include <adamant/zenflow/host_home.hpp>
 #include <adamant/zenflow/zenflow_background.hpp>
-#include <adamant/zenflow/zenflow_gradients.hpp>
+#include <adamant/zenflow/zenflow_course.hpp>
 #include <adamant/zenflow/zenflow_loading.hpp>
 #include <adamant/zenflow/zenflow_model.hpp>
-#include <adamant/zenflow/zenflow_plan.hpp>
 #include <adamant/zenflow/zenflow_report.hpp>
 #include <adamant/zenflow/zenflow_state.hpp>
 
@@ -40,7 +38,7 @@ public:
     }
 
     [[nodiscard]] registry const& registered() const noexcept { return model_.registry; }
-    [[nodiscard]] zenflow_position const& position() const noexcept { return position_; }
+    [[nodiscard]] zenflow_position const& position() const noexcept { return course_.position(); }
     [[nodiscard]] double loss_scale() const noexcept { return scaler_ ? scaler_->scale : 1.0; }
     [[nodiscard]] executor const& cpu() const noexcept { return model_.cpu; }
 
@@ -56,9 +54,9 @@ public:
                           void* weights, shard_place place)
     {
         no_traps_scope const no_traps;
-        if (position_.steps != 0)
+        if (position().steps != 0)
             throw_invalid_argument(
-                {"a param '", name, "' is to be added after ", position_.steps, " steps; add all params first"});
+                {"a param '", name, "' is to be added after ", position().steps, " steps; add all params first"});
         return model_.add_param(group, name, shard, columns, weights, std::move(place));
     }
     void set_gradient(std::size_t param, void const* grad)
@@ -109,9 +107,9 @@ public:
         if (model_.cpu.team() != nullptr)
             model_.cpu.team()->check_submit();
         lay_out();
-        background_.catch_up(position_.steps);
+        background_.catch_up(position().steps);
         rounded_to_nearest([&] {
-            make_terms(terms_, values, options_, model_.registry.groups().size(), position_.steps + 1, loss_scale());
+            make_terms(terms_, values, options_, model_.registry.groups().size(), position().steps + 1, loss_scale());
         });
         started_ = std::chrono::steady_clock::now();
         if (device_home* const home = background_.home())
@@ -125,7 +123,7 @@ public:
         no_traps_scope const no_traps;
         awaited("submit()", param);
         if (device_home* const home = background_.home()) {
-            home->submit(param);
+            home->gradients().submit(param);
             background_.bring_down(param);
         }
         submitted_[param] = shard_in_step::submitted;
@@ -154,14 +152,14 @@ public:
         report.tier = model_.cpu.tier();
         report.threads = model_.cpu.threads();
         report.pus = pus_;
-        report.step = position_.steps + 1;
+        report.step = position().steps + 1;
         report.loss_scale = terms_.loss_scale;
         try {
-            norm_verdict const verdict = gradients_.norm(background_.home(), terms_, report);
+            norm_verdict const verdict = course_.norm(terms_, report);
             auto const known = std::chrono::steady_clock::now();
             report.gradients.seconds = std::chrono::duration<double>(known - started_).count();
             if (!verdict.skips)
-                apply(verdict, report);
+                course_.apply(terms_, verdict, report);
             is_open_ = false;
             if (scaler_ && terms_.moves_scaler)
                 rounded_to_nearest(
@@ -172,9 +170,8 @@ public:
             background_.take_back();
             throw;
         }
-        // Where the next step selects, not before it has: what it selects is stepped first.
-        background_.go_on(selects_next(zenflow_, position_));
-        background_.rethrow_landing_error(position_.steps);
+        course_.go_on();
+        background_.rethrow_landing_error(position().steps);
         report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
         if (background_.home() != nullptr)
             report_device(report);
@@ -214,9 +211,9 @@ public:
         no_traps_scope const no_traps;
         between_steps("land()");
         lay_out();
-        background_.catch_up(position_.steps);
+        background_.catch_up(position().steps);
         background_.finish_and_land();
-        background_.rethrow_landing_error(position_.steps);
+        background_.rethrow_landing_error(position().steps);
     }
 
     // ---- A device
@@ -240,7 +237,7 @@ public:
         no_traps_scope const no_traps;
         between_steps("place()");
         lay_out();
-        background_.catch_up(position_.steps);
+        background_.catch_up(position().steps);
         background_.settle();
         if (on != nullptr) {
             device_arrays_.resize(model_.size());
@@ -272,10 +269,10 @@ public:
         no_traps_scope const no_traps;
         between_steps("state()");
         lay_out();
-        background_.catch_up(position_.steps);
+        background_.catch_up(position().steps);
         background_.settle();
         background_.come_home();
-        zenflow_state all{position_, put_off_norm_, scaler_, model_.registry.groups(), {}};
+        zenflow_state all{position(), course_.put_off_norm(), scaler_, model_.registry.groups(), {}};
         for (std::size_t i = 0; i < model_.size(); ++i) {
             all.params.push_back(view_of(model_, i));
             if (background_.now().is_there())
@@ -305,8 +302,7 @@ public:
         bool any_landing = false;
         for (std::size_t i = 0; i < model_.size(); ++i)
             any_landing = loading.load(i) || any_landing;
-        position_ = first.position;
-        put_off_norm_ = first.put_off_norm;
+        course_.go_on_from(first.position, first.put_off_norm);
         scaler_ = first.loss_scaler;
         model_.registry.replace_groups(std::move(groups));
         if (any_landing) {
@@ -357,194 +353,6 @@ private:
         model_.lay_out(zenflow_.overlap ? 2 : 1);
     }
 
-    // ---- A step
-
-    void apply(norm_verdict const& verdict, zenflow_report& report)
-    {
-        bool const warm_up = is_in_warm_up(zenflow_, position_);
-        bool const selects = selects_next(zenflow_, position_);
-        device_home* const home = background_.home();
-        report.warm_up = warm_up;
-        for (zenflow_param_state& own : model_.params) {
-            if (warm_up)
-                std::fill(own.wanted.begin(), own.wanted.end(), std::uint8_t{0});
-            else if (!selects)
-                own.wanted = own.selected;
-        }
-        if (selects)
-            gradients_.select(home);
-        zenflow_plan const plan(model_, terms_, verdict.clip);
-        std::size_t const gathered_bytes = plan.selected(home == nullptr);
-        if (home == nullptr)
-            host_.have_room(gathered_bytes);
-        zenflow_position after = position_;
-        ++after.steps;
-        ++after.in_window;
-        after.since_selection = selects ? 1 : after.since_selection + !warm_up;
-        after.has_selection = after.has_selection || selects;
-        double const put_off_norm = put_off_norm_ + (report.measured ? verdict.norm * verdict.clip : 0);
-        // Without a norm nobody asks whether what was added up is finite.
-        bool const is_finite_for_sure = put_off_norm < 1e38 || !report.measured;
-        bool const automatic = !zenflow_.update_interval && !warm_up;
-        bool ends = false;
-        zenflow_gradients::window_squares squares;
-        if (automatic || !is_finite_for_sure)
-            squares = gradients_.squares_of_window();
-        rounded_to_nearest([&] {
-            after.done_squares += automatic ? squares.done.sum : 0;
-            ends = ends_window(zenflow_, after, squares.put_off.sum);
-        });
-        bool drops = false;
-        if (ends) {
-            plan.put_off(background_.next());
-            drops = options_.on_nonfinite == nonfinite_policy::skip && squares.put_off.nonfinite != 0;
-            background_.next().zero_nonfinite = terms_.zero_nonfinite && !is_finite_for_sure;
-        }
-
-        std::vector<sum_tile> sums = plan.sums(report);
-        if (home != nullptr)
-            step_on_device(*home, selects, report);
-
-        // From here on nothing fails.
-        if (home == nullptr) {
-            if (selects)
-                change_selection(report);
-            host_.step(background_.access());
-        }
-        count_selected(report);
-        position_ = after;
-        put_off_norm_ = put_off_norm;
-        bool const waits = home == nullptr || (ends && (warm_up || !zenflow_.overlap));
-        if (waits) {
-            background_.begin_sums(std::move(sums));
-            background_.finish_sums();
-        }
-        if (ends)
-            end_window(warm_up, drops, report);
-        if (!waits)
-            background_.begin_sums(std::move(sums));
-    }
-    // What is resident on the device steps there; with another selection, it moves first.
-    void step_on_device(device_home& home, bool selects, zenflow_report& report)
-    {
-        try {
-            try_to_step_on_device(home, selects, report);
-        } catch (...) {
-            if (selects)
-                keep_selection();
-            throw;
-        }
-    }
-    void try_to_step_on_device(device_home& home, bool selects, zenflow_report& report)
-    {
-        for (zenflow_param_state& own : model_.params)
-            own.before.clear();
-        bool const is_new = selects || !home.has_state();
-        if (is_new) {
-            home.bring_home();
-            home.drop();
-            if (selects)
-                change_selection(report);
-            std::vector<resident> all;
-            static std::vector<std::uint32_t> const one = {0};
-            for (std::size_t i = 0; i < model_.size(); ++i) {
-                zenflow_param_state const& own = model_.params[i];
-                all.push_back({model_.is_matrix(i) ? &own.list : &one, &own.step_of, own.steps.size(),
-                               !own.steps.empty() && rounds_by_chance(model_.matrices[i].shard().format().types,
-                                                                      own.steps[0].c.rounding)});
-            }
-            home.send(all);
-        }
-        std::vector<group_step> steps;
-        for (zenflow_param_state const& own : model_.params)
-            steps.insert(steps.end(), own.steps.begin(), own.steps.end());
-        home.step(steps, model_.present, is_new);
-    }
-    // A column that is selected from now on is first stepped with what it has put off.
-    void change_selection(zenflow_report& report)
-    {
-        report.selected = true;
-        put_off_step& now = background_.now();
-        std::vector<std::uint32_t> list;
-        for (std::size_t i = 0; i < model_.size(); ++i) {
-            zenflow_param_state& own = model_.params[i];
-            if (!model_.is_matrix(i))
-                continue;
-            std::vector<std::uint8_t>& moved = own.late;
-            moved.assign(own.wanted.size(), 0);
-            bool late = false;
-            for (std::size_t c = 0; c < moved.size(); ++c) {
-                report.columns_moved += own.wanted[c] > own.selected[c];
-                moved[c] = now.is_there() && own.wanted[c] != 0 && now.parts[i].columns[c] != 0;
-                late = late || moved[c] != 0;
-            }
-            own.before = own.selected;
-            own.selected = own.wanted;
-            if (!late)
-                continue;
-            if (!now.is_done())
-                now.do_columns(model_.cpu, model_.matrices, i, moved, background_.access());
-            for (std::size_t c = 0; c < moved.size(); ++c)
-                now.parts[i].columns[c] = now.parts[i].columns[c] != 0 && moved[c] == 0;
-            if (background_.home() != nullptr)
-                continue; // their weights follow with the step
-            list_columns(moved, 1, list);
-            model_.copy_weights(i, list);
-        }
-    }
-    // The step that was to change it has failed. What was put off has been stepped early, and lands with all else.
-    void keep_selection() noexcept
-    {
-        background_.settle(); // or it would be stepped again
-        for (std::size_t i = 0; i < model_.size(); ++i) {
-            zenflow_param_state& own = model_.params[i];
-            if (own.before.empty())
-                continue;
-            own.selected = own.before;
-            for (std::size_t c = 0; c < own.late.size(); ++c)
-                if (own.late[c] != 0)
-                    background_.now().parts[i].columns[c] = 1;
-        }
-    }
-    void count_selected(zenflow_report& report)
-    {
-        for (std::size_t i = 0; i < model_.size(); ++i) {
-            zenflow_param_state& own = model_.params[i];
-            if (!model_.takes_part(i))
-                continue;
-            own.summed += model_.is_matrix(i);
-            report.elements +=
-                model_.is_matrix(i) ? own.list.size() * model_.matrices[i].rows() : model_.matrices[i].shard().size();
-            if (!model_.is_matrix(i))
-                ++own.counts[0];
-            for (std::uint32_t const c : own.list)
-                ++own.counts[c];
-        }
-    }
-    void end_window(bool warm_up, bool drops, zenflow_report& report)
-    {
-        report.window_ended = true;
-        report.put_off_skipped = drops;
-        background_.finish_and_land(report);
-        for (std::size_t i = 0; i < model_.size(); ++i) {
-            put_off_part const& p = background_.next().parts[i];
-            for (std::size_t c = 0; c < p.columns.size() && !drops; ++c) {
-                model_.params[i].counts[c] += p.columns[c];
-                report.put_off_stepped += p.columns[c] != 0 ? model_.matrices[i].rows() : 0;
-            }
-            model_.params[i].summed = 0;
-        }
-        position_.in_window = 0;
-        position_.done_squares = 0;
-        put_off_norm_ = 0;
-        if (drops)
-            return;
-        background_.begin_next();
-        if (warm_up || !zenflow_.overlap)
-            background_.finish_and_land(report);
-        else
-            model_.use_other_sums();
-    }
     void report_device(zenflow_report& report) const
     {
         device_usage const now = background_.home()->device().usage();
@@ -565,19 +373,16 @@ private:
     zenflow_options zenflow_;
     optimizer_options options_;
     zenflow_model model_;
-    zenflow_gradients gradients_{model_, zenflow_, options_};
-    host_home host_{model_};
     std::vector<shard_in_step> submitted_; // of the step that is open
     std::chrono::steady_clock::time_point started_;
     std::string pus_;
     step_terms terms_;
-    zenflow_position position_;
-    double put_off_norm_ = 0;
     std::optional<loss_scaler_state> scaler_;
     bool is_open_ = false;
     std::vector<device_arrays> device_arrays_;
     device_usage usage_before_;
-    zenflow_background background_{model_}; // last: its threads use the model
+    zenflow_background background_{model_}; // its threads use the model
+    zenflow_course course_{model_, zenflow_, options_, background_};
 };
 
 } // namespace detail

@@ -43,7 +43,7 @@ public:
         norm_verdict verdict;
         squares_total all;
         if (home != nullptr)
-            all = home->squares(model_.present); // and all gradients are down
+            all = home->gradients().squares(model_.present); // and all gradients are down
         if (!report.measured)
             return verdict;
         std::mutex mutex;
@@ -76,7 +76,7 @@ public:
     {
         std::vector<std::int64_t> numbers(model_.size());
         std::vector<std::uint32_t> const there =
-            home != nullptr ? home->largest(model_.present) : std::vector<std::uint32_t>();
+            home != nullptr ? home->gradients().largest(model_.present) : std::vector<std::uint32_t>();
         for (std::size_t i = 0; i < model_.size(); ++i) {
             zenflow_matrix const& m = model_.matrices[i];
             float& own = model_.params[i].largest;
@@ -109,7 +109,7 @@ public:
                                   m.rows(), m.columns(), largest, zenflow_.score, std::span(scores).subspan(first));
         }
         if (home != nullptr)
-            home->add_scores(model_.present, zenflow_.score, scales, scores);
+            home->gradients().add_scores(model_.present, zenflow_.score, scales, scores);
         if (zenflow_.reduce_columns)
             zenflow_.reduce_columns(scores, column_reduction::sum);
         std::vector<column_candidates> candidates;
