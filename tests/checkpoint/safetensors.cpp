@@ -20,6 +20,7 @@
 #include "catch.hpp"
 #include "checkpoint_states.hpp"
 #include "edited_files.hpp"
+#include "saved_files.hpp"
 
 using namespace adamant;
 using namespace test;
@@ -27,56 +28,17 @@ using nlohmann::json;
 
 namespace {
 
-std::string saved(state_dict const& state)
-{
-    static scratch_folder const folder;
-    save_safetensors(folder / "state.safetensors", state);
-    std::string const bytes = bytes_of(folder / "state.safetensors");
-    // In memory it is the same, at any address.
-    REQUIRE(safetensors_bytes(state) == bytes.size());
-    std::vector<std::byte> memory(bytes.size() + 9, std::byte{0x5a});
-    std::span<std::byte> const room = std::span(memory).subspan(1);
-    REQUIRE(write_safetensors(room, state) == bytes.size());
-    REQUIRE(std::memcmp(room.data(), bytes.data(), bytes.size()) == 0);
-    REQUIRE(std::all_of(room.begin() + static_cast<std::ptrdiff_t>(bytes.size()), room.end(),
-                        [](std::byte b) { return b == std::byte{0x5a}; }));
-    return bytes;
-}
-
-// A state of the bytes of a file.
-class loaded {
-public:
-    explicit loaded(std::string const& bytes)
-    {
-        static scratch_folder const folder;
-        set_bytes(folder / "loaded", bytes);
-        file_.emplace(folder / "loaded");
-        std::filesystem::remove(folder / "loaded"); // so that the next one is another file
-        // From memory it is the same, or refused in the same words.
-        auto const read = [](auto const& from) {
-            try {
-                return std::pair(from(), std::string());
-            } catch (error const& e) {
-                return std::pair(state_dict(), std::string(e.what()));
-            }
-        };
-        auto const in_memory =
-            read([&] { return detail::read_safetensors("FILE", std::as_bytes(std::span(bytes)), nullptr); });
-        auto const in_file = read([&] { return detail::read_safetensors("FILE", *file_); });
-        REQUIRE(in_memory.second == in_file.second);
-        REQUIRE(difference(in_memory.first, in_file.first) == "");
-        state = detail::read_safetensors("FILE", *file_);
-    }
-    state_dict state;
-
-private:
-    std::optional<detail::file_source> file_;
+struct kind {
+    using state = state_dict;
+    static state read(auto const&... from) { return detail::read_safetensors("FILE", from...); }
+    static std::string difference(state const& a, state const& b) { return test::difference(a, b); }
 };
+using loaded = loaded_file<kind>;
 
 template <class Error = corrupted>
 std::string load_refusal(std::string const& bytes)
 {
-    return refusal<Error>([&] { loaded const result(bytes); });
+    return refusal_of_file<kind, Error>(bytes);
 }
 
 // Two params, one of them in two pieces and one a share, two groups, a loss scaler.
@@ -365,7 +327,7 @@ TEST_CASE("every missing and every additional byte is noticed")
     CHECK(mentions(load_refusal(good.substr(0, 7)), {"has 7 bytes"}));
     CHECK(mentions(load_refusal(good.substr(0, good.size() - 1)), {"has 89 bytes of data, but its header says 90"}));
     CHECK(mentions(load_refusal(good + '\0'), {"1 bytes after its last tensor"}));
-    CHECK(mentions(load_refusal(saved({}) + "x"), {"1 bytes after its last tensor"}));
+    CHECK(mentions(load_refusal(saved(state_dict()) + "x"), {"1 bytes after its last tensor"}));
 }
 
 TEST_CASE("a file that is none of ours is told apart")
@@ -618,56 +580,9 @@ TEST_CASE("JSON is read strictly")
     CHECK(refused("\"" + std::string(1'000'000, 'x')).size() <= 200); // not all of what it read last
 }
 
-namespace {
-
-// True where it was read: then every tensor lies in the file, and the state can be saved and read again.
-bool survives(std::string const& bytes)
-{
-    try {
-        loaded const result(bytes);
-        validate(result.state);
-        REQUIRE(difference(loaded(saved(result.state)).state, result.state) == "");
-        return true;
-    } catch (error const& refused) { // anything else is a defect
-        REQUIRE(std::string(refused.what()).starts_with("adamant: "));
-        return false;
-    }
-}
-
-} // namespace
-
-// ADAMANT_FUZZ_SECONDS: for longer, from the seed ADAMANT_FUZZ_SEED on.
 TEST_CASE("mutated files are refused or read, and never believed", "[fuzz]")
 {
-    auto const number = [](char const* variable, std::uint64_t otherwise) {
-        char const* const text = std::getenv(variable);
-        return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-    };
-    std::uint64_t const seconds = number("ADAMANT_FUZZ_SECONDS", 0);
-    random_bits random(number("ADAMANT_FUZZ_SEED", 23));
-    std::clock_t const begin = std::clock();
-    std::size_t inputs = 0, read = 0, right = 0;
-    for (int i = 0; i < 100 || static_cast<std::uint64_t>(std::clock() - begin) / CLOCKS_PER_SEC < seconds; ++i) {
-        owned_state const original = i == 0 ? small_state() : random_state(random);
-        std::string const good = saved(original.state);
-        for (int n = 0; n < 50; ++n, ++inputs) {
-            bool checksum_is_right = false;
-            std::string bad;
-            try {
-                bad = mutated(good, random, checksum_is_right);
-            } catch (json::exception const&) { // of a mutation of a mutation
-                continue;
-            }
-            bool const survived = survives(bad);
-            read += survived;
-            right += checksum_is_right;
-            if (!checksum_is_right && survived)
-                REQUIRE((bad == good));
-        }
-    }
-    std::printf("fuzzed %zu files: %zu with a right checksum of the header, %zu read\n", inputs, right, read);
-    CHECK(right > inputs / 3);
-    CHECK(read > inputs / 100);
+    mutate_files<kind>([](int i, random_bits& random) { return i == 0 ? small_state() : random_state(random); }, 50);
 }
 
 TEST_CASE("the states of ranks are merged")

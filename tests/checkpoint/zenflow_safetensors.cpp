@@ -27,6 +27,7 @@
 #include <adamant/zenflow/zenflow_safetensors.hpp>
 
 #include "edited_files.hpp"
+#include "saved_files.hpp"
 #include "zenflow_states.hpp"
 
 using namespace adamant;
@@ -34,58 +35,17 @@ using namespace test;
 
 namespace {
 
-std::string saved(zenflow_state const& state)
-{
-    static scratch_folder const folder;
-    save_safetensors(folder / "state.safetensors", state);
-    std::string const bytes = bytes_of(folder / "state.safetensors");
-    // In memory it is the same, at any address.
-    REQUIRE(safetensors_bytes(state) == bytes.size());
-    std::vector<std::byte> memory(bytes.size() + 9, std::byte{0x5a});
-    std::span<std::byte> const room = std::span(memory).subspan(1);
-    REQUIRE(write_safetensors(room, state) == bytes.size());
-    REQUIRE(std::memcmp(room.data(), bytes.data(), bytes.size()) == 0);
-    REQUIRE(std::all_of(room.begin() + static_cast<std::ptrdiff_t>(bytes.size()), room.end(),
-                        [](std::byte b) { return b == std::byte{0x5a}; }));
-    return bytes;
-}
-
-// A state of the bytes of a file.
-class loaded {
-public:
-    explicit loaded(std::string const& bytes) : memory_(bytes.size() / 8 + 1)
-    {
-        static scratch_folder const folder;
-        set_bytes(folder / "loaded", bytes);
-        file_.emplace(folder / "loaded");
-        std::filesystem::remove(folder / "loaded"); // so that the next one is another file
-        std::memcpy(memory_.data(), bytes.data(), bytes.size());
-        auto const in_words = std::as_bytes(std::span(memory_)).first(bytes.size());
-        // From memory it is the same, or refused in the same words.
-        auto const read = [](auto const& from) {
-            try {
-                return std::pair(from(), std::string());
-            } catch (error const& e) {
-                return std::pair(zenflow_state(), std::string(e.what()));
-            }
-        };
-        auto const in_memory = read([&] { return detail::read_zenflow_safetensors("FILE", in_words, nullptr); });
-        auto const in_file = read([&] { return detail::read_zenflow_safetensors("FILE", *file_); });
-        REQUIRE(in_memory.second == in_file.second);
-        REQUIRE(difference(in_memory.first, in_file.first) == "");
-        state = detail::read_zenflow_safetensors("FILE", *file_);
-    }
-    zenflow_state state;
-
-private:
-    std::vector<std::uint64_t> memory_;
-    std::optional<detail::file_source> file_;
+struct kind {
+    using state = zenflow_state;
+    static state read(auto const&... from) { return detail::read_zenflow_safetensors("FILE", from...); }
+    static std::string difference(state const& a, state const& b) { return test::difference(a, b); }
 };
+using loaded = loaded_file<kind>;
 
 template <class Error = corrupted>
 std::string load_refusal(std::string const& bytes)
 {
-    return refusal<Error>([&] { loaded const result(bytes); });
+    return refusal_of_file<kind, Error>(bytes);
 }
 
 // A matrix with all there can be, rows of another one with masters in two halves, and a vector.
@@ -494,49 +454,10 @@ TEST_CASE("states of ZenFlow that cannot be are not saved")
                    {"'half'", "rows [1, 3) of 4", "groups of 64"}));
 }
 
-namespace {
-
-// True where it was read: then the state can be saved and read again.
-bool survives(std::string const& bytes)
-{
-    try {
-        loaded const result(bytes);
-        validate(result.state);
-        REQUIRE(difference(loaded(saved(result.state)).state, result.state) == "");
-        return true;
-    } catch (error const& refused) { // anything else is a defect
-        REQUIRE(std::string(refused.what()).starts_with("adamant: "));
-        return false;
-    }
-}
-
-} // namespace
-
 TEST_CASE("mutated files of ZenFlow are refused or read, and never believed", "[fuzz]")
 {
-    random_bits random(43);
-    std::size_t inputs = 0, read = 0, right = 0;
-    for (int i = 0; i < 100; ++i) {
-        owned_zenflow_state const original = i == 0 ? small_state() : random_zenflow_state(random);
-        std::string const good = saved(original.state);
-        for (int n = 0; n < 30; ++n, ++inputs) {
-            bool checksum_is_right = false;
-            std::string bad;
-            try {
-                bad = mutated(good, random, checksum_is_right);
-            } catch (json::exception const&) { // of a mutation of a mutation
-                continue;
-            }
-            bool const survived = survives(bad);
-            read += survived;
-            right += checksum_is_right;
-            if (!checksum_is_right && survived)
-                REQUIRE((bad == good));
-        }
-    }
-    std::printf("fuzzed %zu files: %zu with a right checksum of the header, %zu read\n", inputs, right, read);
-    CHECK(right > inputs / 3);
-    CHECK(read > inputs / 100);
+    mutate_files<kind>([](int i, random_bits& random) { return i == 0 ? small_state() : random_zenflow_state(random); },
+                       30);
 }
 
 namespace {
