@@ -12,6 +12,7 @@
 #include <adamant/zenflow.hpp>
 
 #include "c_test.hpp"
+#include "failing_calls.hpp"
 
 namespace {
 
@@ -442,6 +443,83 @@ TEST_CASE("C: zenflow's calls in an order that cannot be, in C's words")
     device const small(made_small);
     fails(adamant_zenflow_place(second.get(), made_small), ADAMANT_UNAVAILABLE, "bytes");
     step(second.get(), other, 1); // with everything where it was
+}
+
+// Each failure says what it is and changes nothing, so the bits are the same.
+TEST_CASE("C: memory that ends at any allocation of zenflow's calls")
+{
+    adamant_optimizer_options o = options();
+    o.max_norm = 1;
+    for (bool const overlap : {true, false}) {
+        adamant_zenflow_options z = zenflow_options();
+        z.overlap = overlap;
+        z.select_interval = 3;
+        z.update_interval = overlap ? 3 : 0;
+        arrays whole;
+        {
+            zenflow const of = make(whole, z, o);
+            for (int i = 0; i < 8; ++i)
+                step(of.get(), whole, i);
+            ok(adamant_zenflow_land(of.get()));
+        }
+        std::size_t const failed = fail_at_each_allocation([&](auto const& with_failure) {
+            arrays a;
+            zenflow const of = make(a, z, o);
+            with_failure([&] { return adamant_zenflow_prepare(of.get()); });
+            void const* const grads[] = {a.grad.data(), a.vector_grad.data()};
+            for (int i = 0; i < 8; ++i) {
+                a.draw(i);
+                with_failure(
+                    [&] { return adamant_zenflow_step_gradients(of.get(), grads, 2, nullptr, nullptr, nullptr); });
+                REQUIRE(position_of(of).steps == static_cast<std::uint64_t>(i) + 1);
+            }
+            with_failure([&] { return adamant_zenflow_land(of.get()); });
+            REQUIRE(a == whole);
+        });
+        REQUIRE(failed > 50);
+    }
+}
+
+TEST_CASE("C: memory that ends at any allocation of zenflow's calls, on a device")
+{
+    adamant_optimizer_options o = options();
+    o.max_norm = 1;
+    adamant_zenflow_options z = zenflow_options();
+    z.select_interval = 3;
+    arrays whole;
+    {
+        zenflow const of = make(whole, z, o);
+        for (int i = 0; i < 8; ++i)
+            step(of.get(), whole, i);
+        (void)position_of(of);
+    }
+    std::size_t const failed = fail_at_each_allocation([&](auto const& with_failure) {
+        arrays a, drawn; // a's gradients are the optimizer's
+        zenflow const of = make(a, z, o);
+        place_on_device const there(of.get());
+        with_failure([&] { return adamant_zenflow_place(of.get(), nullptr); });
+        with_failure([&] { return adamant_zenflow_place(of.get(), there.on.get()); });
+        for (int i = 0; i < 8; ++i) {
+            INFO("step " << i);
+            drawn.draw(i);
+            there.take_gradients(drawn);
+            with_failure([&] { return adamant_zenflow_begin_step(of.get(), nullptr); });
+            for (std::size_t const param : {1u, 0u})
+                with_failure([&] { return adamant_zenflow_submit(of.get(), param); });
+            with_failure([&] { return adamant_zenflow_finish(of.get(), nullptr, nullptr); });
+            if (i % 2 == 1) {
+                adamant_zenflow_position at = initialised(adamant_zenflow_position_init);
+                with_failure([&] { return adamant_zenflow_get_position(of.get(), &at); });
+                REQUIRE(at.steps == static_cast<std::uint64_t>(i) + 1);
+            }
+        }
+        there.compare(whole);
+        with_failure([&] { return adamant_zenflow_place(of.get(), nullptr); });
+        a.grad = whole.grad;
+        a.vector_grad = whole.vector_grad;
+        REQUIRE(a == whole);
+    });
+    REQUIRE(failed > 50);
 }
 
 TEST_CASE("C: zenflow's report of a program that knows less of it")

@@ -17,9 +17,13 @@ class host_home {
 public:
     explicit host_home(zenflow_model const& model) : model_(model) {}
 
-    // Room for gradients of so many bytes in the order of their columns.
+    // Room for gradients of so many bytes in the order of their columns, and for what step() notes.
     void have_room(std::size_t bytes)
     {
+        std::size_t columns = 0;
+        for (zenflow_param_state const& own : model_.params)
+            columns += own.list.size();
+        columns_.reserve(columns);
         if (gathered_.size() < bytes)
             gathered_ = buffer<std::byte>(bytes);
     }

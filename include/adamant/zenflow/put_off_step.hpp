@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -110,18 +111,24 @@ public:
 
     [[nodiscard]] bool is_there() const noexcept { return is_there_; }
     [[nodiscard]] bool is_done() const noexcept { return work_.is_done(); }
-    // Is to be done, of these matrices.
-    void begin(std::vector<zenflow_matrix> const& of)
+    // For begin(), which allocates nothing: parts are as they will be then. Nobody works on it.
+    void prepare(std::vector<zenflow_matrix> const& of)
     {
         std::vector<tile> tiles;
-        left_ = std::vector<std::atomic<std::size_t>>(of.size());
+        std::vector<std::atomic<std::size_t>> left(of.size());
         for (std::size_t m = 0; m < of.size(); ++m) {
             for (std::size_t strip = 0; strip < of[m].strips() && parts[m].sums != nullptr; ++strip)
                 for (std::size_t at = 0; at < of[m].strip_parts(); ++at)
                     tiles.push_back({m, strip, at});
-            left_[m] = parts[m].sums == nullptr ? 0 : of[m].strips() * of[m].strip_parts();
+            left[m] = parts[m].sums == nullptr ? 0 : of[m].strips() * of[m].strip_parts();
         }
-        work_.begin(std::move(tiles));
+        tiles_ = std::move(tiles);
+        left_ = std::move(left);
+    }
+    // Is to be done.
+    void begin() noexcept
+    {
+        work_.begin(std::move(tiles_));
         is_there_ = true;
     }
     // Has been done elsewhere.
@@ -171,6 +178,7 @@ private:
                                    part.step_of, how);
     }
 
+    std::vector<tile> tiles_; // until it begins
     tiled_work<tile> work_;
     std::vector<std::atomic<std::size_t>> left_; // tiles of each matrix
     bool is_there_ = false;
@@ -195,15 +203,19 @@ public:
         if (team_ == nullptr)
             team_ = std::make_shared<adamant::team>(team_options{.threads = 1, .bind = binding::none});
     }
-    // Goes on with what there is; step: null, or one to go on with when sums are done. Returns at once.
-    void go_on(sum_work& sums, put_off_step* step, std::vector<zenflow_matrix> const& of)
+    // Goes on with what there is; step: null, or one to go on with when sums are done. Returns at once. Where memory is
+    // short nothing goes on, until finish().
+    void go_on(sum_work& sums, put_off_step* step, std::vector<zenflow_matrix> const& of) noexcept
     {
         if (step != nullptr && (!step->is_there() || step->is_done()))
             step = nullptr;
         if (sums.is_done() && step == nullptr)
             return;
-        // The shift before it, which may know of less, leaves as soon as it sees that this one waits.
-        shift_.reset(new submission<shift>(team_->submit(shift{this, &sums, step, &of})));
+        try {
+            // The shift before it, which may know of less, leaves as soon as it sees that this one waits.
+            shift_.reset(new submission<shift>(team_->submit(shift{this, &sums, step, &of})));
+        } catch (std::bad_alloc const&) {
+        }
     }
     // Returns when sums are done; and when the step is.
     void finish(sum_work& sums)

@@ -10,6 +10,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -24,7 +25,8 @@ namespace detail {
 
 class zenflow_background {
 public:
-    explicit zenflow_background(zenflow_model& model) : model_(model), worker_(model.cpu, [this] { bring_down_rest(); })
+    explicit zenflow_background(zenflow_model& model)
+        : model_(model), worker_(model.cpu, [this] { try_to_bring_down_rest(); })
     {
     }
 
@@ -35,6 +37,10 @@ public:
             worker_.have_team();
         now_->parts.resize(model_.size());
         next_->parts.resize(model_.size());
+        is_staged_.assign(model_.size(), 0);
+        landing_.resize(model_.size());
+        for (std::size_t i = 0; i < model_.size(); ++i)
+            landing_[i].reserve(model_.matrices[i].columns());
     }
     [[nodiscard]] kernel::memory_access access() const noexcept { return worker_.access(); }
 
@@ -54,7 +60,7 @@ public:
             home_.reset();
             throw;
         }
-        is_staged_.assign(model_.size(), 0);
+        nothing_is_staged();
     }
     void copy_weights(bool home)
     {
@@ -96,6 +102,7 @@ public:
     {
         std::lock_guard const lock(down_mutex_);
         waiting_down_.clear();
+        down_ = 0;
         waiting_down_.reserve(model_.size());
     }
     // The gradient comes down when what lies there has been added up.
@@ -121,21 +128,24 @@ public:
     [[nodiscard]] put_off_step& next() noexcept { return *next_; }
     // Whose weights are still to land.
     [[nodiscard]] put_off_step& now() noexcept { return *now_; }
-    // next() is now(), and begins. All before it has landed.
-    void begin_next()
+    // next(), which has been prepared, is now(), and begins. All before it has landed.
+    void begin_next() noexcept
     {
         std::swap(now_, next_);
-        is_staged_.assign(model_.size(), 0);
+        nothing_is_staged();
         now_->is_through = {};
         if (home_ != nullptr)
             now_->is_through = [this](std::size_t matrix) {
-                home_->stage(matrix);
-                is_staged_[matrix] = 1;
+                try {
+                    home_->stage(matrix);
+                    is_staged_[matrix] = 1;
+                } catch (std::bad_alloc const&) { // it goes up when it lands
+                }
             };
-        now_->begin(model_.matrices);
+        now_->begin();
     }
     // Goes on in the background. but_put_off: not with what was put off.
-    void go_on(bool but_put_off)
+    void go_on(bool but_put_off) noexcept
     {
         worker_.go_on(sums_, but_put_off || landing_is_due_ ? nullptr : now_.get(), model_.matrices);
     }
@@ -154,7 +164,6 @@ public:
         if (!now_->is_there())
             return;
         settle();
-        landing_.resize(model_.size());
         for (std::size_t i = 0; i < model_.size(); ++i) {
             list_columns(now_->parts[i].columns, 1, landing_[i]);
             if (home_ == nullptr && !landing_[i].empty())
@@ -180,7 +189,14 @@ public:
     void catch_up(std::uint64_t steps)
     {
         try_to_land();
+        require_landed(steps);
+    }
+    // Where nothing but landing was to be done.
+    void require_landed(std::uint64_t steps)
+    {
         rethrow_landing_error(steps);
+        if (landing_is_due_)
+            throw std::bad_alloc(); // all other errors are kept
     }
     void rethrow_landing_error(std::uint64_t steps)
     {
@@ -196,16 +212,29 @@ public:
     }
 
 private:
-    void bring_down_rest() noexcept
+    void bring_down_rest()
     {
         std::lock_guard const lock(down_mutex_);
         if (!sums_.is_done())
             return;
-        for (std::size_t const param : waiting_down_)
-            home_->gradients().bring_down(param);
+        for (; down_ < waiting_down_.size(); ++down_)
+            home_->gradients().bring_down(waiting_down_[down_]);
         waiting_down_.clear();
+        down_ = 0;
+    }
+    void try_to_bring_down_rest() noexcept
+    {
+        try {
+            bring_down_rest();
+        } catch (std::bad_alloc const&) { // finish_sums() does
+        }
     }
     void nothing_is_staged() noexcept { std::fill(is_staged_.begin(), is_staged_.end(), std::uint8_t{0}); }
+    void come_back() noexcept
+    {
+        nothing_is_staged();
+        (void)home_->come_back(); // where it does not, the next attempt fails, and asks again
+    }
     // On the device. Where it fails that is known by landing_is_due_, and nothing else is done with it before.
     void try_to_land() noexcept
     {
@@ -219,10 +248,11 @@ private:
             }
             home_->wait();
             landing_is_due_ = false;
+        } catch (std::bad_alloc const&) { // which is nothing to stop a step for that has been taken
+            come_back();
         } catch (...) {
             landing_error_ = std::current_exception();
-            nothing_is_staged();
-            (void)home_->come_back(); // where it does not, the next attempt fails, and asks again
+            come_back();
         }
     }
 
@@ -235,7 +265,8 @@ private:
     std::unique_ptr<device_home> home_; // null without a device
     sum_work sums_;
     std::mutex down_mutex_;
-    std::vector<std::size_t> waiting_down_; // params whose gradients are still to come down
+    std::vector<std::size_t> waiting_down_; // params whose gradients are still to come down,
+    std::size_t down_ = 0;                  // from this one on
     std::unique_ptr<put_off_step> now_ = std::make_unique<put_off_step>();
     std::unique_ptr<put_off_step> next_ = std::make_unique<put_off_step>();
     put_off_worker worker_; // last: its threads use the others

@@ -213,7 +213,7 @@ public:
         lay_out();
         background_.catch_up(position().steps);
         background_.finish_and_land();
-        background_.rethrow_landing_error(position().steps);
+        background_.require_landed(position().steps);
     }
 
     // ---- A device

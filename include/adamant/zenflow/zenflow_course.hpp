@@ -84,6 +84,7 @@ public:
         bool drops = false;
         if (ends) {
             plan.put_off(background_.next());
+            background_.next().prepare(model_.matrices);
             drops = options_.on_nonfinite == nonfinite_policy::skip && squares.put_off.nonfinite != 0;
             background_.next().zero_nonfinite = terms.zero_nonfinite && !is_finite_for_sure;
         }
@@ -120,9 +121,14 @@ private:
     {
         try {
             try_to_step_on_device(home, selects, report);
-        } catch (...) {
+        } catch (device_error const&) { // the caller takes the step back
             if (selects)
                 keep_selection();
+            throw;
+        } catch (...) { // memory is short; the step may be finished once more
+            if (selects)
+                keep_selection();
+            background_.take_back();
             throw;
         }
     }
@@ -156,7 +162,6 @@ private:
     {
         report.selected = true;
         put_off_step& now = background_.now();
-        std::vector<std::uint32_t> list;
         for (std::size_t i = 0; i < model_.size(); ++i) {
             zenflow_param_state& own = model_.params[i];
             if (!model_.is_matrix(i))
@@ -179,8 +184,8 @@ private:
                 now.parts[i].columns[c] = now.parts[i].columns[c] != 0 && moved[c] == 0;
             if (background_.home() != nullptr)
                 continue; // their weights follow with the step
-            list_columns(moved, 1, list);
-            model_.copy_weights(i, list);
+            list_columns(moved, 1, own.late_list);
+            model_.copy_weights(i, own.late_list);
         }
     }
     // The step that was to change it has failed. What was put off has been stepped early, and lands with all else.

@@ -25,7 +25,8 @@ struct zenflow_param_state {
     std::vector<std::uint64_t> counts;          // of updates
     std::vector<std::uint8_t> selected, wanted; // of each column; wanted: by the selection that is being made
     std::vector<std::uint8_t> landing;          // zeros
-    std::vector<std::uint8_t> before, late;     // what change_selection() has changed
+    std::vector<std::uint8_t> before, late;     // what was selected; what takes its put-off update early,
+    std::vector<std::uint32_t> late_list;       // as a list
     std::vector<std::uint32_t> list;            // the selected columns,
     std::vector<group_step> steps;              // how those of each count are stepped now,
     std::vector<std::uint32_t> step_of;         // and which of these each has
@@ -99,6 +100,9 @@ struct zenflow_model {
         own.selected.resize(columns);
         own.wanted.resize(columns);
         own.landing.resize(columns);
+        own.before.reserve(columns);
+        own.late.reserve(columns);
+        own.late_list.reserve(columns);
         std::size_t const number = registry.add_shard(group, name, shard, {}, std::move(place), cpu.tier());
         if (columns == 0)
             all_rows = element_count(registry.places().params()[registry.places()[number].param]);
