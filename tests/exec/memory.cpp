@@ -8,12 +8,8 @@
 #include <thread>
 #include <utility>
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-
 #include <sys/mman.h>
+#include <sys/prctl.h>
 
 #include <adamant/exec/memory.hpp>
 #include <adamant/exec/memory_limits.hpp>
@@ -22,9 +18,12 @@
 #include <adamant/shard/shard.hpp>
 
 #include "catch.hpp"
+#include "child.hpp"
+#include "fake_root.hpp"
 #include "refusal.hpp"
 
 using namespace adamant;
+using test::fake_root;
 using test::mentions;
 using test::refusal;
 
@@ -34,35 +33,6 @@ constexpr std::size_t kib = 1024;
 constexpr std::size_t mib = 1024 * kib;
 constexpr std::size_t gib = 1024 * mib;
 std::size_t const page = detail::page_bytes(page_kind::normal);
-
-// A folder that stands for /, with files made to order.
-class fake_root {
-public:
-    fake_root()
-    {
-        std::string name = (std::filesystem::temp_directory_path() / "adamant_memory_XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr)
-            throw std::runtime_error("mkdtemp " + name);
-        path_ = name;
-    }
-    fake_root(fake_root const&) = delete;
-    fake_root& operator=(fake_root const&) = delete;
-    ~fake_root()
-    {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    fake_root& put(std::string const& file, std::string const& text)
-    {
-        std::filesystem::create_directories((path_ / file).parent_path());
-        std::ofstream(path_ / file) << text;
-        return *this;
-    }
-    [[nodiscard]] std::filesystem::path const& path() const { return path_; }
-
-private:
-    std::filesystem::path path_;
-};
 
 // The sizes of all mappings of this process. (Not from statm: an emulator's own would count.)
 std::vector<std::size_t> mappings()
@@ -455,6 +425,92 @@ TEST_CASE("transparent pages where the kernel has switched them off are normal o
     CHECK(pages() == here);
     root.put(folder + "enabled", "[always] madvise never\n");
     root.put(folder + "hugepages-32768kB/enabled", "always inherit madvise [never]\n");
+    SECTION("version 1: the limits of ancestors that a container does not see, and those of swap")
+    {
+        root.put("proc/self/cgroup", "9:memory:/docker/abc\n");
+        std::string const folder = "sys/fs/cgroup/memory/docker/abc/memory.";
+        root.put(folder + "limit_in_bytes", "9223372036854771712\n").put(folder + "usage_in_bytes", "4000\n");
+        root.put(folder + "stat", "inactive_file 7\nhierarchical_memory_limit 7000\ntotal_inactive_file 100\n");
+        CHECK(is(3100, "abc/memory.stat (hierarchical_memory_limit)"));
+        // What is swapped out counts on memory and swap together.
+        root.put(folder + "memsw.limit_in_bytes", "8000\n").put(folder + "memsw.usage_in_bytes", "5000\n");
+        CHECK(is(3100, "hierarchical_memory_limit"));
+        root.put(folder + "memsw.usage_in_bytes", "6000\n");
+        CHECK(is(2100, "abc/memory.memsw.limit_in_bytes"));
+        root.put(folder + "stat", "hierarchical_memory_limit 7000\nhierarchical_memsw_limit 6500\n");
+        CHECK(is(500, "abc/memory.stat (hierarchical_memsw_limit)"));
+        root.put(folder + "memsw.limit_in_bytes", "6000\n");
+        CHECK(is(0, "abc/memory.memsw.limit_in_bytes"));
+    }
+    SECTION("version 2: swap is no memory")
+    {
+        root.put("proc/self/cgroup", "0::/pod\n");
+        std::string const folder = "sys/fs/cgroup/pod/memory.";
+        root.put(folder + "max", "7000\n").put(folder + "current", "4000\n");
+        for (char const* const swap : {"0\n", "max\n", "9000000\n"}) {
+            root.put(folder + "swap.max", swap).put(folder + "swap.current", "100\n");
+            CHECK(is(3000, "pod/memory.max"));
+        }
+    }
+    SECTION("cgroup namespaces: a path outside of the mount stands for the mount itself")
+    {
+        root.put("other/memory.max", "10\n").put("other/memory.current", "10\n"); // outside of sys/fs/cgroup
+        root.put("sys/fs/cgroup/other/memory.max", "20\n").put("sys/fs/cgroup/other/memory.current", "20\n");
+        root.put("sys/fs/cgroup/memory.max", "5000\n").put("sys/fs/cgroup/memory.current", "3000\n");
+        for (char const* const path : {"/../../../other", "/..", "/../other", "/../..", "/", "/other/../../../other"}) {
+            INFO(path);
+            root.put("proc/self/cgroup", std::string("0::") + path + "\n");
+            std::filesystem::remove(root.path() / "proc/self/mountinfo");
+            CHECK(is(2000, "/sys/fs/cgroup/memory.max"));
+            root.put("proc/self/mountinfo",
+                     "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n");
+            CHECK(is(2000, "/sys/fs/cgroup/memory.max"));
+        }
+        // The mount shows what lies above the namespace.
+        root.put("proc/self/cgroup", "0::/../sibling\n");
+        root.put("proc/self/mountinfo", "30 23 0:26 /.. /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        root.put("sys/fs/cgroup/sibling/memory.max", "500\n").put("sys/fs/cgroup/sibling/memory.current", "300\n");
+        CHECK(is(200, "/sys/fs/cgroup/sibling/memory.max"));
+    }
+    SECTION("hierarchies are read where they are mounted")
+    {
+        root.put("sys/fs/cgroup/memory.max", "10\n").put("sys/fs/cgroup/memory.current", "10\n");
+        root.put("proc/self/cgroup", "4:memory:/docker/abc\n3:cpu,cpuacct:/\n0::/docker/abc\n");
+        std::string const other = "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw,cgroup,memory\n"
+                                  "33 22 0:30 / /mnt/cpu rw - cgroup cgroup rw,cpu,cpuacct\n";
+        root.put("proc/self/mountinfo", other);
+        CHECK(is(gib, "/proc/meminfo")); // nowhere
+        // Version 1, of the container's own cgroup alone, in a folder with a space.
+        root.put("proc/self/mountinfo",
+                 other + "34 22 0:31 /docker/abc /mnt/my\\040memory rw,relatime master:3 - cgroup cgroup rw,memory\n");
+        root.put("mnt/my memory/memory.limit_in_bytes", "7000\n").put("mnt/my memory/memory.usage_in_bytes", "4000\n");
+        root.put("mnt/my memory/docker/abc/memory.limit_in_bytes", "1\n");
+        root.put("mnt/my memory/docker/abc/memory.usage_in_bytes", "1\n");
+        CHECK(is(3000, "/mnt/my memory/memory.limit_in_bytes"));
+        // Both versions at once.
+        root.put("proc/self/mountinfo", other + "34 22 0:31 / /mnt/v1 rw - cgroup cgroup rw,memory\n"
+                                                "35 22 0:32 / /mnt/v2 rw - cgroup2 cgroup2 rw\n");
+        root.put("mnt/v1/docker/memory.limit_in_bytes", "7000\n").put("mnt/v1/docker/memory.usage_in_bytes", "4000\n");
+        CHECK(is(3000, "/mnt/v1/docker/memory.limit_in_bytes"));
+        root.put("mnt/v2/docker/abc/memory.max", "7000\n").put("mnt/v2/docker/abc/memory.current", "6000\n");
+        CHECK(is(1000, "/mnt/v2/docker/abc/memory.max"));
+        // Mounted twice: where the ancestors are seen too.
+        std::string const part = "36 22 0:32 /docker /mnt/part rw - cgroup2 cgroup2 rw\n";
+        std::string const whole = "35 22 0:32 / /mnt/v2 rw - cgroup2 cgroup2 rw\n";
+        std::string const elsewhere = "37 22 0:32 /other /mnt/other rw - cgroup2 cgroup2 rw\n";
+        root.put("mnt/v2/docker/memory.max", "600\n").put("mnt/v2/docker/memory.current", "400\n");
+        root.put("mnt/other/memory.max", "1\n").put("mnt/other/memory.current", "1\n");
+        for (std::string const& mounts : {part + whole + elsewhere, elsewhere + whole + part}) {
+            root.put("proc/self/mountinfo", mounts);
+            CHECK(is(200, "/mnt/v2/docker/memory.max"));
+        }
+        for (char const* const text :
+             {"35", "35 22 0:32", "35 22 0:32 / /mnt/v2 rw", "35 22 0:32 / /mnt/v2 rw - cgroup2", "a - b",
+              "- - - - - - - - - -", "\\", "35 22 0:32 \\04 \\9 rw - cgroup2 x rw"}) {
+            root.put("proc/self/mountinfo", text);
+            (void)available_memory({}, root.path()); // no read past an end
+        }
+    }
     CHECK(pages() == page_kind::normal);
     root.put(folder + "hugepages-32768kB/enabled", "always [inherit] madvise never\n");
     CHECK(pages() == here);
@@ -629,40 +685,6 @@ TEST_CASE("hugetlb pages are bound only where that is required and the nodes hav
     CHECK(bound.report().notes.empty());
 }
 
-// Runs a function in a child in which these system calls do nothing but set this errno. Returns the child's exit
-// status; -1 where no filter is to be had.
-template <class Function>
-static int without(std::initializer_list<long> calls, unsigned with_errno, Function function)
-{
-    std::vector<sock_filter> program = {{BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(seccomp_data, nr)}};
-    for (long const call : calls) {
-        program.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, 1, static_cast<std::uint32_t>(call)});
-        program.push_back({BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ERRNO | with_errno});
-    }
-    program.push_back({BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW});
-    sock_fprog const filter = {static_cast<unsigned short>(program.size()), program.data()};
-    pid_t const child = ::fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-        if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
-            ::_exit(99);
-        int status = 98;
-        try {
-            status = function();
-        } catch (std::exception const& error) {
-            std::fprintf(stderr, "in the child: %s\n", error.what());
-        }
-        ::_exit(status);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    REQUIRE(WIFEXITED(status)); // not killed
-    if (WEXITSTATUS(status) != 99)
-        return WEXITSTATUS(status);
-    WARN("skipped: no system call can be refused here");
-    return -1;
-}
-
 TEST_CASE("no_numactl: where binding is refused, as in containers, memory is there all the same, or it is said why not")
 {
     // Returns the number of the first thing that is wrong.
@@ -687,15 +709,15 @@ TEST_CASE("no_numactl: where binding is refused, as in containers, memory is the
             return 5;
         return 0;
     };
-    int const all = without({SYS_mbind, SYS_set_mempolicy, SYS_get_mempolicy, SYS_move_pages}, EPERM,
-                            [&] { return check("mbind: "); });
+    int const all = test::without({SYS_mbind, SYS_set_mempolicy, SYS_get_mempolicy, SYS_move_pages}, EPERM,
+                                  [&] { return check("mbind: "); });
     CHECK((all == 0 || all == -1));
     if (all == -1 || !can_bind())
         return;
     // Bound, perhaps, but not known to be.
-    CHECK(without({SYS_get_mempolicy, SYS_move_pages}, EPERM, [&] { return check("get_mempolicy, "); }) == 0);
+    CHECK(test::without({SYS_get_mempolicy, SYS_move_pages}, EPERM, [&] { return check("get_mempolicy, "); }) == 0);
     // What an mbind that says yes and does nothing has done, only the kernel knows.
-    CHECK(without({SYS_mbind}, 0, [] {
+    CHECK(test::without({SYS_mbind}, 0, [] {
               memory_block const block(3 * mib, on({0}));
               return block.report().binding == memory_binding::none && block.report().nodes.empty() &&
                              block.report().notes.find("the kernel's policy is none") != std::string::npos

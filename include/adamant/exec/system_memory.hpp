@@ -4,23 +4,22 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstddef>
 #include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
-#include <fcntl.h>
 #include <linux/mempolicy.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <adamant/core/error.hpp>
 #include <adamant/exec/memory_options.hpp>
+#include <adamant/core/system_file.hpp>
 
+#include <adamant/topology/cgroup.hpp>
 ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
@@ -46,44 +45,6 @@ inline std::size_t page_bytes(page_kind kind) noexcept
                             : static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// A file of /proc or /sys, which are short; empty where it cannot be read. Read at once, as they may change meanwhile.
-inline std::string read_file(std::string const& path)
-{
-    std::string text;
-    int const file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        return text;
-    char part[4096];
-    for (ssize_t n = ::read(file, part, sizeof part); n > 0; n = ::read(file, part, sizeof part))
-        text.append(part, static_cast<std::size_t>(n));
-    ::close(file);
-    return text;
-}
-
-// Takes the next word from the front of a text; empty at its end.
-inline std::string_view next_word(std::string_view& text) noexcept
-{
-    constexpr std::string_view spaces = " \t\n";
-    text.remove_prefix(std::min(text.find_first_not_of(spaces), text.size()));
-    std::string_view const word = text.substr(0, text.find_first_of(spaces));
-    text.remove_prefix(word.size());
-    return word;
-}
-
-// The number after a word of a file ("MemFree: 12 kB", "inactive_file 12"), or its first word; nothing for "max".
-inline std::optional<std::size_t> read_number(std::string const& path, std::string_view after = {})
-{
-    std::string const file = read_file(path);
-    std::string_view text = file;
-    for (std::string_view word; word != after && !text.empty();)
-        word = next_word(text);
-    std::string_view const number = next_word(text);
-    std::size_t value = 0;
-    if (std::from_chars(number.data(), number.data() + number.size(), value).ec != std::errc{})
-        return {};
-    return next_word(text) == "kB" ? value * 1024 : value;
-}
-
 inline std::string node_folder(std::string const& root, unsigned node)
 {
     return text_of({root, "/sys/devices/system/node/node", node});
@@ -101,76 +62,42 @@ inline void keep_least(memory_limit& least, std::size_t bytes, std::string const
         least = {bytes, source};
 }
 
-// The files of a cgroup's folder, of version 1 and 2.
-struct cgroup_files {
-    std::string_view limit, used, active, inactive; // the last two are words of the file .stat
-};
-inline constexpr cgroup_files cgroup_v1 = {".limit_in_bytes", ".usage_in_bytes", "total_active_file",
-                                           "total_inactive_file"};
-inline constexpr cgroup_files cgroup_v2 = {".max", ".current", "active_file", "inactive_file"};
-
-// What one cgroup leaves of a resource.
-inline void keep_least_of_cgroup(memory_limit& least, std::string file, cgroup_files const& files)
+// What one cgroup leaves of "memory" or "hugetlb.2MB".
+inline void keep_least_of_cgroup(memory_limit& least, cgroup_folder const& cgroup, std::string_view resource)
 {
-    std::size_t const base = file.size();
-    auto const number = [&](std::string_view suffix, std::string_view after) {
-        file.resize(base);
-        file += suffix;
-        return read_number(file, after);
-    };
-    auto const used = number(files.used, {});
+    std::string const file = text_of({cgroup.path, "/", resource});
+    std::string const stat = read_file(file + ".stat");
     // The file cache counts as used but gives way. Otherwise nothing would seem to be left after much reading.
     std::size_t cache = 0;
-    for (std::string_view const gives_way : {files.active, files.inactive})
-        cache += number(".stat", gives_way).value_or(0);
-    auto const limit = number(files.limit, {});
-    if (!limit || !used)
+    for (char const* const gives_way : {"active_file", "inactive_file"})
+        cache += number_after(stat, cgroup.v2 ? gives_way : text_of({"total_", gives_way})).value_or(0);
+    auto const keep = [&](std::optional<std::size_t> limit, std::string const& usage, std::string const& source) {
+        auto const used = limit ? read_number(usage) : std::nullopt;
+        if (used)
+            keep_least(least, *limit - std::min(*limit, *used - std::min(*used, cache)), source);
+    };
+    if (cgroup.v2) { // memory.swap.max limits swap alone, which nobody here counts on
+        keep(read_number(file + ".max"), file + ".current", file + ".max");
         return;
-    std::size_t const taken = *used - std::min(*used, cache);
-    keep_least(least, *limit - std::min(*limit, taken), file);
-}
-
-// Takes what comes before the next separator from the front of a text, and the separator.
-inline std::string_view next_part(std::string_view& text, char separator) noexcept
-{
-    std::string_view const part = text.substr(0, text.find(separator));
-    text.remove_prefix(std::min(part.size() + 1, text.size()));
-    return part;
+    }
+    std::string const used = file + ".usage_in_bytes";
+    keep(read_number(file + ".limit_in_bytes"), used, file + ".limit_in_bytes");
+    if (resource != "memory")
+        return;
+    // The least of the ancestors' limits, also of those above the mount of a container.
+    keep(number_after(stat, "hierarchical_memory_limit"), used, file + ".stat (hierarchical_memory_limit)");
+    // Memory and swap together: with much swapped out already, this is reached first.
+    std::string const both = file + ".memsw.usage_in_bytes";
+    keep(read_number(file + ".memsw.limit_in_bytes"), both, file + ".memsw.limit_in_bytes");
+    keep(number_after(stat, "hierarchical_memsw_limit"), both, file + ".stat (hierarchical_memsw_limit)");
 }
 
 // What the cgroups of this process, of version 1 or 2, leave it of "memory" or "hugetlb.2MB".
 inline memory_limit cgroup_room(std::string const& root, std::string_view resource)
 {
     memory_limit least;
-    std::string_view rest = resource;
-    std::string_view const controller = next_part(rest, '.');
-    std::string const file = read_file(root + "/proc/self/cgroup");
-    for (std::string_view lines = file;
-         !lines.empty();) { // "4:cpuset,memory:/job" in version 1, "0::/job" in version 2
-        std::string_view group = next_part(lines, '\n');
-        if (std::count(group.begin(), group.end(), ':') < 2)
-            continue;
-        next_part(group, ':');
-        std::string_view controllers = next_part(group, ':');
-        bool const v2 = controllers.empty();
-        bool ours = v2;
-        while (!controllers.empty())
-            ours = next_part(controllers, ',') == controller || ours;
-        if (!ours)
-            continue;
-        std::string folder = root + "/sys/fs/cgroup";
-        if (!v2)
-            folder.append("/").append(controller);
-        // All ancestors' limits hold. In a container the path may be the host's, and only the mount itself be there.
-        std::size_t const mount = folder.size();
-        folder += group;
-        while (folder.size() > mount && folder.back() == '/')
-            folder.pop_back();
-        for (std::size_t end = folder.size(); end >= mount && end != std::string::npos; end = folder.rfind('/')) {
-            folder.resize(end);
-            keep_least_of_cgroup(least, std::string(folder).append("/").append(resource), v2 ? cgroup_v2 : cgroup_v1);
-        }
-    }
+    for (cgroup_folder const& cgroup : cgroup_folders(root, resource.substr(0, resource.find('.'))))
+        keep_least_of_cgroup(least, cgroup, resource);
     return least;
 }
 
