@@ -192,6 +192,63 @@ TEST_CASE("the kernel is asked for huge pages, or for none")
     CHECK(mentions(flags_of(memory_block(4 * mib, with(page_kind::normal)).data()), " nh "));
 }
 
+TEST_CASE("thp_off: where a process gets no huge pages, the report says so and a requirement fails")
+{
+    // Returns the number of the first thing that is wrong.
+    auto const check = [](bool off) {
+        memory_block block(4 * mib);
+        bool const reported = block.report().pages == page_kind::transparent;
+        block.touch(0, block.size());
+        if (reported == off)
+            return 1;
+        if (off && measure_placement(block).huge_bytes != 0)
+            return 2;
+        if (off !=
+            (block.report().notes.find("switched off for this process (PR_SET_THP_DISABLE") != std::string::npos))
+            return 3;
+        std::string const text =
+            refusal<unavailable>([] { memory_block(4 * mib, with(page_kind::transparent, true)); });
+        bool const refused = text.find("transparent huge pages were requested, but they are switched off for this "
+                                       "process (PR_SET_THP_DISABLE") != std::string::npos;
+        return refused == off ? 0 : 4;
+    };
+    if (memory_block(4 * mib).report().pages != page_kind::transparent) {
+        WARN("skipped: this machine has no huge pages");
+        return;
+    }
+    CHECK(test::in_child([&] { return check(false); }) == 0);
+    CHECK(test::in_child([&] { return ::prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0 ? 99 : check(true); }) == 0);
+    // Since Linux 6.18: off, but for memory that asks for them.
+    int const excepted =
+        test::in_child([&] { return ::prctl(PR_SET_THP_DISABLE, 1, 2, 0, 0) != 0 ? 99 : check(false); });
+    CHECK((excepted == 0 || excepted == 99));
+    // The kernel may refuse to be asked; then its files say it.
+    int const unasked = test::without({SYS_prctl}, EPERM, [] {
+        fake_root root;
+        root.put("proc/self/status", "Name:\tx\nTHP_enabled:\t0\n");
+        bool const off = detail::transparent_pages_are_off(root.path());
+        root.put("proc/self/status", "Name:\tx\nTHP_enabled:\t1\n");
+        return off && !detail::transparent_pages_are_off(root.path()) &&
+                       !detail::transparent_pages_are_off((root.path() / "none").string())
+                   ? 0
+                   : 1;
+    });
+    CHECK((unasked == 0 || unasked == -1));
+}
+
+TEST_CASE("memory smaller than a huge page is none, and cannot be required to be one")
+{
+    if (memory_block(4 * mib).report().pages != page_kind::transparent)
+        return;
+    std::size_t const huge_page = detail::transparent_bytes({});
+    memory_block const small(huge_page - 1);
+    CHECK(small.report().pages == page_kind::normal);
+    CHECK(mentions(small.report().notes, "less than one of them"));
+    CHECK(memory_block(huge_page, with(page_kind::transparent, true)).report().pages == page_kind::transparent);
+    CHECK(mentions(refusal<unavailable>([&] { memory_block(huge_page - 1, with(page_kind::transparent, true)); }),
+                   "less than one of them"));
+}
+
 TEST_CASE("a byte before or after the memory faults")
 {
     for (page_kind const kind : {page_kind::transparent, page_kind::normal}) {
@@ -368,63 +425,6 @@ TEST_CASE("the least of the machine and all cgroups is what is available")
         root.put("sys/fs/cgroup/memory/memory.limit_in_bytes", "4000500\n");
         CHECK(is(500, "memory/memory.limit_in_bytes"));
     }
-    SECTION("nodes")
-    {
-        std::string const zero = "Node 0 MemTotal: 900 kB\nNode 0 MemFree:  100 kB\nNode 0 Active(file): 20 kB\n"
-                                 "Node 0 Inactive(file): 3 kB\nNode 0 FilePages: 500 kB\nNode 0 SReclaimable: 4 kB\n";
-        root.put("sys/devices/system/node/node0/meminfo", zero);
-        root.put("sys/devices/system/node/node3/meminfo", "Node 3 MemFree: 1000 kB\n");
-        CHECK(available_memory({0}, root.path()).bytes == 127 * kib);
-        CHECK(available_memory({0, 3}, root.path()).bytes == 1127 * kib);
-        CHECK(mentions(available_memory({0, 3}, root.path()).source, "NUMA nodes 0,3"));
-        CHECK(available_memory({0, 1}, root.path()).bytes == gib); // what node 1 has is not known
-        CHECK(mentions(refusal<unavailable>([&] { check_memory(127 * kib + 1, {0}, root.path()); }), "NUMA nodes 0"));
-    }
-    SECTION("files that make no sense")
-    {
-        for (char const* const text : {"", "MemAvailable:", "MemAvailable: x kB", "MemAvailable: -5 kB",
-                                       "MemAvailable: 99999999999999999999999 kB"}) {
-            root.put("proc/meminfo", text);
-            CHECK(available_memory({}, root.path()).source.empty());
-        }
-        for (char const* const text : {"", ":", "::", "0:", "0::", "0::relative/path", "0::/../../up"}) {
-            root.put("proc/self/cgroup", text);
-            CHECK(available_memory({}, root.path()).source.empty());
-        }
-    }
-}
-
-TEST_CASE("this machine has memory available")
-{
-    memory_limit const limit = available_memory();
-    CHECK(limit.bytes > mib);
-    CHECK(limit.bytes < std::size_t{1} << 50);
-    CHECK(!limit.source.empty());
-}
-
-TEST_CASE("transparent pages where the kernel has switched them off are normal ones, by its own word")
-{
-    std::string const folder = "sys/kernel/mm/transparent_hugepage/";
-    fake_root root;
-    auto const pages = [&] { return memory_block(page, {}, root.path()).report().pages; };
-    page_kind const here = pages(); // of a kernel that does not say
-    root.put(folder + "enabled", "always madvise [never]\n");
-    memory_block const block(page, {}, root.path());
-    CHECK(block.report().pages == page_kind::normal);
-    CHECK(mentions(block.report().notes, "transparent_hugepage/enabled is never; as root, write madvise to it"));
-    CHECK(mentions(refusal<unavailable>([&] { memory_block(page, with(page_kind::transparent, true), root.path()); }),
-                   "is never"));
-    CHECK(memory_block(page, with(page_kind::normal, true), root.path()).report().notes.empty());
-    // Since Linux 6.8 each size has a switch of its own.
-    root.put(folder + "hpage_pmd_size", "33554432\n");
-    root.put(folder + "hugepages-2048kB/enabled", "always inherit [madvise] never\n");
-    CHECK(pages() == page_kind::normal);
-    root.put(folder + "hugepages-32768kB/enabled", "always [inherit] madvise never\n");
-    CHECK(pages() == page_kind::normal);
-    root.put(folder + "hugepages-32768kB/enabled", "always inherit [madvise] never\n");
-    CHECK(pages() == here);
-    root.put(folder + "enabled", "[always] madvise never\n");
-    root.put(folder + "hugepages-32768kB/enabled", "always inherit madvise [never]\n");
     SECTION("version 1: the limits of ancestors that a container does not see, and those of swap")
     {
         root.put("proc/self/cgroup", "9:memory:/docker/abc\n");
@@ -511,6 +511,63 @@ TEST_CASE("transparent pages where the kernel has switched them off are normal o
             (void)available_memory({}, root.path()); // no read past an end
         }
     }
+    SECTION("nodes")
+    {
+        std::string const zero = "Node 0 MemTotal: 900 kB\nNode 0 MemFree:  100 kB\nNode 0 Active(file): 20 kB\n"
+                                 "Node 0 Inactive(file): 3 kB\nNode 0 FilePages: 500 kB\nNode 0 SReclaimable: 4 kB\n";
+        root.put("sys/devices/system/node/node0/meminfo", zero);
+        root.put("sys/devices/system/node/node3/meminfo", "Node 3 MemFree: 1000 kB\n");
+        CHECK(available_memory({0}, root.path()).bytes == 127 * kib);
+        CHECK(available_memory({0, 3}, root.path()).bytes == 1127 * kib);
+        CHECK(mentions(available_memory({0, 3}, root.path()).source, "NUMA nodes 0,3"));
+        CHECK(available_memory({0, 1}, root.path()).bytes == gib); // what node 1 has is not known
+        CHECK(mentions(refusal<unavailable>([&] { check_memory(127 * kib + 1, {0}, root.path()); }), "NUMA nodes 0"));
+    }
+    SECTION("files that make no sense")
+    {
+        for (char const* const text : {"", "MemAvailable:", "MemAvailable: x kB", "MemAvailable: -5 kB",
+                                       "MemAvailable: 99999999999999999999999 kB"}) {
+            root.put("proc/meminfo", text);
+            CHECK(available_memory({}, root.path()).source.empty());
+        }
+        for (char const* const text : {"", ":", "::", "0:", "0::", "0::relative/path", "0::/../../up"}) {
+            root.put("proc/self/cgroup", text);
+            CHECK(available_memory({}, root.path()).source.empty());
+        }
+    }
+}
+
+TEST_CASE("this machine has memory available")
+{
+    memory_limit const limit = available_memory();
+    CHECK(limit.bytes > mib);
+    CHECK(limit.bytes < std::size_t{1} << 50);
+    CHECK(!limit.source.empty());
+}
+
+TEST_CASE("transparent pages where the kernel has switched them off are normal ones, by its own word")
+{
+    std::string const folder = "sys/kernel/mm/transparent_hugepage/";
+    fake_root root;
+    auto const pages = [&] { return memory_block(page, {}, root.path()).report().pages; };
+    page_kind const here = pages(); // of a kernel that does not say
+    root.put(folder + "enabled", "always madvise [never]\n");
+    memory_block const block(page, {}, root.path());
+    CHECK(block.report().pages == page_kind::normal);
+    CHECK(mentions(block.report().notes, "transparent_hugepage/enabled is never; as root, write madvise to it"));
+    CHECK(mentions(refusal<unavailable>([&] { memory_block(page, with(page_kind::transparent, true), root.path()); }),
+                   "is never"));
+    CHECK(memory_block(page, with(page_kind::normal, true), root.path()).report().notes.empty());
+    // Since Linux 6.8 each size has a switch of its own.
+    root.put(folder + "hpage_pmd_size", "33554432\n");
+    root.put(folder + "hugepages-2048kB/enabled", "always inherit [madvise] never\n");
+    CHECK(pages() == page_kind::normal);
+    root.put(folder + "hugepages-32768kB/enabled", "always [inherit] madvise never\n");
+    CHECK(pages() == page_kind::normal);
+    root.put(folder + "hugepages-32768kB/enabled", "always inherit [madvise] never\n");
+    CHECK(pages() == here);
+    root.put(folder + "enabled", "[always] madvise never\n");
+    root.put(folder + "hugepages-32768kB/enabled", "always inherit madvise [never]\n");
     CHECK(pages() == page_kind::normal);
     root.put(folder + "hugepages-32768kB/enabled", "always [inherit] madvise never\n");
     CHECK(pages() == here);

@@ -184,6 +184,12 @@ ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::st
         why = std::string("madvise: ") + std::strerror(errno);
     else if (detail::transparent_mode(root) == "never")
         why = "/sys/kernel/mm/transparent_hugepage/enabled is never; as root, write madvise to it";
+    else if (detail::transparent_pages_are_off(root))
+        why = "they are switched off for this process (PR_SET_THP_DISABLE, which it or a parent has called); "
+              "start it without that, in a systemd unit without MemoryTHP=disable";
+    else if (std::size_t const huge_page = detail::transparent_bytes(root); report_.bytes < huge_page)
+        why = detail::text_of({detail::bytes_text(report_.bytes), " are less than one of them, of ",
+                               detail::bytes_text(huge_page), "; request more at once"});
     else
         return;
     report_.pages = page_kind::normal;

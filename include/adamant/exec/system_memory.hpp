@@ -12,14 +12,15 @@
 #include <utility>
 
 #include <linux/mempolicy.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <adamant/core/error.hpp>
-#include <adamant/exec/memory_options.hpp>
 #include <adamant/core/system_file.hpp>
-
+#include <adamant/exec/memory_options.hpp>
 #include <adamant/topology/cgroup.hpp>
+
 ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
@@ -101,6 +102,16 @@ inline memory_limit cgroup_room(std::string const& root, std::string_view resour
     return least;
 }
 
+inline std::string transparent_folder(std::string const& root)
+{
+    return root + "/sys/kernel/mm/transparent_hugepage";
+}
+// The size of a transparent huge page.
+inline std::size_t transparent_bytes(std::string const& root)
+{
+    return read_number(transparent_folder(root) + "/hpage_pmd_size").value_or(std::size_t{1} << 21);
+}
+
 // What the kernel does with memory that asks for huge pages: "always", "madvise" or "never"; empty where it has none.
 inline std::string transparent_mode(std::string const& root)
 {
@@ -112,10 +123,19 @@ inline std::string transparent_mode(std::string const& root)
                 return std::string(word.substr(1, word.size() - 2));
         return std::string();
     };
-    std::string const all = root + "/sys/kernel/mm/transparent_hugepage";
-    std::size_t const kib = read_number(all + "/hpage_pmd_size").value_or(std::size_t{1} << 21) / 1024;
+    std::string const all = transparent_folder(root);
+    std::size_t const kib = transparent_bytes(root) / 1024;
     std::string const own = chosen(text_of({all, "/hugepages-", kib, "kB/enabled"})); // since Linux 6.8
     return own.empty() || own == "inherit" ? chosen(all + "/enabled") : own;
+}
+
+// Whether the kernel gives this process no huge pages, whatever it asks for: PR_SET_THP_DISABLE, which children
+// inherit. (Since Linux 6.18 that may except memory that asks for them, as ours does.)
+inline bool transparent_pages_are_off(std::string const& root)
+{
+    if (int const disabled = ::prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0); disabled >= 0)
+        return disabled == 1;
+    return read_number(root + "/proc/self/status", "THP_enabled:") == std::size_t{0};
 }
 
 // The policy of the mapping at an address; nothing, with errno, where the kernel may not be asked. (hwloc does not tell
