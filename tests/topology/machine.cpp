@@ -4,15 +4,20 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +25,8 @@
 #include <adamant/topology/read_machine.hpp>
 
 #include "catch.hpp"
+#include "child.hpp"
+#include "fake_root.hpp"
 #include "refusal.hpp"
 
 using namespace adamant;
@@ -472,6 +479,162 @@ TEST_CASE("files and descriptions that hold no machine are refused")
                        "is not a synthetic topology"));
         if (*wrong != '\0')
             CHECK(mentions(refusal<invalid_argument>([&] { (void)read_machine(wrong); }), std::string("\"") + wrong));
+    }
+}
+
+namespace {
+
+// A text with its attributes changed, so that hwloc is not given what it never wrote.
+struct mutant {
+    std::string what;
+    std::string text;
+};
+// Of each kind of tag in a file, each attribute dropped, emptied and set to what makes no sense; and the sets of
+// objects dropped two and four at once. But for those that were seen in another file.
+std::vector<mutant> mutants_of(std::string const& text, std::set<std::string>& seen)
+{
+    std::vector<mutant> all;
+    auto const attribute = [](std::string const& tag, std::string const& name) {
+        std::size_t const begin = tag.find(" " + name + "=\"");
+        return begin == std::string::npos ? std::pair(begin, begin)
+                                          : std::pair(begin, tag.find('"', begin + name.size() + 3) + 1);
+    };
+    for (std::size_t begin = text.find('<'); begin != std::string::npos; begin = text.find('<', begin + 1)) {
+        std::size_t const end = text.find('>', begin);
+        std::string const tag = text.substr(begin, end - begin);
+        auto const [type, type_end] = attribute(tag, "type");
+        std::string const kind =
+            tag.substr(0, tag.find(' ')) + (type == type_end ? "" : tag.substr(type, type_end - type));
+        auto const add = [&](std::string const& what, std::string const& changed) {
+            if (changed != tag && seen.insert(kind + what).second)
+                all.push_back({kind + " " + what, text.substr(0, begin) + changed + text.substr(end)});
+        };
+        for (std::size_t at = tag.find("=\""); at != std::string::npos; at = tag.find("=\"", tag.find('"', at + 2))) {
+            std::string const name = tag.substr(tag.rfind(' ', at) + 1, at - tag.rfind(' ', at) - 1);
+            auto const [from, to] = attribute(tag, name);
+            if (from == to)
+                continue;
+            for (std::string const& value : {std::string(), " " + name + "=\"\"", " " + name + "=\"zz\"",
+                                             " " + name + "=\"-1\"", " " + name + "=\"99999999999999999999\""})
+                add(name + " ->" + value, tag.substr(0, from) + value + tag.substr(to));
+        }
+        for (texts const& names : {texts{"cpuset", "complete_cpuset"}, texts{"nodeset", "complete_nodeset"},
+                                   texts{"complete_cpuset", "complete_nodeset"}, texts{"cpuset", "nodeset"},
+                                   texts{"cpuset", "complete_cpuset", "nodeset", "complete_nodeset"}}) {
+            std::string changed = tag;
+            std::string what = "without";
+            for (std::string const& name : names)
+                if (auto const [from, to] = attribute(changed, name); from != to) {
+                    changed.erase(from, to - from);
+                    what += " " + name;
+                }
+            add(what, changed);
+        }
+    }
+    return all;
+}
+
+} // namespace
+
+TEST_CASE("files that say nonsense are read or refused, and end no process")
+{
+    texts contents;
+    for (auto const& entry : std::filesystem::directory_iterator(ADAMANT_TOPOLOGIES))
+        if (entry.path().extension() == ".xml") {
+            std::ifstream in(entry.path());
+            contents.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+        }
+    std::sort(contents.begin(), contents.end(), [](auto const& a, auto const& b) { return a.size() < b.size(); });
+    std::set<std::string> seen;
+    for (std::string const& text : contents) {
+        std::vector<mutant> const all = mutants_of(text, seen);
+        scratch_file const xml(text);
+        // A child for all of them, and after a crash another one for the rest.
+        auto* const at = static_cast<std::size_t*>(
+            mmap(nullptr, sizeof(std::size_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+        REQUIRE(at != MAP_FAILED);
+        for (*at = 0; *at < all.size(); ++*at) {
+            pid_t const child = fork();
+            if (child == 0) {
+                if (freopen("/dev/null", "w", stderr) == nullptr) // where hwloc's remarks go
+                    _exit(1);
+                for (; *at < all.size(); ++*at) {
+                    alarm(20);
+                    std::ofstream(xml.path()) << all[*at].text;
+                    try {
+                        (void)machine_from_xml(xml.path());
+                    } catch (error const&) {
+                    }
+                }
+                _exit(0);
+            }
+            REQUIRE(child > 0);
+            int status = 0;
+            REQUIRE(waitpid(child, &status, 0) == child);
+            INFO((*at < all.size() ? all[*at].what : "the end"));
+            CHECK(WIFEXITED(status));
+            CHECK(status == 0);
+        }
+        munmap(at, sizeof(std::size_t));
+    }
+    CHECK(seen.size() > 500); // or they are not made
+}
+
+TEST_CASE("objects without a set that hwloc crashes without are refused by their line")
+{
+    std::string const good = machine_with_devices("", "");
+    for (auto const& [set, counterpart] :
+         {std::pair(std::string("cpuset"), "complete_cpuset"), std::pair(std::string("nodeset"), "complete_nodeset")}) {
+        std::string text = good;
+        std::size_t const core = text.find("type=\"Core\"");
+        std::size_t const begin = text.find(std::string(" ") + counterpart, core);
+        text.erase(begin, text.find('"', text.find('"', begin) + 1) + 1 - begin);
+        auto const line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(core), '\n');
+        scratch_file const xml(text);
+        CHECK(mentions(refusal<invalid_argument>([&] { (void)machine_from_xml(xml.path()); }),
+                       "cannot read \"" + xml.path() + "\": line " + std::to_string(line) + ": the Core has a " + set +
+                           " and no " + counterpart));
+        CHECK(mentions(ask_child({"HWLOC_XMLFILE=" + xml.path(), "HWLOC_THISSYSTEM=1"}).error,
+                       "(HWLOC_XMLFILE): line " + std::to_string(line)));
+        // What is a comment, or quoted in the other way, is no reason.
+        scratch_file const commented(
+            with(good, "</topology>", "<!-- <object type=\"Core\" " + set + "=\"0x1\"/> --></topology>"));
+        CHECK(machine_from_xml(commented.path()).cores.size() == 4);
+    }
+    CHECK(detail::problem_of_xml("<object type='Core' cpuset='0x1' complete_cpuset = '0x1' nodeset=\"'\" "
+                                 "complete_nodeset=\">\">") == "");
+    for (char const* const cut : {"<", "<object", "<object ", "<object type", "<object type=", "<object type=\"",
+                                  "<object type=\"Core", "<object cpuset=\"0x1\"", "<!--", "<!-- <object cpuset=\"\">"})
+        (void)detail::problem_of_xml(cut); // no read past an end
+}
+
+TEST_CASE("a machine whose folder of NUMA nodes is empty is refused, where hwloc would abort")
+{
+    test::fake_root root;
+    std::filesystem::create_directories(root.path() / "sys/devices/system/node");
+    root.put("sys/devices/system/cpu/online", "0-1\n").put("sys/devices/system/cpu/possible", "0-1\n");
+    std::vector<std::string> const variables = {"HWLOC_FSROOT=" + root.path().string(), "HWLOC_THISSYSTEM=1"};
+    std::string const said = "system/node names no NUMA node. Mount all of sysfs at /sys";
+    CHECK(mentions(ask_child(variables).error, said));
+    root.put("sys/devices/system/node/has_cpu", "\n").put("sys/devices/system/node/nodes", "\n");
+    CHECK(mentions(ask_child(variables).error, said));
+    root.put("sys/devices/system/node/node0/cpumap", "3\n");
+    CHECK(ask_child(variables).error.find(said) == std::string::npos);
+    CHECK(mentions(ask_child({variables[0]}).error, "another machine than this one"));
+}
+
+TEST_CASE("where the kernel does not say which PUs a process may use, that is an error and no endless loop")
+{
+    for (unsigned const why : {unsigned{EPERM}, unsigned{ENOSYS}, unsigned{EINVAL}}) {
+        int const status = test::without({SYS_sched_getaffinity}, why, [&] {
+            alarm(10); // less than in_child() waits
+            std::string const text = refusal<unavailable>([] { (void)live_machine(); });
+            bool const said = text.find("sched_getaffinity: " + std::string(std::strerror(static_cast<int>(why)))) !=
+                              std::string::npos;
+            // Nor does a thread that is bound wait for ever to hear where.
+            return said && detail::bind_this_thread(pu_set{0}).empty() ? 0 : 1;
+        });
+        CHECK((status == 0 || status == -1));
     }
 }
 

@@ -4,10 +4,12 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <new>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 
@@ -15,29 +17,65 @@
 #include <omp.h>
 #endif
 
+#include <dirent.h>
 #include <hwloc.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <adamant/core/error.hpp>
+#include <adamant/core/system_file.hpp>
 #include <adamant/topology/hwloc_objects.hpp>
+#include <adamant/topology/hwloc_xml.hpp>
 #include <adamant/topology/launch_mask.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
+[[noreturn]] inline void refuse_another_machine()
+{
+    throw_unavailable({"hwloc was told to show another machine than this one; unset HWLOC_XMLFILE, "
+                       "HWLOC_SYNTHETIC and HWLOC_FSROOT, or set HWLOC_THISSYSTEM=1 if they describe this machine"});
+}
+
+// Throws unavailable where hwloc would abort or crash.
+inline void check_before_load()
+{
+    std::string const xml = hwloc_variable("HWLOC_XMLFILE");
+    std::string const root = hwloc_variable("HWLOC_FSROOT");
+    bool const others = !xml.empty() || !root.empty() || !hwloc_variable("HWLOC_SYNTHETIC").empty();
+    if (others && std::atoi(hwloc_variable("HWLOC_THISSYSTEM").c_str()) == 0)
+        refuse_another_machine();
+    if (std::string const problem = problem_of_xml(read_file(xml)); !problem.empty())
+        throw_unavailable({"cannot read this machine's topology from \"", xml, "\" (HWLOC_XMLFILE): ", problem,
+                           ". Write the file again with lstopo FILE.xml"});
+    // hwloc 2 aborts where there is a folder of nodes that names none.
+    std::string const nodes = root + "/sys/devices/system/node";
+    DIR* const folder = ::opendir(nodes.c_str());
+    if (folder == nullptr)
+        return;
+    bool any = false;
+    while (dirent const* const entry = ::readdir(folder)) {
+        std::string_view const name = entry->d_name;
+        any = any || name == "online" ||
+              (name.size() > 4 && name.starts_with("node") && name[4] >= '0' && name[4] <= '9');
+    }
+    ::closedir(folder);
+    if (!any)
+        throw_unavailable({"cannot read this machine's topology: ", nodes,
+                           " names no NUMA node. Mount all of sysfs at /sys, or nothing"});
+}
+
 inline unique_topology load_live(io_devices io)
 {
+    check_before_load();
     if (!has_memory(std::size_t{8} << 20)) // for all of it: hwloc crashes where it gets none, see hwloc_mask_bytes
         throw std::bad_alloc();
     unique_topology topology = new_topology(io);
     if (hwloc_topology_load(topology.get()) != 0)
         throw_unavailable({"hwloc could not read this machine's topology: ", std::strerror(errno)});
     if (hwloc_topology_is_thissystem(topology.get()) == 0)
-        throw_unavailable(
-            {"hwloc was told to show another machine than this one; unset HWLOC_XMLFILE, "
-             "HWLOC_SYNTHETIC and HWLOC_FSROOT, or set HWLOC_THISSYSTEM=1 if they describe this machine"});
+        refuse_another_machine();
     return topology;
 }
 
@@ -50,14 +88,22 @@ inline hwloc_topology_t live_topology()
     return topology;
 }
 
+// The kernel's mask of a thread (0: the calling one); empty, with errno, where it does not say. Not asked by hwloc,
+// which asks again for ever where the call is refused.
 inline index_set affinity_of(pid_t thread)
 {
-    unique_bitmap const set = new_bitmap();
-    if (!has_memory(hwloc_mask_bytes))
-        throw std::bad_alloc();
-    if (hwloc_get_proc_cpubind(live_topology(), thread, set.get(), HWLOC_CPUBIND_THREAD) != 0)
-        return {};
-    return to_index_set(set.get());
+    cpu_set_t masks[64]; // up to index_set::max_index; the kernel refuses what is too small for it
+    CPU_ZERO_S(sizeof masks, masks);
+    index_set pus;
+    if (sched_getaffinity(thread, sizeof masks, masks) != 0)
+        return pus;
+    for (unsigned m = 0; m < 64; ++m)
+        for (unsigned i = 0, left = static_cast<unsigned>(CPU_COUNT(&masks[m])); left > 0; ++i)
+            if (CPU_ISSET(i, &masks[m])) {
+                pus.insert(m * CPU_SETSIZE + i);
+                --left;
+            }
+    return pus;
 }
 
 // Throws what work() throws, and unavailable where there is no thread to be had.
@@ -88,7 +134,11 @@ inline pu_set process_mask(pu_set const& in_cgroup, [[maybe_unused]] std::string
 {
     if (!launch_mask().empty())
         return launch_mask() & in_cgroup;
-    pu_set own = affinity_of(getpid()) & in_cgroup;
+    pu_set own = affinity_of(getpid());
+    if (own.empty())
+        throw_unavailable({"cannot read which PUs this process may use: sched_getaffinity: ", std::strerror(errno),
+                           ". Allow the call in the container's seccomp profile, or name PUs and bind no threads"});
+    own &= in_cgroup;
 #if defined(_OPENMP)
     if (own == in_cgroup)
         return own;
@@ -128,19 +178,14 @@ inline bool bind_this_thread(hwloc_const_bitmap_t pus) noexcept
 // Where the calling thread is bound, says the kernel; empty where it does not say.
 inline unique_bitmap bitmap_of_this_thread()
 {
-    unique_bitmap got = new_bitmap();
-    if (!has_memory(hwloc_mask_bytes))
-        throw std::bad_alloc();
-    if (hwloc_get_cpubind(live_topology(), got.get(), HWLOC_CPUBIND_THREAD) != 0)
-        hwloc_bitmap_zero(got.get());
-    return got;
+    return to_bitmap(affinity_of(0));
 }
 // Binds the calling thread, and returns what the kernel then says its mask is; empty, with errno, where it was refused.
 inline pu_set bind_this_thread(pu_set const& pus)
 {
     if (!bind_this_thread(to_bitmap(pus).get()))
         return {};
-    return to_index_set(bitmap_of_this_thread().get());
+    return affinity_of(0);
 }
 
 } // namespace detail

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -58,6 +59,13 @@ inline index_set to_index_set(hwloc_const_bitmap_t bitmap)
              i = hwloc_bitmap_next(bitmap, i))
             set.insert(static_cast<unsigned>(i));
     return set;
+}
+
+// Set, and not to nothing: hwloc takes what these name for the machine.
+inline std::string hwloc_variable(char const* name)
+{
+    char const* const value = std::getenv(name);
+    return value == nullptr ? std::string() : value;
 }
 
 enum class io_devices { left_out, included };

@@ -17,7 +17,8 @@ ADAMANT_BEGIN_NAMESPACE
 
 // The machine that a file of hwloc's XML describes (lstopo FILE.xml writes one), of version 2 or of a later version
 // that the installed hwloc reads. Throws unavailable where the file cannot be opened or its version is too new, and
-// invalid_argument where it holds no topology, or one in which PUs or nodes share a number. Thread-safe.
+// invalid_argument where it holds no topology, or one in which PUs or nodes share a number or objects lack a set.
+// Thread-safe.
 [[nodiscard]] machine machine_from_xml(std::string const& path);
 
 // The machine of a synthetic description, as hwloc reads it: "pack:2 [numa] core:96 pu:2". Throws invalid_argument.

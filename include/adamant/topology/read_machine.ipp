@@ -59,16 +59,15 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // The version that a file of hwloc's XML names, "3.0"; empty where there is none at its beginning.
-inline std::string xml_version(std::ifstream& file)
+inline std::string xml_version(std::string_view text)
 {
-    std::string text(4096, '\0');
-    file.read(text.data(), static_cast<std::streamsize>(text.size()));
+    text = text.substr(0, 4096);
     std::string_view const key = "<topology version=\"";
     std::size_t const at = text.find(key);
-    if (at == std::string::npos)
+    if (at == std::string_view::npos)
         return {};
-    std::size_t const begin = at + key.size();
-    return text.substr(begin, std::min(text.find_first_not_of("0123456789.", begin), text.size()) - begin);
+    text.remove_prefix(at + key.size());
+    return std::string(text.substr(0, text.find_first_not_of("0123456789.")));
 }
 
 } // namespace detail
@@ -83,12 +82,18 @@ ADAMANT_DECL machine live_machine()
 
 ADAMANT_DECL machine machine_from_xml(std::string const& path)
 {
-    std::ifstream file(path);
-    if (!file)
+    if (!std::ifstream(path))
         detail::throw_unavailable({"the topology file \"", path, "\" cannot be opened: ", std::strerror(errno)});
     detail::unique_topology const topology = detail::new_topology(detail::io_devices::included);
-    if (hwloc_topology_set_xml(topology.get(), path.c_str()) != 0 || hwloc_topology_load(topology.get()) != 0) {
-        std::string const version = detail::xml_version(file);
+    std::string const text = detail::read_file(path);
+    if (std::string const problem = detail::problem_of_xml(text); !problem.empty())
+        detail::throw_invalid_argument(
+            {"cannot read \"", path, "\": ", problem, ". Write the file again with lstopo FILE.xml"});
+    bool const has_size = !text.empty() && text.size() < std::size_t{1} << 30; // which hwloc takes as an int
+    if (!has_size ||
+        hwloc_topology_set_xmlbuffer(topology.get(), text.c_str(), static_cast<int>(text.size()) + 1) != 0 ||
+        hwloc_topology_load(topology.get()) != 0) {
+        std::string const version = detail::xml_version(text);
         unsigned const ours = hwloc_get_api_version() >> 16;
         if (std::atoi(version.c_str()) > static_cast<int>(ours))
             detail::throw_unavailable(
