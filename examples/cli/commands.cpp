@@ -56,6 +56,7 @@ std::span<command const> commands()
              {"--gpu", "LIST", "the GPU of each rank, with commas: PCI address, or its number in the drawing"},
              {"--allowed", "PUS", "the mask that the ranks were started with; given once for each rank: that of each"},
              {"--topology", "FILE", "another machine: FILE.xml of hwloc's lstopo, or \"pack:2 [numa] core:96 pu:2\""},
+             {"--quota", "CPUS", "the CPU quota that the ranks share, such as 2.5 (default: that of this process)"},
              {"--rank", "N", "show this rank only"},
              {"--json", "", "the result as one JSON object"},
              {"--bind-test", "", "starts the optimizer's threads there, and says where the kernel has them"},

@@ -39,6 +39,7 @@ struct options_read {
     std::optional<std::string> list;
     std::vector<std::string> allowed;
     std::optional<std::string> topology;
+    std::optional<double> quota;
     bool json = false;
     bool bind_test = false;
 };
@@ -140,6 +141,13 @@ options_read read_options(arguments& options)
     read.list = options.value("--list");
     read.allowed = options.values("--allowed");
     read.topology = options.value("--topology");
+    if (std::optional<std::string> const text = options.value("--quota")) {
+        double cpus = 0;
+        auto const [end, error] = std::from_chars(text->data(), text->data() + text->size(), cpus);
+        if (error != std::errc() || end != text->data() + text->size() || !(cpus > 0) || cpus > index_set::max_index)
+            throw usage_error("--quota is '" + *text + "', but must be a number of CPUs, such as 2.5");
+        read.quota = cpus;
+    }
     read_ranks(options, read);
     options.done();
     if (read.bind_test && read.topology)
@@ -187,7 +195,7 @@ std::string json_string(std::string_view text)
     return json + '"';
 }
 
-std::string to_json(std::vector<rank_cores> const& ranks)
+std::string to_json(std::vector<rank_cores> const& ranks, cpu_quota const& quota)
 {
     std::string json = "{\"ranks\":[";
     for (rank_cores const& one : ranks) {
@@ -196,7 +204,10 @@ std::string to_json(std::vector<rank_cores> const& ranks)
                 ",\"host_pus\":" + json_string(to_list(one.host_pus)) +
                 ",\"numa_nodes\":" + json_string(to_list(one.numa_nodes)) + ",\"why\":" + json_string(one.why) + "}";
     }
-    return json + "]}\n";
+    json += "]";
+    if (quota.cpus > 0)
+        json += detail::text_of({",\"cpu_quota\":", quota.cpus});
+    return json + "}\n";
 }
 
 bool colours_wanted() // NO_COLOR: see no-color.org
@@ -222,7 +233,9 @@ pu_set usable(machine const& on, core_request const& request)
 int cores(arguments& options)
 {
     options_read read = read_options(options);
-    machine const on = machine_of(read.topology);
+    machine on = machine_of(read.topology);
+    if (read.quota)
+        on.quota = {*read.quota, "--quota"};
     if (read.list) {
         read.request.list = parse_pus(*read.list, on);
         if (read.request.list.empty())
@@ -241,7 +254,7 @@ int cores(arguments& options)
     pu_set const pool = read.list ? may_use & read.request.list : may_use;
     std::string const text =
         read.json
-            ? to_json(shown)
+            ? to_json(shown, on.quota)
             : draw({on, may_use, pool, ranks, read.only_rank, read.ranks_from + read.this_rank, colours_wanted()});
     std::fputs(text.c_str(), stdout);
     return 0;

@@ -13,6 +13,7 @@
 
 #include "cores_layout.hpp"
 #include "cores_text.hpp"
+#include "this_machine.hpp"
 
 namespace cli {
 
@@ -341,6 +342,8 @@ private:
                                          ? "all PUs"
                                          : pus_text(what_.usable) + " (" + std::to_string(what_.usable.size()) +
                                                " of " + std::to_string(pus) + ")");
+        if (std::string const quota = quota_text(on_); !quota.empty())
+            out_ += wrapped("         ", printable(quota));
         out_ += wrapped("ranks    ", std::to_string(what_.ranks.size()) + ", " + what_.ranks_from + unequal());
         idle();
         out_ += "\n";
@@ -352,8 +355,8 @@ private:
         std::size_t least = on_.cores.size();
         std::size_t most = 0;
         for (rank_cores const& r : what_.ranks) {
-            auto const own =
-                static_cast<std::size_t>(std::count_if(on_.cores.begin(), on_.cores.end(), [&](topology::core const& c) {
+            auto const own = static_cast<std::size_t>(
+                std::count_if(on_.cores.begin(), on_.cores.end(), [&](topology::core const& c) {
                     return c.pus.intersects(r.adam_pus) || c.pus.intersects(r.host_pus);
                 }));
             least = std::min(least, own);

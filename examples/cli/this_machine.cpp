@@ -2,6 +2,7 @@
 #include "this_machine.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <ctime>
 #include <string_view>
 #include <utility>
@@ -74,7 +75,17 @@ std::string describe(machine const& on)
     for (topology::cache const& c : on.caches)
         last_cache += c.level == 3 ? c.bytes : 0;
     return cpu_model() + ", " + plural(on.cores.size(), "core") + " (" + plural(on.pus().size(), "PU") + "), " +
-           plural(memories, "NUMA node") + (last_cache == 0 ? "" : ", " + size_text(last_cache) + " L3");
+           plural(memories, "NUMA node") + (last_cache == 0 ? "" : ", " + size_text(last_cache) + " L3") +
+           (on.quota.cpus > 0 ? ", " + quota_text(on) : "");
+}
+
+std::string quota_text(machine const& on)
+{
+    if (!(on.quota.cpus > 0))
+        return {};
+    char cpus[32];
+    std::snprintf(cpus, sizeof cpus, "%.4g", on.quota.cpus);
+    return std::string("quota ") + cpus + " of " + plural(on.allowed.size(), "CPU") + " (" + on.quota.source + ")";
 }
 
 std::string date_and_time()

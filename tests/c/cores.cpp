@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C interface: the choice of cores.
 #include <cstdlib>
+#include <limits>
 #include <string>
 
 #include "c_test.hpp"
@@ -117,4 +118,40 @@ TEST_CASE("C: NUMA nodes, masks and GPUs of ranks")
     REQUIRE(last_error().find("no:such.gpu") != std::string::npos);
     char pus[2];
     refused(adamant_allowed_pus(pus, 0), "pus has 0 bytes");
+}
+
+TEST_CASE("C: cpu_quota: a quota limits the optimizer's share, and what is asked for in numbers is had")
+{
+    char adam[64];
+    char why[512];
+    adamant_core_options c = core_options();
+    c.machine = "pack:1 [numa] core:16 pu:1";
+    c.ranks = 2;
+    c.cpu_quota = 5;
+    ok(adamant_select_cores(&c, adam, sizeof adam, nullptr, 0));
+    REQUIRE(adam == std::string("6-7"));
+    char nodes[8];
+    ok(adamant_select_nodes(&c, nodes, sizeof nodes, why, sizeof why));
+    REQUIRE(std::string(why).find("the CPU quota is 5 of 16 CPUs, 2.5 for each rank") != std::string::npos);
+    c.cpuadam_cores = 4;
+    ok(adamant_select_cores(&c, adam, sizeof adam, nullptr, 0));
+    REQUIRE(adam == std::string("4-7"));
+    for (double const wrong : {-1.0, std::numeric_limits<double>::quiet_NaN()}) {
+        c.cpu_quota = wrong;
+        refused(adamant_select_cores(&c, adam, sizeof adam, nullptr, 0), "must be a number of CPUs");
+    }
+
+    // This process's, and the same in a report.
+    double cpus = -1;
+    char source[4096] = "none";
+    ok(adamant_cpu_quota(&cpus, source, sizeof source));
+    REQUIRE(cpus >= 0);
+    REQUIRE((cpus == 0) == (*source == '\0'));
+    ok(adamant_cpu_quota(&cpus, nullptr, 0));
+    refused(adamant_cpu_quota(&cpus, source, 0), "source has 0 bytes");
+    model m;
+    adamant_report r = report();
+    r.cpu_quota = -1;
+    ok(adamant_step(make_optimizer(m, 2).get(), nullptr, &r));
+    REQUIRE(r.cpu_quota == cpus);
 }

@@ -39,6 +39,7 @@ TEST_CASE("C: every null pointer is an error with a text")
     refused(adamant_select_nodes(&cores, nullptr, 0, nullptr, 0), "nodes is a null");
     refused(adamant_select_nodes(&cores, text, sizeof text, nullptr, 8), "why is a null");
     refused(adamant_allowed_pus(nullptr, 0), "pus is a null");
+    refused(adamant_cpu_quota(nullptr, nullptr, 0), "cpus is a null");
     cores.mask_count = 1;
     refused(adamant_select_cores(&cores, text, sizeof text, nullptr, 0), "masks is a null");
     cores.masks = paths;

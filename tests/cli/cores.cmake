@@ -51,6 +51,16 @@ if(NOT status EQUAL 0)
 endif()
 shows("^machine  this machine\n" --perc 0.5)
 
+# cpu_quota: a share keeps within it, a number does not, and both are told.
+shows("allowed  all PUs\n         quota 5 of 16 CPUs \\(--quota\\)\nranks " --topology "pack:1 [numa] core:16 pu:1" --quota 5)
+shows("the CPU quota is 5 of 16 CPUs, 2.5 for each rank" --topology "pack:1 [numa] core:16 pu:1" --quota 5 --ranks 2 --json)
+shows("^{\"ranks\":.*\"adam_pus\":\"6-7\".*,\"cpu_quota\":5}\n$" --topology "pack:1 [numa] core:16 pu:1" --quota 5
+      --ranks 2 --json)
+shows("5 of 16 CPUs, less than the optimizer's 9 threads" --topology "pack:1 [numa] core:16 pu:1" --quota 5 --count 9 --json)
+foreach(wrong 0 -1 x 2.5x "")
+    fails("--quota is '${wrong}', but must be a number of CPUs" --topology "pu:4" --quota "${wrong}")
+endforeach()
+
 # A mask that Slurm gave, on two sockets of 24 cores: for the program that reads it,
 set(sockets --topology "pack:2 [numa] core:24 pu:1")
 set(slurm_mask --allowed "0,4-11,21-26,30-46")

@@ -56,6 +56,10 @@ machine machine_of([[maybe_unused]] adamant_core_options const& from)
     machine found = from.machine == nullptr ? live_machine() : read_machine(from.machine);
     if (from.allowed != nullptr)
         found.allowed = parse_index_set(from.allowed);
+    if (!(from.cpu_quota >= 0))
+        detail::throw_invalid_argument({"cpu_quota is ", from.cpu_quota, ", but must be a number of CPUs, or 0"});
+    if (from.cpu_quota > 0)
+        found.quota = {from.cpu_quota, "cpu_quota"};
     return found;
 #endif
 }
@@ -116,6 +120,18 @@ adamant_status adamant_allowed_pus(char* pus, size_t pus_bytes)
         needed(pus, "pus");
         give_texts(to_list(machine_of(about<adamant_core_options>::defaults()).allowed), {pus, pus_bytes, "pus"}, {},
                    {nullptr, 0, "nothing"});
+    });
+}
+adamant_status adamant_cpu_quota(double* cpus, char* source, size_t source_bytes)
+{
+    return guarded([&] {
+        needed(cpus, "cpus");
+        adamant::cpu_quota const quota = adamant::read_cpu_quota();
+        text_place const place{source, source_bytes, "source"};
+        check_fits(quota.source, place);
+        if (source != nullptr)
+            std::memcpy(source, quota.source.c_str(), quota.source.size() + 1);
+        *cpus = quota.cpus;
     });
 }
 adamant_status adamant_select_nodes(const adamant_core_options* options, char* nodes, size_t nodes_bytes, char* why,

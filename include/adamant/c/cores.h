@@ -36,18 +36,25 @@ typedef struct adamant_core_options {
      */
     const char* const* gpus;
     size_t gpu_count;
+    /* CPUs' worth of time that the ranks may use together; 0: as adamant_cpu_quota() says, or no quota with `machine`.
+     */
+    double cpu_quota;
 } adamant_core_options;
 ADAMANT_C_API adamant_status adamant_core_options_init(adamant_core_options* options, size_t struct_bytes);
 
 /* Chooses the cores of one rank. Writes the hardware threads (PUs) of the optimizer to adam_pus, and those left to the
  * host framework to host_pus, each as a list that adamant_executor_options.pus takes. host_pus may be null with
- * host_bytes 0. Depends only on its arguments, the machine and the environment, which must not change meanwhile;
- * thread-safe. invalid argument: sizes that cannot be, and a text that does not fit, with the bytes that it needs.
- * unavailable: a request for more than the machine has. */
+ * host_bytes 0. Depends only on its arguments, the machine, the CPU quota and the environment, which must not change
+ * meanwhile; thread-safe. invalid argument: sizes that cannot be, and a text that does not fit, with the bytes that it
+ * needs. unavailable: a request for more than the machine has. */
 ADAMANT_C_API adamant_status adamant_select_cores(const adamant_core_options* options, char* adam_pus,
                                                   size_t adam_bytes, char* host_pus, size_t host_bytes);
 /* Writes the PUs that this process may use, by its affinity and cgroup, as a list to pus. Errors as above. */
 ADAMANT_C_API adamant_status adamant_allowed_pus(char* pus, size_t pus_bytes);
+/* The CPU time that the quotas of this process's cgroups leave it and all that share these, in CPUs: 2.5, say. 0: no
+ * quota. source: the file that sets it, "" without one; may be null with source_bytes 0. Executors of default size and
+ * adamant_select_cores() use no more threads than each rank's part of it keeps busy. Errors as above. */
+ADAMANT_C_API adamant_status adamant_cpu_quota(double* cpus, char* source, size_t source_bytes);
 /* The NUMA nodes that the optimizer's state of that rank belongs on, as a list that adamant_buffer_options.nodes takes
  * (empty where none may be used), and in words why the rank has these cores. why may be null with why_bytes 0. All else
  * as for adamant_select_cores(). */

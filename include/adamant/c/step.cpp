@@ -58,6 +58,7 @@ void give_report(optimizer_report const& from, adamant_report* to) noexcept
     report.gradients_bytes = from.gradients.bytes_moved;
     report.update_bytes = from.update.bytes_moved;
     report.threads = from.threads;
+    report.cpu_quota = from.cpu_quota;
     report.isa = name(from.tier).data();
     report.pus = from.pus.data(); // a whole std::string's, so it ends in a zero
     report.ratio = from.ratio;

@@ -65,6 +65,8 @@ typedef struct adamant_report {
      * reduces over processes, or asks that steps with infinities or NaNs be skipped or these be zeroed: that saves
      * reading them twice. nonfinite_grads is 0 then, whatever there was. */
     int32_t measured;
+    double
+        cpu_quota; /* as adamant_cpu_quota() said when the executor was made: fewer CPUs than threads make steps slow */
 } adamant_report;
 /* Sets struct_bytes, and all else to zero. */
 ADAMANT_C_API adamant_status adamant_report_init(adamant_report* report, size_t struct_bytes);

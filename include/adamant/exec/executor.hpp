@@ -14,9 +14,9 @@ ADAMANT_BEGIN_NAMESPACE
 
 struct executor_options {
     isa tier = isa::automatic; // automatic: ADAMANT_ISA if set, else the best that the CPU has
-    // 0: one for each core that this process may use, or for each PU in `pus` if that is not empty. 1: the calling
-    // thread alone; where `pus` or a binding is given, a thread of the executor's own. More threads than PUs share
-    // the PUs.
+    // 0: one for each core that this process may use, but no more than this rank's part of the CPU quota keeps busy, or
+    // one for each PU in `pus` if that is not empty. 1: the calling thread alone; where `pus` or a binding is given, a
+    // thread of the executor's own. More threads than PUs share the PUs.
     unsigned threads = 0;
     pu_set pus = {}; // see team_options; empty: the cores that this process may use, one PU of each first
     binding bind = binding::automatic; // of the executor's own threads
@@ -49,6 +49,9 @@ public:
     [[nodiscard]] isa tier() const noexcept;
     // The most threads that a call uses.
     [[nodiscard]] unsigned threads() const noexcept;
+    // The CPU time that the cgroups of this process left it when this was made, shared by all ranks in them; 0: no
+    // quota. More threads than that are used only where they were asked for.
+    [[nodiscard]] double cpu_quota() const noexcept;
     // The team that does the work; null where the calling thread does it.
     [[nodiscard]] std::shared_ptr<adamant::team> const& team() const noexcept;
 
@@ -100,6 +103,7 @@ private:
     std::size_t min_slice_elems_;
     std::size_t max_chunk_elems_;
     std::uint32_t prefetch_bytes_;
+    double cpu_quota_;
     std::shared_ptr<adamant::team> team_;
 };
 

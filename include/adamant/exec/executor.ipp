@@ -15,7 +15,8 @@ ADAMANT_BEGIN_NAMESPACE
 
 ADAMANT_DECL executor::executor(executor_options const& options)
     : isa_(resolve_isa(options.tier)), min_slice_elems_(std::max<std::size_t>(options.min_slice_elems, 1)),
-      max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)), prefetch_bytes_(options.prefetch_bytes)
+      max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)), prefetch_bytes_(options.prefetch_bytes),
+      cpu_quota_(read_cpu_quota().cpus)
 {
     unsigned threads = options.threads;
 #if !defined(_OPENMP)
@@ -28,7 +29,9 @@ ADAMANT_DECL executor::executor(executor_options const& options)
         !options.pus.empty() || options.bind == binding::required || options.bind == binding::if_possible;
     if (threads == 1 && !has_place)
         return;
-    pu_set const pus = options.pus.empty() ? detail::pus_for(threads) : options.pus;
+    pu_set const pus = !options.pus.empty() ? options.pus
+                       : threads == 0       ? detail::pus_within(cpu_quota_)
+                                            : detail::pus_for(threads);
     if (threads != 0 || pus.size() > 1 || has_place)
         team_ = std::make_shared<adamant::team>(team_options{.pus = pus, .threads = threads, .bind = options.bind});
 }
@@ -41,7 +44,7 @@ ADAMANT_DECL executor::executor(std::shared_ptr<adamant::team> team, isa tier, s
 ADAMANT_DECL executor::executor(std::shared_ptr<adamant::team> team, executor_options const& options)
     : isa_(resolve_isa(options.tier)), min_slice_elems_(std::max<std::size_t>(options.min_slice_elems, 1)),
       max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)), prefetch_bytes_(options.prefetch_bytes),
-      team_(std::move(team))
+      cpu_quota_(read_cpu_quota().cpus), team_(std::move(team))
 {
     if (team_ == nullptr)
         detail::throw_invalid_argument({"an executor was given a null pointer instead of a team"});
@@ -56,6 +59,11 @@ ADAMANT_DECL isa executor::tier() const noexcept
 ADAMANT_DECL unsigned executor::threads() const noexcept
 {
     return team_ == nullptr ? 1 : team_->size();
+}
+
+ADAMANT_DECL double executor::cpu_quota() const noexcept
+{
+    return cpu_quota_;
 }
 
 ADAMANT_DECL std::shared_ptr<adamant::team> const& executor::team() const noexcept

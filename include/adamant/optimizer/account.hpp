@@ -46,6 +46,7 @@ public:
         report_.tier = host_.cpu().tier();
         report_.threads = host_.cpu().threads();
         report_.pus = pus_;
+        report_.cpu_quota = host_.cpu().cpu_quota();
         started_ = std::chrono::steady_clock::now();
     }
     // Whether the first pass, and those that follow, are host_side::run_all(), which takes no time of its own.

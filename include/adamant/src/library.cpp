@@ -41,6 +41,7 @@
 #include <adamant/step/optimizer_options.ipp>
 #include <adamant/step/optimizer_report.ipp>
 #include <adamant/step/step.ipp>
+#include <adamant/topology/cpu_quota.ipp>
 #include <adamant/topology/index_set.ipp>
 #include <adamant/topology/launch_mask.ipp>
 #include <adamant/topology/machine.ipp>

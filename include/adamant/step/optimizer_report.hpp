@@ -85,6 +85,7 @@ struct optimizer_report {
     isa tier = isa::scalar;
     unsigned threads = 0;
     std::string_view pus; // that the threads are bound to, as a list; the optimizer's memory
+    double cpu_quota = 0; // executor::cpu_quota(): fewer CPUs than threads make steps slow
 };
 
 ADAMANT_END_NAMESPACE

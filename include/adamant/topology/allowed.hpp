@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include <adamant/topology/cpu_quota.hpp>
 #include <adamant/topology/index_set.hpp>
+#include <adamant/topology/ranks.hpp>
 #if !defined(ADAMANT_NO_HWLOC)
 #include <adamant/topology/hwloc.hpp>
 #endif
@@ -18,11 +20,13 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // PUs for that many threads, or for one per core where threads is 0: of the fastest cores first, one PU of each core
-// before a second of any. Fewer than threads where there are no more.
-inline pu_set pus_for(unsigned threads)
+// before a second of any. Fewer than threads where there are no more. Of these in their order, the first `skipped` are
+// left to others, who begin again from the front.
+inline pu_set pus_for(unsigned threads, std::size_t skipped = 0)
 {
 #if defined(ADAMANT_NO_HWLOC)
     // Cores cannot be told apart here, nor threads bound: their number is all that matters.
+    static_cast<void>(skipped);
     cpu_set_t mask[8];
     CPU_ZERO_S(sizeof mask, mask);
     pu_set pus;
@@ -58,7 +62,8 @@ inline pu_set pus_for(unsigned threads)
     int const kinds = hwloc_cpukinds_get_nr(here, 0);
     for (int k = 0; k < kinds; ++k) {
         int efficiency = -1;
-        if (hwloc_cpukinds_get_info(here, static_cast<unsigned>(k), kind.get(), &efficiency, nullptr, nullptr, 0) != 0 ||
+        if (hwloc_cpukinds_get_info(here, static_cast<unsigned>(k), kind.get(), &efficiency, nullptr, nullptr, 0) !=
+                0 ||
             efficiency < 0)
             continue;
         fastest = std::max(fastest, efficiency);
@@ -66,15 +71,33 @@ inline pu_set pus_for(unsigned threads)
             if (hwloc_bitmap_isset(kind.get(), c.pu) != 0)
                 c.efficiency = static_cast<unsigned>(efficiency);
     }
-    pu_set chosen;
+    std::vector<unsigned> order;
     for (unsigned turn = 0; turn < (threads == 0 ? 1 : turns); ++turn)
         for (int efficiency = fastest; efficiency >= 0; --efficiency)
             for (candidate const& c : all)
-                if (c.turn == turn && c.efficiency == static_cast<unsigned>(efficiency) &&
-                    (threads == 0 || chosen.size() < threads))
-                    chosen.insert(c.pu);
+                if (c.turn == turn && c.efficiency == static_cast<unsigned>(efficiency))
+                    order.push_back(c.pu);
+    pu_set chosen;
+    for (std::size_t i = 0; i < (threads == 0 ? order.size() : std::min<std::size_t>(threads, order.size())); ++i)
+        chosen.insert(order[(skipped + i) % order.size()]);
     return chosen;
 #endif
+}
+
+// One PU per core, or fewer where the CPU quota keeps fewer threads busy: a team spins, and beyond the quota all stop.
+// Ranks share a quota, and then have PUs of their own while there are enough.
+inline pu_set pus_within(double quota_cpus)
+{
+    pu_set const all = pus_for(0);
+    if (threads_within(quota_cpus, 1, all.size()) == all.size())
+        return all;
+    local_rank self;
+    try {
+        self = rank_from_environment();
+    } catch (invalid_argument const&) { // a program that asked for no ranks need not mend their variables
+    }
+    std::size_t const threads = threads_within(quota_cpus, self.ranks, all.size());
+    return pus_for(static_cast<unsigned>(threads), self.rank * threads);
 }
 
 } // namespace detail

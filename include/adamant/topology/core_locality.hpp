@@ -53,8 +53,27 @@ protected:
         return groups;
     }
 
-    // How many of n cores the optimizer gets: the requested number, limited by n.
+    // The CPU quota of each rank; 0 where it does not limit the machine's allowed PUs.
+    double quota_of_rank() const
+    {
+        double const all = machine_.quota.cpus;
+        return all < static_cast<double>(machine_.allowed.size()) ? all / request_.ranks : 0;
+    }
+
+    // How many of n cores the optimizer gets: the requested number, limited by n; or a share, also limited by the
+    // quota.
     std::size_t optimizer_share(std::size_t n) const
+    {
+        std::size_t const wanted = requested_share(n);
+        if (request_.cpuadam_cores || list_is_the_optimizers())
+            return wanted;
+        std::size_t threads_of_core = 1;
+        if (request_.smt == smt_policy::all)
+            for (topology::core const& c : machine_.cores)
+                threads_of_core = std::max(threads_of_core, c.pus.size());
+        return std::max<std::size_t>(threads_within(quota_of_rank(), 1, wanted * threads_of_core) / threads_of_core, 1);
+    }
+    std::size_t requested_share(std::size_t n) const
     {
         auto const nearest = [n](double share) {
             return static_cast<std::size_t>(std::floor(share * static_cast<double>(n) + 0.5));

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include <adamant/topology/cpu_quota.hpp>
 #include <adamant/topology/index_set.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -77,6 +78,8 @@ struct machine {
     pu_set allowed;   // the PUs that may be used: by this process (affinity and cgroup), or according to the file
     pu_set offline;   // PUs that exist and are switched off
     std::string note; // a remark on `allowed`; usually empty
+    // Of this process, where the machine is this one. Shared by all ranks of a container, whichever PUs they have.
+    cpu_quota quota = {};
 
     [[nodiscard]] pu_set pus() const;
     // Whether the cores differ in speed.

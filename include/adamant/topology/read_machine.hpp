@@ -10,9 +10,10 @@ ADAMANT_BEGIN_NAMESPACE
 
 // All of these throw unavailable where the library was compiled without hwloc (ADAMANT_NO_HWLOC).
 
-// This machine, with the PUs that this process may use now: the affinity mask that it was started with, inside its
-// cgroup. Takes milliseconds, or hundreds of them on large machines, because it looks for devices. Throws unavailable
-// where hwloc fails, or where its environment variables replace this machine by another one. Thread-safe.
+// This machine, with the PUs that this process may use now, the affinity mask that it was started with inside its
+// cgroup, and with its CPU quota. Takes milliseconds, or hundreds of them on large machines, because it looks for
+// devices. Throws unavailable where hwloc fails, or where its environment variables replace this machine by another
+// one. Thread-safe.
 [[nodiscard]] machine live_machine();
 
 // The machine that a file of hwloc's XML describes (lstopo FILE.xml writes one), of version 2 or of a later version

@@ -77,6 +77,7 @@ ADAMANT_DECL machine live_machine()
     detail::live_topology(); // first, so that the plugins stay
     machine read = detail::to_machine(detail::load_live(detail::io_devices::included).get(), "this machine");
     read.allowed = detail::process_mask(read.allowed, read.note);
+    read.quota = read_cpu_quota();
     return read;
 }
 
@@ -84,11 +85,11 @@ ADAMANT_DECL machine machine_from_xml(std::string const& path)
 {
     if (!std::ifstream(path))
         detail::throw_unavailable({"the topology file \"", path, "\" cannot be opened: ", std::strerror(errno)});
-    detail::unique_topology const topology = detail::new_topology(detail::io_devices::included);
     std::string const text = detail::read_file(path);
     if (std::string const problem = detail::problem_of_xml(text); !problem.empty())
         detail::throw_invalid_argument(
             {"cannot read \"", path, "\": ", problem, ". Write the file again with lstopo FILE.xml"});
+    detail::unique_topology const topology = detail::new_topology(detail::io_devices::included);
     bool const has_size = !text.empty() && text.size() < std::size_t{1} << 30; // which hwloc takes as an int
     if (!has_size ||
         hwloc_topology_set_xmlbuffer(topology.get(), text.c_str(), static_cast<int>(text.size()) + 1) != 0 ||

@@ -18,6 +18,9 @@ ADAMANT_BEGIN_NAMESPACE
 //   - Ranks are spread evenly over nodes, near their GPUs first: no exchange of cores between ranks would bring the
 //     optimizers nearer to their GPUs in sum.
 //   - Ranks have equal shares of fast and slow cores.
+//   - The optimizer has no more threads than its rank's part of the CPU quota keeps busy, but where a number of cores
+//   or
+//     a list alone asks for more, and `why` says so.
 // The same arguments always give the same answer, so ranks that call this separately agree. Throws invalid_argument for
 // a request that contradicts itself, and unavailable, with what there was, for one that this machine cannot serve.
 // Pure; thread-safe.

@@ -326,6 +326,13 @@ private:
                        "in its package";
         }
         why += request_.smt == smt_policy::all ? "; all PUs of each core" : "; one PU per core";
+        if (double const quota = quota_of_rank(); quota > 0) {
+            why += text_of({"; the CPU quota is ", machine_.quota.cpus, " of ", count(machine_.allowed.size(), "CPU")});
+            if (request_.ranks > 1)
+                why += text_of({", ", quota, " for each rank"});
+            if (static_cast<double>(got.adam_pus.size()) > std::max(quota, 1.0))
+                why += text_of({", less than the optimizer's ", count(got.adam_pus.size(), "thread")});
+        }
         auto const torn = [&](unsigned c) { return bound_outside_ && shared_with_other(c, rank); };
         if (std::any_of(r.adam.begin(), r.adam.end(), torn) || std::any_of(r.host.begin(), r.host.end(), torn))
             why += "; another rank was bound to the other half of some of its cores";

@@ -23,11 +23,11 @@ struct core_tuning_options {
 };
 
 // Adds cores to the optimizer of each of the request's ranks, as select_cores() would give them, until the next one
-// gains too little (core_search_options::worth). All ranks step at once, in this process. Then it tries other chunk
-// sizes and prefetch distances on these cores. The request's own size is ignored. Uses up to a quarter of the available
-// memory, and all cores and the memory bandwidth of the machine: nothing else should run. Meant for set-up, on one
-// thread. Throws invalid_argument for impossible options, and what select_cores(), team, memory_block and
-// options.on_step throw.
+// gains too little (core_search_options::worth), or the CPU quota keeps no more threads busy. All ranks step at once,
+// in this process. Then it tries other chunk sizes and prefetch distances on these cores. The request's own size is
+// ignored. Uses up to a quarter of the available memory, and all cores and the memory bandwidth of the machine: nothing
+// else should run. Meant for set-up, on one thread. Throws invalid_argument for impossible options, and what
+// select_cores(), team, memory_block and options.on_step throw.
 [[nodiscard]] tuned_cores tune_cores(machine const& on, core_request const& request, shard_format const& format,
                                      core_tuning_options const& options = {});
 

@@ -91,9 +91,12 @@ private:
     {
         core_search_options search = options_.search;
         search.boundaries = boundaries();
+        // Beyond the quota all threads stop in each period, and nothing that is timed there holds.
+        std::size_t const threads_of_core = cores_for_trial(on_, request_, 1, found_.of)[0].adam_pus.size();
+        std::size_t const within = threads_within(on_.quota.cpus, request_.ranks, found_.of * threads_of_core);
         core_search_result result = search_cores(
-            found_.of, [&](unsigned count) { return told(trials(count).seconds(), count); },
-            [&] { return time_is_up(); }, search);
+            std::max(1u, static_cast<unsigned>(within / threads_of_core)),
+            [&](unsigned count) { return told(trials(count).seconds(), count); }, [&] { return time_is_up(); }, search);
         found_.cores = result.cores;
         found_.finished = result.finished;
         found_.curve = std::move(result.curve);

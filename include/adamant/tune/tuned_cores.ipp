@@ -35,6 +35,10 @@ ADAMANT_DECL std::string cpu_model(std::string const& cpuinfo)
     return arm.empty() ? "unknown" : arm;
 }
 
+namespace detail {
+inline constexpr char const* quota_entry = "CPU quota";
+} // namespace detail
+
 ADAMANT_DECL tuning_key tuning_key_of(machine const& on, core_request const& request, shard_format const& format,
                                       isa tier)
 {
@@ -48,20 +52,23 @@ ADAMANT_DECL tuning_key tuning_key_of(machine const& on, core_request const& req
     std::string nodes;
     for (topology::numa_node const& node : on.nodes)
         nodes += (nodes.empty() ? "" : "; ") + to_list(node.pus) + " " + std::string(name(node.kind));
-    return {{{"processor", cpu_model()},
-             {"packages", count(on.packages.size())},
-             {"NUMA nodes", nodes},
-             {"cores", count(on.cores.size())},
-             {"allowed PUs", to_list(on.allowed)},
-             {"instruction set", std::string(name(resolve_isa(tier)))},
-             {"types", to_text(format.types)},
-             {"ranks", count(request.ranks)},
-             {"list of PUs", to_list(request.list)},
-             {"masks of ranks", masks},
-             {"GPUs of ranks", gpus},
-             {"PUs of a core", request.smt == smt_policy::all ? "all" : "one"},
-             {"fast cores for", request.fast == fast_cores::host ? "the host" : "the optimizer"},
-             {"version", detail::text_of({ADAMANT_VERSION_MAJOR, ".", ADAMANT_VERSION_MINOR})}}};
+    tuning_key key{{{"processor", cpu_model()},
+                    {"packages", count(on.packages.size())},
+                    {"NUMA nodes", nodes},
+                    {"cores", count(on.cores.size())},
+                    {"allowed PUs", to_list(on.allowed)},
+                    {"instruction set", std::string(name(resolve_isa(tier)))},
+                    {"types", to_text(format.types)},
+                    {"ranks", count(request.ranks)},
+                    {"list of PUs", to_list(request.list)},
+                    {"masks of ranks", masks},
+                    {"GPUs of ranks", gpus},
+                    {"PUs of a core", request.smt == smt_policy::all ? "all" : "one"},
+                    {"fast cores for", request.fast == fast_cores::host ? "the host" : "the optimizer"},
+                    {"version", detail::text_of({ADAMANT_VERSION_MAJOR, ".", ADAMANT_VERSION_MINOR})}}};
+    if (on.quota.cpus > 0) // else left out, so that what was saved before there was such an entry still holds
+        key.entries.emplace_back(detail::quota_entry, detail::text_of({on.quota.cpus}));
+    return key;
 }
 
 ADAMANT_DECL unsigned tuned_cores::host_cores() const noexcept
@@ -95,7 +102,7 @@ ADAMANT_DECL void check_key(tuned_cores const& saved, tuning_key const& here)
         for (auto const& [key, text] : in.entries)
             if (key == name)
                 return text.empty() ? "none" : text;
-        return "not known";
+        return name == detail::quota_entry ? "none" : "not known";
     };
     auto const compare = [&](tuning_key const& names) {
         for (auto const& entry : names.entries)

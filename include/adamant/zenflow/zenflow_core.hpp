@@ -152,6 +152,7 @@ public:
         report.tier = model_.cpu.tier();
         report.threads = model_.cpu.threads();
         report.pus = pus_;
+        report.cpu_quota = model_.cpu.cpu_quota();
         report.step = position().steps + 1;
         report.loss_scale = terms_.loss_scale;
         try {

@@ -81,7 +81,7 @@ class CoreOptions(Struct):
                 ("cpuadam_cores", c_uint32), ("pt_reserved_cores", c_uint32), ("ranks", c_uint32), ("rank", c_uint32),
                 ("pus", c_char_p), ("machine", c_char_p), ("every_pu_of_cores", c_int32),
                 ("fast_cores_to_host", c_int32), ("allowed", c_char_p), ("masks", POINTER(c_char_p)),
-                ("mask_count", c_size_t), ("gpus", POINTER(c_char_p)), ("gpu_count", c_size_t)]
+                ("mask_count", c_size_t), ("gpus", POINTER(c_char_p)), ("gpu_count", c_size_t), ("cpu_quota", c_double)]
 
 
 class ExecutorOptions(Struct):
@@ -149,7 +149,7 @@ class Report(Struct):
                 ("ratio", c_double), ("cpu_busy_seconds", c_double), ("device_work_seconds", c_double),
                 ("device_up_seconds", c_double), ("device_down_seconds", c_double), ("device_elements", c_size_t),
                 ("device_work_bytes", c_size_t), ("device_up_bytes", c_size_t), ("device_down_bytes", c_size_t),
-                ("measured", c_int32)]
+                ("measured", c_int32), ("cpu_quota", c_double)]
 
     # Of an optimizer that puts gradients off.
     zenflow: Optional["ZenFlowReport"] = None
@@ -205,6 +205,7 @@ _p = c_void_p
 _functions: Dict[str, List[Any]] = {
     "adamant_select_cores": [_p, c_char_p, c_size_t, c_char_p, c_size_t],
     "adamant_allowed_pus": [c_char_p, c_size_t],
+    "adamant_cpu_quota": [_p, c_char_p, c_size_t],
     "adamant_executor_create": [_p, _p],
     "adamant_executor_describe": [_p, POINTER(c_char_p), POINTER(c_uint32), POINTER(c_char_p)],
     "adamant_step_shard": [_p, _p, _p, c_uint64, c_double, c_double, _p],

@@ -9,7 +9,8 @@ from typing import Optional, Set
 import torch
 
 from ._library import InvalidArgument
-from .executor import Cores, Executor, allowed_pus, pus_of, pus_text, select_cores, shared_executor
+from .executor import (Cores, Executor, allowed_pus, pus_of, pus_text, select_cores, shared_executor,
+                       threads_within_quota)
 
 _apart: Set[int] = set()  # the executors whose cores the others were moved from
 
@@ -38,6 +39,6 @@ def executor_apart(cores: Optional[Cores], cpuadam_cores_perc: Optional[float], 
                 os.sched_setaffinity(thread, host)
             except ProcessLookupError:  # it has ended
                 pass
-        torch.set_num_threads(len(host))
+        torch.set_num_threads(threads_within_quota(len(host)))
         _apart.add(id(executor))
     return executor

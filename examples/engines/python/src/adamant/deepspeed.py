@@ -33,7 +33,7 @@ from ._deepspeed_adam import Adam, Records, adams, known, rounding, update
 from ._deepspeed_cores import cores_of_rank, share_in_engine, split_of
 from ._library import InvalidArgument, Unavailable, library
 from ._zenflow import *  # noqa: F401,F403
-from .executor import CoreSplit, Executor, shared_executor
+from .executor import CoreSplit, Executor, default_threads, shared_executor
 from .optimizer import hyperparameters
 
 _configured: Optional[str] = None
@@ -41,7 +41,8 @@ _configured: Optional[str] = None
 
 def _executor_of(adam: Adam) -> Executor:
     if adam.executor is None:
-        adam.executor = shared_executor(cores=_configured or cores_of_rank(share_in_engine()))
+        cores = _configured or cores_of_rank(share_in_engine())
+        adam.executor = shared_executor(cores=cores, threads=default_threads(cores))
     return adam.executor
 
 

@@ -76,6 +76,21 @@ def allowed_pus() -> str:
     return pus.value.decode()
 
 
+def threads_within_quota(threads: int) -> int:
+    """How many of these threads this rank's part of the CPU quota of its container keeps busy; at least one."""
+    quota = ctypes.c_double()
+    check(library().adamant_cpu_quota(byref(quota), None, 0))
+    ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"
+    return min(threads, max(1, int(quota.value / max(1, int(ranks))))) if quota.value > 0 else threads
+
+
+def default_threads(cores: Optional[str]) -> int:
+    """For `threads` of an executor on all cores of a rank: 0, or fewer than cores where the CPU quota is less."""
+    count = 0 if cores is None else len(pus_of(cores))
+    within = threads_within_quota(count)
+    return within if within < count else 0
+
+
 def cores_of_rank() -> Optional[str]:
     """The hardware threads of this rank alone, where a launcher such as torchrun has started several on this host; None
     where there is one rank, or fewer cores than ranks."""
@@ -134,9 +149,10 @@ _lock = threading.Lock()
 
 def shared_executor(cores: Optional[Cores] = None, threads: int = 0) -> Executor:
     """One executor for all that ask for the same cores and threads in this process: optimizers then share its team. A
-    forked process gets one of its own. Without cores and threads it has those of this rank."""
+    forked process gets one of its own. Without cores and threads it has those of this rank, within the CPU quota."""
     if cores is None and threads == 0:
         cores = cores_of_rank()
+        threads = default_threads(cores)
     key = (None if cores is None else pus_text(cores), threads)
     with _lock:
         found = _shared.get(key)
