@@ -343,7 +343,7 @@ private:
                                          : pus_text(what_.usable) + " (" + std::to_string(what_.usable.size()) +
                                                " of " + std::to_string(pus) + ")");
         if (std::string const quota = quota_text(on_); !quota.empty())
-            out_ += wrapped("         ", printable(quota));
+            out_ += wrapped("         ", printable(quota + " (" + on_.quota.source + ")"));
         out_ += wrapped("ranks    ", std::to_string(what_.ranks.size()) + ", " + what_.ranks_from + unequal());
         idle();
         out_ += "\n";

@@ -85,7 +85,7 @@ std::string quota_text(machine const& on)
         return {};
     char cpus[32];
     std::snprintf(cpus, sizeof cpus, "%.4g", on.quota.cpus);
-    return std::string("quota ") + cpus + " of " + plural(on.allowed.size(), "CPU") + " (" + on.quota.source + ")";
+    return std::string("quota ") + cpus + " of " + plural(on.allowed.size(), "CPU");
 }
 
 std::string date_and_time()

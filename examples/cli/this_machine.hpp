@@ -26,7 +26,7 @@ std::vector<named_types> parse_types(std::string const& text);
 // "AMD EPYC, 2 cores (4 PUs), 1 NUMA node, 32 MiB L3"; and the CPU quota, where there is one.
 std::string describe(adamant::machine const& on);
 
-// "quota 2.5 of 64 CPUs (/sys/fs/cgroup/cpu.max)"; empty where there is no quota.
+// "quota 2.5 of 64 CPUs"; empty where there is no quota.
 std::string quota_text(adamant::machine const& on);
 
 // "2026-11-22 14:03".

@@ -303,6 +303,8 @@ int tune(arguments& options)
                       plural(r.cores.ranks, "rank") + (r.load.empty() ? "" : "; from " + r.load) + "\n";
     for (std::string const& warning : warnings)
         out += warning + "\n";
+    if (std::size_t const within = threads_within(on.quota.cpus, r.cores.ranks, found.of); within < found.of)
+        out += "the CPU quota keeps " + plural(within, "thread") + " of each rank busy; more cores were not tried\n";
     out += '\n' + curve_text(found, r.types) + "\n" + verdict_text(found, r.cores.ranks, with.splits.empty());
     if (r.host_threads != 0)
         out += host_text(with, found.of, what);

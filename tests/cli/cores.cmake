@@ -57,7 +57,7 @@ shows("the CPU quota is 5 of 16 CPUs, 2.5 for each rank" --topology "pack:1 [num
 shows("^{\"ranks\":.*\"adam_pus\":\"6-7\".*,\"cpu_quota\":5}\n$" --topology "pack:1 [numa] core:16 pu:1" --quota 5
       --ranks 2 --json)
 shows("5 of 16 CPUs, less than the optimizer's 9 threads" --topology "pack:1 [numa] core:16 pu:1" --quota 5 --count 9 --json)
-foreach(wrong 0 -1 x 2.5x "")
+foreach(wrong 0 -1 x 2.5x)
     fails("--quota is '${wrong}', but must be a number of CPUs" --topology "pu:4" --quota "${wrong}")
 endforeach()
 

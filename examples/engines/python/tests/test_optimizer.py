@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import adamant
+from adamant import executor
 from adamant.executor import pus_of
 
 
@@ -299,6 +300,26 @@ def test_select_cores_splits_the_cores():
     assert adam and host and not adam & host and adam | host <= allowed
     with pytest.raises(adamant.InvalidArgument, match="1.5"):
         adamant.select_cores(1.5, ranks=1, rank=0)
+
+
+def test_cpu_quota_limits_default_threads(monkeypatch):
+    quota = 0.0
+
+    class Calls:
+        @staticmethod
+        def adamant_cpu_quota(cpus, source, source_bytes):
+            cpus._obj.value = quota
+            return 0
+
+    monkeypatch.setattr(executor, "library", lambda: Calls)
+    for variable in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    for quota, ranks, threads in ((0.0, "1", 64), (5.5, "1", 5), (0.1, "1", 1), (100.0, "1", 64), (16.0, "8", 2),
+                                  (2.0, "8", 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert executor.threads_within_quota(64) == threads
+        assert executor.default_threads("0-63") == (threads if threads < 64 else 0)
+    assert executor.default_threads(None) == 0
 
 
 @pytest.mark.parametrize("command", [["help"], ["cores"]])
