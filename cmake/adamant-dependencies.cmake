@@ -3,14 +3,26 @@
 # adamant_missing.
 set(adamant_missing "")
 
-find_package(OpenMP QUIET COMPONENTS CXX)
-if(NOT TARGET OpenMP::OpenMP_CXX)
+# Looked for only where the target is missing: FindOpenMP sets its properties anew, and what the project has added to
+# them would be lost.
+get_property(adamant_languages GLOBAL PROPERTY ENABLED_LANGUAGES)
+if(NOT TARGET OpenMP::OpenMP_CXX AND CXX IN_LIST adamant_languages)
+    find_package(OpenMP QUIET COMPONENTS CXX)
+endif()
+if(NOT CXX IN_LIST adamant_languages)
+    string(CONCAT adamant_missing "adamant's headers need C++, which this project does not enable. Add CXX to the LANGUAGES of "
+                        "project(). A project in C alone takes find_package(adamant COMPONENTS c) and adamant::c.")
+elseif(NOT TARGET OpenMP::OpenMP_CXX)
     string(CONCAT adamant_missing "adamant needs OpenMP for C++ and found none. On Debian and Ubuntu it comes with g++, and for "
                         "Clang with libomp-dev.")
 endif()
 
 # xsimd is for Arm. It is headers only, but its package lies in a folder of one architecture, which a cross build does
 # not search: then the header itself is looked for.
+if(adamant_missing)
+    return()
+endif()
+
 if(NOT TARGET adamant::xsimd AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     add_library(adamant::xsimd INTERFACE IMPORTED)
 elseif(NOT TARGET adamant::xsimd)

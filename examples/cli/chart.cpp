@@ -8,6 +8,7 @@
 #include <iterator>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #if defined(ADAMANT_CLI_PNG)
 #include <librsvg/rsvg.h>
@@ -20,6 +21,8 @@
 namespace cli {
 
 namespace {
+
+constexpr double clear_of_mark = 10; // from a bar to the line of the mark over the same count
 
 // Colours that are told apart by those who see fewer of them, too (Okabe and Ito).
 constexpr char const* colours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
@@ -304,8 +307,19 @@ private:
         if (panel.marked_x > 0) {
             double const x = place(panel.marked_x);
             bool const right = x > (x0 + x1) / 2;
-            out += line_of(x, y0, x, y1, stroke("#d55e00", 1.5, true)) +
-                   text_at(x + (right ? -6 : 6), y0 - 10, panel.mark,
+            // Interrupted where something was measured, whose bar it would hide.
+            double lowest = y1;
+            double highest = y0;
+            for (chart_series const& s : panel.series)
+                for (chart_point const& p : s.points)
+                    if (s.style == mark_style::points && p.x == panel.marked_x) {
+                        lowest = std::max(lowest, std::max(height(p.low), height(p.y)) + clear_of_mark);
+                        highest = std::min(highest, std::min(height(p.high), height(p.y)) - clear_of_mark);
+                    }
+            for (auto const& [from, to] : {std::pair(y0, lowest), std::pair(std::min(highest, lowest), y1)})
+                if (from > to)
+                    out += line_of(x, from, x, to, stroke("#d55e00", 1.5, true));
+            out += text_at(x + (right ? -6 : 6), y0 - 10, panel.mark,
                            right ? "font-size=\"12\" text-anchor=\"end\" fill=\"#d55e00\""
                                  : "font-size=\"12\" fill=\"#d55e00\"");
         }

@@ -106,7 +106,9 @@ std::span<command const> commands()
              {"--bucket", "N",
               "elements of a bucket of gradients on the GPU (default 8e8, as SuperOffload's examples have it)"},
              {"--journal", "BYTES",
-              "budget for taking steps back, in bytes an element (default 3); 0: steps wait for the norm"},
+              "budget for taking steps back, in bytes an element (default 3); what has no room waits for the norm, "
+              "with 0 "
+              "every update"},
              {"--device-records", "", "the GPU has room to take its part back, too"},
              {"--give-back", "", "the GPU's part has no pages on the host"},
              {"--zenflow", "K",
@@ -118,7 +120,7 @@ std::span<command const> commands()
              {"--gpu-reserve", "SIZE", "what others need of each GPU (default 4GB)"},
              {"--host-reserve", "SIZE", "what others need of the host (default 24GB)"},
              {"--measure", "", "the CPU's rate from steps on this machine"},
-             {"--cpu-rate", "N", "the CPU's rate, in elements a second"},
+             {"--cpu-rate", "N", "the CPU's rate, in elements a second of a step without records"},
              {"--gpu-rate", "N", "the GPU's rate, in elements a second"},
              {"--backward", "S", "in seconds"},
              {"--forward", "S", "in seconds"},

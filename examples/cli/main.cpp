@@ -45,6 +45,15 @@ int say(std::string const& text)
     return 0;
 }
 
+// Without advice that is for programs that call the library.
+std::string for_people(std::string text)
+{
+    for (std::string_view const part : {" binding::if_possible goes on without"})
+        if (std::size_t const at = text.find(part); at != std::string::npos)
+            text.replace(at, part.size(), " `adamant cores` shows those that are");
+    return text;
+}
+
 int run(std::vector<std::string> words)
 {
     auto const is_help = [](std::string const& word) { return word == "--help" || word == "-h"; };
@@ -77,8 +86,8 @@ int main(int argc, char** argv)
             throw std::runtime_error("the output could not be written; is the disk full?");
         return status;
     } catch (std::exception const& error) {
-        std::string_view const text = error.what();
-        std::fprintf(stderr, "%s%s\n", text.starts_with("adamant: ") ? "" : "adamant: ", error.what());
+        std::string const text = for_people(error.what());
+        std::fprintf(stderr, "%s%s\n", text.starts_with("adamant: ") ? "" : "adamant: ", text.c_str());
         return 2;
     }
 }

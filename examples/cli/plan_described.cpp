@@ -113,6 +113,7 @@ model read_model(std::string const& path, described_model const& rest)
         throw usage_error("--shapes: " + path + " cannot be opened: " + std::strerror(errno));
     model result;
     std::map<std::string, std::size_t> layers;
+    std::map<std::string, std::size_t> lines; // of each name
     std::size_t number = 0;
     for (std::string line; std::getline(file, line);) {
         ++number;
@@ -143,6 +144,9 @@ model read_model(std::string const& path, described_model const& rest)
             }
         if (one.dims.empty())
             refuse("has no dimensions");
+        if (auto const [first, is_new] = lines.emplace(one.name, number); !is_new)
+            refuse("has the tensor '" + printable(one.name) + "', which line " + std::to_string(first->second) +
+                   " has, too");
         result.params += one.elems;
         if (result.params > 1'000'000'000'000'000)
             refuse("brings the model to more than 1e15 parameters");

@@ -124,8 +124,13 @@ void add_host(plan_request const& r, std::size_t cpu, std::size_t device, memory
     }
     items.push_back({'J', "journal", "journal",
                      static_cast<std::size_t>(std::ceil(r.journal_bytes() * static_cast<double>(cpu))),
-                     "budget of " + shortest(r.journal_bytes()) +
-                         " B an element, to take back steps that were begun before the norm was known"});
+                     r.journal_bytes() <= 0
+                         ? "none: every update waits for the norm"
+                         : "budget of " + shortest(r.journal_bytes()) +
+                               " B an element, to take back steps that were begun before the norm was known" +
+                               (r.speculative_share() < 1 ? "; room for " + fixed(100 * r.speculative_share(), 0) +
+                                                                "% of the blocks, the others wait for the norm"
+                                                          : "")});
     if (r.on.unified)
         return;
     std::size_t const arrays =

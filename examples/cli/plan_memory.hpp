@@ -2,6 +2,7 @@
 // What lies where in a step with offload: bytes of each GPU and of the host's memory for it. Pure functions.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -64,10 +65,12 @@ struct plan_request {
     // Read and written by a step, without records.
     [[nodiscard]] double step_bytes() const { return adamant::step_bytes(types()); }
     // Of the records that a step makes while it does not know the norm: 16 bits and a little where all state is floats.
-    [[nodiscard]] double record_bytes() const
-    {
-        return journal_bytes() <= 0 ? 0 : has_float_state() ? 2.1 : copied_bytes();
-    }
+    [[nodiscard]] double record_bytes() const { return has_float_state() ? 2.1 : copied_bytes(); }
+    // Of the CPU's elements, those for whose records the journal has room.
+    [[nodiscard]] double speculative_share() const { return std::min(1.0, journal_bytes() / record_bytes()); }
+    // What a record costs of the time of a step: its bytes are read and written, and it is measured to be from a tenth
+    // to a third.
+    [[nodiscard]] double record_cost() const { return std::clamp(2 * record_bytes() / step_bytes(), 0.1, 1.0 / 3); }
     [[nodiscard]] std::size_t tokens() const { return batch * sequence; }
 };
 

@@ -2,6 +2,7 @@
 // Numbers of a plan: as people write them on a command line, and as they are printed.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstddef>
@@ -17,7 +18,16 @@
 
 namespace cli {
 
-// "12e9" or "80GB": a number from `least` to `most`, with one of the endings or none. must_be says so to people.
+// Whether an ending is the one that is known, in capitals or not.
+inline bool is_ending(std::string_view written, std::string_view known)
+{
+    auto const small = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
+    return written.size() == known.size() && std::equal(written.begin(), written.end(), known.begin(),
+                                                        [&](char a, char b) { return small(a) == small(b); });
+}
+
+// "12e9" or "80GB": a number from `least` to `most`, with one of the endings, in capitals or not, or none. must_be says
+// so to people.
 struct number_ending {
     std::string_view text;
     double factor;
@@ -39,7 +49,7 @@ double number_with_ending(std::string_view option, std::string const& text, numb
     if (!ending.empty()) {
         bool known = false;
         for (number_ending const& one : endings)
-            if (one.text == ending) {
+            if (is_ending(ending, one.text)) {
                 value *= one.factor;
                 known = true;
             }
@@ -54,8 +64,9 @@ double number_with_ending(std::string_view option, std::string const& text, numb
 // Bytes. A bare number counts bytes, and one that is too small for that has lost its unit.
 inline std::size_t byte_count(std::string_view option, std::string const& text)
 {
-    static constexpr number_ending endings[] = {{"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},
-                                                {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+    static constexpr number_ending endings[] = {{"M", 1e6},     {"G", 1e9},      {"T", 1e12},     {"MB", 1e6},
+                                                {"GB", 1e9},    {"TB", 1e12},    {"Mi", 0x1p20},  {"Gi", 0x1p30},
+                                                {"Ti", 0x1p40}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
     return static_cast<std::size_t>(
         number_with_ending(option, text, endings, 1e6, 1e16,
                            "a size with its unit, such as 80GB, 500GiB or 2TB, or 1000000 bytes or more"));

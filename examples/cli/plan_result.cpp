@@ -167,7 +167,7 @@ plan_result make_plan(plan_request const& request, given_rates const& given)
         most = static_cast<double>(result.roomy.most) / all;
     }
     if (result.rates.missing.empty())
-        result.best = best_ratio(result.rates.rates, least, most);
+        result.best = best_step(result.rates.speculation, least, most);
 
     split_request wanted;
     if (request.ratio) {
@@ -193,7 +193,7 @@ plan_result make_plan(plan_request const& request, given_rates const& given)
     result.memory = memory_of(request, result.split.cpu_elems, result.split.device_elems);
     result.fits = fits(result.memory, request.on);
     if (result.rates.missing.empty())
-        result.forecast = forecast(result.rates.rates, result.split.ratio());
+        result.forecast = forecast_step(result.rates.speculation, result.split.ratio());
     if (request.zenflow)
         result.zenflow = plan_zenflow(request, result.rates, result.split, result.memory, result.forecast);
     if (!result.fits)

@@ -142,6 +142,8 @@ private:
             if (double const tokens = static_cast<double>(r_.tokens()) * static_cast<double>(r_.gpus); s > 0)
                 text += ", " + grouped(static_cast<std::size_t>(std::min(tokens / s, 1e18))) + " tokens/s on all GPUs";
             text += std::string("; ") + in_words(plan_.forecast->bound_by) + " sets the pace";
+            if (r_.speculative_share() <= 0)
+                text += "; every update waits for the norm (--journal 0)";
             say("step", text);
             if (!plan_.range.empty)
                 say("best", "ratio " + plan_.roomy.text_within(plan_.best->ratio) + " with " +
@@ -210,9 +212,14 @@ private:
         for (auto const& [number, source] : plan_.rates.lines)
             out_ += wrapped("  " + padded(number + "  ", 31), source);
         if (plan_.forecast)
-            out_ +=
-                wrapped("  ", "The CPU steps gradients as backward makes them, and the GPU its part after backward. "
-                              "Weights that GPUs gather from each other are taken to hide behind computing.");
+            out_ += wrapped("  ", std::string(r_.speculative_share() <= 0
+                                                  ? "CPU and GPU step when the norm of all gradients is known. "
+                                              : r_.device_records
+                                                  ? "The CPU steps gradients as backward makes them, and the GPU its "
+                                                    "part after backward. "
+                                                  : "The CPU steps gradients as backward makes them, and the GPU its "
+                                                    "part when the norm is known. ") +
+                                      "Weights that GPUs gather from each other are taken to hide behind computing.");
     }
 
     void zenflow(zenflow_plan const& zenflow)

@@ -41,9 +41,8 @@ public:
 
     void cpu()
     {
-        double const elem = r_.step_bytes() + r_.record_bytes();
-        std::string const bytes =
-            shortest(elem) + " B an element" + (r_.record_bytes() > 0 ? ", records among them" : "");
+        double const elem = r_.step_bytes();
+        std::string const bytes = shortest(elem) + " B an element";
         if (given_.cpu_elems_per_s) {
             to_.rates.cpu_elems_per_s = *given_.cpu_elems_per_s;
             line("CPU step", rate_text(*given_.cpu_elems_per_s), "--cpu-rate");
@@ -60,6 +59,14 @@ public:
         } else {
             miss("--cpu-rate or --measure");
         }
+        double const share = r_.speculative_share();
+        if (share <= 0)
+            line("records", "none", "--journal 0: every update waits for the norm");
+        else
+            line("records", "+" + fixed(100 * r_.record_cost(), 0) + "% of a CPU step",
+                 "of what is stepped before the norm is known, " +
+                     (share < 1 ? fixed(100 * share, 0) + "% at most: the journal has no room for more; the rest waits"
+                                : std::string("as far as that makes the step no longer")));
     }
 
     void gpu()
@@ -139,6 +146,17 @@ private:
 
 } // namespace
 
+speculation_rates speculation_of(plan_request const& r, adamant::step_rates const& rates)
+{
+    speculation_rates result;
+    result.rates = rates;
+    result.speculative_share = r.speculative_share();
+    result.record_cost = r.record_cost();
+    result.measured_elems_per_s = rates.cpu_elems_per_s * r.step_bytes() / bytes_each(r.grad); // reads gradients alone
+    result.device_speculates = r.device_records && r.speculative_share() > 0;
+    return result;
+}
+
 plan_rates rates_of(plan_request const& request, given_rates const& given, std::size_t share_elems)
 {
     plan_rates result;
@@ -151,6 +169,7 @@ plan_rates rates_of(plan_request const& request, given_rates const& given, std::
     read.gpu();
     read.link();
     read.compute();
+    result.speculation = speculation_of(request, result.rates);
     return result;
 }
 

@@ -10,6 +10,7 @@
 #include <adamant/device/best_ratio.hpp>
 
 #include "plan_memory.hpp"
+#include "plan_step.hpp"
 
 namespace cli {
 
@@ -25,10 +26,14 @@ struct given_rates {
 };
 
 struct plan_rates {
-    adamant::step_rates rates;
+    adamant::step_rates rates; // the CPU's without records
+    speculation_rates speculation;
     std::vector<std::pair<std::string, std::string>> lines; // a rate with its number, and its source
     std::string missing; // options without which there is no forecast; empty: there is one
 };
+
+// What the request's journal and records add to the rates.
+speculation_rates speculation_of(plan_request const& request, adamant::step_rates const& rates);
 
 // share_elems: of one GPU. Runs a measurement where that is asked for, and throws what it throws.
 plan_rates rates_of(plan_request const& request, given_rates const& given, std::size_t share_elems);

@@ -97,7 +97,7 @@ zenflow_rates zenflow_rates_of(plan_request const& r, step_rates const& from)
     zenflow_rates to;
     double const record_bytes = r.device_records ? r.state_bytes() : 0;
     to.device_bytes_per_s = from.device_elems_per_s * (r.step_bytes() + record_bytes);
-    to.host_bytes_per_s = from.cpu_elems_per_s * (r.step_bytes() + r.record_bytes());
+    to.host_bytes_per_s = from.cpu_elems_per_s * r.step_bytes();
     to.down_bytes_per_s = from.down_bytes_per_s;
     to.up_bytes_per_s = from.up_bytes_per_s;
     to.grad_bytes = from.grad_bytes;
@@ -107,25 +107,11 @@ zenflow_rates zenflow_rates_of(plan_request const& r, step_rates const& from)
     return to;
 }
 
-// A plain step is a window of one step in which nothing is added up, and weights go up to where they are used. When the
-// norm is known both sides step at the same time, so it takes as long as the longer one.
-zenflow_forecast forecast_plain(plan_request const& r, zenflow_rates rates, placement const& split)
+// What the GPU waits for in a step: all but its own part.
+double stall_of(step_forecast const& step, placement const& split, step_rates const& rates)
 {
-    rates.selected_elems = static_cast<double>(split.device_elems);
-    rates.put_off_elems = rates.all_elems = rates.matrix_elems = static_cast<double>(split.cpu_elems);
-    rates.update_interval = 1;
-    rates.overlap = false;
-    rates.landing_bytes = rates.first_sum_bytes = 0;
-    rates.host_step_bytes = r.step_bytes();
-    rates.device_step_bytes = rates.grad_bytes; // for the norm
-    zenflow_forecast result = forecast_zenflow(rates);
-    rates.put_off_elems = 0;
-    rates.device_step_bytes += r.step_bytes();
-    zenflow_forecast const of_device = forecast_zenflow(rates);
-    result.step_s = std::max(result.step_s, of_device.step_s);
-    double const stall_s = result.step_s - (of_device.step_s - of_device.stall_s);
-    result.stall_s = stall_s > 1e-12 * result.step_s ? stall_s : 0; // a difference of rounded times
-    return result;
+    double const stall_s = step.update_s - static_cast<double>(split.device_elems) / rates.device_elems_per_s;
+    return stall_s > 1e-12 * step.step_s ? stall_s : 0; // a difference of rounded times
 }
 
 } // namespace
@@ -141,7 +127,6 @@ zenflow_plan plan_zenflow(plan_request const& r, plan_rates const& rates, placem
     result.put_off_elems = share - result.selected_elems;
 
     zenflow_rates put_off = zenflow_rates_of(r, rates.rates);
-    zenflow_forecast const of_plain = forecast_plain(r, put_off, split);
     put_off.selected_elems = static_cast<double>(result.selected_elems);
     put_off.put_off_elems = static_cast<double>(result.put_off_elems);
     put_off.all_elems = static_cast<double>(share);
@@ -161,31 +146,38 @@ zenflow_plan plan_zenflow(plan_request const& r, plan_rates const& rates, placem
     }
 
     std::string const ratio = ", ratio " + nearest_ratio(split.ratio());
-    plan_request without = r;
-    without.journal = 0;
-    without.device_records = false;
+    // Plain is the plan without a journal, and speculation the plan, or where it has no journal, with the default one.
+    plan_request plain = r;
+    plain.journal = 0;
+    plain.device_records = false;
+    bool const is_plain = r.speculative_share() <= 0;
+    plan_request speculative = r;
+    if (is_plain)
+        speculative.journal.reset();
     result.ways = {{"plain", "plain" + ratio}, {"speculation", "speculation" + ratio}, {"zenflow", "ZenFlow"}};
-    result.ways[0].memory = memory_of(without, split.cpu_elems, split.device_elems);
-    result.ways[1].memory = memory;
+    result.ways[0].memory = memory_of(plain, split.cpu_elems, split.device_elems);
+    result.ways[1].memory = is_plain ? memory_of(speculative, split.cpu_elems, split.device_elems) : memory;
     result.ways[2].memory = zenflow_memory(r, part, result.put_off_elems);
     // Bytes are known without rates, and nothing crosses where there is no link.
     zenflow_forecast const of_zenflow = forecast_zenflow(put_off);
     for (offload_way& way : result.ways) {
-        zenflow_forecast const& one = way.key == "zenflow" ? of_zenflow : of_plain;
-        way.down_bytes = r.on.unified ? 0 : one.down_bytes;
-        way.up_bytes = r.on.unified ? 0 : one.up_bytes;
+        bool const zenflow = way.key == "zenflow";
+        double const elems = static_cast<double>(split.cpu_elems);
+        way.down_bytes = r.on.unified ? 0 : zenflow ? of_zenflow.down_bytes : put_off.grad_bytes * elems;
+        way.up_bytes = r.on.unified ? 0 : zenflow ? of_zenflow.up_bytes : put_off.weight_bytes * elems;
         way.fits = fits(way.memory, r.on);
-        if (forecast && way.key != "speculation") {
-            way.step_s = one.step_s;
-            way.stall_s = one.stall_s;
-        }
     }
     if (forecast) {
+        auto const add = [&](offload_way& way, plan_request const& request) {
+            step_forecast const step = forecast_step(speculation_of(request, rates.rates), split.ratio());
+            way.step_s = step.step_s;
+            way.stall_s = stall_of(step, split, rates.rates);
+        };
+        add(result.ways[0], plain);
+        add(result.ways[1], speculative);
         result.forecast = of_zenflow;
-        double const device_s = static_cast<double>(split.device_elems) / rates.rates.device_elems_per_s;
-        result.ways[1].step_s = forecast->step_s;
-        double const stall_s = forecast->update_s - device_s;
-        result.ways[1].stall_s = stall_s > 1e-12 * forecast->step_s ? stall_s : 0; // a difference of rounded times
+        result.ways[2].step_s = of_zenflow.step_s;
+        result.ways[2].stall_s = of_zenflow.stall_s;
     }
     return result;
 }

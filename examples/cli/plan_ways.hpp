@@ -33,8 +33,7 @@ struct zenflow_plan {
     std::vector<offload_way> ways; // plain offloading, the plan's own, ZenFlow
 };
 
-// The plan's split, memory and, where there is one, forecast are those of the way in the middle. request.zenflow is
-// there.
+// request.zenflow is there. Plain offloading and speculation have the plan's split.
 zenflow_plan plan_zenflow(plan_request const& request, plan_rates const& rates, adamant::placement const& split,
                           memory_plan const& memory, std::optional<adamant::step_forecast> const& forecast);
 

@@ -119,6 +119,12 @@ std::vector<roofline_place> node_places(machine const& on)
     return all;
 }
 
+void refuse_two_streams(output_file const& json, output_file const& csv)
+{
+    if (json.is_stdout() && csv.is_stdout())
+        throw usage_error("--json and --csv are both to go to stdout; give one of them a file");
+}
+
 // What was measured before.
 int show(arguments& options, std::string const& from)
 {
@@ -128,10 +134,12 @@ int show(arguments& options, std::string const& from)
     options.done("beside --from, which measures nothing");
     if (!picture_path.empty())
         check_picture(picture_path);
-    output_file csv(csv_path == "-" ? "" : csv_path);
+    output_file csv(csv_path);
+    refuse_two_streams(json, csv);
     output_file picture(picture_path);
     roofline_found const found = read_run(from);
-    std::fputs((csv_path == "-" ? to_csv(found) : to_text(found)).c_str(), stdout);
+    if (!csv.is_stdout() && !json.is_stdout())
+        std::fputs(to_text(found).c_str(), stdout);
     json.write(to_json(found));
     csv.write(to_csv(found));
     if (!picture_path.empty())
@@ -164,7 +172,8 @@ int roofline(arguments& options)
     }
 
     output_file json(r.json); // before anything is measured, so that nothing is measured in vain
-    output_file csv(r.csv == "-" ? "" : r.csv);
+    output_file csv(r.csv);
+    refuse_two_streams(json, csv);
     output_file picture(r.plot);
     roofline_found found;
     found.machine = describe(on);
@@ -221,8 +230,8 @@ int roofline(arguments& options)
     if (found.job)
         warn_of_cache("the job's arrays", memory_bytes(job.types.format->types, found.job->params_measured),
                       "--params");
-    std::string const text = r.csv == "-" ? to_csv(found) : to_text(found);
-    std::fputs(text.c_str(), stdout);
+    if (!csv.is_stdout() && !json.is_stdout())
+        std::fputs(to_text(found).c_str(), stdout);
     json.write(to_json(found));
     csv.write(to_csv(found));
     if (!r.plot.empty())

@@ -62,17 +62,50 @@ std::string short_types(std::string types)
     return types;
 }
 
-// The widest cell of two columns.
+// "2 x 8", "4 of node 1".
+std::string cores_of(roofline_row const& row)
+{
+    return (row.ranks > 1 ? std::to_string(row.ranks) + " x " : "") + std::to_string(row.threads) +
+           (row.node.empty() ? "" : " of node " + row.node);
+}
+
+// The instruction sets of all steps, each once: "avx512".
+std::string tiers_of(roofline_found const& found)
+{
+    std::vector<std::string> all;
+    auto const add = [&](std::vector<roofline_row> const& rows) {
+        for (roofline_row const& row : rows)
+            if (!row.isa.empty() && std::find(all.begin(), all.end(), row.isa) == all.end())
+                all.push_back(row.isa);
+    };
+    add(found.rows);
+    if (found.job)
+        add(found.job->rows);
+    std::string text;
+    for (std::string const& one : all)
+        text += (text.empty() ? "" : ", ") + one;
+    return text;
+}
+
+// The widest cells of three columns.
 struct row_widths {
     int types = 8;
+    int cores = 6;
     int what = 6;
 
-    explicit row_widths(std::vector<roofline_row> const& rows)
+    explicit row_widths(roofline_found const& found)
     {
-        for (roofline_row const& row : rows) {
-            types = std::max(types, static_cast<int>(short_types(row.types).size()));
-            what = std::max(what, static_cast<int>(row.what.size()));
-        }
+        for (roofline_row const& row : found.rows)
+            widen(row);
+        if (found.job)
+            for (roofline_row const& row : found.job->rows)
+                widen(row);
+    }
+    void widen(roofline_row const& row)
+    {
+        types = std::max(types, static_cast<int>(short_types(row.types).size()));
+        cores = std::max(cores, static_cast<int>(cores_of(row).size()));
+        what = std::max(what, static_cast<int>(row.what.size()));
     }
 };
 
@@ -82,12 +115,10 @@ std::string row_text(roofline_row const& row, row_widths const& width)
     std::string const share = !row.is_step() ? std::string()
                                              : fixed(row.percent_of_limit, 0) + " (" + fixed(row.percent_p10, 0) +
                                                    " to " + fixed(row.percent_p90, 0) + ")";
-    std::string const cores = (row.ranks > 1 ? std::to_string(row.ranks) + " x " : "") + std::to_string(row.threads) +
-                              (row.node.empty() ? "" : " of node " + row.node);
-    std::snprintf(text, sizeof text, "%-*s %-12s %-*s %7.3f  (%.3f to %.3f)  %5s  %6.1f  %-16s %s\n", width.types,
-                  short_types(row.types).c_str(), cores.c_str(), width.what, row.what.c_str(), row.ns_per_element,
-                  row.ns_p10, row.ns_p90, shortest(row.bytes_per_element).c_str(), row.gb_per_s(), share.c_str(),
-                  row.isa.c_str());
+    std::snprintf(text, sizeof text, "%-*s %-*s %-*s %7.3f  (%.3f to %.3f)  %5s  %6.1f  %s\n", width.types,
+                  short_types(row.types).c_str(), width.cores, cores_of(row).c_str(), width.what, row.what.c_str(),
+                  row.ns_per_element, row.ns_p10, row.ns_p90, shortest(row.bytes_per_element).c_str(), row.gb_per_s(),
+                  share.c_str());
     std::string line = text;
     line.erase(line.find_last_not_of(" \n") + 1);
     return line + "\n";
@@ -224,16 +255,20 @@ std::string to_text(roofline_found const& found)
         out += wrapped(note);
     for (std::string const& warning : found.warnings)
         out += wrapped("WARNING: " + warning);
-    out +=
-        "\nlimit: the fastest loop that moves a step's bytes and computes nothing; read and copy: loops that only do\n"
-        "that. Bytes written count as those read, but cost less where the line is there already: so a step moves\n"
-        "more GB/s than a loop that reads. Medians of rounds; limit and step in each; in brackets p10 to p90. Where "
-        "both are as\n"
-        "fast, the machine's drift makes a step seem faster than its limit.\n\n";
-    row_widths const width(found.rows);
-    out += "types" + std::string(static_cast<std::size_t>(width.types) - 4, ' ') + "cores        what" +
-           std::string(static_cast<std::size_t>(width.what) - 3, ' ') +
-           "ns/elem                    bytes    GB/s  % of limit       isa\n";
+    if (std::string const tiers = tiers_of(found); !tiers.empty())
+        out += wrapped("instruction set of the steps: " + tiers);
+    out += "\nlimit: the fastest loop that moves a step's bytes and computes nothing; read and copy: loops that\n"
+           "only do that. Bytes written count as those read, but cost less where the line is there already: so\n"
+           "a step moves more GB/s than a loop that reads. Medians of rounds; limit and step in each; in\n"
+           "brackets p10 to p90. Where both are as fast, the machine's drift makes a step seem faster than its\n"
+           "limit.\n\n";
+    row_widths const width(found);
+    auto const heading = [](std::string text, int columns) {
+        text.resize(std::max(text.size(), static_cast<std::size_t>(columns)), ' ');
+        return text + " ";
+    };
+    out += heading("types", width.types) + heading("cores", width.cores) + heading("what", width.what) +
+           "ns/elem                    bytes    GB/s  % of limit\n";
     for (roofline_row const& row : found.rows)
         out += row_text(row, width);
     if (found.job && !found.job->rows.empty()) {

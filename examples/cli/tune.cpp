@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -76,6 +77,8 @@ request read_request(arguments& options, machine const& on)
         throw usage_error("--load takes what an earlier tuning has found, so --worth, --deadline, --elements and "
                           "--cores-only have no meaning beside it; leave one or the other away");
     options.done();
+    for (auto const& [option, path] : {std::pair("--save", &r.save), std::pair("--load", &r.load)})
+        refuse_stream(option, *path);
     if (!r.plot.empty())
         check_picture(r.plot);
     return r;
@@ -291,18 +294,29 @@ int tune(arguments& options)
         with = tune_with_host(on, r.cores, *r.types.format, found, r.host_threads, r.rounds, bar);
     }
     std::vector<std::string> warnings;
-    if (double const busy = besides.busy(); busy > 0.05)
-        warnings.push_back("WARNING: the machine was busy with something else for " + fixed(100 * busy, 0) +
-                           "% of its processors' time; tune again when it is quiet");
-    if (!found.finished)
-        warnings.push_back("WARNING: the deadline came before it was known whether more cores pay");
-    if (interruption::noted())
-        warnings.push_back("INTERRUPTED: the rounds with a host's threads are fewer than asked for");
+    for (std::string const& saved : found.warnings)
+        warnings.push_back("WARNING of " + r.load + ": " + saved);
+    if (double const busy = besides.busy(); busy > 0.05 && (r.load.empty() || r.host_threads != 0)) {
+        std::string const text = "the machine was busy with something else for " + fixed(100 * busy, 0) +
+                                 "% of its processors' time; tune again when it is quiet";
+        warnings.push_back("WARNING: " + text);
+        found.warnings.push_back(text);
+    }
+    if (!found.finished) {
+        std::string const text = "the deadline came before it was known whether more cores pay";
+        warnings.push_back("WARNING: " + text);
+        found.warnings.push_back(text);
+    }
+    if (interruption::noted()) {
+        std::string const text = "the rounds with a host's threads are fewer than asked for";
+        warnings.push_back("INTERRUPTED: " + text);
+        found.warnings.push_back("interrupted: " + text);
+    }
     advice const what = advice_of(found, with);
     std::string out = "adamant tune, " + date_and_time() + "\n" + describe(on) + "; " + r.types.name + ", " +
                       plural(r.cores.ranks, "rank") + (r.load.empty() ? "" : "; from " + r.load) + "\n";
     for (std::string const& warning : warnings)
-        out += warning + "\n";
+        out += wrapped("", warning);
     if (std::size_t const within = threads_within(on.quota.cpus, r.cores.ranks, found.of); within < found.of)
         out += "the CPU quota keeps " + plural(within, "thread") + " of each rank busy; more cores were not tried\n";
     out += '\n' + curve_text(found, r.types) + "\n" + verdict_text(found, r.cores.ranks, with.splits.empty());
@@ -310,7 +324,8 @@ int tune(arguments& options)
         out += host_text(with, found.of, what);
     if (!r.save.empty() && found.finished && what.cores != found.cores)
         out += wrapped("", "--save keeps what was found for the optimizer alone: " + plural(found.cores, "core"));
-    std::fputs(out.c_str(), stdout);
+    if (!json.is_stdout())
+        std::fputs(out.c_str(), stdout);
     nlohmann::ordered_json result = to_json(found);
     if (found.finished)
         save.write(result.dump(2) + "\n");

@@ -85,7 +85,7 @@ request_of_rank request_of(adamant_core_options const& from)
         self = rank_from_environment();
     if (self.rank >= self.ranks)
         detail::throw_invalid_argument(
-            {"rank is ", self.rank, ", but there are ", self.ranks, " ranks, which count from 0"});
+            {"rank is ", self.rank, ", but ranks count from 0 and their number is ", self.ranks});
     request.ranks = self.ranks;
     return {std::move(request), self.rank};
 }

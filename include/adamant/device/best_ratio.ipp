@@ -15,7 +15,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 ADAMANT_DECL step_forecast forecast(step_rates const& rates, double ratio)
 {
-    detail::check(rates);
+    detail::check_rates(rates);
     if (!(ratio >= 0 && ratio <= 1))
         detail::throw_invalid_argument(
             {"ratio is ", ratio, ", but it is the CPU's share of the elements, from 0 to 1"});
@@ -73,7 +73,7 @@ ADAMANT_DECL step_forecast forecast(step_rates const& rates, double ratio)
 
 ADAMANT_DECL step_forecast best_ratio(step_rates const& rates, double least, double most)
 {
-    detail::check(rates);
+    detail::check_rates(rates);
     if (!(least >= 0 && least <= most && most <= 1))
         detail::throw_invalid_argument({"the bounds of the ratio are from ", least, " to ", most,
                                         ", but must be from 0 to 1, the lower one first"});

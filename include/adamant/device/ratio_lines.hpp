@@ -36,7 +36,7 @@ inline whole_times times_of_all(step_rates const& r)
     return {r.elems / r.cpu_elems_per_s, r.elems / r.device_elems_per_s, down, up};
 }
 
-inline void check(step_rates const& r)
+inline void check_rates(step_rates const& r)
 {
     auto const refuse = [](char const* what, double value, char const* rule) {
         throw_invalid_argument({what, " is ", value, ", but must be ", rule});

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 
 #include <adamant/core/error.hpp>
+#include <adamant/core/refused_call.hpp>
 #include <adamant/exec/memory.hpp>
 #include <adamant/exec/memory_limits.hpp>
 #include <adamant/exec/system_memory.hpp>
@@ -33,8 +34,8 @@ ADAMANT_DECL void unmap::operator()(std::byte* data) const noexcept
 inline unique_mapping map_pages(std::size_t bytes, std::size_t alignment)
 {
     auto const refused = [&] {
-        return unavailable("adamant: " + bytes_text(bytes) + " could not be mapped (" + std::strerror(errno) +
-                           "); see ulimit -v, vm.overcommit_memory and vm.max_map_count");
+        return unavailable("adamant: " + bytes_text(bytes) + " could not be mapped (" + std::strerror(errno) + "); " +
+                           advice_on(errno, "see ulimit -v, vm.overcommit_memory and vm.max_map_count"));
     };
     std::size_t const page = page_bytes(page_kind::normal);
     void* const at = ::mmap(nullptr, bytes + alignment + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -247,7 +248,10 @@ ADAMANT_DECL std::string memory_block::set_policy(node_set const& nodes, bool st
     int const flags = HWLOC_MEMBIND_BYNODESET | (strict ? HWLOC_MEMBIND_STRICT : 0);
     if (hwloc_set_area_membind(detail::live_topology(), data(), report_.mapped_bytes, detail::to_bitmap(nodes).get(),
                                HWLOC_MEMBIND_BIND, flags) != 0)
-        return std::string("mbind: ") + std::strerror(errno) + "; containers may need CAP_SYS_NICE for it";
+        return std::string("mbind: ") + std::strerror(errno) +
+               (errno == EPERM
+                    ? "; containers may need CAP_SYS_NICE for it"
+                    : "; " + detail::advice_on(errno, "are these nodes online and allowed to this process?"));
     auto const got = detail::binding_of(data());
     if (!got)
         return std::string("get_mempolicy, which would confirm it: ") + std::strerror(errno);

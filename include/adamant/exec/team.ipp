@@ -9,6 +9,7 @@
 #include <signal.h>
 
 #include <adamant/core/error.hpp>
+#include <adamant/core/refused_call.hpp>
 #include <exception>
 
 #include <adamant/exec/team.hpp>
@@ -138,8 +139,9 @@ ADAMANT_DECL void team::start_leader()
     try {
         state_->leader = std::make_unique<std::thread>([state = state_] { state->lead(); });
     } catch (std::system_error const& e) {
-        detail::throw_unavailable({"a team's leader could not be started: ", e.what(),
-                                   "; check the limits on threads (ulimit -u, pids.max) and on memory (ulimit -v)"});
+        detail::throw_unavailable({"a team's leader could not be started: ", e.what(), "; ",
+                                   detail::advice_on(e.code().value(), "check the limits on threads (ulimit -u, "
+                                                                       "pids.max) and on memory (ulimit -v)")});
     }
 }
 

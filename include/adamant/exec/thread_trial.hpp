@@ -23,6 +23,7 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/core/has_memory.hpp>
+#include <adamant/core/refused_call.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -134,10 +135,10 @@ inline void try_threads(unsigned threads, std::size_t stack_bytes)
             std::this_thread::yield();
     if (error != 0)
         throw_unavailable({threads + 1, " threads were requested, but the system makes only ", made + 1, " (",
-                           std::strerror(error), "), with stacks of ", stack_bytes,
-                           " bytes; check the limits on threads (ulimit -u, the cgroup's pids.max, "
-                           "kernel.threads-max, vm.max_map_count) and on memory (ulimit -v, ulimit -s, OMP_STACKSIZE), "
-                           "or request fewer"});
+                           std::strerror(error), "), with stacks of ", stack_bytes, " bytes; ",
+                           advice_on(error, "check the limits on threads (ulimit -u, the cgroup's pids.max, "
+                                            "kernel.threads-max, vm.max_map_count) and on memory (ulimit -v, ulimit "
+                                            "-s, OMP_STACKSIZE), or request fewer")});
     if (!has_room)
         throw std::bad_alloc();
 }

@@ -57,7 +57,7 @@ public:
 private:
     static std::vector<grouped_shard> in_one_group(std::vector<any_shard> const& shards);
 
-    void check() const;
+    void check_shards() const;
 
     std::vector<grouped_shard> shards_;
     std::vector<std::size_t> begins_; // in granules, one more than shards

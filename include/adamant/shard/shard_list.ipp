@@ -12,7 +12,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 ADAMANT_DECL shard_list::shard_list(std::vector<grouped_shard> shards) : shards_(std::move(shards))
 {
-    check();
+    check_shards();
     begins_.reserve(shards_.size() + 1);
     begins_.push_back(0);
     for (grouped_shard const& s : shards_) {
@@ -39,7 +39,7 @@ ADAMANT_DECL std::vector<grouped_shard> shard_list::in_one_group(std::vector<any
     return grouped;
 }
 
-ADAMANT_DECL void shard_list::check() const
+ADAMANT_DECL void shard_list::check_shards() const
 {
     std::vector<detail::array_extent> extents;
     extents.reserve(shards_.size() * shard_arrays);

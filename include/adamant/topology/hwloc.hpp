@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include <adamant/core/error.hpp>
+#include <adamant/core/refused_call.hpp>
 #include <adamant/core/system_file.hpp>
 #include <adamant/topology/hwloc_objects.hpp>
 #include <adamant/topology/hwloc_xml.hpp>
@@ -120,8 +121,8 @@ void in_thread_of_its_own(Work const& work)
             }
         }).join();
     } catch (std::system_error const& e) {
-        throw_unavailable({"a thread is needed for a moment, but the system makes none: ", e.what(),
-                           "; look at ulimit -u and ulimit -v"});
+        throw_unavailable({"a thread is needed for a moment, but the system makes none: ", e.what(), "; ",
+                           advice_on(e.code().value(), "look at ulimit -u and ulimit -v")});
     }
     if (failure)
         std::rethrow_exception(failure);

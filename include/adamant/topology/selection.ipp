@@ -26,7 +26,7 @@ public:
 
     std::vector<rank_cores> select()
     {
-        check();
+        check_request();
         find_masks();
         std::vector<rank_cores> all;
         if (bound_outside_)
@@ -49,7 +49,7 @@ private:
     static std::string count(std::size_t n, char const* what) { return text_of({n, " ", what, n == 1 ? "" : "s"}); }
     static std::string or_none(index_set const& set) { return set.empty() ? "none" : to_list(set); }
 
-    void check() const
+    void check_request() const
     {
         core_request const& r = request_;
         auto const share = [](std::optional<double> const& value, char const* name, bool one_is_fine) {
@@ -69,11 +69,11 @@ private:
         if (r.ranks == 0)
             throw_invalid_argument({"cores for 0 ranks were requested; there is at least one"});
         if (r.masks.size() > 1 && r.masks.size() != r.ranks)
-            throw_invalid_argument({"there are ", count(r.ranks, "rank"), " but masks of ", r.masks.size(),
+            throw_invalid_argument({"the number of ranks is ", r.ranks, ", but masks are those of ", r.masks.size(),
                                     "; give one for all, or one for each"});
         if (!r.gpus.empty() && r.gpus.size() != r.ranks)
             throw_invalid_argument(
-                {"there are ", count(r.ranks, "rank"), " but GPUs of ", r.gpus.size(), "; give one for each"});
+                {"the number of ranks is ", r.ranks, ", but GPUs are those of ", r.gpus.size(), "; give one for each"});
     }
     void find_masks()
     {

@@ -49,7 +49,7 @@ ADAMANT_DECL void ratio_follower::set_times(double backward_s, double forward_s)
     step_rates changed = rates_;
     changed.backward_s = backward_s;
     changed.forward_s = forward_s;
-    detail::check(changed);
+    detail::check_rates(changed);
     rates_ = changed;
 }
 

@@ -50,6 +50,7 @@ struct tuned_cores {
     std::size_t max_chunk_elems = default_max_chunk_elems;
     std::uint32_t prefetch_bytes = default_prefetch_bytes();
     std::vector<tried_setting> tried;
+    std::vector<std::string> warnings; // reasons not to trust the times, in words; saved with the result
 
     // Cores of a rank that the optimizer leaves to the host.
     [[nodiscard]] unsigned host_cores() const noexcept;

@@ -34,29 +34,31 @@ inline constexpr std::string_view tuned_format = "adamant tuned cores 1";
 // Throws nlohmann-json's exceptions for missing members and wrong types, and corrupted for impossible numbers.
 inline tuned_cores tuned_from_json(nlohmann::ordered_json const& from)
 {
-    auto const require = [](bool condition, char const* what) {
+    auto const demand = [](bool condition, char const* what) {
         if (!condition)
             throw corrupted(what);
     };
-    require(from.at("format").get<std::string>() == tuned_format, "its format is a different one");
+    demand(from.at("format").get<std::string>() == tuned_format, "its format is a different one");
     tuned_cores found;
     for (auto const& [name, text] : from.at("key").items())
         found.key.entries.emplace_back(name, text.get<std::string>());
     auto const whole = [&](nlohmann::ordered_json const& in, char const* name, std::uint64_t most) {
         nlohmann::ordered_json const& value = in.at(name);
-        require(value.is_number_unsigned() && value.get<std::uint64_t>() <= most, name);
+        demand(value.is_number_unsigned() && value.get<std::uint64_t>() <= most, name);
         return value.get<std::uint64_t>();
     };
     auto const number = [&](nlohmann::ordered_json const& in, char const* name) {
         double const value = in.at(name).get<double>();
-        require(std::isfinite(value) && value >= 0, name);
+        demand(std::isfinite(value) && value >= 0, name);
         return value;
     };
     found.cores = static_cast<unsigned>(whole(from, "cores", index_set::max_index));
     found.of = static_cast<unsigned>(whole(from, "of", index_set::max_index));
-    require(found.cores >= 1 && found.cores <= found.of, "cores");
+    demand(found.cores >= 1 && found.cores <= found.of, "cores");
     found.cpuadam_cores_perc = number(from, "cpuadam_cores_perc");
     found.finished = from.at("finished").get<bool>();
+    if (auto const warnings = from.find("warnings"); warnings != from.end()) // older files have none
+        found.warnings = warnings->get<std::vector<std::string>>();
     found.elements = whole(from, "elements", std::numeric_limits<std::size_t>::max());
     found.step_s = number(from, "step_s");
     found.max_chunk_elems = whole(from, "max_chunk_elems", std::numeric_limits<std::size_t>::max());
@@ -85,6 +87,7 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& from)
     json["cpuadam_cores_perc"] = found.cpuadam_cores_perc;
     json["host_cores"] = found.host_cores();
     json["finished"] = found.finished;
+    json["warnings"] = found.warnings;
     json["elements"] = found.elements;
     json["step_s"] = found.step_s;
     json["max_chunk_elems"] = found.max_chunk_elems;
