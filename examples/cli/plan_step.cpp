@@ -52,8 +52,9 @@ public:
         double const after_device = rates.fixed_s + rates.forward_s;
         candidate result{norm_.front().bound_by, rates.backward_s + after_device};
         auto const consider = [&](forecast_lane lane, double seconds) {
-            if (seconds > result.seconds)
-                result = {lane, seconds};
+            if (seconds > result.seconds * (1 + 1e-12)) // a difference of roundings does not count
+                result.bound_by = lane;
+            result.seconds = std::max(result.seconds, seconds);
         };
         for (candidate const& one : norm_) {
             consider(one.bound_by, one.seconds + (one.bound_by == forecast_lane::backward ? after_device : after_cpu));

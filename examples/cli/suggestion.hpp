@@ -35,22 +35,19 @@ inline std::string did_you_mean(std::string_view word, std::vector<std::pair<std
 {
     std::size_t nearest = std::max<std::size_t>(word.size() / 3, 1); // farther ones are others
     std::vector<std::string> found;
-    bool all_begun = true; // the word is the beginning of each: a family, of which more are shown
     for (auto const& [compared, shown] : names) {
         bool const begun = word.size() > 2 && compared.starts_with(word);
-        std::size_t const distance = begun ? 1 : edit_distance(word, compared);
-        if (distance < nearest) {
+        std::size_t const distance = begun ? 0 : edit_distance(word, compared);
+        if (distance < nearest)
             found.clear();
-            all_begun = true;
-        }
         if (distance <= nearest) {
             nearest = distance;
-            all_begun = all_begun && begun;
             if (std::find(found.begin(), found.end(), shown) == found.end())
                 found.push_back(shown);
         }
     }
-    if (found.empty() || found.size() > (all_begun ? 8 : 3))
+    // Those that begin with the word are one family, of which more are shown.
+    if (found.empty() || found.size() > (nearest == 0 ? 8 : 3))
         return "";
     std::string text = "; did you mean ";
     for (std::size_t i = 0; i < found.size(); ++i)

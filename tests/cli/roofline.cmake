@@ -63,6 +63,15 @@ if(svg MATCHES "INTERRUPTED")
     message(FATAL_ERROR "a.svg says that it was interrupted")
 endif()
 
+# No line of the text is longer than a terminal of 100 columns.
+function(is_narrow)
+    string(REPEAT "[^\n]" 101 long)
+    if(out MATCHES "${long}")
+        message(FATAL_ERROR "a line is too long:\n${out}")
+    endif()
+endfunction()
+is_narrow()
+
 # One run of everybody, from a file: nothing is measured. Eight points over each of two counts stay within the axes.
 set(names "adamant optimizer::step()" "adamant step()" "Somebody & Co" d e f g h)
 set(rows "")
@@ -78,6 +87,7 @@ endforeach()
 string(SUBSTRING "${rows}" 1 -1 rows)
 file(WRITE ${FOLDER}/peers.json "{\"machine\":\"a machine\",\"date\":\"a day\",\"rounds\":7,\"share_of_others\":0.25,\"rows\":[${rows}]}")
 run(0 --from ${FOLDER}/peers.json --plot ${FOLDER}/b.svg --csv ${FOLDER}/b.csv)
+is_narrow()
 holds("${out}" "^adamant roofline, a day, from [^\n]*peers.json\na machine\n")
 holds("${out}" "\nmixed +2 +Somebody & Co +2.500  .1.000 to 3.000.     28    11.2  99 .80 to 125.\n")
 file(STRINGS ${FOLDER}/b.csv lines)
@@ -123,6 +133,17 @@ holds("${svg}" ">split_q8: 14.25 bytes an element<")
 holds("${svg}" ">bfloat16 gradients and weights, split_float32 params, quantized8 moments<")
 if(NOT bytes EQUAL 14.25)
     message(FATAL_ERROR "row 3 of q.json has ${bytes} bytes an element\n${json}")
+endif()
+
+# "-" is stdout for JSON and for CSV, in place of the text, and no file.
+run(0 --from ${FOLDER}/peers.json --json -)
+string(JSON date GET "${out}" date)
+run(0 --from ${FOLDER}/peers.json --csv -)
+holds("${out}" "^what,types,threads")
+fails("--json and --csv are both to go to stdout" --from ${FOLDER}/peers.json --json - --csv -)
+fails("ends in .svg or .png" --from ${FOLDER}/peers.json --plot -)
+if(EXISTS "./-")
+    message(FATAL_ERROR "a file is named -")
 endif()
 
 # The table can be CSV; ranks are processes.

@@ -25,18 +25,54 @@ struct simd {
 #endif
         return _mm512_sub_ps(a, b);
     }
-    ADAMANT_SIMD static f32 div(f32 a, f32 b) { return a / b; }
-    ADAMANT_SIMD static f32 sqrt(f32 a) { return _mm512_sqrt_ps(a); }
-    ADAMANT_SIMD static u32 bits(f32 x) { return reinterpret_cast<__m512i>(x); }
-    ADAMANT_SIMD static u32 abs_bits(f32 x) { return bits(x) & set(float_abs_mask); }
-    ADAMANT_SIMD static u32 add(u32 a, u32 b) { return _mm512_add_epi32(a, b); }
-    ADAMANT_SIMD static u32 mul(u32 a, u32 b) { return _mm512_mullo_epi32(a, b); }
-    ADAMANT_SIMD static u32 sub(u32 a, u32 b) { return _mm512_sub_epi32(a, b); }
-    ADAMANT_SIMD static u32 min(u32 a, u32 b) { return _mm512_min_epu32(a, b); }
-    ADAMANT_SIMD static u32 max(u32 a, u32 b) { return _mm512_max_epu32(a, b); }
-    ADAMANT_SIMD static u32 min_signed(u32 a, u32 b) { return _mm512_min_epi32(a, b); }
-    ADAMANT_SIMD static u32 and3(u32 a, u32 b, u32 c) { return _mm512_ternarylogic_epi32(a, b, c, 0x80); }
-    ADAMANT_SIMD static u32 or3(u32 a, u32 b, u32 c) { return _mm512_ternarylogic_epi32(a, b, c, 0xfe); }
+    ADAMANT_SIMD static f32 div(f32 a, f32 b)
+    {
+        return a / b;
+    }
+    ADAMANT_SIMD static f32 sqrt(f32 a)
+    {
+        return _mm512_sqrt_ps(a);
+    }
+    ADAMANT_SIMD static u32 bits(f32 x)
+    {
+        return reinterpret_cast<__m512i>(x);
+    }
+    ADAMANT_SIMD static u32 abs_bits(f32 x)
+    {
+        return bits(x) & set(float_abs_mask);
+    }
+    ADAMANT_SIMD static u32 add(u32 a, u32 b)
+    {
+        return _mm512_add_epi32(a, b);
+    }
+    ADAMANT_SIMD static u32 mul(u32 a, u32 b)
+    {
+        return _mm512_mullo_epi32(a, b);
+    }
+    ADAMANT_SIMD static u32 sub(u32 a, u32 b)
+    {
+        return _mm512_sub_epi32(a, b);
+    }
+    ADAMANT_SIMD static u32 min(u32 a, u32 b)
+    {
+        return _mm512_min_epu32(a, b);
+    }
+    ADAMANT_SIMD static u32 max(u32 a, u32 b)
+    {
+        return _mm512_max_epu32(a, b);
+    }
+    ADAMANT_SIMD static u32 min_signed(u32 a, u32 b)
+    {
+        return _mm512_min_epi32(a, b);
+    }
+    ADAMANT_SIMD static u32 and3(u32 a, u32 b, u32 c)
+    {
+        return _mm512_ternarylogic_epi32(a, b, c, 0x80);
+    }
+    ADAMANT_SIMD static u32 or3(u32 a, u32 b, u32 c)
+    {
+        return _mm512_ternarylogic_epi32(a, b, c, 0xfe);
+    }
     template <int Count>
     ADAMANT_SIMD static u32 shift_left(u32 x)
     {
@@ -47,13 +83,19 @@ struct simd {
     {
         return _mm512_srli_epi32(x, Count);
     }
-    ADAMANT_SIMD static f32 from_bits(u32 x) { return reinterpret_cast<__m512>(x); }
-    ADAMANT_SIMD static bool any_sign(u32 x) { return _mm512_movepi32_mask(x) != 0; }
+    ADAMANT_SIMD static f32 from_bits(u32 x)
+    {
+        return reinterpret_cast<__m512>(x);
+    }
+    ADAMANT_SIMD static bool any_sign(u32 x)
+    {
+        return _mm512_movepi32_mask(x) != 0;
+    }
 
     ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)
     {
-        __mmask16 const small = _mm512_cmple_epu32_mask(abs_bits(x), set(up_to));
-        return _mm512_castsi512_ps(_mm512_mask_and_epi32(bits(x), small, bits(x), set(float_sign_bit)));
+        __mmask16 const is_small = _mm512_cmple_epu32_mask(abs_bits(x), set(up_to));
+        return _mm512_castsi512_ps(_mm512_mask_and_epi32(bits(x), is_small, bits(x), set(float_sign_bit)));
     }
     ADAMANT_SIMD static f32 canonical(f32 x, f32 of)
     {
@@ -93,7 +135,10 @@ struct simd {
         else
             return widen<T>(_mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address)));
     }
-    ADAMANT_SIMD static __mmask16 first_lanes(std::size_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+    ADAMANT_SIMD static __mmask16 first_lanes(std::size_t count)
+    {
+        return static_cast<__mmask16>((1u << count) - 1);
+    }
     template <class T>
     ADAMANT_SIMD static f32 load_first(std::byte const* address, std::size_t count)
     {
@@ -175,9 +220,9 @@ struct simd {
     ADAMANT_SIMD static u32 narrow_evens_odds(f32 evens, f32 odds, bool natively)
     {
         if (natively) {
-            u32 const zipped = _mm512_set_epi32(0x1f000f, 0x1e000e, 0x1d000d, 0x1c000c, 0x1b000b, 0x1a000a, 0x190009,
-                                                0x180008, 0x170007, 0x160006, 0x150005, 0x140004, 0x130003, 0x120002,
-                                                0x110001, 0x100000);
+            u32 const zipped =
+                _mm512_set_epi32(0x1f000f, 0x1e000e, 0x1d000d, 0x1c000c, 0x1b000b, 0x1a000a, 0x190009, 0x180008,
+                                 0x170007, 0x160006, 0x150005, 0x140004, 0x130003, 0x120002, 0x110001, 0x100000);
 #if defined(ADAMANT_EMULATED_AVX512)
             u32 const halves = _mm512_cvtne2ps_pbh(odds, evens);
 #else
@@ -248,20 +293,41 @@ struct simd {
         _mm256_stream_si256(reinterpret_cast<__m256i*>(address), half_a);
         _mm256_stream_si256(reinterpret_cast<__m256i*>(address) + 1, half_b);
     }
-    ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
+    ADAMANT_SIMD static void stream_fence()
+    {
+        _mm_sfence();
+    }
 
     using halves = __m512i;
-    ADAMANT_SIMD static halves saturated(u32 const (&x)[vectors]) { return _mm512_packs_epi32(x[0], x[1]); }
-    ADAMANT_SIMD static halves set_halves(std::uint16_t x) { return _mm512_set1_epi16(static_cast<short>(x)); }
-    ADAMANT_SIMD static halves plus(halves x, halves y) { return _mm512_add_epi16(x, y); }
-    ADAMANT_SIMD static halves excess(halves x, halves most) { return _mm512_subs_epu16(x, most); }
+    ADAMANT_SIMD static halves saturated(u32 const (&x)[vectors])
+    {
+        return _mm512_packs_epi32(x[0], x[1]);
+    }
+    ADAMANT_SIMD static halves set_halves(std::uint16_t x)
+    {
+        return _mm512_set1_epi16(static_cast<short>(x));
+    }
+    ADAMANT_SIMD static halves plus(halves x, halves y)
+    {
+        return _mm512_add_epi16(x, y);
+    }
+    ADAMANT_SIMD static halves excess(halves x, halves most)
+    {
+        return _mm512_subs_epu16(x, most);
+    }
     template <int Count>
     ADAMANT_SIMD static halves shifted(halves x)
     {
         return _mm512_slli_epi16(x, Count);
     }
-    ADAMANT_SIMD static halves either(halves x, halves y) { return x | y; }
-    ADAMANT_SIMD static bool any(halves x) { return _mm512_test_epi32_mask(x, x) != 0; }
+    ADAMANT_SIMD static halves either(halves x, halves y)
+    {
+        return x | y;
+    }
+    ADAMANT_SIMD static bool any(halves x)
+    {
+        return _mm512_test_epi32_mask(x, x) != 0;
+    }
     // Of each eight halves that lie together the first four are of the first vector.
     ADAMANT_SIMD static unsigned vectors_of(halves x)
     {
@@ -276,7 +342,10 @@ struct simd {
     {
         return 8 * vector;
     }
-    ADAMANT_SIMD static void store_halves(std::byte* address, halves x) { _mm512_storeu_epi32(address, x); }
+    ADAMANT_SIMD static void store_halves(std::byte* address, halves x)
+    {
+        _mm512_storeu_epi32(address, x);
+    }
     ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
     {
         u32 const both = _mm512_loadu_epi32(address);
@@ -289,15 +358,16 @@ struct simd {
     using pair_of_u32 = kernel::pair_of_u32;
     ADAMANT_SIMD static f32 load_signed_bytes(std::byte const* address)
     {
-        return _mm512_cvtepi32_ps(
-            _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<__m128i_u const*>(address))));
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<__m128i_u const*>(address))));
     }
     ADAMANT_SIMD static f32 load_unsigned_bytes(std::byte const* address)
     {
-        return _mm512_cvtepi32_ps(
-            _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<__m128i_u const*>(address))));
+        return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<__m128i_u const*>(address))));
     }
-    ADAMANT_SIMD static u32 rounded(f32 x) { return _mm512_cvtps_epi32(x); }
+    ADAMANT_SIMD static u32 rounded(f32 x)
+    {
+        return _mm512_cvtps_epi32(x);
+    }
     ADAMANT_SIMD static pair_of_u32 largest(u32 a, u32 b)
     {
         u32 const both = max(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -313,22 +383,58 @@ struct simd {
 #endif
         return all;
     }
-    ADAMANT_SIMD static u32 subtract_halves(u32 a, u32 b) { return _mm512_subs_epu16(a, b); }
-    ADAMANT_SIMD static words pack_signed(u32 a, u32 b) { return _mm512_packs_epi32(a, b); }
-    ADAMANT_SIMD static words pack_unsigned(u32 a, u32 b) { return _mm512_packus_epi32(a, b); }
-    ADAMANT_SIMD static words set_words(std::uint16_t x) { return set_halves(x); }
-    ADAMANT_SIMD static words plus_words(words x, words y) { return _mm512_add_epi16(x, y); }
-    ADAMANT_SIMD static words plus_saturated(words x, words y) { return _mm512_adds_epu16(x, y); }
-    ADAMANT_SIMD static words magnitude(words x) { return _mm512_abs_epi16(x); }
-    ADAMANT_SIMD static words signs(words x) { return _mm512_srai_epi16(x, 15); }
-    ADAMANT_SIMD static words lower_byte(words x) { return x & set_words(0xff); }
-    ADAMANT_SIMD static words upper_byte(words x) { return _mm512_srli_epi16(x, 8); }
-    ADAMANT_SIMD static words upper_byte_signed(words x) { return _mm512_srai_epi16(x, 8); }
+    ADAMANT_SIMD static u32 subtract_halves(u32 a, u32 b)
+    {
+        return _mm512_subs_epu16(a, b);
+    }
+    ADAMANT_SIMD static words pack_signed(u32 a, u32 b)
+    {
+        return _mm512_packs_epi32(a, b);
+    }
+    ADAMANT_SIMD static words pack_unsigned(u32 a, u32 b)
+    {
+        return _mm512_packus_epi32(a, b);
+    }
+    ADAMANT_SIMD static words set_words(std::uint16_t x)
+    {
+        return set_halves(x);
+    }
+    ADAMANT_SIMD static words plus_words(words x, words y)
+    {
+        return _mm512_add_epi16(x, y);
+    }
+    ADAMANT_SIMD static words plus_saturated(words x, words y)
+    {
+        return _mm512_adds_epu16(x, y);
+    }
+    ADAMANT_SIMD static words magnitude(words x)
+    {
+        return _mm512_abs_epi16(x);
+    }
+    ADAMANT_SIMD static words signs(words x)
+    {
+        return _mm512_srai_epi16(x, 15);
+    }
+    ADAMANT_SIMD static words lower_byte(words x)
+    {
+        return x & set_words(0xff);
+    }
+    ADAMANT_SIMD static words upper_byte(words x)
+    {
+        return _mm512_srli_epi16(x, 8);
+    }
+    ADAMANT_SIMD static words upper_byte_signed(words x)
+    {
+        return _mm512_srai_epi16(x, 8);
+    }
     ADAMANT_SIMD static __mmask32 words_above(words x, std::uint16_t bound)
     {
         return _mm512_cmpgt_epi16_mask(x, set_words(bound));
     }
-    ADAMANT_SIMD static words upper_byte_signed(words x, __mmask32 kept) { return _mm512_maskz_srai_epi16(kept, x, 8); }
+    ADAMANT_SIMD static words upper_byte_signed(words x, __mmask32 kept)
+    {
+        return _mm512_maskz_srai_epi16(kept, x, 8);
+    }
     // Packing leaves words of each vector in four places.
     ADAMANT_SIMD static u32 in_order_of_four(u32 bytes)
     {

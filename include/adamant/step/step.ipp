@@ -45,16 +45,16 @@ ADAMANT_DECL step_report step(executor const& cpu, shard_list const& shards,
     unsigned const threads = cpu.for_each_slice(shards.granules() * granule_elems, [&](slice part) {
         float_mode_scope const mode(subnormals::flushed); // set once for all shards
         std::uint64_t found = 0;
-        detail::small_pieces small(cpu.tier(), group_coefficients);
+        detail::small_pieces pieces(cpu.tier(), group_coefficients);
         shards.for_each_piece(part.begin / granule_elems, part.end / granule_elems,
                               [&](grouped_shard const& s, std::size_t begin, std::size_t end) {
-                                  if (small.takes(s, end - begin))
-                                      small.add(s, begin, end);
+                                  if (pieces.takes(s, end - begin))
+                                      pieces.add(s, begin, end);
                                   else
                                       found += s.shard.step_for(cpu.tier())(s.shard.pointers(), begin, end,
                                                                             group_coefficients[s.group], how);
                               });
-        nonfinite.fetch_add(found + small.finish(), std::memory_order_relaxed);
+        nonfinite.fetch_add(found + pieces.finish(), std::memory_order_relaxed);
     });
     return {shards.elements(), shards.bytes_moved(), nonfinite.load(std::memory_order_relaxed), cpu.tier(), threads};
 }
