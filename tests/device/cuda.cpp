@@ -18,6 +18,7 @@
 
 #include "catch.hpp"
 #include "cuda_model.hpp"
+#include "forked.hpp"
 
 using namespace adamant;
 namespace arrays = adamant::shard_array;
@@ -972,6 +973,49 @@ TEST_CASE("cuda on host: a device that does not come to the end")
     CHECK(on.wait_until(work, soon()));
     CHECK(on.wait_until(up, device::clock::now()));
     on.release(memory);
+}
+
+TEST_CASE("cuda on host: a process that is forked while lanes are at work")
+{
+    auto on = std::make_unique<cuda_device>(0);
+    device_ptr const memory = on->allocate(4096);
+    std::shared_ptr<std::byte> host = on->pinned(4096);
+    test::random_bits random(11);
+    auto r = std::make_unique<rig>(mixed_pieces(random), *on);
+    for (bool const works : {false, true}) {
+        INFO("works: " << works);
+        cuda_on_host::hold(works);
+        if (works) {
+            on->copy_up(memory, host.get(), 4096);
+            on->call(device_lane::up, [] {});
+        }
+        CHECK(test::is_refused_in_child("memory", [&] { (void)on->memory(); }));
+        CHECK(test::is_refused_in_child("allocate", [&] { (void)on->allocate(64); }));
+        CHECK(test::is_refused_in_child("pinned", [&] { (void)on->pinned(64); }));
+        CHECK(test::is_refused_in_child("copy_up", [&] { on->copy_up(memory, host.get(), 64); }));
+        CHECK(test::is_refused_in_child("copy_down", [&] { on->copy_down(host.get(), memory, 64); }));
+        CHECK(test::is_refused_in_child("call", [&] { on->call(device_lane::up, [] {}); }));
+        CHECK(test::is_refused_in_child("mark", [&] { (void)on->mark(device_lane::up); }));
+        CHECK(test::is_refused_in_child("follow", [&] { on->follow(device_lane::work, device_mark{}); }));
+        CHECK(test::is_refused_in_child("wait_until", [&] { (void)on->wait_until({}, soon()); }));
+        CHECK(test::is_refused_in_child("usage", [&] { (void)on->usage(); }));
+        CHECK(test::is_refused_in_child("round_weights", [&] { r->part->round_weights(); }));
+        CHECK(test::in_child([&] { return on->reset(soon()) ? 6 : 5; }) == 5);
+        CHECK(test::in_child([&] {
+                  r.reset();
+                  host.reset();
+                  on->release(memory);
+                  return 5;
+              }) == 5);
+        CHECK(test::in_child([&] { // no exit(): the runtime on the host would wait for its threads
+                  on.reset();
+                  return 7;
+              }) == 7);
+    }
+    cuda_on_host::hold(false);
+    CHECK(on->wait_until(on->mark(device_lane::up), soon()));
+    r.reset();
+    on->release(memory);
 }
 
 TEST_CASE("cuda on host: a lane with more under way than its ring of events holds")

@@ -9,7 +9,6 @@
 #include <sched.h>
 #include <stdexcept>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
@@ -22,14 +21,7 @@
 #endif
 
 #include "catch.hpp"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define ADAMANT_SANITIZED
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define ADAMANT_SANITIZED
-#endif
-#endif
+#include "forked.hpp"
 
 #if !defined(ADAMANT_SANITIZED) // whose runtimes have these operators themselves
 // Memory that ends: of the whole process, the allocation that comes after so many others fails, once. What is given
@@ -56,6 +48,7 @@ void* operator new(std::size_t bytes, std::align_val_t alignment)
 #endif
 
 using namespace adamant;
+using test::in_child;
 
 namespace {
 
@@ -82,26 +75,6 @@ std::size_t thread_count()
         n += entry->d_name[0] != '.';
     closedir(tasks);
     return n;
-}
-
-// Exit status of work done in a forked process.
-template <class Work>
-int in_child(Work const& work)
-{
-    pid_t const child = fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-        alarm(20);
-        int status = 99;
-        try {
-            status = work();
-        } catch (...) {
-        }
-        _exit(status);
-    }
-    int status = 0;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + status;
 }
 
 team_options any_threads(unsigned threads)

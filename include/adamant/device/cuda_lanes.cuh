@@ -16,6 +16,7 @@
 #include <utility>
 
 #include <adamant/device/cuda_operation.cuh>
+#include <adamant/exec/this_process.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail::cuda {
@@ -46,8 +47,10 @@ public:
     // Waits, to a limit, for what was enqueued: it may write to memory that is the caller's.
     ~lanes()
     {
+        if (!in_this_process())
+            return;
         if (drain(clock::now() + std::chrono::seconds(10)) != drained::idle)
-            for (std::unique_ptr<host_call>& each : calls_)
+            for (std::unique_ptr<host_call>& each : *calls_)
                 if (!each->done.load(std::memory_order_acquire))
                     (void)each.release(); // for a device that goes on after all
         device_scope const scope(ordinal_);
@@ -58,8 +61,13 @@ public:
 
     [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
     [[nodiscard]] std::string const& name() const noexcept { return name_; }
+    // CUDA does not survive a fork: a call of it could fail or hang, and locks may be taken for good.
+    [[nodiscard]] bool in_this_process() const noexcept { return calls_.in_this_process(); }
+    // Throws unavailable in a process that was forked from the device's.
+    void check_process() const { require_process(calls_.process(), name_); }
     [[nodiscard]] bool failed() const
     {
+        check_process();
         std::lock_guard const lock(state_);
         return !failure_.empty();
     }
@@ -69,6 +77,7 @@ public:
     template <class Enqueue>
     void enqueue(device_lane in, operation const& what, Enqueue const& enqueue)
     {
+        check_process();
         lane& l = of(in);
         device_scope const scope(ordinal_);
         std::lock_guard const order(l.order);
@@ -113,6 +122,7 @@ public:
     // See device::call().
     void call(device_lane in, std::function<void()> function)
     {
+        check_process();
         auto node = std::make_unique<host_call>();
         node->function = std::move(function);
         lane& l = of(in);
@@ -121,11 +131,11 @@ public:
         std::lock_guard const lock(state_);
         if (!failure_.empty())
             return;
-        while (!calls_.empty() && calls_.front()->done.load(std::memory_order_acquire))
-            calls_.pop_front();
-        calls_.push_back(std::move(node));
-        if (!succeed(cudaLaunchHostFunc(l.stream, &run_host_call, calls_.back().get()), {operation::call})) {
-            calls_.pop_back();
+        while (!calls_->empty() && calls_->front()->done.load(std::memory_order_acquire))
+            calls_->pop_front();
+        calls_->push_back(std::move(node));
+        if (!succeed(cudaLaunchHostFunc(l.stream, &run_host_call, calls_->back().get()), {operation::call})) {
+            calls_->pop_back();
             return;
         }
         l.dirty = true;
@@ -134,6 +144,7 @@ public:
 
     [[nodiscard]] device_mark mark(device_lane in)
     {
+        check_process();
         lane& l = of(in);
         device_scope const scope(ordinal_);
         std::lock_guard const order(l.order);
@@ -156,6 +167,7 @@ public:
     }
     void follow(device_lane in, device_mark before)
     {
+        check_process();
         if (in == before.lane)
             return;
         lane& l = of(in);
@@ -173,6 +185,7 @@ public:
     }
     void follow(device_lane in, cudaEvent_t before)
     {
+        check_process();
         lane& l = of(in);
         device_scope const scope(ordinal_);
         std::lock_guard const order(l.order);
@@ -185,6 +198,7 @@ public:
     // See device::wait_until().
     [[nodiscard]] bool wait_until(device_mark until, clock::time_point deadline)
     {
+        check_process();
         clock::time_point const start = clock::now();
         for (;;) {
             {
@@ -214,7 +228,7 @@ public:
         for (lane& l : lanes_) // those whose event could not be recorded have finished, too
             l.dirty = l.adjoins = false;
         failure_.clear();
-        calls_.clear();
+        calls_->clear();
         return true;
     }
     enum class drained : std::uint8_t {
@@ -225,6 +239,8 @@ public:
     // Waits until all lanes have finished, whether or not something has failed.
     [[nodiscard]] drained drain(clock::time_point deadline) noexcept
     {
+        if (!in_this_process())
+            return drained::dead;
         clock::time_point const start = clock::now();
         for (;;) {
             bool idle = true;
@@ -248,6 +264,7 @@ public:
 
     [[nodiscard]] device_usage usage() const
     {
+        check_process();
         std::lock_guard const lock(state_);
         device_usage result;
         for (std::size_t i = 0; i < device_lanes; ++i) {
@@ -379,7 +396,7 @@ private:
     std::string name_;
     mutable std::mutex state_; // of all that follows, but for what a lane's own lock orders
     std::string failure_;
-    std::deque<std::unique_ptr<host_call>> calls_;
+    process_bound<std::deque<std::unique_ptr<host_call>>> calls_;
     lane lanes_[device_lanes];
 };
 

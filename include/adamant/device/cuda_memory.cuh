@@ -20,6 +20,7 @@ namespace detail::cuda {
 // Throws device_error.
 [[nodiscard]] inline device_memory memory_of(lanes const& on)
 {
+    on.check_process();
     device_scope const scope(on.ordinal());
     device_memory result;
     if (cudaError_t const error = cudaMemGetInfo(&result.free_bytes, &result.total_bytes); error != cudaSuccess) {
@@ -32,6 +33,7 @@ namespace detail::cuda {
 // See device::allocate().
 [[nodiscard]] inline device_ptr allocate(lanes const& on, std::size_t bytes)
 {
+    on.check_process();
     if (bytes == 0)
         return {};
     device_scope const scope(on.ordinal());
@@ -50,7 +52,7 @@ namespace detail::cuda {
 }
 inline void release(lanes const& on, device_ptr memory) noexcept
 {
-    if (!memory)
+    if (!memory || !on.in_this_process())
         return;
     device_scope const scope(on.ordinal());
     if (cudaFree(address_of(memory)) != cudaSuccess)
@@ -61,6 +63,7 @@ inline void release(lanes const& on, device_ptr memory) noexcept
 [[nodiscard]] inline std::shared_ptr<std::byte> pinned(lanes const& on, std::size_t bytes)
 {
     constexpr std::size_t page = 4096;
+    on.check_process();
     device_scope const scope(on.ordinal());
     void* memory = nullptr;
     std::size_t const rounded = (bytes / page + 1) * page; // whole pages, and one at least
@@ -70,8 +73,8 @@ inline void release(lanes const& on, device_ptr memory) noexcept
                            " bytes of pinned host memory, and got none: ", cudaGetErrorString(error),
                            "; free host memory, or raise the limit on locked memory (ulimit -l)"});
     }
-    std::shared_ptr<void> owner(memory, [](void* at) {
-        if (cudaFreeHost(at) != cudaSuccess)
+    std::shared_ptr<void> owner(memory, [process = this_process()](void* at) {
+        if (this_process() == process && cudaFreeHost(at) != cudaSuccess)
             (void)cudaGetLastError();
     });
     // CUDA gives whole pages.

@@ -157,6 +157,7 @@ public:
 
     void run(device_pass const& pass) override
     {
+        on_.check_process(); // first: who had the lock may be in another process
         std::lock_guard const lock(mutex_);
         bool const undoes = pass.pass == block_pass::undo;
         bool const is_step = !undoes && !only_reads(pass.pass);

@@ -3,6 +3,7 @@
 // cannot be dereferenced, it works in threads of its own, and it is as slow and as unreliable as it is told to be.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include <adamant/device/device.hpp>
+#include <adamant/exec/this_process.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -39,7 +41,8 @@ class emulated_device final : public device {
 public:
     // Throws invalid_argument for rates that are not above 0, and what std::thread throws.
     explicit emulated_device(emulation_options options = {});
-    // Drops work that has not begun.
+    // Drops work that has not begun. A process that was forked from the device's has no such threads: there the device
+    // is leaked, and functions that may throw throw unavailable.
     ~emulated_device() override;
 
     [[nodiscard]] std::string name() const override { return options_.name; }
@@ -111,6 +114,9 @@ private:
         std::thread thread;
     };
 
+    // Throws unavailable in a process that was forked from the device's, where its threads are gone and the lock may be
+    // taken for good.
+    [[nodiscard]] std::unique_lock<std::mutex> locked() const;
     [[nodiscard]] bool is_idle() const noexcept;
     // Until nothing is left to do, or what hangs keeps it from that: then all is dropped.
     void drain() noexcept;
@@ -133,18 +139,18 @@ private:
 
     emulation_options options_;
     mutable std::mutex mutex_; // guards everything below
-    std::condition_variable changed_;
-    std::map<std::uint64_t, block> blocks_;
+    detail::process_bound<std::condition_variable> changed_;
+    detail::process_bound<std::map<std::uint64_t, block>> blocks_;
     std::uint64_t next_address_ = 0xada0'0000'0000'0000; // which no processor takes for an address
     std::size_t used_bytes_ = 0;
-    std::string error_;
+    detail::process_bound<std::string> error_;
     std::uint64_t generation_ = 0;
     unsigned running_ = 0; // outside the lock
     bool hung_ = false;
     bool stopping_ = false;
     fault faults_[4];
     device_usage usage_;
-    lane_state lanes_[device_lanes];
+    detail::process_bound<std::array<lane_state, device_lanes>> lanes_;
 };
 
 ADAMANT_END_NAMESPACE

@@ -26,7 +26,7 @@ ADAMANT_DECL emulated_device::emulated_device(emulation_options options) : optio
         detail::throw_invalid_argument({"the latency of '", options_.name, "' is below 0"});
     for (std::size_t i = 0; i < device_lanes; ++i)
         try {
-            lanes_[i].thread = std::thread([this, i] { serve(lanes_[i]); });
+            (*lanes_)[i].thread = std::thread([this, i] { serve((*lanes_)[i]); });
         } catch (...) {
             stop();
             throw;
@@ -35,12 +35,13 @@ ADAMANT_DECL emulated_device::emulated_device(emulation_options options) : optio
 
 ADAMANT_DECL emulated_device::~emulated_device()
 {
-    stop();
+    if (lanes_.in_this_process())
+        stop();
 }
 
 ADAMANT_DECL device_memory emulated_device::memory() const
 {
-    std::lock_guard const lock(mutex_);
+    auto const lock = locked();
     return {options_.memory_bytes, options_.memory_bytes - used_bytes_};
 }
 
@@ -48,7 +49,7 @@ ADAMANT_DECL device_ptr emulated_device::allocate(std::size_t bytes)
 {
     if (bytes == 0)
         return {};
-    std::lock_guard const lock(mutex_);
+    auto const lock = locked();
     std::size_t const room = options_.memory_bytes - used_bytes_;
     if (due(fault_of(device_operation::allocate)) != fault::none)
         detail::throw_device_error({options_.name, " failed to allocate ", bytes, " bytes: an injected fault"});
@@ -62,7 +63,7 @@ ADAMANT_DECL device_ptr emulated_device::allocate(std::size_t bytes)
         detail::throw_unavailable({options_.name, " is imitated in host memory, which has no ", bytes, " bytes left"});
     std::unique_ptr<void, void (*)(void*)> own(real, std::free);
     std::memset(real, 0xa5, rounded); // so that nobody relies on zeros, and the pages exist
-    blocks_.emplace(next_address_, block{static_cast<std::byte*>(real), rounded});
+    blocks_->emplace(next_address_, block{static_cast<std::byte*>(real), rounded});
     (void)own.release();
     used_bytes_ += rounded;
     device_ptr const result{next_address_};
@@ -72,13 +73,15 @@ ADAMANT_DECL device_ptr emulated_device::allocate(std::size_t bytes)
 
 ADAMANT_DECL void emulated_device::release(device_ptr memory) noexcept
 {
-    std::lock_guard const lock(mutex_);
-    auto const at = blocks_.find(memory.address);
-    if (at == blocks_.end())
+    if (!lanes_.in_this_process())
+        return;
+    auto const lock = locked();
+    auto const at = blocks_->find(memory.address);
+    if (at == blocks_->end())
         return;
     std::free(at->second.real);
     used_bytes_ -= at->second.bytes;
-    blocks_.erase(at);
+    blocks_->erase(at);
 }
 
 ADAMANT_DECL void emulated_device::copy_up(device_ptr to, void const* from, std::size_t bytes)
@@ -237,7 +240,7 @@ ADAMANT_DECL void emulated_device::call(device_lane lane, std::function<void()> 
 
 ADAMANT_DECL device_mark emulated_device::mark(device_lane lane)
 {
-    std::lock_guard const lock(mutex_);
+    auto const lock = locked();
     return {lane, of(lane).enqueued};
 }
 
@@ -248,26 +251,28 @@ ADAMANT_DECL void emulated_device::follow(device_lane lane, device_mark before)
 
 ADAMANT_DECL bool emulated_device::wait_until(device_mark until, clock::time_point deadline)
 {
-    std::unique_lock lock(mutex_);
-    auto const over = [&] { return !error_.empty() || of(until.lane).passed >= until.number; };
+    auto lock = locked();
+    auto const over = [&] { return !error_->empty() || of(until.lane).passed >= until.number; };
     if (deadline == clock::time_point::max())
-        changed_.wait(lock, over);
+        changed_->wait(lock, over);
     else
-        changed_.wait_until(lock, deadline, over);
-    if (!error_.empty())
-        throw device_error(error_);
+        changed_->wait_until(lock, deadline, over);
+    if (!error_->empty())
+        throw device_error(*error_);
     return of(until.lane).passed >= until.number;
 }
 
 ADAMANT_DECL bool emulated_device::reset(clock::time_point deadline) noexcept
 {
-    std::unique_lock lock(mutex_);
+    if (!lanes_.in_this_process())
+        return false;
+    auto lock = locked();
     ++generation_;
-    changed_.notify_all();
-    bool const idle = changed_.wait_until(lock, deadline, [this] { return is_idle(); });
+    changed_->notify_all();
+    bool const idle = changed_->wait_until(lock, deadline, [this] { return is_idle(); });
     if (idle)
-        error_.clear();
-    changed_.wait(lock, [this] { return running_ == 0; }); // so that nothing touches the caller's memory any more
+        error_->clear();
+    changed_->wait(lock, [this] { return running_ == 0; }); // so that nothing touches the caller's memory any more
     return idle;
 }
 
@@ -283,7 +288,7 @@ ADAMANT_DECL std::shared_ptr<std::byte> emulated_device::pinned(std::size_t byte
 
 ADAMANT_DECL device_usage emulated_device::usage() const
 {
-    std::lock_guard const lock(mutex_);
+    auto const lock = locked();
     return usage_;
 }
 
@@ -299,18 +304,18 @@ ADAMANT_DECL void emulated_device::hang(device_operation kind, std::size_t after
 
 ADAMANT_DECL void emulated_device::resume()
 {
-    std::lock_guard const lock(mutex_);
+    auto const lock = locked();
     for (fault& f : faults_)
         f = {};
     hung_ = false;
-    changed_.notify_all();
+    changed_->notify_all();
 }
 
 ADAMANT_DECL std::byte* emulated_device::real(device_ptr at, std::size_t bytes) const
 {
-    std::lock_guard const lock(mutex_);
-    auto const after = blocks_.upper_bound(at.address);
-    if (after != blocks_.begin()) {
+    auto const lock = locked();
+    auto const after = blocks_->upper_bound(at.address);
+    if (after != blocks_->begin()) {
         auto const& [begin, memory] = *std::prev(after);
         if (at.address - begin <= memory.bytes && bytes <= memory.bytes - (at.address - begin))
             return memory.real + (at.address - begin);
@@ -318,25 +323,32 @@ ADAMANT_DECL std::byte* emulated_device::real(device_ptr at, std::size_t bytes) 
     detail::throw_device_error({options_.name, " was told to use ", bytes, " bytes that it has not allocated"});
 }
 
+ADAMANT_DECL std::unique_lock<std::mutex> emulated_device::locked() const
+{
+    detail::require_process(lanes_.process(), options_.name);
+    return std::unique_lock(mutex_);
+}
+
 ADAMANT_DECL bool emulated_device::is_idle() const noexcept
 {
-    return std::all_of(std::begin(lanes_), std::end(lanes_),
-                       [](lane_state const& l) { return l.passed == l.enqueued; });
+    return std::all_of(lanes_->begin(), lanes_->end(), [](lane_state const& l) { return l.passed == l.enqueued; });
 }
 
 ADAMANT_DECL void emulated_device::drain() noexcept
 {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return is_idle() || (hung_ && running_ == 0); });
+    if (!lanes_.in_this_process())
+        return;
+    auto lock = locked();
+    changed_->wait(lock, [this] { return is_idle() || (hung_ && running_ == 0); });
     if (!is_idle()) {
         ++generation_;
-        changed_.notify_all();
+        changed_->notify_all();
     }
 }
 
 ADAMANT_DECL emulated_device::lane_state& emulated_device::of(device_lane lane) noexcept
 {
-    return lanes_[static_cast<std::size_t>(lane)];
+    return (*lanes_)[static_cast<std::size_t>(lane)];
 }
 
 ADAMANT_DECL emulated_device::fault& emulated_device::fault_of(device_operation kind) noexcept
@@ -346,7 +358,7 @@ ADAMANT_DECL emulated_device::fault& emulated_device::fault_of(device_operation 
 
 ADAMANT_DECL void emulated_device::set_fault(device_operation kind, fault f)
 {
-    std::lock_guard const lock(mutex_);
+    auto const lock = locked();
     fault_of(kind) = f;
 }
 
@@ -372,11 +384,11 @@ ADAMANT_DECL void emulated_device::enqueue(device_lane lane, device_operation ki
 
 ADAMANT_DECL void emulated_device::push(device_lane lane, operation op)
 {
-    std::lock_guard const lock(mutex_);
+    auto const lock = locked();
     op.generation = generation_;
     of(lane).queue.push_back(std::move(op));
     ++of(lane).enqueued;
-    changed_.notify_all();
+    changed_->notify_all();
 }
 
 ADAMANT_DECL void emulated_device::stop() noexcept
@@ -386,12 +398,12 @@ ADAMANT_DECL void emulated_device::stop() noexcept
         stopping_ = true;
         hung_ = false;
         ++generation_;
-        changed_.notify_all();
+        changed_->notify_all();
     }
-    for (lane_state& lane : lanes_)
+    for (lane_state& lane : *lanes_)
         if (lane.thread.joinable())
             lane.thread.join();
-    for (auto const& [address, memory] : blocks_)
+    for (auto const& [address, memory] : *blocks_)
         std::free(memory.real);
 }
 
@@ -399,24 +411,24 @@ ADAMANT_DECL void emulated_device::serve(lane_state& lane)
 {
     std::unique_lock lock(mutex_);
     for (;;) {
-        changed_.wait(lock, [&] { return stopping_ || !lane.queue.empty(); });
+        changed_->wait(lock, [&] { return stopping_ || !lane.queue.empty(); });
         if (stopping_)
             return;
         operation op = std::move(lane.queue.front());
         lane.queue.pop_front();
         if (op.waits)
-            changed_.wait(lock, [&] { return dropped(op) || of(op.after.lane).passed >= op.after.number; });
+            changed_->wait(lock, [&] { return dropped(op) || of(op.after.lane).passed >= op.after.number; });
         else
             perform(lane, op, lock);
         op.run = {};
         ++lane.passed;
-        changed_.notify_all();
+        changed_->notify_all();
     }
 }
 
 ADAMANT_DECL bool emulated_device::dropped(operation const& op) const noexcept
 {
-    return stopping_ || op.generation != generation_ || !error_.empty();
+    return stopping_ || op.generation != generation_ || !error_->empty();
 }
 
 ADAMANT_DECL void emulated_device::perform(lane_state& lane, operation& op, std::unique_lock<std::mutex>& lock)
@@ -433,13 +445,13 @@ ADAMANT_DECL void emulated_device::perform(lane_state& lane, operation& op, std:
     }
     int const fate = due(fault_of(op.kind));
     if (fate == fault::fails) {
-        error_ = detail::text_of({"adamant: ", options_.name, " failed at ", op.what, ": an injected fault"});
+        *error_ = detail::text_of({"adamant: ", options_.name, " failed at ", op.what, ": an injected fault"});
         return;
     }
     if (fate == fault::hangs) {
         hung_ = true;
-        changed_.notify_all();
-        changed_.wait(lock, [this] { return !hung_; });
+        changed_->notify_all();
+        changed_->wait(lock, [this] { return !hung_; });
         if (dropped(op))
             return;
     }
@@ -452,7 +464,7 @@ ADAMANT_DECL void emulated_device::perform(lane_state& lane, operation& op, std:
     } catch (std::exception const& error) {
         failure = error.what();
     }
-    auto const lane_number = static_cast<device_lane>(&lane - lanes_);
+    auto const lane_number = static_cast<device_lane>(&lane - lanes_->data());
     double const least = options_.latency_s + static_cast<double>(op.bytes) / rate(lane_number);
     // Counted from when the lane was free, so that sleeping too long now and then does not add up.
     auto const from = std::max(lane.free_at, begin - std::chrono::milliseconds(1));
@@ -466,8 +478,8 @@ ADAMANT_DECL void emulated_device::perform(lane_state& lane, operation& op, std:
     usage_.busy_s[static_cast<std::size_t>(lane_number)] +=
         std::max(std::min(took, least * 1.5), least == 0 ? took : least);
     usage_.bytes[static_cast<std::size_t>(lane_number)] += op.bytes;
-    if (!failure.empty() && error_.empty())
-        error_ = failure;
+    if (!failure.empty() && error_->empty())
+        *error_ = failure;
 }
 
 ADAMANT_END_NAMESPACE

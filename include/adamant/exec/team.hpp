@@ -18,6 +18,7 @@ class team_state;
 void submit(team_state& to, team_request& request);
 void wait_for(team_state const& of, team_request const& request) noexcept;
 [[nodiscard]] bool is_done(team_state const& of, team_request const& request) noexcept;
+void check_process(team_state const& of);
 void check_chunks(std::size_t chunks);
 
 } // namespace detail
@@ -35,14 +36,16 @@ class [[nodiscard]] submission : detail::team_request {
 public:
     submission(submission const&) = delete;
     submission& operator=(submission const&) = delete;
-    // Waits, and discards exceptions of the task.
+    // Waits, and discards exceptions of the task. Does not wait in a process that was forked from the team's.
     ~submission() { detail::wait_for(*state_, *this); }
 
     // Whether all members have finished it. Never blocks.
     [[nodiscard]] bool done() const noexcept { return detail::is_done(*state_, *this); }
     // Returns when all members have finished it, and throws the first exception that the task threw in any of them.
+    // Throws unavailable in a process that was forked from the team's.
     void wait()
     {
+        detail::check_process(*state_);
         detail::wait_for(*state_, *this);
         if (error)
             std::rethrow_exception(std::exchange(error, nullptr));
@@ -134,6 +137,10 @@ public:
     [[nodiscard]] bool others_wait() const noexcept;
     // Throws what submit() would throw if it were called here, and does nothing else.
     void check_submit() const;
+    // Whether its threads are there: not in a process that was forked from the team's. There check_process() throws
+    // unavailable.
+    [[nodiscard]] bool in_this_process() const noexcept;
+    void check_process() const;
 
     // Submits and waits; throws what the task throws.
     template <class Task>

@@ -32,6 +32,10 @@ ADAMANT_DECL bool is_done(team_state const& of, team_request const& request) noe
 {
     return of.done(request.ticket);
 }
+ADAMANT_DECL void check_process(team_state const& of)
+{
+    of.check_process();
+}
 ADAMANT_DECL void check_chunks(std::size_t chunks)
 {
     if (chunks > chunk_lanes::max_chunks)
@@ -121,6 +125,16 @@ ADAMANT_DECL bool team::others_wait() const noexcept
 ADAMANT_DECL void team::check_submit() const
 {
     state_->check_submit();
+}
+
+ADAMANT_DECL bool team::in_this_process() const noexcept
+{
+    return state_->in_this_process();
+}
+
+ADAMANT_DECL void team::check_process() const
+{
+    state_->check_process();
 }
 
 ADAMANT_DECL void team::start_leader()

@@ -113,13 +113,11 @@ public:
                 throw unavailable(m.problem);
     }
 
+    void check_process() const { require_process(process_, "a team"); }
     // Throws where submit() would.
     void check_submit() const
     {
-        if (!in_this_process())
-            throw_unavailable({"a team of process ", process_, " is used in process ", getpid(),
-                               ", which was forked from it: threads do not survive a fork; "
-                               "make another team after the fork"});
+        check_process();
         if (is_member())
             throw_invalid_argument({"a task of a team submitted work to the same team, and would wait for itself; "
                                     "submit it to another team, or do it in the task"});
@@ -153,8 +151,11 @@ public:
         return reached(completed_.load(std::memory_order_acquire), ticket);
     }
 
+    // Returns at once in a process that was forked from the team's, where nobody would complete the request.
     void wait(std::uint32_t ticket) const noexcept
     {
+        if (!in_this_process())
+            return;
         std::uint32_t now = completed_.load(std::memory_order_acquire);
         while (!reached(now, ticket))
             now = wait_for_change(completed_, now, options_.spin);

@@ -14,6 +14,7 @@
 
 #include <adamant/exec/team.hpp>
 #include <adamant/exec/team_state.hpp>
+#include <adamant/exec/this_process.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -46,7 +47,11 @@ public:
     work_line(std::shared_ptr<adamant::team> team, shift_task task) : team_(std::move(team)), task_(task) {}
     work_line(work_line const&) = delete;
     work_line& operator=(work_line const&) = delete;
-    ~work_line() { wait(); }
+    ~work_line()
+    {
+        if (in_this_process())
+            wait();
+    }
 
     // ---- For those who have work
 
@@ -67,6 +72,15 @@ public:
     {
         if (team_ != nullptr)
             team_->check_submit();
+    }
+
+    // Whether the team's threads are there: not in a process that was forked from the team's. There nobody works on the
+    // line, whose lock may be taken for good, and check_process() throws unavailable.
+    [[nodiscard]] bool in_this_process() const noexcept { return team_ == nullptr || team_->in_this_process(); }
+    void check_process() const
+    {
+        if (team_ != nullptr)
+            team_->check_process();
     }
 
     // enqueue() writes down what the next pieces are and returns how many, under the line's lock; it must not throw.
@@ -104,13 +118,22 @@ public:
     // another begins, and must not take a new piece for an old one.
     [[nodiscard]] std::size_t added() const noexcept { return added_.load(std::memory_order_relaxed); }
     [[nodiscard]] std::size_t done() const noexcept { return done_.load(std::memory_order_acquire); }
+    // In a process that was forked from the team's, throws unavailable unless it was idle then.
     [[nodiscard]] bool idle() const
     {
+        if (!in_this_process()) {
+            if (!was_idle())
+                team_->check_process();
+            return true;
+        }
         std::lock_guard const lock(mutex_);
         return idle_;
     }
 
-    // Until all that was added is done.
+    // As idle(), without the lock: for a process that was forked from the team's, where nobody else works on the line.
+    [[nodiscard]] bool was_idle() const noexcept { return idle_; }
+
+    // Until all that was added is done. Both throw what idle() does.
     void wait() { wait_until(clock::time_point::max()); }
     // False where it is not by then.
     bool wait_until(clock::time_point deadline)
@@ -129,10 +152,10 @@ public:
         } while (clock::now() < spin_until);
         std::unique_lock lock(mutex_);
         if (deadline == clock::time_point::max()) {
-            changed_.wait(lock, [this] { return idle_; });
+            changed_->wait(lock, [this] { return idle_; });
             return true;
         }
-        return changed_.wait_until(lock, deadline, [this] { return idle_; });
+        return changed_->wait_until(lock, deadline, [this] { return idle_; });
     }
 
     // ---- For members of a shift
@@ -174,7 +197,7 @@ public:
             idle_ = true;
             in.closed.store(true, std::memory_order_release);
         }
-        changed_.notify_all();
+        changed_->notify_all();
     }
 
 private:
@@ -228,7 +251,7 @@ private:
     [[nodiscard]] bool begin_to_close(shift const& in)
     {
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return !is_closing_; });
+        changed_->wait(lock, [this] { return !is_closing_; });
         if (in.closed.load(std::memory_order_relaxed) || done() != added_.load(std::memory_order_relaxed))
             return false;
         is_closing_ = true;
@@ -243,7 +266,7 @@ private:
     alignas(64) std::atomic<std::size_t> done_{0};
     alignas(64) std::atomic<std::size_t> added_{0};
     mutable std::mutex mutex_; // guards what is added, idle_ and is_closing_
-    std::condition_variable changed_;
+    process_bound<std::condition_variable> changed_;
     bool idle_ = true;
     bool is_closing_ = false; // a member has the errand `close`
     std::mutex start_mutex_;
