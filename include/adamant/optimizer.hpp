@@ -27,7 +27,10 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 class optimizer_core;
-}
+struct delete_optimizer_core {
+    void operator()(optimizer_core* core) const noexcept;
+};
+} // namespace detail
 
 // What optimizer::add_shard() takes. The arrays stay the caller's and must outlive the optimizer, or remove_shard().
 struct shard_to_add {
@@ -59,7 +62,9 @@ struct shard_to_add {
 // called without traps).
 //
 // Errors: an exception leaves the optimizer as it was before the call, except where a function says otherwise. In a
-// process that was forked from the team's, every call that needs the team throws unavailable.
+// process that was forked from the team's, every call that needs the team throws unavailable; where something was under
+// way at the fork, so does every call but those that only look. There the destructor waits for nothing, and leaks what
+// threads were at work on.
 //
 // Movable; an optimizer that was moved from can only be destroyed or assigned to.
 class optimizer {
@@ -263,7 +268,7 @@ public:
     void load(state_dict const& from);
 
 private:
-    std::unique_ptr<detail::optimizer_core> core_;
+    std::unique_ptr<detail::optimizer_core, detail::delete_optimizer_core> core_;
 };
 
 ADAMANT_END_NAMESPACE

@@ -11,8 +11,18 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
+namespace detail {
+
+ADAMANT_DECL void delete_optimizer_core::operator()(optimizer_core* core) const noexcept
+{
+    if (!core->is_left_behind())
+        delete core;
+}
+
+} // namespace detail
+
 ADAMANT_DECL optimizer::optimizer(executor const& cpu, optimizer_options options)
-    : core_(std::make_unique<detail::optimizer_core>(cpu, std::move(options)))
+    : core_(new detail::optimizer_core(cpu, std::move(options)))
 {
 }
 ADAMANT_DECL optimizer::optimizer(optimizer&& other) noexcept = default;
@@ -136,23 +146,7 @@ ADAMANT_DECL optimizer_report optimizer::step_gradients(std::span<void const* co
     if (gradients.size() != shards())
         detail::throw_invalid_argument(
             {"step_gradients() was given ", gradients.size(), " gradients, but there are ", shards(), " shards"});
-    bool all = true;
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-        all = all && gradients[i] != nullptr;
-        if (gradients[i] != nullptr)
-            core_->set_gradient(i, gradients[i]);
-    }
-    if (all)
-        return core_->step(values);
-    core_->begin_step(values);
-    try {
-        for (std::size_t i = 0; i < gradients.size(); ++i)
-            gradients[i] != nullptr ? core_->submit(i) : core_->leave_out(i);
-        return core_->finish();
-    } catch (...) {
-        core_->abandon();
-        throw;
-    }
+    return core_->step_gradients(gradients, values);
 }
 ADAMANT_DECL void optimizer::begin_step(step_values const& values)
 {

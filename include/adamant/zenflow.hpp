@@ -25,7 +25,10 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 class zenflow_core;
-}
+struct delete_zenflow_core {
+    void operator()(zenflow_core* core) const noexcept;
+};
+} // namespace detail
 
 // What zenflow_optimizer::add_param() takes. The arrays stay the caller's and must outlive the optimizer.
 //
@@ -72,8 +75,11 @@ struct zenflow_param {
 // the background, which touch state and weight_out of what was put off, and weights never. The caller's floating-point
 // mode and traps have no effect and do not change.
 //
-// Errors: an exception leaves the optimizer as it was before the call. In a process that was forked from the team's,
-// step() throws unavailable.
+// Errors: an exception leaves the optimizer as it was before the call. Where step() throws, nothing is copied between
+// the caller's arrays and a device any more, unless the device does not answer. In a process that was forked from the
+// team's, every call of a step, land(), place() and load() throw unavailable; where something was under way at the
+// fork, so does every call but those that only look. There the destructor waits for nothing, and leaks what threads
+// were at work on.
 class zenflow_optimizer {
 public:
     // Throws invalid_argument for options that cannot be.
@@ -173,7 +179,7 @@ public:
     void load(std::span<zenflow_state const> from_all_ranks);
 
 private:
-    std::unique_ptr<detail::zenflow_core> core_;
+    std::unique_ptr<detail::zenflow_core, detail::delete_zenflow_core> core_;
 };
 
 ADAMANT_END_NAMESPACE

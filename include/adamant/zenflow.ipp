@@ -10,6 +10,12 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
+ADAMANT_DECL void delete_zenflow_core::operator()(zenflow_core* core) const noexcept
+{
+    if (!core->is_left_behind())
+        delete core;
+}
+
 ADAMANT_DECL kernel::add_scaled_function add_scaled_for(dtype grad, isa tier) noexcept
 {
     switch (grad) {
@@ -23,7 +29,7 @@ ADAMANT_DECL kernel::add_scaled_function add_scaled_for(dtype grad, isa tier) no
 
 ADAMANT_DECL zenflow_optimizer::zenflow_optimizer(executor const& cpu, zenflow_options zenflow,
                                                   optimizer_options options)
-    : core_(std::make_unique<detail::zenflow_core>(cpu, std::move(zenflow), std::move(options)))
+    : core_(new detail::zenflow_core(cpu, std::move(zenflow), std::move(options)))
 {
 }
 ADAMANT_DECL zenflow_optimizer::zenflow_optimizer(zenflow_optimizer&& other) noexcept = default;

@@ -192,6 +192,13 @@ TEST_CASE("C: a device that fails, or stops answering, takes the step back")
             std::uint64_t const before = m.digest();
             ok(adamant_emulated_device_fail(on.get(), operation, 0));
             fails(adamant_step(o.get(), nullptr, nullptr), ADAMANT_DEVICE_FAILED, "emulated device");
+            std::vector<void const*> grads;
+            for (model::tensor const& t : m.tensors)
+                grads.push_back(t.grad.data());
+            grads.back() = nullptr;
+            ok(adamant_emulated_device_fail(on.get(), operation, 0));
+            fails(adamant_step_gradients(o.get(), grads.data(), grads.size(), nullptr, nullptr), ADAMANT_DEVICE_FAILED,
+                  "emulated device failed at");
             ok(adamant_emulated_device_hang(on.get(), operation, 0));
             fails(adamant_step(o.get(), nullptr, nullptr), ADAMANT_DEVICE_FAILED, "device_timeout_s in the options");
             ok(adamant_emulated_device_resume(on.get()));

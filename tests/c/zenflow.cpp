@@ -89,10 +89,10 @@ struct place_on_device {
     device on;
     std::uint64_t grads[2] = {}, weights[2] = {};
 
-    explicit place_on_device(adamant_zenflow* of)
+    explicit place_on_device(adamant_zenflow* of, adamant_emulation_options const* options = nullptr)
     {
         adamant_device* made = nullptr;
-        ok(adamant_emulated_device_create(nullptr, &made));
+        ok(adamant_emulated_device_create(options, &made));
         on.reset(made);
         constexpr std::size_t bytes[] = {arrays::elements * 2, arrays::length * 4};
         for (std::size_t i : {0u, 1u}) {
@@ -520,6 +520,61 @@ TEST_CASE("C: memory that ends at any allocation of zenflow's calls, on a device
         REQUIRE(a == whole);
     });
     REQUIRE(failed > 50);
+}
+
+TEST_CASE("C: a device writes no gradient of a zenflow step that has failed or was given up")
+{
+    adamant_emulation_options slow = initialised(adamant_emulation_options_init);
+    slow.down_bytes_per_s = 3e5; // the vector's gradient comes down some ms after the matrix's
+    arrays a, drawn;
+    zenflow const of = make(a, zenflow_options(), options());
+    place_on_device const there(of.get(), &slow);
+    void const* const grads[] = {a.grad.data(), a.vector_grad.data()};
+    // What the caller has in its arrays now, stays there.
+    auto const nothing_is_written = [&] {
+        std::fill(a.grad.begin(), a.grad.end(), adamant::narrow<adamant::bfloat16>(77));
+        std::fill(a.vector_grad.begin(), a.vector_grad.end(), 77.0f);
+        float last = 0;
+        ok(adamant_device_copy_down(there.on.get(), &last, there.weights[1], sizeof last)); // waits
+        for (adamant::bfloat16 const g : a.grad)
+            REQUIRE(adamant::widen(g) == 77);
+        for (float const g : a.vector_grad)
+            REQUIRE(g == 77);
+    };
+    std::size_t failed = 0;
+    std::size_t now = 1;
+    int number = 0;
+    for (long n = 0; now != 0; ++n) {
+        now = 0;
+        for (int i = 0; i < 4; ++i) { // of these one selects, and one ends a window
+            INFO("step " << number << ", allocation " << n);
+            drawn.draw(++number);
+            there.take_gradients(drawn);
+            auto const take = [&] {
+                return adamant_zenflow_step_gradients(of.get(), grads, 2, nullptr, nullptr, nullptr);
+            };
+            allocations_left = n;
+            adamant_status const status = take();
+            allocations_left = -1;
+            if (status == ADAMANT_OK)
+                continue;
+            fails(status, ADAMANT_OUT_OF_MEMORY, "memory");
+            ++now;
+            nothing_is_written();
+            ok(take());
+        }
+        failed += now;
+    }
+    REQUIRE(failed > 50);
+    for (long left = 0; left < 8; ++left) {
+        INFO("abandon(), allocation " << left);
+        submit_all(of);
+        allocations_left = left;
+        adamant_status const status = adamant_zenflow_abandon(of.get());
+        allocations_left = -1;
+        ok(status);
+        nothing_is_written();
+    }
 }
 
 TEST_CASE("C: zenflow's report of a program that knows less of it")

@@ -193,6 +193,55 @@ TEST_CASE("What fails on a device is named, and leaves everything as it was befo
     }
 }
 
+TEST_CASE("step_gradients() that lacks a gradient says what failed on the device, and leaves no step open", "[once]")
+{
+    std::size_t lost = 0;
+    for (bool const records : {true, false})
+        for (double const max_norm : {0.0, 1e-3})
+            for (auto const kind : {device_operation::copy_up, device_operation::copy_down, device_operation::work}) {
+                step_values const values{.max_norm = max_norm};
+                auto const& states = expected({}, values);
+                optimizer_options options;
+                options.device_records = records;
+                std::size_t failures = 0;
+                for (std::size_t after = 0;; ++after) {
+                    INFO("records " << records << ", max_norm " << max_norm << ", operation " << static_cast<int>(kind)
+                                    << ", number " << after);
+                    model hybrid(options, -1); // all gradients are in host memory
+                    hybrid.placed = false;
+                    hybrid.steps->place(hybrid.gpu, split(hybrid.steps->shard_sizes(), {.ratio = 0.5}));
+                    (void)hybrid.step(1, 0, values);
+                    hybrid.make_gradients(2);
+                    void const* const gradients[] = {hybrid.tensors[0].mine[grad].data(),
+                                                     hybrid.tensors[1].mine[grad].data(), nullptr};
+                    hybrid.gpu->fail(kind, after);
+                    std::string what;
+                    try {
+                        (void)hybrid.steps->step_gradients(gradients, values);
+                    } catch (device_error const& error) {
+                        what = error.what();
+                    }
+                    hybrid.gpu->resume();
+                    if (what.empty())
+                        break; // so many there are not
+                    ++failures;
+                    CHECK(what.find("emulated device failed at ") != what.npos);
+                    if (what.find("load() a state") != what.npos) {
+                        ++lost;
+                        CHECK(!records);
+                        CHECK_THROWS_AS(hybrid.steps->step(), device_error);
+                        continue;
+                    }
+                    CHECK(hybrid.steps->steps() == 1);
+                    REQUIRE(difference(hybrid.all(), states[1]) == "");
+                    hybrid.steps->begin_step(); // none is open
+                    hybrid.steps->abandon();
+                }
+                CHECK(failures >= 2);
+            }
+    CHECK(lost >= 2);
+}
+
 TEST_CASE("A device that stops answering is named; the CPU's part is as before the step, and so is the device's later",
           "[once]")
 {

@@ -25,10 +25,9 @@ inline void accumulate_on_device(device_side& on, std::size_t shard, bool first,
         return;
     try {
         watch([&] { on.accumulate(shard, first); });
-    } catch (device_error const& failure) {
+    } catch (...) { // also where memory ends: some pieces may have been added
         over.forget_sum(shard);
-        throw device_error(
-            text_of({failure.what(), "; the gradients accumulated for shard ", over.text(shard), " are lost"}));
+        rethrow_as_device_error(text_of({"; the gradients accumulated for shard ", over.text(shard), " are lost"}));
     }
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <adamant/core/error.hpp>
+#include <adamant/exec/this_process.hpp>
 #include <adamant/exec/work_line.hpp>
 #include <adamant/optimizer/block_ledger.hpp>
 #include <adamant/optimizer/device_side.hpp>
@@ -39,7 +40,11 @@ public:
     }
     both_sides(both_sides const&) = delete;
     both_sides& operator=(both_sides const&) = delete;
-    ~both_sides() { ignore_arrivals(); }
+    ~both_sides()
+    {
+        if (line_.in_this_process())
+            ignore_arrivals();
+    }
 
     [[nodiscard]] host_side& host() noexcept { return host_; }
     [[nodiscard]] host_side const& host() const noexcept { return host_; }
@@ -121,8 +126,8 @@ public:
         std::size_t const expected = arrivals_->expected;
         if (expected == 0)
             return false;
-        arrivals_->changed.wait_for(lock, std::chrono::milliseconds(2),
-                                    [&] { return arrivals_->expected != expected; });
+        arrivals_->changed->wait_for(lock, std::chrono::milliseconds(2),
+                                     [&] { return arrivals_->expected != expected; });
         bool const came = arrivals_->expected != expected;
         lock.unlock();
         if (!came)
@@ -264,7 +269,7 @@ private:
     {
         --arrivals_->expected;
         keep_error([&] { line_.add([&] { return host_.enqueue_range(range, plan_.first_pass); }); });
-        arrivals_->changed.notify_all();
+        arrivals_->changed->notify_all();
     }
     void ignore_arrivals()
     {
@@ -292,7 +297,7 @@ private:
     // Where the device's threads come in. They may do so after this object is gone.
     struct arrivals {
         std::mutex mutex;
-        std::condition_variable changed;
+        process_bound<std::condition_variable> changed;
         both_sides* to = nullptr;
         std::size_t expected = 0;
     };

@@ -14,7 +14,8 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// They throw invalid_argument, but where said otherwise.
+// They throw invalid_argument, but where said otherwise; and unavailable in a process that was forked from the team's
+// in the midst of a step.
 class call_rules {
 public:
     call_rules(registry const& over, step_course const& course) : over_(over), course_(course) {}
@@ -22,14 +23,15 @@ public:
     void between_steps(char const* call) const
     {
         step_machine const& machine = course_.machine();
-        if (!machine.is_between_steps())
-            throw_invalid_argument(
-                {call, " is called while a step is under way; ",
-                 machine.is_async() ? "wait for its ticket first" : "finish() or abandon() it first"});
+        if (machine.is_between_steps())
+            return;
+        course_.sides().line().check_process();
+        throw_invalid_argument({call, " is called while a step is under way; ",
+                                machine.is_async() ? "wait for its ticket first" : "finish() or abandon() it first"});
     }
-    // Also throws unavailable in a process that was forked from the team's.
     void step_open(char const* call) const
     {
+        course_.sides().line().check_process();
         if (!course_.machine().takes_shards())
             throw_invalid_argument({call, " is called, but no step is open; begin_step() first"});
         course_.sides().line().check_caller();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +42,8 @@ public:
     [[nodiscard]] registry const& registered() const noexcept { return registry_; }
     [[nodiscard]] training_state const& training() const noexcept { return course_.training(); }
     [[nodiscard]] executor const& cpu() const noexcept { return cpu_; }
+    // Nothing of it may be touched: see step_course.
+    [[nodiscard]] bool is_left_behind() const noexcept { return course_.is_left_behind(); }
     [[nodiscard]] std::uint64_t cpu_blocks_done() const noexcept { return course_.sides().line().done(); }
 
     // ---- Set-up
@@ -79,6 +82,8 @@ public:
     }
     void set_gradient(std::size_t shard, void const* grad)
     {
+        if (!machine().is_between_steps())
+            course_.sides().line().check_process();
         std::lock_guard const lock(submit_mutex_);
         registry_.require_shard(shard);
         if (!machine().is_between_steps())
@@ -123,6 +128,7 @@ public:
     {
         no_traps_scope const no_traps;
         rules_.between_steps("place()");
+        sides().line().check_process();
         course_.catch_up();
         rules_.known_state();
         check_placement(on.get(), where, registry_, placed(), options_);
@@ -166,9 +172,28 @@ public:
             course_.submit_all();
             return course_.finish();
         } catch (...) {
-            if (!machine().is_between_steps())
-                course_.take_back();
-            throw;
+            course_.give_up_and_rethrow();
+        }
+    }
+    // gradients: of all shards; null for one without.
+    optimizer_report step_gradients(std::span<void const* const> gradients, step_values const& values)
+    {
+        bool all = true;
+        for (std::size_t i = 0; i < gradients.size(); ++i) {
+            all = all && gradients[i] != nullptr;
+            if (gradients[i] != nullptr)
+                set_gradient(i, gradients[i]);
+        }
+        if (all)
+            return step(values);
+        begin_step(values);
+        try {
+            for (std::size_t i = 0; i < gradients.size(); ++i)
+                gradients[i] != nullptr ? submit(i) : leave_out(i);
+            return finish();
+        } catch (...) {
+            no_traps_scope const no_traps;
+            course_.give_up_and_rethrow();
         }
     }
     void step_async(step_values const& values)
@@ -178,8 +203,7 @@ public:
         try {
             course_.submit_all();
         } catch (...) {
-            course_.take_back();
-            throw;
+            course_.give_up_and_rethrow();
         }
     }
     void begin_step(step_values const& values)
@@ -190,6 +214,7 @@ public:
     void submit(std::size_t shard)
     {
         no_traps_scope const no_traps;
+        sides().line().check_process(); // first: who had the lock may be in another process
         std::lock_guard const lock(submit_mutex_);
         rules_.shard_awaited("submit()", shard);
         course_.submit(shard);
@@ -197,6 +222,7 @@ public:
     void submit(std::size_t shard, void const* grad)
     {
         no_traps_scope const no_traps;
+        sides().line().check_process();
         std::lock_guard const lock(submit_mutex_);
         rules_.shard_awaited("submit()", shard);
         registry_.set_gradient(shard, grad, true);
@@ -204,6 +230,7 @@ public:
     }
     void leave_out(std::size_t shard)
     {
+        sides().line().check_process();
         std::lock_guard const lock(submit_mutex_);
         rules_.shard_awaited("leave_out()", shard);
         course_.leave_out(shard);
@@ -243,6 +270,8 @@ public:
     void accumulate(std::size_t shard)
     {
         no_traps_scope const no_traps;
+        if (!machine().is_between_steps())
+            sides().line().check_process();
         rules_.may_accumulate(shard);
         if (machine().is_between_steps()) {
             course_.catch_up();
@@ -289,10 +318,13 @@ public:
     {
         no_traps_scope const no_traps;
         rules_.between_steps("load()");
+        sides().line().check_process();
         course_.catch_up();
         state_to_load what = fit_state(from, registry_, training());
-        if (placed() != nullptr)
+        if (placed() != nullptr) {
             allocate(true);
+            placed()->at_rest([&] { placed()->wait(); }); // a device that is of no use now is found out before a change
+        }
         course_.history().forget();
         course_.begin_load();
         for (state_copy const& copy : what.copies)
@@ -369,6 +401,7 @@ private:
         rules_.between_steps(call);
         course_.catch_up();
         rules_.known_state();
+        sides().line().check_process();
         if (!as_they_arrive)
             sides().line().check_caller();
         if (kind != step_kind::whole || placed() != nullptr)

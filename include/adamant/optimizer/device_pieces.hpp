@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -270,21 +271,25 @@ private:
             made.push_back(p.on);
         return pieces.empty() ? nullptr : on->make_part(std::move(made), settings_.with_records);
     }
-    // Goes on with the pieces that there were, after place() has failed.
+    // In a handler: goes on with the pieces that there were, after place() has failed.
     void stay()
     {
+        std::exception_ptr const first = std::current_exception();
         try {
             part_ = make_part(device_.get(), pieces_);
-        } catch (std::exception const& again) {
-            std::string const name = device_->name();
+            return;
+        } catch (...) {
             for (piece const& p : pieces_)
                 device_->release(p.memory);
             pieces_.clear();
             device_->leave(this);
             device_.reset();
-            throw_unavailable({"shards were to move to or from ", name,
-                               ", which failed, and so did going on as before (", again.what(),
-                               "): the CPU has all of them now, with nothing lost"});
+        }
+        try {
+            std::rethrow_exception(first);
+        } catch (std::exception const& failure) {
+            throw unavailable(text_of({failure.what(), "; going on as before failed, too, so the CPU has all shards "
+                                                       "now, with nothing lost"}));
         }
     }
     [[nodiscard]] static piece make_piece(registry const& over, shard_piece const& w)

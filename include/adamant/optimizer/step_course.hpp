@@ -35,12 +35,23 @@ public:
     }
     step_course(step_course const&) = delete;
     step_course& operator=(step_course const&) = delete;
-    // Waits for a step that is under way, and takes it back where that can be.
+    // Waits for a step that is under way, and takes it back where that can be. In any case a device that answers has no
+    // work left that uses the caller's memory.
     ~step_course()
     {
+        if (is_left_behind())
+            return;
         sides_.line().wait();
         if (machine_.state() == step_state::failed || (machine_.state() == step_state::open && can_take_back()))
             take_back();
+        else if (!machine_.is_between_steps() || machine_.is_behind())
+            (void)sides_.stop();
+    }
+    // Whether this process was forked from the team's while something was under way, or a device had shards.
+    [[nodiscard]] bool is_left_behind() const noexcept
+    {
+        work_line const& line = sides_.line();
+        return !line.in_this_process() && (!line.was_idle() || !machine_.is_between_steps() || has_device());
     }
 
     [[nodiscard]] step_machine const& machine() const noexcept { return machine_; }
@@ -133,10 +144,18 @@ public:
         try {
             std::rethrow_exception(std::exchange(error_, nullptr));
         } catch (...) {
-            if (machine_.state() == step_state::open)
-                take_back();
-            take_back_failed_and_rethrow();
+            give_up_and_rethrow();
         }
+    }
+    // In a handler, for calls that leave no step open: takes the step back unless that has been done. Throws what is
+    // being handled, with what it means for the state where that is inconsistent now.
+    [[noreturn]] void give_up_and_rethrow()
+    {
+        if (machine_.is_between_steps()) // finish() has taken it back, and said so
+            throw;
+        if (machine_.state() == step_state::open)
+            take_back();
+        take_back_failed_and_rethrow();
     }
     // Whether what the open step has done can be undone: not where shards are stepped without waiting for a norm, and
     // no record is kept. Waits for what was submitted.
@@ -179,6 +198,7 @@ public:
     {
         if (!machine_.is_behind())
             return;
+        sides_.line().check_process();
         if (!sides_.stop() || !sides_.device()->take_back())
             throw_device_error({sides_.device()->device().name(),
                                 " has failed in a step and does not answer yet; its part of that step is still to be "

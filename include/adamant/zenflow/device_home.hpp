@@ -181,12 +181,17 @@ public:
 
     // ---- Weights
 
-    // What a matrix has by columns goes up beside the weights in use. From any thread; enqueues.
-    void stage(std::size_t param)
+    // What a matrix has by columns goes up beside the weights in use. From any thread; enqueues. Returns a number for
+    // is_staged().
+    [[nodiscard]] std::uint64_t stage(std::size_t param)
     {
+        std::uint64_t const number = on_.resets();
         zenflow_matrix const& m = matrices_[param];
         on_->copy_up(staging_ + staged_[param], m.shard().data(m.weights_source()), m.size() * weight_bytes(param));
+        return number;
     }
+    // Whether that copy is on its way, or there: a reset may have dropped it.
+    [[nodiscard]] bool is_staged(std::uint64_t number) const noexcept { return number == on_.resets(); }
     // Those of these columns come into use, when all that was staged is there. Enqueues.
     void land(std::size_t param, std::vector<std::uint32_t> const& columns)
     {
@@ -223,6 +228,7 @@ public:
             on_->copy_up(arrays_[param].weight_out, at, bytes);
     }
     void wait() { on_.wait(); }
+    void settle() noexcept { on_.settle(); }
     [[nodiscard]] bool come_back() noexcept { return on_.come_back(); }
 
 private:

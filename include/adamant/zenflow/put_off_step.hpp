@@ -203,6 +203,18 @@ public:
         if (team_ == nullptr)
             team_ = std::make_shared<adamant::team>(team_options{.threads = 1, .bind = binding::none});
     }
+    // In a process that was forked from the team's, throws unavailable. Whether work was under way at the fork; its
+    // locks may be taken for good.
+    void check_process() const
+    {
+        if (team_ != nullptr)
+            team_->check_process();
+    }
+    [[nodiscard]] bool is_left_behind() const noexcept
+    {
+        return team_ != nullptr && !team_->in_this_process() && shift_ != nullptr && !shift_->done();
+    }
+    [[nodiscard]] bool in_this_process() const noexcept { return team_ == nullptr || team_->in_this_process(); }
     // Goes on with what there is; step: null, or one to go on with when sums are done. Returns at once. Where memory is
     // short nothing goes on, until finish().
     void go_on(sum_work& sums, put_off_step* step, std::vector<zenflow_matrix> const& of) noexcept

@@ -2,8 +2,10 @@
 // A device, and how long it may take for what it is given.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -34,8 +36,14 @@ public:
                 throw_device_error({on_->name(), " has not finished what is in its lane '", name(lane), "' within ",
                                     timeout_s_, " s"});
     }
-    // After a failure: once what runs on it has ended. False where it does not answer.
-    [[nodiscard]] bool come_back() const noexcept { return on_->reset(deadline()); }
+    // After a failure: once what runs on it has ended. False where it does not answer. What had not begun is dropped.
+    [[nodiscard]] bool come_back() const noexcept
+    {
+        ++resets_;
+        return on_->reset(deadline());
+    }
+    // How often work may have been dropped. From any thread.
+    [[nodiscard]] std::uint64_t resets() const noexcept { return resets_.load(); }
     // Nothing goes on any more, whether or not it fails.
     void settle() const noexcept
     {
@@ -55,6 +63,7 @@ private:
 
     std::shared_ptr<device> on_;
     double timeout_s_;
+    mutable std::atomic<std::uint64_t> resets_{0};
 };
 
 } // namespace detail

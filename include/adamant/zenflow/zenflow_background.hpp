@@ -37,7 +37,7 @@ public:
             worker_.have_team();
         now_->parts.resize(model_.size());
         next_->parts.resize(model_.size());
-        is_staged_.assign(model_.size(), 0);
+        staged_.assign(model_.size(), not_staged);
         landing_.resize(model_.size());
         for (std::size_t i = 0; i < model_.size(); ++i)
             landing_[i].reserve(model_.matrices[i].columns());
@@ -64,9 +64,14 @@ public:
     }
     void copy_weights(bool home)
     {
-        for (std::size_t i = 0; i < model_.size(); ++i)
-            home_->copy_weights(i, home);
-        home_->wait();
+        try {
+            for (std::size_t i = 0; i < model_.size(); ++i)
+                home_->copy_weights(i, home);
+            home_->wait();
+        } catch (...) {
+            home_->settle(); // the arrays are the caller's again
+            throw;
+        }
     }
     // The host's arrays show what the device has.
     void come_home()
@@ -80,6 +85,19 @@ public:
             take_back();
             throw;
         }
+    }
+    // In a process that was forked from the team's, throws unavailable. Whether something was under way at the fork.
+    void check_process() const { worker_.check_process(); }
+    [[nodiscard]] bool in_this_process() const noexcept { return worker_.in_this_process(); }
+    [[nodiscard]] bool is_left_behind() const noexcept
+    {
+        return worker_.is_left_behind() || (home_ != nullptr && !worker_.in_this_process());
+    }
+    // The same where nothing but that is in the way.
+    void check_at_rest() const
+    {
+        if (worker_.is_left_behind())
+            worker_.check_process();
     }
     // In a handler of a device_error: what the device has is as before the step. Throws where it does not come back.
     void take_back()
@@ -114,6 +132,24 @@ public:
         else
             waiting_down_.push_back(param);
     }
+    // The step is given up: once this returns, no gradient comes down to the caller's arrays any more. Throws
+    // device_error where the device has failed, whether or not it comes back; see is_lost().
+    void give_up_gradients()
+    {
+        if (home_ == nullptr)
+            return;
+        {
+            std::lock_guard const lock(down_mutex_);
+            waiting_down_.clear();
+            down_ = 0;
+        }
+        try {
+            home_->wait();
+        } catch (device_error const&) {
+            take_back();
+            throw;
+        }
+    }
     void finish_sums()
     {
         worker_.finish(sums_);
@@ -137,8 +173,7 @@ public:
         if (home_ != nullptr)
             now_->is_through = [this](std::size_t matrix) {
                 try {
-                    home_->stage(matrix);
-                    is_staged_[matrix] = 1;
+                    staged_[matrix] = home_->stage(matrix);
                 } catch (std::bad_alloc const&) { // it goes up when it lands
                 }
             };
@@ -229,7 +264,7 @@ private:
         } catch (std::bad_alloc const&) { // finish_sums() does
         }
     }
-    void nothing_is_staged() noexcept { std::fill(is_staged_.begin(), is_staged_.end(), std::uint8_t{0}); }
+    void nothing_is_staged() noexcept { std::fill(staged_.begin(), staged_.end(), not_staged); }
     void come_back() noexcept
     {
         nothing_is_staged();
@@ -242,8 +277,8 @@ private:
             return;
         try {
             for (std::size_t i = 0; i < model_.size(); ++i) {
-                if (is_staged_[i] == 0 && !landing_[i].empty())
-                    home_->stage(i);
+                if (!landing_[i].empty() && !home_->is_staged(staged_[i]))
+                    staged_[i] = home_->stage(i);
                 home_->land(i, landing_[i]);
             }
             home_->wait();
@@ -257,7 +292,9 @@ private:
     }
 
     zenflow_model& model_;
-    std::vector<std::uint8_t> is_staged_;             // of each matrix: its weights by columns are up
+    static constexpr std::uint64_t not_staged = ~std::uint64_t{0};
+    std::vector<std::uint64_t>
+        staged_; // of each matrix: whether its weights by columns are up, see device_home::stage()
     std::vector<std::vector<std::uint32_t>> landing_; // columns that land
     bool landing_is_due_ = false;
     bool is_lost_ = false;

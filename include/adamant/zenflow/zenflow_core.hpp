@@ -37,6 +37,11 @@ public:
             pus_ = to_list(threads->bound_to());
     }
 
+    // Nothing of it may be touched: this process was forked from the team's in the midst of something.
+    [[nodiscard]] bool is_left_behind() const noexcept
+    {
+        return background_.is_left_behind() || (is_open_ && !background_.in_this_process());
+    }
     [[nodiscard]] registry const& registered() const noexcept { return model_.registry; }
     [[nodiscard]] zenflow_position const& position() const noexcept { return course_.position(); }
     [[nodiscard]] double loss_scale() const noexcept { return scaler_ ? scaler_->scale : 1.0; }
@@ -61,6 +66,7 @@ public:
     }
     void set_gradient(std::size_t param, void const* grad)
     {
+        background_.check_at_rest();
         model_.registry.require_shard(param);
         if (is_open_)
             awaited("set_gradient()", param);
@@ -93,8 +99,11 @@ public:
 
     void between_steps(char const* call) const
     {
-        if (is_open_)
-            throw_invalid_argument({call, " is called while a step is under way; finish() or abandon() it first"});
+        background_.check_at_rest();
+        if (!is_open_)
+            return;
+        background_.check_process();
+        throw_invalid_argument({call, " is called while a step is under way; finish() or abandon() it first"});
     }
     void begin_step(step_values const& values)
     {
@@ -104,6 +113,7 @@ public:
             throw_invalid_argument(
                 {"the last load() failed in the middle, or a device has stopped answering, so params and "
                  "moments are of no known step; load() a state"});
+        background_.check_process();
         if (model_.cpu.team() != nullptr)
             model_.cpu.team()->check_submit();
         lay_out();
@@ -136,6 +146,7 @@ public:
     zenflow_report finish()
     {
         no_traps_scope const no_traps;
+        background_.check_process();
         if (!is_open_)
             throw_invalid_argument({"finish() is called, but no step is open; begin_step() first"});
         model_.present.resize(model_.size());
@@ -180,13 +191,12 @@ public:
     }
     void abandon()
     {
+        no_traps_scope const no_traps;
+        background_.check_process();
         if (!is_open_)
             throw_invalid_argument({"abandon() is called, but no step is open; begin_step() first"});
         is_open_ = false;
-        if (background_.home() == nullptr)
-            return;
-        background_.finish_sums();
-        background_.home()->wait();
+        background_.give_up_gradients();
     }
     // gradients: null for a param that takes no part.
     template <class Present>
@@ -202,8 +212,7 @@ public:
             }
             return finish();
         } catch (...) {
-            is_open_ = false;
-            throw;
+            give_up_and_rethrow();
         }
     }
     // What is stepped in the background is finished, and all weights are those of the masters.
@@ -211,6 +220,7 @@ public:
     {
         no_traps_scope const no_traps;
         between_steps("land()");
+        background_.check_process();
         lay_out();
         background_.catch_up(position().steps);
         background_.finish_and_land();
@@ -237,6 +247,7 @@ public:
     {
         no_traps_scope const no_traps;
         between_steps("place()");
+        background_.check_process();
         lay_out();
         background_.catch_up(position().steps);
         background_.settle();
@@ -286,6 +297,7 @@ public:
     {
         no_traps_scope const no_traps;
         between_steps("load()");
+        background_.check_process();
         lay_out();
         zenflow_loading const loading(model_, from, scaler_.has_value());
         zenflow_state const& first = *from.front();
@@ -335,8 +347,24 @@ private:
         return options;
     }
 
+    // In a handler, for a call that leaves no step open. Throws what is being handled, with what it means for the state
+    // where that is inconsistent now.
+    [[noreturn]] void give_up_and_rethrow()
+    {
+        if (!std::exchange(is_open_, false))
+            throw; // finish() has done this
+        try {
+            background_.give_up_gradients();
+        } catch (device_error const&) { // not what went wrong first
+        }
+        if (!background_.is_lost())
+            throw;
+        rethrow_as_device_error("; the device has failed, too, and does not come back from that, so what it has is of "
+                                "no known step: load() a state");
+    }
     void awaited(char const* call, std::size_t param) const
     {
+        background_.check_process();
         if (!is_open_)
             throw_invalid_argument({call, " is called, but no step is open; begin_step() first"});
         model_.registry.require_shard(param);
