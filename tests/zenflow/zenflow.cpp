@@ -961,9 +961,10 @@ TEST_CASE("zenflow: the report")
     };
     zenflow_report const first = step();
     CHECK(first.warm_up);
-    CHECK(first.window_ended);
-    CHECK(first.put_off_stepped == 320);
-    CHECK(first.elements == 10);
+    CHECK(!first.window_ended);
+    CHECK(first.put_off == 0);
+    CHECK(first.put_off_stepped == 0);
+    CHECK(first.elements == 330);
     zenflow_report const second = step();
     CHECK(!second.warm_up);
     CHECK(second.selected);
@@ -978,6 +979,54 @@ TEST_CASE("zenflow: the report")
     CHECK(by.position() == zenflow_position{3, 2, 0, true, 0});
     CHECK(by.memory_bytes() == 320 * 4 * 2);
     CHECK(by.steps() == 3);
+}
+
+TEST_CASE("zenflow: where a window ends by itself, vectors count on neither side", "[once]")
+{
+    auto const position_with = [](float vector_gradient) {
+        std::vector<float> param(320, 0.5f), grad(320), m(320), v(320), weights(param);
+        std::vector<float> bias(16), bias_grad(16, vector_gradient), bias_m(16), bias_v(16);
+        for (std::size_t i = 0; i < grad.size(); ++i)
+            grad[i] = i % 20 < 5 ? 0.5f : 0.01f;
+        zenflow_optimizer by(executor({.threads = 1}), {.topk_ratio = 0.25, .update_interval = std::nullopt});
+        by.add_group("all", adamw());
+        by.add_param({.group = 0,
+                      .name = "matrix",
+                      .shard = shard(param, grad, m, v),
+                      .columns = 20,
+                      .weights = weights.data()});
+        by.add_param({.group = 0, .name = "vector", .shard = shard(bias, bias_grad, bias_m, bias_v)});
+        for (int step = 0; step < 3; ++step)
+            by.step();
+        return by.position();
+    };
+    CHECK(position_with(1e-3f) == position_with(1e3f));
+    CHECK(position_with(0).done_squares == 3 * 80 * 0.25);
+}
+
+TEST_CASE("zenflow: a loss scale backs off in a step that is taken with what is not finite as zero", "[once]")
+{
+    for (bool const plain : {false, true}) {
+        std::vector<float> param(4, 0.5f), grad(4, 0.25f), m(4), v(4);
+        grad[1] = std::numeric_limits<float>::infinity();
+        optimizer_options const options{.on_nonfinite = nonfinite_policy::zero,
+                                        .loss_scaling = loss_scaling_options{.initial_scale = 1024}};
+        auto const scale_after_step = [&](auto&& by, auto&& add) {
+            by.add_group("all", adamw());
+            add();
+            CHECK(by.step().outcome == step_outcome::applied);
+            return by.loss_scale();
+        };
+        zenflow_optimizer put_off(executor({.threads = 1}), {}, options);
+        optimizer whole(executor({.threads = 1}), options);
+        CHECK((plain ? scale_after_step(whole,
+                                        [&] {
+                                            whole.add_shard({0, "v", shard(param, grad, m, v)});
+                                        })
+                     : scale_after_step(put_off, [&] {
+                           put_off.add_param({0, "v", shard(param, grad, m, v)});
+                       })) == 512);
+    }
 }
 
 TEST_CASE("zenflow: errors say what was asked and what was found, and change nothing", "[once]")

@@ -187,6 +187,11 @@ public:
         report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
         if (background_.home() != nullptr)
             report_device(report);
+        if (report.warm_up) { // inside, it is a window of one step in which nothing is selected
+            report.elements += std::exchange(report.put_off_stepped, 0);
+            report.put_off = 0;
+            report.window_ended = false;
+        }
         return report;
     }
     void abandon()
@@ -393,7 +398,9 @@ private:
             auto const i = static_cast<std::size_t>(lane);
             return now.busy_s[i] - usage_before_.busy_s[i];
         };
-        report.ratio = report.elements == 0 ? 1 : 0;
+        std::size_t const on_cpu = report.warm_up ? report.put_off_stepped : 0;
+        std::size_t const all = report.elements + on_cpu;
+        report.ratio = all == 0 ? 1 : static_cast<double>(on_cpu) / static_cast<double>(all);
         report.device = {
             report.elements,          seconds(device_lane::work), seconds(device_lane::up), seconds(device_lane::down),
             bytes(device_lane::work), bytes(device_lane::up),     bytes(device_lane::down)};

@@ -33,8 +33,8 @@ struct zenflow_options {
     std::size_t select_interval = 16;
     // A window has so many steps. Absent: it ends as soon as what has been put off outweighs what was done, that is
     // when the squared norm of the sum of the gradients that were put off is above 0 and at least auto_ratio times the
-    // sum of the squared norms of those that were stepped; at the latest after most_put_off steps, also where all
-    // gradients are zero.
+    // sum of the squared norms of those of selected columns (vectors count on neither side); at the latest after
+    // most_put_off steps, also where all gradients are zero.
     std::optional<std::size_t> update_interval = 4;
     double auto_ratio = 1;
     std::size_t most_put_off = 64;
@@ -62,7 +62,8 @@ struct zenflow_position {
     std::uint64_t since_selection = 0; // steps
     std::uint64_t in_window = 0;       // steps
     bool has_selection = false;
-    // For update_interval absent: the sum of the squared norms, over the window's steps, of what was stepped at once.
+    // For update_interval absent: the sum of the squared norms, over the window's steps, of the gradients of selected
+    // columns.
     double done_squares = 0;
 
     friend bool operator==(zenflow_position const&, zenflow_position const&) = default;
