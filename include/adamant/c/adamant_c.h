@@ -23,14 +23,17 @@
  * to the thread that made the call, what was asked, what was found and what to do. Unless its comment says otherwise, a
  * call that fails has changed nothing and has written none of its results. No exception leaves the library. A null
  * pointer is an error, except where the comment says "may be null"; a pointer that is not null is believed.
- * A call that runs out of memory says so and has changed nothing. The one exception is in nlohmann-json, which reads
- * and writes checkpoints, tuning results and configurations: it ends the process if memory runs out while it frees its
- * own.
+ * A call that runs out of memory says so and has changed nothing. The exceptions are in other libraries, which then end
+ * the process: nlohmann-json, which reads and writes checkpoints, tuning results and configurations, if memory runs out
+ * while it frees its own; hwloc, if it does while the machine is read, which is once in a process, in the first call
+ * that needs cores or makes threads (8 MiB must be free before), and again where another machine is described; and the
+ * OpenMP runtime, while a team's threads are made (1 MiB and 32 KiB for each thread must be free before).
  *
  * Threads. Different optimizers may be used by different threads at the same time, even on one executor. Of one
  * optimizer, functions whose comment says "from any thread" may be called by several threads at once, and all others by
- * one thread at a time. A thread must not be cancelled (pthread_cancel) during a call. Optimizers, executors and teams
- * must not be used in a process that was forked from theirs, and not be freed there either.
+ * one thread at a time. A thread must not be cancelled (pthread_cancel) during a call. In a process that was forked from
+ * that of an optimizer, executor, team or device, calls that need their threads return ADAMANT_UNAVAILABLE. Handles may
+ * be freed there: that waits for nothing, and leaks what threads were at work on.
  *
  * Ownership. Arrays of params, gradients, moments and weights are the caller's, and must outlive the optimizer that was
  * told of them. Everything else that is passed in (names, structs and what they point to) is copied, and may be freed
