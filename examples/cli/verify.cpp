@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cmath>
 #include <cstdio>
 #include <iterator>
 #include <span>
@@ -152,9 +153,59 @@ std::size_t room_of(shard_format const& format, std::size_t n)
     return (n + together - 1) / together * together;
 }
 
+// Steps whose new moments lie at and around the thresholds of their formats: where a scale of 8-bit moments becomes
+// zero or is limited, where codes are, where float flushes and overflows, and where weights are halfway between two
+// others.
+void step_at_edges(executor const& cpu, shard_format const& format, digest& sum)
+{
+    constexpr std::size_t n = 3 * quantized_group_elems + 5;
+    // Gradients are from 1/4 to 2 times 2^exponent; with betas of 0, they and their squares are the new moments.
+    constexpr int exponents[] = {-125, -81, -63, -41, -40, 0, 62, 63, 124, 126};
+    std::uint64_t t = 0;
+    for (int const exponent : exponents)
+        for (unsigned variant = 0; variant < 32; ++variant) {
+            misaligned param(format.types[0], n, 1);
+            misaligned grad(format.types[1], n, 3);
+            misaligned exp_avg(format.types[2], n, 5);
+            misaligned exp_avg_sq(format.types[3], n, 7);
+            misaligned weight_out(format.types[4], n, 9);
+            random_bits random(variant);
+            for (std::size_t i = 0; i < n; ++i) {
+                // Halfway between two of bfloat16, or next to that, of any last bit that is kept.
+                std::uint64_t const bits = random();
+                auto const p = std::bit_cast<float>(0x3f008000u + static_cast<std::uint32_t>(bits % 3) - 1 +
+                                                    (static_cast<std::uint32_t>(bits >> 8 & 0x7f) << 16));
+                param.set(i, p);
+                if (has_split_param(format.types))
+                    weight_out.set(i, p);
+                exp_avg.set(i, 0);
+                exp_avg_sq.set(i, 0);
+                // The largest of a group has the mantissa of an edge; the others are of any size below it.
+                auto const edge = std::bit_cast<float>(0x3f800000u + ((0x60u + variant) << 16)); // 1.75 to 1.99
+                grad.set(i,
+                         i % quantized_group_elems == variant % 3 ? edge : -edge * with_exponent(bits >> 16, -16, -1));
+            }
+            auto const kind = static_cast<rounding>(variant % 2);
+            coefficients const c = make_coefficients({.lr = variant % 4 < 2 ? 0 : 1e-3,
+                                                      .beta1 = 0,
+                                                      .beta2 = variant % 8 < 4 ? 0 : 0.5,
+                                                      .rounding = {kind, kind, 3}},
+                                                     ++t, {.loss_scale = std::ldexp(1.0, -exponent)});
+            sum.add(
+                step(cpu,
+                     any_shard(format,
+                               {param.at(0), grad.at(0), exp_avg.at(0), exp_avg_sq.at(0), weight_out.at(0), {1, 0}}, n),
+                     c)
+                    .nonfinite_grads);
+            for (misaligned const* array : {&param, &exp_avg, &exp_avg_sq, &weight_out})
+                array->add_to(sum, n);
+        }
+}
+
 std::uint64_t trajectory(executor const& cpu, shard_format const& format, unsigned& threads)
 {
     digest sum;
+    step_at_edges(cpu, format, sum);
     std::size_t total_elems = 0;
     for (std::size_t const n : lengths)
         total_elems += room_of(format, n);

@@ -492,6 +492,90 @@ TEST_CASE("the bounds of the guard: values and coefficients on its edges, inside
     }
 }
 
+TEST_CASE("new moments at and around every threshold of their formats have the reference's bits")
+{
+    // With betas of 0, a gradient is the new first moment, and its square the second one.
+    std::vector<std::uint32_t> edges;
+    for (float const edge :
+         {0x1p-126f,                                // flushed from here down
+          0x1.81p-120f,                             // bfloat16, between two of its numbers
+          0x1.f8p-81f,   0x1.fcp-81f, 0x1p-80f,     // scale 0: z(127), where codes would be 128, the end
+          0x1p-63f,      0x1p-40f,    0x1.fap-41f,  // squares: flushed, the least scale of second moments
+          0x1p-33f,      0x1p-24f,    0x1.fffp-15f, // half of float16's least, its least, its least normal number
+          1.0f,          65504.0f,    65520.0f,     // float16: the largest, and where it becomes infinite
+          0x1p62f,       0x1.fp62f,   0x1.fcp62f,   0x1p63f,  // squares: the largest divisor, and beyond
+          0x1.fcp63f,    0x1p64f,                             // squares that spoil a group, and that overflow
+          0x1p124f,      0x1p125f,    0x1.f8p125f,  0x1p126f, // the largest divisor
+          0x1.f7ffp127f, 0x1.f8p127f, 0x1.fep127f})           // the scale overflows; bfloat16 does
+        for (std::uint32_t ulps : {0u, 1u, 2u, 0x40u, 0x4000u})
+            for (std::uint32_t const bits : {test::bits(edge) - ulps, test::bits(edge) + ulps})
+                edges.push_back(bits);
+    std::size_t const n = 2 * quantized_group_elems + 7;
+    for (shard_format const& types : all_formats()) {
+        test::random_bits random(5);
+        arrays start(types, n);
+        for (std::size_t const which : {0u, 3u})
+            for (std::uint32_t const edge : edges) {
+                float const x = test::from_bits(edge);
+                for (std::size_t i = 0; i < n; ++i) {
+                    start.set_param(i, 0.5f + 0x1p-9f * static_cast<float>(i % 3)); // ties among them
+                    start.exp_avg.set(i, 0);
+                    start.exp_avg_sq.set(i, 0);
+                    float const part = test::with_exponent(random() & ~0x80000000ull, -10, -1) / 2;
+                    start.grad.set(i, i % 64 == 3 ? x : i % 64 == 5 ? -x : x * part);
+                }
+                INFO(text_of(types) << "edge " << x << " rounding " << which);
+                // A loss scale brings what float16 does not hold to where float does.
+                double const loss_scale = types.types[1] == dtype::float16 ? 0x1p-70 : 1;
+                REQUIRE(compare(types, start,
+                                make_coefficients({.lr = 1e-3, .beta1 = 0, .beta2 = 0, .rounding = rounding_of(which)},
+                                                  1, {.loss_scale = loss_scale}),
+                                0, n) == "");
+            }
+    }
+}
+
+TEST_CASE("8-bit first moments that cancel to just below 2^-80 have the reference's bits on the fast path")
+{
+    shard_format const* types = nullptr;
+    for (shard_format const& each : all_formats())
+        if (each.types ==
+            shard_dtypes{dtype::float32, dtype::float32, dtype::quantized8, dtype::quantized8, dtype::none})
+            types = &each;
+    REQUIRE(types != nullptr);
+    unsigned found = 0;
+    for (double const beta1 : {0.9, 0.8, 0.7, 0.6, 0.55}) {
+        coefficients const c = make_coefficients({.lr = 1e-3, .beta1 = beta1}, 10);
+        for (float const scale : {0x1p-61f, 0x1.2p-61f, 0x1.8p-61f}) {
+            float const old = decoded_exp_avg(127, scale);
+            float const grad = -old * c.beta1 / c.one_minus_beta1;
+            for (std::uint32_t ulps = 0; ulps < 4000; ++ulps) {
+                float const g = test::from_bits(test::bits(grad) - 2000 + ulps);
+                float const m = std::fabs(std::fma(c.beta1, old, c.one_minus_beta1 * g));
+                if (!(m > 0x1.fcp-81f && m < 0x1p-80f))
+                    continue;
+                ++found;
+                arrays start(*types, 64);
+                for (std::size_t i = 0; i < 64; ++i) {
+                    start.set_param(i, 0.5f);
+                    start.grad.set(i, g);
+                    start.exp_avg.set(i, old);
+                    start.exp_avg_sq.set(i, 0x1p-100f);
+                }
+                std::byte* const codes = start.exp_avg.data();
+                std::memset(codes, 127, quantized_group_elems);
+                store_unaligned(codes + quantized_group_elems, scale);
+                std::byte* const squares = start.exp_avg_sq.data();
+                std::memset(squares, 255, quantized_group_elems);
+                store_unaligned(squares + quantized_group_elems, 0x1p-70f);
+                INFO("beta1 " << beta1 << " gradient " << g << " gives " << m);
+                REQUIRE(compare(*types, start, c, 0, 64) == "");
+            }
+        }
+    }
+    CHECK(found > 0);
+}
+
 TEST_CASE("subnormal_cliff: idle rows have the oracle's bits while their moments decay, and end at zero")
 {
     for (std::size_t const at : test::sizes{0, 7, 16, 58, 24, 84}) {

@@ -177,9 +177,9 @@ ADAMANT_SIMD void store_codes(code_words const (&m)[code_vectors / 2], code_word
             vs[k] = simd::template load<float>(reinterpret_cast<std::byte const*>(v) + at);
         }
         simd::pair_of_u32 const largest = largest_of(ms, vs);
-        // Scales that are limited, and what is not finite.
+        // Scales and codes that are limited, and what is not finite.
         constexpr std::uint32_t most = largest_divisor_bits - 0x01000000u;
-        if (largest.a > most || largest.b > most) [[unlikely]] {
+        if (largest.a > most || largest.b > most || exp_avg_codes_overflow(largest.a)) [[unlikely]] {
             scalar::encode_moments(m + first, v + first, 1, by_chance, line.from(first), m_group, v_group);
             continue;
         }
@@ -290,9 +290,10 @@ template <class Param, class Grad, class WeightOut>
             }
         }
         store_codes(m_words, v_words, group.scales, to.exp_avg, to.exp_avg_sq);
-        if (i >= end || !scales_are_ordinary || !is_tame(seen)) [[unlikely]]
+        simd::pair_of_u32 const largest = largest_of(next.exp_avg, next.exp_avg_sq);
+        if (i >= end || !scales_are_ordinary || !is_tame(seen) || exp_avg_codes_overflow(largest.a)) [[unlikely]]
             break;
-        next.scales = scales_of(largest_of(next.exp_avg, next.exp_avg_sq));
+        next.scales = scales_of(largest);
         group = next;
         to = {param, nullptr, exp_avg, exp_avg_sq, nullptr};
         if constexpr (!std::is_void_v<WeightOut>)
