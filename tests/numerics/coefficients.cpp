@@ -120,6 +120,13 @@ TEST_CASE("what cannot be is refused, by name")
         CHECK(refused({.beta1 = bad}, "beta1"));
         CHECK(refused({.beta2 = bad}, "beta2"));
     }
+    // Below 1, but 1 as a float: moments would never take a gradient up, or never forget one.
+    for (double const one : {1 - 0x1p-25, 1 - 0x1p-53, 0.99999999}) {
+        CHECK(static_cast<float>(one) == 1);
+        CHECK(refused({.beta1 = one}, "beta1"));
+        CHECK(refused({.beta2 = one}, "beta2"));
+    }
+    CHECK(make_coefficients({.beta2 = 1 - 0x1.000001p-25}, 1).beta2 == 1 - 0x1p-24f);
     CHECK(refused({}, "loss_scale", {.loss_scale = 0}));
     // Not zero, but zero or infinite as a float.
     CHECK(refused({.lr = 1e39}, "lr"));

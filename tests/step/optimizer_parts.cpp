@@ -141,8 +141,10 @@ TEST_CASE("the sum of squares decides about a skip, the norm and the clip coeffi
     CHECK((!v.skips && v.clip == clip_coefficient(2, 1)));
     v = judge({1, 0}, 1, inf, true);
     CHECK(v.clip == 1);
-    CHECK(judge({0x1p260, 0}, 1, 0x1p1, true).clip == 0); // too small for a float
-    CHECK(judge({0x1p240, 0}, 1, 0x1p1, true).clip > 0);
+    CHECK(judge({0x1p260, 0}, 1, 0x1p1, true).clip ==
+          clip_coefficient(0x1p130, 2));                           // too small for one float, not for two
+    CHECK(judge({0x1p260, 0}, 0x1p120, 0x1p-130, true).clip == 0); // nor for two
+    CHECK(judge({1, 0}, 1e30, 1e-300, true).clip == 0);            // 0 as a double, too
 }
 
 TEST_CASE("once the norm is known, what is wrong is undone and what is left is done, and nothing else", "[once]")

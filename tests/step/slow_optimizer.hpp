@@ -230,8 +230,11 @@ inline slow_result step_slowly(std::vector<tensor>& tensors, std::vector<bool> c
         if (!taken[k])
             continue;
         tensor& each = tensors[k];
-        coefficients c =
-            make_coefficients(groups[each.group].hyper, t, {.loss_scale = loss_scale, .clip_coefficient = result.clip});
+        coefficients c = make_coefficients(groups[each.group].hyper, t, {.loss_scale = loss_scale});
+        // A factor that float does not hold is two: the first is 2^-125.
+        double const factor = result.clip / loss_scale;
+        bool const in_two = factor < 0x1.000002p-126;
+        c.grad_scale = static_cast<float>(in_two ? factor * 0x1p125 : factor);
         if (groups[each.group].maximize)
             c.grad_scale = -c.grad_scale;
         moments now(each);
@@ -239,6 +242,8 @@ inline slow_result step_slowly(std::vector<tensor>& tensors, std::vector<bool> c
             float g = each.summed[i];
             if (policy == nonfinite_policy::zero && !is_finite(g))
                 g = 0;
+            if (in_two)
+                g = oracle::tamed(g, false, 0x1p-125f, std::numeric_limits<float>::infinity());
             coefficients own = c;
             if (max_abs != 0) {
                 g = oracle::tamed(g, false, c.grad_scale, static_cast<float>(max_abs));
@@ -414,8 +419,9 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
                 deliver(k);
                 mine.accumulate(k);
             }
+        bool const huge = random.below(8) == 0; // the clip coefficient is no normal float
         for (tensor& each : tensors) {
-            each.draw_gradient(random, -14, -6);
+            each.draw_gradient(random, huge ? 110 : -14, huge ? 127 : -6);
             if (random.below(6) == 0 && each.size() != 0)
                 for (std::size_t bad = 0; bad <= random.below(3); ++bad)
                     each.mine[grad].set(random.below(each.size()),

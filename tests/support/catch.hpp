@@ -67,7 +67,7 @@ inline std::vector<adamant::hyperparameters> odd_hyperparameters()
         {.lr = 1e-30},
         {.lr = 1e6},
         {.beta1 = 0, .beta2 = 0},
-        {.beta1 = 1 - 0x1p-53, .beta2 = 1 - 0x1p-53},
+        {.beta1 = 1 - 0x1p-24, .beta2 = 1 - 0x1.8p-25},
         {.beta1 = 0x1p-20, .beta2 = 0.25},
         {.eps = 0},
         {.eps = 1e-37},

@@ -411,7 +411,7 @@ static void random_runs(std::uint64_t first, std::uint64_t end)
         tester all(of, 1, static_cast<unsigned>(seed % (most_threads + 1)));
         for (int step = 0; step < 14; ++step) {
             INFO("step " << step);
-            all.draw(all.random.below(6) == 0);
+            all.draw(all.random.below(6) == 0, all.random.below(8) == 0 ? 128 : 0);
             std::vector<bool> present;
             if (all.random.below(4) == 0)
                 for (std::size_t i = 0; i < of.shapes.size(); ++i)
@@ -545,7 +545,7 @@ static void random_runs_with_a_device(std::uint64_t first, std::uint64_t end)
                 rank.by->place(nullptr);
                 rank.on = nullptr;
             }
-            all.draw(all.random.below(6) == 0);
+            all.draw(all.random.below(6) == 0, all.random.below(8) == 0 ? 128 : 0);
             std::vector<bool> present;
             if (all.random.below(4) == 0)
                 for (std::size_t i = 0; i < of.shapes.size(); ++i)

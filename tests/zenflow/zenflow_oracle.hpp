@@ -118,15 +118,19 @@ public:
             std::vector<float> scaled(p.a->rows * p.a->columns), masked_done(scaled.size()),
                 masked_put_off(scaled.size());
             for (std::size_t k = 0; k < scaled.size(); ++k) { // by rows
-                coefficients const c = coefficients_of(p, 1, clip, scale);
-                float const g = widen_at(*p.a->of[1], k);
-                scaled[k] = oracle::tamed(g, options.on_nonfinite == nonfinite_policy::zero, c.grad_scale,
-                                          std::numeric_limits<float>::infinity());
+                float const infinity = std::numeric_limits<float>::infinity();
+                double const factor = (groups[p.group].maximize ? -clip : clip) / scale;
+                float const g = oracle::tamed(widen_at(*p.a->of[1], k), options.on_nonfinite == nonfinite_policy::zero,
+                                              1.0f, infinity);
+                scaled[k] = std::fabs(factor) < 0x1.000002p-126 // two factors that float holds
+                                ? oracle::tamed(oracle::tamed(g, false, 0x1p-125f, infinity), false,
+                                                static_cast<float>(factor * 0x1p125), infinity)
+                                : oracle::tamed(g, false, static_cast<float>(factor), infinity);
             }
             for (std::size_t c = 0; c < p.a->columns; ++c) {
                 bool const now = p.a->is_vector || (p.selected[c] != 0 && !warm_up);
                 if (takes_part(i) && now) {
-                    update(p, c, scaled, 1.0f, clip, scale);
+                    update(p, c, scaled, 1.0f);
                     p.a->land(c);
                 }
                 for (std::size_t r = 0; r < p.a->rows && !p.a->is_vector; ++r) {
@@ -169,7 +173,7 @@ public:
             for (std::size_t c = 0; c < p.landing.size() && p.summed != 0 && !drops; ++c) {
                 if (p.selected[c] != 0 && !warm_up)
                     continue;
-                update(p, c, p.sums, static_cast<float>(1.0 / static_cast<double>(p.summed)), clip, scale);
+                update(p, c, p.sums, static_cast<float>(1.0 / static_cast<double>(p.summed)));
                 if (zenflow.overlap && !warm_up)
                     p.landing[c] = 1;
                 else
@@ -193,23 +197,13 @@ private:
             return adamant::oracle::block_squares<adamant::bfloat16>(from, n);
         return adamant::oracle::block_squares<adamant::float16>(from, n);
     }
-    [[nodiscard]] adamant::coefficients coefficients_of(param const& p, std::uint64_t count, double clip,
-                                                        double loss_scale) const
-    {
-        adamant::coefficients c = adamant::make_coefficients(groups[p.group].hyper, count,
-                                                             {.loss_scale = loss_scale, .clip_coefficient = clip});
-        if (groups[p.group].maximize)
-            c.grad_scale = -c.grad_scale;
-        return c;
-    }
     // One update of a column with gradients that lie by rows, times `scale`.
-    void update(param& p, std::size_t column, std::vector<float> const& by_rows, float scale, double clip,
-                double loss_scale)
+    void update(param& p, std::size_t column, std::vector<float> const& by_rows, float scale)
     {
         std::vector<float> grad(p.a->rows);
         for (std::size_t r = 0; r < grad.size(); ++r)
             grad[r] = by_rows[r * p.a->columns + column];
-        adamant::coefficients c = coefficients_of(p, ++p.counts[column], clip, loss_scale);
+        adamant::coefficients c = adamant::make_coefficients(groups[p.group].hyper, ++p.counts[column]);
         c.grad_scale = scale;
         if (options.on_nonfinite == adamant::nonfinite_policy::zero)
             for (float& g : grad)

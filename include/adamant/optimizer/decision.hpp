@@ -13,6 +13,9 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
+// A factor of gradients that is too small for a float is applied as this one and the rest: see set_gradient_factor().
+inline constexpr float small_factor_unit = 0x1p-125f;
+
 // What the sum of squares means for the step.
 struct norm_verdict {
     bool skips = false;
@@ -30,8 +33,9 @@ struct norm_verdict {
     if (verdict.skips || max_norm == 0)
         return verdict;
     verdict.clip = clip_coefficient(verdict.norm, max_norm);
-    if (!float_holds(verdict.clip / loss_scale)) // the gradients count as zeros; see the report
-        verdict.clip = 0;
+    double const factor = verdict.clip / loss_scale;
+    if (factor == 0 || !(float_holds(factor) || float_holds(factor / double{small_factor_unit})))
+        verdict.clip = 0; // the factor that is applied; see the report
     return verdict;
 }
 

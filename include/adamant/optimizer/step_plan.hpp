@@ -10,6 +10,7 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/numerics/coefficients.hpp>
+#include <adamant/optimizer/decision.hpp>
 #include <adamant/shard/block_pass.hpp>
 #include <adamant/step/optimizer_options.hpp>
 #include <adamant/step/optimizer_report.hpp>
@@ -48,6 +49,19 @@ inline void make_terms(step_terms& terms, step_values const& values, optimizer_o
     terms.lr.assign(values.lr.begin(), values.lr.end());
 }
 
+// What gradients are multiplied by before a step: `clip` / loss scale, rounded to float once. A factor that float does not
+// hold, which norms above 8.5e37 call for, is applied in two: by 2^-125, which is exact for every gradient that the whole
+// factor leaves above 2^-126, and then by the rest. Depends on the rounding mode.
+inline void set_gradient_factor(group_step& step, parameter_group const& group, double loss_scale, double clip)
+{
+    double const factor = clip / loss_scale;
+    step.rules.limited = !float_holds(factor);
+    step.rules.scale = step.rules.limited ? small_factor_unit : 1.0f;
+    step.rules.bound = std::bit_cast<float>(float_infinity_bits);
+    float const scale = round_coefficient(step.rules.limited ? factor / double{small_factor_unit} : factor);
+    step.c.grad_scale = group.maximize ? -scale : scale;
+}
+
 // How group number i is stepped with that clip coefficient, as its step number `step`. Depends on the rounding mode.
 // Throws invalid_argument where make_coefficients() does.
 inline group_step make_group_step(parameter_group const& group, std::size_t i, step_terms const& terms, double clip,
@@ -56,17 +70,16 @@ inline group_step make_group_step(parameter_group const& group, std::size_t i, s
     hyperparameters hyper = group.hyper;
     if (!terms.lr.empty())
         hyper.lr = terms.lr[i];
-    coefficients c = make_coefficients(hyper, step, {.loss_scale = terms.loss_scale, .clip_coefficient = clip});
-    if (group.maximize)
-        c.grad_scale = -c.grad_scale;
-    gradient_rules rules{.zero_nonfinite = terms.zero_nonfinite};
+    group_step made{make_coefficients(hyper, step, {.loss_scale = terms.loss_scale}),
+                    {.zero_nonfinite = terms.zero_nonfinite}};
+    set_gradient_factor(made, group, terms.loss_scale, clip);
     if (terms.max_abs != 0) {
-        rules.limited = true;
-        rules.scale = c.grad_scale;
-        rules.bound = static_cast<float>(terms.max_abs);
-        c.grad_scale = 1;
+        made.rules.limited = true;
+        made.rules.scale = made.c.grad_scale;
+        made.rules.bound = static_cast<float>(terms.max_abs);
+        made.c.grad_scale = 1;
     }
-    return {c, rules};
+    return made;
 }
 
 // How each group is stepped.
@@ -82,10 +95,8 @@ inline void make_group_steps(std::vector<parameter_group> const& groups, step_te
 inline void clip_group_steps(std::vector<parameter_group> const& groups, step_terms const& terms, double clip,
                              std::vector<group_step>& steps)
 {
-    for (std::size_t i = 0; i < groups.size(); ++i) {
-        float const scale = round_coefficient(clip / terms.loss_scale);
-        steps[i].c.grad_scale = groups[i].maximize ? -scale : scale;
-    }
+    for (std::size_t i = 0; i < groups.size(); ++i)
+        set_gradient_factor(steps[i], groups[i], terms.loss_scale, clip);
 }
 
 enum class shard_in_step : std::uint8_t { awaited, submitted, left_out };
@@ -111,7 +122,7 @@ struct step_plan {
     [[nodiscard]] bool assumed_rightly() const noexcept
     {
         for (std::size_t i = 0; i < decided.size(); ++i)
-            if (assumed[i].c.grad_scale != decided[i].c.grad_scale)
+            if (assumed[i].c.grad_scale != decided[i].c.grad_scale || assumed[i].rules.scale != decided[i].rules.scale)
                 return false;
         return true;
     }

@@ -12,7 +12,7 @@ ADAMANT_BEGIN_NAMESPACE
 // What a block's gradient is before the step sees it.
 struct gradient_rules {
     bool zero_nonfinite = false;
-    bool limited = false; // to +-bound, once scaled; then the step scales no more
+    bool limited = false; // multiplied by scale and then limited to +-bound, before the step applies its own factor
     float scale = 1;
     float bound = 0;
 };

@@ -62,8 +62,8 @@ struct optimizer_report {
     // for nothing. Then global_norm is a NaN, and nonfinite_grads 0 whatever there was.
     bool measured = true;
     double global_norm = 0; // of the finite gradients, unscaled, over all ranks
-    // The factor that brought gradients down to max_norm. 0 where clip_coefficient / loss_scale would be at most
-    // 2^-126, which float does not hold: such huge gradients count as zeros.
+    // The factor that brought gradients down to max_norm. 0 where clip_coefficient / loss_scale would be at most 2^-251
+    // (2.8e-76): gradients then count as zeros.
     double clip_coefficient = 1;
     std::uint64_t nonfinite_grads = 0; // over all ranks
     // The first one in this process, in the order of shards.

@@ -192,8 +192,10 @@ private:
     void tame(std::size_t i, std::size_t n, group_step const& by, scratch_block& scratch) const noexcept
     {
         kernels_->to_scratch(shard_.data(grad) + shard_.bytes(grad, i), nullptr, n, scratch.grad);
-        kernels_->tame(scratch.grad, n, by.rules.zero_nonfinite, by.rules.limited ? by.rules.scale : by.c.grad_scale,
-                       by.rules.limited ? by.rules.bound : std::bit_cast<float>(float_infinity_bits));
+        float const infinity = std::bit_cast<float>(float_infinity_bits);
+        if (by.rules.limited)
+            kernels_->tame(scratch.grad, n, by.rules.zero_nonfinite, by.rules.scale, by.rules.bound);
+        kernels_->tame(scratch.grad, n, !by.rules.limited && by.rules.zero_nonfinite, by.c.grad_scale, infinity);
     }
     [[nodiscard]] grad_squares squares_of(std::size_t block, std::size_t n, std::vector<std::uint8_t> const& flags,
                                           std::uint8_t flag, scratch_block& scratch) const noexcept
