@@ -65,9 +65,10 @@ namespace detail {
 } // namespace detail
 
 // Throws invalid_argument naming the first impossible field: NaN or infinite, lr, eps or weight_decay below 0, a beta
-// outside [0, 1) or so close to 1 that its float is 1 (from 1 - 2^-25 on), a weight_decay whose mode is unset, and a value that float does not hold (above 3.4e38, or not 0 and
-// at most 2^-126). Only lr may be arbitrarily small, because schedules end there: where lr / (1 - beta1^step) is at
-// most 2^-126, the step is 0. Values that pass here are valid in every step. Pure; thread-safe.
+// outside [0, 1) or so close to 1 that its float is 1 (from 1 - 2^-25 on), a weight_decay whose mode is unset, and a
+// value that float does not hold (above 3.4e38, or not 0 and at most 2^-126). Only lr may be arbitrarily small, because
+// schedules end there: where lr / (1 - beta1^step) is at most 2^-126, the step is 0. Values that pass here are valid in
+// every step. Pure; thread-safe.
 void validate(hyperparameters const& hyper);
 
 // Throws invalid_argument where a factor is NaN, infinite, negative, or zero (loss_scale), and where float does not

@@ -24,7 +24,8 @@
 //     update of exp_avg / eps.
 //   - By chance, a first moment below code 1 becomes zero: it would come up to code 1 from far below while its second
 //     moment may go down, and make much too large an update.
-//   - Of a group whose scale is zero, codes are limited to +-127: z comes up to 1 where its largest first moment is just
+//   - Of a group whose scale is zero, codes are limited to +-127: z comes up to 1 where its largest first moment is
+//   just
 //     below 2^-80.
 //   - From scales of 2^125 on, what is above a quarter of the largest that float holds has the largest code.
 //   - Where an element is infinite or NaN, or the scale would be, the scale is NaN: one element spoils its group, and
