@@ -458,14 +458,15 @@ private:
         return {};
     }
 
-    // 0 near the GPU, 1 in a package that is, 2 elsewhere; and 2 wherever it says nothing about the pool's cores.
+    // 0 near the GPU, 1 in a package that is, 2 elsewhere; and 0 wherever it says nothing about the pool's cores.
     unsigned distance(unsigned c, topology::gpu const* g, indexes const& pool) const
     {
         if (g == nullptr || near(pool, *g))
-            return 2;
+            return 0;
         return m_.cores[c].pus.intersects(g->pus) ? 0 : m_.packages[m_.cores[c].package].pus.intersects(g->pus) ? 1 : 2;
     }
-    // No exchange of parts between ranks brings the cores that their optimizers may have nearer to their GPUs.
+    // No exchange of parts between ranks brings the cores that their optimizers may have nearer to their GPUs, on the
+    // average.
     std::string least_distance(std::vector<rank_cores> const& all, unsigned first, std::vector<indexes> const& parts,
                                indexes const& pool) const
     {
@@ -473,25 +474,38 @@ private:
         if (ranks < 2 || ranks > 6 || r_.gpus.empty())
             return {};
         ++applied()["least distance"];
-        std::vector<std::vector<unsigned>> cost(ranks); // of each part to each rank
+        auto const adam = [&](std::size_t p) {
+            return list_only_ ? parts[p].size() : cores_in(all[first + p].adam_pus).size();
+        };
+        std::size_t unit = 1; // a common denominator
+        for (std::size_t p = 0; p < ranks; ++p)
+            unit = std::lcm(unit, adam(p));
+        std::vector<std::vector<std::size_t>> cost(ranks); // of each part to each rank
         for (std::size_t p = 0; p < ranks; ++p)
             for (std::size_t r = 0; r < ranks; ++r) {
-                std::vector<unsigned> each;
-                for (unsigned const c : parts[p])
-                    each.push_back(distance(c, gpu_of(first + static_cast<unsigned>(r)), pool));
-                std::sort(each.begin(), each.end());
-                each.resize(list_only_ ? each.size() : cores_in(all[first + p].adam_pus).size());
-                cost[p].push_back(std::accumulate(each.begin(), each.end(), 0u));
+                auto const mean = [&](indexes const& cores) {
+                    std::vector<unsigned> each;
+                    for (unsigned const c : cores)
+                        each.push_back(distance(c, gpu_of(first + static_cast<unsigned>(r)), pool));
+                    std::sort(each.begin(), each.end());
+                    each.resize(adam(p));
+                    return std::accumulate(each.begin(), each.end(), std::size_t{0}) * unit / adam(p);
+                };
+                std::size_t in_one = ~std::size_t{0};
+                for (auto const& [memory, cores] : by_memory(parts[p]))
+                    if (memory != -1 && cores.size() >= adam(p))
+                        in_one = std::min(in_one, mean(cores));
+                cost[p].push_back(in_one != ~std::size_t{0} ? in_one : mean(parts[p]));
             }
         std::vector<std::size_t> order(ranks);
         std::iota(order.begin(), order.end(), std::size_t{0});
         auto const sum = [&] {
-            unsigned total = 0;
+            std::size_t total = 0;
             for (std::size_t p = 0; p < ranks; ++p)
                 total += cost[p][order[p]];
             return total;
         };
-        unsigned const ours = sum();
+        std::size_t const ours = sum();
         while (std::next_permutation(order.begin(), order.end()))
             if (sum() < ours)
                 return "other ranks should have these parts: distance " + std::to_string(sum()) + " rather than " +

@@ -7,6 +7,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,7 +39,7 @@ protected:
     struct group {
         unsigned node;
         core_list cores;
-        std::vector<unsigned> ranks;
+        std::vector<unsigned> ranks; // counted from the first of the pool
     };
     std::vector<group> by_node(core_list const& pool) const
     {
@@ -120,11 +121,11 @@ protected:
     }
 
     // How far each core of the machine is from the GPU of each rank: 0 near it, 1 in a package that has such cores, 2
-    // elsewhere, and where a rank has no GPU, or one that is as near to all cores of the pool.
+    // elsewhere. A rank without a GPU, or with one that is as near to all cores of the pool, is far from none.
     using distances = std::vector<std::vector<unsigned char>>;
     distances distances_of(core_list const& pool, unsigned first, unsigned ranks) const
     {
-        distances all(ranks, std::vector<unsigned char>(machine_.cores.size(), 2));
+        distances all(ranks, std::vector<unsigned char>(machine_.cores.size(), 0));
         for (unsigned r = 0; r < ranks; ++r) {
             topology::gpu const* const device = gpu_of(first + r);
             if (device == nullptr || near(pool, device) == pool.size())
@@ -150,17 +151,35 @@ protected:
         return sum + 3 * static_cast<std::int64_t>(count);
     }
 
-    // Gives the parts to the ranks so that the distances between the cores that optimizers may have and their GPUs add
-    // up to the least. Where the order of the parts is as good, it stays.
+    // The mean of the distances of the nearest `count` of some cores, in units of 1 / unit.
+    std::int64_t mean_distance(core_list const& cores, std::size_t count, std::vector<unsigned char> const& far,
+                               std::int64_t unit = std::int64_t{1} << 20) const
+    {
+        return distance(cores, count, far) * unit / static_cast<std::int64_t>(count);
+    }
+    // The same for the cores of a part that its optimizer gets: those of one node where one has enough.
+    std::int64_t optimizer_distance(core_list const& part, std::vector<unsigned char> const& far) const
+    {
+        std::size_t const wanted = optimizer_share(part.size());
+        std::optional<std::int64_t> in_one;
+        for (group const& g : by_node(part))
+            if (g.cores.size() >= wanted && g.node != no_node)
+                if (std::int64_t const there = mean_distance(g.cores, wanted, far); there < in_one.value_or(there + 1))
+                    in_one = there;
+        return in_one ? *in_one : mean_distance(part, wanted, far);
+    }
+
+    // Gives the parts to the ranks so that the mean distances between the cores that optimizers may have and their GPUs
+    // add up to the least. Where the order of the parts is as good, it stays.
     std::vector<core_list> nearest(std::vector<core_list> parts, distances const& far) const
     {
         std::vector<std::vector<std::int64_t>> cost;
         for (std::vector<unsigned char> const& from : far) {
             cost.emplace_back();
             for (core_list const& part : parts)
-                cost.back().push_back(distance(part, optimizer_share(part.size()), from));
+                cost.back().push_back(optimizer_distance(part, from));
         }
-        if (parts.empty() || std::all_of(cost.begin(), cost.end(), [&](auto const& row) { return row == cost[0]; }))
+        if (parts.empty())
             return parts;
         std::vector<core_list> given;
         for (std::size_t const p : least_assignment(cost))
@@ -171,7 +190,7 @@ protected:
     // How good parts are: the fewer NUMA nodes the optimizers need, the better; then the nearer they can be to GPUs.
     struct rating {
         std::size_t nodes = 0;
-        std::int64_t distance = 0; // less what it is where no core is near, which depends on roundings only
+        std::int64_t distance = 0;
         friend auto operator<=>(rating const&, rating const&) = default;
     };
     rating rated(std::vector<core_list> const& parts, distances const& far) const
@@ -179,7 +198,7 @@ protected:
         rating sum;
         for (std::size_t r = 0; r < parts.size(); ++r) {
             std::size_t const wanted = optimizer_share(parts[r].size());
-            sum.distance += distance(parts[r], wanted, far[r]) - 2 * static_cast<std::int64_t>(wanted);
+            sum.distance += optimizer_distance(parts[r], far[r]);
             std::vector<std::size_t> sizes;
             for (group const& g : by_node(parts[r]))
                 sizes.push_back(g.cores.size());

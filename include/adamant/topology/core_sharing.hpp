@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -32,23 +33,23 @@ protected:
         return {std::max<std::size_t>(pool / ranks / 2, 2), 2, 1};
     }
 
-    // Shares the cores of a pool out. Each rank stays inside one NUMA node if they all can. Nodes without a rank are
-    // then left idle, but not those of a list. Else all cores are given, in the order of the machine, or around homes
-    // where optimizers then have fewer nodes, or are nearer to their GPUs.
+    // Shares the cores of a pool out. Each rank stays inside one NUMA node if they all can; no node is idle then that
+    // has enough cores for a rank. Else all cores are given, in the order of the machine, or around homes where
+    // optimizers then have fewer nodes, or are nearer to their GPUs.
     std::vector<core_list> assign(core_list const& pool, unsigned first, unsigned ranks) const
     {
         std::vector<group> groups = by_node(pool);
         distances const far = distances_of(pool, first, ranks);
         if (ranks >= groups.size())
             for (std::size_t const need : needs(pool.size(), ranks)) {
-                if (!place(groups, std::max<std::size_t>(need, 1), first, ranks))
+                if (!spread(groups, std::max<std::size_t>(need, 1), far))
                     continue;
                 if (list_is_the_optimizers() &&
                     std::any_of(groups.begin(), groups.end(), [](group const& g) { return g.ranks.empty(); }))
                     break;
                 std::vector<core_list> parts(ranks);
                 for (group const& g : groups)
-                    deal(g, first, parts);
+                    deal(g, parts);
                 return nearest(std::move(parts), far);
             }
         std::size_t const size = pool.size() / ranks;
@@ -56,7 +57,7 @@ protected:
         std::vector<core_list> in_order = nearest(cut(groups, ranks, slack), far);
         rating const so_far = rated(in_order, far);
         bool const gpus = std::any_of(far.begin(), far.end(), [](std::vector<unsigned char> const& from) {
-            return std::any_of(from.begin(), from.end(), [](unsigned char d) { return d != 2; });
+            return std::any_of(from.begin(), from.end(), [](unsigned char d) { return d != 0; });
         });
         if (ranks == 1 || (so_far.nodes == ranks && !gpus))
             return in_order;
@@ -64,59 +65,103 @@ protected:
         if (std::vector<core_list> even = nearest(around_homes(groups, far, 0), far);
             rated(even, far).nodes < rated(homely, far).nodes)
             homely = std::move(even);
-        return !homely.empty() && rated(homely, far) < so_far ? homely : in_order;
+        std::vector<core_list> parts = !homely.empty() && rated(homely, far) < so_far ? homely : in_order;
+        if (gpus)
+            while (trade(parts, far))
+                parts = nearest(std::move(parts), far);
+        return parts;
     }
 
-    // Gives each rank a node: near its GPU if it has one, else spread evenly, ranks of one node next to each other.
-    // False where some node would have fewer than `need` cores for a rank.
-    bool place(std::vector<group>& groups, std::size_t need, unsigned first, unsigned ranks) const
+    // Has pairs of ranks exchange cores that they have in a node each, where that makes the parts better. False where
+    // no such exchange does.
+    bool trade(std::vector<core_list>& parts, distances const& far) const
     {
-        auto const has_room = [&](group const& g) { return g.cores.size() / need > g.ranks.size(); };
+        auto const traded = [&](std::size_t a, std::size_t b) {
+            rating const before = rated({parts[a], parts[b]}, {far[a], far[b]});
+            for (group const& i : by_node(parts[a]))
+                for (group const& j : by_node(parts[b])) {
+                    if (i.node == j.node || i.node == no_node || j.node == no_node)
+                        continue;
+                    auto const count = static_cast<std::ptrdiff_t>(std::min(i.cores.size(), j.cores.size()));
+                    auto const other = [&](core_list const& part, group const& gives, group const& gets) {
+                        core_list made;
+                        std::set_difference(part.begin(), part.end(), gives.cores.begin(), gives.cores.begin() + count,
+                                            std::back_inserter(made));
+                        made.insert(made.end(), gets.cores.begin(), gets.cores.begin() + count);
+                        std::sort(made.begin(), made.end());
+                        return made;
+                    };
+                    std::vector<core_list> made = {other(parts[a], i, j), other(parts[b], j, i)};
+                    if (rated(made, {far[a], far[b]}) < before) {
+                        parts[a] = std::move(made[0]);
+                        parts[b] = std::move(made[1]);
+                        return true;
+                    }
+                }
+            return false;
+        };
+        bool any = false;
+        for (std::size_t a = 0; a < parts.size(); ++a)
+            for (std::size_t b = 0; b < a; ++b)
+                while (traded(a, b))
+                    any = true;
+        return any;
+    }
+
+    // Gives each rank a node that has at least `need` cores for each of its ranks. Nodes have equally many ranks, give
+    // or take one, as far as they have room, because a step is bound by memory. Of all such assignments it is the one
+    // with the least sum of distances to GPUs; then larger nodes have more ranks; then the order stays. False where
+    // there is not room for all.
+    bool spread(std::vector<group>& groups, std::size_t need, distances const& far) const
+    {
+        std::size_t const ranks = far.size();
+        std::size_t most = 0;  // ranks of one node
+        std::size_t seats = 0; // with so many in each that has room
+        while (seats < ranks) {
+            std::size_t const before = std::exchange(seats, 0);
+            ++most;
+            for (group const& g : groups)
+                seats += std::min(g.cores.size() / need, most);
+            if (seats == before)
+                return false;
+        }
+        struct seat {
+            std::size_t node;
+            std::int64_t cost; // of its own, above any sum of distances where a node has less without it
+        };
+        std::int64_t const near = 64; // the unit of distances: above any sum of places by size
+        auto const step = static_cast<std::int64_t>(ranks * groups.size() + 1);
+        std::int64_t const uneven = (2 * near * static_cast<std::int64_t>(ranks) + 1) * step;
+        std::vector<seat> all;
+        for (std::size_t n = 0; n < groups.size(); ++n) {
+            auto const larger = std::count_if(groups.begin(), groups.end(),
+                                              [&](group const& g) { return g.cores.size() > groups[n].cores.size(); });
+            for (std::size_t k = 1; k <= std::min(groups[n].cores.size() / need, most); ++k)
+                all.push_back({n, k < most ? 0 : uneven + larger});
+        }
+        std::vector<std::vector<std::int64_t>> cost;
+        for (std::vector<unsigned char> const& from : far) {
+            std::vector<std::int64_t> of_node;
+            for (group const& g : groups)
+                of_node.push_back(mean_distance(g.cores, g.cores.size(), from, near) * step);
+            cost.emplace_back();
+            for (seat const& s : all)
+                cost.back().push_back(of_node[s.node] + s.cost);
+        }
         for (group& g : groups)
             g.ranks.clear();
-        std::vector<unsigned> anywhere;
-        for (unsigned r = first; r < first + ranks; ++r) {
-            topology::gpu const* const device = gpu_of(r);
-            group* best = nullptr;
-            for (group& g : groups)
-                if (near(g.cores.front(), device) && has_room(g) &&
-                    (best == nullptr || g.ranks.size() < best->ranks.size()))
-                    best = &g;
-            if (best != nullptr && !std::all_of(groups.begin(), groups.end(),
-                                                [&](group const& g) { return near(g.cores.front(), device); }))
-                best->ranks.push_back(r);
-            else
-                anywhere.push_back(r);
-        }
-        std::vector<std::size_t> more(groups.size());
-        for (std::size_t left = anywhere.size(); left > 0; --left) {
-            std::size_t best = groups.size();
-            auto const load = [&](std::size_t g) { return groups[g].ranks.size() + more[g]; };
-            for (std::size_t g = 0; g < groups.size(); ++g)
-                if (groups[g].cores.size() / need > load(g) &&
-                    (best == groups.size() || load(g) < load(best) ||
-                     (load(g) == load(best) && groups[g].cores.size() > groups[best].cores.size())))
-                    best = g;
-            if (best == groups.size())
-                return false;
-            ++more[best];
-        }
-        auto next = anywhere.begin();
-        for (std::size_t g = 0; g < groups.size(); ++g) {
-            groups[g].ranks.insert(groups[g].ranks.end(), next, next + static_cast<std::ptrdiff_t>(more[g]));
-            next += static_cast<std::ptrdiff_t>(more[g]);
-            std::sort(groups[g].ranks.begin(), groups[g].ranks.end());
-        }
+        std::vector<std::size_t> const taken = least_assignment(cost);
+        for (unsigned r = 0; r < ranks; ++r)
+            groups[all[taken[r]].node].ranks.push_back(r);
         return true;
     }
 
     // Deals the cores of a node to its ranks: of each speed the same number, give or take one, next to each other.
-    void deal(group const& g, unsigned first, std::vector<core_list>& parts) const
+    void deal(group const& g, std::vector<core_list>& parts) const
     {
         core_list left = g.cores;
-        detail::sort_stably(left, [&](unsigned a, unsigned b) {
-            return machine_.cores[a].efficiency > machine_.cores[b].efficiency;
-        });
+        detail::sort_stably(
+            left, [&](unsigned a, unsigned b) { return machine_.cores[a].efficiency > machine_.cores[b].efficiency; });
         for (std::size_t begin = 0; begin < left.size() && !g.ranks.empty();) {
             std::size_t end = begin;
             while (end < left.size() && machine_.cores[left[end]].efficiency == machine_.cores[left[begin]].efficiency)
@@ -126,16 +171,16 @@ protected:
             for (std::size_t k = 0; k < hungry.size(); ++k)
                 hungry[k] = k;
             detail::sort_stably(hungry, [&](std::size_t a, std::size_t b) {
-                return parts[g.ranks[a] - first].size() < parts[g.ranks[b] - first].size();
+                return parts[g.ranks[a]].size() < parts[g.ranks[b]].size();
             });
             for (std::size_t k = 0; k < (end - begin) % g.ranks.size(); ++k)
                 ++takes[hungry[k]];
             for (std::size_t k = 0; k < takes.size(); ++k)
                 for (; takes[k] > 0; --takes[k])
-                    parts[g.ranks[k] - first].push_back(left[begin++]);
+                    parts[g.ranks[k]].push_back(left[begin++]);
         }
         for (unsigned const r : g.ranks)
-            std::sort(parts[r - first].begin(), parts[r - first].end());
+            std::sort(parts[r].begin(), parts[r].end());
     }
 
     // Cuts all cores in their order, which is that of the nodes, into parts of one size, give or take a core, or at the

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether ranks could be nearer to their GPUs than select_cores() puts them: all assignments of small machines, and for
+// larger ones every exchange between two ranks and every idle core.
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <numeric>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <adamant/topology/selection.hpp>
+
+#include "catch.hpp"
+
+using namespace adamant;
+
+namespace {
+
+// Packages of NUMA nodes of one size. GPU i is at node gpu_nodes[i].
+machine server(unsigned packages, unsigned nodes_each, unsigned cores_each, std::vector<unsigned> const& gpu_nodes)
+{
+    machine m;
+    m.source = std::to_string(packages) + " packages of " + std::to_string(nodes_each) + " nodes of " +
+               std::to_string(cores_each) + " cores";
+    m.packages.resize(packages);
+    for (unsigned n = 0; n < packages * nodes_each; ++n) {
+        m.nodes.push_back({.os_index = n, .bytes = 1, .pus = {}});
+        for (unsigned c = 0; c < cores_each; ++c) {
+            auto const pu = static_cast<unsigned>(m.cores.size());
+            m.cores.push_back({.pus = {pu}, .package = n / nodes_each, .node = n});
+            m.nodes[n].pus.insert(pu);
+            m.packages[n / nodes_each].pus.insert(pu);
+        }
+    }
+    for (unsigned g = 0; g < gpu_nodes.size(); ++g) {
+        char address[16];
+        std::snprintf(address, sizeof address, "0000:%02x:00.0", g);
+        m.gpus.push_back({.pci = address, .name = "", .pus = m.nodes[gpu_nodes[g]].pus});
+    }
+    m.allowed = m.pus();
+    return m;
+}
+
+machine dgx_a100()
+{
+    return server(2, 4, 16, {3, 3, 1, 1, 7, 7, 5, 5});
+}
+
+using cores = std::vector<unsigned>;
+using matrix = std::vector<std::vector<std::size_t>>; // of each rank in each node
+
+// A sum of fractions with a common denominator, so that comparisons are exact.
+class scored {
+public:
+    scored(machine const& m, core_request const& r, std::vector<rank_cores> const& all) : m_(m), r_(r)
+    {
+        for (rank_cores const& one : all) {
+            parts_.push_back((one.adam_pus | one.host_pus).members());
+            adam_.push_back(one.adam_pus.size());
+            unit_ = std::lcm(unit_, one.adam_pus.size());
+            given_ |= one.adam_pus | one.host_pus;
+        }
+    }
+
+    // 0 near the rank's GPU, 1 in its package, 2 elsewhere; 0 everywhere for a rank that has none.
+    [[nodiscard]] std::size_t distance(std::size_t rank, unsigned core) const
+    {
+        if (r_.gpus[rank].empty())
+            return 0;
+        pu_set const& near = m_.gpus[std::stoul(r_.gpus[rank])].pus;
+        if (near.contains(core))
+            return 0;
+        return m_.packages[m_.cores[core].package].pus.intersects(near) ? 1 : 2;
+    }
+    // The mean distance of the nearest `adam` cores of a part: of one node where one has enough.
+    [[nodiscard]] std::size_t distance(std::size_t rank, cores const& part, std::size_t adam) const
+    {
+        std::map<unsigned, std::size_t> counts;
+        std::vector<std::size_t> each;
+        for (unsigned const c : part) {
+            ++counts[m_.cores[c].node];
+            each.push_back(distance(rank, c));
+        }
+        std::size_t least = 3;
+        for (auto const& [node, count] : counts)
+            if (count >= adam)
+                least = std::min(least, distance(rank, m_.nodes[node].pus.front()));
+        if (least < 3)
+            return least * unit_;
+        std::sort(each.begin(), each.end());
+        return std::accumulate(each.begin(), each.begin() + static_cast<std::ptrdiff_t>(adam), std::size_t{0}) * unit_ /
+               adam;
+    }
+    // The fewest NUMA nodes for `adam` cores of a part.
+    [[nodiscard]] std::size_t nodes(cores const& part, std::size_t adam) const
+    {
+        std::map<unsigned, std::size_t> counts;
+        for (unsigned const c : part)
+            ++counts[m_.cores[c].node];
+        std::vector<std::size_t> sizes;
+        for (auto const& [node, count] : counts)
+            sizes.push_back(count);
+        std::sort(sizes.rbegin(), sizes.rend());
+        std::size_t n = 0;
+        for (std::size_t room = 0; room < adam; ++n)
+            room += sizes[n];
+        return n;
+    }
+
+    [[nodiscard]] std::size_t total() const
+    {
+        std::size_t sum = 0;
+        for (std::size_t r = 0; r < parts_.size(); ++r)
+            sum += distance(r, parts_[r], adam_[r]);
+        return sum;
+    }
+    [[nodiscard]] std::size_t total_nodes() const
+    {
+        std::size_t sum = 0;
+        for (std::size_t r = 0; r < parts_.size(); ++r)
+            sum += nodes(parts_[r], adam_[r]);
+        return sum;
+    }
+    [[nodiscard]] std::size_t unit() const { return unit_; }
+    [[nodiscard]] std::vector<cores> const& parts() const { return parts_; }
+    [[nodiscard]] std::vector<std::size_t> const& adam() const { return adam_; }
+
+    // Ranks a and b exchange all they have, or what they have in a node each: does that help one and harm none?
+    [[nodiscard]] std::string exchange() const
+    {
+        for (std::size_t a = 0; a < parts_.size(); ++a)
+            for (std::size_t b = 0; b < a; ++b) {
+                if (distance(a, parts_[b], adam_[b]) + distance(b, parts_[a], adam_[a]) <
+                    distance(a, parts_[a], adam_[a]) + distance(b, parts_[b], adam_[b]))
+                    return "ranks " + std::to_string(b) + " and " + std::to_string(a) + " should exchange all";
+                for (unsigned i = 0; i < m_.nodes.size(); ++i)
+                    for (unsigned j = 0; j < m_.nodes.size(); ++j) {
+                        auto const [from_a, rest_a] = taken(parts_[a], i);
+                        auto const [from_b, rest_b] = taken(parts_[b], j);
+                        std::size_t const count = std::min(from_a.size(), from_b.size());
+                        if (i == j || count == 0)
+                            continue;
+                        auto const less = [&](cores rest, cores const& kept, cores const& got) {
+                            rest.insert(rest.end(), kept.begin() + static_cast<std::ptrdiff_t>(count), kept.end());
+                            rest.insert(rest.end(), got.begin(), got.begin() + static_cast<std::ptrdiff_t>(count));
+                            return rest;
+                        };
+                        if (helps(a, less(rest_a, from_a, from_b), b, less(rest_b, from_b, from_a)))
+                            return "ranks " + std::to_string(a) + " and " + std::to_string(b) +
+                                   " should exchange cores of nodes " + std::to_string(i) + " and " + std::to_string(j);
+                    }
+            }
+        return {};
+    }
+    // Cores that nobody has, in a node with room for a rank.
+    [[nodiscard]] std::string idle() const
+    {
+        for (unsigned c = 0; c < m_.cores.size(); ++c)
+            if (!given_.contains(c))
+                return "core " + std::to_string(c) + " is idle";
+        return {};
+    }
+    // How many ranks have each node, where each rank has one.
+    [[nodiscard]] std::vector<std::size_t> ranks_of_nodes() const
+    {
+        std::vector<std::size_t> counts(m_.nodes.size());
+        for (cores const& part : parts_)
+            ++counts[m_.cores[part[0]].node];
+        return counts;
+    }
+
+private:
+    // Whether one of two ranks is better off with another part, and none is worse off.
+    bool helps(std::size_t a, cores const& new_a, std::size_t b, cores const& new_b) const
+    {
+        auto const value = [&](std::size_t rank, cores const& part) {
+            return std::pair(nodes(part, adam_[rank]), distance(rank, part, adam_[rank]));
+        };
+        auto const is_a = value(a, new_a), was_a = value(a, parts_[a]);
+        auto const is_b = value(b, new_b), was_b = value(b, parts_[b]);
+        return is_a <= was_a && is_b <= was_b && (is_a < was_a || is_b < was_b);
+    }
+    std::pair<cores, cores> taken(cores const& part, unsigned node) const
+    {
+        std::pair<cores, cores> result;
+        for (unsigned const c : part)
+            (m_.cores[c].node == node ? result.first : result.second).push_back(c);
+        return result;
+    }
+
+    machine const& m_;
+    core_request const& r_;
+    std::vector<cores> parts_;
+    std::vector<std::size_t> adam_;
+    std::size_t unit_ = 1;
+    pu_set given_;
+};
+
+std::string shown(machine const& m, core_request const& r, std::vector<rank_cores> const& all)
+{
+    std::string text = m.source + "; --ranks " + std::to_string(r.ranks) + " --gpu ";
+    for (std::string const& g : r.gpus)
+        text += g + ",";
+    for (rank_cores const& one : all)
+        text += "\n  " + to_list(one.adam_pus) + " | " + to_list(one.host_pus) + " | " + one.why;
+    return text;
+}
+
+// The least sum of distances of all assignments of ranks to nodes in which nodes have equally many, give or take one.
+std::size_t least_of_homes(machine const& m, scored const& s, unsigned ranks)
+{
+    std::vector<std::vector<std::size_t>> cost(ranks);
+    for (std::size_t r = 0; r < ranks; ++r)
+        for (topology::numa_node const& node : m.nodes)
+            cost[r].push_back(s.distance(r, node.pus.front()) * s.unit());
+    std::vector<std::size_t> load(m.nodes.size());
+    std::size_t best = ~std::size_t{0};
+    std::size_t const low = ranks / load.size(), high = (ranks + load.size() - 1) / load.size();
+    auto const go = [&](auto const& self, std::size_t r, std::size_t sum) -> void {
+        if (sum >= best)
+            return;
+        if (r == ranks) {
+            if (*std::min_element(load.begin(), load.end()) >= low)
+                best = sum;
+            return;
+        }
+        for (std::size_t n = 0; n < load.size(); ++n)
+            if (load[n] < high) {
+                ++load[n];
+                self(self, r + 1, sum + cost[r][n]);
+                --load[n];
+            }
+    };
+    go(go, 0, 0);
+    return best;
+}
+
+// The fewest nodes of optimizers, then the least sum of distances, of all ways to give ranks cores of nodes, so many
+// as they have now.
+std::pair<std::size_t, std::size_t> least_of_shares(machine const& m, scored const& s)
+{
+    std::size_t const ranks = s.parts().size(), nodes = m.nodes.size();
+    std::vector<cores> left;
+    for (topology::numa_node const& node : m.nodes)
+        left.push_back(node.pus.members());
+    std::pair<std::size_t, std::size_t> best{~std::size_t{0}, 0};
+    auto const go = [&](auto const& self, std::size_t r, std::size_t n, cores& part, std::size_t used,
+                        std::size_t sum) -> void {
+        if (used > best.first)
+            return;
+        if (r == ranks) {
+            best = std::min(best, {used, sum});
+            return;
+        }
+        std::size_t const lacks = s.parts()[r].size() - part.size();
+        if (n == nodes) {
+            if (lacks != 0)
+                return;
+            cores next;
+            self(self, r + 1, 0, next, used + s.nodes(part, s.adam()[r]), sum + s.distance(r, part, s.adam()[r]));
+            return;
+        }
+        cores const had = part;
+        cores const there = left[n];
+        for (std::size_t take = 0; take <= std::min(lacks, there.size()); ++take) {
+            auto const end = there.begin() + static_cast<std::ptrdiff_t>(take);
+            part.insert(part.end(), there.begin(), end);
+            left[n].assign(end, there.end());
+            self(self, r, n + 1, part, used, sum);
+            part = had;
+        }
+        left[n] = there;
+    };
+    cores none;
+    go(go, 0, 0, none, 0, 0);
+    return best;
+}
+
+struct tally {
+    std::size_t tried = 0, exchanges = 0, idle = 0, worse = 0, uneven = 0;
+    std::string first; // that went wrong
+};
+
+core_request some_request(machine const& m, unsigned ranks, test::random_bits& random)
+{
+    core_request r;
+    r.ranks = ranks;
+    if (random.below(3) == 0)
+        r.cpuadam_cores_perc = static_cast<double>(1 + random.below(100)) / 100;
+    bool const some_without = random.below(2) == 0;
+    for (unsigned rank = 0; rank < ranks; ++rank)
+        r.gpus.push_back(some_without && random.below(4) == 0 ? "" : std::to_string(random.below(m.gpus.size())));
+    return r;
+}
+
+void judge(machine const& m, core_request const& r, bool all_assignments, tally& t)
+{
+    auto const all = select_cores(m, r);
+    scored const s(m, r, all);
+    ++t.tried;
+    auto const wrong = [&](std::size_t& count, std::string const& what) {
+        if (what.empty())
+            return;
+        ++count;
+        if (t.first.empty())
+            t.first = what + ": " + shown(m, r, all);
+    };
+    wrong(t.exchanges, s.exchange());
+    wrong(t.idle, s.idle());
+    if (r.ranks >= m.nodes.size()) {
+        auto const counts = s.ranks_of_nodes();
+        auto const [low, high] = std::minmax_element(counts.begin(), counts.end());
+        wrong(t.uneven, *high - *low > 1 ? "ranks are spread unevenly over nodes" : "");
+        if (all_assignments) {
+            std::size_t const least = least_of_homes(m, s, r.ranks);
+            wrong(t.worse, s.total() > least ? "distance " + std::to_string(s.total()) + " where " +
+                                                   std::to_string(least) + " is possible"
+                                             : "");
+        }
+    } else if (all_assignments) {
+        auto const [nodes, least] = least_of_shares(m, s);
+        wrong(t.worse, std::pair(s.total_nodes(), s.total()) > std::pair(nodes, least)
+                           ? std::to_string(s.total_nodes()) + " nodes at distance " + std::to_string(s.total()) +
+                                 " where " + std::to_string(nodes) + " at " + std::to_string(least) + " are possible"
+                           : "");
+    }
+}
+
+void check(tally const& t)
+{
+    INFO(t.first);
+    CHECK(t.exchanges == 0);
+    CHECK(t.idle == 0);
+    CHECK(t.uneven == 0);
+    CHECK(t.worse == 0);
+}
+
+} // namespace
+
+TEST_CASE("gpu_locality: no assignment of ranks to the nodes of small machines is better")
+{
+    std::vector<machine> const machines = {server(2, 1, 12, {0, 0, 1, 1}),    server(1, 4, 12, {0, 1, 3}),
+                                           server(2, 2, 12, {1, 1, 3, 3}),    server(4, 1, 12, {0, 1, 2, 3}),
+                                           server(2, 3, 12, {0, 0, 2, 3, 5}), server(3, 2, 12, {0, 1, 1, 4}),
+                                           server(2, 2, 12, {0, 0, 0, 0})};
+    test::random_bits random(7);
+    tally t;
+    for (int i = 0; i < 100; ++i)
+        for (machine const& m : machines) {
+            auto const nodes = static_cast<unsigned>(m.nodes.size());
+            judge(m, some_request(m, nodes + static_cast<unsigned>(random.below(3)), random), true, t);
+        }
+    check(t);
+}
+
+TEST_CASE("gpu_locality: no way to share the nodes of small machines out to fewer ranks is better")
+{
+    std::vector<machine> const machines = {server(1, 3, 4, {0, 2}), server(3, 1, 4, {0, 1, 2}),
+                                           server(2, 2, 3, {0, 1, 3}), server(2, 2, 4, {1, 1, 3, 3}),
+                                           server(4, 1, 3, {0, 1, 2, 3})};
+    test::random_bits random(8);
+    tally t;
+    for (int i = 0; i < 40; ++i)
+        for (machine const& m : machines) {
+            auto const nodes = static_cast<unsigned>(m.nodes.size());
+            judge(m, some_request(m, 2 + static_cast<unsigned>(random.below(nodes - 2)), random), true, t);
+        }
+    check(t);
+}
+
+TEST_CASE("gpu_locality: no exchange and no idle core helps a rank of a large machine")
+{
+    std::vector<machine> const machines = {dgx_a100(), server(4, 1, 72, {0, 1, 2, 3}), server(2, 2, 32, {0, 1, 2, 3}),
+                                           server(2, 3, 24, {0, 2, 3, 5}), server(2, 4, 16, {0, 0, 0, 0, 0, 0, 0, 0})};
+    test::random_bits random(9);
+    tally t;
+    for (int i = 0; i < 50; ++i)
+        for (machine const& m : machines)
+            for (int const more : {-3, -2, -1, 0, 0, 1, 2, 4}) {
+                int const ranks = static_cast<int>(m.nodes.size()) + more;
+                judge(m, some_request(m, static_cast<unsigned>(std::max(ranks, 1)), random), false, t);
+            }
+    check(t);
+}
