@@ -56,7 +56,8 @@ void check_whole(machine const& m)
         if (topology::numa_node const* const memory = m.memory_of(c))
             CHECK(memory->pus.includes(c.pus));
         else
-            CHECK(std::none_of(m.nodes.begin(), m.nodes.end(), [&](auto const& n) { return n.pus.includes(c.pus); }));
+            CHECK(std::none_of(m.nodes.begin(), m.nodes.end(),
+                               [&](auto const& n) { return n.pus.includes(c.pus) && m.holds_state(n); }));
     }
     CHECK(m.pus() == seen);
     CHECK(seen.includes(m.allowed));
@@ -405,6 +406,22 @@ TEST_CASE("GPUs are accelerators and, where there is none, display adapters")
           texts{"0000:9a:00.0 Maker H100 10de:2330 near 0-1", "0001:0a:01.3 10de:2330 near 2-3"});
     CHECK(gpus(management + network, "") == texts{"0000:02:00.0 10de:2330 near 0-1"});
     CHECK(gpus(management, gaming) == texts{"0001:01:00.0 10de:2330 near 2-3"});
+}
+
+TEST_CASE("node_without_memory: cores whose node has no DIMM have no memory of their own")
+{
+    std::ifstream whole(file("48amd64-4pa2n6c-sparse.xml"));
+    std::string text(std::istreambuf_iterator<char>(whole), {});
+    std::size_t const node = text.find("<object type=\"NUMANode\" os_index=\"1\"");
+    REQUIRE(node != std::string::npos);
+    std::size_t const bytes = text.find("local_memory=\"", node) + 14;
+    text.replace(bytes, text.find('"', bytes) - bytes, "0");
+    scratch_file const xml(text);
+    machine const m = machine_from_xml(xml.path());
+    check_whole(m);
+    CHECK(nodes(m)[1] == "1: DRAM 0 of 6-11");
+    for (topology::core const& c : m.cores)
+        CHECK((m.memory_of(c) == nullptr) == (c.pus.front() >= 6 && c.pus.front() < 12));
 }
 
 TEST_CASE("cores whose memory is offline have none of their own")

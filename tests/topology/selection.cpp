@@ -145,14 +145,20 @@ private:
                 cores.insert(c);
         return cores;
     }
-    // The operating system's index of the memory that is nearest: allowed, of the fewest PUs, DRAM; -1 where there is
+    // Whether a node has memory, of a CPU.
+    bool usable_memory(topology::numa_node const& n) const
+    {
+        return n.kind != memory_kind::gpu && (n.bytes != 0 || std::all_of(m_.nodes.begin(), m_.nodes.end(),
+                                                                          [](auto const& x) { return x.bytes == 0; }));
+    }
+    // The operating system's index of the memory that is nearest: allowed, DRAM, of the fewest PUs; -1 where there is
     // none.
     int main_memory(pu_set const& pus) const
     {
-        std::set<std::tuple<bool, std::size_t, int, unsigned>> candidates;
+        std::set<std::tuple<bool, int, std::size_t, unsigned>> candidates;
         for (topology::numa_node const& n : m_.nodes)
-            if (!n.pus.empty() && n.pus.includes(pus))
-                candidates.insert({!n.allowed, n.pus.size(), static_cast<int>(n.kind), n.os_index});
+            if (!n.pus.empty() && n.pus.includes(pus) && usable_memory(n))
+                candidates.insert({!n.allowed, static_cast<int>(n.kind), n.pus.size(), n.os_index});
         return candidates.empty() ? -1 : static_cast<int>(std::get<3>(*candidates.begin()));
     }
     std::map<int, indexes> by_memory(indexes const& cores) const
@@ -223,6 +229,14 @@ private:
                     memory.insert(node.os_index);
         std::size_t const bare = static_cast<std::size_t>(
             std::count_if(adam.begin(), adam.end(), [&](unsigned c) { return main_[c] == -1; }));
+        if (bare == adam.size())
+            for (unsigned const c : adam)
+                for (topology::numa_node const& node : m_.nodes)
+                    if (node.allowed && usable_memory(node) &&
+                        node.pus.intersects(m_.packages[m_.cores[c].package].pus)) {
+                        ++applied()["memory of the package"];
+                        memory.insert(node.os_index);
+                    }
         if (bare != 0 && !m_.nodes.empty()) {
             ++applied()["no local memory"];
             std::string const some = " (" + std::to_string(bare) + " of them with no local memory)";
@@ -1475,7 +1489,70 @@ TEST_CASE("requests that this machine cannot serve are refused, with what there 
     CHECK(mentions(refused([](core_request&) {}), {"this process may use no PU", "none are allowed"}));
 }
 
-TEST_CASE("main_node: allowed, near, DRAM, the lowest")
+TEST_CASE("node_without_memory: state goes to the nearest node that has memory")
+{
+    machine m = machine_of({4, 4, 4, 4}); // two packages of two nodes
+    m.packages = {{m.nodes[0].pus | m.nodes[1].pus}, {m.nodes[2].pus | m.nodes[3].pus}};
+    for (topology::core& c : m.cores)
+        c.package = c.node / 2;
+    auto const renew = [&] {
+        for (topology::core& c : m.cores)
+            c.node = main_node(m, c.pus);
+    };
+    core_request request;
+    request.ranks = 4;
+    request.masks = {{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}}; // from outside
+    CHECK(answer(m, request) == lines{"1-3|0|0", "5-7|4|1", "9-11|8|2", "13-15|12|3"});
+    for (topology::numa_node& n : m.nodes)
+        n.bytes = 0; // not known
+    renew();
+    CHECK(answer(m, request) == lines{"1-3|0|0", "5-7|4|1", "9-11|8|2", "13-15|12|3"});
+    for (unsigned const n : {0u, 3u}) // DIMMs in these only
+        m.nodes[n].bytes = 1;
+    renew();
+    CHECK(answer(m, request) == lines{"1-3|0|0", "5-7|4|0", "9-11|8|3", "13-15|12|3"});
+    CHECK(mentions("adamant: " + select_cores(m, request)[1].why,
+                   {"3 for the optimizer in places with no local memory (the nearest is in NUMA node 0), 1 for"}));
+    m.nodes[3].bytes = 0; // none in the package: the kernel's choice
+    renew();
+    CHECK(answer(m, request) == lines{"1-3|0|0", "5-7|4|0", "9-11|8|", "13-15|12|"});
+    m.nodes[3].bytes = 1;
+    m.nodes[3].allowed = false;
+    renew();
+    CHECK(answer(m, request)[2] == "9-11|8|");
+    // One rank: half of its cores have memory, which is all it may name.
+    m.nodes[3].allowed = true;
+    renew();
+    request = {};
+    CHECK(answer(m, request)[0].ends_with("|0,3"));
+}
+
+TEST_CASE("node_without_memory: a GPU's memory is nobody's, and DRAM is before memory without CPUs")
+{
+    machine m = machine_of({4, 4});
+    for (memory_kind const kind : {memory_kind::gpu, memory_kind::hbm, memory_kind::nvm, memory_kind::other})
+        for (bool const closer : {false, true}) {
+            m.nodes.resize(2);
+            for (unsigned n : {0u, 1u}) // CPU-less nodes, numbered before or behind
+                m.nodes.push_back({.os_index = 10 + n, .bytes = 2, .pus = m.nodes[n].pus, .kind = kind});
+            if (closer) // than DRAM, which is the machine's
+                m.nodes[0].pus = m.nodes[1].pus = m.allowed;
+            for (topology::core& c : m.cores)
+                c.node = main_node(m, c.pus);
+            core_request request;
+            request.ranks = 2;
+            for (rank_cores const& r : select_cores(m, request))
+                CHECK(to_list(r.numa_nodes) == (closer ? "0" : std::to_string(r.rank)));
+            m = machine_of({4, 4});
+        }
+    for (topology::numa_node& n : m.nodes)
+        n.kind = memory_kind::gpu;
+    for (topology::core& c : m.cores)
+        c.node = main_node(m, c.pus);
+    CHECK(answer(m, {})[0].ends_with("|"));
+}
+
+TEST_CASE("main_node: allowed, DRAM, near, the lowest")
 {
     machine m;
     CHECK(main_node(m, {0}) == no_node);
@@ -1486,7 +1563,7 @@ TEST_CASE("main_node: allowed, near, DRAM, the lowest")
                {.os_index = 1, .bytes = 0, .pus = {0, 1}, .kind = memory_kind::dram, .allowed = false},
                {.os_index = 6, .bytes = 0, .pus = {2, 3}, .kind = memory_kind::nvm}};
     CHECK(main_node(m, {0, 1}) == 3);
-    CHECK(main_node(m, {2}) == 5);
+    CHECK(main_node(m, {2}) == 1);          // though NVM is closer
     CHECK(main_node(m, {0, 1, 2, 3}) == 1); // the only one that is local to all of them
     CHECK(main_node(m, {1, 2}) == 1);
     CHECK(main_node(m, {3, 4}) == no_node); // none is local to both

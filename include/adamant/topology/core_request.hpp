@@ -45,10 +45,12 @@ struct core_request {
 
 struct rank_cores {
     unsigned rank = 0;
-    pu_set adam_pus;     // for the optimizer's threads, one for each PU
-    pu_set host_pus;     // for the host framework's threads; empty only for a rank that has a single core
-    node_set numa_nodes; // for the optimizer's state: the memory of its cores; empty where none of it is allowed
-    std::string why;     // the choice in a sentence
+    pu_set adam_pus; // for the optimizer's threads, one for each PU
+    pu_set host_pus; // for the host framework's threads; empty only for a rank that has a single core
+    // For the optimizer's state: the memory of its cores, or where none of them has any, that in their packages. Nodes
+    // without memory and the memory of GPUs are not among them. Empty where none is left, or allowed.
+    node_set numa_nodes;
+    std::string why; // the choice in a sentence
 };
 
 ADAMANT_END_NAMESPACE

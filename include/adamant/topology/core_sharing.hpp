@@ -67,7 +67,7 @@ protected:
             homely = std::move(even);
         std::vector<core_list> parts = !homely.empty() && rated(homely, far) < so_far ? homely : in_order;
         if (gpus)
-            while (trade(parts, far))
+            while (trade(parts, far) || swap_nodes(groups, parts, far))
                 parts = nearest(std::move(parts), far);
         return parts;
     }
@@ -154,6 +154,34 @@ protected:
         for (unsigned r = 0; r < ranks; ++r)
             groups[all[taken[r]].node].ranks.push_back(r);
         return true;
+    }
+
+    // Exchanges two nodes of one size between all ranks that have cores there, where that makes the parts better. False
+    // where no such exchange does.
+    bool swap_nodes(std::vector<group> const& groups, std::vector<core_list>& parts, distances const& far) const
+    {
+        rating const before = rated(parts, far);
+        for (group const& i : groups)
+            for (group const& j : groups) {
+                if (&j >= &i || i.cores.size() != j.cores.size() || i.node == no_node || j.node == no_node)
+                    continue;
+                core_list other(machine_.cores.size());
+                for (unsigned c = 0; c < other.size(); ++c)
+                    other[c] = c;
+                for (std::size_t k = 0; k < i.cores.size(); ++k)
+                    std::swap(other[i.cores[k]], other[j.cores[k]]);
+                std::vector<core_list> made = parts;
+                for (core_list& part : made) {
+                    for (unsigned& c : part)
+                        c = other[c];
+                    std::sort(part.begin(), part.end());
+                }
+                if (rated(made, far) < before) {
+                    parts = std::move(made);
+                    return true;
+                }
+            }
+        return false;
     }
 
     // Deals the cores of a node to its ranks: of each speed the same number, give or take one, next to each other.

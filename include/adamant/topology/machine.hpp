@@ -47,7 +47,7 @@ struct package {
 
 struct numa_node {
     unsigned os_index = 0;
-    std::size_t bytes = 0; // 0: not known
+    std::size_t bytes = 0; // 0: none; not known where it is 0 for all nodes
     pu_set pus;            // to which it is local; empty for memory that is local to none
     memory_kind kind = memory_kind::dram;
     bool allowed = true; // whether this process may allocate there (cgroup cpuset)
@@ -84,13 +84,16 @@ struct machine {
     [[nodiscard]] pu_set pus() const;
     // Whether the cores differ in speed.
     [[nodiscard]] bool hybrid() const noexcept;
+    // Whether optimizer state may be put there: the node has memory, and that is not a GPU's.
+    [[nodiscard]] bool holds_state(topology::numa_node const& node) const noexcept;
     // A core's local memory; null where it has none.
     [[nodiscard]] topology::numa_node const* memory_of(topology::core const& c) const noexcept;
 };
 
 // The index in machine.nodes of the memory that a core with these PUs should use. Of the nodes that are local to all of
-// them it is an allowed one, if any; then the closest (local to the fewest PUs); then DRAM before HBM before the rest,
-// because optimizer state is large; then the one with the lowest index. no_node where none is local to them.
+// them and hold state it is an allowed one, if any; then DRAM before HBM before the rest, because optimizer state is
+// large and faster memory is small; then the closest (local to the fewest PUs); then the one with the lowest index.
+// no_node where none is local to them.
 [[nodiscard]] unsigned main_node(machine const& machine, pu_set const& pus);
 
 // Reads what parse_index_set() reads, and places in this machine: "numa:1" (the operating system's index, as in

@@ -22,6 +22,16 @@ ADAMANT_DECL bool machine::hybrid() const noexcept
     return false;
 }
 
+ADAMANT_DECL bool machine::holds_state(topology::numa_node const& node) const noexcept
+{
+    if (node.kind == memory_kind::gpu)
+        return false;
+    bool sizes_known = false;
+    for (topology::numa_node const& n : nodes)
+        sizes_known = sizes_known || n.bytes != 0;
+    return node.bytes != 0 || !sizes_known;
+}
+
 ADAMANT_DECL topology::numa_node const* machine::memory_of(topology::core const& c) const noexcept
 {
     return c.node < nodes.size() ? &nodes[c.node] : nullptr;
@@ -32,13 +42,14 @@ ADAMANT_DECL unsigned main_node(machine const& machine, pu_set const& pus)
     auto const ahead = [](topology::numa_node const& a, topology::numa_node const& b) {
         if (a.allowed != b.allowed)
             return a.allowed;
-        if (a.pus.size() != b.pus.size())
-            return a.pus.size() < b.pus.size();
-        return a.kind != b.kind ? a.kind < b.kind : a.os_index < b.os_index;
+        if (a.kind != b.kind)
+            return a.kind < b.kind;
+        return a.pus.size() != b.pus.size() ? a.pus.size() < b.pus.size() : a.os_index < b.os_index;
     };
     unsigned best = no_node;
     for (unsigned n = 0; n < machine.nodes.size(); ++n)
-        if (machine.nodes[n].pus.includes(pus) && (best == no_node || ahead(machine.nodes[n], machine.nodes[best])))
+        if (machine.holds_state(machine.nodes[n]) && machine.nodes[n].pus.includes(pus) &&
+            (best == no_node || ahead(machine.nodes[n], machine.nodes[best])))
             best = n;
     return best;
 }

@@ -15,8 +15,13 @@ ADAMANT_BEGIN_NAMESPACE
 //     halves of a core from outside, and `why` says so.
 //   - Each side has a core where the rank has two.
 //   - A rank stays inside one NUMA node if all ranks can; else the optimizer's side does, if all of these can.
-//   - Ranks are spread evenly over nodes, near their GPUs first: no exchange of cores between ranks would bring the
-//     optimizers nearer to their GPUs in sum.
+//   - Memory is shared evenly, because a step is bound by it: NUMA nodes have equally many ranks, give or take one, as
+//     far as they have cores for them. With fewer ranks than nodes, all cores are given.
+//   - Of all ways to do that, ranks get the one in which the optimizers are nearest to their GPUs: with the least sum
+//     over ranks of the mean distance of the optimizer's cores, which is 0 near the GPU, 1 in its package, 2 elsewhere.
+//     A rank without a GPU is as well off anywhere. With fewer ranks than nodes, it is one that no exchange of cores
+//     between two ranks improves.
+//   - Where that is the same, the order of the machine is that of ranks.
 //   - Ranks have equal shares of fast and slow cores.
 //   - The optimizer has no more threads than its rank's part of the CPU quota keeps busy, but where a number of cores
 //   or

@@ -273,8 +273,17 @@ private:
                 ++without_memory;
             else if (memory->allowed)
                 got.numa_nodes.insert(memory->os_index);
+        bool const none_local = without_memory == r.adam.size(); // then the nearest memory is in their packages, if any
+        if (none_local)
+            for (unsigned const c : r.adam)
+                for (topology::numa_node const& node : machine_.nodes)
+                    if (node.allowed && machine_.holds_state(node) &&
+                        machine_.cores[c].package < machine_.packages.size() &&
+                        node.pus.intersects(machine_.packages[machine_.cores[c].package].pus))
+                        got.numa_nodes.insert(node.os_index);
 
         std::size_t const n = r.adam.size() + r.host.size();
+        std::string const nodes = (got.numa_nodes.size() == 1 ? "NUMA node " : "NUMA nodes ") + to_list(got.numa_nodes);
         std::string why = text_of({"rank ", rank, " of ", request_.ranks, " has ", count(n, "core")});
         if (bound_outside_)
             why += ", those that it was bound to from outside";
@@ -287,13 +296,15 @@ private:
         why += text_of({": ", r.adam.size(), " for the optimizer in "});
         if (machine_.nodes.empty())
             why += machine_.source;
-        else if (without_memory == r.adam.size())
+        else if (none_local) {
             why += without_memory == 1 ? "a place with no local memory" : "places with no local memory";
-        else {
+            if (!got.numa_nodes.empty())
+                why += " (the nearest is in " + nodes + ")";
+        } else {
             if (got.numa_nodes.empty())
                 why += "a place whose memory is not allowed";
             else
-                why += (got.numa_nodes.size() == 1 ? "NUMA node " : "NUMA nodes ") + to_list(got.numa_nodes);
+                why += nodes;
             if (without_memory != 0)
                 why += text_of({" (", without_memory, " of them with no local memory)"});
         }
