@@ -113,7 +113,10 @@ inline owned_state random_state(random_bits& random)
                               static_cast<std::uint32_t>(random())};
     for (std::size_t g = 0; g < 1 + random.below(3); ++g) {
         parameter_group group{names[random.below(std::size(names))] + std::to_string(g), {}, random.below(2) == 0};
-        auto const held = [&](bool below_one) { return random_number(random, below_one, detail::float_holds); };
+        auto const held = [&](bool is_beta) {
+            double const number = random_number(random, is_beta, detail::float_holds);
+            return is_beta ? std::min(number, 1 - 0x1p-24) : number; // the largest float below 1
+        };
         group.hyper = {std::min(random_number(random, false), 1e20),
                        held(true),
                        held(true),

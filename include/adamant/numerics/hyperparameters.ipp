@@ -33,7 +33,7 @@ ADAMANT_DECL void validate(hyperparameters const& hyper)
     };
     auto const unit = [](char const* key, double value) {
         if (!(value >= 0 && value < 1 - 0x1p-25)) // from there on, the nearest float is 1
-            detail::refuse_hyperparameter(key, value, "in [0, 1), and below 1 as a float: at most 0.99999997");
+            detail::refuse_hyperparameter(key, value, "in [0, 1), and below 1 - 2^-25, from where on float rounds it to 1");
     };
     at_least_zero("lr", hyper.lr);
     unit("beta1", hyper.beta1);
