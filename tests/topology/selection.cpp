@@ -1436,8 +1436,14 @@ TEST_CASE("requests that cannot be meant are refused, with what was asked")
         mentions(refused([](core_request& r) { r.cpuadam_cores = 1, r.pt_reserved_cores = 1; }), {"more than one of"}));
     CHECK(mentions(refused([](core_request& r) { r.cpuadam_cores_perc = .5, r.pt_reserved_cores_perc = .5; }),
                    {"more than one of"}));
-    CHECK(mentions(refused([](core_request& r) { r.ranks = 3, r.masks = {{0}, {1}}; }), {"3 ranks", "masks of 2"}));
-    CHECK(mentions(refused([](core_request& r) { r.ranks = 1, r.gpus = {"", ""}; }), {"1 rank ", "GPUs of 2"}));
+    CHECK(mentions(refused([](core_request& r) {
+                       r.ranks = 3, r.masks = {{0}, {1}};
+                   }),
+                   {"number of ranks is 3", "masks are those of 2"}));
+    CHECK(mentions(refused([](core_request& r) {
+                       r.ranks = 1, r.gpus = {"", ""};
+                   }),
+                   {"number of ranks is 1", "GPUs are those of 2"}));
 }
 
 TEST_CASE("requests that this machine cannot serve are refused, with what there was")
