@@ -168,10 +168,12 @@ TEST_CASE("C: every null pointer is an error with a text")
     adamant_state_free(nullptr);
     refused(adamant_state_tensor_count(nullptr, &n), "state is a null");
     refused(adamant_state_get_tensor(nullptr, 0, &tensor), "state is a null");
+    refused(adamant_state_read_tensor(nullptr, 0, 0, 1, &n), "state is a null");
     ok(adamant_state_create(o.get(), &made_state));
     state const owned_state(made_state);
     refused(adamant_state_tensor_count(made_state, nullptr), "count is a null");
     refused(adamant_state_get_tensor(made_state, 0, nullptr), "adamant_state_tensor is a null");
+    refused(adamant_state_read_tensor(made_state, 0, 0, 1, nullptr), "to is a null");
 
     adamant_device* device = nullptr;
     int event = 0;

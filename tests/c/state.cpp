@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C interface: checkpoints.
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -187,4 +189,87 @@ TEST_CASE("C: a list of the state's tensors, as views")
     refused(adamant_state_get_tensor(made, count, &t), "no tensor " + std::to_string(count));
     t.struct_bytes = 8;
     refused(adamant_state_get_tensor(made, 0, &t), "struct_bytes of adamant_state_tensor");
+}
+
+TEST_CASE("C: every tensor of the state is read, masters in two halves and moments of 8 bits, too")
+{
+    constexpr std::size_t n = 200;
+    std::vector<float> master(n);
+    for (std::size_t i = 0; i < n; ++i)
+        master[i] = 0.1f + static_cast<float>(i);
+    std::vector<std::uint16_t> weight(n), low(n);
+    ok(adamant_split_masters(master.data(), n, weight.data(), low.data()));
+    std::vector<float> grad(n);
+    std::vector<unsigned char> moments[2];
+    for (int i = 0; i < 2; ++i)
+        for (std::size_t at = 0; at < 4 * 68; ++at)
+            moments[i].push_back(static_cast<unsigned char>(at + static_cast<std::size_t>(i)));
+    adamant_shard s = shard();
+    s.elements = n;
+    s.param = low.data();
+    s.grad = grad.data();
+    s.exp_avg = moments[0].data();
+    s.exp_avg_sq = moments[1].data();
+    s.weight_out = weight.data();
+    s.param_dtype = ADAMANT_SPLIT_FLOAT32;
+    s.exp_avg_dtype = s.exp_avg_sq_dtype = ADAMANT_QUANTIZED8;
+    s.weight_out_dtype = ADAMANT_BFLOAT16;
+    adamant_shard none = s; // whose pointers are not null
+    std::size_t const shape[] = {64 + n};
+    s.shape = none.shape = shape;
+    s.dims = none.dims = 1;
+    s.begin = 64;
+    none.elements = 0;
+    adamant_optimizer* made_optimizer = nullptr;
+    ok(adamant_optimizer_create(make_executor().get(), nullptr, &made_optimizer));
+    optimizer o(made_optimizer);
+    adamant_hyperparameters const h = hyperparameters();
+    ok(adamant_add_group(o.get(), "all", &h, 0, nullptr));
+    ok(adamant_add_shard(o.get(), 0, "w", &s, nullptr));
+    ok(adamant_add_shard(o.get(), 0, "w", &none, nullptr));
+    adamant_state* made = nullptr;
+    ok(adamant_state_create(o.get(), &made));
+    state const owned(made);
+    o.reset(); // the list holds as long as the arrays
+    std::size_t count = 0;
+    ok(adamant_state_tensor_count(made, &count));
+    REQUIRE(count == 6);
+    for (std::size_t i = 0; i < count; ++i) {
+        adamant_state_tensor t = initialised(adamant_state_tensor_init);
+        ok(adamant_state_get_tensor(made, i, &t));
+        bool const is_param = t.array == ADAMANT_STATE_PARAM;
+        void const* const arrays[] = {nullptr, moments[0].data(), moments[1].data()};
+        REQUIRE(t.data == (t.elements == 0 ? nullptr : arrays[t.array]));
+        REQUIRE(t.dtype == (is_param ? ADAMANT_FLOAT32 : ADAMANT_QUANTIZED8));
+        REQUIRE(t.begin == (t.elements == 0 ? 0 : 64));
+        ok(adamant_state_read_tensor(made, i, t.elements, 0, nullptr));
+        std::vector<unsigned char> found(1000, 7);
+        refused(adamant_state_read_tensor(made, i, t.elements, 1, found.data()), "cannot read 1 elements");
+        refused(adamant_state_read_tensor(made, i, 1, SIZE_MAX, found.data()), "cannot read");
+        if (t.elements == 0)
+            continue;
+        REQUIRE(t.elements == n);
+        refused(adamant_state_read_tensor(made, i, 0, n, nullptr), "to is a null");
+        unsigned char const* const whole =
+            is_param ? reinterpret_cast<unsigned char const*>(master.data()) : moments[t.array - 1].data();
+        auto const bytes = [&](std::size_t elements) { return is_param ? 4 * elements : (elements + 63) / 64 * 68; };
+        for (std::size_t const begin : {std::size_t{0}, std::size_t{64}, std::size_t{192}})
+            for (std::size_t const elements : {std::size_t{64}, n - begin}) {
+                if (elements > n - begin)
+                    continue;
+                std::fill(found.begin(), found.end(), static_cast<unsigned char>(7));
+                ok(adamant_state_read_tensor(made, i, begin, elements, found.data()));
+                REQUIRE(std::memcmp(found.data(), whole + bytes(begin), bytes(elements)) == 0);
+                REQUIRE(found[bytes(elements)] == 7);
+            }
+        if (is_param) {
+            ok(adamant_state_read_tensor(made, i, 3, 5, found.data()));
+            REQUIRE(std::memcmp(found.data(), master.data() + 3, 20) == 0);
+        } else {
+            refused(adamant_state_read_tensor(made, i, 3, 64, found.data()), "in groups of 64");
+            refused(adamant_state_read_tensor(made, i, 64, 63, found.data()), "in groups of 64");
+        }
+    }
+    float x = 0;
+    refused(adamant_state_read_tensor(made, count, 0, 1, &x), "no tensor 6");
 }

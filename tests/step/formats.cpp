@@ -142,6 +142,7 @@ TEST_CASE("a state of split masters is read by any bytes")
     auto const tensor = std::find_if(state.tensors.begin(), state.tensors.end(),
                                      [](state_tensor const& t) { return t.array == state_array::param; });
     std::vector<std::byte> all(4000);
+    REQUIRE(tensor->data == nullptr); // there is no such array to be read
     tensor->source->read(tensor->data, all.size(), all.data());
     for (std::size_t i = 0; i < 1000; ++i)
         REQUIRE(test::bits(load_unaligned<float>(all.data() + 4 * i)) == of.master_bits(i));
@@ -150,9 +151,16 @@ TEST_CASE("a state of split masters is read by any bytes")
         std::size_t const begin = random.below(all.size());
         std::size_t const n = random.below(std::min<std::size_t>(all.size() - begin, 40) + 1);
         std::vector<std::byte> some(n);
-        tensor->source->read(tensor->data + begin, n, some.data());
+        tensor->source->read(detail::bytes_behind(tensor->data, begin), n, some.data());
         REQUIRE(std::equal(some.begin(), some.end(), all.begin() + static_cast<std::ptrdiff_t>(begin)));
     }
+    std::vector<std::byte> some(40);
+    read_elements(*tensor, 990, 10, some.data());
+    REQUIRE(std::equal(some.begin(), some.end(), all.end() - 40));
+    CHECK(
+        test::mentions(test::refusal([&] { read_elements(*tensor, 990, 11, some.data()); }), "a tensor that has 1000"));
+    CHECK(test::mentions(test::refusal([&] { read_elements(*tensor, std::size_t(-1), 2, some.data()); }),
+                         "a tensor that has 1000"));
 }
 
 TEST_CASE("masters are split and joined in place")

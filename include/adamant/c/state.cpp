@@ -3,18 +3,34 @@
 #include <adamant/c/state.h>
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <adamant/c/about.hpp>
 #include <adamant/c/handles.hpp>
 #include <adamant/checkpoint/safetensors.hpp>
+#include <adamant/checkpoint/split_view.hpp>
 #include <adamant/optimizer.hpp>
 
 struct adamant_state {
+    // The views of masters in two halves are the optimizer's, and go with its shards; the list goes with the arrays.
+    explicit adamant_state(adamant::state_dict of) : views(std::move(of))
+    {
+        for (adamant::state_tensor& t : views.tensors)
+            if (t.source != nullptr) {
+                auto const& shards_own = static_cast<adamant::detail::split_view const&>(*t.source);
+                split.push_back(std::make_unique<adamant::detail::split_view>(shards_own));
+                t.source = split.back().get();
+                t.target = nullptr; // nothing is loaded into it
+            }
+    }
+
     adamant::state_dict views;
+    std::vector<std::unique_ptr<adamant::detail::split_view>> split;
 };
 
 namespace adamant::c {
@@ -45,6 +61,13 @@ static void load_all(optimizer& to, std::vector<safetensors_state> const& read)
 static state_dict const& of(adamant_state const* handle)
 {
     return needed(handle, "the state").views;
+}
+static state_tensor const& tensor_of(state_dict const& state, std::size_t index)
+{
+    if (index >= state.tensors.size())
+        detail::throw_invalid_argument(
+            {"there is no tensor ", index, " in the state; there are ", state.tensors.size()});
+    return state.tensors[index];
 }
 
 } // namespace adamant::c
@@ -120,7 +143,8 @@ adamant_status adamant_load_memory(adamant_optimizer* optimizer, const void* con
     return guarded([&] {
         adamant::optimizer& o = of(optimizer);
         if (count == 0)
-            adamant::detail::throw_invalid_argument({"a state is to be loaded from nothing; give one or more in memory"});
+            adamant::detail::throw_invalid_argument(
+                {"a state is to be loaded from nothing; give one or more in memory"});
         needed(states, "states");
         needed(bytes, "bytes");
         std::vector<adamant::safetensors_state> read;
@@ -135,7 +159,7 @@ adamant_status adamant_state_create(adamant_optimizer* optimizer, adamant_state*
     return guarded([&] {
         adamant::optimizer& o = of(optimizer);
         needed(made, "made");
-        *made = new adamant_state{o.state()};
+        *made = new adamant_state(o.state());
     });
 }
 void adamant_state_free(adamant_state* state)
@@ -155,10 +179,7 @@ adamant_status adamant_state_get_tensor(const adamant_state* state, size_t index
     return guarded([&] {
         adamant::state_dict const& from = of(state);
         check_target(tensor);
-        if (index >= from.tensors.size())
-            adamant::detail::throw_invalid_argument(
-                {"there is no tensor ", index, " in the state; there are ", from.tensors.size()});
-        adamant::state_tensor const& t = from.tensors[index];
+        adamant::state_tensor const& t = tensor_of(from, index);
         adamant::state_param const& param = from.params[t.param];
         adamant_state_tensor to{};
         to.param = param.name.c_str();
@@ -171,5 +192,15 @@ adamant_status adamant_state_get_tensor(const adamant_state* state, size_t index
         to.dtype = static_cast<adamant_dtype>(t.type);
         to.array = static_cast<adamant_state_array>(t.array);
         write(to, tensor);
+    });
+}
+adamant_status adamant_state_read_tensor(const adamant_state* state, size_t index, size_t begin, size_t elements,
+                                         void* to)
+{
+    return guarded([&] {
+        adamant::state_tensor const& t = tensor_of(of(state), index);
+        if (elements != 0)
+            needed(static_cast<std::byte*>(to), "to");
+        adamant::read_elements(t, begin, elements, static_cast<std::byte*>(to));
     });
 }

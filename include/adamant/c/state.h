@@ -87,7 +87,9 @@ typedef struct adamant_state_tensor {
     size_t struct_bytes;
     const char* param; /* the parameter's name */
     const char* group; /* the name of its parameter group */
-    const void* data;  /* in the shard's own array; null for no elements */
+    /* In the shard's own array. Null for no elements, and for masters in two halves (ADAMANT_SPLIT_FLOAT32), which are
+     * no array of the tensor's dtype, float32: adamant_state_read_tensor() copies them as one. */
+    const void* data;
     size_t elements;
     size_t begin;
     const size_t* shape; /* of the whole parameter */
@@ -100,6 +102,11 @@ ADAMANT_C_API adamant_status adamant_state_tensor_init(adamant_state_tensor* ten
 /* Tensor number `index` of the list. invalid argument: there is none of that number. */
 ADAMANT_C_API adamant_status adamant_state_get_tensor(const adamant_state* state, size_t index,
                                                       adamant_state_tensor* tensor);
+/* Copies `elements` elements of tensor number `index`, the first of which is number `begin` in the tensor (not in the
+ * parameter), to the caller's memory, as an array of the tensor's dtype, wherever `data` is. Of ADAMANT_QUANTIZED8
+ * whole groups. From any thread. invalid argument: no such tensor or elements, or a null pointer with elements. */
+ADAMANT_C_API adamant_status adamant_state_read_tensor(const adamant_state* state, size_t index, size_t begin,
+                                                       size_t elements, void* to);
 
 #ifdef __cplusplus
 }

@@ -120,7 +120,7 @@ public:
             std::size_t const n = std::min(of.bytes - done, piece_bytes);
             if (room_.size() < n)
                 room_.resize(std::min(std::max(n, 2 * room_.size()), piece_bytes));
-            of.source->read(of.data + done, n, room_.data());
+            of.source->read(bytes_behind(of.data, done), n, room_.data());
             visit(static_cast<std::byte const*>(room_.data()), n);
             done += n;
         }

@@ -34,7 +34,7 @@ struct state_copy {
         for (std::size_t done = 0; done != bytes;) {
             std::size_t const n = std::min(room.size(), bytes - done);
             read(done, n, room.data());
-            target->write(room.data(), n, to + done);
+            target->write(room.data(), n, bytes_behind(to, done));
             done += n;
         }
     }
@@ -47,7 +47,7 @@ private:
         if (source == nullptr)
             std::memcpy(into, from + begin, n);
         else
-            source->read(from + begin, n, into);
+            source->read(bytes_behind(from, begin), n, into);
     }
 };
 
@@ -91,9 +91,9 @@ private:
                                         ", but cut between them: elements from ", piece->begin,
                                         " on are in the state that is loaded, and elements from ", to.begin,
                                         " on are needed"});
-            copies.push_back({const_cast<std::byte*>(to.data) + array_bytes(to.type, at - to.begin),
-                              piece->data + array_bytes(to.type, at - piece->begin), array_bytes(to.type, n),
-                              piece->source, to.target});
+            copies.push_back({const_cast<std::byte*>(bytes_behind(to.data, array_bytes(to.type, at - to.begin))),
+                              bytes_behind(piece->data, array_bytes(to.type, at - piece->begin)),
+                              array_bytes(to.type, n), piece->source, to.target});
             at += n;
         }
         if (at != end)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include <adamant/checkpoint/state_dict.hpp>
@@ -12,13 +13,10 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
+// Its addresses count from null: nothing is there.
 class split_view final : public state_source, public state_target {
 public:
     split_view(std::byte* weight, std::byte* low) noexcept : weight_(weight), low_(low) {}
-
-    // An address that the array would have. Nothing is there: who reads past this view is stopped, and gets no bytes
-    // that mean something else.
-    [[nodiscard]] static std::byte const* begin() noexcept { return reinterpret_cast<std::byte const*>(1024); }
 
     void read(std::byte const* from, std::size_t bytes, std::byte* to) const override
     {
@@ -44,7 +42,7 @@ private:
     template <class Work>
     static void visit(std::byte const* at, std::size_t bytes, Work const& work)
     {
-        std::size_t done = static_cast<std::size_t>(at - begin());
+        std::size_t done = reinterpret_cast<std::uintptr_t>(at);
         for (std::size_t const end = done + bytes; done != end;) {
             std::size_t const first = done % sizeof(float);
             std::size_t const n = std::min(sizeof(float) - first, end - done);

@@ -150,7 +150,7 @@ inline void check_tensor(state_dict const& state, std::vector<std::size_t> const
     if (tensor.begin % together != 0 || (tensor.elements % together != 0 && tensor.begin + tensor.elements != count))
         refuse({"(", what, ") has elements ", range_text(tensor.begin, tensor.begin + tensor.elements), " of ", count,
                 ", but groups of ", together, " elements are not cut"});
-    if (tensor.data == nullptr && tensor.elements != 0)
+    if (tensor.data == nullptr && tensor.source == nullptr && tensor.elements != 0)
         refuse({"(", what, ") has no data"});
 }
 

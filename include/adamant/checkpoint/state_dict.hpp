@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include <adamant/core/dtype.hpp>
+#include <adamant/core/error.hpp>
 #include <adamant/step/loss_scaler.hpp>
 #include <adamant/step/optimizer_options.hpp>
 
@@ -28,8 +30,8 @@ enum class state_array : std::uint8_t { param, exp_avg, exp_avg_sq };
 // read, or masters in two halves.
 class state_source {
 public:
-    // Copies bytes that begin at an address of this source. Throws corrupted or unavailable where they can no longer be
-    // read. Thread-safe.
+    // Copies bytes that begin at an address of this source: so many behind a tensor's `data`, which may be null. Throws
+    // corrupted or unavailable where they can no longer be read. Thread-safe.
     virtual void read(std::byte const* from, std::size_t bytes, std::byte* to) const = 0;
 
 protected:
@@ -56,12 +58,46 @@ struct state_tensor {
     dtype type = dtype::float32;
     std::size_t begin = 0;
     std::size_t elements = 0;
-    std::byte const* data = nullptr; // array_bytes(type, elements) bytes, at any address
-    // If not null, loading and saving read the data through it instead of from `data`. So must whoever looks at the
-    // elements of a state() with masters in two halves: these are no array of float32 in memory.
+    // array_bytes(type, elements) bytes, at any address. Null in a state() where there are no elements, and where
+    // masters are in two halves and so no array of float32 in memory: read_elements() has them, too.
+    std::byte const* data = nullptr;
+    // If not null, loading and saving read the data through it instead of from `data`.
     state_source const* source = nullptr;
     state_target const* target = nullptr; // the same for an optimizer's own arrays, which a state is loaded into
 };
+
+namespace detail {
+
+// So many bytes behind, from null on, too.
+[[nodiscard]] inline std::byte const* bytes_behind(std::byte const* data, std::size_t bytes) noexcept
+{
+    return reinterpret_cast<std::byte const*>(reinterpret_cast<std::uintptr_t>(data) + bytes);
+}
+
+} // namespace detail
+
+// Copies elements of a tensor, the first of which has the number `begin` in it, to memory of
+// array_bytes(tensor.type, elements) bytes, wherever they are. Throws invalid_argument for elements that it does not
+// have and for a part of a group of elements (see elems_together()), and what its source throws. Thread-safe.
+inline void read_elements(state_tensor const& tensor, std::size_t begin, std::size_t elements, std::byte* to)
+{
+    if (begin > tensor.elements || elements > tensor.elements - begin)
+        detail::throw_invalid_argument({"cannot read ", elements, " elements from ", begin, " on of a tensor that has ",
+                                        tensor.elements, "; give a part of it"});
+    if (elements == 0)
+        return;
+    std::size_t const together = elems_together(tensor.type);
+    if (begin % together != 0 || (elements % together != 0 && begin + elements != tensor.elements))
+        detail::throw_invalid_argument({"cannot read ", elements, " elements from ", begin, " on of a tensor of ",
+                                        tensor.elements, ": they are in groups of ", together,
+                                        "; begin at a multiple of that, and end at one or with the tensor"});
+    std::size_t const bytes = array_bytes(tensor.type, elements);
+    std::byte const* const from = detail::bytes_behind(tensor.data, array_bytes(tensor.type, begin));
+    if (tensor.source != nullptr)
+        tensor.source->read(from, bytes, to);
+    else
+        std::memcpy(to, from, bytes);
+}
 
 struct state_param {
     std::string name;               // that no other parameter has

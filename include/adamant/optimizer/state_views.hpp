@@ -31,10 +31,11 @@ namespace detail {
              {std::pair{arrays::param, state_array::param}, std::pair{arrays::exp_avg, state_array::exp_avg},
               std::pair{arrays::exp_avg_sq, state_array::exp_avg_sq}})
             if (split_view const* const split = over.split_param(i); split != nullptr && array == arrays::param)
-                all.tensors.push_back({places[i].param, kept, dtype::float32, places[i].begin, s.size(),
-                                       split_view::begin(), split, split});
+                all.tensors.push_back(
+                    {places[i].param, kept, dtype::float32, places[i].begin, s.size(), nullptr, split, split});
             else
-                all.tensors.push_back({places[i].param, kept, s.type(array), places[i].begin, s.size(), s.data(array)});
+                all.tensors.push_back({places[i].param, kept, s.type(array), places[i].begin, s.size(),
+                                       s.size() == 0 ? nullptr : s.data(array)});
     }
     return all;
 }
