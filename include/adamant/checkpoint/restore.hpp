@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,14 +24,18 @@ struct state_copy {
     state_source const* source; // of the bytes, or null
     state_target const* target; // of `to`, or null
 
-    // Throws what these do.
-    void run() const
+    // How much room run() needs.
+    [[nodiscard]] std::size_t room_bytes() const noexcept
+    {
+        return target == nullptr ? 0 : std::min(bytes, most_at_once);
+    }
+    // Allocates nothing. Throws what the source does.
+    void run(std::span<std::byte> room) const
     {
         if (target == nullptr) {
             read(0, bytes, to);
             return;
         }
-        std::vector<std::byte> room(std::min(bytes, most_at_once));
         for (std::size_t done = 0; done != bytes;) {
             std::size_t const n = std::min(room.size(), bytes - done);
             read(done, n, room.data());

@@ -327,8 +327,7 @@ public:
         }
         course_.history().forget();
         course_.begin_load();
-        for (state_copy const& copy : what.copies)
-            copy.run();
+        what.copy_all();
         for (tracked_shard const& s : registry_.shards())
             cpu_.for_each_slice(s.shard.size(), [&](slice part) { s.shard.round_weights(part.begin, part.end); });
         registry_.forget_sums();

@@ -2,6 +2,7 @@
 // An optimizer's state as views of its shards' arrays, and what it takes over from another state.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -45,12 +46,24 @@ struct state_to_load {
     std::vector<state_copy> copies;
     std::vector<parameter_group> groups;
     training_state training;
+    std::vector<std::byte> room = {}; // for any of the copies
+
+    // Throws what reading the state does.
+    void copy_all()
+    {
+        for (state_copy const& copy : copies)
+            copy.run(room);
+    }
 };
 // Throws invalid_argument that says what is missing or does not fit.
 [[nodiscard]] inline state_to_load fit_state(state_dict const& from, registry const& over,
                                              training_state const& training)
 {
     state_to_load found{plan_copies(from, views_of(over, training)), over.groups(), {from.step, from.loss_scaler}};
+    std::size_t room = 0;
+    for (state_copy const& copy : found.copies)
+        room = std::max(room, copy.room_bytes());
+    found.room.resize(room);
     name_index const by_name(from.groups, "group");
     for (parameter_group& group : found.groups) {
         auto const at = by_name.find(group.name);
