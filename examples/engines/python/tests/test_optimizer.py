@@ -30,6 +30,73 @@ def adamw_step(a, t, lr, beta1, beta2, eps, decay, clip=1.0):
         np.sqrt(a["exp_avg_sq"]) / math.sqrt(1 - beta2 ** t) + eps)
 
 
+no_counts = [-1, -(2**64), 2**64, 2**64 + 1, 1.5, 1.0, True, "1", None, np.float32(1), np.bool_(True)]
+
+
+def integer_arguments(executor):
+    """By name, a call for each argument that C takes as an unsigned integer, of 64 or fewer bits."""
+    def shard(**more):
+        a = arrays(64)
+        optimizer = adamant.Optimizer(executor)
+        optimizer.add_group("all")
+        return optimizer.add_shard(**{"group": 0, "name": "w", **a, **more})
+
+    def one():
+        optimizer = adamant.Optimizer(executor)
+        optimizer.add_shard(optimizer.add_group("all"), "w", **arrays(64), accumulator=np.zeros(64, np.float32))
+        return optimizer
+
+    def set_steps(n):
+        one().steps = n
+    grad = np.zeros(64, np.float32)
+    at = grad.ctypes.data
+    return {
+        "steps": set_steps,
+        "rounding_seed": lambda n: one().set_hyperparameters(0, rounding_seed=n),
+        "rounding_seed of a group": lambda n: one().add_group("b", rounding_seed=n),
+        "growth_interval": lambda n: adamant.Optimizer(executor, loss_scaling={"growth_interval": n}),
+        "hysteresis": lambda n: adamant.Optimizer(executor, loss_scaling={"hysteresis": n}),
+        "journal_budget_bytes": lambda n: adamant.Optimizer(executor, journal_budget_bytes=n if n is not None else ""),
+        "group": lambda n: shard(group=n),
+        "group of hyperparameters": lambda n: one().set_hyperparameters(n, lr=0.1),
+        "group asked for": lambda n: one().hyperparameters_of(n),
+        "begin": lambda n: shard(shape=(128,), begin=n),
+        "shape": lambda n: shard(shape=(n, 64)),
+        "set_gradient": lambda n: one().set_gradient(n, grad),
+        "submit": lambda n: one().submit(n),
+        "submit with a gradient": lambda n: one().submit(n, grad),
+        "submit_at": lambda n: one().submit_at(n, at),
+        "leave_out": lambda n: one().leave_out(n),
+        "accumulate": lambda n: one().accumulate(n),
+        "accumulate_at": lambda n: one().accumulate_at(n, at),
+        "threads": lambda n: adamant.Executor(threads=n),
+        "cores": lambda n: adamant.Executor(cores=[n]),
+        "cores of a rank": lambda n: adamant.select_cores(cores=n if n is not None else ""),
+        "ranks": lambda n: adamant.select_cores(ranks=n),
+        "rank": lambda n: adamant.select_cores(ranks=2, rank=n),
+    }
+
+
+@pytest.mark.parametrize("number", no_counts, ids=repr)
+def test_what_is_no_count_is_refused_and_never_cut_off(executor, number):
+    for name, call in integer_arguments(executor).items():
+        with pytest.raises(adamant.InvalidArgument, match="must be a whole number"):
+            call(number)
+            pytest.fail(name)
+
+
+def test_counts_of_numpy_are_taken(executor):
+    optimizer = adamant.Optimizer(executor, journal_budget_bytes=np.uint64(1 << 40))
+    group = optimizer.add_group("all", rounding_seed=2**64 - 1)
+    assert optimizer.hyperparameters_of(np.int64(group)).rounding_seed == 2**64 - 1
+    assert optimizer.add_shard(np.uint8(0), "w", **arrays(64), shape=np.array([2, 64]), begin=np.int32(64)) == 0
+    optimizer.steps = np.int64(7)
+    assert optimizer.steps == 7
+    optimizer.begin_step()
+    optimizer.leave_out(np.int16(0))
+    optimizer.abandon()
+
+
 @pytest.mark.parametrize("max_norm", [0.0, 1.0])
 def test_steps_are_adamw_within_rounding(executor, max_norm):
     a = arrays(10000)

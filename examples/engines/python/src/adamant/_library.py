@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import sys
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
@@ -58,10 +59,37 @@ _errors: Dict[int, Type[Error]] = {
 }
 
 
+def whole_number(value: Any, what: str, most: int = 2**64 - 1, least: int = 0) -> int:
+    """An integer for C, where ctypes would cut off what does not fit without a word. Raises InvalidArgument for any
+    other value, and for booleans."""
+    if type(value) is int and least <= value <= most:
+        return value
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or not least <= number <= most:
+        raise InvalidArgument(f"{what} is {value!r}, but must be a whole number from {least} to {most}")
+    return number
+
+
+_unsigned_fields = {c_uint32: 2**32 - 1, c_uint64: 2**64 - 1, c_size_t: 2 ** (8 * ctypes.sizeof(c_size_t)) - 1}
+
+
 class Struct(ctypes.Structure):
-    """A struct that says its size. initialised() makes one with the library's defaults."""
+    """A struct that says its size. initialised() makes one with the library's defaults. Setting a field that counts
+    something raises InvalidArgument for what is no such number."""
 
     name_in_c: str
+    _most: Dict[str, int] = {}
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls._most = {name: _unsigned_fields[kind] for name, kind in cls._fields_ if kind in _unsigned_fields}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        most = self._most.get(name)
+        super().__setattr__(name, value if most is None else whole_number(value, name, most))
 
     @classmethod
     def initialised(cls, **values: Any) -> Any:

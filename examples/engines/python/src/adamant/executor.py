@@ -10,7 +10,8 @@ from ctypes import byref, c_char_p, c_uint32
 from typing import Dict, Iterable, NamedTuple, Optional, Tuple, Union
 
 from . import _library
-from ._library import CoreOptions, ExecutorOptions, Handle, InvalidArgument, Unavailable, check, library, texts
+from ._library import (CoreOptions, ExecutorOptions, Handle, InvalidArgument, Unavailable, check, library, texts,
+                       whole_number)
 
 _list_bytes = 1 << 16
 
@@ -19,7 +20,7 @@ Cores = Union[str, Iterable[int]]
 
 def pus_text(cores: Cores) -> str:
     """A list of hardware threads in the library's words: "0-3,8" as it is, and numbers joined by commas."""
-    text = cores if isinstance(cores, str) else ",".join(str(int(core)) for core in cores)
+    text = cores if isinstance(cores, str) else ",".join(str(whole_number(core, "a core")) for core in cores)
     if not text:  # the library would take all of them
         raise InvalidArgument("a list of cores is empty; name at least one, or give None for all")
     return text
@@ -57,6 +58,8 @@ def select_cores(cpuadam_cores_perc: Optional[float] = None, *, cores: Optional[
     Raises:
         InvalidArgument, Unavailable: the request is none, or asks for more than the machine has.
     """
+    if cores is not None:  # to the library 0 is that none is given
+        whole_number(cores, "cores", 2**32 - 1, 1)
     options = CoreOptions.initialised(cpuadam_cores_perc=cpuadam_cores_perc or 0, cpuadam_cores=cores or 0,
                                       ranks=ranks, rank=rank)
     if pus is not None:
@@ -150,6 +153,7 @@ _lock = threading.Lock()
 def shared_executor(cores: Optional[Cores] = None, threads: int = 0) -> Executor:
     """One executor for all that ask for the same cores and threads in this process: optimizers then share its team. A
     forked process gets one of its own. Without cores and threads it has those of this rank, within the CPU quota."""
+    threads = whole_number(threads, "threads", 2**32 - 1)
     if cores is None and threads == 0:
         cores = cores_of_rank()
         threads = default_threads(cores)

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from ._arrays import DTYPES, GROUP_BYTES, QUANTIZED8, SPLIT_FLOAT32, group_count, place_of
 from ._library import (Handle, Hyperparameters, InvalidArgument, LossScaling, OptimizerOptions, Reduce, Report, Shard,
-                       StepValues, WeightsReady, check, library, texts)
+                       StepValues, WeightsReady, check, library, texts, whole_number)
 from ._signals import whole
 from .executor import Executor, shared_executor
 
@@ -109,7 +109,8 @@ def shard_of(name: str, arrays: Dict[str, Any], shape: Sequence[int] = (), begin
         setattr(shard, field + "_dtype", place.dtype)
     sizes = tuple(shape) or tuple(getattr(arrays.get("param"), "shape", ()))
     if sizes:
-        shard.shape, shard.dims = (c_size_t * len(sizes))(*sizes), len(sizes)
+        checked = [whole_number(size, f"a size in the shape of '{name}'") for size in sizes]
+        shard.shape, shard.dims = (c_size_t * len(sizes))(*checked), len(sizes)
     shard.elements, shard.begin = elements or 0, begin
     return shard
 
@@ -186,11 +187,11 @@ class Optimizer(Calls):
                   "decoupled": now.decay != 2, "bias_correction": bool(now.bias_correction),
                   "exp_avg_sq_rounding": list(_rounding)[now.exp_avg_sq_rounding],
                   "param_rounding": list(_rounding)[now.param_rounding], "rounding_seed": now.rounding_seed, **hyper}
-        self._call("adamant_set_hyperparameters", group, byref(hyperparameters(**wanted)))
+        self._call("adamant_set_hyperparameters", whole_number(group, "group"), byref(hyperparameters(**wanted)))
 
     def hyperparameters_of(self, group: int) -> Hyperparameters:
         hyper = Hyperparameters.initialised()
-        self._call("adamant_get_hyperparameters", group, byref(hyper))
+        self._call("adamant_get_hyperparameters", whole_number(group, "group"), byref(hyper))
         return hyper
 
     def add_shard(self, group: int, name: str, param: Any, grad: Any, exp_avg: Any, exp_avg_sq: Any,
@@ -219,12 +220,14 @@ class Optimizer(Calls):
         shard = shard_of(name, arrays, shape, begin)
         number = c_size_t()
         with whole:
-            self._call("adamant_add_shard", group, name.encode(), byref(shard), byref(number))
+            self._call("adamant_add_shard", whole_number(group, "group"), name.encode(), byref(shard), byref(number))
             self._kept.append(list(arrays.values()))
             self._gradients.append(grad)
         return number.value
 
     def _gradient_place(self, shard: int, grad: Any) -> int:
+        if whole_number(shard, "shard") >= len(self._gradients):
+            raise InvalidArgument(f"there is no shard {shard}; there are {len(self._gradients)}")
         known = place_of(self._gradients[shard], "the gradient")
         place = place_of(grad, f"the gradient of shard {shard}")
         if place[1:3] != known[1:3]:
@@ -317,17 +320,17 @@ class Optimizer(Calls):
     def submit(self, shard: int, grad: Any = None) -> None:
         """This shard's gradient is there; returns at once. It must not change until finish() has returned."""
         if grad is None:
-            self._call("adamant_submit", shard)
+            self._call("adamant_submit", whole_number(shard, "shard"))
         else:
             self._call_with_gradient("adamant_submit_gradient", shard, grad)
 
     def submit_at(self, shard: int, address: int) -> None:
         """submit() of a gradient by its address, for an engine that has looked at it and keeps it alive."""
-        self._call("adamant_submit_gradient", shard, address)
+        self._call("adamant_submit_gradient", whole_number(shard, "shard"), address)
 
     def leave_out(self, shard: int) -> None:
         """This shard has no gradient in this step, and stays as it is."""
-        self._call("adamant_leave_out", shard)
+        self._call("adamant_leave_out", whole_number(shard, "shard"))
 
     def finish(self) -> Report:
         """Waits for what was submitted and completes the step."""
@@ -345,11 +348,11 @@ class Optimizer(Calls):
 
     def accumulate(self, shard: int) -> None:
         """Adds the shard's gradient to its accumulator: for every micro-step but the last."""
-        self._call("adamant_accumulate", shard)
+        self._call("adamant_accumulate", whole_number(shard, "shard"))
 
     def accumulate_at(self, shard: int, address: int) -> None:
         """accumulate() of a gradient by its address, which is not needed afterwards."""
-        self._call("adamant_set_gradient", shard, address)
+        self._call("adamant_set_gradient", whole_number(shard, "shard"), address)
         self._call("adamant_accumulate", shard)
 
     def clear_accumulators(self) -> None:
@@ -367,7 +370,7 @@ class Optimizer(Calls):
 
     @steps.setter
     def steps(self, count: int) -> None:
-        self._call("adamant_set_steps", count)
+        self._call("adamant_set_steps", whole_number(count, "steps"))
 
     @property
     def loss_scale(self) -> float:
