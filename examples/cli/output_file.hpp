@@ -31,7 +31,7 @@ public:
             file_.emplace(path);
     }
     [[nodiscard]] bool is_stdout() const { return is_stdout_; }
-    // Once. Until it returns, the path keeps what it had.
+    // Once. Until it returns, the path keeps what it had. What the file system did not do is said on stderr.
     void write(std::string const& text)
     {
         if (is_stdout_)
@@ -39,7 +39,8 @@ public:
         if (!file_)
             return;
         file_->write(text);
-        file_->commit();
+        if (adamant::save_report const report = file_->commit(); !report.reason.empty())
+            std::fprintf(stderr, "adamant: the file is complete, but %s\n", report.reason.c_str());
     }
 
 private:

@@ -384,7 +384,7 @@ TEST_CASE("a file that is cut short or written into after it was opened is an er
                   std::string text = "loaded";
                   try {
                       for (detail::state_copy const& copy : detail::plan_copies(merge({{file.state()}}), into))
-                          copy.run();
+                          copy.run({});
                   } catch (corrupted const& error) {
                       text = error.what();
                   }

@@ -21,6 +21,12 @@ struct reduce_failed : error {
 // own: names that go before c_names.
 adamant_status fail(adamant_status status, std::string_view text, std::span<c_name const> own) noexcept;
 
+// What a save has left out, for adamant_last_error(); empty where nothing is missing.
+inline void note_of_save(std::string const& reason)
+{
+    (void)fail(ADAMANT_OK, reason.empty() ? reason : "adamant: the file is complete, but " + reason, {});
+}
+
 // The exception that is being handled as a status, with its text kept.
 adamant_status status_of_exception(std::span<c_name const> own) noexcept;
 

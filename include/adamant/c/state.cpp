@@ -105,7 +105,7 @@ adamant_status adamant_save_safetensors(const adamant_optimizer* optimizer, cons
 {
     return guarded([&] {
         adamant::optimizer& o = to_save(optimizer);
-        adamant::save_safetensors(&needed(path, "path"), o.state());
+        note_of_save(adamant::save_safetensors(&needed(path, "path"), o.state()).reason);
     });
 }
 adamant_status adamant_load_safetensors(adamant_optimizer* optimizer, const char* const* paths, size_t count)

@@ -37,7 +37,9 @@ ADAMANT_C_API adamant_status adamant_set_loss_scaler(adamant_optimizer* optimize
 
 /* Writes step count, loss scaler, groups and all params and moments to a safetensors file. Whatever happens, whoever
  * opens the path finds the old file or the new one, both whole. Gradients accumulated since the last step are not in
- * it. invalid argument: during a step. unavailable: the file cannot be written, with the system's reason. */
+ * it. invalid argument: during a step. unavailable: the file cannot be written, with the system's reason. Where the
+ * file is complete, but the file system cannot sync its folder or set its permission bits, the status is OK and
+ * adamant_last_error() says so; it is empty where nothing is missing. */
 ADAMANT_C_API adamant_status adamant_save_safetensors(const adamant_optimizer* optimizer, const char* path);
 /* Loads what was saved, from one file or from those of several ranks of one run, however it was cut: ranks may have
  * parts of a parameter, or whole ones that others lack. Groups are found by their names and shards by those of their

@@ -35,7 +35,9 @@ enum {
     ADAMANT_INTERNAL = 6,      /* a defect of the library */
     ADAMANT_DEVICE_FAILED = 7  /* a device has failed at something, or has stopped answering */
 };
-/* The text of this thread's last call that failed, in at most 4095 bytes of UTF-8; "" before the first one. Bytes of a
+/* The text of this thread's last call that failed, or of a save that left something out, in at most 4095 bytes of
+ * UTF-8;
+ * "" before the first one, and after a save that left nothing out. Bytes of a
  * path or name that are not UTF-8 are written as \xff. Lives until the next call of this thread that fails, or the end
  * of the thread. Never null. */
 ADAMANT_C_API const char* adamant_last_error(void);

@@ -363,7 +363,7 @@ adamant_status adamant_zenflow_save_safetensors(adamant_zenflow* zenflow, const 
 {
     return called([&] {
         changing(zenflow);
-        adamant::save_safetensors(&needed(path, "path"), state_of(zenflow));
+        note_of_save(adamant::save_safetensors(&needed(path, "path"), state_of(zenflow)).reason);
     });
 }
 adamant_status adamant_zenflow_load_safetensors(adamant_zenflow* zenflow, const char* const* paths, size_t count)

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstddef>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -20,6 +22,20 @@
 #include <adamant/core/error.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
+
+// What a save, or its check, found beyond a whole file at its path. Some file systems (network, FUSE) do not do all
+// that a save asks of them; a save goes on where that harms no file, and says so here.
+struct save_report {
+    // Whether the folder was synced. If not, the file is complete and synced, but after a power cut the path may have
+    // the old file, whole as well.
+    bool folder_synced = true;
+    // Whether the new file has the permission bits of the one that it replaced. If not, group and others have fewer.
+    bool permissions_kept = true;
+    std::string reason = {}; // the system's, for each that is false
+
+    friend bool operator==(save_report const&, save_report const&) = default;
+};
+
 namespace detail {
 
 class descriptor {
@@ -47,6 +63,34 @@ private:
     throw_unavailable({path, ": ", what, ": ", std::strerror(error)});
 }
 
+// Repeats a system call that a signal interrupts: on network and FUSE file systems any of them may be.
+template <class Call>
+auto uninterrupted(Call const& call)
+{
+    for (;;)
+        if (auto const result = call(); result >= 0 || errno != EINTR)
+            return result;
+}
+
+// write() that answers EFBIG at the limit of file sizes (ulimit -f), where the system would end the process by SIGXFSZ.
+inline ssize_t write_within_limit(int file, void const* data, std::size_t bytes)
+{
+    ::sigset_t signal, before, pending;
+    sigemptyset(&signal);
+    sigaddset(&signal, SIGXFSZ);
+    ::pthread_sigmask(SIG_BLOCK, &signal, &before);
+    ::sigpending(&pending);
+    ssize_t const result = ::write(file, data, bytes);
+    int const error = errno;
+    if (result < 0 && error == EFBIG && sigismember(&pending, SIGXFSZ) == 0) { // then the signal is this write's
+        ::timespec const no_time = {};
+        uninterrupted([&] { return ::sigtimedwait(&signal, nullptr, &no_time); });
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    errno = error;
+    return result;
+}
+
 // Until commit() has returned, the path keeps its old file. The bytes go to PATH.part, which is locked, so that the
 // second of two writers gets an error instead of both writing a mixture. A PATH.part that a killed process left behind
 // is used again. Errors are unavailable, with the path and the system's reason. The destructor removes PATH.part unless
@@ -69,16 +113,18 @@ public:
             refuse_file(path_, "only a file can be replaced", S_ISDIR(there.st_mode) ? EISDIR : EINVAL);
         std::string const folder = std::filesystem::path(path_).parent_path().string();
         // Before anything is written, as the new name is not safe without it.
-        directory_ = descriptor(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+        directory_ = descriptor(uninterrupted(
+            [&] { return ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
         if (directory_.get() < 0)
             refuse_file(path_, "the folder cannot be opened", errno);
         part_ = path_ + ".part";
-        open_and_lock();
+        // Where fchmod() is refused, nobody else may do more with the new file than with the old one.
+        open_and_lock(replaces ? (there.st_mode & 0777) | 0600 : 0666);
         try {
-            if (::ftruncate(file_.get(), 0) != 0)
+            if (uninterrupted([&] { return ::ftruncate(file_.get(), 0); }) != 0)
                 fail("cannot be emptied");
-            if (replaces && ::fchmod(file_.get(), there.st_mode & 0777) != 0)
-                fail("cannot be given the permissions of the file that it will replace");
+            if (replaces)
+                keep_permissions(there.st_mode & 0777);
         } catch (...) {
             ::unlink(part_.c_str());
             throw;
@@ -96,9 +142,8 @@ public:
     {
         auto const* at = static_cast<char const*>(data);
         while (bytes != 0) {
-            ssize_t const written = ::write(file_.get(), at, std::min(bytes, std::size_t{1} << 30));
-            if (written < 0 && errno == EINTR)
-                continue;
+            ssize_t const written = uninterrupted(
+                [&] { return write_within_limit(file_.get(), at, std::min(bytes, std::size_t{1} << 30)); });
             if (written <= 0) {
                 errno = written == 0 ? ENOSPC : errno;
                 fail("could not be written");
@@ -110,39 +155,100 @@ public:
     void write(std::string_view text) { write(text.data(), text.size()); }
 
     // On the disk, then under its name, then the name on the disk.
-    void commit()
+    save_report commit()
     {
-        sync(file_, part_, "could not be synced to the disk");
-        if (::rename(part_.c_str(), path_.c_str()) != 0)
-            refuse_file(path_, "could not be replaced by " + part_, errno);
-        committed_ = true;
-        sync(directory_, path_, "is complete, but its name could not be synced to the disk");
+        become(path_);
+        return report_;
+    }
+    // All that a save does, with a file of a few bytes and a name beside the path. Once, in place of write() and
+    // commit().
+    save_report rehearse()
+    {
+        static constexpr char few[4096] = {};
+        write(few, sizeof few);
+        std::string const name = part_ + ".check";
+        struct ::stat there = {};
+        {
+            descriptor const replaced(uninterrupted(
+                [&] { return ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666); }));
+            if (replaced.get() < 0 || ::fstat(replaced.get(), &there) != 0)
+                refuse_file(name, "cannot be opened for writing", errno);
+        }
+        if (!S_ISREG(there.st_mode) ||
+            there.st_size > static_cast<::off_t>(sizeof few)) // one that was killed left less
+            refuse_file(name, "is in the way of a check; rename it", EEXIST);
+        try {
+            become(name);
+        } catch (...) {
+            ::unlink(name.c_str());
+            throw;
+        }
+        ::unlink(name.c_str());
+        return report_;
     }
 
 private:
     [[noreturn]] void fail(char const* what) const { refuse_file(part_, what, errno); }
 
-    static void sync(descriptor const& file, std::string const& path, char const* what)
+    void become(std::string const& name)
     {
-        int result = 0;
-        do
-            result = ::fsync(file.get());
-        while (result != 0 && errno == EINTR);
-        if (result != 0)
-            refuse_file(path, what, errno);
+        // Not again after an error: a second call would no longer know of it.
+        if (uninterrupted([&] { return ::fsync(file_.get()); }) != 0)
+            fail("could not be synced to the disk");
+        if (uninterrupted([&] { return ::rename(part_.c_str(), name.c_str()); }) != 0) {
+            int const error = errno;
+            if (!is_ours(name)) // a server that is asked again, as its answer was lost, finds nothing to rename
+                refuse_file(name, "could not be replaced by " + part_, error);
+        }
+        committed_ = true;
+        // From here on the path has the new file, whole: nothing is a failure any more.
+        if (uninterrupted([&] { return ::fsync(directory_.get()); }) != 0)
+            note(report_.folder_synced, "the folder could not be synced", errno);
     }
 
-    void open_and_lock()
+    // Whether that is the name of the file that is being written.
+    [[nodiscard]] bool is_ours(std::string const& name) const
+    {
+        struct ::stat ours = {};
+        struct ::stat named = {};
+        return ::fstat(file_.get(), &ours) == 0 && ::lstat(name.c_str(), &named) == 0 && named.st_ino == ours.st_ino &&
+               named.st_dev == ours.st_dev;
+    }
+
+    void note(bool& which, char const* what, int error)
+    {
+        which = false;
+        report_.reason += text_of({report_.reason.empty() ? "" : "; ", what, ": ", std::strerror(error)});
+    }
+
+    void keep_permissions(::mode_t wanted)
+    {
+        struct ::stat ours = {};
+        if (::fstat(file_.get(), &ours) != 0)
+            fail("cannot be looked at");
+        ::mode_t const given = ours.st_mode & 0777;
+        if (given == wanted || uninterrupted([&] { return ::fchmod(file_.get(), wanted); }) == 0)
+            return;
+        int const error = errno;
+        bool const is_unsupported =
+            error == EPERM || error == EINVAL || error == ENOSYS || error == ENOTSUP || error == EOPNOTSUPP;
+        if (!is_unsupported || (given & ~wanted & 077) != 0)
+            refuse_file(part_, "cannot be given the permissions of the file that it will replace", error);
+        note(report_.permissions_kept, "the permissions of the old file could not be given to the new one", error);
+    }
+
+    void open_and_lock(::mode_t permissions)
     {
         for (;;) {
             // Reading too, as a named pipe opened for writing alone would wait for a reader.
-            file_ = descriptor(::open(part_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+            file_ = descriptor(uninterrupted(
+                [&] { return ::open(part_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, permissions); }));
             struct ::stat ours = {};
             if (file_.get() < 0 || ::fstat(file_.get(), &ours) != 0)
                 fail("cannot be opened for writing");
             if (!S_ISREG(ours.st_mode))
                 refuse_file(part_, "is in the way and is not a file", EINVAL);
-            if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
+            if (uninterrupted([&] { return ::flock(file_.get(), LOCK_EX | LOCK_NB); }) != 0) {
                 if (errno == EWOULDBLOCK)
                     refuse_file(part_, "another save to this path is under way; save one at a time, or elsewhere",
                                 EWOULDBLOCK);
@@ -152,8 +258,7 @@ private:
             }
             // Another writer may have renamed or removed it between the two calls: then the lock is on a file of that
             // one's, finished and not ours to touch.
-            struct ::stat named = {};
-            if (::lstat(part_.c_str(), &named) == 0 && named.st_ino == ours.st_ino && named.st_dev == ours.st_dev)
+            if (is_ours(part_))
                 return;
         }
     }
@@ -162,7 +267,8 @@ private:
     std::string part_;
     descriptor directory_;
     descriptor file_;
-    bool committed_ = false;
+    save_report report_;
+    bool committed_ = false; // then PATH.part is no longer ours
 };
 
 } // namespace detail

@@ -30,8 +30,9 @@ class file_source final : public state_source {
 public:
     // Throws unavailable with the path and the system's reason.
     explicit file_source(std::filesystem::path const& path)
-        : path_(path.string()),
-          file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) // a pipe is no reason to wait
+        : path_(path.string()), file_(uninterrupted([&] {
+              return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+          })) // a pipe is no reason to wait
     {
         if (file_.get() < 0 || ::fstat(file_.get(), &opened_) != 0)
             refuse_file(path_, "cannot be read", errno);
@@ -66,10 +67,9 @@ public:
         std::size_t at = static_cast<std::size_t>(from - data_);
         std::size_t left = bytes;
         while (left != 0) {
-            ssize_t const got =
-                ::pread(file_.get(), to, std::min(left, std::size_t{1} << 30), static_cast<::off_t>(at));
-            if (got < 0 && errno == EINTR)
-                continue;
+            ssize_t const got = uninterrupted([&] {
+                return ::pread(file_.get(), to, std::min(left, std::size_t{1} << 30), static_cast<::off_t>(at));
+            });
             if (got < 0)
                 refuse_file(path_, "cannot be read", errno);
             if (got == 0)

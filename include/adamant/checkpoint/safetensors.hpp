@@ -29,13 +29,13 @@ ADAMANT_BEGIN_NAMESPACE
 // Throws, before it writes anything, invalid_argument for what validate(state) refuses and for a header of more than
 // 100 MB; and unavailable with the system's reason and the path where the file cannot be
 // written or another save to this path is under way; and what reading a state of a file throws. The old file is then as
-// it was, and nothing of this save is left (but for the one failure that can come after the renaming, which says so). A
-// file that is replaced keeps its permission bits but not its owner, a new one has those of the umask; a symbolic link
-// is followed. Thread-safe.
-inline void save_safetensors(std::filesystem::path const& path, state_dict const& state)
+// it was, and nothing of this save is left. A file that is replaced keeps its permission bits but not its owner, a new
+// one has those of the umask; a symbolic link is followed. Returns what the file system did not do that harms no file.
+// Thread-safe.
+inline save_report save_safetensors(std::filesystem::path const& path, state_dict const& state)
 {
     detail::decimal_scope const mode;
-    detail::save_image(detail::image_of(state), path);
+    return detail::save_image(detail::image_of(state), path);
 }
 
 // How many bytes save_safetensors() would write. Reads no data. Throws invalid_argument as it does. Thread-safe.
@@ -55,12 +55,13 @@ inline std::size_t write_safetensors(std::span<std::byte> to, state_dict const& 
     return detail::write_image(detail::image_of(state), to);
 }
 
-// Throws what save_safetensors() would of this path, so that it is known before hours of training: the folder is there
-// and can be written to, the path is no folder, no other save is under way. Makes PATH.part as a save does, and removes
-// it; what is at the path is not touched. Says nothing of how much room there is. Thread-safe.
-inline void check_can_save(std::filesystem::path const& path)
+// Does all that save_safetensors() does with a path, to the file system, so that what a save would throw is thrown
+// before hours of training, and returns what a save would. Writes a few bytes to PATH.part, syncs them, renames that to
+// PATH.part.check, syncs the folder and removes the file; what is at the path is not touched. Says nothing of how much
+// room there is. Thread-safe.
+inline save_report check_can_save(std::filesystem::path const& path)
 {
-    detail::durable_file const file(path);
+    return detail::durable_file(path).rehearse();
 }
 
 // A file of save_safetensors(), or its bytes in memory; nothing in it is believed before it was checked, and all of it

@@ -187,11 +187,11 @@ private:
     std::string head_;
 };
 
-inline void save_image(file_image const& image, std::filesystem::path const& path)
+inline save_report save_image(file_image const& image, std::filesystem::path const& path)
 {
     durable_file file(path);
     image.each_piece([&](std::byte const* data, std::size_t bytes) { file.write(data, bytes); });
-    file.commit();
+    return file.commit();
 }
 
 // Returns how many bytes were written. Throws invalid_argument where there is too little memory.

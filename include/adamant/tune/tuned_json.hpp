@@ -106,12 +106,13 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& from)
     return json;
 }
 
-// Replaces the file as a whole or leaves the old one. Throws unavailable with the path and the system's reason.
-inline void save_tuned(std::filesystem::path const& path, tuned_cores const& found)
+// Replaces the file as a whole or leaves the old one. Throws unavailable with the path and the system's reason. Returns
+// what the file system did not do that harms no file.
+inline save_report save_tuned(std::filesystem::path const& path, tuned_cores const& found)
 {
     detail::durable_file file(path);
     file.write(to_json(found).dump(2) + "\n");
-    file.commit();
+    return file.commit();
 }
 
 // Reads a result for any machine. Throws unavailable for a file that cannot be read, and corrupted for one that does
