@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <adamant/checkpoint/safetensors.hpp>
+#include <adamant/numerics/float_mode.hpp>
 
 #include "catch.hpp"
 #include "checkpoint_states.hpp"

@@ -13,6 +13,7 @@
 #include <adamant/checkpoint/state_check.hpp>
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/core/error.hpp>
+#include <adamant/numerics/default_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -110,6 +111,7 @@ inline void check_same_param(state_dict const& of, state_param const& param, std
 // result may still be partial. Pure; thread-safe.
 [[nodiscard]] inline state_dict merge(std::span<state_dict const> states)
 {
+    detail::default_mode_scope const mode;
     if (states.empty())
         detail::throw_invalid_argument({"there are no states to merge"});
     state_dict result = states.front();

@@ -18,6 +18,7 @@
 #include <adamant/checkpoint/state_check.hpp>
 #include <adamant/checkpoint/state_dict.hpp>
 #include <adamant/checkpoint/state_json.hpp>
+#include <adamant/numerics/default_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -34,14 +35,14 @@ ADAMANT_BEGIN_NAMESPACE
 // Thread-safe.
 inline save_report save_safetensors(std::filesystem::path const& path, state_dict const& state)
 {
-    detail::decimal_scope const mode;
+    detail::default_mode_scope const mode;
     return detail::save_image(detail::image_of(state), path);
 }
 
 // How many bytes save_safetensors() would write. Reads no data. Throws invalid_argument as it does. Thread-safe.
 [[nodiscard]] inline std::size_t safetensors_bytes(state_dict const& state)
 {
-    detail::decimal_scope const mode;
+    detail::default_mode_scope const mode;
     return detail::image_of(state, detail::file_image::of::size).bytes();
 }
 
@@ -51,7 +52,7 @@ inline save_report save_safetensors(std::filesystem::path const& path, state_dic
 // does; and what reading a state of a file throws. Thread-safe.
 inline std::size_t write_safetensors(std::span<std::byte> to, state_dict const& state)
 {
-    detail::decimal_scope const mode;
+    detail::default_mode_scope const mode;
     return detail::write_image(detail::image_of(state), to);
 }
 
@@ -81,13 +82,13 @@ public:
     explicit safetensors_state(std::filesystem::path const& path)
         : file_(std::make_unique<detail::file_source const>(path))
     {
-        detail::decimal_scope const mode;
+        detail::default_mode_scope const mode;
         state_ = detail::read_safetensors(path.string(), *file_);
     }
     // The state's tensors lie in these bytes, at any address, which must stay as they are. Throws as for a file.
     explicit safetensors_state(std::span<std::byte const> bytes)
     {
-        detail::decimal_scope const mode;
+        detail::default_mode_scope const mode;
         state_ = detail::read_safetensors("the state in memory", bytes, nullptr);
     }
 

@@ -20,6 +20,7 @@
 #include <adamant/core/error.hpp>
 #include <adamant/core/sorting.hpp>
 #include <adamant/core/utf8.hpp>
+#include <adamant/numerics/default_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -188,6 +189,7 @@ inline void check_loss_scaler(std::optional<loss_scaler_state> const& scaler)
 // validate() throws.
 inline std::vector<state_tensor> checked_tensors(state_dict const& state)
 {
+    default_mode_scope const mode;
     check_groups(state.groups);
     check_loss_scaler(state.loss_scaler);
     check_metadata(state.metadata);

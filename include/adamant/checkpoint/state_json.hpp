@@ -7,7 +7,6 @@
     "adamant's checkpoint files need nlohmann-json 3.11 or newer, and the compiler finds no nlohmann/json.hpp (Debian and Ubuntu: nlohmann-json3-dev)."
 #endif
 
-#include <cfenv>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -22,7 +21,6 @@
 
 #include <adamant/checkpoint/state_check.hpp>
 #include <adamant/checkpoint/state_dict.hpp>
-#include <adamant/numerics/float_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -32,20 +30,6 @@ using json = nlohmann::json;
 // Why a text is refused; the reader of a file adds the file's name.
 class malformed : public std::runtime_error {
     using std::runtime_error::runtime_error;
-};
-
-// What turns decimals into doubles and back rounds to nearest in this scope, whatever the caller's mode: the C library
-// asks the x87 unit's for it on x86-64, which float_mode_scope leaves alone.
-class decimal_scope {
-public:
-    decimal_scope() noexcept { std::fesetround(FE_TONEAREST); }
-    ~decimal_scope() { std::fesetround(rounding_); }
-    decimal_scope(decimal_scope const&) = delete;
-    decimal_scope& operator=(decimal_scope const&) = delete;
-
-private:
-    int const rounding_ = std::fegetround();
-    float_mode_scope const mode_{subnormals::kept};
 };
 
 // Builds what the parser reports, in time that is linear in the text (the library's own parser with a callback looks

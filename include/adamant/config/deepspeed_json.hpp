@@ -21,6 +21,7 @@
 #include <adamant/config/json_document.hpp>
 #include <adamant/config/number_rule.hpp>
 #include <adamant/config/offload_config.hpp>
+#include <adamant/numerics/default_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -320,6 +321,7 @@ private:
 // DeepSpeed itself knows it. Pure; thread-safe.
 [[nodiscard]] inline deepspeed_config parse_deepspeed_config(std::string_view text)
 {
+    detail::default_mode_scope const mode;
     return detail::deepspeed_reader(text, {}).read();
 }
 
@@ -327,6 +329,7 @@ private:
 // parse_deepspeed_config() throws. Thread-safe.
 [[nodiscard]] inline deepspeed_config read_deepspeed_config(std::string const& path)
 {
+    detail::default_mode_scope const mode;
     auto const cannot = [&](int why) {
         detail::throw_unavailable({"the DeepSpeed configuration \"", path, "\" cannot be read: ", std::strerror(why)});
     };

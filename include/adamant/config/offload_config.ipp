@@ -9,11 +9,13 @@
 #include <adamant/config/number_rule.hpp>
 #include <adamant/config/offload_config.hpp>
 #include <adamant/core/error.hpp>
+#include <adamant/numerics/default_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 ADAMANT_DECL void validate(offload_config const& config)
 {
+    detail::default_mode_scope const mode;
     auto const number = [](char const* key, double value, detail::number_rule const& rule) {
         if (!rule.allows(value))
             detail::throw_invalid_argument({key, " is ", value, ", but must be ", rule.text});

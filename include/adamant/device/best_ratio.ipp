@@ -10,11 +10,13 @@
 
 #include <adamant/device/best_ratio.hpp>
 #include <adamant/device/ratio_lines.hpp>
+#include <adamant/numerics/default_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 ADAMANT_DECL step_forecast forecast(step_rates const& rates, double ratio)
 {
+    detail::default_mode_scope const mode;
     detail::check_rates(rates);
     if (!(ratio >= 0 && ratio <= 1))
         detail::throw_invalid_argument(
@@ -73,6 +75,7 @@ ADAMANT_DECL step_forecast forecast(step_rates const& rates, double ratio)
 
 ADAMANT_DECL step_forecast best_ratio(step_rates const& rates, double least, double most)
 {
+    detail::default_mode_scope const mode;
     detail::check_rates(rates);
     if (!(least >= 0 && least <= most && most <= 1))
         detail::throw_invalid_argument({"the bounds of the ratio are from ", least, " to ", most,

@@ -13,11 +13,13 @@
 #include <adamant/device/emulated_part.hpp>
 #include <adamant/kernel/column_kernels.hpp>
 #include <adamant/kernel/turn.hpp>
+#include <adamant/numerics/default_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 ADAMANT_DECL emulated_device::emulated_device(emulation_options options) : options_(std::move(options))
 {
+    detail::default_mode_scope const mode;
     for (double const rate : {options_.work_bytes_per_s, options_.up_bytes_per_s, options_.down_bytes_per_s})
         if (!(rate > 0))
             detail::throw_invalid_argument(

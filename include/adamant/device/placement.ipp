@@ -6,11 +6,13 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/device/placement.hpp>
+#include <adamant/numerics/default_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 ADAMANT_DECL double placement::ratio() const noexcept
 {
+    detail::default_mode_scope const mode;
     std::size_t const all = cpu_elems + device_elems;
     return all == 0 ? 1.0 : static_cast<double>(cpu_elems) / static_cast<double>(all);
 }

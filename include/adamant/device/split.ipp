@@ -12,6 +12,7 @@
 #include <adamant/core/error.hpp>
 #include <adamant/device/split.hpp>
 #include <adamant/device/whole_shards.hpp>
+#include <adamant/numerics/default_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -124,6 +125,7 @@ inline std::vector<std::size_t> take_whole_shards(std::vector<std::size_t> const
 
 ADAMANT_DECL placement split(std::vector<std::size_t> const& sizes, split_request const& request)
 {
+    detail::default_mode_scope const mode;
     detail::check_split(request);
     std::vector<std::size_t> const order = detail::order_of(request, sizes.size());
     std::size_t const all = detail::sum_of(sizes);

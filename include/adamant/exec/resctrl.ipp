@@ -11,6 +11,7 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/exec/resctrl.hpp>
+#include <adamant/numerics/default_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -216,6 +217,7 @@ ADAMANT_DECL void resctrl_group::divide(resctrl_options const& options)
 ADAMANT_DECL std::string resctrl_group::split(schema const& one, std::uint64_t most, double share, schemata& ours,
                                               schemata& host) const
 {
+    detail::default_mode_scope const mode;
     bool const bandwidth = one.is_bandwidth();
     if (bandwidth && most > 100)
         return detail::text_of(

@@ -19,6 +19,7 @@
 #include <adamant/core/error.hpp>
 #include <adamant/core/system_file.hpp>
 #include <adamant/exec/memory_options.hpp>
+#include <adamant/numerics/default_mode.hpp>
 #include <adamant/topology/cgroup.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -36,6 +37,7 @@ constexpr bool is_hugetlb(page_kind kind) noexcept
 
 inline std::string bytes_text(std::size_t bytes)
 {
+    default_mode_scope const mode;
     bool const mib = bytes < std::size_t{1} << 30;
     return text_of({bytes, " bytes (", static_cast<double>(bytes) / (mib ? 0x1p20 : 0x1p30), mib ? " MiB)" : " GiB)"});
 }

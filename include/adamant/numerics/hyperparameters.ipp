@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include <adamant/numerics/default_mode.hpp>
 #include <adamant/numerics/hyperparameters.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -27,13 +28,15 @@ ADAMANT_DECL void refuse_hyperparameter(char const* key, double value, char cons
 
 ADAMANT_DECL void validate(hyperparameters const& hyper)
 {
+    detail::default_mode_scope const mode;
     auto const at_least_zero = [](char const* key, double value) {
         if (!std::isfinite(value) || value < 0)
             detail::refuse_hyperparameter(key, value, "a finite number, 0 or above");
     };
     auto const unit = [](char const* key, double value) {
         if (!(value >= 0 && value < 1 - 0x1p-25)) // from there on, the nearest float is 1
-            detail::refuse_hyperparameter(key, value, "in [0, 1), and below 1 - 2^-25, from where on float rounds it to 1");
+            detail::refuse_hyperparameter(key, value,
+                                          "in [0, 1), and below 1 - 2^-25, from where on float rounds it to 1");
     };
     at_least_zero("lr", hyper.lr);
     unit("beta1", hyper.beta1);
@@ -63,6 +66,7 @@ ADAMANT_DECL void validate(hyperparameters const& hyper)
 
 ADAMANT_DECL void validate(grad_scaling const& scaling)
 {
+    detail::default_mode_scope const mode;
     if (!std::isfinite(scaling.loss_scale) || scaling.loss_scale <= 0)
         detail::refuse_hyperparameter("loss_scale", scaling.loss_scale, "a finite number above 0");
     if (!std::isfinite(scaling.clip_coefficient) || scaling.clip_coefficient < 0)

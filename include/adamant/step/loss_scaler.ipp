@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string>
 
+#include <adamant/numerics/default_mode.hpp>
 #include <adamant/step/loss_scaler.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -21,6 +22,7 @@ ADAMANT_DECL bool is_loss_scale(double scale) noexcept
 
 ADAMANT_DECL void validate(loss_scaling_options const& options)
 {
+    detail::default_mode_scope const mode;
     auto const refuse = [](char const* key, double value, char const* rule) {
         detail::throw_invalid_argument({key, " is ", value, ", but must be ", rule});
     };
@@ -51,6 +53,7 @@ ADAMANT_DECL loss_scaler_state initial_state(loss_scaling_options const& options
 ADAMANT_DECL loss_scaler_state after_step(loss_scaler_state state, loss_scaling_options const& options,
                                           bool overflow) noexcept
 {
+    detail::default_mode_scope const mode;
     if (overflow) {
         state.good_steps = 0;
         if (state.hysteresis_left > 1)

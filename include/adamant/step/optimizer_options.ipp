@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <adamant/core/error.hpp>
+#include <adamant/numerics/default_mode.hpp>
 #include <adamant/numerics/hyperparameters.hpp>
 #include <adamant/step/optimizer_options.hpp>
 
@@ -14,6 +15,7 @@ namespace detail {
 
 ADAMANT_DECL void check_limits(double max_norm, double max_abs_grad)
 {
+    default_mode_scope const mode;
     for (auto const& [key, value] : {std::pair{"max_norm", max_norm}, std::pair{"max_abs_grad", max_abs_grad}})
         if (!std::isfinite(value) || value < 0)
             refuse_hyperparameter(key, value, "a finite number, 0 or above");
@@ -44,6 +46,7 @@ ADAMANT_DECL squares_total reduced(optimizer_options const& options, squares_tot
 
 ADAMANT_DECL void validate(optimizer_options const& options)
 {
+    detail::default_mode_scope const mode;
     detail::check_limits(options.max_norm, options.max_abs_grad);
     if (!(options.device_timeout_s > 0 && options.device_timeout_s <= 1e6))
         detail::refuse_hyperparameter("device_timeout_s", options.device_timeout_s, "above 0, and at most 1e6");

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <adamant/core/error.hpp>
+#include <adamant/numerics/default_mode.hpp>
 #include <adamant/step/optimizer_report.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -17,6 +18,7 @@ ADAMANT_DECL double clip_coefficient(double norm, double max_norm) noexcept
 
 ADAMANT_DECL double step_phase::gb_per_s() const noexcept
 {
+    detail::default_mode_scope const mode;
     return seconds > 0 ? static_cast<double>(bytes_moved) / seconds * 1e-9 : 0;
 }
 

@@ -11,6 +11,7 @@
 
 #include <adamant/core/error.hpp>
 #include <adamant/core/sorting.hpp>
+#include <adamant/numerics/default_mode.hpp>
 #include <adamant/topology/core_request.hpp>
 #include <adamant/topology/core_sharing.hpp>
 #include <adamant/topology/machine.hpp>
@@ -377,6 +378,7 @@ private:
 
 ADAMANT_DECL std::vector<rank_cores> select_cores(machine const& machine, core_request const& request)
 {
+    detail::default_mode_scope const mode;
     return detail::selector(machine, request).select();
 }
 

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <adamant/core/error.hpp>
+#include <adamant/numerics/default_mode.hpp>
 #include <adamant/tune/core_search.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 ADAMANT_DECL unsigned fewest_within(std::vector<core_time> const& curve, double share)
 {
+    detail::default_mode_scope const mode;
     double best = 0;
     for (core_time const& at : curve)
         best = best == 0 ? at.median_s : std::min(best, at.median_s);

@@ -18,6 +18,7 @@
 #include <adamant/core/error.hpp>
 #include <adamant/exec/executor.hpp>
 #include <adamant/exec/memory_limits.hpp>
+#include <adamant/numerics/default_mode.hpp>
 #include <adamant/topology/selection.hpp>
 #include <adamant/tune/core_search.hpp>
 #include <adamant/tune/core_tuning.hpp>
@@ -184,6 +185,7 @@ private:
 ADAMANT_DECL tuned_cores tune_cores(machine const& on, core_request const& request, shard_format const& format,
                                     core_tuning_options const& options)
 {
+    detail::default_mode_scope const mode;
     if (!(options.deadline_s > 0))
         detail::throw_invalid_argument({"the deadline is ", options.deadline_s, " seconds, but must be above 0"});
     if (!(options.settings_worth >= 0 && options.settings_worth < 1))

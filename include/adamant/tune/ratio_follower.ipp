@@ -7,6 +7,7 @@
 #include <string>
 
 #include <adamant/core/error.hpp>
+#include <adamant/numerics/default_mode.hpp>
 #include <adamant/tune/ratio_follower.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -27,6 +28,7 @@ ADAMANT_DECL measured_step measured_step_of(optimizer_report const& step) noexce
 ADAMANT_DECL ratio_follower::ratio_follower(step_rates const& rates, follower_options const& options)
     : rates_(rates), options_(options)
 {
+    detail::default_mode_scope const mode;
     if (!(options.weight > 0 && options.weight <= 1))
         detail::throw_invalid_argument(
             {"the weight of a measurement is ", options.weight, ", but must be above 0, and at most 1"});
@@ -38,6 +40,7 @@ ADAMANT_DECL ratio_follower::ratio_follower(step_rates const& rates, follower_op
 
 ADAMANT_DECL void ratio_follower::observe(measured_step const& step) noexcept
 {
+    detail::default_mode_scope const mode;
     take_in(rates_.cpu_elems_per_s, step.cpu_elems, step.cpu_s, known_[0]);
     take_in(rates_.device_elems_per_s, step.device_elems, step.device_s, known_[1]);
     take_in(rates_.down_bytes_per_s, step.down_bytes, step.down_s, known_[2]);
@@ -46,6 +49,7 @@ ADAMANT_DECL void ratio_follower::observe(measured_step const& step) noexcept
 
 ADAMANT_DECL void ratio_follower::set_times(double backward_s, double forward_s)
 {
+    detail::default_mode_scope const mode;
     step_rates changed = rates_;
     changed.backward_s = backward_s;
     changed.forward_s = forward_s;
@@ -55,6 +59,7 @@ ADAMANT_DECL void ratio_follower::set_times(double backward_s, double forward_s)
 
 ADAMANT_DECL std::optional<double> ratio_follower::proposal(double ratio) const
 {
+    detail::default_mode_scope const mode;
     step_forecast const best = best_ratio(rates_, options_.least, options_.most);
     bool const worth_it = best.step_s < forecast(rates_, ratio).step_s * (1 - options_.worth);
     return worth_it ? std::optional(best.ratio) : std::nullopt;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <adamant/core/error.hpp>
+#include <adamant/numerics/default_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -18,6 +19,7 @@ ADAMANT_BEGIN_NAMESPACE
 // Throws invalid_argument for no values, and for a q outside [0, 1].
 [[nodiscard]] inline double quantile(std::vector<double> values, double q)
 {
+    detail::default_mode_scope const mode;
     if (values.empty())
         detail::throw_invalid_argument({"a quantile of no values was requested; give at least one value"});
     if (!(q >= 0 && q <= 1))
@@ -45,6 +47,7 @@ struct median_range {
 // Throws invalid_argument for no values, and for a confidence outside (0, 1).
 [[nodiscard]] inline median_range range_of_median(std::vector<double> values, double confidence)
 {
+    detail::default_mode_scope const mode;
     if (values.empty())
         detail::throw_invalid_argument({"the range of the median of no values was requested; give at least one value"});
     if (!(confidence > 0 && confidence < 1))

@@ -24,6 +24,7 @@
 
 #include <adamant/checkpoint/durable_file.hpp>
 #include <adamant/core/error.hpp>
+#include <adamant/numerics/default_mode.hpp>
 #include <adamant/tune/tuned_cores.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -110,6 +111,7 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& from)
 // what the file system did not do that harms no file.
 inline save_report save_tuned(std::filesystem::path const& path, tuned_cores const& found)
 {
+    detail::default_mode_scope const mode;
     detail::durable_file file(path);
     file.write(to_json(found).dump(2) + "\n");
     return file.commit();
@@ -119,6 +121,7 @@ inline save_report save_tuned(std::filesystem::path const& path, tuned_cores con
 // not hold a tuning result.
 [[nodiscard]] inline tuned_cores read_tuned(std::filesystem::path const& path)
 {
+    detail::default_mode_scope const mode;
     std::error_code none;
     bool const folder = std::filesystem::is_directory(path, none);
     errno = 0;

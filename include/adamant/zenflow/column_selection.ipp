@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include <adamant/core/error.hpp>
+#include <adamant/numerics/default_mode.hpp>
 #include <adamant/numerics/float_mode.hpp>
 #include <adamant/zenflow/column_selection.hpp>
 
@@ -48,6 +49,7 @@ template <class Few>
 
 ADAMANT_DECL std::size_t selected_columns(std::size_t columns, double ratio) noexcept
 {
+    detail::default_mode_scope const mode;
     if (columns == 0 || ratio == 0)
         return 0;
     double const wanted = std::floor(static_cast<double>(columns) * ratio + 0.5);

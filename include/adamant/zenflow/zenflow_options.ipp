@@ -3,12 +3,14 @@
 #pragma once
 
 #include <adamant/core/error.hpp>
+#include <adamant/numerics/default_mode.hpp>
 #include <adamant/zenflow/zenflow_options.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 ADAMANT_DECL void validate(zenflow_options const& options)
 {
+    detail::default_mode_scope const mode;
     if (!(options.topk_ratio >= 0 && options.topk_ratio <= 1))
         detail::throw_invalid_argument({"topk_ratio is ", options.topk_ratio, ", but must be from 0 to 1"});
     if (options.select_interval == 0)
@@ -35,6 +37,7 @@ ADAMANT_DECL bool selects_next(zenflow_options const& options, zenflow_position 
 ADAMANT_DECL bool ends_window(zenflow_options const& options, zenflow_position const& at,
                               double put_off_squares) noexcept
 {
+    detail::default_mode_scope const mode;
     if (at.steps <= options.full_warm_up_rounds) // the step was one of the warm-up
         return true;
     if (options.update_interval)

@@ -15,6 +15,7 @@
 #include <adamant/checkpoint/safetensors.hpp>
 #include <adamant/checkpoint/state_json.hpp>
 #include <adamant/core/error.hpp>
+#include <adamant/numerics/default_mode.hpp>
 #include <adamant/zenflow/zenflow_safetensors_layout.hpp>
 #include <adamant/zenflow/zenflow_safetensors_parse.hpp>
 #include <adamant/zenflow/zenflow_state.hpp>
@@ -30,14 +31,14 @@ ADAMANT_BEGIN_NAMESPACE
 // not do that harms no file. Thread-safe.
 inline save_report save_safetensors(std::filesystem::path const& path, zenflow_state const& state)
 {
-    detail::decimal_scope const mode;
+    detail::default_mode_scope const mode;
     return detail::save_image(detail::image_of(state), path);
 }
 
 // How many bytes save_safetensors() would write. Reads no arrays. Throws invalid_argument as it does. Thread-safe.
 [[nodiscard]] inline std::size_t safetensors_bytes(zenflow_state const& state)
 {
-    detail::decimal_scope const mode;
+    detail::default_mode_scope const mode;
     return detail::image_of(state, detail::file_image::of::size).bytes();
 }
 
@@ -46,7 +47,7 @@ inline save_report save_safetensors(std::filesystem::path const& path, zenflow_s
 // is too little memory and where save_safetensors() does; and what reading a state of a file throws. Thread-safe.
 inline std::size_t write_safetensors(std::span<std::byte> to, zenflow_state const& state)
 {
-    detail::decimal_scope const mode;
+    detail::default_mode_scope const mode;
     return detail::write_image(detail::image_of(state), to);
 }
 
@@ -63,7 +64,7 @@ public:
     explicit zenflow_safetensors_state(std::filesystem::path const& path)
         : file_(std::make_unique<detail::file_source const>(path))
     {
-        detail::decimal_scope const mode;
+        detail::default_mode_scope const mode;
         state_ = detail::read_zenflow_safetensors(path.string(), *file_);
     }
     // The state's arrays lie in these bytes, which must begin at a multiple of 8 and stay as they are. Throws as for a
@@ -72,7 +73,7 @@ public:
     {
         if (reinterpret_cast<std::uintptr_t>(bytes.data()) % 8 != 0)
             detail::throw_invalid_argument({"the state in memory must begin at a multiple of 8 bytes"});
-        detail::decimal_scope const mode;
+        detail::default_mode_scope const mode;
         state_ = detail::read_zenflow_safetensors("the state in memory", bytes, nullptr);
     }
 

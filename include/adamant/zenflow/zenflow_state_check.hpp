@@ -13,6 +13,7 @@
 #include <adamant/core/error.hpp>
 #include <adamant/core/sorting.hpp>
 #include <adamant/core/utf8.hpp>
+#include <adamant/numerics/default_mode.hpp>
 #include <adamant/shard/dtypes.hpp>
 #include <adamant/zenflow/zenflow_state.hpp>
 
@@ -82,6 +83,7 @@ inline void check_param(zenflow_state_param const& p, std::size_t number, std::s
 // validate() throws.
 inline std::vector<std::size_t> checked_params(zenflow_state const& state)
 {
+    default_mode_scope const mode;
     check_groups(state.groups);
     check_loss_scaler(state.loss_scaler);
     check_metadata(state.metadata);
