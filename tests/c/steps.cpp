@@ -242,6 +242,21 @@ TEST_CASE("C: a step without an optimizer has an optimizer's bits, and so has th
     same_param = param;
     refused(adamant_step_shard(cpu.get(), &s, &h, 0, 1, 1, nullptr), "step");
     refused(adamant_step_shard(cpu.get(), &s, &h, 1, 0, 1, nullptr), "loss_scale is 0");
+    for (std::size_t const begin : {SIZE_MAX, SIZE_MAX - s.elements + 1}) { // elements that no number has
+        adamant_shard behind = s;
+        behind.begin = begin;
+        refused(adamant_step_shard(cpu.get(), &behind, &h, 1, 1, 1, nullptr), "their numbers exceed 64 bits");
+    }
+    std::vector<std::byte> codes(4 * 68 * 2);
+    for (std::size_t const begin : {std::size_t{1}, std::size_t{63}, std::size_t{65}}) { // groups of 64
+        adamant_shard inside = s;
+        inside.exp_avg_dtype = inside.exp_avg_sq_dtype = ADAMANT_QUANTIZED8;
+        inside.exp_avg = codes.data();
+        inside.exp_avg_sq = codes.data() + codes.size() / 2;
+        inside.elements = 1;
+        inside.begin = begin;
+        refused(adamant_step_shard(cpu.get(), &inside, &h, 1, 1, 1, nullptr), "8-bit moments are in groups of 64");
+    }
     refused(adamant_step_shard(nullptr, &s, &h, 1, 1, 1, nullptr), "the executor is a null pointer");
     refused(adamant_step_shard(cpu.get(), nullptr, &h, 1, 1, 1, nullptr), "adamant_shard is a null pointer");
     std::int64_t words[ADAMANT_SQUARES_WORDS] = {};

@@ -554,3 +554,48 @@ TEST_CASE("the work line has every piece done once, whoever adds it and when", "
     CHECK(refused == 3);
     CHECK(c.line.idle());
 }
+
+TEST_CASE("A shard that is removed leaves the table as if it had never been added", "[once]")
+{
+    test::random_bits random(11);
+    shard_dtypes const types = all_formats().front().types;
+    for (int round = 0; round < 300; ++round) {
+        struct part {
+            std::string name;
+            std::size_t begin, elems;
+        };
+        std::vector<part> parts;
+        param_places table;
+        for (int action = 0; action < 40; ++action) {
+            if (parts.empty() || random.below(5) < 3) {
+                part const next{std::string(1, static_cast<char>('a' + random.below(6))), 10 * random.below(8),
+                                random.below(4) == 0 ? 0 : 10u};
+                try {
+                    table.add(next.name, 0, types, next.elems, {{80}, next.begin});
+                } catch (invalid_argument const&) {
+                    continue; // some shard has these elements
+                }
+                parts.push_back(next);
+            } else {
+                std::size_t const which = random.below(parts.size());
+                table.remove(which);
+                parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(which));
+            }
+            param_places expected;
+            for (part const& each : parts)
+                expected.add(each.name, 0, types, each.elems, {{80}, each.begin});
+            REQUIRE(table.size() == parts.size());
+            REQUIRE(table.params().size() == expected.params().size());
+            for (std::size_t i = 0; i < table.params().size(); ++i)
+                REQUIRE(table.params()[i].name == expected.params()[i].name);
+            for (std::size_t i = 0; i < parts.size(); ++i) {
+                REQUIRE(table.name(i) == parts[i].name);
+                REQUIRE(table[i].param == expected[i].param);
+                REQUIRE(table[i].begin == parts[i].begin);
+            }
+            for (char name = 'a'; name < 'g'; ++name)
+                for (std::size_t begin = 0; begin < 80; begin += 10)
+                    REQUIRE(table.find(std::string(1, name), begin) == expected.find(std::string(1, name), begin));
+        }
+    }
+}

@@ -49,17 +49,41 @@ public:
                 return i;
         return std::nullopt;
     }
-    // The places of all shards but that one, as if it had never been added. Takes time in proportion to n log n.
-    [[nodiscard]] param_places without(std::size_t shard) const
+    // Removes a shard, as if it had never been added. Takes time in proportion to n, as the numbers of later shards
+    // change.
+    void remove(std::size_t shard) noexcept
     {
-        param_places rest;
-        for (std::size_t i = 0; i < places_.size(); ++i) {
-            placed const& p = places_[i];
-            state_param const& of = params_[p.param];
-            if (i != shard)
-                rest.add(of.name, of.group, p.types, p.elements, {of.shape, p.begin});
+        std::size_t const param = places_[shard].param;
+        auto const is_same = [&](placed const& p) { return p.param == param; };
+        auto const here = places_.begin() + offset(shard);
+        bool const was_first = std::none_of(places_.begin(), here, is_same);
+        auto const next = std::find_if(here + 1, places_.end(), is_same);
+        // Params are in the order of their first shards, so this one may move behind others, or go.
+        std::size_t last = param;
+        if (was_first)
+            for (auto each = here + 1; each != next; ++each)
+                last = std::max(last, each->param);
+        bool const is_gone = was_first && next == places_.end();
+        auto const renumbered = [&](std::size_t each) {
+            return each == param ? last : each - (each > param && each <= last);
+        };
+        if (places_[shard].elements != 0)
+            filled_.erase(filled_.begin() + offset(from(param, places_[shard].begin)));
+        std::rotate(filled_.begin() + offset(from(param, 0)), filled_.begin() + offset(from(param + 1, 0)),
+                    filled_.begin() + offset(from(last + 1, 0)));
+        for (std::size_t& each : filled_)
+            each -= each > shard;
+        std::rotate(params_.begin() + offset(param), params_.begin() + offset(param) + 1,
+                    params_.begin() + offset(last) + 1);
+        for (std::size_t& each : by_name_)
+            each = renumbered(each);
+        for (placed& each : places_)
+            each.param = renumbered(each.param);
+        places_.erase(here);
+        if (is_gone) {
+            params_.pop_back(); // it has moved behind all others
+            by_name_.erase(std::find(by_name_.begin(), by_name_.end(), last));
         }
-        return rest;
     }
     // The groups behind that one, which has no parameters, move up by one number.
     void remove_group(std::size_t group) noexcept

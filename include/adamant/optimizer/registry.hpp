@@ -143,7 +143,6 @@ public:
     void remove_shard(std::size_t shard)
     {
         require_shard(shard);
-        param_places rest = places_.without(shard);
         std::size_t const blocks = shards_[shard].shard.blocks();
         shards_.erase(shards_.begin() + static_cast<std::ptrdiff_t>(shard));
         for (std::size_t i = shard; i < shards_.size(); ++i)
@@ -151,7 +150,7 @@ public:
         if (shard < device_arrays_.size())
             device_arrays_.erase(device_arrays_.begin() + static_cast<std::ptrdiff_t>(shard));
         split_params_.erase(split_params_.begin() + static_cast<std::ptrdiff_t>(shard));
-        places_ = std::move(rest);
+        places_.remove(shard);
     }
 
     // ---- Memory

@@ -30,6 +30,13 @@ ADAMANT_DECL void check_arrays(shard_dtypes const& types, kernel::step_pointers 
     if (size > std::numeric_limits<std::size_t>::max() / 8)
         throw_invalid_argument(
             {"a shard of ", size, " elements does not fit in memory; was a negative size converted?"});
+    std::uint64_t const begin = pointers.place.begin;
+    if (begin > std::numeric_limits<std::uint64_t>::max() - size)
+        throw_invalid_argument({"cannot place ", size, " elements at element ", begin,
+                                " of a parameter: their numbers exceed 64 bits. Was a negative begin converted?"});
+    if (std::size_t const together = elems_together(types); begin % together != 0)
+        throw_invalid_argument({"cannot begin a shard at element ", begin, ": its 8-bit moments are in groups of ",
+                                together, ". Begin at a multiple of that."});
     std::byte const* const begins[shard_arrays] = {pointers.param, pointers.grad, pointers.exp_avg, pointers.exp_avg_sq,
                                                    pointers.weight_out};
     for (std::size_t a = 0; a < shard_arrays; ++a) {
