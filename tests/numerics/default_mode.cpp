@@ -304,7 +304,7 @@ std::vector<call> calls(std::filesystem::path const& folder)
 
 } // namespace
 
-TEST_CASE("Nothing that is computed on the caller's thread follows its rounding mode", "[once]")
+TEST_CASE("Nothing that is computed on the caller's thread follows its rounding mode")
 {
     std::filesystem::path const folder = test::new_folder("rounding_modes");
     for (call const& each : calls(folder)) {
@@ -332,7 +332,7 @@ TEST_CASE("Nothing that is computed on the caller's thread follows its rounding 
     }
 }
 
-TEST_CASE("No trap of the caller's hits what is computed on its thread", "[once]")
+TEST_CASE("No trap of the caller's hits what is computed on its thread")
 {
     std::feclearexcept(FE_ALL_EXCEPT);
     if (feenableexcept(FE_INEXACT) == -1) { // some processors of AArch64 have none
