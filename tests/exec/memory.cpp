@@ -217,7 +217,13 @@ TEST_CASE("thp_off: where a process gets no huge pages, the report says so and a
         return;
     }
     CHECK(test::in_child([&] { return check(false); }) == 0);
-    CHECK(test::in_child([&] { return ::prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0 ? 99 : check(true); }) == 0);
+    int const switched_off =
+        test::in_child([&] { return ::prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0 ? 99 : check(true); });
+    if (switched_off == 99) { // as qemu's user mode does
+        WARN("skipped: this system refuses PR_SET_THP_DISABLE");
+        return;
+    }
+    CHECK(switched_off == 0);
     // Since Linux 6.18: off, but for memory that asks for them.
     int const excepted =
         test::in_child([&] { return ::prctl(PR_SET_THP_DISABLE, 1, 2, 0, 0) != 0 ? 99 : check(false); });
