@@ -758,3 +758,35 @@ TEST_CASE("conversions of the kernels: every float16 and bfloat16 in and out")
         REQUIRE(compare(types, start, c, 0, 0x10000) == "");
     }
 }
+
+TEST_CASE("conversions of the kernels: floats around every number and every tie of the 16-bit formats")
+{
+    // The upper 16 bits are those of every bfloat16; the lower ones lie at and around ties of bfloat16, float16 and
+    // split masters. A float16's subnormals have their ties among the upper bits.
+    constexpr std::uint32_t low[] = {0, 1, 0x0fff, 0x1000, 0x1001, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff};
+    std::size_t const n = 0x10000 * std::size(low);
+    auto const value = [&](std::size_t i) {
+        return test::from_bits(static_cast<std::uint32_t>(i / std::size(low)) << 16 | low[i % std::size(low)]);
+    };
+    for (shard_format const& types : all_formats()) {
+        bool const has_float_moments = types.types[2] == dtype::float32 && types.types[3] == dtype::float32;
+        bool const has_bfloat16_moments = types.types[2] == dtype::bfloat16 && types.types[3] == dtype::bfloat16;
+        if (types.types[1] != dtype::float32 || !(has_float_moments || has_bfloat16_moments))
+            continue;
+        // lr = 0 and no decay: the param goes through a step as it is. Betas of 0: the gradient becomes the first
+        // moment.
+        for (std::size_t const which : {0u, 3u}) {
+            arrays start(types, n);
+            for (std::size_t i = 0; i < n; ++i) {
+                start.set_param(i, has_float_moments ? value(i) : 0.5f);
+                start.grad.set(i, has_float_moments ? 0.5f : value(i));
+                start.exp_avg.set(i, 0);
+                start.exp_avg_sq.set(i, 0.25f);
+            }
+            INFO(text_of(types) << "rounding " << which);
+            coefficients const c =
+                make_coefficients({.lr = 0, .beta1 = 0, .beta2 = 0, .rounding = rounding_of(which)}, 1);
+            REQUIRE(compare(types, start, c, 0, n) == "");
+        }
+    }
+}

@@ -185,6 +185,52 @@ TEST_CASE("8 bits: zeros, small numbers, infinities and NaNs")
     CHECK(group(exp_avg_curve, x).code(exp_avg_curve, 1) == 1); // to nearest
 }
 
+TEST_CASE("8 bits: thresholds of scales, one number above and below each")
+{
+    auto const scale = [](code_curve const& on, std::uint32_t largest) {
+        return test::bits(scale_of_group(on, largest));
+    };
+    std::uint32_t const least = test::bits(0x1p-80f);
+    // First moments below 2^-80 are zeros.
+    CHECK(scale(exp_avg_curve, least - 1) == 0);
+    CHECK(scale(exp_avg_curve, least) == test::bits(0x1.04108p-80f)); // 64/63 of 2^-80, to 18 bits
+    // Second moments are zeros only where a step flushes them. Scales are 2^-80 up to 63/64 of that.
+    CHECK(scale(exp_avg_sq_curve, float_min_normal_bits) == 0);
+    CHECK(scale(exp_avg_sq_curve, float_min_normal_bits + 1) == least);
+    CHECK(scale(exp_avg_sq_curve, test::bits(0x1.f8p-81f)) == least);
+    CHECK(scale(exp_avg_sq_curve, test::bits(0x1.f8p-81f) + 0x40) > least);
+    for (code_curve const& on : {exp_avg_curve, exp_avg_sq_curve}) {
+        CHECK(scale(on, 0) == 0);
+        // The first scale of 2^128 or above, and so the first that is none, is that of 63/64 of 2^128 but for rounding.
+        std::uint32_t last = test::bits(0x1.f7p127f);
+        while (scale(on, last + 1) != canonical_nan_bits)
+            ++last;
+        CHECK(scale(on, last) == test::bits(0x1.ffff8p127f));
+        CHECK(std::fabs(test::from_bits(last) / 0x1.f8p127f - 1) < 0x1p-18f);
+        for (std::uint32_t const bad : {0x7f7fffffu, float_infinity_bits, float_abs_mask})
+            CHECK(scale(on, bad) == canonical_nan_bits);
+    }
+    for (float const s : {0.0f, 0x1p-81f, 0x1p-80f})
+        CHECK(inverse_of_scale(s) == 0x1p80f);
+    for (float const s : {0x1p125f, 0x1.00008p125f, 0x1p127f})
+        CHECK(inverse_of_scale(s) == 0x1p-125f);
+}
+
+TEST_CASE("8 bits: codes go to +-127 where the scale is zero and a first moment is just below 2^-80")
+{
+    for (std::uint32_t largest = test::bits(0x1.f8p-81f); largest < test::bits(0x1p-80f); largest += 0x101)
+        for (bool const by_chance : {false, true})
+            for (std::uint32_t const start : {0u, 0xffffffffu, 0x12345678u}) {
+                float const x = test::from_bits(largest);
+                group const stored(exp_avg_curve, {x, -x, x / 2, -x / 2}, by_chance, {start, 0x10001});
+                REQUIRE(test::bits(stored.scale()) == 0);
+                REQUIRE(stored.code(exp_avg_curve, 0) == 127);
+                REQUIRE(stored.code(exp_avg_curve, 1) == -127);
+                for (float const each : stored.decoded(exp_avg_curve))
+                    REQUIRE(each == 0);
+            }
+}
+
 TEST_CASE("v_rounds_to_zero: a second moment that lives is never zero, and never too small for a fast path")
 {
     for (float const v : {0x1p-125f, 0x1p-112f, 0x1p-90f, 0x1p-80f, 1.0f, 0x1p126f}) {
