@@ -384,7 +384,9 @@ void train(option_values const& values)
     std::optional<double> const loss_scale = fixed_loss_scale(values);
     adamant::shard_dtypes const types = types_of(values);
     if (!checkpoint.empty())
-        adamant::check_can_save(checkpoint); // now rather than after the first thousand steps
+        // Now rather than after the first thousand steps.
+        if (adamant::save_report const report = adamant::check_can_save(checkpoint); !report.reason.empty())
+            std::fprintf(stderr, "train_text: checkpoints will be complete, but %s\n", report.reason.c_str());
     generator random{seed};
     workers const on = hire(values);
     adamant::executor const& cpu = on.optimizer;

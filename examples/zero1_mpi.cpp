@@ -252,7 +252,8 @@ void train(option_values const& values)
     bool const saves = !values.at("--checkpoint").empty();
     std::string const checkpoint = part_of(values.at("--checkpoint"), rank, rank_count);
     if (saves)
-        adamant::check_can_save(checkpoint);
+        if (adamant::save_report const report = adamant::check_can_save(checkpoint); !report.reason.empty())
+            std::fprintf(stderr, "zero1_mpi: checkpoints will be complete, but %s\n", report.reason.c_str());
 
     workers const on = hire(threads);
     std::vector<std::string> const where = exchange(on.where, MPI_COMM_WORLD);

@@ -31,7 +31,8 @@ public:
             file_.emplace(path);
     }
     [[nodiscard]] bool is_stdout() const { return is_stdout_; }
-    // Once. Until it returns, the path keeps what it had. What the file system did not do is said on stderr.
+    // Once. Until it returns, the path keeps what it had. Warns on stderr if the file system could not sync the
+    // directory.
     void write(std::string const& text)
     {
         if (is_stdout_)

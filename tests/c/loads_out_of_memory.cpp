@@ -29,7 +29,7 @@ constexpr shard_dtypes formats[] = {{lower, bf16, f32, f32, bf16},
                                     {f32, f32, f32, f32, dtype::none},
                                     {bf16, bf16, bf16, bf16, dtype::none}};
 
-// Arrays of a few params of these types, none of which is the same twice.
+// Arrays of a few params of these types, with distinct values.
 struct arrays {
     static constexpr std::size_t params = 5, rows = 64, columns = 20, elements = rows * columns;
     shard_dtypes types;
@@ -114,7 +114,7 @@ struct put_off {
     }
 };
 
-// Loads of `from` into one that has taken other steps, of which each fails at another allocation, and at last none.
+// Loads `from` into an optimizer in another state, failing each allocation in turn until one load succeeds.
 template <class Optimizer, class State, class Prepare>
 void load_with_failures(shard_dtypes const& types, State const& from, Optimizer& expected, Prepare const& prepare)
 {
@@ -142,7 +142,7 @@ void load_with_failures(shard_dtypes const& types, State const& from, Optimizer&
     }
     REQUIRE(n > 10);
     REQUIRE(into.numbers() == expected.numbers());
-    into.by.step(); // nothing is lost
+    into.by.step(); // the state is still consistent
     expected.by.step();
     static_cast<void>(into.numbers()); // with what goes on in the background
     static_cast<void>(expected.numbers());
@@ -161,10 +161,10 @@ TEST_CASE("A load whose memory ends at any allocation changes nothing")
     }
 }
 
-TEST_CASE("A load into an optimizer that puts gradients off changes nothing where memory ends")
+TEST_CASE("A load into a zenflow optimizer that runs out of memory changes nothing")
 {
     for (shard_dtypes const& types : formats)
-        for (unsigned const steps : {2u, 3u, 5u}) { // at the end of a window, with weights to land, and inside
+        for (unsigned const steps : {2u, 3u, 5u}) { // at the end of a window, with weights to publish, and inside
             INFO(to_text(types) << " after " << steps << " steps");
             put_off from(types, steps);
             zenflow_state const state = from.by.state();

@@ -191,7 +191,7 @@ TEST_CASE("C: a list of the state's tensors, as views")
     refused(adamant_state_get_tensor(made, 0, &t), "struct_bytes of adamant_state_tensor");
 }
 
-TEST_CASE("C: every tensor of the state is read, masters in two halves and moments of 8 bits, too")
+TEST_CASE("C: every tensor of the state is read, including split masters and 8-bit moments")
 {
     constexpr std::size_t n = 200;
     std::vector<float> master(n);

@@ -38,7 +38,7 @@ struct fault {
     std::string call; // fsync() of a folder is "fsync folder"
     int error;
     how kind = how::refused;
-    long after = -1; // so many calls, once; below 0: every call
+    long after = -1; // fail once, after this many calls; below 0: fail every call
 };
 
 thread_local std::optional<fault> injected;
@@ -288,7 +288,7 @@ TEST_CASE("what a file system always refuses is known before a save")
                 // Once nothing is refused, what was left behind is in nobody's way.
                 CHECK(check_can_save(path) == save_report{});
                 CHECK_FALSE(fs::exists(folder / "a.part"));
-                CHECK_FALSE(fs::exists(folder / "a.part.check"));
+                CHECK_FALSE(fs::exists(folder / "a.try"));
             }
     ::umask(umask);
     CHECK(refused > 50);
@@ -336,9 +336,22 @@ TEST_CASE("dir_fsync, fchmod_refused: a folder that cannot be synced and a file 
 TEST_CASE("a file of somebody else's is not the check's to replace")
 {
     scratch_folder const folder;
-    set_bytes(folder / "a.part.check", std::string(5000, 'x'));
-    CHECK(mentions(refusal<unavailable>([&] { check_can_save(folder / "a"); }), {"a.part.check: is in the way"}));
-    CHECK(bytes_of(folder / "a.part.check") == std::string(5000, 'x'));
+    for (std::string const& bytes :
+         {std::string(5000, 'x'), std::string(4096, 'x'), std::string("x"), std::string(4095, '\0')}) {
+        set_bytes(folder / "a.try", bytes);
+        CHECK(mentions(refusal<unavailable>([&] { check_can_save(folder / "a"); }), {"a.try: is in the way"}));
+        CHECK(bytes_of(folder / "a.try") == bytes);
+    }
+    // What a check leaves that was killed is used again.
+    for (std::size_t const size : {std::size_t{0}, std::size_t{4096}}) {
+        set_bytes(folder / "a.try", std::string(size, '\0'));
+        check_can_save(folder / "a");
+        CHECK_FALSE(fs::exists(folder / "a.try"));
+    }
+    // The longest name that can be saved can be checked.
+    std::string const longest(250, 'n');
+    check_can_save(folder / longest);
+    save_safetensors(folder / longest, state_of(1).state);
     CHECK_FALSE(fs::exists(folder / "a.part"));
 }
 

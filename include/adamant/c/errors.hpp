@@ -21,7 +21,7 @@ struct reduce_failed : error {
 // own: names that go before c_names.
 adamant_status fail(adamant_status status, std::string_view text, std::span<c_name const> own) noexcept;
 
-// What a save has left out, for adamant_last_error(); empty where nothing is missing.
+// Sets adamant_last_error() to what a successful save could not do, or to "".
 inline void note_of_save(std::string const& reason)
 {
     (void)fail(ADAMANT_OK, reason.empty() ? reason : "adamant: the file is complete, but " + reason, {});

@@ -17,7 +17,7 @@
 #include <adamant/optimizer.hpp>
 
 struct adamant_state {
-    // The views of masters in two halves are the optimizer's, and go with its shards; the list goes with the arrays.
+    // Views of split masters belong to the optimizer and end with its shards; copy them, as the list lives longer.
     explicit adamant_state(adamant::state_dict of) : views(std::move(of))
     {
         for (adamant::state_tensor& t : views.tensors)
@@ -107,6 +107,10 @@ adamant_status adamant_save_safetensors(const adamant_optimizer* optimizer, cons
         adamant::optimizer& o = to_save(optimizer);
         note_of_save(adamant::save_safetensors(&needed(path, "path"), o.state()).reason);
     });
+}
+adamant_status adamant_check_can_save(const char* path)
+{
+    return guarded([&] { note_of_save(adamant::check_can_save(&needed(path, "path")).reason); });
 }
 adamant_status adamant_load_safetensors(adamant_optimizer* optimizer, const char* const* paths, size_t count)
 {

@@ -41,6 +41,9 @@ ADAMANT_C_API adamant_status adamant_set_loss_scaler(adamant_optimizer* optimize
  * file is complete, but the file system cannot sync its folder or set its permission bits, the status is OK and
  * adamant_last_error() says so; it is empty where nothing is missing. */
 ADAMANT_C_API adamant_status adamant_save_safetensors(const adamant_optimizer* optimizer, const char* path);
+/* Performs every system call of a save on a small file next to the path, before hours of training, and returns what a
+ * save would; adamant_last_error() likewise. What is at the path is not touched. unavailable: a save would fail. */
+ADAMANT_C_API adamant_status adamant_check_can_save(const char* path);
 /* Loads what was saved, from one file or from those of several ranks of one run, however it was cut: ranks may have
  * parts of a parameter, or whole ones that others lack. Groups are found by their names and shards by those of their
  * parameters; weight_out is made of param. Everything is checked first. invalid argument: something is missing or of
@@ -89,7 +92,7 @@ typedef struct adamant_state_tensor {
     size_t struct_bytes;
     const char* param; /* the parameter's name */
     const char* group; /* the name of its parameter group */
-    /* In the shard's own array. Null for no elements, and for masters in two halves (ADAMANT_SPLIT_FLOAT32), which are
+    /* In the shard's own array. Null if there are no elements, and for split masters (ADAMANT_SPLIT_FLOAT32), which are
      * no array of the tensor's dtype, float32: adamant_state_read_tensor() copies them as one. */
     const void* data;
     size_t elements;

@@ -114,7 +114,7 @@ adamant_status adamant_tuned_save(const adamant_tuned* tuned, const char* path)
 {
     return guarded([&] {
         adamant::tuned_cores const& found = of(tuned);
-        adamant::save_tuned(&needed(path, "path"), found);
+        note_of_save(adamant::save_tuned(&needed(path, "path"), found).reason);
     });
 }
 adamant_status adamant_tuned_summary_init(adamant_tuned_summary* summary, size_t struct_bytes)

@@ -23,15 +23,14 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// What a save, or its check, found beyond a whole file at its path. Some file systems (network, FUSE) do not do all
-// that a save asks of them; a save goes on where that harms no file, and says so here.
+// What a save, or its check, could not do although the file is complete. Some network and FUSE file systems refuse
+// calls of a durable save.
 struct save_report {
-    // Whether the folder was synced. If not, the file is complete and synced, but after a power cut the path may have
-    // the old file, whole as well.
+    // Whether the directory was synced. If not, the complete old file may be back after a power failure.
     bool folder_synced = true;
-    // Whether the new file has the permission bits of the one that it replaced. If not, group and others have fewer.
+    // Whether the new file has the permission bits of the file it replaced. If not, group and others have fewer.
     bool permissions_kept = true;
-    std::string reason = {}; // the system's, for each that is false
+    std::string reason = {}; // the system's reason for each false
 
     friend bool operator==(save_report const&, save_report const&) = default;
 };
@@ -63,7 +62,7 @@ private:
     throw_unavailable({path, ": ", what, ": ", std::strerror(error)});
 }
 
-// Repeats a system call that a signal interrupts: on network and FUSE file systems any of them may be.
+// Repeats a system call while a signal interrupts it, which network and FUSE file systems allow for any call.
 template <class Call>
 auto uninterrupted(Call const& call)
 {
@@ -160,23 +159,28 @@ public:
         become(path_);
         return report_;
     }
-    // All that a save does, with a file of a few bytes and a name beside the path. Once, in place of write() and
+    // Performs every system call of a save on a small file next to the path. Call once, instead of write() and
     // commit().
     save_report rehearse()
     {
         static constexpr char few[4096] = {};
         write(few, sizeof few);
-        std::string const name = part_ + ".check";
+        std::string const name = path_ + ".try"; // no longer than PATH.part, which a save needs
         struct ::stat there = {};
         {
             descriptor const replaced(uninterrupted(
                 [&] { return ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666); }));
             if (replaced.get() < 0 || ::fstat(replaced.get(), &there) != 0)
                 refuse_file(name, "cannot be opened for writing", errno);
+            // A check that was killed leaves an empty file or these zeros. Anything else belongs to somebody.
+            char found[sizeof few] = {};
+            ssize_t const size = uninterrupted([&] { return ::pread(replaced.get(), found, sizeof found, 0); });
+            bool const is_ours = S_ISREG(there.st_mode) &&
+                                 (there.st_size == 0 || there.st_size == static_cast<::off_t>(sizeof few)) &&
+                                 size == there.st_size && std::memcmp(found, few, sizeof few) == 0;
+            if (!is_ours)
+                refuse_file(name, "is in the way of a check; rename it", EEXIST);
         }
-        if (!S_ISREG(there.st_mode) ||
-            there.st_size > static_cast<::off_t>(sizeof few)) // one that was killed left less
-            refuse_file(name, "is in the way of a check; rename it", EEXIST);
         try {
             become(name);
         } catch (...) {
@@ -192,7 +196,7 @@ private:
 
     void become(std::string const& name)
     {
-        // Not again after an error: a second call would no longer know of it.
+        // fsync() is not retried after an error: a second call would not report it again.
         if (uninterrupted([&] { return ::fsync(file_.get()); }) != 0)
             fail("could not be synced to the disk");
         if (uninterrupted([&] { return ::rename(part_.c_str(), name.c_str()); }) != 0) {

@@ -31,8 +31,8 @@ ADAMANT_BEGIN_NAMESPACE
 // 100 MB; and unavailable with the system's reason and the path where the file cannot be
 // written or another save to this path is under way; and what reading a state of a file throws. The old file is then as
 // it was, and nothing of this save is left. A file that is replaced keeps its permission bits but not its owner, a new
-// one has those of the umask; a symbolic link is followed. Returns what the file system did not do that harms no file.
-// Thread-safe.
+// one has those of the umask; a symbolic link is followed. Returns what
+// the file system could not do although the file is complete. Thread-safe.
 inline save_report save_safetensors(std::filesystem::path const& path, state_dict const& state)
 {
     detail::default_mode_scope const mode;
@@ -58,7 +58,7 @@ inline std::size_t write_safetensors(std::span<std::byte> to, state_dict const& 
 
 // Does all that save_safetensors() does with a path, to the file system, so that what a save would throw is thrown
 // before hours of training, and returns what a save would. Writes a few bytes to PATH.part, syncs them, renames that to
-// PATH.part.check, syncs the folder and removes the file; what is at the path is not touched. Says nothing of how much
+// PATH.try, syncs the folder and removes the file; what is at the path is not touched. Says nothing of how much
 // room there is. Thread-safe.
 inline save_report check_can_save(std::filesystem::path const& path)
 {

@@ -30,7 +30,7 @@ enum class state_array : std::uint8_t { param, exp_avg, exp_avg_sq };
 // read, or masters in two halves.
 class state_source {
 public:
-    // Copies bytes that begin at an address of this source: so many behind a tensor's `data`, which may be null. Throws
+    // Copies bytes at an offset from a tensor's `data`, which may be null. Throws
     // corrupted or unavailable where they can no longer be read. Thread-safe.
     virtual void read(std::byte const* from, std::size_t bytes, std::byte* to) const = 0;
 
@@ -59,7 +59,7 @@ struct state_tensor {
     std::size_t begin = 0;
     std::size_t elements = 0;
     // array_bytes(type, elements) bytes, at any address. Null in a state() where there are no elements, and where
-    // masters are in two halves and so no array of float32 in memory: read_elements() has them, too.
+    // masters are split, so that no float32 array exists in memory. read_elements() copies their elements.
     std::byte const* data = nullptr;
     // If not null, loading and saving read the data through it instead of from `data`.
     state_source const* source = nullptr;

@@ -108,7 +108,7 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& from)
 }
 
 // Replaces the file as a whole or leaves the old one. Throws unavailable with the path and the system's reason. Returns
-// what the file system did not do that harms no file.
+// what the file system could not do although the file is complete.
 inline save_report save_tuned(std::filesystem::path const& path, tuned_cores const& found)
 {
     detail::default_mode_scope const mode;

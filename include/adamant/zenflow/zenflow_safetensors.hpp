@@ -27,8 +27,8 @@ ADAMANT_BEGIN_NAMESPACE
 // old file or the new one, both whole. Reads each array twice and copies none; nobody may write to them meanwhile, so
 // no step may be taken. The same state gives the same bytes. Throws, before it writes anything, invalid_argument for
 // what validate(state) refuses and for a header of more than 100 MB; unavailable where the file cannot be written or
-// another save to this path is under way; and what reading a state of a file throws. Returns what the file system did
-// not do that harms no file. Thread-safe.
+// another save to this path is under way; and what reading a state of a file throws. Returns what the file system
+// could not do although the file is complete. Thread-safe.
 inline save_report save_safetensors(std::filesystem::path const& path, zenflow_state const& state)
 {
     detail::default_mode_scope const mode;

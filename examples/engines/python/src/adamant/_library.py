@@ -60,7 +60,7 @@ _errors: Dict[int, Type[Error]] = {
 
 
 def whole_number(value: Any, what: str, most: int = 2**64 - 1, least: int = 0) -> int:
-    """An integer for C, where ctypes would cut off what does not fit without a word. Raises InvalidArgument for any
+    """Checks an integer before ctypes truncates it silently. Raises InvalidArgument for any
     other value, and for booleans."""
     if type(value) is int and least <= value <= most:
         return value
@@ -271,6 +271,7 @@ _functions: Dict[str, List[Any]] = {
     "adamant_deepspeed_parse": [c_char_p, c_size_t, _p],
     "adamant_deepspeed_apply": [_p, _p, _p, _p, _p, _p],
     "adamant_save_safetensors": [_p, c_char_p],
+    "adamant_check_can_save": [c_char_p],
     "adamant_load_safetensors": [_p, POINTER(c_char_p), c_size_t],
     "adamant_zenflow_create": [_p, _p, _p, _p],
     "adamant_zenflow_add_group": [_p, c_char_p, _p, c_int32, POINTER(c_size_t)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from array import array as packed
 from ctypes import byref, c_double, c_size_t, c_uint64
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
@@ -380,8 +381,13 @@ class Optimizer(Calls):
         return scale.value
 
     def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
-        """Writes the state to a safetensors file, which is there whole or not at all."""
+        """Writes the state to a safetensors file, which is there whole or not at all.
+
+        Warns where the file is complete, but the file system cannot sync its folder or set its permission bits.
+        """
         self._call("adamant_save_safetensors", os.fsencode(path))
+        if note := library().adamant_last_error().decode("utf-8", "replace"):
+            warnings.warn(note, RuntimeWarning, stacklevel=2)
 
     def load(self, *paths: Union[str, "os.PathLike[str]"]) -> None:
         """Loads what save() wrote, on one rank or on several, however it was cut."""
