@@ -14,6 +14,7 @@
 
 #include <adamant/core/checksum.hpp>
 #include <adamant/core/error.hpp>
+#include <adamant/core/refused_call.hpp>
 #include <adamant/core/sorting.hpp>
 #include <adamant/optimizer/param_places.hpp>
 
@@ -149,4 +150,16 @@ TEST_CASE("shards are found by name and element, in whatever order they came")
             check(rest);
         }
     }
+}
+
+TEST_CASE("advice on a refused call follows its error")
+{
+    for (int const error : {EPERM, EACCES}) { // no limit is the reason
+        CHECK(detail::advice_on(error, "see ulimit -v").find("seccomp") != std::string::npos);
+        CHECK(detail::advice_on(error, "see ulimit -v").find("ulimit") == std::string::npos);
+    }
+    CHECK(detail::advice_on(ENOSYS, "see ulimit -v").find("the kernel does not have this call") != std::string::npos);
+    CHECK(detail::advice_on(ENOSYS, "see ulimit -v").find("CAP_SYS_NICE") == std::string::npos);
+    for (int const error : {ENOMEM, EAGAIN, EINVAL})
+        CHECK(detail::advice_on(error, "see ulimit -v") == "see ulimit -v");
 }

@@ -71,7 +71,9 @@ inline void release(lanes const& on, device_ptr memory) noexcept
         (void)cudaGetLastError();
         throw_unavailable({on.name(), " was asked for ", bytes,
                            " bytes of pinned host memory, and got none: ", cudaGetErrorString(error),
-                           "; free host memory, or raise the limit on locked memory (ulimit -l)"});
+                           error == cudaErrorMemoryAllocation
+                               ? "; free host memory, or raise the limit on locked memory (ulimit -l)"
+                               : "; look for earlier errors of this device"});
     }
     std::shared_ptr<void> owner(memory, [process = this_process()](void* at) {
         if (this_process() == process && cudaFreeHost(at) != cudaSuccess)

@@ -34,8 +34,9 @@ ADAMANT_DECL void unmap::operator()(std::byte* data) const noexcept
 inline unique_mapping map_pages(std::size_t bytes, std::size_t alignment)
 {
     auto const refused = [&] {
-        return unavailable("adamant: " + bytes_text(bytes) + " could not be mapped (" + std::strerror(errno) + "); " +
-                           advice_on(errno, "see ulimit -v, vm.overcommit_memory and vm.max_map_count"));
+        int const error = errno; // making the text may change it
+        return unavailable("adamant: " + bytes_text(bytes) + " could not be mapped (" + std::strerror(error) + "); " +
+                           advice_on(error, "see ulimit -v, vm.overcommit_memory and vm.max_map_count"));
     };
     std::size_t const page = page_bytes(page_kind::normal);
     void* const at = ::mmap(nullptr, bytes + alignment + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -247,11 +248,12 @@ ADAMANT_DECL std::string memory_block::set_policy(node_set const& nodes, bool st
     // MPOL_BIND, or else MPOL_PREFERRED_MANY, or where the kernel is older MPOL_PREFERRED.
     int const flags = HWLOC_MEMBIND_BYNODESET | (strict ? HWLOC_MEMBIND_STRICT : 0);
     if (hwloc_set_area_membind(detail::live_topology(), data(), report_.mapped_bytes, detail::to_bitmap(nodes).get(),
-                               HWLOC_MEMBIND_BIND, flags) != 0)
-        return std::string("mbind: ") + std::strerror(errno) +
-               (errno == EPERM
-                    ? "; containers may need CAP_SYS_NICE for it"
-                    : "; " + detail::advice_on(errno, "are these nodes online and allowed to this process?"));
+                               HWLOC_MEMBIND_BIND, flags) != 0) {
+        int const error = errno;
+        return std::string("mbind: ") + std::strerror(error) + "; " +
+               (error == EPERM ? "a seccomp filter forbids it; in a container, add CAP_SYS_NICE"
+                               : detail::advice_on(error, "are these nodes online and allowed to this process?"));
+    }
     auto const got = detail::binding_of(data());
     if (!got)
         return std::string("get_mempolicy, which would confirm it: ") + std::strerror(errno);
