@@ -482,6 +482,8 @@ TEST_CASE("a value that cannot be is an error with its path")
     check_refusals(all);
     check_refusals({
         {at_path("optimizer.params.betas", "[1, 0.9]"), "optimizer.params.betas[0] is 1, but must be in [0, 1)"},
+        {at_path("optimizer.params.betas", "[0.9, 0.99999999]"),
+         "optimizer.params.betas[1] is 0.99999999, but must be in [0, 1), and below 1 - 2^-25"},
         {at_path("optimizer.params.betas", "[0.9, -1]"), "optimizer.params.betas[1] is -1, but must be in [0, 1)"},
         {at_path("optimizer.params.betas", "[0.9, [1, 2]]"),
          "optimizer.params.betas[1] is an array of 0, but must be in [0, 1)"},
@@ -774,9 +776,7 @@ TEST_CASE("the plain options are checked without JSON")
     CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.5, c.pt_reserved_cores_perc = 0.4; }) ==
           "adamant: cpuadam_cores_perc is 0.5 and pt_reserved_cores_perc 0.4, which do not add up to 1; set one of "
           "them");
-    auto const wrong_zenflow = [&](zenflow_config const& of) {
-        return wrong([&](config c) { c.zenflow = of; });
-    };
+    auto const wrong_zenflow = [&](zenflow_config const& of) { return wrong([&](config c) { c.zenflow = of; }); };
     CHECK(wrong_zenflow({}) == "no exception");
     CHECK(wrong_zenflow({.topk_ratio = nan}) == "adamant: topk_ratio is nan, but must be from 0 to 1");
     CHECK(wrong_zenflow({.select_interval = 0}) == "adamant: select_interval is 0, but must be 1 or above");

@@ -160,7 +160,8 @@ private:
 
     void betas()
     {
-        static constexpr number_rule beta{0, 1, true, false, "in [0, 1)"};
+        static constexpr number_rule beta{0, 1 - 0x1p-25, true, false,
+                                          "in [0, 1), and below 1 - 2^-25, from where on float rounds it to 1"};
         json_value const* const found = document_.find("optimizer.params.betas");
         if (found == nullptr)
             return;
