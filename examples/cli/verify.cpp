@@ -145,6 +145,37 @@ private:
     std::byte* begin_;
 };
 
+// The arrays of n elements of one format, each at another odd offset.
+struct shard_memory {
+    misaligned param, grad, exp_avg, exp_avg_sq, weight_out;
+
+    shard_memory(shard_format const& format, std::size_t n)
+        : param(format.types[0], n, 1), grad(format.types[1], n, 3), exp_avg(format.types[2], n, 5),
+          exp_avg_sq(format.types[3], n, 7), weight_out(format.types[4], n, 9)
+    {
+    }
+    // Also where the master is split: weight_out has its upper half.
+    void set_param(shard_format const& format, std::size_t i, float x)
+    {
+        param.set(i, x);
+        if (has_split_param(format.types))
+            weight_out.set(i, x);
+    }
+    // n elements from `begin` on.
+    [[nodiscard]] any_shard shard_at(shard_format const& format, std::size_t begin, std::size_t n,
+                                     place_in_param const& place) const
+    {
+        return any_shard(
+            format,
+            {param.at(begin), grad.at(begin), exp_avg.at(begin), exp_avg_sq.at(begin), weight_out.at(begin), place}, n);
+    }
+    void add_state_to(digest& sum, std::size_t n) const
+    {
+        for (misaligned const* array : {&param, &exp_avg, &exp_avg_sq, &weight_out})
+            array->add_to(sum, n);
+    }
+};
+
 constexpr std::size_t lengths[] = {1, 7, 64, 129, 509}; // the longest has work for 8 threads
 // The next shard begins behind the last one, or behind its groups.
 std::size_t room_of(shard_format const& format, std::size_t n)
@@ -164,26 +195,20 @@ void step_at_edges(executor const& cpu, shard_format const& format, digest& sum)
     std::uint64_t t = 0;
     for (int const exponent : exponents)
         for (unsigned variant = 0; variant < 32; ++variant) {
-            misaligned param(format.types[0], n, 1);
-            misaligned grad(format.types[1], n, 3);
-            misaligned exp_avg(format.types[2], n, 5);
-            misaligned exp_avg_sq(format.types[3], n, 7);
-            misaligned weight_out(format.types[4], n, 9);
+            shard_memory arrays(format, n);
             random_bits random(variant);
             for (std::size_t i = 0; i < n; ++i) {
                 // Halfway between two of bfloat16, or next to that, of any last bit that is kept.
                 std::uint64_t const bits = random();
                 auto const p = std::bit_cast<float>(0x3f008000u + static_cast<std::uint32_t>(bits % 3) - 1 +
                                                     (static_cast<std::uint32_t>(bits >> 8 & 0x7f) << 16));
-                param.set(i, p);
-                if (has_split_param(format.types))
-                    weight_out.set(i, p);
-                exp_avg.set(i, 0);
-                exp_avg_sq.set(i, 0);
+                arrays.set_param(format, i, p);
+                arrays.exp_avg.set(i, 0);
+                arrays.exp_avg_sq.set(i, 0);
                 // The largest of a group has the mantissa of an edge; the others are of any size below it.
                 auto const edge = std::bit_cast<float>(0x3f800000u + ((0x60u + variant) << 16)); // 1.75 to 1.99
-                grad.set(i,
-                         i % quantized_group_elems == variant % 3 ? edge : -edge * with_exponent(bits >> 16, -16, -1));
+                arrays.grad.set(
+                    i, i % quantized_group_elems == variant % 3 ? edge : -edge * with_exponent(bits >> 16, -16, -1));
             }
             auto const kind = static_cast<rounding>(variant % 2);
             coefficients const c = make_coefficients({.lr = variant % 4 < 2 ? 0 : 1e-3,
@@ -191,14 +216,8 @@ void step_at_edges(executor const& cpu, shard_format const& format, digest& sum)
                                                       .beta2 = variant % 8 < 4 ? 0 : 0.5,
                                                       .rounding = {kind, kind, 3}},
                                                      ++t, {.loss_scale = std::ldexp(1.0, -exponent)});
-            sum.add(
-                step(cpu,
-                     any_shard(format,
-                               {param.at(0), grad.at(0), exp_avg.at(0), exp_avg_sq.at(0), weight_out.at(0), {1, 0}}, n),
-                     c)
-                    .nonfinite_grads);
-            for (misaligned const* array : {&param, &exp_avg, &exp_avg_sq, &weight_out})
-                array->add_to(sum, n);
+            sum.add(step(cpu, arrays.shard_at(format, 0, n, {1, 0}), c).nonfinite_grads);
+            arrays.add_state_to(sum, n);
         }
 }
 
@@ -210,47 +229,38 @@ std::uint64_t trajectory(executor const& cpu, shard_format const& format, unsign
     for (std::size_t const n : lengths)
         total_elems += room_of(format, n);
     for (int mode = 0; mode < 3; ++mode) {
-        misaligned param(format.types[0], total_elems, 1);
-        misaligned grad(format.types[1], total_elems, 3);
-        misaligned exp_avg(format.types[2], total_elems, 5);
-        misaligned exp_avg_sq(format.types[3], total_elems, 7);
-        misaligned weight_out(format.types[4], total_elems, 9);
+        shard_memory arrays(format, total_elems);
         random_bits random(static_cast<std::uint64_t>(mode));
         for (std::size_t i = 0; i < total_elems; ++i) {
             float const p = value_of_kind(i, random(), -9, -4);
-            param.set(i, p);
-            if (has_split_param(format.types)) // of which weight_out is the upper half
-                weight_out.set(i, p);
-            exp_avg.set(i, value_of_kind(i, random(), -20, -10));
+            arrays.set_param(format, i, p);
+            arrays.exp_avg.set(i, value_of_kind(i, random(), -20, -10));
             float const v = value_of_kind(i, random(), -36, -20);
-            exp_avg_sq.set(i, i % 8 == 7 ? v : std::bit_cast<float>(std::bit_cast<std::uint32_t>(v) & float_abs_mask));
+            arrays.exp_avg_sq.set(
+                i, i % 8 == 7 ? v : std::bit_cast<float>(std::bit_cast<std::uint32_t>(v) & float_abs_mask));
         }
         for (std::uint64_t t = 1; t <= steps; ++t) {
             // A row that is idle after step 20 lets its moments decay.
             for (std::size_t i = 0; i < total_elems; ++i) {
                 std::uint64_t const bits = random();
-                grad.set(i, t > 20 && i % 8 == 4 ? 0.0f : value_of_kind(i, bits, -14, -1));
+                arrays.grad.set(i, t > 20 && i % 8 == 4 ? 0.0f : value_of_kind(i, bits, -14, -1));
             }
             coefficients const c = make_coefficients(hyper_of(mode, t), t, {.loss_scale = mode == 0 ? 1024.0 : 1.0});
             std::size_t begin = 0;
             for (std::size_t const n : lengths) {
                 // As what it is of a parameter, in which a line of random numbers ends.
                 place_in_param const place = {2, rounding_line_elems - room_of(format, 300) + begin};
-                any_shard const shard(format,
-                                      {param.at(begin), grad.at(begin), exp_avg.at(begin), exp_avg_sq.at(begin),
-                                       weight_out.at(begin), place},
-                                      n);
+                any_shard const shard = arrays.shard_at(format, begin, n, place);
                 step_report const report = step(cpu, shard, c);
                 threads = std::max(threads, report.threads);
                 sum.add(report.nonfinite_grads);
                 begin += room_of(format, n);
             }
             if (t % 20 == 0) {
-                grad_squares const squares = sum_of_squares(cpu, grad.at(0), format.types[1], total_elems);
+                grad_squares const squares = sum_of_squares(cpu, arrays.grad.at(0), format.types[1], total_elems);
                 sum.add(std::bit_cast<std::uint64_t>(squares.sum));
                 sum.add(squares.nonfinite);
-                for (misaligned const* array : {&param, &exp_avg, &exp_avg_sq, &weight_out})
-                    array->add_to(sum, total_elems);
+                arrays.add_state_to(sum, total_elems);
             }
         }
     }
