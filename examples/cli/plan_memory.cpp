@@ -127,7 +127,7 @@ void add_host(plan_request const& r, std::size_t cpu, std::size_t device, memory
                      r.journal_bytes() <= 0
                          ? "none: every update waits for the norm"
                          : "budget of " + shortest(r.journal_bytes()) +
-                               " B an element, to take back steps that were begun before the norm was known" +
+                               " B an element, to roll back updates made before the norm is known" +
                                (r.speculative_share() < 1 ? "; room for " + fixed(100 * r.speculative_share(), 0) +
                                                                 "% of the blocks, the others wait for the norm"
                                                           : "")});

@@ -132,7 +132,7 @@ private:
     double device_s_ = 0;
 };
 
-// Where a convex function is least, from `low` to `high`; of several places the last.
+// The minimum of a convex function on [low, high]; the last one if there are several.
 template <class Function>
 double last_minimum(double low, double high, Function const& f)
 {

@@ -46,7 +46,7 @@ inline std::string did_you_mean(std::string_view word, std::vector<std::pair<std
                 found.push_back(shown);
         }
     }
-    // Those that begin with the word are one family, of which more are shown.
+    // Names that start with the word belong to one family, so more of them are shown.
     if (found.empty() || found.size() > (nearest == 0 ? 8 : 3))
         return "";
     std::string text = "; did you mean ";

@@ -332,7 +332,7 @@ TEST_CASE("fork: a device by itself, idle and at work", "[once]")
     CHECK(gpu->wait_until(gpu->mark(device_lane::up), device::clock::time_point::max()));
 }
 
-TEST_CASE("fork: while threads step what zenflow has put off", "[once]")
+TEST_CASE("fork: during zenflow's deferred update in the background", "[once]")
 {
     auto const threads = two_threads();
     put_off m(on(threads)), alone;

@@ -271,7 +271,7 @@ private:
             made.push_back(p.on);
         return pieces.empty() ? nullptr : on->make_part(std::move(made), settings_.with_records);
     }
-    // In a handler: goes on with the pieces that there were, after place() has failed.
+    // In an exception handler: restores the previous pieces after place() has failed.
     void stay()
     {
         std::exception_ptr const first = std::current_exception();

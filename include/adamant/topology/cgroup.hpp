@@ -104,7 +104,7 @@ inline mounted_cgroup find_in_mounts(std::string const& root, std::string_view m
 
 // The cgroups that limit what this process gets of a controller ("memory", "cpu", "hugetlb"): its own first, and all
 // ancestors that are to be seen. root: the folder that has proc and sys; "" for this machine's. Where
-// /proc/self/mountinfo cannot be read, the usual places are looked at.
+// /proc/self/mountinfo cannot be read, the usual mount points are used.
 inline std::vector<cgroup_folder> cgroup_folders(std::string const& root, std::string_view controller)
 {
     std::vector<cgroup_folder> all;

@@ -116,7 +116,7 @@ protected:
     {
         std::size_t const ranks = far.size();
         std::size_t most = 0;  // ranks of one node
-        std::size_t seats = 0; // with so many in each that has room
+        std::size_t seats = 0; // per node that has room
         while (seats < ranks) {
             std::size_t const before = std::exchange(seats, 0);
             ++most;
@@ -129,7 +129,7 @@ protected:
             std::size_t node;
             std::int64_t cost; // of its own, above any sum of distances where a node has less without it
         };
-        std::int64_t const near = 64; // the unit of distances: above any sum of places by size
+        std::int64_t const near = 64; // unit of distances; larger than any sum of tie-breaking ranks by node size
         auto const step = static_cast<std::int64_t>(ranks * groups.size() + 1);
         std::int64_t const uneven = (2 * near * static_cast<std::int64_t>(ranks) + 1) * step;
         std::vector<seat> all;

@@ -21,7 +21,7 @@ struct cpu_quota {
 // cpu.cfs_period_us of version 1. root: the folder that has proc and sys; "" for this machine's. Thread-safe.
 [[nodiscard]] cpu_quota read_cpu_quota(std::string const& root = {});
 
-// How many of `threads` threads each of so many ranks can keep busy within a quota that they share: at least one.
+// How many of `threads` threads each rank can keep busy when `ranks` ranks share a quota; at least one.
 [[nodiscard]] inline std::size_t threads_within(double quota_cpus, unsigned ranks, std::size_t threads) noexcept
 {
     if (!(quota_cpus > 0))

@@ -66,7 +66,7 @@ ADAMANT_DECL tuning_key tuning_key_of(machine const& on, core_request const& req
                     {"PUs of a core", request.smt == smt_policy::all ? "all" : "one"},
                     {"fast cores for", request.fast == fast_cores::host ? "the host" : "the optimizer"},
                     {"version", detail::text_of({ADAMANT_VERSION_MAJOR, ".", ADAMANT_VERSION_MINOR})}}};
-    if (on.quota.cpus > 0) // else left out, so that what was saved before there was such an entry still holds
+    if (on.quota.cpus > 0) // absent without a quota, so that older files stay valid
         key.entries.emplace_back(detail::quota_entry, detail::text_of({on.quota.cpus}));
     return key;
 }

@@ -9,7 +9,7 @@
 ADAMANT_BEGIN_NAMESPACE
 
 struct zenflow_report : optimizer_report { // elements: those that were stepped at once
-    bool warm_up = false;                  // a plain step of everything: nothing is put off, and no window ends
+    bool warm_up = false;                  // a plain step of all elements: nothing is deferred, and no window ends
     bool selected = false;                 // columns were selected anew,
     std::size_t columns_moved = 0;         // so many of which were not selected before
     std::size_t put_off = 0;               // elements whose gradients were added up
