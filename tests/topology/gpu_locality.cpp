@@ -384,3 +384,20 @@ TEST_CASE("gpu_locality: no exchange and no idle core helps a rank of a large ma
             }
     check(t);
 }
+
+TEST_CASE("gpu_locality: ranks that share GPUs of a DGX A100 in NPS4 have a node each, as near as can be")
+{
+    tally t;
+    for (double const share : {0.5, 0.75, 1.0}) {
+        core_request r;
+        r.ranks = 8;
+        r.gpus = {"5", "7", "6", "2", "4", "5", "2", "7"};
+        r.cpuadam_cores_perc = share;
+        judge(dgx_a100(), r, true, t);
+        node_set nodes;
+        for (rank_cores const& one : select_cores(dgx_a100(), r))
+            nodes = nodes | one.numa_nodes;
+        CHECK(nodes.size() == 8);
+    }
+    check(t);
+}
