@@ -77,7 +77,7 @@ std::string text_of(std::initializer_list<text_part> parts);
 [[noreturn]] void throw_invalid_argument(std::initializer_list<text_part> parts);
 [[noreturn]] void throw_unavailable(std::initializer_list<text_part> parts);
 [[noreturn]] void throw_device_error(std::initializer_list<text_part> parts);
-// In a handler: what failed, and what that means for the caller.
+// In an exception handler: what failed, and what that means for the caller.
 [[noreturn]] void rethrow_as_device_error(std::string const& consequence);
 [[noreturn]] void throw_corrupted(std::initializer_list<text_part> parts);
 

@@ -19,7 +19,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-// A file of /proc or /sys, which are short; empty where it cannot be read. Read at once, as they may change meanwhile.
+// The text of a file in /proc or /sys; empty if it cannot be read. Read in one call, as the file may change meanwhile.
 inline std::string read_file(std::string const& path)
 {
     std::string text;

@@ -61,9 +61,9 @@ public:
 
     [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
     [[nodiscard]] std::string const& name() const noexcept { return name_; }
-    // CUDA does not survive a fork: a call of it could fail or hang, and locks may be taken for good.
+    // CUDA does not survive a fork: a call of it could fail or hang, and locks may be held forever.
     [[nodiscard]] bool in_this_process() const noexcept { return calls_.in_this_process(); }
-    // Throws unavailable in a process that was forked from the device's.
+    // Throws unavailable in a forked child process.
     void check_process() const { require_process(calls_.process(), name_); }
     [[nodiscard]] bool failed() const
     {

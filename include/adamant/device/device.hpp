@@ -157,7 +157,7 @@ public:
 // undone until reset(). So finished work can be told from the rest, and waiting throws a device_error that says what
 // failed.
 //
-// In a process that was forked from the device's, functions that may throw throw unavailable, release() does nothing
+// In a forked child process, functions that may throw throw unavailable, release() does nothing
 // and reset() returns false; destructors leak what belongs to the device.
 //
 // One optimizer at a time has pieces on a device object, because reset() drops all enqueued work. Give each optimizer

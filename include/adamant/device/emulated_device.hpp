@@ -41,7 +41,7 @@ class emulated_device final : public device {
 public:
     // Throws invalid_argument for rates that are not above 0, and what std::thread throws.
     explicit emulated_device(emulation_options options = {});
-    // Drops work that has not begun. A process that was forked from the device's has no such threads: there the device
+    // Drops work that has not begun. A forked child process has no such threads: there the device
     // is leaked, and functions that may throw throw unavailable.
     ~emulated_device() override;
 
@@ -114,8 +114,8 @@ private:
         std::thread thread;
     };
 
-    // Throws unavailable in a process that was forked from the device's, where its threads are gone and the lock may be
-    // taken for good.
+    // Throws unavailable in a forked child process, where its threads are gone and the lock may be
+    // held forever.
     [[nodiscard]] std::unique_lock<std::mutex> locked() const;
     [[nodiscard]] bool is_idle() const noexcept;
     // Until nothing is left to do, or what hangs keeps it from that: then all is dropped.

@@ -36,13 +36,13 @@ class [[nodiscard]] submission : detail::team_request {
 public:
     submission(submission const&) = delete;
     submission& operator=(submission const&) = delete;
-    // Waits, and discards exceptions of the task. Does not wait in a process that was forked from the team's.
+    // Waits, and discards exceptions of the task. Does not wait in a forked child process.
     ~submission() { detail::wait_for(*state_, *this); }
 
     // Whether all members have finished it. Never blocks.
     [[nodiscard]] bool done() const noexcept { return detail::is_done(*state_, *this); }
     // Returns when all members have finished it, and throws the first exception that the task threw in any of them.
-    // Throws unavailable in a process that was forked from the team's.
+    // Throws unavailable in a forked child process.
     void wait()
     {
         detail::check_process(*state_);
@@ -99,8 +99,7 @@ public:
     team(team const&) = delete;
     team& operator=(team const&) = delete;
 
-    // Finishes what was submitted, then ends the threads. A process that was forked from the team's has no such
-    // threads; there the memory of the team is left as it is.
+    // Finishes what was submitted, then ends the threads. A forked child process has none of them and leaks the team.
     ~team();
 
     // The options that it was made with; `bind` is never automatic.
@@ -137,7 +136,7 @@ public:
     [[nodiscard]] bool others_wait() const noexcept;
     // Throws what submit() would throw if it were called here, and does nothing else.
     void check_submit() const;
-    // Whether its threads are there: not in a process that was forked from the team's. There check_process() throws
+    // Whether its threads are there: not in a forked child process. There check_process() throws
     // unavailable.
     [[nodiscard]] bool in_this_process() const noexcept;
     void check_process() const;

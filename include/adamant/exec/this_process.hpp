@@ -41,7 +41,7 @@ inline void require_process(pid_t owner, std::string_view what)
 }
 
 // A T that only the process that made it destroys. In a process forked from that one the threads that used the T are
-// gone, perhaps in the midst of a change: a destructor there could wait for them forever, or free what is half written.
+// gone, perhaps during a change: a destructor there could wait for them forever, or free what is half written.
 // So that process leaks it.
 template <class T>
 class process_bound {

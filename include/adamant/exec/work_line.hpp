@@ -74,8 +74,8 @@ public:
             team_->check_submit();
     }
 
-    // Whether the team's threads are there: not in a process that was forked from the team's. There nobody works on the
-    // line, whose lock may be taken for good, and check_process() throws unavailable.
+    // Whether the team's threads are there: not in a forked child process. There nobody works on the
+    // line, whose lock may be held forever, and check_process() throws unavailable.
     [[nodiscard]] bool in_this_process() const noexcept { return team_ == nullptr || team_->in_this_process(); }
     void check_process() const
     {
@@ -118,7 +118,7 @@ public:
     // another begins, and must not take a new piece for an old one.
     [[nodiscard]] std::size_t added() const noexcept { return added_.load(std::memory_order_relaxed); }
     [[nodiscard]] std::size_t done() const noexcept { return done_.load(std::memory_order_acquire); }
-    // In a process that was forked from the team's, throws unavailable unless it was idle then.
+    // In a forked child process, throws unavailable unless it was idle then.
     [[nodiscard]] bool idle() const
     {
         if (!in_this_process()) {

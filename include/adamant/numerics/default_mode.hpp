@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What computes on a caller's thread outside of steps runs in a floating-point mode of its own.
+// A scope in which code on the caller's thread computes in the default floating-point mode.
 #pragma once
 
 #include <cfenv>
@@ -12,8 +12,8 @@ namespace detail {
 
 // Gives this thread the mode that programs begin with: round-to-nearest-even, gradual underflow, no traps, in both
 // units of x86-64 (the C library asks the x87 unit how decimals are rounded). Restores the caller's whole mode at the
-// end, with the sticky flags as they were. Where the mode is that already, it costs a look, some 5 ns. Threads that are
-// made in the scope begin in this mode, too.
+// end, with the sticky flags as they were. If the mode is the default already, this costs some 5 ns. Threads
+// created within the scope start in this mode.
 class default_mode_scope {
 public:
     default_mode_scope() noexcept : changed_(!is_default())

@@ -24,8 +24,7 @@
 //     update of exp_avg / eps.
 //   - By chance, a first moment below code 1 becomes zero: it would come up to code 1 from far below while its second
 //     moment may go down, and make much too large an update.
-//   - Of a group whose scale is zero, codes are limited to +-127: z comes up to 1 where its largest first moment is
-//   just
+//   - If the scale is zero, codes are clamped to +-127: z reaches 1 where the group's largest first moment is just
 //     below 2^-80.
 //   - From scales of 2^125 on, what is above a quarter of the largest that float holds has the largest code.
 //   - Where an element is infinite or NaN, or the scale would be, the scale is NaN: one element spoils its group, and
@@ -59,7 +58,7 @@ inline constexpr code_curve exp_avg_sq_curve = {2, 0x33a00000u, 0x37a00000u, 1, 
 inline constexpr std::uint32_t largest_divisor_bits = 0x7e000000u; // 2^125
 inline constexpr float scale_over_largest = 0x1.041042p+0f;        // 64/63
 
-// Whether codes of first moments have to be limited to +-127: the scale is zero and z may be above z(127).
+// Whether codes of first moments must be clamped to +-127: the scale is zero and z may exceed z(127).
 [[nodiscard]] ADAMANT_ALWAYS_INLINE constexpr bool exp_avg_codes_overflow(std::uint32_t largest) noexcept
 {
     constexpr std::uint32_t from = 0x177c0000u; // 63/64 of 2^-80

@@ -14,7 +14,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// They throw invalid_argument, but where said otherwise; and unavailable in a process that was forked from the team's
+// They throw invalid_argument, but where said otherwise; and unavailable in a forked child process
 // in the midst of a step.
 class call_rules {
 public:

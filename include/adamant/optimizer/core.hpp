@@ -42,7 +42,7 @@ public:
     [[nodiscard]] registry const& registered() const noexcept { return registry_; }
     [[nodiscard]] training_state const& training() const noexcept { return course_.training(); }
     [[nodiscard]] executor const& cpu() const noexcept { return cpu_; }
-    // Nothing of it may be touched: see step_course.
+    // Must not be touched: see step_course.
     [[nodiscard]] bool is_left_behind() const noexcept { return course_.is_left_behind(); }
     [[nodiscard]] std::uint64_t cpu_blocks_done() const noexcept { return course_.sides().line().done(); }
 

@@ -147,8 +147,8 @@ public:
             give_up_and_rethrow();
         }
     }
-    // In a handler, for calls that leave no step open: takes the step back unless that has been done. Throws what is
-    // being handled, with what it means for the state where that is inconsistent now.
+    // In an exception handler, for calls that leave no step open: takes the step back unless that has been done. Throws
+    // what is being handled, with what it means for the state where that is inconsistent now.
     [[noreturn]] void give_up_and_rethrow()
     {
         if (machine_.is_between_steps()) // finish() has taken it back, and said so

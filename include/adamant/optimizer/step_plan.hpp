@@ -49,7 +49,7 @@ inline void make_terms(step_terms& terms, step_values const& values, optimizer_o
     terms.lr.assign(values.lr.begin(), values.lr.end());
 }
 
-// What gradients are multiplied by before a step: `clip` / loss scale, rounded to float once. A factor that float does
+// Sets the factor of gradients: `clip` / loss scale, rounded to float once. A factor that float does
 // not hold, which norms above 8.5e37 call for, is applied in two: by 2^-125, which is exact for every gradient that the
 // whole factor leaves above 2^-126, and then by the rest. Depends on the rounding mode.
 inline void set_gradient_factor(group_step& step, parameter_group const& group, double loss_scale, double clip)

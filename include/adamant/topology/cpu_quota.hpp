@@ -10,8 +10,8 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// A quota is shared by all processes of the cgroup, whichever CPUs they run on. Threads that run beyond it all stop
-// until the next period, so a team that spins gets slower with each thread more.
+// A quota is shared by all processes of the cgroup, whichever CPUs they run on. Once it is used up, all threads stop
+// until the next period, so each further thread slows a spinning team down.
 struct cpu_quota {
     double cpus = 0;         // CPU time in each unit of time, 2.5 for two and a half CPUs; 0: no quota
     std::string source = {}; // the file that sets it

@@ -19,13 +19,12 @@ ADAMANT_BEGIN_NAMESPACE
 //     far as they have cores for them. With fewer ranks than nodes, all cores are given.
 //   - Of all ways to do that, ranks get the one in which the optimizers are nearest to their GPUs: with the least sum
 //     over ranks of the mean distance of the optimizer's cores, which is 0 near the GPU, 1 in its package, 2 elsewhere.
-//     A rank without a GPU is as well off anywhere. With fewer ranks than nodes, it is one that no exchange of cores
+//     A rank without a GPU has no preferred node. With fewer ranks than nodes, it is one that no exchange of cores
 //     between two ranks improves.
 //   - Where that is the same, the order of the machine is that of ranks.
 //   - Ranks have equal shares of fast and slow cores.
-//   - The optimizer has no more threads than its rank's part of the CPU quota keeps busy, but where a number of cores
-//   or
-//     a list alone asks for more, and `why` says so.
+//   - The optimizer has at most as many threads as its rank's part of the CPU quota keeps busy. An explicit number or
+//     list of cores may exceed that, and `why` says so.
 // The same arguments always give the same answer, so ranks that call this separately agree. Throws invalid_argument for
 // a request that contradicts itself, and unavailable, with what there was, for one that this machine cannot serve.
 // Pure; thread-safe.

@@ -203,8 +203,8 @@ public:
         if (team_ == nullptr)
             team_ = std::make_shared<adamant::team>(team_options{.threads = 1, .bind = binding::none});
     }
-    // In a process that was forked from the team's, throws unavailable. Whether work was under way at the fork; its
-    // locks may be taken for good.
+    // In a forked child process, throws unavailable. Whether work was under way at the fork; its
+    // locks may be held forever.
     void check_process() const
     {
         if (team_ != nullptr)

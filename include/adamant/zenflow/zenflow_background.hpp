@@ -86,7 +86,7 @@ public:
             throw;
         }
     }
-    // In a process that was forked from the team's, throws unavailable. Whether something was under way at the fork.
+    // In a forked child process, throws unavailable. Whether something was under way at the fork.
     void check_process() const { worker_.check_process(); }
     [[nodiscard]] bool in_this_process() const noexcept { return worker_.in_this_process(); }
     [[nodiscard]] bool is_left_behind() const noexcept

@@ -37,7 +37,7 @@ public:
             pus_ = to_list(threads->bound_to());
     }
 
-    // Nothing of it may be touched: this process was forked from the team's in the midst of something.
+    // Must not be touched: this process was forked while work was under way.
     [[nodiscard]] bool is_left_behind() const noexcept
     {
         return background_.is_left_behind() || (is_open_ && !background_.in_this_process());
@@ -352,8 +352,8 @@ private:
         return options;
     }
 
-    // In a handler, for a call that leaves no step open. Throws what is being handled, with what it means for the state
-    // where that is inconsistent now.
+    // In an exception handler, for a call that leaves no step open. Throws what is being handled, with what it means
+    // for the state where that is inconsistent now.
     [[noreturn]] void give_up_and_rethrow()
     {
         if (!std::exchange(is_open_, false))
