@@ -480,13 +480,14 @@ TEST_CASE("a value that cannot be is an error with its path")
                                        {"{}", "an object"}})
         wrong("optimizer.params.betas", value, shown, "an array of two numbers");
     check_refusals(all);
+    std::string const beta_range = "in [0, 1), and below 1 - 2^-25, from where on float rounds it to 1";
     check_refusals({
-        {at_path("optimizer.params.betas", "[1, 0.9]"), "optimizer.params.betas[0] is 1, but must be in [0, 1)"},
+        {at_path("optimizer.params.betas", "[1, 0.9]"), "optimizer.params.betas[0] is 1, but must be " + beta_range},
         {at_path("optimizer.params.betas", "[0.9, 0.99999999]"),
-         "optimizer.params.betas[1] is 0.99999999, but must be in [0, 1), and below 1 - 2^-25"},
-        {at_path("optimizer.params.betas", "[0.9, -1]"), "optimizer.params.betas[1] is -1, but must be in [0, 1)"},
+         "optimizer.params.betas[1] is 0.99999999, but must be " + beta_range},
+        {at_path("optimizer.params.betas", "[0.9, -1]"), "optimizer.params.betas[1] is -1, but must be " + beta_range},
         {at_path("optimizer.params.betas", "[0.9, [1, 2]]"),
-         "optimizer.params.betas[1] is an array of 0, but must be in [0, 1)"},
+         "optimizer.params.betas[1] is an array of 0, but must be " + beta_range},
         {at_path("optimizer.params.betas", "[0.9, 1e999]"),
          "optimizer.params.betas[1] is 1e999, but must be a finite number"},
         {R"({"any": [0, {"x": [[1, 2, 1e999]]}]})", "any[1].x[0][2] is 1e999, but must be a finite number"},
