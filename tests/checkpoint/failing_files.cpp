@@ -5,9 +5,12 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,6 +22,7 @@
 #include <unistd.h>
 
 #include <adamant/checkpoint/safetensors.hpp>
+#include <adamant/exec/resctrl_files.hpp>
 #include <adamant/tune/tuned_json.hpp>
 #include <adamant/zenflow/zenflow_safetensors.hpp>
 
@@ -258,6 +262,33 @@ TEST_CASE("a system call that fails leaves the new file or the old one, and says
     std::printf("files: %d system calls failed, after which %d saves went on\n", hits, saved);
     CHECK(hits > 100);
     CHECK(saved > 20);
+}
+
+TEST_CASE("a signal does not keep resctrl's files from being read, written and locked")
+{
+    scratch_folder const folder;
+    std::string const path = folder / "schemata";
+    resctrl_files files;
+    for (char const* const call : {"open", "write", "flock", "open folder"}) {
+        CAPTURE(call);
+        std::ofstream(path) << "old";
+        was_hit = false;
+        injected = fault{call, EINTR};
+        int error = -1;
+        std::string text;
+        if (std::string_view(call) == "open" || std::string_view(call) == "write") {
+            CHECK(files.write(path, "new") == 0);
+            CHECK(was_hit);
+            was_hit = false;
+            CHECK(files.read(path, text) == 0);
+            CHECK(text == "new");
+        } else {
+            std::shared_ptr<void> const held = files.lock(folder.path(), error);
+            CHECK(error == 0);
+            CHECK(was_hit);
+        }
+        injected.reset();
+    }
 }
 
 TEST_CASE("what a file system always refuses is known before a save")

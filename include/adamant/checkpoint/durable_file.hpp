@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include <adamant/core/error.hpp>
+#include <adamant/core/uninterrupted.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -60,15 +61,6 @@ private:
 [[noreturn]] inline void refuse_file(std::string const& path, std::string const& what, int error)
 {
     throw_unavailable({path, ": ", what, ": ", std::strerror(error)});
-}
-
-// Repeats a system call while a signal interrupts it, which network and FUSE file systems allow for any call.
-template <class Call>
-auto uninterrupted(Call const& call)
-{
-    for (;;)
-        if (auto const result = call(); result >= 0 || errno != EINTR)
-            return result;
 }
 
 // write() that answers EFBIG at the limit of file sizes (ulimit -f), where the system would end the process by SIGXFSZ.

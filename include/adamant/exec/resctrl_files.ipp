@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <adamant/core/uninterrupted.hpp>
 #include <adamant/exec/resctrl_files.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -23,18 +24,18 @@ ADAMANT_BEGIN_NAMESPACE
 ADAMANT_DECL int resctrl_files::read(std::string const& path, std::string& text)
 {
     text.clear();
-    int const file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    int const file = detail::uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); });
     char buffer[4096];
     ssize_t got = -1;
-    while (file >= 0 && (got = ::read(file, buffer, sizeof buffer)) > 0)
+    while (file >= 0 && (got = detail::uninterrupted([&] { return ::read(file, buffer, sizeof buffer); })) > 0)
         text.append(buffer, static_cast<std::size_t>(got));
     return close_with(file, got < 0 ? errno : 0);
 }
 
 ADAMANT_DECL int resctrl_files::write(std::string const& path, std::string const& text)
 {
-    int const file = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
-    ssize_t const put = file < 0 ? -1 : ::write(file, text.data(), text.size());
+    int const file = detail::uninterrupted([&] { return ::open(path.c_str(), O_WRONLY | O_CLOEXEC); });
+    ssize_t const put = file < 0 ? -1 : detail::uninterrupted([&] { return ::write(file, text.data(), text.size()); });
     return close_with(file, put < 0 ? errno : static_cast<std::size_t>(put) == text.size() ? 0 : EIO);
 }
 
@@ -63,10 +64,11 @@ ADAMANT_DECL int resctrl_files::list_dirs(std::string const& path, std::vector<s
 
 ADAMANT_DECL std::shared_ptr<void> resctrl_files::lock(std::string const& root, int& error)
 {
-    int const file = ::open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int const file = detail::uninterrupted([&] { return ::open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
     error = file < 0 ? errno : EWOULDBLOCK;
     for (int tries = 0; error == EWOULDBLOCK && tries < 1000; ++tries)
-        if (error = ::flock(file, LOCK_EX | LOCK_NB) == 0 ? 0 : errno; error == EWOULDBLOCK)
+        if (error = detail::uninterrupted([&] { return ::flock(file, LOCK_EX | LOCK_NB); }) == 0 ? 0 : errno;
+            error == EWOULDBLOCK)
             ::usleep(5000);
     return {nullptr, [file](void*) {
                 ::flock(file, LOCK_UN); // close alone would leave it with a child forked meanwhile
