@@ -62,9 +62,9 @@ struct shard_to_add {
 // called without traps).
 //
 // Errors: an exception leaves the optimizer as it was before the call, except where a function says otherwise. In a
-// process that was forked from the team's, every call that needs the team throws unavailable; where something was under
-// way at the fork, so does every call but those that only look. There the destructor waits for nothing, and leaks what
-// threads were at work on.
+// process forked from the one that made the team, every call that needs the team throws unavailable. Where work was
+// under way at the fork, every call but those that only look throws it. The destructor waits for nothing there, and
+// leaks what threads were at work on.
 //
 // Movable; an optimizer that was moved from can only be destroyed or assigned to.
 class optimizer {

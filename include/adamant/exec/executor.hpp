@@ -31,8 +31,8 @@ struct executor_options {
 // The instruction set and the threads that do the work: chosen once, at construction, and reported. No choice changes
 // any bit of a result. Cheap to copy: copies share the threads, which end with the last copy. Every member function
 // may be called from any thread, and from several at once; their work is done one after another. An executor with a
-// team must not be used in a process that was forked from its own, which throws unavailable. Without a team (team() is
-// null) the calling thread does the work, in any process.
+// team throws unavailable in a process forked from the one that made the team. Without a team (team() is null) the
+// calling thread does the work, in any process.
 class executor {
 public:
     // Throws unavailable where the CPU lacks the instruction set, or threads cannot be made or bound; and

@@ -114,7 +114,7 @@ public:
 
     // Each member calls task(member), member from 0 to size() - 1; this returns at once. The returned submission keeps
     // the task (an lvalue by reference), and its destructor waits. Allocates nothing. Throws unavailable in a process
-    // forked from the team's, and invalid_argument in a task of this team, which would wait for itself.
+    // forked from the one that made the team, and invalid_argument in a task of this team, which would wait for itself.
     template <class Task>
         requires std::is_invocable_v<Task&, unsigned>
     submission<Task> submit(Task&& task)

@@ -130,7 +130,8 @@ public:
         return idle_;
     }
 
-    // As idle(), without the lock: for a process that was forked from the team's, where nobody else works on the line.
+    // As idle(), without the lock: for a process forked from the one that made the team, where no other thread works on
+    // the line.
     [[nodiscard]] bool was_idle() const noexcept { return idle_; }
 
     // Until all that was added is done. Both throw what idle() does.

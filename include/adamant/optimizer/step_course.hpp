@@ -47,7 +47,7 @@ public:
         else if (!machine_.is_between_steps() || machine_.is_behind())
             (void)sides_.stop();
     }
-    // Whether this process was forked from the team's while something was under way, or a device had shards.
+    // Whether this process was forked from the one that made the team while work was under way or a device had shards.
     [[nodiscard]] bool is_left_behind() const noexcept
     {
         work_line const& line = sides_.line();
