@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <optional>
@@ -160,6 +161,15 @@ TEST_CASE("advice on a refused call follows its error")
     }
     CHECK(detail::advice_on(ENOSYS, "see ulimit -v").find("the kernel does not have this call") != std::string::npos);
     CHECK(detail::advice_on(ENOSYS, "see ulimit -v").find("CAP_SYS_NICE") == std::string::npos);
-    for (int const error : {ENOMEM, EAGAIN, EINVAL})
+    for (int const error : {ENOMEM, EAGAIN, EINVAL}) {
         CHECK(detail::advice_on(error, "see ulimit -v") == "see ulimit -v");
+        CHECK(detail::advice_on_numa_call(error, "are they online?") == "are they online?");
+    }
+    // Container engines allow the calls on NUMA memory to those alone who have a capability.
+    CHECK(detail::advice_on_numa_call(EPERM, "") == "a seccomp filter forbids it; in a container, add CAP_SYS_NICE");
+    for (int const error : {EACCES, ENOSYS})
+        CHECK(detail::advice_on_numa_call(error, "") == detail::advice_on(error, ""));
+    CHECK(detail::refused_text("mmap", ENOMEM, "see ulimit -v") ==
+          std::string("mmap: ") + std::strerror(ENOMEM) + "; see ulimit -v");
+    CHECK(detail::refused_text("mmap", EPERM, "") == std::string("mmap: ") + std::strerror(EPERM));
 }

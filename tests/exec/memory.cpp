@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
+#include <adamant/core/refused_call.hpp>
 #include <adamant/exec/memory.hpp>
 #include <adamant/exec/memory_limits.hpp>
 #include <adamant/exec/memory_placement.hpp>
@@ -603,21 +604,58 @@ TEST_CASE("hugetlb pages are taken where the pool has them, else it is said how 
         std::size_t const more = huge * there + 1;
         fake_root root; // the true pool is asked by mmap; these are the numbers for the text
         std::string const pool = "sys/kernel/mm/hugepages/hugepages-" + std::to_string(huge / kib) + "kB/";
-        root.put(pool + "nr_hugepages", "10\n").put(pool + "free_hugepages", "3\n").put(pool + "resv_hugepages", "1\n");
+        root.put(pool + "nr_hugepages", "10\n").put(pool + "free_hugepages", "1\n").put(pool + "resv_hugepages", "1\n");
         std::size_t const before = mappings_of(more);
         std::string const text = refusal<unavailable>([&] { memory_block(more, with(kind, true), root.path()); });
         CHECK(mentions(text,
                        std::to_string(there + 1) + " pages of kind " + std::string(name(kind)) + " were requested"));
-        CHECK(mentions(text, "but 2 are free (mmap: "));
-        CHECK(mentions(text, "write " + std::to_string(8 + there + 1) + " to"));
+        CHECK(mentions(text, "but 0 are free (mmap: "));
+        CHECK(mentions(text, "write " + std::to_string(10 + there + 1) + " to"));
         CHECK(mentions(text, pool + "nr_hugepages"));
         CHECK(mappings_of(more) == before);
         memory_block const fallback(more, with(kind), root.path());
         CHECK(!detail::is_hugetlb(fallback.report().pages));
-        CHECK(mentions(fallback.report().notes, "but 2 are free"));
+        CHECK(mentions(fallback.report().notes, "but 0 are free"));
         fake_root const without;
         CHECK(mentions(refusal<unavailable>([&] { memory_block(more, with(kind, true), without.path()); }),
                        "there is no "));
+    }
+}
+
+TEST_CASE("where huge pages are refused, the advice follows the error")
+{
+    fake_root root; // whose pools have many
+    for (char const* const pool : {"hugepages-2048kB", "hugepages-1048576kB"})
+        root.put(std::string("sys/kernel/mm/hugepages/") + pool + "/free_hugepages", "1000\n");
+    struct refused {
+        unsigned error;
+        char const* advice;
+    };
+    for (page_kind const kind : {page_kind::hugetlb_2m, page_kind::hugetlb_1g, page_kind::transparent}) {
+        bool const hugetlb = detail::is_hugetlb(kind);
+        long const call = hugetlb ? SYS_mmap : SYS_madvise;
+        std::vector<refused> all = {{EPERM, "seccomp"},
+                                    {ENOSYS, "the kernel does not have this call"},
+                                    {ENOMEM, hugetlb ? "ulimit -v" : "vm.max_map_count"}};
+        if (!hugetlb)
+            all.push_back({EINVAL, "CONFIG_TRANSPARENT_HUGEPAGE"});
+        for (refused const& r : all) {
+            CAPTURE(name(kind), r.error, r.advice);
+            int const status = test::without({call}, r.error, [&] {
+                std::string const text =
+                    refusal<unavailable>([&] { memory_block(3 * mib, with(kind, true), root.path()); });
+                for (char const* const other : {"seccomp", "the kernel does not have this call", "ulimit -v",
+                                                "vm.max_map_count", "CONFIG_TRANSPARENT_HUGEPAGE", "as root"})
+                    if (std::string_view(other) != r.advice && text.find(other) != std::string::npos &&
+                        !(r.error == ENOSYS && std::string_view(other) == "seccomp") && // which may hide it
+                        !(hugetlb && std::string_view(other) == "vm.max_map_count")) {
+                        std::fprintf(stderr, "%s\n", text.c_str());
+                        return 1;
+                    }
+                return text.find(r.advice) != std::string::npos ? 0 : 2;
+            });
+            CHECK((status == 0 || status == -1));
+        }
     }
 }
 
@@ -767,9 +805,12 @@ TEST_CASE("no_numactl: where binding is refused, as in containers, memory is the
         if (text.find("binding to the NUMA nodes 0 failed: " + call) == std::string::npos)
             return 4;
         memory_placement const got = measure_placement(block);
-        if (got.notes.find("move_pages: Operation not permitted") == std::string::npos || !got.node_bytes.empty() ||
-            got.resident_bytes == 0)
+        if (got.notes.find("move_pages: Operation not permitted; a seccomp filter forbids it") == std::string::npos ||
+            !got.node_bytes.empty() || got.resident_bytes == 0)
             return 5;
+        if (notes.find("Operation not permitted; a seccomp filter forbids it; in a container, add CAP_SYS_NICE") ==
+            std::string::npos)
+            return 6;
         return 0;
     };
     int const all = test::without({SYS_mbind, SYS_set_mempolicy, SYS_get_mempolicy, SYS_move_pages}, EPERM,
@@ -779,6 +820,18 @@ TEST_CASE("no_numactl: where binding is refused, as in containers, memory is the
         return;
     // Bound, perhaps, but not known to be.
     CHECK(test::without({SYS_get_mempolicy, SYS_move_pages}, EPERM, [&] { return check("get_mempolicy, "); }) == 0);
+    // The kernel of another machine has none of them.
+    CHECK(test::without({SYS_get_mempolicy, SYS_move_pages}, ENOSYS, [] {
+              memory_block const block(3 * mib, on({0}));
+              std::string const notes = block.report().notes + measure_placement(block).notes;
+              return notes.find("confirm it: " + detail::refused_text("", ENOSYS, "").substr(2) +
+                                "; the kernel does not have this call") != std::string::npos &&
+                             notes.find("move_pages: " + detail::refused_text("", ENOSYS, "").substr(2) +
+                                        "; the kernel does not have this call") != std::string::npos &&
+                             notes.find("CAP_SYS_NICE") == std::string::npos
+                         ? 0
+                         : 1;
+          }) == 0);
     // What an mbind that says yes and does nothing has done, only the kernel knows.
     CHECK(test::without({SYS_mbind}, 0, [] {
               memory_block const block(3 * mib, on({0}));

@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <stdexcept>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
 
@@ -21,7 +22,9 @@
 #endif
 
 #include "catch.hpp"
+#include "child.hpp"
 #include "forked.hpp"
+#include "refusal.hpp"
 
 #if !defined(ADAMANT_SANITIZED) // whose runtimes have these operators themselves
 // Memory that ends: of the whole process, the allocation that comes after so many others fails, once. What is given
@@ -479,6 +482,26 @@ TEST_CASE("a binding that does not take is an error that names the PU, unless it
     CHECK(free.size() == 2);
     CHECK_FALSE(free.bound());
     CHECK(free.members()[0].problem.empty());
+}
+
+TEST_CASE("where threads may not be bound, the advice follows the error")
+{
+    pu_set const one = {live_machine().allowed.front()};
+    struct refused {
+        unsigned error;
+        char const* advice;
+    };
+    for (refused const& r :
+         {refused{EPERM, "look for a seccomp filter"}, refused{ENOSYS, "the kernel does not have this call"},
+          refused{EINVAL, "look whether the PU is online and allowed"}, refused{ENOMEM, "see ulimit -v"}}) {
+        CAPTURE(r.error);
+        int const status = test::without({SYS_sched_setaffinity}, r.error, [&] {
+            std::string const text = test::refusal<unavailable>([&] { team({.pus = one}); });
+            bool const online = text.find("online") != std::string::npos;
+            return text.find(r.advice) != std::string::npos && online == (r.error == EINVAL) ? 0 : 1;
+        });
+        CHECK((status == 0 || status == -1));
+    }
 }
 
 TEST_CASE("slurm_mask: a process that is confined to one PU has a team there and nowhere else")

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <string>
 
 #include <sys/wait.h>
@@ -23,7 +24,8 @@
 
 namespace test {
 
-// Exit status of work done in a forked process; above 1000 where a signal ended it. One that hangs is ended by SIGALRM.
+// Exit status of work done in a forked process: what it returns, 98 for an exception, above 1000 where a signal ended
+// it. One that hangs is ended by SIGALRM.
 template <class Work>
 int in_child(Work const& work)
 {
@@ -31,10 +33,12 @@ int in_child(Work const& work)
     pid_t const child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-        alarm(20);
-        int status = 99;
+        alarm(60);
+        int status = 98;
         try {
             status = work();
+        } catch (std::exception const& error) {
+            std::fprintf(stderr, "in the child: %s\n", error.what());
         } catch (...) {
         }
         _exit(status);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Advice where the system refuses a call, by its error number.
+// What to say where the system refuses a call: why, and what to do, by its error number.
 #pragma once
 
 #include <cerrno>
+#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -19,6 +20,24 @@ inline std::string advice_on(int error, std::string_view usual)
     if (error == ENOSYS)
         return "the kernel does not have this call, or a seccomp filter hides it";
     return std::string(usual);
+}
+
+// For mbind(), get_mempolicy() and move_pages(), which container engines allow only with CAP_SYS_NICE.
+inline std::string advice_on_numa_call(int error, std::string_view usual)
+{
+    if (error == EPERM)
+        return "a seccomp filter forbids it; in a container, add CAP_SYS_NICE";
+    return advice_on(error, usual);
+}
+
+// "mmap: Cannot allocate memory; see ulimit -v". advice: may be empty.
+inline std::string refused_text(std::string_view call, int error, std::string_view advice)
+{
+    std::string text(call);
+    text.append(": ").append(std::strerror(error));
+    if (!advice.empty())
+        text.append("; ").append(advice);
+    return text;
 }
 
 } // namespace detail

@@ -159,12 +159,19 @@ ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::
         report_.mapped_bytes = bytes;
         return;
     }
-    std::string const why = detail::text_of({" (mmap: ", std::strerror(errno), ")"});
+    int const error = errno;
+    if (std::string const advice = advice_on(error, ""); !advice.empty()) // whatever the pool has
+        return miss(options.pages_required, asked + refused_text("mmap", error, advice));
+    std::string const why = detail::text_of({" (mmap: ", std::strerror(error), ")"});
     auto const pool = [&](char const* file) { return hugetlb_file(root + "/sys/kernel/mm", options.pages, file); };
     auto const free = read_number(pool("free_hugepages"));
     if (!free)
         return miss(options.pages_required, detail::text_of({asked, "there is no ", pool("free_hugepages"), why}));
     std::size_t const left = *free - std::min(*free, read_number(pool("resv_hugepages")).value_or(0));
+    if (error == ENOMEM && left >= pages) // so the pool is not the reason
+        return miss(options.pages_required, asked + std::to_string(left) + " are free" + why +
+                                                "; see ulimit -v and vm.max_map_count, and whether the nodes of "
+                                                "cpuset.mems have that many");
     std::size_t const others = std::max(left, read_number(pool("nr_hugepages")).value_or(0)) - left;
     miss(options.pages_required, asked + std::to_string(left) + " are free" + why + "; as root, write " +
                                      std::to_string(others + pages) + " to " + pool("nr_hugepages") +
@@ -178,12 +185,16 @@ ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::st
     report_.mapped_bytes = detail::round_up(report_.bytes, page);
     report_.pages = huge ? page_kind::transparent : page_kind::normal;
     mapping_ = detail::map_pages(report_.mapped_bytes, huge ? std::size_t{1} << 21 : page);
-    bool const refused = ::madvise(data(), report_.mapped_bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE) != 0;
+    int const refused =
+        ::madvise(data(), report_.mapped_bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE) != 0 ? errno : 0;
     if (!huge)
         return; // a kernel that refuses that has no huge pages
     std::string why;
-    if (refused)
-        why = std::string("madvise: ") + std::strerror(errno);
+    if (refused != 0)
+        why = detail::refused_text(
+            "madvise", refused,
+            detail::advice_on(refused, refused == ENOMEM ? "see vm.max_map_count"
+                                                         : "was this kernel built with CONFIG_TRANSPARENT_HUGEPAGE?"));
     else if (detail::transparent_mode(root) == "never")
         why = "/sys/kernel/mm/transparent_hugepage/enabled is never; as root, write madvise to it";
     else if (detail::transparent_pages_are_off(root))
@@ -250,13 +261,15 @@ ADAMANT_DECL std::string memory_block::set_policy(node_set const& nodes, bool st
     if (hwloc_set_area_membind(detail::live_topology(), data(), report_.mapped_bytes, detail::to_bitmap(nodes).get(),
                                HWLOC_MEMBIND_BIND, flags) != 0) {
         int const error = errno;
-        return std::string("mbind: ") + std::strerror(error) + "; " +
-               (error == EPERM ? "a seccomp filter forbids it; in a container, add CAP_SYS_NICE"
-                               : detail::advice_on(error, "are these nodes online and allowed to this process?"));
+        return detail::refused_text(
+            "mbind", error, detail::advice_on_numa_call(error, "are these nodes online and allowed to this process?"));
     }
     auto const got = detail::binding_of(data());
-    if (!got)
-        return std::string("get_mempolicy, which would confirm it: ") + std::strerror(errno);
+    if (!got) {
+        int const error = errno;
+        return detail::refused_text("get_mempolicy, which would confirm it", error,
+                                    detail::advice_on_numa_call(error, ""));
+    }
     report_.binding = got->first;
     report_.nodes = got->second;
     return "the kernel's policy is " + std::string(name(got->first));

@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <adamant/core/refused_call.hpp>
 #include <adamant/exec/memory_placement.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -58,8 +59,9 @@ inline void measure_nodes(std::uintptr_t begin, std::size_t bytes, memory_placem
         for (; count < pages.size() && at + count * step < bytes; ++count)
             pages[count] = begin + at + count * step;
         if (::syscall(SYS_move_pages, 0, count, pages.data(), nullptr, nodes.data(), 0) != 0) {
-            got.notes += (got.notes.empty() ? "" : "; ") + std::string("the nodes are not known, move_pages: ") +
-                         std::strerror(errno);
+            int const error = errno;
+            got.notes += (got.notes.empty() ? "" : "; ") + std::string("the nodes are not known, ") +
+                         refused_text("move_pages", error, advice_on_numa_call(error, ""));
             return;
         }
         for (std::size_t i = 0; i < count; ++i, at += step)

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include <adamant/core/error.hpp>
+#include <adamant/core/refused_call.hpp>
 #include <adamant/exec/team_options.hpp>
 #if !defined(ADAMANT_NO_HWLOC)
 #include <adamant/topology/hwloc.hpp>
@@ -68,10 +69,13 @@ public:
             return;
         int const refused = errno;
         bool const unknown = self.bound_to.empty();
-        self.problem = text_of(
-            {"adamant: a thread could not be bound to PU ", to_list(self.asked), ": ",
-             unknown ? std::strerror(refused) : "it is now on PUs ", unknown ? std::string() : to_list(self.bound_to),
-             "; is the PU online and allowed to this process? binding::if_possible goes on without"});
+        std::string const usual = "look whether the PU is online and allowed to this process";
+        std::string const why =
+            !unknown ? "it is now on PUs " + to_list(self.bound_to) + "; " + usual
+                     : refused_text("sched_setaffinity", refused,
+                                    advice_on(refused, refused == ENOMEM ? "free memory, or see ulimit -v" : usual));
+        self.problem = text_of({"adamant: a thread could not be bound to PU ", to_list(self.asked), ": ", why,
+                                "; binding::if_possible goes on without"});
         self.bound_to = {};
 #endif
     }
