@@ -82,15 +82,18 @@ inline std::string short_list(adamant::index_set const& set, std::size_t columns
     return text.substr(0, end) + "..," + last;
 }
 
-// Where to break a text that is longer than the room: between clauses rather than words, and a list after a comma. The
-// length of the line; 0 where it cannot be broken.
+// Where to break a text that is longer than the room: between clauses rather than words, and a list after a comma. A
+// word that is longer than the room, such as a path, has a line to itself. The length of the line; 0 where the text is
+// such a word.
 inline std::size_t line_length(std::string_view text, std::size_t room)
 {
     for (std::string_view const end : {"; ", ", ", " "})
         if (std::size_t const at = text.rfind(end, room - end.size() + 1);
             at != std::string_view::npos && at + end.size() > (end == " " ? 1 : room * 2 / 3))
             return at + end.size();
-    return text.substr(0, room).rfind(',') + 1;
+    if (std::size_t const comma = text.substr(0, room).rfind(','); comma != std::string_view::npos)
+        return comma + 1;
+    return text.find(' ', 1) + 1;
 }
 
 // Lines of text after a prefix, under which the further lines begin.
@@ -107,6 +110,18 @@ inline std::string wrapped(std::string const& prefix, std::string_view text)
         text.remove_prefix(length);
     }
     return all + std::string(text) + "\n";
+}
+
+// "the 8 threads are bound to PUs 0-7, one to each". pus: where all of a team are bound; empty: not all are.
+inline std::string threads_text(std::size_t threads, adamant::index_set const& pus)
+{
+    std::string const who = threads == 1 ? "the thread is " : "the " + std::to_string(threads) + " threads are ";
+    if (pus.empty())
+        return wrapped("", who + (threads == 1 ? "not bound to a PU" : "not all bound to PUs"));
+    return wrapped("", who + (pus.size() == 1 ? "bound to PU " : "bound to PUs ") + to_list(pus) +
+                           (threads == 1           ? ""
+                            : pus.size() < threads ? ", which they share"
+                                                   : ", one to each"));
 }
 
 // How many of n equal things to put in a row that has room for `most`: the same in every row where that is possible.

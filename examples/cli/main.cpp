@@ -6,7 +6,6 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,6 +14,7 @@
 
 #include "arguments.hpp"
 #include "commands.hpp"
+#include "for_people.hpp"
 #include "suggestion.hpp"
 
 ADAMANT_KEEP_LAUNCH_MASK
@@ -43,15 +43,6 @@ int say(std::string const& text)
 {
     std::fputs(text.c_str(), stdout);
     return 0;
-}
-
-// Without advice that is for programs that call the library.
-std::string for_people(std::string text)
-{
-    for (std::string_view const part : {" binding::if_possible goes on without"})
-        if (std::size_t const at = text.find(part); at != std::string::npos)
-            text.replace(at, part.size(), " `adamant cores` shows those that are");
-    return text;
 }
 
 int run(std::vector<std::string> words)
@@ -86,7 +77,7 @@ int main(int argc, char** argv)
             throw std::runtime_error("the output could not be written; is the disk full?");
         return status;
     } catch (std::exception const& error) {
-        std::string const text = for_people(error.what());
+        std::string const text = cli::for_people(error.what());
         std::fprintf(stderr, "%s%s\n", text.starts_with("adamant: ") ? "" : "adamant: ", text.c_str());
         return 2;
     }

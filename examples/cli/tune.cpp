@@ -23,6 +23,7 @@
 #include "surroundings.hpp"
 #include "this_machine.hpp"
 #include "tune_host.hpp"
+#include "tune_text.hpp"
 
 namespace cli {
 
@@ -84,109 +85,7 @@ request read_request(arguments& options, machine const& on)
     return r;
 }
 
-std::string milliseconds(double s)
-{
-    return fixed(1e3 * s, s < 0.01 ? 3 : 2);
-}
-
-std::string curve_text(tuned_cores const& found, named_types const& types)
-{
-    std::string out = "cores   ms a step   (p10 to p90)          GB/s   times as fast as with the count before\n";
-    core_time const* before = nullptr;
-    double const bytes = static_cast<double>(step_bytes(types.format->types, found.elements));
-    for (core_time const& at : found.curve) {
-        char text[160];
-        std::snprintf(text, sizeof text, "%5u  %10s   (%s to %s)%*s %7.1f   %s%s\n", at.cores,
-                      milliseconds(at.median_s).c_str(), milliseconds(at.p10_s).c_str(), milliseconds(at.p90_s).c_str(),
-                      1, "", bytes / at.median_s * 1e-9,
-                      before == nullptr ? "-" : fixed(before->median_s / at.median_s, 3).c_str(),
-                      at.cores != found.cores ? ""
-                      : found.finished        ? "   <- enough"
-                                              : "   <- so far");
-        out += text;
-        before = &at;
-    }
-    return out;
-}
-
-// The share to configure, from all that was measured: for the optimizer alone, unless a split with a host is better, or
-// dividing the cores at all is worse.
-struct advice {
-    unsigned cores = 0; // of each rank, for the optimizer; all: the host shares them
-    double share = 1;
-    std::string why; // empty: without a host there is nothing to say
-};
-
-advice advice_of(tuned_cores const& found, host_tuning const& with)
-{
-    if (with.splits.empty())
-        return {found.cores, found.cpuadam_cores_perc, ""};
-    auto const share = [&](unsigned cores) { return static_cast<double>(cores) / found.of; };
-    std::string const none = "no split is surely better than all cores to both";
-    if (with.best != 0)
-        return {with.best, share(with.best),
-                plural(with.best, "core") + " for the optimizer and " + std::to_string(found.of - with.best) +
-                    " for the host (cpuadam_cores_perc " + fixed(share(with.best), 4) + "): both are through " +
-                    fixed(with.chosen().gain, 2) +
-                    " times as fast as with all cores to both, where the host was delayed " +
-                    fixed(with.splits.front().host_s / with.host_alone_s, 2) + " times"};
-    for (split_time const& s : with.splits)
-        if (s.cores == found.cores && s.cores != 0 && s.gain_high >= 1)
-            return {found.cores, found.cpuadam_cores_perc,
-                    none + ": cpuadam_cores_perc " + fixed(found.cpuadam_cores_perc, 4) + " stays, as " +
-                        plural(found.cores, "core") + " for the optimizer " + (found.cores == 1 ? "is" : "are") +
-                        " not surely worse (" + fixed(s.gain, 2) + " times as fast, " + fixed(s.gain_low, 2) + " to " +
-                        fixed(s.gain_high, 2) + ")"};
-    return {found.of, 1, none + ": cpuadam_cores_perc 1.0000, and the host shares the optimizer's cores"};
-}
-
-std::string verdict_text(tuned_cores const& found, unsigned ranks, bool alone)
-{
-    std::string const each = ranks > 1 ? " of each rank" : "";
-    std::string out = alone ? "" : "for the optimizer alone, ";
-    if (found.all())
-        out += "all of them: each of the " + plural(found.of, "core") + each + " is worth having" +
-               (alone ? "; the host shares them, or takes one and slows the step\n" : "\n");
-    else
-        out += plural(found.cores, "core") + " of " + std::to_string(found.of) + each +
-               (found.finished ? " are enough" : " so far: the deadline came before it was known whether more pay") +
-               "; " + std::to_string(found.host_cores()) + " left for the host\n";
-    out += (alone ? "cpuadam_cores_perc " + fixed(found.cpuadam_cores_perc, 4) + "; " : "") + "a step of " +
-           grouped(found.elements) + " elements" + each + " takes " + seconds(found.step_s) + ", " +
-           fixed(found.step_s * 1e9 / static_cast<double>(found.elements), 3) + " ns an element\n";
-    out += "the curve: within 2% of its best with " + plural(fewest_within(found.curve, 0.02), "core") +
-           ", within 10% with " + std::to_string(fewest_within(found.curve, 0.1)) + "\n";
-    if (found.tried.empty())
-        return out + "other chunks and prefetching were not tried\n";
-    if (found.max_chunk_elems == default_max_chunk_elems && found.prefetch_bytes == default_prefetch_bytes())
-        return out + "chunks and prefetching: of " + std::to_string(found.tried.size()) +
-               " settings none is surely faster by 3%; the defaults stay\n";
-    return out + "settings that are surely faster: max_chunk_elems " + std::to_string(found.max_chunk_elems) +
-           ", prefetch_bytes " + std::to_string(found.prefetch_bytes) + "\n";
-}
-
-std::string host_text(host_tuning const& with, unsigned of, advice const& what)
-{
-    if (with.splits.empty())
-        return of < 2 ? "with one core there is nothing to split\n" : "";
-    std::string out = "\nwith " + plural(with.threads, "host thread") + " whose work takes " +
-                      seconds(with.host_alone_s) + " without the optimizer, and a step of " +
-                      seconds(with.step_alone_s) + " without them:\n\n" +
-                      "optimizer   host   both ms   (p10 to p90)        step ms   host ms   host delayed   gain\n";
-    for (split_time const& s : with.splits) {
-        char text[200];
-        std::snprintf(text, sizeof text, "%9s  %5s  %8s   (%s to %s)  %8s  %8s   %8.2f x   %.3f (%.3f to %.3f)%s\n",
-                      s.cores == 0 ? "all" : std::to_string(s.cores).c_str(),
-                      s.cores == 0 ? "all" : std::to_string(of - s.cores).c_str(), milliseconds(s.both_s).c_str(),
-                      milliseconds(s.both_p10_s).c_str(), milliseconds(s.both_p90_s).c_str(),
-                      milliseconds(s.step_s).c_str(), milliseconds(s.host_s).c_str(), s.host_s / with.host_alone_s,
-                      s.gain, s.gain_low, s.gain_high, s.cores != 0 && s.cores == with.best ? "  <- best" : "");
-        out += text;
-    }
-    return out + "\n" + wrapped("", what.why);
-}
-
-chart picture_of(tuned_cores const& found, host_tuning const& with, advice const& what, machine const& on,
+chart picture_of(tuned_cores const& found, host_tuning const& with, tune_advice const& what, machine const& on,
                  named_types const& types, std::vector<std::string> const& warnings)
 {
     chart picture;
@@ -293,33 +192,19 @@ int tune(arguments& options)
         progress bar(expected_host_rounds(r.rounds));
         with = tune_with_host(on, r.cores, *r.types.format, found, r.host_threads, r.rounds, bar);
     }
-    std::vector<std::string> warnings;
-    for (std::string const& saved : found.warnings)
-        warnings.push_back("WARNING of " + r.load + ": " + saved);
-    if (double const busy = besides.busy(); busy > 0.05 && (r.load.empty() || r.host_threads != 0)) {
-        std::string const text = "the machine was busy with something else for " + fixed(100 * busy, 0) +
-                                 "% of its processors' time; tune again when it is quiet";
-        warnings.push_back("WARNING: " + text);
-        found.warnings.push_back(text);
-    }
-    if (!found.finished) {
-        std::string const text = "the deadline came before it was known whether more cores pay";
-        warnings.push_back("WARNING: " + text);
-        found.warnings.push_back(text);
-    }
-    if (interruption::noted()) {
-        std::string const text = "the rounds with a host's threads are fewer than asked for";
-        warnings.push_back("INTERRUPTED: " + text);
-        found.warnings.push_back("interrupted: " + text);
-    }
-    advice const what = advice_of(found, with);
-    std::string out = "adamant tune, " + date_and_time() + "\n" + describe(on) + "; " + r.types.name + ", " +
-                      plural(r.cores.ranks, "rank") + (r.load.empty() ? "" : "; from " + r.load) + "\n";
+    bool const measured = r.load.empty() || r.host_threads != 0;
+    std::vector<std::string> const warnings =
+        add_warnings(found, {r.load, measured ? besides.busy() : 0, interruption::noted()});
+    tune_advice const what = advice_of(found, with);
+    std::string out = "adamant tune, " + date_and_time() + "\n" +
+                      wrapped("", describe(on) + "; " + r.types.name + ", " + plural(r.cores.ranks, "rank") +
+                                      (r.load.empty() ? "" : "; from " + r.load));
     for (std::string const& warning : warnings)
         out += wrapped("", warning);
     if (std::size_t const within = threads_within(on.quota.cpus, r.cores.ranks, found.of); within < found.of)
-        out += "the CPU quota keeps " + plural(within, "thread") + " of each rank busy; more cores were not tried\n";
-    out += '\n' + curve_text(found, r.types) + "\n" + verdict_text(found, r.cores.ranks, with.splits.empty());
+        out += wrapped("", "the CPU quota keeps " + plural(within, "thread") +
+                               " of each rank busy; more cores were not tried");
+    out += '\n' + curve_text(found, *r.types.format) + "\n" + verdict_text(found, r.cores.ranks, with.splits.empty());
     if (r.host_threads != 0)
         out += host_text(with, found.of, what);
     if (!r.save.empty() && found.finished && what.cores != found.cores)

@@ -75,14 +75,6 @@ void measure(split& s, host_load& load)
 
 } // namespace
 
-split_time const& host_tuning::chosen() const
-{
-    for (split_time const& s : splits)
-        if (s.cores == best)
-            return s;
-    return splits.front();
-}
-
 double expected_host_rounds(std::size_t rounds)
 {
     return static_cast<double>(rounds + 1);

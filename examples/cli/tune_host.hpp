@@ -34,7 +34,13 @@ struct host_tuning {
     std::vector<split_time> splits; // the first is all for both; then by cores
     unsigned best = 0;              // cores; 0: no split is surely better than all for both
 
-    [[nodiscard]] split_time const& chosen() const;
+    [[nodiscard]] split_time const& chosen() const
+    {
+        for (split_time const& s : splits)
+            if (s.cores == best)
+                return s;
+        return splits.front();
+    }
 };
 
 // `threads` of each rank's host do as much as takes them, undisturbed, as long as a step on all cores; then both at

@@ -16,6 +16,8 @@
 #include <adamant/adamant.hpp>
 #include <adamant/shard/state_format.hpp>
 
+#include "cores_text.hpp"
+
 namespace cli {
 
 namespace {
@@ -292,16 +294,6 @@ std::uint64_t digest_of_state(std::string_view name, std::vector<result> const& 
     return digest_of_state(name, results, [&](std::size_t i) { return results[i].digest; });
 }
 
-// Where the threads of a team are, as read back from the kernel.
-std::string where(team const& threads)
-{
-    pu_set const pus = threads.bound_to();
-    if (!threads.bound())
-        return "not all bound to PUs";
-    return (pus.size() == 1 ? "bound to PU " : "bound to PUs ") + to_list(pus) +
-           (pus.size() < threads.size() ? ", which they share" : ", one to each");
-}
-
 void print_json(std::vector<result> const& results, std::uint64_t overall, executor const& cpu, unsigned threads,
                 bool same)
 {
@@ -341,8 +333,8 @@ void print_table(std::vector<result> const& results, std::uint64_t overall, exec
     std::printf("overall digest %016" PRIx64 "  isa %s  threads %u\n", overall, name(cpu.tier()).data(), threads);
     if (threads < cpu.threads())
         std::printf("(of %u threads: the arrays have work for 8 at most)\n", cpu.threads());
-    if (cpu.team() != nullptr)
-        std::printf("the %u threads are %s\n", cpu.threads(), where(*cpu.team()).c_str());
+    if (team const* const all = cpu.team().get(); all != nullptr)
+        std::fputs(threads_text(all->size(), all->bound() ? all->bound_to() : pu_set{}).c_str(), stdout);
 }
 
 } // namespace

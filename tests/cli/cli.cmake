@@ -2,6 +2,7 @@
 # The tool's exit statuses, messages, help and completion. COMPLETION: the file for bash. HYBRID and TRAIN_TEXT: the
 # examples, where they are built.
 cmake_minimum_required(VERSION 3.25)
+include(${CMAKE_CURRENT_LIST_DIR}/tool.cmake)
 function(expect status pattern)
     execute_process(COMMAND ${ADAMANT} ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE out)
     if(NOT result EQUAL status OR NOT out MATCHES "${pattern}")
@@ -18,6 +19,8 @@ expect(2 "--threads needs a value, but '--json' follows" verify --threads --json
 expect(2 "--json takes no value, but '1' is given" verify --json=1)
 expect(2 "--json is given more than once" verify --json --json)
 expect(2 "'all' is not understood here: `adamant verify` takes options only" verify all)
+expect(0 "overall digest [0-9a-f]+  isa generic  threads 1\n" verify --isa generic --threads 1)
+is_readable("${out}")
 execute_process(COMMAND ${ADAMANT} verify --json --isa=generic --threads=1 OUTPUT_VARIABLE json)
 foreach(key isa threads digest same)
     string(JSON ${key} ERROR_VARIABLE error GET "${json}" ${key})

@@ -63,15 +63,6 @@ if(svg MATCHES "INTERRUPTED")
     message(FATAL_ERROR "a.svg says that it was interrupted")
 endif()
 
-# No line of the text is longer than a terminal of 100 columns.
-function(is_narrow)
-    string(REPEAT "[^\n]" 101 long)
-    if(out MATCHES "${long}")
-        message(FATAL_ERROR "a line is too long:\n${out}")
-    endif()
-endfunction()
-is_narrow()
-
 # One run of everybody, from a file: nothing is measured. Eight points over each of two counts stay within the axes.
 set(names "adamant optimizer::step()" "adamant step()" "Somebody & Co" d e f g h)
 set(rows "")
@@ -87,7 +78,6 @@ endforeach()
 string(SUBSTRING "${rows}" 1 -1 rows)
 file(WRITE ${FOLDER}/peers.json "{\"machine\":\"a machine\",\"date\":\"a day\",\"rounds\":7,\"share_of_others\":0.25,\"rows\":[${rows}]}")
 run(0 --from ${FOLDER}/peers.json --plot ${FOLDER}/b.svg --csv ${FOLDER}/b.csv)
-is_narrow()
 holds("${out}" "^adamant roofline, a day, from [^\n]*peers.json\na machine\n")
 holds("${out}" "\nmixed +2 +Somebody & Co +2.500  .1.000 to 3.000.     28    11.2  99 .80 to 125.\n")
 file(STRINGS ${FOLDER}/b.csv lines)

@@ -88,7 +88,7 @@ ADAMANT_DECL local_rank rank_from_environment()
                  " does not say how many ranks this host has; set it, or give rank and ranks yourself"});
         if (*rank >= *ranks)
             detail::throw_invalid_argument({rank_name, " is ", *rank, " but ", counted_by, " says that this host has ",
-                                            *ranks, " ranks; ranks count from 0"});
+                                            *ranks, *ranks == 1 ? " rank" : " ranks", "; ranks count from 0"});
         return {*rank, *ranks, detail::text_of({rank_name, " and ", counted_by})};
     }
     return {};
