@@ -206,7 +206,7 @@ std::string to_json(std::vector<rank_cores> const& ranks, cpu_quota const& quota
     }
     json += "]";
     if (quota.cpus > 0)
-        json += detail::text_of({",\"cpu_quota\":", quota.cpus});
+        json += detail::text_of({",\"cpu_quota\":", quota.cpus, ",\"cpu_quota_source\":", json_string(quota.source)});
     return json + "}\n";
 }
 

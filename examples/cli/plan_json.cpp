@@ -125,6 +125,7 @@ std::string of(zenflow_plan const& plan, plan_request const& r)
     return object({{"topk_ratio", number(asked.topk_ratio)},
                    {"update_interval", number(asked.update_interval)},
                    {"select_interval", asked.select_interval == 0 ? "null" : number(asked.select_interval)},
+                   {"selections_counted", boolean(asked.select_interval != 0)},
                    {"overlap", boolean(asked.overlap)},
                    {"selected_elems", number(plan.selected_elems)},
                    {"put_off_elems", number(plan.put_off_elems)},

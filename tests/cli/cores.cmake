@@ -59,7 +59,7 @@ shows("^machine  this machine\n" --perc 0.5)
 # cpu_quota: a share keeps within it, a number does not, and both are told.
 shows("allowed  all PUs\n         quota 5 of 16 CPUs \\(--quota\\)\nranks " --topology "pack:1 [numa] core:16 pu:1" --quota 5)
 shows("the CPU quota is 5 of 16 CPUs, 2.5 for each rank" --topology "pack:1 [numa] core:16 pu:1" --quota 5 --ranks 2 --json)
-shows("^{\"ranks\":.*\"adam_pus\":\"6-7\".*,\"cpu_quota\":5}\n$" --topology "pack:1 [numa] core:16 pu:1" --quota 5
+shows("^{\"ranks\":.*\"adam_pus\":\"6-7\".*,\"cpu_quota\":5,\"cpu_quota_source\":\"--quota\"}\n$" --topology "pack:1 [numa] core:16 pu:1" --quota 5
       --ranks 2 --json)
 shows("5 of 16 CPUs, less than the optimizer's 9 threads" --topology "pack:1 [numa] core:16 pu:1" --quota 5 --count 9 --json)
 foreach(wrong 0 -1 x 2.5x)

@@ -150,7 +150,7 @@ set(rates --gpu-rate 1e15 --link 5)
 # On the GPU a second array of weights, all gradients, and those of what is selected once more; 8 bytes of state and as
 # many of records. On the host all gradients, sums and weights, and an image of that state and of room for 4 of gradients.
 string(CONCAT figures
-    "zenflow,update_interval|4|zenflow,select_interval||zenflow,overlap|ON|"
+    "zenflow,update_interval|4|zenflow,select_interval||zenflow,selections_counted|OFF|zenflow,overlap|ON|"
     "zenflow,selected_elems|50000000|zenflow,put_off_elems|450000000|zenflow,ways,plain,down_bytes|2000000000|"
     "zenflow,ways,plain,up_bytes|2000000000|zenflow,ways,plain,host,items,journal|0|"
     "zenflow,ways,speculation,down_bytes|2000000000|zenflow,ways,zenflow,down_bytes|2000000000|"
@@ -178,7 +178,7 @@ shows(0 "${row}3.48 s +480 ms +2.0 GB +2.0 GB " ${zenflow} ${rates} --backward 2
 shows(0 "${row}3.02 s +15.0 ms +2.0 GB +0.5 GB .*In a selection the GPU's[ \n]+part" ${zenflow} ${rates} --backward 2 --forward 1
       --zenflow 0.1 --select-interval 13)
 json(0 ${zenflow} --zenflow 0.1 --select-interval 16
-     "zenflow,ways,zenflow,down_bytes|2037500000|zenflow,ways,zenflow,up_bytes|537500000|zenflow,select_interval|16")
+     "zenflow,ways,zenflow,down_bytes|2037500000|zenflow,ways,zenflow,up_bytes|537500000|zenflow,select_interval|16|zenflow,selections_counted|ON")
 shows(0 "Selections[ \n]+are[ \n]+not[ \n]+counted[ \n]+\\(--select-interval\\)" ${zenflow} ${rates} --backward 2 --forward 1
       --zenflow 0.1)
 # At 40 GB/s the GPU reads 2 GB for the norm, and moves 2.2 GB for its step: of 44 bytes 20 are the step's, 8 records', 8
