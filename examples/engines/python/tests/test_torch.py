@@ -423,7 +423,7 @@ def test_copies_and_pickles_continue_with_the_same_bits(copied, state_format):
     train(a, first, 3, 3)
     train(b, second, 3, 3)
     assert bits(a, first) == bits(b, second)
-    assert second._own == first._own
+    assert second._arguments == first._arguments
 
 
 def test_hooks_of_torch_are_called():

@@ -382,7 +382,7 @@ def test_copies_and_pickles_go_on_with_the_same_bits(copied, count):
     steps(params, first, count, count + 8)
     steps(others, second, count, count + 8)
     assert same(bits(params, first), bits(others, second))
-    assert second._own == first._own and isinstance(second._own["zenflow"], ZenFlow)
+    assert second._arguments == first._arguments and isinstance(second._arguments.zenflow, ZenFlow)
 
 
 @pytest.mark.parametrize("update_interval", [3, "auto"])
@@ -575,7 +575,7 @@ def test_a_plain_state_goes_on_with_zenflow_and_from_there_only_with_it():
         second = AdamW(others, lr=0.5, zenflow={"topk_ratio": 1.0, "full_warm_up_rounds": 2}, exp_avg_sq_rounding="nearest",
                        **options)
         second.load_state_dict(saved)
-        first._own["exp_avg_sq_rounding"] = "nearest"  # chance goes by the order in which elements lie
+        first._arguments.exp_avg_sq_rounding = "nearest"  # chance goes by the order in which elements lie
         for t in range(4, 8):
             draw(params, t)
             draw(others, t)

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from array import array as packed
 from contextlib import contextmanager
-from ctypes import c_float
-from operator import is_
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
@@ -22,7 +19,7 @@ from ._split_masters import joined, masters
 from .optimizer import Optimizer as Native
 
 if TYPE_CHECKING:
-    from .torch import _Steps
+    from .torch._stepping import Steps as _Steps
 
 _copying: "weakref.WeakSet[Cohort]" = weakref.WeakSet()
 
@@ -70,6 +67,18 @@ def check_groups(groups: Tensor, what: str, param: Tensor) -> None:
                               f"{(group_count(param.numel()), GROUP_BYTES)}, contiguous")
 
 
+class _Same:
+    """Equal where the object is the same, which it keeps alive."""
+
+    def __init__(self, what: Any):
+        self.what = what
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Same) and self.what is other.what
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Cohort:
     """Params that have taken equally many steps: one optimizer of the library's, and one tensor that counts for all.
 
@@ -78,20 +87,24 @@ class Cohort:
     """
 
     def __init__(self, of: "_Steps", steps: int, members: List[Tuple[int, Tensor]], alone: bool):
-        own = of._own
+        own = of._arguments
         self.params = [param for _, param in members]
-        self.states = [of.state[param] for param in self.params]
-        self.moments = [[state[name] for state in self.states] for name in moments]
-        self.accumulates = own["accumulate"] > 1
+        states = [of.state[param] for param in self.params]
+        self.first_slot = 0
+        self.signature = of._signature
+        self.last_left_out: List[int] = []
+        self.accumulates = own.accumulate > 1
         self.summed: Set[int] = set()  # whose sums hold something
         self.sums: List[Tensor] = []
-        self.masters = [i for i, state in enumerate(self.states) if any(name in state for name in masters)]
+        self.masters = [i for i, state in enumerate(states) if any(name in state for name in masters)]
         self.copies: Optional[HostCopies] = None
-        if own["offload"] or any(param.device.type != "cpu" for param in self.params):
+        if own.offload or any(param.device.type != "cpu" for param in self.params):
             forgets = not (of._needs_norm or of._process_group or not alone)
+            if own.offload:
+                self._refuse_shared_memory(of)
             self.copies = HostCopies(self.params, [self._gradient_type(param) for param in self.params], of._mirrors,
                                      forgets and not self.accumulates)
-        self.native = Native(of._executor(), on_nonfinite=own["on_nonfinite"], max_norm=own["max_norm"] or 0.0,
+        self.native = Native(of._executor(), on_nonfinite=own.on_nonfinite, max_norm=own.library_max_norm,
                              reduce=of._reduce if of._needs_norm and (of._process_group or not alone) else None,
                              weights_ready=self.copies.send if self.copies is not None else None)
         if self.copies is not None:
@@ -99,21 +112,24 @@ class Cohort:
         self.hypers = {group: of._hyper(group) for group in sorted({group for group, _ in members})}
         self.number_of = {group: self.native.add_group(f"group{group}", maximize=of.param_groups[group]["maximize"],
                                                        **hyper) for group, hyper in self.hypers.items()}
-        self.count = torch.tensor(float(steps), dtype=torch.float32)
-        # torch's own addition takes longer than the rest of a step's bookkeeping.
-        self._counted = c_float.from_address(self.count.data_ptr())
         self.at: List[int] = []
         self.strides: List[Tuple[int, ...]] = []
         self.dtypes: List[torch.dtype] = []
         self.in_order = True  # all of them in row-major order
         self.versions = of._versions
-        for number, ((group, param), state) in enumerate(zip(members, self.states)):
+        for number, ((group, param), state) in enumerate(zip(members, states)):
             self._add(of._name(param), number, self.number_of[group], param, state)
         self.native.steps = steps
-        for state in self.states:
-            state["step"] = self.count
+        self.native.forget_arrays()
         self.number = {id(param): i for i, param in enumerate(self.params)}
-        self.plain = not any(hasattr(param, "to_local") for param in self.params)
+
+    def _refuse_shared_memory(self, of: "_Steps") -> None:
+        places = sorted((local(param).data_ptr(), local(param).numel() * param.element_size(), i)
+                        for i, param in enumerate(self.params) if local(param).numel())
+        for (begin, size, i), (after, _, j) in zip(places, places[1:]):
+            if after < begin + size:
+                raise InvalidArgument(f"cannot step {of._name(self.params[i])} and {of._name(self.params[j])}: they share memory. "
+                                      "Pass one of them to the optimizer")
 
     @staticmethod
     def _gradient_type(param: Tensor) -> torch.dtype:
@@ -151,9 +167,9 @@ class Cohort:
         if self.copies is not None:  # where it is until it has come
             given["grad"] = self.copies.room(mine.numel(), kind)
         elif param.grad is None:
-            given["grad"] = torch.empty(mine.numel(), dtype=kind)
+            given["grad"] = torch.empty(mine.numel(), dtype=kind, device="cpu")
         if self.accumulates:
-            given["accumulator"] = torch.empty(mine.numel(), dtype=torch.float32)
+            given["accumulator"] = torch.empty(mine.numel(), dtype=torch.float32, device="cpu")
             self.sums.append(given["accumulator"])
         self.at.append(mine.data_ptr())
         self.strides.append(mine.stride())
@@ -164,35 +180,6 @@ class Cohort:
         self.native.add_shard(group, name, **given, **of_whole)
 
     # What has changed since
-
-    def gradients(self) -> Optional[List[Optional[Tensor]]]:
-        """The gradients of this step, if nothing but they and their addresses has changed; else None."""
-        grads: List[Any] = [param.grad for param in self.params]
-        params: List[Any] = self.params
-        if self.accumulates:  # where some may have none
-            here = [i for i, grad in enumerate(grads) if grad is not None]
-            fit = all([self.fits(i, local(grads[i])) for i in here])
-            return ([None if grad is None else local(grad) for grad in grads]
-                    if fit and self.has_known_states() else None)
-        try:
-            if not self.plain:
-                grads = [local(grad) for grad in grads]
-                params = [local(param) for param in params]
-            if [grad.dtype for grad in grads] != self.dtypes or [param.data_ptr() for param in params] != self.at:
-                return None
-            if self.in_order:
-                same = all([grad.is_contiguous() for grad in grads])
-            else:
-                same = [grad.stride() for grad in grads] == self.strides
-        except AttributeError:  # a gradient is None
-            return None
-        return grads if same and self.has_known_states() else None
-
-    def has_known_states(self) -> bool:
-        for name, known in zip(moments, self.moments):
-            if not all(map(is_, [state[name] for state in self.states], known)):
-                return False
-        return True
 
     def fits(self, number: int, grad: Tensor) -> bool:
         """Whether that shard can be stepped with this gradient as it lies."""
@@ -207,39 +194,40 @@ class Cohort:
                 self.native.set_hyperparameters(self.number_of[group], **now)
                 self.hypers[group] = now
 
-    def take_weights(self) -> None:
+    def take_weights(self, of: "_Steps") -> None:
         """Takes over what others have written to params whose weights are elsewhere, too: in masters and in mirrors."""
         if not self.masters and self.copies is None:
             return
         for number in self.masters if self.copies is None else range(len(self.params)):
             now = self._version(number)
             if self.versions.get(id(self.params[number])) != now:
-                self._take_weight(number)
+                self._take_weight(of, number)
                 self.versions[id(self.params[number])] = now
 
-    def _version(self, number: int) -> Tuple[int, int]:
+    def _version(self, number: int) -> Tuple[Any, int, int]:
         """Changes with the weights, whoever writes them, unless it is by way of `param.data`."""
-        return self.params[number]._version, local(self.params[number]).data_ptr()
+        return _Same(self.params[number]), self.params[number]._version, local(self.params[number]).data_ptr()
 
-    def _take_weight(self, number: int) -> None:
+    def _take_weight(self, of: "_Steps", number: int) -> None:
         weight = local(self.params[number].detach())
         if self.copies is not None:
             weight = self.copies.bring_weights(number)
-        if "master_param" in self.states[number]:
-            master = local(self.states[number]["master_param"])
+        state = of.state[self.params[number]]
+        if "master_param" in state:
+            master = local(state["master_param"])
             changed = master.to(weight.dtype) != weight
             if bool(changed.any()):  # the others keep the bits that a param has no room for
                 master[changed] = weight[changed].to(master.dtype)
-        elif "master_low" in self.states[number]:
+        elif "master_low" in state:
             # Which weights have changed is not known. All keep their lower halves, unless no master has such a pair.
-            low = local(self.states[number]["master_low"])
+            low = local(state["master_low"])
             low.masked_fill_(joined(weight, low).isnan(), 0)
 
     # Steps
 
-    def begin(self) -> None:
+    def begin(self, of: "_Steps") -> None:
         """Opens a step whose gradients are submitted one by one."""
-        self.take_weights()
+        self.take_weights(of)
         if self.copies is not None:
             self.copies.settle()
         self.native.begin_step()
@@ -272,22 +260,22 @@ class Cohort:
             self.native.clear_accumulators()
             self.summed.clear()
 
-    def step(self, grads: List[Optional[Tensor]]) -> Report:
-        """A whole step; where there is no gradient, the shard is left out."""
+    def step(self, of: "_Steps") -> Report:
+        """A whole step; params without a gradient are left out."""
+        left_out = [number for number, param in enumerate(self.params) if param.grad is None] if self.accumulates else []
         if self.copies is not None:
-            self.begin()
+            self.begin(of)
             with self._given_up_where_it_fails():
-                for number, grad in enumerate(grads):
-                    if grad is not None:
-                        self.submit(number, grad)
-            return self.finish([number for number, grad in enumerate(grads) if grad is None])
-        self.take_weights()
-        report = self.native.step_at(packed("Q", [0 if grad is None else grad.data_ptr() for grad in grads])
-                                     if self.accumulates else packed("Q", [grad.data_ptr() for grad in grads]))
-        self._stepped(report, [number for number, grad in enumerate(grads) if grad is None] if self.accumulates else [])
+                for number, param in enumerate(self.params):
+                    if param.grad is not None:
+                        self.submit(number, local(param.grad))
+            return self.finish(left_out, of)
+        self.take_weights(of)
+        report = self.native.step_at(self.signature.addresses + 8 * self.first_slot, len(self.params))
+        self._stepped(report, left_out, of)
         return report
 
-    def finish(self, left_out: List[int]) -> Report:
+    def finish(self, left_out: List[int], of: "_Steps") -> Report:
         """Ends the step that is open. left_out: those that were not submitted."""
         with self._given_up_where_it_fails():
             if self.copies is not None:
@@ -297,7 +285,7 @@ class Cohort:
             report = self.native.finish()
         if self.copies is not None:
             self.copies.end()
-        self._stepped(report, left_out)
+        self._stepped(report, left_out, of)
         return report
 
     @contextmanager
@@ -326,13 +314,15 @@ class Cohort:
             self.copies.end()
         self._written()
 
-    def _stepped(self, report: Report, left_out: List[int]) -> None:
+    def _stepped(self, report: Report, left_out: List[int], of: "_Steps") -> None:
         self.summed.clear()
-        for number in left_out:  # has taken fewer steps from now on
-            self.states[number]["step"] = self.count.clone()
+        self.last_left_out = left_out
         self._written()
         if not report.skipped:
-            self._counted.value += 1
+            gone = set(left_out)
+            taking_part = [self.first_slot + number for number in range(len(self.params)) if number not in gone]
+            for entry in self.signature.advance(taking_part):
+                of._widen_count(entry)
 
     def _written(self) -> None:
         # Autograd then sees that what it has saved was changed.

@@ -93,7 +93,7 @@ class Ring:
     """Slots in one buffer, taken in turn and given back in any order. Thread-safe."""
 
     def __init__(self, size: int, pinned: bool):
-        self.buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        self.buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
         self._taken: Deque[List[Any]] = deque()  # [begin, end, whether it is still in use], the oldest first
         self._changed = threading.Condition()
         self._broken = False
@@ -150,7 +150,7 @@ class HostCopies:
 
     new_lane = staticmethod(new_lane)  # tests have another
 
-    def __init__(self, params: List[Tensor], gradient_types: List[torch.dtype], mirrors: Dict[int, Tensor],
+    def __init__(self, params: List[Tensor], gradient_types: List[torch.dtype], mirrors: Dict[int, Any],
                  consumes: bool):
         if any(hasattr(param, "to_local") and param.device.type != "cpu" for param in params):
             raise InvalidArgument("a param is a DTensor on a GPU, but must be in host memory: use FSDP2's "
@@ -164,10 +164,11 @@ class HostCopies:
             for param in params:
                 own = local(param)
                 known = mirrors.get(id(param))
-                if known is None or (known.dtype, known.stride()) != (own.dtype, own.stride()):
-                    mirrors[id(param)] = torch.empty_like(own, device="cpu", pin_memory=param.device.type != "cpu",
+                if known is None or known[0] is not param or (
+                        (known[1].dtype, known[1].shape, known[1].stride()) != (own.dtype, own.shape, own.stride())):
+                    mirrors[id(param)] = param, torch.empty_like(own, device="cpu", pin_memory=param.device.type != "cpu",
                                                           memory_format=torch.preserve_format).detach()
-                self._mirrors.append(mirrors[id(param)])
+                self._mirrors.append(mirrors[id(param)][1])
         sizes = [param.numel() * kind.itemsize for param, kind in zip(params, gradient_types)]
         # One slot more than all of them, so that the last one is never where the first one begins.
         whole = sum(map(_rounded, sizes)) + _alignment

@@ -371,8 +371,8 @@ class Handle:
         if pointer and self.here and _loaded is not None:
             getattr(_loaded, self.free_function)(pointer)
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # the module's own names may be gone
             self.close()
 
 

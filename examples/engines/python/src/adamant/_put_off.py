@@ -29,7 +29,7 @@ from ._quantized8 import is_quantized, moments
 from ._split_masters import joined, masters
 
 if TYPE_CHECKING:
-    from .torch import _Steps
+    from .torch._stepping import Steps as _Steps
 
 # What the library knows, and states have when they were asked for.
 known_to_library = ("step", "updates", "selected", "landing", "sums", "summed")
@@ -55,7 +55,7 @@ def _new_by_columns(shape: Any, kind: torch.dtype, **more: Any) -> Tensor:
 
 def _by_columns(values: Tensor) -> Tensor:
     """These, or a copy, with all rows of the first column before those of the next in memory."""
-    return values if values.movedim(-1, 0).is_contiguous() else _new_by_columns(values.shape, values.dtype).copy_(values)
+    return values if values.movedim(-1, 0).is_contiguous() else _new_by_columns(values.shape, values.dtype, device="cpu").copy_(values)
 
 
 def _as_cut(param: Tensor, values: Tensor, lies_by_columns: bool) -> Tensor:
@@ -74,7 +74,7 @@ def _differ(a: Tensor, b: Tensor) -> Tensor:
 def _copied(address: int, count: int, kind: torch.dtype) -> Tensor:
     """A tensor with what lies in the library's memory there."""
     if count == 0:
-        return torch.empty(0, dtype=kind)
+        return torch.empty(0, dtype=kind, device="cpu")
     return torch.frombuffer((ctypes.c_uint8 * (count * kind.itemsize)).from_address(address), dtype=kind).clone()
 
 
@@ -133,8 +133,8 @@ class _Member:
             # are. The library has read and written both when a step is over.
             self.grad_there = home.room(self.mine.shape, self.kind)
             self.weights_there = self.mine if home.takes(self.mine) else home.room(self.mine.shape, self.mine.dtype)
-        elif of._own["offload"] or self.mine.device.type != "cpu" or not self.mine.is_contiguous():
-            self.weights = torch.empty(self.mine.shape, dtype=self.mine.dtype, pin_memory=self.mine.device.type != "cpu")
+        elif of._arguments.offload or self.mine.device.type != "cpu" or not self.mine.is_contiguous():
+            self.weights = torch.empty(self.mine.shape, dtype=self.mine.dtype, device="cpu", pin_memory=self.mine.device.type != "cpu")
             self.weights.copy_(self.mine)
         self.master = next((name for name in masters if name in self.state), None)
         self._lay_out()
@@ -186,7 +186,7 @@ class _Member:
         if not self.columns:
             return
         if "by_columns" not in self.state:
-            made = _new_by_columns(self.mine.shape, self.mine.dtype).copy_(self.weights)
+            made = _new_by_columns(self.mine.shape, self.mine.dtype, device="cpu").copy_(self.weights)
             self.state["by_columns"] = _as_cut(self.param, made, True)
             if self.master == "master_low":
                 self._drop_halves_of_none(made)
@@ -198,16 +198,16 @@ class _Member:
         """What a state of another optimizer has not, and a new one."""
         state, count = self.state, max(1, self.columns)
         if "updates" not in state:
-            state["updates"] = torch.full((count,), int(state["step"]), dtype=torch.int64)
-            state["summed"] = torch.tensor(0)
+            state["updates"] = torch.full((count,), int(state["step"]), dtype=torch.int64, device="cpu")
+            state["summed"] = torch.tensor(0, device="cpu")
             for name in ("selected", "landing") if self.columns else ():
-                state[name] = torch.zeros(count, dtype=torch.bool)
+                state[name] = torch.zeros(count, dtype=torch.bool, device="cpu")
 
     def arrays(self) -> Dict[str, Tensor]:
         """By the names of a shard's fields, in the order in which they lie."""
         weights = local(self.state["by_columns"]) if self.columns else self.weights
         made = {"param": weights if self.master is None else local(self.state[self.master]),
-                "grad": (torch.empty(self.mine.numel(), dtype=self.kind) if self.home is None  # until there is one
+                "grad": (torch.empty(self.mine.numel(), dtype=self.kind, device="cpu") if self.home is None  # until there is one
                          else self.home.host_room((self.mine.numel(),), self.kind)),  # where it comes down
                 **{name: local(self.state[name]) for name in moments}}
         if self.master is not None:
@@ -289,10 +289,11 @@ class _Member:
         found, count, state = native.param(number), max(1, self.columns), self.state
         self.note_versions()
         state["updates"] = _copied(found.counts, count, torch.int64)
-        state["step"] = state["updates"].max().float()
+        counted = state["updates"].max()
+        state["step"] = counted.float() if int(counted) < 1 << 24 else counted.double()
         for name in ("selected", "landing") if self.columns else ():
             state[name] = _copied(getattr(found, name), count, torch.uint8).bool()
-        state["summed"] = torch.tensor(int(found.summed))
+        state["summed"] = torch.tensor(int(found.summed), device="cpu")
         if self.columns and found.summed and not bool(state["selected"].all()):
             sums = _copied(found.sums, self.mine.numel(), torch.float32).view(self.mine.shape)
             state["sums"] = _as_cut(self.param, sums, False)
@@ -306,7 +307,7 @@ class _Member:
             kept.append(state[name].to(torch.uint8).contiguous())
             made[name] = kept[-1].data_ptr()
         if self.columns and made["summed"]:
-            sums = local(state["sums"]) if "sums" in state else torch.zeros(self.mine.shape)  # where all are selected
+            sums = local(state["sums"]) if "sums" in state else torch.zeros(self.mine.shape, device="cpu")  # where all are selected
             kept.append(sums.float().contiguous())
             made["sums"] = kept[-1].data_ptr() or None
         return made, kept
@@ -350,7 +351,7 @@ class PutOff:
     # What is known of params
 
     def _find_home(self, of: "_Steps", params: List[Tensor]) -> Optional[Home]:
-        device, why = (None, "") if of._own["offload"] else self.home_of(params)
+        device, why = (None, "") if of._arguments.offload else self.home_of(params)
         if device is None or self.why_not_there:
             self._stays_away(why)
             return None
@@ -390,7 +391,7 @@ class PutOff:
         members = [_Member(of, group, param, home) for group, param in wanted]
         spread = of._process_group is not None
         native = PutOffOptimizer(
-            of._executor(), self.options, max_norm=of._own["max_norm"] or 0.0, on_nonfinite=of._own["on_nonfinite"],
+            of._executor(), self.options, max_norm=of._arguments.library_max_norm, on_nonfinite=of._arguments.on_nonfinite,
             reduce=of._reduce if spread and (of._needs_norm or self.options.is_automatic) else None,
             reduce_columns=of._reduce_columns if spread else None)
         _natives.add(native)
@@ -508,7 +509,8 @@ class PutOff:
             member.version = member.version_now()
 
     def land(self, of: "_Steps") -> None:
-        if self.native is None and not any("updates" in state for state in of.state.values()):
+        if self.native is None and not any(isinstance(state, dict) and "updates" in state
+                                           for state in of.state.values()):
             return
         native = self._get_ready(of)
         if self.home is not None:
@@ -521,7 +523,7 @@ class PutOff:
         self.save()
         self.forget(self.position, 0)
         for state in of.state.values():
-            if "landing" in state:
+            if isinstance(state, dict) and "landing" in state:
                 state["landing"] = torch.zeros_like(state["landing"])
 
     # State
@@ -541,7 +543,7 @@ class PutOff:
     def saved(self, states: Dict[Any, Dict[str, Any]]) -> Dict[Any, Dict[str, Any]]:
         """What a state_dict() has of these states: no weights that are the masters' rounded."""
         return {key: {name: value for name, value in state.items() if name != "by_columns" or "master_param" not in state}
-                for key, state in states.items()}
+                if isinstance(state, dict) else state for key, state in states.items()}
 
     def check(self, of: "_Steps", state_dict: Dict[str, Any]) -> None:
         """Raises where this is no state to go on from."""
@@ -584,7 +586,8 @@ class PutOff:
 
 def refuse_without(state_dict: Dict[str, Any]) -> None:
     """Raises where a state has put something off, for an optimizer that cannot."""
-    if "zenflow" in state_dict or any("updates" in state for state in state_dict["state"].values()):
+    if "zenflow" in state_dict or any(isinstance(state, dict) and "updates" in state
+                                          for state in state_dict["state"].values()):
         raise InvalidArgument("the state is one of zenflow: its columns have taken different numbers of steps, and some of "
                               "them have put off gradients. Load it into an optimizer with zenflow=ZenFlow(...); with "
                               "topk_ratio=1 that steps all columns at once from its next selection on")

@@ -38,7 +38,7 @@ class Home:
 
     def host_room(self, shape: Sequence[int], kind: torch.dtype) -> Tensor:
         """A new tensor in host memory, to and from which copies go on by themselves."""
-        return torch.empty(tuple(shape), dtype=kind, pin_memory=True)
+        return torch.empty(tuple(shape), dtype=kind, device="cpu", pin_memory=True)
 
     def takes(self, tensor: Tensor) -> bool:
         """Whether the device can work on these elements where they lie."""

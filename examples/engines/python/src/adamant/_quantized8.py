@@ -22,7 +22,7 @@ _least_scale = 2.0 ** -80
 
 def zeros(elements: int) -> Tensor:
     """A moment before the first step."""
-    return torch.zeros(group_count(elements), GROUP_BYTES, dtype=torch.uint8)
+    return torch.zeros(group_count(elements), GROUP_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def is_quantized(moment: Any) -> bool:
@@ -78,7 +78,7 @@ def dequantized(state: Dict[str, Any], like: Tensor) -> Dict[str, Any]:
             if groups.shape != (group_count(like.numel()), GROUP_BYTES):
                 raise InvalidArgument(f"{name} has shape {tuple(groups.shape)}, but a tensor of {like.numel()} elements has "
                                       f"groups of shape {(group_count(like.numel()), GROUP_BYTES)}")
-            made[name] = torch.empty(like.shape)
+            made[name] = torch.empty(like.shape, device="cpu")
             ordered = _in_order(state, made[name])
             ordered.copy_(_decoded(name, groups).view(-1)[:like.numel()].view(ordered.shape))
     return made

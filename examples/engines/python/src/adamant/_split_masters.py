@@ -18,13 +18,13 @@ masters = ("master_low", "master_param")  # a state has one of them, or none
 def joined(weight: Tensor, low: Tensor) -> Tensor:
     """Masters of their halves, in row-major order. A pair that no master has, which a weight of somebody else's may
     make of zero or an infinity, gives NaN."""
-    master = torch.empty(weight.shape, dtype=torch.float32)
+    master = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
     join_masters(weight.contiguous(), low.contiguous(), master)
     return master
 
 
 def _halves(master: Tensor) -> Tuple[Tensor, Tensor]:
-    weight, low = (torch.empty(master.shape, dtype=kind) for kind in (torch.bfloat16, torch.int16))
+    weight, low = (torch.empty(master.shape, dtype=kind, device="cpu") for kind in (torch.bfloat16, torch.int16))
     split_masters(master.contiguous(), weight, low)
     return weight, low
 

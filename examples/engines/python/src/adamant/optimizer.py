@@ -306,12 +306,16 @@ class Optimizer(Calls):
             self._perhaps.clear()
         return report
 
-    def step_at(self, addresses: "packed[int]") -> Report:
-        """step() over gradients by their addresses, one for each shard, 0 where a shard has none: for an engine that
-        has looked at them. They are not kept alive."""
+    def step_at(self, addresses: int, count: int) -> Report:
+        """step() over `count` gradients whose addresses lie at `addresses`, one for each shard, 0 where a shard has none: for
+        an engine that has looked at them. They are not kept alive."""
         report = Report.from_buffer_copy(self._new_report)
-        self._call("adamant_step_gradients", addresses.buffer_info()[0], len(addresses), None, byref(report))
+        self._call("adamant_step_gradients", addresses, count, None, byref(report))
         return report
+
+    def forget_arrays(self) -> None:
+        """Keeps no array alive any more: for an engine that sees to that in every step."""
+        self._kept.clear()
 
     def begin_step(self, *, loss_scale: Optional[float] = None, max_norm: Optional[float] = None,
                    max_abs_grad: Optional[float] = None, lr: Union[None, float, Sequence[float]] = None) -> None:
