@@ -494,7 +494,7 @@ static PyObject* check(PyObject* object, PyObject* arguments) {
         if (read_hyper(group, now) != 0) return NULL;
         if (!same_numbers(now, self->hyper + g * hyper_per_group, 5)) bits |= hyper_changed;
         if (!same_numbers(now + 5, self->hyper + g * hyper_per_group + 5, hyper_per_group - 5)) bits |= changed;
-        memcpy(self->hyper + g * hyper_per_group, now, sizeof now);
+        memcpy(self->hyper + g * hyper_per_group, now, 5 * sizeof *now); // flags that differ stay so until record()
         walk_names(&to, group);
         const Py_ssize_t length = length_of(params);
         for (Py_ssize_t i = 0; i < length && !to.differs; ++i, ++number) {
@@ -533,6 +533,22 @@ static PyObject* check_one(PyObject* object, PyObject* arguments) {
     const int found = walk_param(&to, of, of->param, of_param);
     if (found < 0) return NULL;
     return PyBool_FromLong(found == 0 && !to.differs);
+}
+
+// take_hyper(groups) -> whether nothing but numbers of the groups has changed. These are recorded anew.
+static PyObject* take_hyper(PyObject* object, PyObject* groups) {
+    signature* self = (signature*)object;
+    if (self->entries == NULL || !PyList_Check(groups) || PyList_Size(groups) != self->group_count) Py_RETURN_FALSE;
+    for (Py_ssize_t g = 0; g < self->group_count; ++g) {
+        double now[hyper_per_group];
+        PyObject* group = PyList_GetItem(groups, g);
+        if (!PyDict_Check(group)) Py_RETURN_FALSE;
+        if (read_hyper(group, now) != 0) return NULL;
+        double* known = self->hyper + g * hyper_per_group;
+        if (!same_numbers(now + 5, known + 5, hyper_per_group - 5)) Py_RETURN_FALSE;
+        memcpy(known, now, sizeof now);
+    }
+    Py_RETURN_TRUE;
 }
 
 // advance(slots or None) -> entries whose step counts no longer fit their tensors. Adds a step to those.
@@ -626,6 +642,7 @@ static PyMethodDef methods[] = {
     {"record", record, METH_VARARGS, "Record the groups and the state. slots: a number for each param, or -1."},
     {"check", check, METH_VARARGS, "Compare the groups and the state with what was recorded, and find the gradients."},
     {"check_one", check_one, METH_VARARGS, "Compare one param, its group and its state with what was recorded."},
+    {"take_hyper", take_hyper, METH_O, "Record the numbers of the groups anew."},
     {"advance", advance, METH_O, "Add a step to the counts of these slots, or of all."},
     {"release", release, METH_NOARGS, "Drop the references to gradients."},
     {"address_of", address_of, METH_O, "Return the address of a slot's gradient, or 0."},

@@ -102,6 +102,7 @@ class Steps:
         self._cohorts: Optional[List[Cohort]] = None
         self._open: Optional[_OpenStep] = None
         self._joint: Optional[Tensor] = None  # the words of all cohorts' sum of squares, where there are several
+        self._hyper_is_taken = True
         self._overlaps = True  # until the step under way turned out not to
         self._backwards: Dict[int, int] = {}  # how many gradients of this step a param has had, by its id
         self._made: Dict[int, Tuple[int, int]] = {}  # address and version of the last of them
@@ -297,6 +298,7 @@ class Steps:
 
     def _step_all(self) -> Optional[Report]:
         cohorts = self._cohorts
+        known, self._hyper_is_taken = self._hyper_is_taken, True
         bits = CHANGED if cohorts is None or not all(cohort.is_usable for cohort in cohorts) else self._check()
         if bits & CHANGED or bits & NO_GRADIENT and self._arguments.accumulate == 1:
             cohorts = self._cohorts = self._look()
@@ -307,7 +309,7 @@ class Steps:
                 self._cohorts = self._look()
             cohorts = self._cohorts
         assert cohorts is not None
-        if bits:
+        if bits or not known:
             for cohort in cohorts:
                 cohort.take_hypers(self)
         if self._needs_norm and len(cohorts) != 1:
@@ -498,7 +500,7 @@ class Steps:
             if not cohorts or len(cohorts) != 1 or not cohorts[0].is_usable:
                 return  # the first step, and steps of params that have not been stepped equally often, wait
             number = cohorts[0].number.get(id(param))
-            if number is None or not self._is_as_recorded(cohorts[0], number):
+            if number is None or not self._signature.take_hyper(self.param_groups) or not self._is_as_recorded(cohorts[0], number):
                 return
             cohorts[0].take_hypers(self)
             cohorts[0].begin(self)
@@ -589,6 +591,7 @@ class Steps:
                     step.fits = False
         newcomers = any(param.grad is not None and id(param) not in cohort.number for _, param in self._all_params())
         bits = self._check()
+        self._hyper_is_taken = False
         if not step.fits or (newcomers and self._needs_norm) or bits & (CHANGED | HYPER_CHANGED):
             self._abandon("params, gradients or hyperparameters are others than when backward began the step")
             self._overlaps = True
