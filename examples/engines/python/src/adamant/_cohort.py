@@ -120,7 +120,7 @@ class Cohort:
         for number, ((group, param), state) in enumerate(zip(members, states)):
             self._add(of._name(param), number, self.number_of[group], param, state)
         self.native.steps = steps
-        self.native.forget_arrays()
+        self.native.keep_only(self.sums)
         self.number = {id(param): i for i, param in enumerate(self.params)}
 
     def _refuse_shared_memory(self, of: "_Steps") -> None:
@@ -325,6 +325,7 @@ class Cohort:
                 of._widen_count(entry)
 
     def _written(self) -> None:
+        self.native.keep_only(self.sums)
         # Autograd then sees that what it has saved was changed.
         torch.autograd.graph.increment_version(self.params)
         for number in self.masters if self.copies is None else range(len(self.params)):

@@ -155,7 +155,8 @@ class HostCopies:
         if any(hasattr(param, "to_local") and param.device.type != "cpu" for param in params):
             raise InvalidArgument("a param is a DTensor on a GPU, but must be in host memory: use FSDP2's "
                                   "CPUOffloadPolicy")
-        self._params = [flat(local(param.detach())) if is_dense(param) else param for param in params]
+        self._params = params
+        self._flats: Dict[int, Tensor] = {}  # of a step, so that memory is not kept alive between steps
         devices = {param.device for param in params}
         self._down = {device: self.new_lane(device) for device in devices}
         self._up = {device: self.new_lane(device) for device in devices}
@@ -184,6 +185,14 @@ class HostCopies:
         self._courier: Optional[threading.Thread] = None
         self._error: Optional[BaseException] = None
 
+    def _flat(self, number: int) -> Tensor:
+        """The param's elements, with a version counter of their own: copies of ours are no writes of others."""
+        found = self._flats.get(number)
+        if found is None:
+            own = local(self._params[number].detach()).data
+            found = self._flats[number] = flat(own) if is_dense(own) else own
+        return found
+
     def mirror(self, number: int) -> Tensor:
         return self._mirrors[number]
 
@@ -193,7 +202,7 @@ class HostCopies:
 
     def bring_weights(self, number: int) -> Tensor:
         """Copies weights that others have written into their mirror."""
-        self._mirrors[number].copy_(self._params[number].as_strided(self._mirrors[number].shape,
+        self._mirrors[number].copy_(self._flat(number).as_strided(self._mirrors[number].shape,
                                                                     self._mirrors[number].stride()))
         return self._mirrors[number]
 
@@ -252,7 +261,7 @@ class HostCopies:
     def send(self, number: int, begin: int, end: int) -> None:
         """Begins to copy weights up; called by the library, in its threads."""
         try:
-            param = self._params[number]
+            param = self._flat(number)
             self._up[param.device].copy(param[begin:end], flat(self._mirrors[number])[begin:end])
         except BaseException as error:
             self._error = self._error or error
@@ -278,6 +287,7 @@ class HostCopies:
     def end(self) -> None:
         """The step is over: all slots are free, and what reads params from now on reads the new weights."""
         self._slots.clear()
+        self._flats.clear()
         self.ring.give_back_all()
         for lane in self._up.values():
             lane.caller_follows()

@@ -313,9 +313,13 @@ class Optimizer(Calls):
         self._call("adamant_step_gradients", addresses, count, None, byref(report))
         return report
 
-    def forget_arrays(self) -> None:
-        """Keeps no array alive any more: for an engine that sees to that in every step."""
-        self._kept.clear()
+    def keep(self, arrays: List[Any]) -> None:
+        """Keeps these alive beside the others, while it works on them."""
+        self._kept.extend(arrays)
+
+    def keep_only(self, arrays: List[Any]) -> None:
+        """Keeps these alive, and no others: for an engine that looks where they are in every step."""
+        self._kept[:] = arrays
 
     def begin_step(self, *, loss_scale: Optional[float] = None, max_norm: Optional[float] = None,
                    max_abs_grad: Optional[float] = None, lr: Union[None, float, Sequence[float]] = None) -> None:

@@ -516,7 +516,9 @@ class Steps:
             step.fits = False
             return
         step.versions[number] = self._versions_of(param)
-        step.kept += [local(tensor.detach()).untyped_storage() for tensor in (param, *self._tensors_of(param))]
+        storages = [local(tensor.detach()).untyped_storage() for tensor in (param, *self._tensors_of(param))]
+        step.kept += storages
+        step.cohort.native.keep(storages)
         step.cohort.submit(number, grad)
         step.submitted[number] = (param.grad, param.grad._version)
 
