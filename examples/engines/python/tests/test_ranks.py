@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of a process group: what counts in the norm, and what is saved. replicated_norm: torchtitan #766,
+hyper-parallel #526."""
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+
+begin = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+import adamant
+from adamant.torch import AdamW
+torch.set_num_threads(1)
+rank, count, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
+world = dist.group.WORLD
+def values(seed, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+def norm_of(*gradients):
+    return float(torch.cat([g.double().reshape(-1) for g in gradients]).norm())
+def near(a, b):
+    return abs(float(a) - b) < 1e-5 * b
+def refused(call, *words):
+    try:
+        call()
+    except ValueError as error:
+        return all(word in str(error) for word in words) or print(error)
+    return False
+"""
+end = """
+dist.barrier()
+print("ended")
+dist.destroy_process_group()
+"""
+
+
+def on_ranks(count, code, folder):
+    ranks = [subprocess.Popen([sys.executable, "-c", begin + code + end, str(rank), str(count), str(folder)], text=True,
+                              env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+             for rank in range(count)]
+    said = []
+    try:
+        for rank in ranks:
+            said.append(rank.communicate(timeout=90))
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert all(out == "ended\n" for out, _ in said), said
+
+
+@pytest.mark.parametrize("options", ['{}', '{"overlap": True}', '{"accumulate": 2}', '{"offload": True}'])
+def test_replicated_norm_of_params_that_fully_shard_ignores(options, tmp_path):
+    on_ranks(2, f"options = {options}" + """
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(16, 32, bias=False), torch.nn.LayerNorm(32), torch.nn.Linear(32, 8, bias=False))
+whole = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
+ignored = set(model[1].parameters())
+fully_shard(model, mesh=init_device_mesh("cpu", (count,)), ignored_params=ignored)
+params = list(model.parameters())
+optimizer = AdamW(model.named_parameters(), lr=0.01, max_norm=0.5, process_group=world, threads=1, **options)
+alone = AdamW(whole, lr=0.01, max_norm=0.5, threads=1)
+for step in range(4):
+    optimizer.zero_grad()
+    total = [0] * len(params)
+    for part in range(options.get("accumulate", 1)):
+        given = [values(100 * step + 10 * part + i, *p.shape) for i, p in enumerate(whole)]
+        loss = 0
+        for i, (p, g) in enumerate(zip(params, given)):
+            total[i] = total[i] + g
+            mine = distribute_tensor(g, p.device_mesh, p.placements).to_local() if hasattr(p, "to_local") else g
+            loss = loss + ((p.to_local() if hasattr(p, "to_local") else p) * mine).sum()
+        loss.backward()
+    for p, g in zip(whole, total):
+        p.grad = g
+    norm = optimizer.step()
+    assert near(norm, norm_of(*total)), (float(norm), norm_of(*total))
+    assert float(alone.step()) == float(norm)
+for p, q in zip(params, whole):
+    assert torch.equal(p.full_tensor() if hasattr(p, "full_tensor") else p, q)
+""", tmp_path)
+
+
+def test_replicated_norm_of_plain_params_shards_and_placements(tmp_path):
+    on_ranks(2, """
+mesh = init_device_mesh("cpu", (count,))
+shared, own = values(1, 64), values(2 + rank, 64)
+every = [values(2 + r, 64) for r in range(count)]
+def optimizer_of(*groups, **options):
+    return AdamW([{"params": [torch.nn.Parameter(torch.ones(64)) for _ in grads], **more} for grads, more in groups],
+                 max_norm=1.0, process_group=world, threads=1, **options)
+def step(optimizer, *grads):
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    before = [p.detach().clone() for p in params]
+    for p, g in zip(params, grads):
+        p.grad = None if g is None else g.clone()
+    try:
+        return optimizer.step()
+    except ValueError:
+        assert all(torch.equal(p, q) for p, q in zip(params, before))  # nothing has changed
+        raise
+# The gradients show which is which.
+optimizer = optimizer_of(([shared, own], {}))
+for _ in range(3):
+    assert near(step(optimizer, shared, own), norm_of(shared, *every))
+# None at first, and zeros, show nothing; then they do.
+optimizer = optimizer_of(([shared, own], {}))
+assert float(step(optimizer, None, None)) == 0
+assert float(step(optimizer, torch.zeros(64), torch.zeros(64))) == 0
+assert near(step(optimizer, shared, None), norm_of(shared))
+assert near(step(optimizer, shared, own), norm_of(shared, *every))
+# Replicated gradients that differ later are an error on every rank, and the step after it works.
+assert refused(lambda: step(optimizer, own, own), "group0.0", "replicated", "All-reduce")
+# Groups say so.
+optimizer = optimizer_of(([shared], {"replicated": True}), ([own], {"replicated": False}))
+assert near(step(optimizer, shared, own), norm_of(shared, *every))
+assert near(step(optimizer, shared, shared), norm_of(shared, *[shared] * count))
+assert refused(lambda: step(optimizer, own, own), "group0.0", "replicated")
+assert near(step(optimizer, shared, own), norm_of(shared, *every))
+assert refused(lambda: optimizer_of(([shared], {"replicated": "yes"})), "replicated")
+# A param that joins one rank's groups alone.
+optimizer = optimizer_of(([shared], {}))
+assert near(step(optimizer, shared), norm_of(shared))
+if rank == 1:
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(64))]})
+assert near(step(optimizer, shared, own), norm_of(shared, every[1]))
+# A param that is replaced by another.
+optimizer = optimizer_of(([shared], {}))
+assert near(step(optimizer, shared), norm_of(shared))
+optimizer.param_groups[0]["params"] = [torch.nn.Parameter(torch.ones(64))]
+optimizer.state.clear()
+assert near(step(optimizer, own), norm_of(*every))
+# DTensors say so by their placements.
+def placed(values, *placements):
+    return torch.nn.Parameter(distribute_tensor(values, mesh, placements))
+params = [placed(torch.ones(64), Replicate()), placed(torch.ones(64), Shard(0))]
+optimizer = AdamW(params, max_norm=1.0, process_group=world, threads=1)
+for _ in range(2):
+    for p, g in zip(params, (shared, every[0])):
+        p.grad = distribute_tensor(g, mesh, p.placements)
+    assert near(optimizer.step(), norm_of(shared, every[0]))
+# zenflow's vectors.
+optimizer = optimizer_of(([shared, own], {}), zenflow={"topk_ratio": 0.5})
+assert near(step(optimizer, shared, own), norm_of(shared, *every))
+""", tmp_path)
+
+
+def test_replicated_norm_over_a_mesh_of_two_dimensions(tmp_path):
+    """HSDP: sharded over two ranks, replicated over two."""
+    on_ranks(4, """
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+gradient = values(5, 64, 4)
+for group in (world, mesh["shard"].get_group()):
+    param = torch.nn.Parameter(distribute_tensor(torch.ones(64, 4), mesh, [Replicate(), Shard(0)]))
+    optimizer = AdamW([param], max_norm=1.0, process_group=group, threads=1)
+    for _ in range(2):
+        param.grad = distribute_tensor(gradient, mesh, param.placements)
+        assert near(optimizer.step(), norm_of(gradient))
+# Replicated over half of the ranks, and unlike on the others.
+values_here = values(7, 32) if rank < 2 else values(10 + rank, 32)
+param = torch.nn.Parameter(torch.ones(32))
+name = "tied" if rank < 2 else f"own{rank}"
+optimizer = AdamW([(name, param)], max_norm=1.0, process_group=world, threads=1)
+for _ in range(2):
+    param.grad = values_here.clone()
+    assert near(optimizer.step(), norm_of(values(7, 32), values(12, 32), values(13, 32)))
+""", tmp_path)
+
+
+@pytest.mark.parametrize("options", ['{}', '{"overlap": True}', '{"accumulate": 2}', '{"on_nonfinite": "skip"}'])
+def test_replicated_norm_a_rank_without_gradients_reports_the_norm_of_all(options, tmp_path):
+    on_ranks(2, f"options = {options}" + """
+param = torch.nn.Parameter(torch.ones(100))
+optimizer = AdamW([param], max_norm=1.0, process_group=world, threads=1, **options)
+for step in range(4):
+    optimizer.zero_grad()
+    if rank == 0 or step == 2:
+        for _ in range(options.get("accumulate", 1)):
+            (param * values(step + 10 * rank, 100)).sum().backward()
+    scale = options.get("accumulate", 1)
+    expected = [values(step + 10 * r, 100) * scale for r in range(1 + (step == 2))]
+    norm = optimizer.step()
+    assert near(norm, norm_of(*expected)), (step, float(norm), norm_of(*expected))
+""", tmp_path)
+
+
+def test_replicated_norm_zero_redundancy_optimizer_clips_by_the_norm_of_all_ranks(tmp_path):
+    on_ranks(2, """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+def made():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Linear(32, 32), torch.nn.Linear(32, 4))
+model, whole = made(), made()
+optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=AdamW, lr=0.01, max_norm=0.1, threads=1)
+alone = AdamW(whole.parameters(), lr=0.01, max_norm=0.1, threads=1)
+for step in range(4):
+    for i, (p, q) in enumerate(zip(model.parameters(), whole.parameters())):
+        p.grad = values(step * 10 + i, *p.shape)
+        q.grad = p.grad.clone()
+    norm = optimizer.step()
+    assert float(alone.step()) == float(norm), norm
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), whole.parameters()))
+plain = ZeroRedundancyOptimizer(made().parameters(), optimizer_class=AdamW, lr=0.01)
+assert plain.optim._process_group is None
+""", tmp_path)
+
+
+@pytest.mark.parametrize("options", ['{"zenflow": {"topk_ratio": 0.25, "select_interval": 4, "update_interval": 3}}',
+                                     '{"zenflow": {"topk_ratio": 0.25}, "state_format": "bfloat16"}',
+                                     '{}', '{"state_format": "quantized8"}'])
+def test_state_dicts_go_through_distributed_checkpoints(options, tmp_path):
+    """get_optimizer_state_dict() and set_optimizer_state_dict() of torch.distributed.checkpoint."""
+    on_ranks(2, f"options = {options}" + """
+import torch.distributed.checkpoint as checkpoint
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, \\
+    set_model_state_dict, set_optimizer_state_dict
+mesh = init_device_mesh("cpu", (count,))
+def made():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128, bias=False), torch.nn.Linear(128, 64, bias=False))
+    fully_shard(model, mesh=mesh)
+    return model, AdamW(model.parameters(), lr=0.01, max_norm=1.0, process_group=world, threads=1, **options)
+def train(model, optimizer, begin, steps):
+    for step in range(begin, begin + steps):
+        for i, p in enumerate(model.parameters()):
+            p.grad = distribute_tensor(values(step * 10 + i, *p.shape), mesh, p.placements)
+        optimizer.step()
+model, optimizer = made()
+train(model, optimizer, 0, 5)
+saved = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+checkpoint.save(saved, checkpoint_id=f"{folder}/saved")
+other, loaded = made()
+into = {"model": get_model_state_dict(other), "optimizer": get_optimizer_state_dict(other, loaded)}
+checkpoint.load(into, checkpoint_id=f"{folder}/saved")
+set_model_state_dict(other, into["model"])
+set_optimizer_state_dict(other, loaded, into["optimizer"])
+for each in ((model, optimizer), (other, loaded)):
+    train(*each, 5, 6)
+for p, q in zip(model.parameters(), other.parameters()):
+    assert torch.equal(p.to_local(), q.to_local())
+first, second = optimizer.state_dict(), loaded.state_dict()
+assert first.get("zenflow") == second.get("zenflow")
+for number, state in first["state"].items():
+    assert set(state) == set(second["state"][number])
+    for name, value in state.items():
+        other_value = second["state"][number][name]
+        if hasattr(value, "to_local"):
+            value, other_value = value.to_local(), other_value.to_local()
+        assert torch.equal(value, other_value), name
+""", tmp_path)
