@@ -847,7 +847,7 @@ def test_params_and_gradients_that_cannot_be():
         stepped(f(torch.ones(3, 3)), torch.ones(3, 3), amsgrad=True)
     with pytest.raises(adamant.InvalidArgument, match="group0.0 has shape.*30 rows.*another \"state_format\""):
         stepped(f(torch.ones(30, 3)), torch.ones(30, 3), state_format="quantized8")
-    with pytest.raises(adamant.InvalidArgument, match="masters in two halves are for bfloat16"):
+    with pytest.raises(adamant.InvalidArgument, match="split master weights are for bfloat16"):
         stepped(f(torch.ones(64, 3).half()), torch.ones(64, 3).half(), state_format="split_float32")
     p, q = f(torch.ones(30, 3)), f(torch.ones(128, 3))
     p.grad, q.grad = torch.ones(30, 3), torch.ones(128, 3)
@@ -868,12 +868,9 @@ def test_a_step_that_fails_leaves_all_as_it_was():
     first.param_groups[0]["betas"] = (0.9, 0.999)
     late = torch.nn.Parameter(torch.ones(3, 3, dtype=torch.float64))
     late.grad = torch.ones(3, 3, dtype=torch.float64)
-    first.add_param_group({"params": [late]})
-    for _ in range(2):
-        with pytest.raises(adamant.InvalidArgument, match="float64"):
-            first.step()
-    first.param_groups.pop()
-    first.state.pop(late)
+    with pytest.raises(adamant.InvalidArgument, match="float64"):
+        first.add_param_group({"params": [late]})
+    assert len(first.param_groups) == 1 and late not in first.state
     assert same(bits(params, first), bits(others, second))
     steps(params, first, 4, 9)
     steps(others, second, 4, 9)
@@ -887,7 +884,7 @@ def test_a_step_that_fails_leaves_all_as_it_was():
     (lambda s: s["state"][0].pop("exp_avg_sq"), "group0.0 has no exp_avg_sq"),
     (lambda s: s["state"][0].pop("by_columns"), "no by_columns and no master_param"),
     (lambda s: s["state"][0].update(updates=torch.ones(3, dtype=torch.int64)), "updates of group0.0 has 3 .* has 20"),
-    (lambda s: s["state"][0].update(sums=torch.ones(3, 20)), r"sums of group0.0 have shape \(3, 20\)"),
+    (lambda s: s["state"][0].update(sums=torch.ones(3, 20)), r"the state of group0.0: sums has shape \(3, 20\)"),
     (lambda s: s["zenflow"].pop("steps"), "zenflow has since_selection.*must have steps"),
 ], ids=["summed", "selected", "sums", "moment", "weights", "updates", "size", "position"])
 def test_states_that_are_not_whole(change, said):
