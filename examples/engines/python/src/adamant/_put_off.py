@@ -115,7 +115,10 @@ class _Member:
     def __init__(self, of: "_Steps", group: int, param: Tensor, home: Optional[Home]):
         self.group, self.param, self.columns, self.home = group, param, columns_of(param), home
         self.name = of._name(param)
-        of._refuse_replicated(param)
+        if self.columns and of._process_group is not None and any(
+                placement.is_replicate() for placement in getattr(param, "placements", ())):
+            raise InvalidArgument(f"{self.name} is replicated, but zenflow adds up the columns of matrices over process_group. Shard "
+                                  "it, or give it an optimizer of its own")
         if self.columns:
             _check_matrix(of, self.name, group, param)
         of._init_state(group, param)

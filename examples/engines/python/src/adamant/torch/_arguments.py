@@ -35,6 +35,10 @@ def check_group(group: Dict[str, Any], number: int) -> None:
             raise InvalidArgument(f"{name} is set for parameter group {number}, but is not supported. Leave it out, or use "
                                   "torch.optim's class")
     check_format(group.get("state_format"))
+    if group.get("replicated") not in (None, True, False) or isinstance(group.get("replicated"), (int, float)) and not isinstance(
+            group["replicated"], bool):
+        raise InvalidArgument(f"replicated is {group['replicated']!r} for parameter group {number}, but must be True, False or "
+                              "None")
 
 
 def check_param(param: Tensor, name: str) -> None:

@@ -21,6 +21,7 @@ from .._host_copies import local
 from .._library import SQUARES_WORDS, InvalidArgument, Report, Unavailable
 from .._put_off import PutOff, refuse_without
 from .._quantized8 import is_quantized, moments
+from .._ranks import Gradient, Ranks, norm_of, zero_redundancy_group
 from .._signals import whole
 from .._split_masters import masters
 from .._signature_module import CHANGED, HYPER_CHANGED, NEW_GRADIENT, NO_GRADIENT, new_signature
@@ -62,6 +63,8 @@ class Steps:
         arguments.check(process_group)
         for g, group in enumerate(self.param_groups):
             check_group(group, g)
+        if process_group is None and arguments.needs_norm:
+            process_group = zero_redundancy_group()
         self._process_group, self._arguments = process_group, arguments
         self._check_params()
         self._begin()
@@ -89,6 +92,8 @@ class Steps:
         self._may_be_averaged = True  # until that was looked for
         self._lock = threading.RLock()  # backward calls hooks in a thread for each device
         self._signature = new_signature()
+        self._ranks = Ranks(self._process_group) if self._process_group is not None else None
+        self._norm_of_others = 0.0  # of a step in which this rank has no gradients
         # Weights in host memory of params that are elsewhere, by the param's id, beside the param itself.
         self._mirrors: Dict[int, Tuple[Tensor, Tensor]] = {}
         self._versions: Dict[int, Tuple[Tensor, int, int]] = {}  # of params whose weights are elsewhere, too, when both were the same
@@ -134,20 +139,27 @@ class Steps:
         """What the library calls with numbers of columns, to get their sums over all ranks, or the largest."""
         given = torch.frombuffer(numbers, dtype=torch.int64)
         total = given.clone()
-        self._add_over_ranks(total, how)
+        if self._ranks is not None:
+            self._ranks.reduce(total, how)
         given.copy_(total)
 
-    def _add_over_ranks(self, words: Tensor, how: str = "SUM") -> None:
-        group = self._process_group
-        if group is None:
+    def _add_over_ranks(self, words: Tensor) -> None:
+        """Has these words count the gradients of all ranks, replicated ones once."""
+        if self._ranks is None:
             return
-        operation = getattr(torch.distributed.ReduceOp, how)
-        if torch.distributed.get_backend(group) == "nccl":
-            there = words.cuda()
-            torch.distributed.all_reduce(there, operation, group=group)
-            words.copy_(there)
-        else:
-            torch.distributed.all_reduce(words, operation, group=group)
+        places = {id(param): (cohort, number) for cohort in self._cohorts or [] for number, param in enumerate(cohort.params)}
+        gradients, seen = [], set()
+        for g, param in self._all_params():
+            if id(param) in seen:
+                continue
+            seen.add(id(param))
+            values = None
+            if param.grad is not None:
+                cohort, number = places.get(id(param), (None, 0))
+                values = (local(param.grad.detach()).to("cpu").contiguous() if cohort is None else
+                          cohort.whole_gradient(number, local(param.grad)))
+            gradients.append(Gradient(self._name(param), param, values, self.param_groups[g].get("replicated")))
+        self._ranks.add_up(words, gradients)
 
     def _hyper(self, group: int) -> Dict[str, Any]:
         of = self.param_groups[group]
@@ -219,12 +231,6 @@ class Steps:
             raise RuntimeError(f"{self._name(param)} has a sparse gradient, but Adam needs dense ones; consider "
                                "torch.optim.SparseAdam")
 
-    def _refuse_replicated(self, param: Tensor) -> None:
-        if self._process_group is not None and any(
-                placement.is_replicate() for placement in getattr(param, "placements", ())):
-            raise InvalidArgument(f"{self._name(param)} is replicated, so its gradient would count once for each "
-                                  "rank of process_group; shard it, or give it an optimizer of its own")
-
     def _refuse_with_sums(self, what: str) -> None:
         if any(cohort.summed for cohort in self._cohorts or []):
             raise InvalidArgument(f"gradients of earlier backward() calls were added up, but {what}; call step() before "
@@ -236,7 +242,6 @@ class Steps:
         counts: Set[int] = set()
         for g, param in members:
             self._refuse_sparse(param)
-            self._refuse_replicated(param)
             if id(param) in seen:
                 continue
             seen.add(id(param))
@@ -291,7 +296,7 @@ class Steps:
             self._begin_gradients()
             self.last_report = report
         if closure is None and self._arguments.max_norm is not None:
-            return torch.tensor(0.0 if report is None else report.global_norm, dtype=torch.float64)
+            return torch.tensor(self._norm_of_others if report is None else report.global_norm, dtype=torch.float64)
         return loss
 
     _step_with_hooks = torch.optim.Optimizer.profile_hook_step(_step)
@@ -334,6 +339,7 @@ class Steps:
                 if grad is not None:
                     add_squares(cohort.whole_gradient(number, grad), words, self._executor())
         self._add_over_ranks(words)
+        self._norm_of_others = norm_of(words)
         return words
 
     # Gradients that backward brings
