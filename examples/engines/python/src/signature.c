@@ -375,7 +375,7 @@ typedef struct {
 
 static int by_address(const void* a, const void* b) {
     const uintptr_t x = (uintptr_t)((const known_param*)a)->param, y = (uintptr_t)((const known_param*)b)->param;
-    return x < y ? -1 : x > y;
+    return x != y ? (x < y ? -1 : 1) : 0;
 }
 
 static void walk_names(stream* to, PyObject* group) {
@@ -438,6 +438,11 @@ static PyObject* record(PyObject* object, PyObject* arguments) {
         const known_param wanted = {key, 0};
         const known_param* found = bsearch(&wanted, known, (size_t)count, sizeof *known, by_address);
         if (found == NULL) continue;
+        // Of a param that is there twice the first entry is stepped.
+        const known_param* same = found;
+        while (same > known && same[-1].param == key) --same;
+        for (; same < known + count && same->param == key; ++same)
+            if (same->entry < found->entry) found = same;
         self->state_order[self->state_count++] = found->entry;
         self->found_states[found->entry] = value;
     }

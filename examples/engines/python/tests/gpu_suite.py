@@ -18,6 +18,8 @@ import adamant  # noqa: E402
 from adamant import _library, _put_off, _put_off_device  # noqa: E402
 from adamant.torch import AdamW  # noqa: E402
 
+from optimizer_modes import position_of  # noqa: E402
+
 from test_zenflow import bf16, bits, draw, each_format, f32, masters_of, same, same_bits, shapes, steps, window  # noqa: E402
 
 library = _library.library()
@@ -384,7 +386,7 @@ def test_a_gpu_that_fails_leaves_the_step_before_and_the_run_goes_on(seed):
     def steps_taken():
         for _ in range(20):
             try:
-                return optimizer.state_dict()["zenflow"]["steps"]
+                return position_of(optimizer)["steps"]
             except adamant.DeviceFailed:  # of what went on in the background
                 pass
         raise AssertionError("a device that works fails again and again")

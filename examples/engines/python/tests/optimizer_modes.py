@@ -4,6 +4,7 @@ import copy
 
 import torch
 
+from adamant._put_off_native import position_fields
 from adamant.torch import AdamW
 
 # The dtype of params, and the optimizer's arguments.
@@ -28,13 +29,19 @@ HYPERS = [{"lr": 0.01, "weight_decay": 0.1}, {"lr": 0.03, "betas": (0.8, 0.99)}]
 def values(seed, shape, dtype=torch.float32):
     """The same numbers for the same seed, whatever torch's defaults are."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    return torch.randn(shape, generator=generator, device="cpu").to(dtype)
+    return torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32).to(dtype)
+
+
+def position_of(optimizer):
+    """Where a run with zenflow is in its window, as its state_dict() has it."""
+    states = optimizer.state_dict()["state"].values()
+    return dict(zip(position_fields, next(state["window"].tolist() for state in states if "window" in state)))
 
 
 def bits(tensor):
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
-    tensor = tensor.detach().contiguous().reshape(-1)
+    tensor = tensor.detach().clone().contiguous().reshape(-1)  # a clone, as memory that NumPy has seen cannot be resized
     return tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 

@@ -275,7 +275,7 @@ def moved_moments_data_replaced(run):
     for param in run.params:
         for value in kept_tensors(run, param).values():
             old, value.data = value.data, value.data.clone()
-            old.view(torch.uint8).fill_(85)
+            old.untyped_storage().fill_(85)
 
 
 @action
@@ -433,34 +433,29 @@ def test_what_changes_between_backward_and_step_is_honoured_or_an_error(mode, na
     run = Run(mode)
     for _ in range(3):
         run.step()
-    run.zero_grad()
-    run.backward()
+    twin = run.fresh()  # whose first step does not overlap
+    for each in (run, twin):
+        each.zero_grad()
+        each.backward()
+    removed = [(param, bits(param)) for param in twin.known]
+    actions[name](twin)
     try:
         actions[name](run)
-        if "loaded" in name:  # which gives the step up
-            run.time += 1
-            return assert_follows(run)
-        twin = run.fresh()
-        removed = [(param, bits(param)) for param in run.removed]
         run.finish()
     except adamant.Error as error:
         assert "group" in str(error) or "overlap" in str(error)
         run.optimizer.state.clear()
-        run.optimizer.param_groups[0]["lr"] = 0.01
         try:
-            run.zero_grad()
+            run.finish()  # a step that is still open, now with states that were changed
         except adamant.InvalidArgument:
-            run.finish()  # a step that cannot be given up without max_norm
+            pass
+        run.step()
+        run.step()
         return
-    twin.time = run.time - 1
-    twin.zero_grad()
-    twin.backward()
-    for p, q in zip(run.known, twin.known):
-        if p.grad is None and id(p) in {id(param) for param in run.params}:
-            q.grad = None
     twin.finish()
     assert_same_bits(run, twin)
-    assert all(bits(param) == before for param, before in removed)
+    left = {param.number for param in run.params}
+    assert all(bits(run.known[param.number]) == before for param, before in removed if param.number not in left)
 
 
 def trained(mode="plain", steps=2):
@@ -511,7 +506,7 @@ def test_param_data_of_another_shape_is_an_error(mode):
     run = trained(mode)
     if mode == "zenflow":
         run.optimizer.land()
-    run.params[2].data = torch.ones(2, 2, dtype=run.dtype)
+    run.params[2].data = torch.ones(80, 2, dtype=run.dtype)  # with another number of groups, too
     before = [bits(param) for param in run.known]
     with pytest.raises((adamant.Error, RuntimeError), match="group1.0"):
         run.zero_grad()

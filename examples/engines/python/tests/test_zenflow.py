@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch")
 import adamant  # noqa: E402
 from adamant.torch import Adam, AdamW, ZenFlow, dequantized, joined_master, quantized, split_master  # noqa: E402
 
+from optimizer_modes import position_of  # noqa: E402
+
 f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
 shapes = [(64, 20), (20,), (128, 3, 10), (), (64, 7), (0, 3)]
 formats = [(f32, {}), (f32, {"state_format": "bfloat16"}), (f32, {"state_format": "quantized8"}), (bf16, {}),
@@ -62,7 +64,7 @@ def bits(params, optimizer):
     made = [raw(p).clone() for p in params]
     for number in sorted(saved["state"]):
         made += [raw(value).clone() for _, value in sorted(saved["state"][number].items())]
-    return made, saved["zenflow"]
+    return made
 
 
 def same(a, b):
@@ -335,7 +337,7 @@ def test_a_run_that_is_saved_and_loaded_after_each_step_has_the_bits_of_one_that
         assert same(bits(params, first), bits(others, second)), t
         again = second.state_dict()["state"]
         assert all(set(again[i]) == set(saved["state"][i]) for i in again)
-        assert ("sums" in again[2]) == (saved["zenflow"]["in_window"] > 0) and "by_columns" not in again[1]
+        assert "sums" in again[2] and "by_columns" not in again[1]
     assert saved["state"][1]["updates"].tolist() == [14] and len(saved["state"][2]["updates"].unique()) > 1
 
 
@@ -491,7 +493,7 @@ def test_a_closure_and_no_gradients_at_all():
     assert optimizer.last_report.step == 1
     optimizer.zero_grad()
     assert float(optimizer.step()) == 0
-    assert optimizer.state_dict()["zenflow"]["steps"] == 1
+    assert position_of(optimizer)["steps"] == 1
 
 
 def test_hooks_of_torch_are_called_and_autograd_sees_that_params_changed():
@@ -584,14 +586,12 @@ def test_a_plain_state_goes_on_with_zenflow_and_from_there_only_with_it():
             assert not second.last_report.zenflow.warm_up
         assert all(map(same_bits, params, others)), (kind, options)
         state = second.state_dict()
-        assert state["zenflow"]["steps"] == 8
+        assert position_of(second)["steps"] == 8
         assert [set(state["state"][i]["updates"].tolist()) for i in (0, 1)] == [{7}, {8}]
         with pytest.raises(adamant.InvalidArgument, match="is one of zenflow.*zenflow=ZenFlow.*topk_ratio=1"):
             first.load_state_dict(state)
-        del state["zenflow"]
-        with pytest.raises(adamant.InvalidArgument, match="is one of zenflow"):
-            first.load_state_dict(state)
-        with pytest.raises(adamant.InvalidArgument, match='group0.0 is one of zenflow, but the state_dict has no "zenflow"'):
+        del state["state"][1]["window"]
+        with pytest.raises(adamant.InvalidArgument, match="the state of group0.1 has no window"):
             second.load_state_dict(state)
 
 
@@ -766,7 +766,7 @@ def test_what_is_not_finite_in_what_is_put_off():
         assert optimizer.last_report.skipped == (policy == "skip") == same(before, bits(params, optimizer))
         steps(params, optimizer, 3, 4)
         optimizer.land()
-        assert optimizer.state_dict()["zenflow"]["steps"] == count
+        assert position_of(optimizer)["steps"] == count
         assert params[0].isnan().any() == (policy == "apply")
 
 
@@ -802,7 +802,7 @@ def test_a_grad_scaler_skips_and_unscales():
         draw(others, t)
         second.step()
     assert all(map(same_bits, params, others))
-    assert first.state_dict()["zenflow"] == second.state_dict()["zenflow"]
+    assert position_of(first) == position_of(second)
 
 
 # Errors
@@ -885,8 +885,10 @@ def test_a_step_that_fails_leaves_all_as_it_was():
     (lambda s: s["state"][0].pop("by_columns"), "no by_columns and no master_param"),
     (lambda s: s["state"][0].update(updates=torch.ones(3, dtype=torch.int64)), "updates of group0.0 has 3 .* has 20"),
     (lambda s: s["state"][0].update(sums=torch.ones(3, 20)), r"the state of group0.0: sums has shape \(3, 20\)"),
-    (lambda s: s["zenflow"].pop("steps"), "zenflow has since_selection.*must have steps"),
-], ids=["summed", "selected", "sums", "moment", "weights", "updates", "size", "position"])
+    (lambda s: s["state"][0].update(window=torch.zeros(5, dtype=torch.float64)), "group0.0: window has 5 elements, but must have 6"),
+    (lambda s: s["state"][0]["window"].add_(1), "group0.1: its window.*that of other params is"),
+    (lambda s: s["state"][0].update(selected=torch.zeros(20)), "group0.0: selected is .*dtype torch.bool"),
+], ids=["summed", "selected", "sums", "moment", "weights", "updates", "size", "position", "another_position", "dtype"])
 def test_states_that_are_not_whole(change, said):
     params, others = params_of(), params_of()
     first, second = AdamW(params, lr=0.01, zenflow=window), AdamW(others, lr=0.01, zenflow=window)
@@ -925,7 +927,7 @@ def run(code, *arguments, **environment):
 def test_a_forked_process_wants_a_state_and_goes_on_from_it():
     code = """
 import io, os, torch
-from test_zenflow import AdamW, bits, params_of, same, steps, window
+from test_zenflow import AdamW, bits, params_of, position_of, same, steps, window
 import adamant
 torch.set_num_threads(1)
 params = params_of()
@@ -941,7 +943,7 @@ if os.fork() == 0:
             assert "was forked" in str(error) and "load a state_dict() here" in str(error)
             optimizer.load_state_dict(saved)
             steps(params, optimizer, 4, 9)
-            torch.save((params, optimizer.state_dict()["zenflow"]), os.fdopen(w, "wb"))
+            torch.save((params, position_of(optimizer)), os.fdopen(w, "wb"))
             os._exit(0)
     finally:
         os._exit(1)
@@ -949,7 +951,7 @@ os.close(w)
 theirs = torch.load(io.BytesIO(os.fdopen(r, "rb").read()), weights_only=False)
 assert os.wait()[1] == 0
 steps(params, optimizer, 4, 9)
-print(all(map(torch.equal, params, theirs[0])) and theirs[1] == optimizer.state_dict()["zenflow"])
+print(all(map(torch.equal, params, theirs[0])) and theirs[1] == position_of(optimizer))
 """
     assert run(code, PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), *sys.path])) == ["True"]
 
@@ -1038,7 +1040,7 @@ for step in range(11):
         p.grad = torch.distributed.tensor.distribute_tensor(whole, mesh, p.placements)
     optimizer.step()
     saved = optimizer.state_dict()
-    now = params + [torch.tensor(list(saved["zenflow"].values()), dtype=torch.double)]
+    now = list(params)
     now += [of[name] for _, of in sorted(saved["state"].items()) for name in sorted(of) if of[name].dtype != torch.int16]
     ends += [it.full_tensor().clone() if hasattr(it, "full_tensor") else it for it in now]
     if step == 6:  # by way of files
@@ -1076,6 +1078,7 @@ import sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from adamant.torch import AdamW
+from optimizer_modes import position_of
 rank, count, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
 mesh = init_device_mesh("cpu", (count,))
@@ -1107,7 +1110,7 @@ try:
     optimizer.step()
 except RuntimeError as error:
     assert "the network is gone" in str(error)
-    assert optimizer.state_dict()["zenflow"]["steps"] == 0 and bool((param.to_local() == 1).all())
+    assert position_of(optimizer)["steps"] == 0 and bool((param.to_local() == 1).all())
     print("refused")
 dist.destroy_process_group()
 """

@@ -89,6 +89,7 @@ class Cohort:
     def __init__(self, of: "_Steps", steps: int, members: List[Tuple[int, Tensor]], alone: bool):
         own = of._arguments
         self.params = [param for _, param in members]
+        self.names = [of._name(param) for param in self.params]
         states = [of.state[param] for param in self.params]
         self.first_slot = 0
         self.signature = of._signature
@@ -96,7 +97,8 @@ class Cohort:
         self.accumulates = own.accumulate > 1
         self.summed: Set[int] = set()  # whose sums hold something
         self.sums: List[Tensor] = []
-        self.masters = [i for i, state in enumerate(states) if any(name in state for name in masters)]
+        self.master_of = [next((state[name] for name in masters if name in state), None) for state in states]
+        self.masters = [i for i, master in enumerate(self.master_of) if master is not None]
         self.copies: Optional[HostCopies] = None
         if own.offload or any(param.device.type != "cpu" for param in self.params):
             forgets = not (of._needs_norm or of._process_group or not alone)
@@ -107,6 +109,7 @@ class Cohort:
         self.native = Native(of._executor(), on_nonfinite=own.on_nonfinite, max_norm=own.library_max_norm,
                              reduce=of._reduce if of._needs_norm and (of._process_group or not alone) else None,
                              weights_ready=self.copies.send if self.copies is not None else None)
+        self.native.names = self.names
         if self.copies is not None:
             _copying.add(self)
         self.hypers = {group: of._hyper(group) for group in sorted({group for group, _ in members})}
@@ -118,7 +121,7 @@ class Cohort:
         self.in_order = True  # all of them in row-major order
         self.versions = of._versions
         for number, ((group, param), state) in enumerate(zip(members, states)):
-            self._add(of._name(param), number, self.number_of[group], param, state)
+            self._add(self.names[number], number, self.number_of[group], param, state)
         self.native.steps = steps
         self.native.keep_only(self.sums)
         self.number = {id(param): i for i, param in enumerate(self.params)}
@@ -204,9 +207,11 @@ class Cohort:
                 self._take_weight(of, number)
                 self.versions[id(self.params[number])] = now
 
-    def _version(self, number: int) -> Tuple[Any, int, int]:
-        """Changes with the weights, whoever writes them, unless it is by way of `param.data`."""
-        return _Same(self.params[number]), self.params[number]._version, local(self.params[number]).data_ptr()
+    def _version(self, number: int) -> Tuple[Any, ...]:
+        """Changes with the weights, whoever writes them, unless it is by way of `param.data`, and with the master."""
+        param, master = self.params[number], self.master_of[number]
+        own = () if master is None else (_Same(master), local(master).data_ptr())
+        return (_Same(param), param._version, local(param).data_ptr(), *own)
 
     def _take_weight(self, of: "_Steps", number: int) -> None:
         weight = local(self.params[number].detach())

@@ -23,6 +23,21 @@ def _rounded(size: int) -> int:
     return max(1, -(-size // _alignment)) * _alignment
 
 
+def has_memory(tensor: Tensor) -> bool:
+    """Whether the elements have memory: that of a storage may have been freed by resize_()."""
+    if tensor.numel() == 0:
+        return True
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return (tensor.storage_offset() + last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
+def check_memory(param: Tensor, name: str) -> None:
+    own = local(param)
+    if not has_memory(own):
+        raise InvalidArgument(f"cannot step {name}: its storage has {own.untyped_storage().nbytes()} bytes, which is too few for its "
+                              f"{own.numel()} elements: its memory was freed. Restore it before step()")
+
+
 def flat(tensor: Tensor) -> Tensor:
     """All elements in the order in which they lie."""
     return tensor.as_strided((tensor.numel(),), (1,))

@@ -371,6 +371,10 @@ class Handle:
         if pointer and self.here and _loaded is not None:
             getattr(_loaded, self.free_function)(pointer)
 
+    def leak(self) -> None:
+        """Forgets what the library made without freeing it, for it would touch memory that is gone."""
+        self.pointer = None
+
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing():  # the module's own names may be gone
             self.close()

@@ -14,14 +14,14 @@ import os
 import warnings
 import weakref
 from array import array as packed
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from ._arrays import GROUP_ELEMS
 from ._cohort import check_groups, check_place, first_element
-from ._host_copies import flat, local
+from ._host_copies import check_memory, flat, local
 from ._library import InvalidArgument, Report
 from ._put_off_device import Home, home_of, refusals
 from ._put_off_native import PutOffOptimizer, ZenFlow, position_fields
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from .torch._stepping import Steps as _Steps
 
 # What the library knows, and states have when they were asked for.
-known_to_library = ("step", "updates", "selected", "landing", "sums", "summed")
+known_to_library = ("step", "updates", "selected", "landing", "sums", "summed", "window")
+# What it works on.
+kept_tensors = (*moments, "by_columns", *masters)
 
 _natives: "weakref.WeakSet[PutOffOptimizer]" = weakref.WeakSet()
 
@@ -42,6 +44,12 @@ def _end_background() -> None:
     # The tensors that threads work on in the background go when the interpreter ends.
     for native in list(_natives):
         native.close()
+
+
+def _layout(tensor: Tensor) -> Tuple[Any, ...]:
+    """Where a tensor's elements are, and how they lie."""
+    own = local(tensor)
+    return own.data_ptr(), own.dtype, own.shape, own.stride()
 
 
 def columns_of(param: Tensor) -> int:
@@ -142,8 +150,10 @@ class _Member:
         self.master = next((name for name in masters if name in self.state), None)
         self._lay_out()
         self._complete()
-        self.known = {name: self.state[name] for name in (*moments, "by_columns", *masters) if name in self.state}
-        self.saved_as: List[int] = []
+        self.known = {name: self.state[name] for name in kept_tensors if name in self.state}
+        self.layouts = {name: _layout(value) for name, value in self.known.items()}
+        self.layout = _layout(param)
+        self.saved_as: Dict[str, Any] = {}
         self.version = self.version_now()
 
     @property
@@ -156,17 +166,25 @@ class _Member:
 
     def is_as_known(self, of: "_Steps", group: int, param: Tensor) -> bool:
         """Whether the library still knows where its arrays are."""
-        return (param is self.param and group == self.group and of.state.get(param) is self.state and
-                local(param).data_ptr() == self.mine.data_ptr() and
-                (param.grad is None or param.grad.dtype == self.kind) and
-                all([self.state.get(name) is value for name, value in self.known.items()]))
+        return (param is self.param and group == self.group and _layout(param) == self.layout and self.has_its_state(of) and
+                (param.grad is None or param.grad.dtype == self.kind))
+
+    def has_its_state(self, of: "_Steps") -> bool:
+        """Whether the state is the one that it was made with, in the same memory."""
+        state = of.state.get(self.param)
+        return (state is self.state and {name: state[name] for name in kept_tensors if name in state}.keys() == self.known.keys()
+                and all([state[name] is value and _layout(value) == self.layouts[name] for name, value in self.known.items()]))
+
+    def _saved_now(self) -> Dict[str, Any]:
+        return {name: (id(value), local(value)._version, _layout(value)) if isinstance(value, Tensor) else value
+                for name, value in self.state.items() if name in kept_tensors or name in known_to_library}
 
     def note_versions(self) -> None:
-        self.saved_as = [local(value)._version for value in self.known.values()]
+        self.saved_as = self._saved_now()
 
     def is_as_saved(self) -> bool:
-        """Whether nobody has written to its state since save(), of which what is on a device would not know."""
-        return self.saved_as == [local(value)._version for value in self.known.values()]
+        """Whether nobody has written to its state since save(), of which the library would not know."""
+        return self.saved_as == self._saved_now()
 
     # Set-up
 
@@ -288,22 +306,30 @@ class _Member:
 
     # State
 
-    def save(self, native: PutOffOptimizer, number: int) -> None:
+    def save(self, native: PutOffOptimizer, number: int, window: Tensor) -> None:
         found, count, state = native.param(number), max(1, self.columns), self.state
-        self.note_versions()
         state["updates"] = _copied(found.counts, count, torch.int64)
         counted = state["updates"].max()
         state["step"] = counted.float() if int(counted) < 1 << 24 else counted.double()
-        for name in ("selected", "landing") if self.columns else ():
-            state[name] = _copied(getattr(found, name), count, torch.uint8).bool()
         state["summed"] = torch.tensor(int(found.summed), device="cpu")
-        if self.columns and found.summed and not bool(state["selected"].all()):
-            sums = _copied(found.sums, self.mine.numel(), torch.float32).view(self.mine.shape)
+        state["window"] = window.clone()
+        if self.columns:
+            for name in ("selected", "landing"):
+                state[name] = _copied(getattr(found, name), count, torch.uint8).bool()
+            # Also where nothing is summed, as checkpoints of torch.distributed load the keys that a new optimizer has.
+            sums = (_copied(found.sums, self.mine.numel(), torch.float32).view(self.mine.shape)
+                    if found.summed and not bool(state["selected"].all()) else torch.zeros(self.mine.shape, device="cpu",
+                                                                                         dtype=torch.float32))
             state["sums"] = _as_cut(self.param, sums, False)
+        self.note_versions()
 
     def values(self) -> Tuple[Dict[str, Any], List[Tensor]]:
         """What load() takes of it, and the tensors that this points to."""
         state = self.state
+        counted = int(state["updates"].max())
+        if "step" in state and int(state["step"]) != counted:
+            raise InvalidArgument(f"cannot use the state of {self.name}: step is {int(state['step'])}, but updates, which counts "
+                                  f"the steps of each column, has {counted} at most. Write both")
         kept = [state["updates"].to(torch.int64).contiguous()]
         made = {"counts": kept[0].data_ptr(), "summed": int(state["summed"])}
         for name in ("selected", "landing") if self.columns else ():
@@ -330,21 +356,31 @@ class PutOff:
         self.native: Optional[PutOffOptimizer] = None  # until the first step, and after load()
         self.members: List[_Member] = []
         self.hypers: Dict[int, Dict[str, Any]] = {}
+        self.flags: Dict[int, bool] = {}  # which groups maximize
         self.number_of: Dict[int, int] = {}
         self.position: Dict[str, Any] = {}
         self.home: Optional[Home] = None
         self.why_not_there = ""
         self.is_saved = False  # states and position are those of the library
-        self.forget(None, 0)
+        self.forget(())
 
-    def forget(self, position: Optional[Dict[str, Any]], steps: int) -> None:
-        """Goes on from other states. position: where they are; None: after so many plain steps."""
+    def forget(self, states: Iterable[Any]) -> None:
+        """Goes on from other states."""
         if self.native is not None:
             self.native.close()
         self.native = None
         self.members = []
-        self.position = {"steps": steps, "since_selection": 0, "in_window": 0, "has_selection": False, "done_squares": 0.0,
-                         "put_off_norm": 0.0, **(position or {})}
+        self._take_position(states)
+
+    def _take_position(self, states: Iterable[Any]) -> None:
+        """Where the run is, by its states. Those of other optimizers have taken plain steps alone."""
+        self.position = dict.fromkeys(position_fields, 0)
+        for state in states:
+            if isinstance(state, dict) and "window" in state:
+                found = dict(zip(position_fields, state["window"].tolist()))
+                self.position = {name: value if name.endswith(("squares", "norm")) else int(value) for name, value in found.items()}
+            elif isinstance(state, dict) and "step" in state and "updates" not in state:
+                self.position["steps"] = max(self.position["steps"], int(state["step"]))
 
     def _check_here(self) -> None:
         if self.native is not None and not self.native.here:
@@ -378,7 +414,7 @@ class PutOff:
         if self.native is not None:
             self.native.close()  # and what it has in the background is done, and the device free for the next
         self.native, self.members = None, []
-        of._refuse_groups()
+        self._take_position(of.state.values())
         home = self._find_home(of, [param for _, param in wanted])
         if home is not None:
             try:
@@ -398,6 +434,7 @@ class PutOff:
             reduce=of._reduce if spread and (of._needs_norm or self.options.is_automatic) else None,
             reduce_columns=of._reduce_columns if spread else None)
         _natives.add(native)
+        native.names = [member.name for member in members]
         hypers = {group: of._hyper(group) for group in sorted({group for group, _ in wanted})}
         number_of = {group: native.add_group(f"group{group}", maximize=of.param_groups[group]["maximize"], **hyper)
                      for group, hyper in hypers.items()}
@@ -419,6 +456,7 @@ class PutOff:
             native.place(home.handle)
         self.native, self.members, self.home = native, members, home
         self.hypers, self.number_of, self.is_saved = hypers, number_of, True
+        self.flags = self._flags_of(of)
 
     def _load(self, native: PutOffOptimizer, members: List[_Member]) -> None:
         """Has the library go on from the states."""
@@ -430,16 +468,16 @@ class PutOff:
     def _get_ready(self, of: "_Steps") -> PutOffOptimizer:
         """Sees what has changed since the last step."""
         self._check_here()
+        of._refuse_groups()
         wanted = [(group, param) for group, param in of._all_params()
                   if param.requires_grad or param.grad is not None or param in of.state]
+        for _, param in wanted:
+            check_memory(param, of._name(param))
         if self.native is not None:
-            self._take_written()
-        if self.native is None or len(wanted) != len(self.members) or not all(
+            self._take_written(of)
+        if self.native is None or len(wanted) != len(self.members) or self._is_otherwise(of) or not all(
                 [member.is_as_known(of, *each) for member, each in zip(self.members, wanted)]):
             self._make(of, wanted)
-        elif self.home is not None and self.is_saved and not all([member.is_as_saved() for member in self.members]):
-            self.home.wait_for_caller()
-            self._load(self.native, self.members)
         assert self.native is not None
         for group, known in self.hypers.items():
             now = of._hyper(group)
@@ -448,9 +486,25 @@ class PutOff:
                 self.hypers[group] = now
         return self.native
 
-    def _take_written(self) -> None:
+    def _is_otherwise(self, of: "_Steps") -> bool:
+        """Whether flags of groups or values of states, of which the library would not know, were changed."""
+        if self.is_saved:
+            return (self.flags != self._flags_of(of)) or not all([member.is_as_saved() for member in self.members])
+        for member in self.members:
+            written = [name for name in known_to_library if name in member.state] if of.state.get(member.param) is member.state else []
+            if written:
+                raise InvalidArgument(f"cannot use the state of {member.name}: {' and '.join(written)} were written, but with zenflow "
+                                      "states have counts and sums only from state_dict() to the next step(). Call state_dict(), "
+                                      "write them and step()")
+        return self.flags != self._flags_of(of)
+
+    def _flags_of(self, of: "_Steps") -> Dict[int, bool]:
+        return {group: bool(of.param_groups[group]["maximize"]) for group in self.hypers if group < len(of.param_groups)}
+
+    def _take_written(self, of: "_Steps") -> None:
         """Takes over weights that others have written since the last step."""
-        written = [member for member in self.members if member.version != member.version_now()]
+        written = [member for member in self.members if member.version != member.version_now() and
+                   local(member.param).shape == member.mine.shape]  # another shape is refused later
         if not written:
             return
         self.save()
@@ -500,6 +554,8 @@ class PutOff:
 
     def _written(self) -> None:
         for member in self.members if self.is_saved else ():
+            if "window" in member.state:  # also in a state_dict that somebody has kept, whose moments go on
+                member.state["window"].fill_(-1)
             for name in known_to_library:
                 member.state.pop(name, None)
         self.is_saved = False
@@ -524,7 +580,7 @@ class PutOff:
     def take_weights(self, of: "_Steps") -> None:
         self._check_here()
         self.save()
-        self.forget(self.position, 0)
+        self.forget(of.state.values())
         for state in of.state.values():
             if isinstance(state, dict) and "landing" in state:
                 state["landing"] = torch.zeros_like(state["landing"])
@@ -539,8 +595,10 @@ class PutOff:
         if self.home is not None:
             self.home.wait_for_caller()
         self.position = self.native.position()
+        window = torch.tensor([float(self.position[name]) for name in position_fields], dtype=torch.float64, device="cpu")
         for number, member in enumerate(self.members):
-            member.save(self.native, number)
+            if all(name in member.state for name in member.known):  # otherwise it was cleared, and begins anew
+                member.save(self.native, number, window)
         self.is_saved = True
 
     def saved(self, states: Dict[Any, Dict[str, Any]]) -> Dict[Any, Dict[str, Any]]:
@@ -551,10 +609,7 @@ class PutOff:
     def check(self, of: "_Steps", state_dict: Dict[str, Any]) -> None:
         """Raises where this is no state to go on from."""
         params = of._params_by_number(state_dict)
-        position = state_dict.get("zenflow")
-        if position is not None and set(position) != set(position_fields):
-            raise InvalidArgument(f"the state's zenflow has {', '.join(map(str, position))}, but must have "
-                                  f"{', '.join(position_fields)}")
+        windows: List[Tensor] = []
         for number, state in state_dict["state"].items():
             if number not in params:
                 continue
@@ -567,11 +622,16 @@ class PutOff:
                                           "adamant.torch.dequantized(state, param), for each state of state_dict['state'], and "
                                           'give the group the "state_format" "float32"')
                 continue
-            if position is None:
-                raise InvalidArgument(f"the state of {name} is one of zenflow, but the state_dict has no \"zenflow\", which "
-                                      "says where the run is; save all that state_dict() returns")
             flags = ("selected", "landing") if columns else ()
-            missing = [each for each in ("summed", "exp_avg", "exp_avg_sq", *flags) if each not in state]
+            missing = [each for each in ("summed", "window", "exp_avg", "exp_avg_sq", *flags) if each not in state]
+            kinds = {"updates": torch.int64, "summed": torch.int64, "window": torch.float64, "selected": torch.bool, "landing": torch.bool,
+                     "sums": torch.float32, "by_columns": param.dtype}
+            for each, kind in kinds.items():
+                value = state.get(each)
+                if value is not None and not (isinstance(value, Tensor) and value.layout == torch.strided and
+                                              value.device.type != "meta" and value.dtype == kind):
+                    raise InvalidArgument(f"cannot use the state of {name}: {each} is {value!r}, but must be a dense tensor of "
+                                          f"dtype {kind}")
             if not missing and columns and int(state["summed"]) and not bool(state["selected"].all()) and "sums" not in state:
                 missing = ["sums"]
             if missing:
@@ -582,6 +642,21 @@ class PutOff:
                 if state[each].numel() != max(1, columns):
                     raise InvalidArgument(f"{each} of {name} has {state[each].numel()} columns, but the param has "
                                           f"{max(1, columns)}")
+            for each, numel in (("summed", 1), ("window", len(position_fields))):
+                if state[each].numel() != numel:
+                    raise InvalidArgument(f"cannot use the state of {name}: {each} has {state[each].numel()} elements, but must have "
+                                          f"{numel}")
+            if float(state["window"].min()) < 0:
+                raise InvalidArgument(f"cannot load the state of {name}: steps since state_dict() have changed its moments. Call "
+                                      "state_dict() when it is wanted, or keep copy.deepcopy() of it")
+            if int(state["updates"].min()) < 0 or int(state["summed"]) < 0 or not bool(
+                    state["window"].isfinite().all()):
+                raise InvalidArgument(f"cannot use the state of {name}: updates, summed and window must be 0 or more")
+            windows.append(state["window"])
+            if not torch.equal(windows[0], state["window"]):
+                raise InvalidArgument(f"cannot use the state of {name}: its window, which is the position of the run, is "
+                                      f"{state['window'].tolist()}, but that of other params is {windows[0].tolist()}. Load states "
+                                      "that were saved together")
             if "sums" in state and state["sums"].shape != param.shape:
                 raise InvalidArgument(f"sums of {name} have shape {tuple(state['sums'].shape)}, but the param has "
                                       f"{tuple(param.shape)}")
@@ -589,8 +664,7 @@ class PutOff:
 
 def refuse_without(state_dict: Dict[str, Any]) -> None:
     """Raises where a state has put something off, for an optimizer that cannot."""
-    if "zenflow" in state_dict or any(isinstance(state, dict) and "updates" in state
-                                          for state in state_dict["state"].values()):
+    if any(isinstance(state, dict) and "updates" in state for state in state_dict["state"].values()):
         raise InvalidArgument("the state is one of zenflow: its columns have taken different numbers of steps, and some of "
                               "them have put off gradients. Load it into an optimizer with zenflow=ZenFlow(...); with "
                               "topk_ratio=1 that steps all columns at once from its next selection on")

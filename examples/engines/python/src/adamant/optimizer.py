@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import warnings
 from array import array as packed
 from ctypes import byref, c_double, c_size_t, c_uint64
@@ -60,6 +61,7 @@ class Calls(Handle):
     the library that they were called in raises."""
 
     _raised: Optional[BaseException] = None
+    names: Sequence[str] = ()  # what errors are to say instead of numbers of shards
 
     def _status_of(self, function: Callable[..., None], at: Any, count: int, *more: Any) -> int:
         """What the library is to be told of a function that was called with so many numbers."""
@@ -80,7 +82,13 @@ class Calls(Handle):
         except Exception as seen:
             if error is not None:
                 raise error from seen
+            if self.names:
+                seen.args = (re.sub(r"\bshard (\d+)\b", self._name_of, str(seen)),)
             raise
+
+    def _name_of(self, found: "re.Match[str]") -> str:
+        number = int(found[1])
+        return self.names[number] if number < len(self.names) else found[0]
 
     def _call(self, function: str, *arguments: Any) -> None:
         if not self.here:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import GROUP_BYTES, GROUP_ELEMS, group_count
-from .._host_copies import local
+from .._host_copies import check_memory, has_memory, local
 from .._library import InvalidArgument
 from .._quantized8 import is_quantized, moments, zeros
 from .._split_masters import masters
@@ -82,6 +82,7 @@ def _new_groups(param: Tensor, name: str) -> Tensor:
 def complete_state(optimizer: "Steps", group: int, param: Tensor) -> Dict[str, Any]:
     """The state of a param, with what is missing before its first step. Raises where it cannot be stepped."""
     name = optimizer._name(param)
+    check_memory(param, name)
     state = optimizer.state[param]
     master = optimizer._arguments.master
     asked = optimizer._format_of(optimizer.param_groups[group])
@@ -115,14 +116,6 @@ def complete_state(optimizer: "Steps", group: int, param: Tensor) -> Dict[str, A
 
 
 # Checks
-
-def has_memory(tensor: Tensor) -> bool:
-    """Whether the elements have memory: that of a storage may have been freed by resize_()."""
-    if tensor.numel() == 0:
-        return True
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return (tensor.storage_offset() + last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
-
 
 def _check_tensor(name: str, key: str, value: Any, param: Tensor) -> None:
     what = f"cannot use the state of {name}: {key}"

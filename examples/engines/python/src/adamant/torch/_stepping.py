@@ -96,7 +96,7 @@ class Steps:
         self._norm_of_others = 0.0  # of a step in which this rank has no gradients
         # Weights in host memory of params that are elsewhere, by the param's id, beside the param itself.
         self._mirrors: Dict[int, Tuple[Tensor, Tensor]] = {}
-        self._versions: Dict[int, Tuple[Tensor, int, int]] = {}  # of params whose weights are elsewhere, too, when both were the same
+        self._versions: Dict[int, Tuple[Any, ...]] = {}  # of params whose weights are elsewhere, too, when both were the same
         given = self._arguments.zenflow
         self._put_off = PutOff(given) if given is not None else None
         self._forget()
@@ -296,7 +296,7 @@ class Steps:
             self._begin_gradients()
             self.last_report = report
         if closure is None and self._arguments.max_norm is not None:
-            return torch.tensor(self._norm_of_others if report is None else report.global_norm, dtype=torch.float64)
+            return torch.tensor(self._norm_of_others if report is None else report.global_norm, dtype=torch.float64, device="cpu")
         return loss
 
     _step_with_hooks = torch.optim.Optimizer.profile_hook_step(_step)
@@ -471,7 +471,9 @@ class Steps:
 
     def _add_up(self, param: Tensor) -> None:
         """The gradient that is there goes to the param's float32 sum."""
-        if self._cohorts is None or not all(cohort.is_usable for cohort in self._cohorts):
+        cohorts = self._cohorts
+        if cohorts is None or not all(cohort.is_usable for cohort in cohorts) or (
+                not any(cohort.summed for cohort in cohorts) and self._check_early() & CHANGED):
             self._cohorts = self._look()
         cohort = self._cohort_of(param)
         if cohort is None:
@@ -506,7 +508,10 @@ class Steps:
             if not cohorts or len(cohorts) != 1 or not cohorts[0].is_usable:
                 return  # the first step, and steps of params that have not been stepped equally often, wait
             number = cohorts[0].number.get(id(param))
-            if number is None or not self._signature.take_hyper(self.param_groups) or not self._is_as_recorded(cohorts[0], number):
+            if number is None:
+                return
+            if self._check_early() & CHANGED or not self._is_as_recorded(cohorts[0], number):
+                self._overlaps = False  # step() takes all of them
                 return
             cohorts[0].take_hypers(self)
             cohorts[0].begin(self)
@@ -523,10 +528,17 @@ class Steps:
             return
         step.versions[number] = self._versions_of(param)
         storages = [local(tensor.detach()).untyped_storage() for tensor in (param, *self._tensors_of(param))]
-        step.kept += storages
+        step.kept += [(storage, storage.data_ptr()) for storage in storages]
         step.cohort.native.keep(storages)
         step.cohort.submit(number, grad)
         step.submitted[number] = (param.grad, param.grad._version)
+
+    def _check_early(self) -> int:
+        """_check() before step(), which has to take hyperparameters over later."""
+        bits = self._check()
+        self._signature.release()
+        self._hyper_is_taken = False
+        return bits
 
     def _is_as_recorded(self, cohort: Cohort, number: int) -> bool:
         return self._signature.check_one(self.param_groups, self.state, self._entry[cohort.first_slot + number])
@@ -550,27 +562,47 @@ class Steps:
         self._open = None
         self._overlaps = False
 
-    def _refuse_changed(self, param: Tensor) -> None:
-        name = self._name(param)
+    def _refuse_changed(self, what: str) -> None:
+        """Ends a step that backward has begun with params, states or groups that are others now."""
         step, self._open = self._open, None
         assert step is not None
-        try:
-            if all(storage.nbytes() for storage in step.kept):
+        self._cohorts = None
+        if all(storage.data_ptr() == address for storage, address in step.kept):
+            try:
                 step.cohort.abandon()
-        except Unavailable:
-            pass
-        finally:
+            except Unavailable:
+                pass
             step.cohort.native.close()
-            self._cohorts = None
-        raise InvalidArgument(f"cannot step {name}: the param or its state was changed between backward() and step(), but with "
-                              "overlap=True it is stepped from backward() on. Load a state, and change params and states before "
-                              "backward() or after step(), or set overlap=False")
+        else:  # closing would write before the step's values to memory that was given back
+            step.cohort.native.leak()
+        raise InvalidArgument(f"cannot finish the step that backward() began: {what}, but with overlap=True params and states are "
+                              "written from backward() on, and may be of before the step or of after it. Load a state. Change "
+                              "params, groups and states before backward() or after step(), or set overlap=False")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. A step that backward has begun is given up first, and sums are forgotten."""
         self._settle("zero_grad() is called")
         self._forget_sums()
         super().zero_grad(set_to_none)  # type: ignore[misc]
+
+    @property
+    def _can_abandon(self) -> bool:
+        """Whether the library keeps what it takes to undo a step that is open."""
+        return self._needs_norm
+
+    def _changed_since_submitted(self, step: _OpenStep) -> Optional[str]:
+        """Which of the params submitted was changed since then, it or its state; None: none was."""
+        if not isinstance(self.param_groups, list):
+            return "param_groups is no list"
+        present = {id(param) for _, param in self._all_params()}
+        for number in step.submitted:
+            param = step.cohort.params[number]
+            if id(param) not in present:
+                if not self._can_abandon:
+                    return f"{step.cohort.names[number]} is in no group now"
+            elif self._versions_of(param) != step.versions[number]:
+                return f"{self._name(param)} or its state was changed"
+        return None
 
     def _finish(self) -> Optional[Report]:
         step = self._open
@@ -582,16 +614,10 @@ class Steps:
                                       "made it, but with overlap=True it is stepped from then on. Params and moments may "
                                       "be made of both: load a state. To change gradients, set overlap=False; to clip "
                                       "them, set max_norm")
-        if not isinstance(self.param_groups, list) or not all(
-                storage.nbytes() == 0 or storage.data_ptr() for storage in step.kept):
-            step.fits = False
+        changed = self._changed_since_submitted(step)
         present = {id(param) for _, param in self._all_params()}
-        for number in step.submitted:
-            param = cohort.params[number]
-            if id(param) in present and self._versions_of(param) != step.versions[number]:
-                self._refuse_changed(param)
         for number, param in enumerate(cohort.params):
-            if number not in step.submitted and param.grad is not None and id(param) in present:
+            if changed is None and number not in step.submitted and param.grad is not None and id(param) in present:
                 if self._is_as_recorded(cohort, number):
                     cohort.submit(number, local(param.grad))
                     step.submitted[number] = (param.grad, param.grad._version)
@@ -600,9 +626,15 @@ class Steps:
         newcomers = any(param.grad is not None and id(param) not in cohort.number for _, param in self._all_params())
         bits = self._check()
         self._hyper_is_taken = False
-        if not step.fits or (newcomers and self._needs_norm) or bits & (CHANGED | HYPER_CHANGED):
-            self._abandon("params, gradients or hyperparameters are others than when backward began the step")
-            self._overlaps = True
+        if changed is not None:
+            self._refuse_changed(changed)
+        if bits & CHANGED or not step.fits:
+            if not self._can_abandon:
+                self._refuse_changed("params, groups, states or dtypes of gradients are others now")
+            self._abandon("params have changed")
+            return self._step_all()
+        if newcomers and self._needs_norm or bits & HYPER_CHANGED:
+            self._abandon("hyperparameters are others than when backward began the step")
             return self._step_all()
         left_out = [number for number in range(len(cohort.params)) if number not in step.submitted]
         self._open = None  # finish() gives it up where it fails
@@ -657,8 +689,8 @@ class Steps:
                 self._put_off.take_weights(self)
 
     def state_dict(self) -> Dict[str, Any]:
-        """As torch's, with its keys, and "master_param" or "master_low" where there are masters. With zenflow it has one
-        more key, "zenflow": where the run is in its window."""
+        """As torch's, with its keys, and "master_param" or "master_low" where there are masters. With zenflow
+        states have more, see the class."""
         self._settle("state_dict() is called")
         if self._put_off is None:
             return super().state_dict()  # type: ignore[misc]
@@ -666,9 +698,9 @@ class Steps:
         with whole:
             put_off.save()
 
-        def add_position(_: Any, made: Dict[str, Any]) -> Dict[str, Any]:
-            return {**made, "state": put_off.saved(made["state"]), "zenflow": dict(put_off.position)}
-        ours = self.register_state_dict_post_hook(add_position, prepend=True)  # type: ignore[attr-defined]
+        def without_copies(_: Any, made: Dict[str, Any]) -> Dict[str, Any]:
+            return {**made, "state": put_off.saved(made["state"])}
+        ours = self.register_state_dict_post_hook(without_copies, prepend=True)  # type: ignore[attr-defined]
         try:
             return super().state_dict()  # type: ignore[misc]
         finally:
@@ -714,9 +746,7 @@ class Steps:
             groups.append({**new, **names, "params": group["params"]})
         self.__setstate__({"state": states, "param_groups": groups})
         if self._put_off is not None:
-            steps = max((int(state["step"]) for state in self.state.values() if isinstance(state, dict) and "step" in state),
-                        default=0)
-            self._put_off.forget(given.get("zenflow"), steps)
+            self._put_off.forget(self.state.values())
         self._versions.clear()
         self._forget()
         for after in self._optimizer_load_state_dict_post_hooks.values():  # type: ignore[attr-defined]
@@ -761,16 +791,14 @@ class Steps:
         own: Dict[str, Any] = {"_arguments": self._arguments}
         if self._put_off is not None:
             self._put_off.save()
-            own["_position"] = self._put_off.position
         return {**super().__getstate__(), **own}  # type: ignore[misc]
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        position = state.pop("_position", None)
         super().__setstate__(state)  # type: ignore[misc]
         if "_arguments" in state:  # a copy, not a state that is loaded
             self._process_group = None
             self._begin()
             if self._put_off is not None:
-                self._put_off.forget(position, 0)
+                self._put_off.forget(self.state.values())
 
 
