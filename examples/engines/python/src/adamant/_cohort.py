@@ -197,6 +197,10 @@ class Cohort:
                 self.native.set_hyperparameters(self.number_of[group], **now)
                 self.hypers[group] = now
 
+    def has_hypers(self, of: "_Steps") -> bool:
+        """Whether the library has the hyperparameters that groups have now."""
+        return all(group < len(of.param_groups) and of._hyper(group) == known for group, known in self.hypers.items())
+
     def take_weights(self, of: "_Steps") -> None:
         """Takes over what others have written to params whose weights are elsewhere, too: in masters and in mirrors."""
         if not self.masters and self.copies is None:

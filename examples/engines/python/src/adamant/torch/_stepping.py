@@ -47,9 +47,10 @@ class _OpenStep:
 
     def __init__(self, cohort: Cohort):
         self.cohort = cohort
-        self.submitted: Dict[int, Tuple[Tensor, int]] = {}  # by the shard's number
+        self.submitted: Dict[int, Tuple[Tensor, int, int]] = {}  # by the shard's number: gradient, its version and address
         self.versions: Dict[int, Any] = {}  # of params and states, when they were submitted
         self.kept: List[Any] = []  # storages that the library works on
+        self.hyper_changed = False  # since the step began, or was then and is not now
         self.fits = True  # every gradient so far could be taken as it lies
 
 
@@ -399,7 +400,9 @@ class Steps:
     def _before_gradient(self, param: Tensor) -> None:
         """Before backward adds to a param's gradient, or sets it. FSDP2 does so without calling this."""
         if not self._backwards:
-            self._watch()  # params that have begun to want gradients
+            self._watch()  # params that have begun to want gradients, or belong to no group now
+            if id(param) not in self._watched:
+                return
         if self._may_be_averaged:
             self._refuse_to_be_averaged()
         if self._open is not None and self._open.cohort.number.get(id(param)) in self._open.submitted:
@@ -527,11 +530,12 @@ class Steps:
             step.fits = False
             return
         step.versions[number] = self._versions_of(param)
-        storages = [local(tensor.detach()).untyped_storage() for tensor in (param, *self._tensors_of(param))]
+        assert param.grad is not None
+        storages = [local(tensor.detach()).untyped_storage() for tensor in (param, param.grad, *self._tensors_of(param))]
         step.kept += [(storage, storage.data_ptr()) for storage in storages]
         step.cohort.native.keep(storages)
         step.cohort.submit(number, grad)
-        step.submitted[number] = (param.grad, param.grad._version)
+        step.submitted[number] = (param.grad, param.grad._version, local(param.grad).data_ptr())
 
     def _check_early(self) -> int:
         """_check() before step(), which has to take hyperparameters over later."""
@@ -577,7 +581,7 @@ class Steps:
             step.cohort.native.leak()
         raise InvalidArgument(f"cannot finish the step that backward() began: {what}, but with overlap=True params and states are "
                               "written from backward() on, and may be of before the step or of after it. Load a state. Change "
-                              "params, groups and states before backward() or after step(), or set overlap=False")
+                              "params, gradients, groups and states before backward() or after step(), or set overlap=False")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. A step that backward has begun is given up first, and sums are forgotten."""
@@ -600,7 +604,12 @@ class Steps:
             if id(param) not in present:
                 if not self._can_abandon:
                     return f"{step.cohort.names[number]} is in no group now"
-            elif self._versions_of(param) != step.versions[number]:
+                continue
+            grad, *known = step.submitted[number]
+            if param.grad is not grad or [grad._version, local(grad).data_ptr()] != known:
+                return (f"the gradient of {self._name(param)} was changed after backward() had made it (to clip gradients, set "
+                        "max_norm)")
+            if self._versions_of(param) != step.versions[number]:
                 return f"{self._name(param)} or its state was changed"
         return None
 
@@ -608,19 +617,13 @@ class Steps:
         step = self._open
         assert step is not None
         cohort = step.cohort
-        for number, (grad, version) in step.submitted.items():
-            if cohort.params[number].grad is not grad or grad._version != version:
-                raise InvalidArgument(f"the gradient of {self._name(cohort.params[number])} was changed after backward() had "
-                                      "made it, but with overlap=True it is stepped from then on. Params and moments may "
-                                      "be made of both: load a state. To change gradients, set overlap=False; to clip "
-                                      "them, set max_norm")
         changed = self._changed_since_submitted(step)
         present = {id(param) for _, param in self._all_params()}
         for number, param in enumerate(cohort.params):
             if changed is None and number not in step.submitted and param.grad is not None and id(param) in present:
                 if self._is_as_recorded(cohort, number):
                     cohort.submit(number, local(param.grad))
-                    step.submitted[number] = (param.grad, param.grad._version)
+                    step.submitted[number] = (param.grad, param.grad._version, local(param.grad).data_ptr())
                 else:
                     step.fits = False
         newcomers = any(param.grad is not None and id(param) not in cohort.number for _, param in self._all_params())
@@ -633,7 +636,8 @@ class Steps:
                 self._refuse_changed("params, groups, states or dtypes of gradients are others now")
             self._abandon("params have changed")
             return self._step_all()
-        if newcomers and self._needs_norm or bits & HYPER_CHANGED:
+        step.hyper_changed = step.hyper_changed or bool(bits & HYPER_CHANGED)
+        if newcomers and self._needs_norm or step.hyper_changed and not cohort.has_hypers(self):
             self._abandon("hyperparameters are others than when backward began the step")
             return self._step_all()
         left_out = [number for number in range(len(cohort.params)) if number not in step.submitted]
@@ -682,8 +686,10 @@ class Steps:
                 self._put_off.land(self)
 
     def take_weights(self) -> None:
-        """With zenflow, has all weights count as they are, also those that are behind their masters and would catch up
-        later: after somebody has written them without land() before. Without it weights that others write always do."""
+        """Has all weights count as they are: after somebody has written them by way of `param.data`, which torch does not
+        tell, where there are masters or params are on a GPU. With zenflow also those that are behind their masters and
+        would catch up later: after somebody has written them without land() before."""
+        self._versions.clear()
         if self._put_off is not None:
             with whole:
                 self._put_off.take_weights(self)
