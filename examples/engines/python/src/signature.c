@@ -68,10 +68,10 @@ typedef struct {
 static const char* const names_text[] = {"params", "grad", "exp_avg", "exp_avg_sq", "step", "master_param", "master_low",
     "lr", "betas", "eps", "weight_decay", "maximize", "amsgrad", "differentiable", "decoupled_weight_decay", "param_names",
     "_local_tensor", "data_ptr", "dtype", "shape", "stride", "is_cpu", "get_device", "untyped_storage", "nbytes", "layout",
-    "_version"};
+    "_version", "is_neg"};
 enum { n_params, n_grad, n_exp_avg, n_exp_avg_sq, n_step, n_master_param, n_master_low, n_lr, n_betas, n_eps,
     n_weight_decay, n_maximize, n_amsgrad, n_differentiable, n_decoupled, n_param_names, n_local, n_data_ptr, n_dtype,
-    n_shape, n_stride, n_is_cpu, n_get_device, n_untyped_storage, n_nbytes, n_layout, n_version, name_count };
+    n_shape, n_stride, n_is_cpu, n_get_device, n_untyped_storage, n_nbytes, n_layout, n_version, n_is_neg, name_count };
 static PyObject* names[name_count];
 
 enum { unreadable = 0xfff }; // the type of what is no dense tensor with memory
@@ -173,8 +173,9 @@ static void describe(signature* self, PyObject* tensor, layout* found) {
         found->type = unreadable;
     }
     normalise(found);
-    // Memory below 1 TiB may be an offset from no memory at all.
-    if (found->type != unreadable && found->elements > 0 && found->data < (uint64_t)1 << 40 && !has_memory(tensor)) {
+    // Memory below 1 TiB may be an offset from no memory at all; zero tensors have an address of 0.
+    if (found->type != unreadable && found->elements > 0 && found->data < (uint64_t)1 << 40 &&
+        (found->data == 0 || !has_memory(tensor))) {
         found->type = unreadable;
         found->data = 0;
     }
@@ -249,6 +250,7 @@ static int walk_param(stream* to, entry* of, PyObject* param, PyObject* state) {
             if (tensor == NULL) continue;
             describe(self, tensor, &seen);
             if (name != n_step) {
+                put(to, (uint64_t)(uintptr_t)tensor); // another one may have the negative bit
                 put_layout(to, &seen);
             } else {
                 const int is_host = (seen.device & 0xffffffffu) == 1;
@@ -281,7 +283,11 @@ static int walk_param(stream* to, entry* of, PyObject* param, PyObject* state) {
         return no_gradient;
     }
     describe(self, grad, &seen);
-    int same = seen.dims == own.dims && seen.type != unreadable;
+    // Whose elements are to be negated by whoever reads them.
+    PyObject* negated = PyObject_CallMethodObjArgs(grad, names[n_is_neg], NULL);
+    if (negated == NULL) PyErr_Clear();
+    int same = seen.dims == own.dims && seen.type != unreadable && negated == Py_False;
+    Py_XDECREF(negated);
     for (int i = 0; same && i < own.dims; ++i) same = seen.sizes[i] == own.sizes[i];
     for (int i = 0; same && seen.elements > 1 && i < own.dims; ++i) same = seen.sizes[own.dims + i] == own.sizes[own.dims + i];
     const uint64_t kind = same ? (seen.type ^ seen.device << 40) | (uint64_t)1 << 63 : 1;

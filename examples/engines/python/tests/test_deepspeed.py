@@ -282,7 +282,7 @@ def python(text, env, folder, *arguments):
     script = Path(folder) / "script.py"
     script.write_text(text)
     run = subprocess.run([sys.executable, *arguments, str(script)], env=env, stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE, text=True, timeout=300)
+                         stderr=subprocess.PIPE, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
     return [line for line in run.stdout.splitlines() if line.startswith("> ")]
 

@@ -16,7 +16,7 @@ examples = Path(__file__).parents[2]
 
 
 def run(*command, env=os.environ):
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120, cwd=examples,
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=600, cwd=examples,
                           env={**env, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"})
     # PyTorch 2.15: where the interpreter ends while a thread of gloo drops its last work, that thread takes the
     # interpreter's lock, and the process aborts. All has been done by then.

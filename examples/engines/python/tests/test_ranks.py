@@ -48,7 +48,7 @@ def on_ranks(count, code, folder):
     said = []
     try:
         for rank in ranks:
-            said.append(rank.communicate(timeout=40))
+            said.append(rank.communicate(timeout=600))
     finally:
         for rank in ranks:
             rank.kill()

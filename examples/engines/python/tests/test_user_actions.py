@@ -806,7 +806,7 @@ def test_torchs_classes_replaced_by_ours(mode, monkeypatch):
 
 # Processes
 
-def ended(code, timeout=60):
+def ended(code, timeout=600):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
 

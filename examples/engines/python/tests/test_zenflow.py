@@ -918,7 +918,7 @@ def test_groups_of_rows_are_not_taken_for_groups_of_columns():
 # Processes
 
 def run(code, *arguments, **environment):
-    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=600,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.split()
@@ -1059,7 +1059,7 @@ dist.destroy_process_group()
 def on_ranks(count, code, *arguments):
     made = [subprocess.Popen([sys.executable, "-c", code, str(rank), str(count), *map(str, arguments)], text=True,
                              env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE) for rank in range(count)]
-    printed = [rank.communicate(timeout=120)[0].split() for rank in made]
+    printed = [rank.communicate(timeout=600)[0].split() for rank in made]
     assert all(len(words) == 1 for words in printed), printed
     return {words[0] for words in printed}
 

@@ -50,8 +50,28 @@ def first_element(param: Tensor) -> int:
     return first * (param.numel() // max(1, param.shape[0])) if rows == local(param).shape[0] else 0
 
 
+def check_readable(tensor: Tensor, what: str) -> None:
+    """Raises where what lies in a tensor's memory is not its elements."""
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        return
+    if tensor.is_neg() or tensor.is_conj():
+        raise InvalidArgument(f"cannot use {what}: its elements are stored negated (is_neg()). Call resolve_neg()")
+    if tensor.numel() and tensor.data_ptr() == 0:
+        raise InvalidArgument(f"cannot use {what}: it has {tensor.numel()} elements, but no memory of its own, as zero tensors "
+                              "and tensors that are being gathered have. Use a clone() of it")
+
+
+def check_tracked(param: Tensor, name: str) -> None:
+    """Raises where nobody can tell whether a param's weights were written."""
+    if param.is_inference():
+        raise InvalidArgument(f"cannot step {name}: it is an inference tensor, which has no version counter, and its weights are "
+                              "kept elsewhere, too. Make it outside of torch.inference_mode(), or step it without masters, "
+                              "offload and zenflow")
+
+
 def check_place(tensor: Tensor, what: str, part: str = "") -> None:
     """Raises where a tensor cannot be taken as it lies, in whichever order of its dimensions."""
+    check_readable(tensor, what)
     dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and is_dense(tensor)
     place_of(flat(tensor) if dense else tensor, what, part=part)
 
@@ -100,6 +120,9 @@ class Cohort:
         self.master_of = [next((state[name] for name in masters if name in state), None) for state in states]
         self.masters = [i for i, master in enumerate(self.master_of) if master is not None]
         self.copies: Optional[HostCopies] = None
+        for number, param in enumerate(self.params):
+            if own.offload or param.device.type != "cpu" or self.master_of[number] is not None:
+                check_tracked(param, self.names[number])
         if own.offload or any(param.device.type != "cpu" for param in self.params):
             forgets = not (of._needs_norm or of._process_group or not alone)
             if own.offload:

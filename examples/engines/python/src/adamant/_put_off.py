@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_ELEMS
-from ._cohort import check_groups, check_place, first_element
+from ._cohort import check_groups, check_place, check_readable, check_tracked, first_element
 from ._host_copies import check_memory, flat, local
 from ._library import InvalidArgument, Report
 from ._put_off_device import Home, home_of, refusals
@@ -129,6 +129,8 @@ class _Member:
                                   "it, or give it an optimizer of its own")
         if self.columns:
             _check_matrix(of, self.name, group, param)
+        check_tracked(param, self.name)
+        check_readable(local(param), f"param of {self.name}")
         of._init_state(group, param)
         self.state: Dict[str, Any] = of.state[param]
         self.mine = local(param.detach())
@@ -287,7 +289,10 @@ class _Member:
     def gradient(self) -> Optional[Tensor]:
         """By rows in host memory; None: there is none in this step."""
         grad = self.param.grad
-        return None if grad is None else local(grad.detach()).to("cpu").contiguous()
+        if grad is None:
+            return None
+        check_readable(local(grad), f"grad of {self.name}")
+        return local(grad.detach()).to("cpu").contiguous()
 
     def bring_there(self) -> bool:
         """The same to where the device has it; whether there is one."""

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens in backward(): sums of gradients with accumulate, and with overlap the step itself."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from .._cohort import Cohort
+from .._host_copies import local
+from .._library import InvalidArgument, Report, Unavailable
+from .._quantized8 import moments
+from .._signals import whole
+from .._signature_module import CHANGED, HYPER_CHANGED
+from .._split_masters import masters
+
+# Whose hooks count, by the param's id: those of the optimizer that was made last.
+_owners: "weakref.WeakValueDictionary[int, Backward]" = weakref.WeakValueDictionary()
+
+
+class OpenStep:
+    """A step that backward has begun: which gradients were submitted, and as which version."""
+
+    def __init__(self, cohort: Cohort):
+        self.cohort = cohort
+        self.submitted: Dict[int, Tuple[Tensor, int, int]] = {}  # by the shard's number: gradient, its version and address
+        self.versions: Dict[int, Any] = {}  # of params and states, when they were submitted
+        self.kept: List[Any] = []  # storages that the library works on
+        self.hyper_changed = False  # since the step began, or was then and is not now
+        self.fits = True  # every gradient so far could be taken as it lies
+
+class Backward:
+    """What Adam and AdamW do in backward()."""
+
+    # Gradients that backward brings
+
+    def _watch(self) -> None:
+        if not self._arguments.overlap and self._arguments.accumulate == 1:
+            for _, param in self._all_params():
+                _owners[id(param)] = self
+            return
+        me = weakref.ref(self)
+
+        def before(number: int) -> Callable[[Tensor], None]:
+            def hook(grad: Tensor) -> None:
+                it = me()
+                if it is not None and _owners.get(number) is it:
+                    with whole, it._lock:
+                        if number in it._watched:
+                            it._before_gradient(it._watched[number])
+            return hook
+
+        def after(param: Tensor) -> None:
+            it = me()
+            if it is not None and _owners.get(id(param)) is it:
+                with whole, it._lock:
+                    if id(param) in it._watched:
+                        it._after_gradient(param)
+        if self._watched:
+            current = {id(param) for _, param in self._all_params()}
+            for number in [number for number in self._watched if number not in current]:
+                del self._watched[number]
+        for _, param in self._all_params():
+            if param.requires_grad and id(param) not in self._watched:
+                self._watched[id(param)] = param
+                self._may_be_averaged = True
+                _owners[id(param)] = self
+                self._handles += [param.register_hook(before(id(param))),
+                                  param.register_post_accumulate_grad_hook(after)]
+
+    def _refuse_to_be_averaged(self) -> None:
+        """DistributedDataParallel averages gradients when these hooks have seen them."""
+        self._may_be_averaged = False
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            return
+        parallel = torch.nn.parallel.DistributedDataParallel
+        for each in gc.get_objects():
+            if issubclass(type(each), parallel) and any(id(param) in self._watched for param in each.parameters()):
+                self._may_be_averaged = True
+                raise InvalidArgument("a param belongs to a DistributedDataParallel, which averages gradients after "
+                                      "backward has made them, but overlap=True and accumulate take them before; leave "
+                                      "these out, or shard the model with FSDP2")
+
+    def _begin_gradients(self) -> None:
+        self._backwards.clear()
+        self._made.clear()
+        self._moved.clear()
+
+    def _before_gradient(self, param: Tensor) -> None:
+        """Before backward adds to a param's gradient, or sets it. FSDP2 does so without calling this."""
+        if not self._backwards:
+            self._watch()  # params that have begun to want gradients, or belong to no group now
+            if id(param) not in self._watched:
+                return
+        if self._may_be_averaged:
+            self._refuse_to_be_averaged()
+        if self._open is not None and self._open.cohort.number.get(id(param)) in self._open.submitted:
+            self._refuse_one_more()
+        if self._arguments.accumulate > 1:
+            with torch.no_grad():
+                self._check_sum(param)
+                if param.grad is not None:
+                    self._add_up(param)
+
+    def _after_gradient(self, param: Tensor) -> None:
+        """When backward has set a param's gradient, or added to it."""
+        if param.grad is not None:
+            self._made[id(param)] = (local(param.grad).data_ptr(), param.grad._version)
+        self._moved.discard(id(param))
+        self._backwards[id(param)] = self._backwards.get(id(param), 0) + 1
+        if self._arguments.overlap and self._overlaps and self._backwards[id(param)] >= self._arguments.accumulate:
+            self._on_gradient(param)
+
+    def _refuse_one_more(self) -> None:
+        # Whatever forward has read since then may be params of before or after the step.
+        self._abandon("backward() is called once more")
+        often = f"{self._arguments.accumulate} backward() calls" if self._arguments.accumulate > 1 else "one backward()"
+        raise InvalidArgument(f"backward() is called again before step(), but with overlap=True the step began after "
+                              f"{often}. Params and moments are as before it again, and this step's gradients are of "
+                              "no use. Call step() in time, or set overlap=False to add gradients up. "
+                              "checkpoint(use_reentrant=True) calls backward() by itself; False does not")
+
+    # Sums of gradients
+
+    def _check_sums(self) -> None:
+        if hasattr(self, "found_inf"):
+            for name in ("grad_scale", "found_inf"):
+                if hasattr(self, name):
+                    delattr(self, name)
+            raise InvalidArgument("a GradScaler steps this optimizer, but it unscales and looks at the last gradient alone, "
+                                  "and accumulate takes a sum; scale the loss by hand, use bfloat16, or set accumulate=1")
+        for cohort in self._cohorts or []:
+            for number in sorted(cohort.summed):
+                param = cohort.params[number]
+                self._check_sum(param)
+                if param.grad is None and number in cohort.summed:  # autograd.grad() has come after the last gradient
+                    param.grad = torch.zeros_like(param, dtype=cohort.dtypes[number])
+
+    def _check_sum(self, param: Tensor) -> None:
+        """Raises where the last gradient, which is a part of the sum, was changed; forgets all sums where all gradients
+        were dropped, as zero_grad() of a model does."""
+        cohort = self._cohort_of(param)
+        if cohort is None or cohort.number[id(param)] not in cohort.summed:
+            return
+        if param.grad is None:
+            if id(param) in self._moved:
+                return
+            dropped = [p.grad is None and id(p) not in self._moved for c in self._cohorts or []
+                       for p in (c.params[number] for number in c.summed)]
+            if not all(dropped):
+                raise InvalidArgument(f"the gradient of {self._name(param)} was set to None while gradients are added up, "
+                                      "and others were not; call the optimizer's zero_grad() to begin anew")
+            self._forget_sums()
+        elif (local(param.grad).data_ptr(), param.grad._version) != self._made.get(id(param)):
+            raise InvalidArgument(f"the gradient of {self._name(param)} was changed after backward() had made it, but with "
+                                  "accumulate it is only the last part of a sum. To clip, set max_norm; to change "
+                                  "gradients, set accumulate=1")
+
+    def _forget_sums(self) -> None:
+        for cohort in self._cohorts or []:
+            cohort.forget_sums()
+        self._begin_gradients()
+
+    def _add_up(self, param: Tensor) -> None:
+        """The gradient that is there goes to the param's float32 sum."""
+        cohorts = self._cohorts
+        if cohorts is None or not all(cohort.is_usable for cohort in cohorts) or (
+                not any(cohort.summed for cohort in cohorts) and self._check_early() & CHANGED):
+            self._cohorts = self._look()
+        cohort = self._cohort_of(param)
+        if cohort is None:
+            self._join()
+            cohort = self._cohort_of(param)
+        grad = param.grad
+        assert cohort is not None and grad is not None
+        number = cohort.number[id(param)]
+        if not cohort.fits(number, local(grad)):
+            self._cohorts = self._look()  # raises where something has been added up
+            return self._add_up(param)
+        cohort.accumulate(number, local(grad))
+        param.grad = None
+        self._moved.add(id(param))
+
+    def _cohort_of(self, param: Tensor) -> Optional[Cohort]:
+        return next((cohort for cohort in self._cohorts or [] if id(param) in cohort.number), None)
+
+    def _join(self) -> None:
+        """Params that have their first gradient go with the others into this step."""
+        with torch.no_grad():
+            new = [(g, param) for g, param in self._all_params()
+                   if param.grad is not None and self._cohort_of(param) is None]
+            assert self._cohorts is not None
+            self._cohorts += self._cohorts_of(new)
+        self._record(self._cohorts)
+
+    def _on_gradient(self, param: Tensor) -> None:
+        """Submits the gradient that backward has just made."""
+        if self._open is None:
+            cohorts = self._cohorts
+            if not cohorts or len(cohorts) != 1 or not cohorts[0].is_usable:
+                return  # the first step, and steps of params that have not been stepped equally often, wait
+            number = cohorts[0].number.get(id(param))
+            if number is None:
+                return
+            if self._check_early() & CHANGED or not self._is_as_recorded(cohorts[0], number):
+                self._overlaps = False  # step() takes all of them
+                return
+            cohorts[0].take_hypers(self)
+            cohorts[0].begin(self)
+            self._open = OpenStep(cohorts[0])
+        step = self._open
+        number = step.cohort.number.get(id(param))
+        grad = local(param.grad) if param.grad is not None else None
+        if number is None:
+            return  # has its first gradient, see _finish()
+        if number in step.submitted:  # FSDP2 has added to it
+            self._refuse_one_more()
+        if grad is None or not self._is_as_recorded(step.cohort, number):
+            step.fits = False
+            return
+        step.versions[number] = self._versions_of(param)
+        assert param.grad is not None
+        storages = [local(tensor.detach()).untyped_storage() for tensor in (param, param.grad, *self._tensors_of(param))]
+        step.kept += [(storage, storage.data_ptr()) for storage in storages]
+        step.cohort.native.keep(storages)
+        step.cohort.submit(number, grad)
+        step.submitted[number] = (param.grad, param.grad._version, local(param.grad).data_ptr())
+
+    def _check_early(self) -> int:
+        """_check() before step(), which has to take hyperparameters over later."""
+        bits = self._check()
+        self._signature.release()
+        self._hyper_is_taken = False
+        return bits
+
+    def _is_as_recorded(self, cohort: Cohort, number: int) -> bool:
+        return self._signature.check_one(self.param_groups, self.state, self._entry[cohort.first_slot + number])
+
+    def _tensors_of(self, param: Tensor) -> List[Tensor]:
+        state = self.state.get(param)
+        return [state[name] for name in (*moments, *masters) if name in state] if isinstance(state, dict) else []
+
+    def _versions_of(self, param: Tensor) -> Any:
+        return [(tensor._version, local(tensor.detach()).data_ptr()) for tensor in (param, *self._tensors_of(param))]
+
+    def _abandon(self, why: str) -> None:
+        step = self._open
+        assert step is not None
+        try:
+            step.cohort.abandon()
+        except Unavailable:
+            raise InvalidArgument(f"{why}, but with overlap=True backward() has begun a step, which cannot be given up "
+                                  "without max_norm. Call step() first, with the hyperparameters that it began with; it "
+                                  "steps what has a gradient. Or set overlap=False") from None
+        self._open = None
+        self._overlaps = False
+
+    def _refuse_changed(self, what: str) -> None:
+        """Ends a step that backward has begun with params, states or groups that are others now."""
+        step, self._open = self._open, None
+        assert step is not None
+        self._cohorts = None
+        if all(storage.data_ptr() == address for storage, address in step.kept):
+            try:
+                step.cohort.abandon()
+            except Unavailable:
+                pass
+            step.cohort.native.close()
+        else:  # closing would write before the step's values to memory that was given back
+            step.cohort.native.leak()
+        raise InvalidArgument(f"cannot finish the step that backward() began: {what}, but with overlap=True params and states are "
+                              "written from backward() on, and may be of before the step or of after it. Load a state. Change "
+                              "params, gradients, groups and states before backward() or after step(), or set overlap=False")
+
+    @property
+    def _can_abandon(self) -> bool:
+        """Whether the library keeps what it takes to undo a step that is open."""
+        return self._needs_norm
+
+    def _changed_since_submitted(self, step: OpenStep) -> Optional[str]:
+        """Which of the params submitted was changed since then, it or its state; None: none was."""
+        if not isinstance(self.param_groups, list):
+            return "param_groups is no list"
+        present = {id(param) for _, param in self._all_params()}
+        for number in step.submitted:
+            param = step.cohort.params[number]
+            if id(param) not in present:
+                if not self._can_abandon:
+                    return f"{step.cohort.names[number]} is in no group now"
+                continue
+            grad, *known = step.submitted[number]
+            if param.grad is not grad or [grad._version, local(grad).data_ptr()] != known:
+                return (f"the gradient of {self._name(param)} was changed after backward() had made it (to clip gradients, set "
+                        "max_norm)")
+            if self._versions_of(param) != step.versions[number]:
+                return f"{self._name(param)} or its state was changed"
+        return None
+
+    def _finish(self) -> Optional[Report]:
+        step = self._open
+        assert step is not None
+        cohort = step.cohort
+        changed = self._changed_since_submitted(step)
+        present = {id(param) for _, param in self._all_params()}
+        for number, param in enumerate(cohort.params):
+            if changed is None and number not in step.submitted and param.grad is not None and id(param) in present:
+                if self._is_as_recorded(cohort, number):
+                    cohort.submit(number, local(param.grad))
+                    step.submitted[number] = (param.grad, param.grad._version, local(param.grad).data_ptr())
+                else:
+                    step.fits = False
+        newcomers = any(param.grad is not None and id(param) not in cohort.number for _, param in self._all_params())
+        bits = self._check()
+        self._hyper_is_taken = False
+        if changed is not None:
+            self._refuse_changed(changed)
+        if bits & CHANGED or not step.fits:
+            if not self._can_abandon:
+                self._refuse_changed("params, groups, states or dtypes of gradients are others now")
+            self._abandon("params have changed")
+            return self._step_all()
+        step.hyper_changed = step.hyper_changed or bool(bits & HYPER_CHANGED)
+        if newcomers and self._needs_norm or step.hyper_changed and not cohort.has_hypers(self):
+            self._abandon("hyperparameters are others than when backward began the step")
+            return self._step_all()
+        left_out = [number for number in range(len(cohort.params)) if number not in step.submitted]
+        self._open = None  # finish() gives it up where it fails
+        report = cohort.finish(left_out, self)
+        if newcomers:
+            self._join()
+            for other in (self._cohorts or [])[1:]:
+                report = other.step(self)
+        if left_out or newcomers:
+            self._cohorts = None  # whoever has taken equally many steps from now on goes together
+        return report

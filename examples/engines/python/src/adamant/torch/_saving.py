@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""state_dict() and load_state_dict(), copies and pickles."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from itertools import chain
+from typing import Any, Dict
+
+import torch
+from torch import Tensor
+
+from .._library import InvalidArgument
+from .._put_off import refuse_without
+from .._quantized8 import is_quantized, moments
+from .._signals import whole
+from ._arguments import check_format, check_group, formats
+from ._state import check_hyper, check_state, count_tensor, loaded_state, steps_of
+
+
+class Saving:
+    """What Adam and AdamW do to save and load."""
+
+    def state_dict(self) -> Dict[str, Any]:
+        """As torch's, with its keys, and "master_param" or "master_low" where there are masters. With zenflow
+        states have more, see the class."""
+        self._settle("state_dict() is called")
+        if self._put_off is None:
+            return super().state_dict()  # type: ignore[misc]
+        put_off = self._put_off
+        with whole:
+            put_off.save()
+
+        def without_copies(_: Any, made: Dict[str, Any]) -> Dict[str, Any]:
+            return {**made, "state": put_off.saved(made["state"])}
+        ours = self.register_state_dict_post_hook(without_copies, prepend=True)  # type: ignore[attr-defined]
+        try:
+            return super().state_dict()  # type: ignore[misc]
+        finally:
+            ours.remove()
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """As torch's, from its classes and from these; states keep the types that they were saved in. With zenflow also
+        from those without: nothing is put off then, and all columns have taken the param's steps. Raises InvalidArgument
+        where a state_format is given, and one of it and of the states is quantized8, or has masters in two halves where
+        the other has whole ones; and for a state of zenflow without that. Nothing has changed then."""
+        self._refuse_with_sums("a state is loaded")
+        self._settle("load_state_dict() is called")
+        given = dict(state_dict)
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():  # type: ignore[attr-defined]
+            changed = hook(self, given)
+            if changed is not None:
+                given = changed
+        saved = copy.deepcopy(given["param_groups"])
+        if len(saved) != len(self.param_groups):
+            raise ValueError("loaded state dict has a different number of parameter groups")
+        for g, group in enumerate(saved):
+            check_hyper(group, g)
+            if len(group["params"]) != len(self.param_groups[g]["params"]):
+                raise ValueError("loaded state dict contains a parameter group that doesn't match the size of optimizer's group")
+            check_group(group, g)
+        param_of = self._params_by_number(given)
+        for key, values in given["state"].items():
+            if key in param_of:
+                check_state(self._name(param_of[key]), param_of[key], values)
+        self._check_formats(given)
+        if self._put_off is None:
+            refuse_without(given)
+        else:
+            self._put_off.check(self, given)
+        states: Any = defaultdict(dict)
+        for key, values in given["state"].items():
+            param = param_of.get(key)
+            states[key if param is None else param] = (copy.deepcopy(values) if param is None else
+                                                       loaded_state(values, param, self._name(param)))
+        groups = []
+        for group, new in zip(self.param_groups, saved):
+            names = {"param_names": group["param_names"]} if "param_names" in group and "param_names" not in new else {}
+            groups.append({**new, **names, "params": group["params"]})
+        self.__setstate__({"state": states, "param_groups": groups})
+        if self._put_off is not None:
+            self._put_off.forget(self.state.values())
+        self._versions.clear()
+        self._forget()
+        for after in self._optimizer_load_state_dict_post_hooks.values():  # type: ignore[attr-defined]
+            after(self)
+
+    def _params_by_number(self, state_dict: Dict[str, Any]) -> Dict[Any, Tensor]:
+        numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        return dict(zip(numbers, (param for _, param in self._all_params())))
+
+    def _check_formats(self, incoming: Dict[str, Any]) -> None:
+        """Raises where states are quantized8, or have masters in two halves, and state_format says otherwise, or the other
+        way round."""
+        params = iter([param for _, param in self._all_params()])
+        for g, group in enumerate(incoming["param_groups"]):
+            asked = self._format_of(group)
+            check_format(asked)
+            for i, number in enumerate(group["params"]):
+                param, state = next(params, None), incoming["state"].get(number, {})
+                if asked is None or param is None:  # torch says that there are too many
+                    continue
+                splits, kind = formats[asked]
+                eight = kind == torch.uint8
+                other = next((value for name, value in state.items() if name in moments and is_quantized(value) != eight), None)
+                if other is not None:
+                    has = f"moments of {other.dtype}{'' if eight else ', which is quantized8'}"
+                    how = "quantized(state)" if eight else "dequantized(state, param)"
+                elif "master_low" in state and not splits:
+                    has, how = "a master in two halves", "joined_master(state, param)"
+                elif "master_param" in state and splits and param.dtype == torch.bfloat16:
+                    has, how = "a master of float32", "split_master(state, param)"
+                else:
+                    continue
+                raise InvalidArgument(f"the state of group{g}.{i} has {has}, but state_format is {asked}; leave state_format "
+                                      f"out to go on with the states' own, or make them so by adamant.torch.{how}, for each "
+                                      "state of state_dict['state']")
+
+    def __getstate__(self) -> Dict[str, Any]:
+        if self._process_group is not None:
+            raise InvalidArgument("an optimizer with a process_group cannot be copied or pickled, as the group cannot; "
+                                  "save its state_dict()")
+        self._settle("a copy is made")
+        own: Dict[str, Any] = {"_arguments": self._arguments}
+        if self._put_off is not None:
+            self._put_off.save()
+        return {**super().__getstate__(), **own}  # type: ignore[misc]
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        for values in state["state"].values():
+            if isinstance(values, dict) and isinstance(values.get("step"), (int, float)):  # torch makes a tensor on the default device
+                values["step"] = count_tensor(steps_of(values["step"], "a param"))
+        super().__setstate__(state)  # type: ignore[misc]
+        if "_arguments" in state:  # a copy, not a state that is loaded
+            self._process_group = None
+            self._begin()
+            if self._put_off is not None:
+                self._put_off.forget(self.state.values())
