@@ -392,6 +392,10 @@ def post_hook_that_clears_the_state(run):
     run.optimizer.register_step_post_hook(lambda optimizer, args, kwargs: optimizer.state.clear())
 
 
+# With overlap memory must not be given back between backward() and step(): threads may be writing it.
+resizing = ("params_moved_in_memory", "moved_moments_storage_released_and_back")
+
+
 def hooked(run):
     return "_hook_that_" in run
 
@@ -427,7 +431,7 @@ def test_torchs_class_does_the_same(mode, name):
 
 
 @pytest.mark.parametrize("mode", [mode for mode, (_, options) in MODES.items() if options.get("overlap")])
-@pytest.mark.parametrize("name", [name for name in actions if not hooked(name)])
+@pytest.mark.parametrize("name", [name for name in actions if not hooked(name) and name not in resizing])
 def test_what_changes_between_backward_and_step_is_honoured_or_an_error(mode, name):
     """The same bits as a new optimizer, or an error that says so; never something else."""
     run = Run(mode)
@@ -478,7 +482,7 @@ def test_hyperparameters_that_cannot_be_are_refused_by_name_and_nothing_is_stepp
 
 
 @pytest.mark.parametrize("what", ["param", *moments, "master_param", "master_low"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [mode for mode, (_, options) in MODES.items() if not options.get("overlap")])
 def test_moved_moments_memory_that_is_released_is_an_error(mode, what):
     """ms-swift #7844: a step while the states are away."""
     run = trained(mode)
@@ -497,8 +501,7 @@ def test_moved_moments_memory_that_is_released_is_an_error(mode, what):
     tensor.untyped_storage().resize_(len(kept))
     tensor.untyped_storage().copy_(torch.frombuffer(bytearray(kept), dtype=torch.uint8).untyped_storage())
     assert "group0.0" in str(raised.value)
-    if mode != "overlap":  # which cannot give a step up
-        assert all(bits(param) == before for param, before in others)
+    assert all(bits(param) == before for param, before in others)
 
 
 @pytest.mark.parametrize("mode", MODES)
