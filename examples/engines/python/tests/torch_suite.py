@@ -3,13 +3,17 @@
 
     python torch_suite.py FOLDER [--option NAME=VALUE ...] [-k EXPRESSION]
 
-FOLDER has test_optim.py and optim/ of PyTorch's test/, as near as possible to the installed torch. Debian's source package has
-them (`apt-get source pytorch`, or --download-only and `tar x --wildcards '*/test/optim/*' '*/test/test_optim.py'`), and so has
-the repository. Needs pytest and expecttest. Works with the wheel, and from sources with PYTHONPATH and ADAMANT_C_LIBRARY.
+FOLDER is the folder test of PyTorch's sources: test_optim.py and optim/, of a version near the installed torch. They are in
+Debian's source package and in the repository:
+
+    apt-get source --download-only pytorch
+    tar xf pytorch_*.orig.tar.xz --wildcards '*/test/optim/*' '*/test/test_optim.py'
+
+Needs pytest and expecttest. Works with the wheel, and from sources with PYTHONPATH and ADAMANT_C_LIBRARY.
 
 Both runs are on the CPU. Of torch.testing's optim_db they have Adam and AdamW alone, without amsgrad and
-differentiable, which ours refuse. Tests for float64 run with float32, and those of schedulers and of weight averaging have AdamW
-where they name SGD, unless they need it. --option gives our classes an
+differentiable, which ours refuse. Tests for float64 run with float32, and those of schedulers and of weight averaging have
+AdamW where they name SGD, unless they need it. --option gives our classes an
 argument in all tests, as in --option max_norm=inf. Prints how many tests pass with each, and by name and reason all that pass
 with torch's alone. Exits with 1 where one of these is not in EXCEPTIONS, or where one of EXCEPTIONS passes.
 """
@@ -30,7 +34,7 @@ from typing import Any, Dict, List, Tuple
 # Tests that cannot pass with our classes: a pattern of their names, and why.
 EXCEPTIONS: List[Tuple[str, str]] = [
     (r"::test_complex(_2d)?_Adam", "complex: params must be float32, bfloat16 or float16"),
-    (r"::test_forloop_goes_right_direction_contiguous_False_", "strided: params must be contiguous in some order of dimensions"),
+    (r"::test_forloop_goes_right_direction_contiguous_False_", "strided: params must be dense"),
     (r"::test_fused_error_on_params_on_meta_", "meta: also refused, in other words, as fused does not matter"),
     (r"::test_fused_matches_forloop_Adam.*_float16$", "float16: moments of float16 params are float32"),
     (r"^TestDifferentiableOptimizer::test_adamw?$", "differentiable and amsgrad are refused"),
@@ -51,7 +55,8 @@ def replace_classes(ours: bool, options: Dict[str, Any]) -> None:
 
             def new(cls: Any, *args: Any, torchs: Any = torchs, **more: Any) -> Any:
                 # Tests that compare torch's ways to step have torch's for one side.
-                if "_matches_forloop_" in os.environ["PYTEST_CURRENT_TEST"] and False in (more.get("foreach"), more.get("fused")):
+                is_loop = more.get("foreach") is False or more.get("fused") is False
+                if is_loop and "_matches_forloop_" in os.environ["PYTEST_CURRENT_TEST"]:
                     return torchs(*args, **more)
                 return object.__new__(cls)
 
@@ -104,8 +109,8 @@ def run_here(folder: str, whose: str, options: str, expression: str, into: str) 
     sys.path.insert(0, folder)
     replace_classes(whose == "ours", json.loads(options, parse_constant=float))
     outcomes = Outcomes()
-    status = pytest.main(["-q", "-p", "no:cacheprovider", "--disable-warnings", "--tb=short", "-k", expression, "--rootdir", folder,
-                          str(Path(folder) / "test_optim.py")], plugins=[outcomes])
+    status = pytest.main(["-q", "-p", "no:cacheprovider", "--disable-warnings", "--tb=short", "-k", expression,
+                          "--rootdir", folder, str(Path(folder) / "test_optim.py")], plugins=[outcomes])
     Path(into).write_text(json.dumps(outcomes.of))
     return 0 if status in (0, 1) else int(status)
 
