@@ -628,7 +628,7 @@ class PutOff:
                                           'give the group the "state_format" "float32"')
                 continue
             flags = ("selected", "landing") if columns else ()
-            missing = [each for each in ("summed", "window", "exp_avg", "exp_avg_sq", *flags) if each not in state]
+            missing = [each for each in ("step", "summed", "window", "exp_avg", "exp_avg_sq", *flags) if each not in state]
             kinds = {"updates": torch.int64, "summed": torch.int64, "window": torch.float64, "selected": torch.bool, "landing": torch.bool,
                      "sums": torch.float32, "by_columns": param.dtype}
             for each, kind in kinds.items():
