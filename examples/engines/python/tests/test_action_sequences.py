@@ -6,7 +6,7 @@ step params and moments agree within the rounding of that one step, and step cou
 side are then set to ours, so that rounding does not add up. An error of ours leaves params and states unchanged, and torch
 raises where we do and the other way round, but for the refusals listed in REFUSALS.
 
-ADAMANT_TEST_SEQUENCES is the number of sequences over all modes. 10000 takes some 20 minutes.
+ADAMANT_TEST_SEQUENCES is the number of sequences over all modes. 10000 takes some 30 minutes.
 """
 import copy
 import os
