@@ -459,9 +459,9 @@ def grad_moved_in_memory(side, a, b):
 
 @action
 def grad_made_sparse(side, a, b):
-    """An error of torch's."""
+    """An error of torch's. accumulate refuses it in the next backward() already."""
     param = side.param(a)
-    if param is not None and param.dim() == 2 and param.grad is not None:
+    if param is not None and param.dim() == 2 and "accumulate" not in side.options and param.grad is not None:
         param.grad = param.grad.to_sparse()
 
 
