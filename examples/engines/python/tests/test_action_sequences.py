@@ -553,7 +553,8 @@ def moment_data_replaced(side, a, b):
     state, name = side.state(a), moments[b % 2]
     if state:
         old, state[name].data = state[name].data, state[name].data.clone() if b % 3 else state[name].data * 2
-        old.fill_(-1e30)
+        if not side.is_open:
+            old.fill_(-1e30)
 
 
 @action
@@ -671,7 +672,7 @@ def state_dict_with_hooks(side, a, b):
     try:
         saved = optimizer.state_dict()
         optimizer.load_state_dict(saved)
-        side.seen = (seen, saved["note"])
+        side.seen = None if side.is_open else (seen, saved["note"])
     finally:
         for handle in handles:
             handle.remove()
@@ -764,6 +765,7 @@ class Pair:
             # What backward has begun with overlap changes params before; without max_norm it cannot be given up.
             began = "overlap=True" in str(failed) or self.mode == "overlap" and function in (step, step_with_closure)
             if not began and not mine.may_change:
+                del mine.known[count:]
                 assert mine.contents() == before, f"{failed!r} has changed params or states"
             if self.is_refusal(failed) and not (function is step and "that is whole" in str(failed)):
                 del mine.known[count:]
