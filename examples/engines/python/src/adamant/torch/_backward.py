@@ -39,6 +39,11 @@ class Backward:
     # Gradients that backward brings
 
     def _watch(self) -> None:
+        for _, param in self._all_params():
+            before = _owners.get(id(param))
+            if before is not None and before is not self and before._has_sum(param):
+                raise InvalidArgument(f"cannot take {self._name(param)}: another optimizer has gradients of it added up, of which "
+                                      "p.grad is the last part alone. Call that one's step() or zero_grad() first")
         if not self._arguments.overlap and self._arguments.accumulate == 1:
             for _, param in self._all_params():
                 _owners[id(param)] = self
@@ -176,7 +181,9 @@ class Backward:
             self._join()
             cohort = self._cohort_of(param)
         grad = param.grad
-        assert cohort is not None and grad is not None
+        assert grad is not None
+        if cohort is None:
+            return  # no group has the param any more
         number = cohort.number[id(param)]
         if not cohort.fits(number, local(grad)):
             self._cohorts = self._look()  # raises where something has been added up
@@ -184,6 +191,11 @@ class Backward:
         cohort.accumulate(number, local(grad))
         param.grad = None
         self._moved.add(id(param))
+
+    def _has_sum(self, param: Tensor) -> bool:
+        cohort = self._cohort_of(param)
+        return cohort is not None and cohort.number[id(param)] in cohort.summed and (
+            param.grad is not None or id(param) in self._moved)
 
     def _cohort_of(self, param: Tensor) -> Optional[Cohort]:
         return next((cohort for cohort in self._cohorts or [] if id(param) in cohort.number), None)
