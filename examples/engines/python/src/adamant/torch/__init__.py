@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adam and AdamW for PyTorch: torch.optim's classes, whose step the library does in one pass over memory.
+"""Adam and AdamW for PyTorch: torch.optim's classes with a native step that passes over memory once.
 
     from adamant.torch import AdamW
     optimizer = AdamW(model.parameters(), lr=1e-4, max_norm=1.0)
 
-Params are dense tensors of float32, bfloat16 or float16, in host memory or on a GPU; DTensors (FSDP2) by their local
-shards.
+Params are dense tensors of float32, bfloat16 or float16, in host memory or on a GPU, or DTensors (FSDP2).
 """
 
 from __future__ import annotations
@@ -23,75 +22,155 @@ from ._stepping import Steps, torch_adam, torch_adamw
 
 __all__ = ["Adam", "AdamW", "ZenFlow", "dequantized", "joined_master", "quantized", "split_master"]
 
-_documentation = """
-    The arguments of torch.optim.{name} mean what they mean there. `foreach`, `fused` and `capturable` are accepted and
-    change nothing: they choose among torch's own ways to step. `amsgrad` and `differentiable` are refused.
+_documentation = """\
+torch.optim.{name} whose step runs in native code, in one pass over memory.
 
-    More arguments, by name only:
-        max_norm: all gradients together are scaled down to this norm, exactly, within the step. step() then returns the
-            norm that they had, and `last_report` has the coefficient. None: they are not.
-        on_nonfinite: what becomes of a step with infinities or NaNs: "apply" takes them as they are, as torch does,
-            "skip" changes nothing, "zero" has those elements count as zeros.
-        overlap: each param is submitted while backward goes on, as soon as its gradient is there. Also with max_norm,
-            exactly. For one backward() a step, or the last of those that `accumulate` says. From then to step()
-            gradients must stay as they are, which step() checks, and params are those of before or after the step, so
-            nothing may read them. Not under DistributedDataParallel, which changes gradients after backward has made
-            them.
-        accumulate: of how many backward() calls a step takes the sum. It is made in float32, whatever the type of the
-            gradients; p.grad has the last one alone, so what changes it, as a GradScaler or clipping do, is an error.
-            step() may come after fewer. Not under DistributedDataParallel; under FSDP2 torch itself adds up.
-        offload: params in host memory are stepped as those on a GPU are, by copies; to try that without a GPU.
-        zenflow: a ZenFlow(...), or a dictionary of its arguments: a few columns of each matrix are stepped at once, the
-            others once in a window of steps. Params of two or more dimensions are matrices; columns are the last one.
-            Their states lie by columns: moments and masters have the param's shape, and the first column's elements
-            come first in memory; "by_columns" is a copy of the weights that lies so, which is stepped where the param
-            has no master. quantized8 moments want a multiple of 64 rows, whose groups are of columns. Threads work on
-            states after step() has returned; state_dict() waits for them, and has counts, sums and the position of the
-            window, so that a loaded run goes on with the same bits. last_report.zenflow has more about a step. Weights
-            may be behind their masters: see land(). Params that are all on one NVIDIA GPU are stepped at once there, where
-            the library was built with CUDA, and the states of these are out of date until state_dict() is called; where
-            that cannot be, a warning says so once. Not with overlap, which is backward's, nor with accumulate.
-        state_format: the type of new moments, "float32", "bfloat16" or "quantized8". None: the param's, as torch has
-            it, and float32 where the param is float16 or has a master. A group's own goes before it, as in
-            {{"params": norms, "state_format": "float32"}}. "split_float32", "split_float32+bfloat16" and
-            "split_float32+quantized8" are the same moments, and give bfloat16 params masters in two halves: the param
-            is the upper one, and the state has the lower one, "master_low", of int16: the bits of the float32 master
-            are (param << 16) + low. They are those of master=True in every step; the param is rounded with ties away
-            from zero. float32 params have the moments alone; float16 params are refused without master=True. Moments
-            of quantized8 are tensors of uint8 of the shape [groups, 68]: a group for each 64 elements of the param in
-            row-major order, and one for what is left, has 64 codes, t[:, :64], and a float32 scale,
-            t[:, 64:].contiguous().view(torch.float32). dequantized() reads them. DTensors have them where each rank's
-            shard has whole groups, equally many.
-        exp_avg_sq_rounding, param_rounding: how second moments and params of bfloat16 are rounded, "nearest" or
-            "stochastic"; the first is of both moments' codes with quantized8. Rounded to nearest, second moments do not
-            come down where 1 - betas[1] is below 0.002, and params do not move by less than half a unit. Chance depends
-            on rounding_seed, the step, the param's place in its group (or its name, where it has one) and the element
-            alone.
-        master: bfloat16 and float16 params get float32 masters, state "master_param", which are stepped and then
-            rounded to the params. Where state_format has them in two halves, bfloat16 params have these instead.
-        process_group: gradients are cut over these ranks, as ZeRO and FSDP2 do, and the norm is over all of them. The
-            same bits for any number of ranks that cut params at multiples of 4096 elements.
-        cores: the hardware threads of the optimizer, "0-3" or numbers; cpuadam_cores_perc: its share of the rank's
-            cores instead. torch's threads are bound to the others of the process's. By default the optimizer has a
-            thread on each core of the rank's, and torch's are left alone.
-        threads: how many threads; by default one for each of the cores.
+    The arguments of `torch.optim.{name}` keep their meaning. All others are keyword-only. `param_groups` and `state` are
+    read at every step, as torch reads them.
 
-    Params on a GPU have their states in host memory, as ZeRO-Offload has it: gradients are copied down into pinned
-    memory, and weights up as each param is stepped, on streams of their own. What step() returns to has the new
-    weights on the caller's stream. Weights that somebody else has written, as load_state_dict() of a model does, are
-    taken over by the next step, into masters, too. Of a master in two halves the lower one stays as it is: elements
-    that have not changed keep every bit, and the master of one that has is half a unit of the param off at most.
+    Parameters
+    ----------
+    params : iterable
+        Params, named params, or dictionaries that define param groups. Params are dense tensors of float32, bfloat16 or
+        float16, in host memory or on a GPU, or DTensors (FSDP2), of which the local shard is stepped. A group may set
+        "state_format" and "replicated" (see Notes) in addition to torch's keys.
+    lr : float or Tensor, default 1e-3
+        Learning rate.
+    betas : tuple of two floats, default (0.9, 0.999)
+        Decay rates of the first and the second moment.
+    eps : float, default 1e-8
+        Term added to the denominator.
+    weight_decay : float, default {weight_decay}
+        Weight decay coefficient.
+    amsgrad : bool, default False
+        Must be False.
+    maximize : bool, default False
+        Maximize the objective instead of minimizing it.
+    foreach, fused : bool or None, default None
+        Accepted and ignored: they choose among torch's own implementations.
+    capturable : bool, default False
+        Accepted and ignored, like `foreach`.
+    differentiable : bool, default False
+        Must be False.
+{more}    max_norm : float or None, default None
+        Clip all gradients together to this norm, as `torch.nn.utils.clip_grad_norm_` does, but within the step and
+        from an exact sum. step() then returns the norm before clipping. `float("inf")` measures the norm and clips
+        nothing. None does neither.
+    on_nonfinite : {{"apply", "skip", "zero"}}, default "apply"
+        What a step does with infinities and NaNs in gradients: "apply" uses them, as torch does; "skip" changes nothing;
+        "zero" replaces these elements by zero.
+    overlap : bool, default False
+        Step each param during backward, as soon as its gradient is complete; exact also with `max_norm`. See Notes.
+    accumulate : int, default 1
+        Number of backward() calls whose gradients are accumulated in float32 for one step, whatever the dtype of the
+        gradients. step() may come after fewer calls. The sum is not divided: scale the loss. `p.grad` holds the last
+        gradient only.
+    state_format : str or None, default None
+        Format of new moments: "float32", "bfloat16" or "quantized8" (8-bit moments). "split_float32",
+        "split_float32+bfloat16" and "split_float32+quantized8" have the same moments and split master weights for
+        bfloat16 params. None: the dtype of the param, as in torch, and float32 where the param is float16 or has a
+        master. A group's "state_format" takes precedence.
+    exp_avg_sq_rounding : {{"stochastic", "nearest"}}, default "stochastic"
+        Rounding of bfloat16 second moments, and of both moments with "quantized8". Rounded to nearest, bfloat16 second
+        moments do not decrease where 1 - betas[1] is below 0.002.
+    param_rounding : {{"nearest", "stochastic"}}, default "nearest"
+        Rounding of bfloat16 params. Rounded to nearest, a param without a master ignores updates below half a unit in
+        its last place.
+    rounding_seed : int, default 0
+        Seed of stochastic rounding. The random bits are a function of the seed, the step, the element and the param's
+        name, or its index in the group where it has no name.
+    master : bool, default False
+        Keep float32 master weights of bfloat16 and float16 params, in `state[p]["master_param"]`. Where `state_format`
+        splits masters, bfloat16 params have split masters instead.
+    process_group : torch.distributed.ProcessGroup or None, default None
+        The ranks that shard gradients (FSDP2, ZeRO). The norm is over all of them; replicated params count once. The
+        norm has the same bits for any number of ranks that shard params at multiples of 4096 elements.
+    offload : bool, default False
+        Step params in host memory by the same copies that params on a GPU need, to test this path without a GPU.
+    cores : str, iterable of int or None, default None
+        Hardware threads of the optimizer, such as "0-3,8" or [0, 1]. All other threads of the process are bound to its
+        remaining cores. None: one thread on each core of the rank, and no other thread is bound.
+    cpuadam_cores_perc : float or None, default None
+        The same as a share of the rank's cores, above 0 and at most 1. Excludes `cores`.
+    threads : int, default 0
+        Number of threads; 0: one for each core.
+    zenflow : ZenFlow, dict or None, default None
+        Deferred updates: important columns of each matrix are stepped every step, the others once in a window of steps.
+        A dictionary holds the arguments of ZenFlow. Excludes `overlap` and `accumulate`. See Notes.
 
-    state_dict() has torch's keys, and goes into torch's class and back at any step, in the types that it was saved in.
-    With quantized8 and "master_low", which torch's class has not, it goes back only. dequantized() and quantized(),
-    joined_master() and split_master() change states.
-    Not thread-safe, as torch's optimizers. Works in the process that first called step(); a forked one gets threads of
-    its own.
+    Attributes
+    ----------
+    last_report : adamant.Report or None
+        Measurements of the last step: norm, clip coefficient, threads, bytes, seconds.
+
+    Raises
+    ------
+    adamant.InvalidArgument
+        An argument or a param that no step can use. It is a ValueError, and its message names the argument or the param.
+    ValueError, RuntimeError
+        As raised by `torch.optim.{name}` for its own arguments.
+
+    Notes
+    -----
+    Not thread-safe, like torch's optimizers. Bits do not depend on the number of threads. A forked process gets threads
+    of its own at its first step.
+
+    **Weights written by others.** Writes under `torch.no_grad()`, such as `load_state_dict()` of a model, are followed by
+    the next step, into masters, too. torch records no write through `param.data`. The optimizer follows it where it steps
+    the param in place; with masters, `offload`, `zenflow` or params on a GPU, call take_weights() after such a write.
+
+    **overlap.** It is for one backward() for each step, or for the last of `accumulate`. From backward() to step() nothing
+    may read params, change gradients, params, states or groups, or resize their memory. step() raises InvalidArgument for
+    changes that it detects. A step that has begun can be rolled back only with `max_norm` or `on_nonfinite="skip"`. Do not
+    use it with a GradScaler. DistributedDataParallel is refused, also with `accumulate`, because it averages gradients
+    later.
+
+    **Params on a GPU.** States are in host memory, as in ZeRO-Offload. Gradients are copied to pinned memory, and weights
+    back, on separate streams. After step() the new weights are ready on the caller's current stream.
+
+    **State formats.** Split masters: the bfloat16 param is the upper half of a float32 master, and `state[p]["master_low"]`
+    (int16) the lower half: the master's bits are `(param << 16) + low`. They equal those of `master=True` after every step;
+    the param is rounded with ties away from zero. 8-bit moments are uint8 tensors of shape [groups, 68]: each group of 64
+    elements, in row-major order, has 64 codes, `t[:, :64]`, and a float32 scale, `t[:, 64:].contiguous().view(torch.float32)`.
+    A DTensor needs equally many whole groups on each rank. dequantized(), quantized(), joined_master() and split_master()
+    convert states.
+
+    **replicated.** With `process_group`, a plain tensor may be a shard or a replica. A group's "replicated": True or False
+    states it. None, the default, compares the first nonzero gradients over the ranks, by names of params. DTensors state
+    it by their placements. Gradients of replicated params must be equal on all ranks; if they differ, step() raises on
+    every rank and changes nothing.
+
+    **zenflow.** Params of two or more dimensions are matrices, whose columns are the last dimension. Their states keep the
+    param's shape with `t.movedim(-1, 0)` contiguous; "by_columns" is a copy of the weights in that order. 8-bit moments need a
+    multiple of 64 rows. Background threads work on states after step() returns, so read states from state_dict(), which
+    waits. "step", "updates" and the other counts are in states from state_dict() to the next step(). Call
+    land() before weights are evaluated, saved or written.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from adamant.torch import {name}
+    >>> model = torch.nn.Linear(16, 4)
+    >>> optimizer = {name}(model.parameters(), lr=1e-3, max_norm=1.0)
+    >>> model(torch.randn(8, 16)).square().mean().backward()
+    >>> norm = optimizer.step()
+    >>> optimizer.zero_grad()
+
+    bfloat16 matrices with split masters and 8-bit moments, norms with float32 moments:
+
+    >>> matrices, norms = [torch.nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))], [torch.nn.Parameter(torch.ones(64))]
+    >>> optimizer = {name}([{{"params": matrices}}, {{"params": norms, "state_format": "float32"}}],
+    ...                   state_format="split_float32+quantized8")
     """
+
+_decoupled = """\
+    decoupled_weight_decay : bool, default False
+        Apply weight decay to params directly, as AdamW does, instead of adding it to gradients.
+"""
 
 
 class Adam(Steps, torch_adam):
-    __doc__ = "torch.optim.Adam, stepped by adamant.\n" + _documentation.format(name="Adam")
+    __doc__ = _documentation.format(name="Adam", weight_decay="0", more=_decoupled)
 
     def __init__(self, params: Any, lr: Union[float, Tensor] = 1e-3, betas: Tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, weight_decay: float = 0, amsgrad: bool = False, *, foreach: Optional[bool] = None,
@@ -115,7 +194,7 @@ class Adam(Steps, torch_adam):
 
 
 class AdamW(Steps, torch_adamw):
-    __doc__ = "torch.optim.AdamW, stepped by adamant.\n" + _documentation.format(name="AdamW")
+    __doc__ = _documentation.format(name="AdamW", weight_decay="1e-2", more="")
 
     def __init__(self, params: Any, lr: Union[float, Tensor] = 1e-3, betas: Tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments that these optimizers have beside torch's, and their checks."""
+"""Arguments of Adam and AdamW that torch's classes do not have, and their checks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_format(given: Any) -> None:
 
 
 def check_group(group: Dict[str, Any], number: int) -> None:
-    """Raises where a parameter group asks for what these optimizers do not have."""
+    """Raises InvalidArgument where a param group has an option that is not supported."""
     for name in ("amsgrad", "differentiable"):
         if group.get(name):
             raise InvalidArgument(f"{name} is set for parameter group {number}, but is not supported. Leave it out, or use "
@@ -67,7 +67,7 @@ def _check_process_group(group: Any) -> None:
 
 @dataclass
 class Arguments:
-    """The arguments beside torch's. `process_group` is kept apart, because it cannot be copied."""
+    """The arguments that torch's classes do not have, except `process_group`, which cannot be copied."""
 
     max_norm: Optional[float] = None
     on_nonfinite: str = "apply"
@@ -142,7 +142,7 @@ class Arguments:
 
     @property
     def library_max_norm(self) -> float:
-        """The library's max_norm: 0 for none, and finite."""
+        """max_norm as the C library takes it: always finite, 0 for no clipping."""
         return 0.0 if self.max_norm is None else min(self.max_norm, sys.float_info.max)
 
     @property
