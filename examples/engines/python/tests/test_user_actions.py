@@ -462,6 +462,21 @@ def test_what_changes_between_backward_and_step_is_honoured_or_an_error(mode, na
     assert all(bits(run.known[param.number]) == before for param, before in removed if param.number not in left)
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("mode", ["overlap", "overlap_max_norm", "accumulate"])
+def test_grad_scalers_are_refused_where_gradients_were_taken_before(mode, begun, by_hand):
+    run, scaler = Run(mode), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in range(3 if begun else 0):
+        run.step()
+    run.zero_grad()
+    sum(scaler.scale((param * 2).sum()) for param in run.params).backward()
+    with pytest.raises(adamant.InvalidArgument, match="GradScaler"):
+        scaler.unscale_(run.optimizer) if by_hand else None
+        scaler.step(run.optimizer)
+    run.step()
+
+
 def trained(mode="plain", steps=2):
     run = Run(mode)
     for _ in range(steps):

@@ -87,6 +87,15 @@ def check_groups(groups: Tensor, what: str, param: Tensor) -> None:
                               f"{(group_count(param.numel()), GROUP_BYTES)}, contiguous")
 
 
+@contextmanager
+def of_group(group: int) -> Iterator[None]:
+    """Has errors of hyperparameters name their group."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise InvalidArgument(f"cannot step parameter group {group}: {str(error).removeprefix('adamant: ')}") from None
+
+
 class _Same:
     """Equal where the object is the same, which it keeps alive."""
 
@@ -136,8 +145,10 @@ class Cohort:
         if self.copies is not None:
             _copying.add(self)
         self.hypers = {group: of._hyper(group) for group in sorted({group for group, _ in members})}
-        self.number_of = {group: self.native.add_group(f"group{group}", maximize=of.param_groups[group]["maximize"],
-                                                       **hyper) for group, hyper in self.hypers.items()}
+        self.number_of: Dict[int, int] = {}
+        for group, hyper in self.hypers.items():
+            with of_group(group):
+                self.number_of[group] = self.native.add_group(f"group{group}", maximize=of.param_groups[group]["maximize"], **hyper)
         self.at: List[int] = []
         self.strides: List[Tuple[int, ...]] = []
         self.dtypes: List[torch.dtype] = []
@@ -217,7 +228,8 @@ class Cohort:
         for group, known in self.hypers.items():
             now = of._hyper(group)
             if now != known:
-                self.native.set_hyperparameters(self.number_of[group], **now)
+                with of_group(group):
+                    self.native.set_hyperparameters(self.number_of[group], **now)
                 self.hypers[group] = now
 
     def has_hypers(self, of: "_Steps") -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_ELEMS
-from ._cohort import check_groups, check_place, check_readable, check_tracked, first_element
+from ._cohort import check_groups, check_place, check_readable, check_tracked, first_element, of_group
 from ._host_copies import check_memory, flat, local
 from ._library import InvalidArgument, Report
 from ._put_off_device import Home, home_of, refusals
@@ -441,8 +441,10 @@ class PutOff:
         _natives.add(native)
         native.names = [member.name for member in members]
         hypers = {group: of._hyper(group) for group in sorted({group for group, _ in wanted})}
-        number_of = {group: native.add_group(f"group{group}", maximize=of.param_groups[group]["maximize"], **hyper)
-                     for group, hyper in hypers.items()}
+        number_of: Dict[int, int] = {}
+        for group, hyper in hypers.items():
+            with of_group(group):
+                number_of[group] = native.add_group(f"group{group}", maximize=of.param_groups[group]["maximize"], **hyper)
         arrays = [member.arrays() for member in members]
         for member, given in zip(members, arrays):
             # Rounding by chance goes by the element's place in the whole param.
@@ -487,7 +489,8 @@ class PutOff:
         for group, known in self.hypers.items():
             now = of._hyper(group)
             if now != known:
-                self.native.set_hyperparameters(self.number_of[group], **now)
+                with of_group(group):
+                    self.native.set_hyperparameters(self.number_of[group], **now)
                 self.hypers[group] = now
         return self.native
 

@@ -129,15 +129,24 @@ class Backward:
                               "no use. Call step() in time, or set overlap=False to add gradients up. "
                               "checkpoint(use_reentrant=True) calls backward() by itself; False does not")
 
+    def _refuse_scaler(self) -> None:
+        """Raises where a GradScaler steps this optimizer, which it says by attributes."""
+        if not hasattr(self, "found_inf"):
+            return
+        for name in ("grad_scale", "found_inf"):
+            if hasattr(self, name):
+                delattr(self, name)
+        if self._open is not None:
+            self._refuse_changed("a GradScaler unscales gradients after backward()")
+        own = self._arguments
+        what = ("takes a sum of gradients, of which it unscales and looks at the last one alone" if own.accumulate > 1 else
+                "steps gradients in backward(), before it unscales them")
+        raise InvalidArgument(f"a GradScaler steps this optimizer, which {what}. Scale the loss by hand, use bfloat16, or set "
+                              "accumulate=1 and overlap=False")
+
     # Sums of gradients
 
     def _check_sums(self) -> None:
-        if hasattr(self, "found_inf"):
-            for name in ("grad_scale", "found_inf"):
-                if hasattr(self, name):
-                    delattr(self, name)
-            raise InvalidArgument("a GradScaler steps this optimizer, but it unscales and looks at the last gradient alone, "
-                                  "and accumulate takes a sum; scale the loss by hand, use bfloat16, or set accumulate=1")
         for cohort in self._cohorts or []:
             for number in sorted(cohort.summed):
                 param = cohort.params[number]
@@ -266,7 +275,7 @@ class Backward:
             step.cohort.abandon()
         except Unavailable:
             raise InvalidArgument(f"{why}, but with overlap=True backward() has begun a step, which cannot be given up "
-                                  "without max_norm. Call step() first, with the hyperparameters that it began with; it "
+                                  "without max_norm or on_nonfinite=\"skip\". Call step() first, with the hyperparameters that it began with; it "
                                   "steps what has a gradient. Or set overlap=False") from None
         self._open = None
         self._overlaps = False

@@ -23,8 +23,20 @@ class Saving:
     """What Adam and AdamW do to save and load."""
 
     def state_dict(self) -> Dict[str, Any]:
-        """As torch's, with its keys, and "master_param" or "master_low" where there are masters. With zenflow
-        states have more, see the class."""
+        """Return the state, as torch's state_dict() does.
+
+        Returns
+        -------
+        dict
+            torch's keys, live; "master_param" or "master_low" in addition where there are masters. With zenflow, each
+            state also has its counts, selection, deferred gradients and position ("window"), of this moment: keep a
+            copy.deepcopy() if training goes on.
+
+        Raises
+        ------
+        adamant.InvalidArgument
+            With overlap, a step has begun and cannot be rolled back.
+        """
         self._settle("state_dict() is called")
         if self._put_off is None:
             return super().state_dict()  # type: ignore[misc]
@@ -41,10 +53,22 @@ class Saving:
             ours.remove()
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """As torch's, from its classes and from these; states keep the types that they were saved in. With zenflow also
-        from those without: nothing is put off then, and all columns have taken the param's steps. Raises InvalidArgument
-        where a state_format is given, and one of it and of the states is quantized8, or has masters in two halves where
-        the other has whole ones; and for a state of zenflow without that. Nothing has changed then."""
+        """Load a state, all or nothing. Dtypes of saved states are kept.
+
+        Parameters
+        ----------
+        state_dict : dict
+            Returned by state_dict() of this class or of torch's.
+
+        Raises
+        ------
+        adamant.InvalidArgument
+            A value does not fit its param or state_format; a state of zenflow without zenflow; a kept state of zenflow that
+            training has changed; accumulated gradients are pending; or a begun step cannot be rolled back. Nothing has
+            changed.
+        ValueError
+            The number of groups or params differs. Nothing has changed.
+        """
         self._refuse_with_sums("a state is loaded")
         self._settle("load_state_dict() is called")
         given = dict(state_dict)

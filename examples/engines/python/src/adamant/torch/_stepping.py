@@ -65,9 +65,9 @@ class Steps(Backward, Saving):
         return super().__repr__()[:-1] + (f"adamant\n{own}" if own else "") + ")"
 
     def _begin(self) -> None:
-        # A GradScaler then leaves gradients alone, and says by attributes that it steps; see _check_sums(). Otherwise it
+        # A GradScaler then leaves gradients alone, and says by attributes that it steps; see _refuse_scaler(). Otherwise it
         # unscales p.grad before, as for torch's own classes.
-        self._step_supports_amp_scaling = self._arguments.accumulate > 1
+        self._step_supports_amp_scaling = self._arguments.accumulate > 1 or self._arguments.overlap
         self._watched: Dict[int, Tensor] = {}  # params with hooks, by id
         self._handles: List[Any] = []
         weakref.finalize(self, _remove, self._handles)
@@ -145,6 +145,13 @@ class Steps(Backward, Saving):
 
     def _hyper(self, group: int) -> Dict[str, Any]:
         of = self.param_groups[group]
+        try:
+            return self._numbers_of(of)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise InvalidArgument(f"cannot step parameter group {group}: lr, betas, eps and weight_decay must be numbers, but "
+                                  f"reading them says {type(error).__name__}: {error}") from None
+
+    def _numbers_of(self, of: Dict[str, Any]) -> Dict[str, Any]:
         return {"lr": float(of["lr"]), "betas": (float(of["betas"][0]), float(of["betas"][1])),
                 "eps": float(of["eps"]), "weight_decay": float(of["weight_decay"]),
                 "decoupled": of.get("decoupled_weight_decay", isinstance(self, torch_adamw)),
@@ -196,7 +203,10 @@ class Steps(Backward, Saving):
         self._signature.record(self.param_groups, states, numbers)
 
     def _check(self) -> int:
-        return self._signature.check(self.param_groups, self.state)
+        try:
+            return self._signature.check(self.param_groups, self.state)
+        except (TypeError, ValueError, RuntimeError):  # of a hyperparameter, which is named when it is taken
+            return CHANGED
 
     def _widen_count(self, entry: int) -> None:
         """Has a step count in a dtype that holds the next ones exactly."""
@@ -241,16 +251,30 @@ class Steps(Backward, Saving):
     # Steps
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """One step over all params that have a gradient.
+        """Perform one step for all params that have a gradient.
 
-        Args:
-            closure: is called first, with gradients enabled, to compute the loss again.
+        Parameters
+        ----------
+        closure : callable, optional
+            Reevaluates the model with gradients enabled and returns the loss.
 
-        Returns the closure's loss, or without one, where max_norm is set, the norm of all gradients before clipping,
-        as a tensor of one double. `last_report` has more about the step.
+        Returns
+        -------
+        Any
+            The closure's loss. Without a closure: with max_norm the norm of all gradients before clipping, as a
+            float64 tensor; otherwise None. `last_report` has more.
 
-        Raises:
-            InvalidArgument: a param or a gradient that cannot be taken as it lies; nothing has changed.
+        Raises
+        ------
+        adamant.InvalidArgument
+            A param, gradient, state or hyperparameter cannot be stepped; the message names it.
+        RuntimeError
+            A gradient is sparse.
+
+        Notes
+        -----
+        `param_groups` and `state` are read at every call. If a param or state changed after backward() began the step
+        (overlap), params and states are inconsistent: load a state.
         """
         if (self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks  # type: ignore[attr-defined]
                 or _torchs._global_optimizer_pre_hooks or _torchs._global_optimizer_post_hooks
@@ -267,6 +291,8 @@ class Steps(Backward, Saving):
             with torch.enable_grad():
                 loss = closure()
         with whole:
+            if self._step_supports_amp_scaling:
+                self._refuse_scaler()
             if self._arguments.accumulate > 1:
                 self._check_sums()
             try:
@@ -325,7 +351,20 @@ class Steps(Backward, Saving):
         return words
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. A step that backward has begun is given up first, and sums are forgotten."""
+        """Reset gradients, as torch's zero_grad() does.
+
+        Drops accumulated gradients, and rolls back a step that backward() began.
+
+        Parameters
+        ----------
+        set_to_none : bool, default True
+            Set gradients to None instead of zero.
+
+        Raises
+        ------
+        adamant.InvalidArgument
+            With overlap, a step has begun and cannot be rolled back. Set max_norm or on_nonfinite="skip", or call step().
+        """
         self._settle("zero_grad() is called")
         self._forget_sums()
         super().zero_grad(set_to_none)  # type: ignore[misc]
@@ -355,17 +394,25 @@ class Steps(Backward, Saving):
                 self._overlaps = True
 
     def land(self) -> None:
-        """With zenflow, waits for what was put off in the last window, and has weights that are behind their masters catch
-        up: before an evaluation, before weights are written, and at the end of training. A run in which that is done
-        goes on with other bits than one in which it is not. Without zenflow there is nothing to do."""
+        """Publish all weights now (zenflow).
+
+        Waits for deferred updates of the last window and copies weights that are behind their masters. Call it before
+        evaluation, before weights are saved or written by others, and at the end of training. Does nothing without zenflow.
+
+        Notes
+        -----
+        A run that publishes early continues with other bits than one that does not.
+        """
         if self._put_off is not None:
             with whole:
                 self._put_off.land(self)
 
     def take_weights(self) -> None:
-        """Has all weights count as they are: after somebody has written them by way of `param.data`, which torch does not
-        tell, where there are masters or params are on a GPU. With zenflow also those that are behind their masters and
-        would catch up later: after somebody has written them without land() before."""
+        """Take the current weights as they are, into masters and host copies.
+
+        Call it after writes through `param.data` with masters, offload, zenflow or params on a GPU: torch records no such
+        write. With zenflow, deferred updates that are not published are dropped from the weights.
+        """
         self._versions.clear()
         if self._put_off is not None:
             with whole:
