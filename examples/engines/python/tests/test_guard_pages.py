@@ -25,7 +25,8 @@ def guarded(tensor, at_end):
     """A copy between pages without access, in the same order of elements. Its memory is never given back."""
     size = tensor.numel() * tensor.element_size()
     inner = -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-    begin = libc.mmap(None, inner + 2 * mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    begin = libc.mmap(None, inner + 2 * mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE,
+                      mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     assert begin != ctypes.c_void_p(-1).value
     for guard in (begin, begin + mmap.PAGESIZE + inner):
         assert libc.mprotect(guard, mmap.PAGESIZE, no_access) == 0

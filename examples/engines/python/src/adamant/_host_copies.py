@@ -31,10 +31,10 @@ def has_memory(tensor: Tensor) -> bool:
     return (tensor.storage_offset() + last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
-def check_memory(param: Tensor, name: str) -> None:
-    own = local(param)
+def check_memory(tensor: Tensor, what: str) -> None:
+    own = local(tensor)
     if not has_memory(own):
-        raise InvalidArgument(f"cannot step {name}: its storage has {own.untyped_storage().nbytes()} bytes, which is too few for its "
+        raise InvalidArgument(f"{what} has a storage of {own.untyped_storage().nbytes()} bytes, which is too few for its "
                               f"{own.numel()} elements: its memory was freed. Restore it before step()")
 
 

@@ -174,8 +174,8 @@ class _Member:
     def has_its_state(self, of: "_Steps") -> bool:
         """Whether the state is the one that it was made with, in the same memory."""
         state = of.state.get(self.param)
-        return (state is self.state and {name: state[name] for name in kept_tensors if name in state}.keys() == self.known.keys()
-                and all([state[name] is value and _layout(value) == self.layouts[name] for name, value in self.known.items()]))
+        return (state is self.state and {name for name in kept_tensors if name in state} == self.known.keys() and
+                all([state[name] is value and _layout(value) == self.layouts[name] for name, value in self.known.items()]))
 
     def _saved_now(self) -> Dict[str, Any]:
         return {name: (id(value), local(value)._version, _layout(value)) if isinstance(value, Tensor) else value
@@ -383,7 +383,8 @@ class PutOff:
         for state in states:
             if isinstance(state, dict) and "window" in state:
                 found = dict(zip(position_fields, state["window"].tolist()))
-                self.position = {name: value if name.endswith(("squares", "norm")) else int(value) for name, value in found.items()}
+                self.position = {name: value if name.endswith(("squares", "norm")) else int(value)
+                                 for name, value in found.items()}
             elif isinstance(state, dict) and "step" in state and "updates" not in state:
                 self.position["steps"] = max(self.position["steps"], int(state["step"]))
 
@@ -479,7 +480,7 @@ class PutOff:
         wanted = [(group, param) for group, param in of._all_params()
                   if param.requires_grad or param.grad is not None or param in of.state]
         for _, param in wanted:
-            check_memory(param, of._name(param))
+            check_memory(param, f"cannot step {of._name(param)}: it")
         if self.native is not None:
             self._take_written(of)
         if self.native is None or len(wanted) != len(self.members) or self._is_otherwise(of) or not all(
@@ -499,11 +500,11 @@ class PutOff:
         if self.is_saved:
             return (self.flags != self._flags_of(of)) or not all([member.is_as_saved() for member in self.members])
         for member in self.members:
-            written = [name for name in known_to_library if name in member.state] if of.state.get(member.param) is member.state else []
-            if written:
-                raise InvalidArgument(f"cannot use the state of {member.name}: {' and '.join(written)} were written, but with zenflow "
-                                      "states have counts and sums only from state_dict() to the next step(). Call state_dict(), "
-                                      "write them and step()")
+            written = [name for name in known_to_library if name in member.state]
+            if written and of.state.get(member.param) is member.state:
+                raise InvalidArgument(f"cannot use the state of {member.name}: {' and '.join(written)} were written, but with "
+                                      "zenflow states have counts and sums only from state_dict() to the next step(). Call "
+                                      "state_dict(), write them and step()")
         return self.flags != self._flags_of(of)
 
     def _flags_of(self, of: "_Steps") -> Dict[int, bool]:
@@ -632,8 +633,8 @@ class PutOff:
                 continue
             flags = ("selected", "landing") if columns else ()
             missing = [each for each in ("step", "summed", "window", "exp_avg", "exp_avg_sq", *flags) if each not in state]
-            kinds = {"updates": torch.int64, "summed": torch.int64, "window": torch.float64, "selected": torch.bool, "landing": torch.bool,
-                     "sums": torch.float32, "by_columns": param.dtype}
+            kinds = {"updates": torch.int64, "summed": torch.int64, "window": torch.float64, "selected": torch.bool,
+                     "landing": torch.bool, "sums": torch.float32, "by_columns": param.dtype}
             for each, kind in kinds.items():
                 value = state.get(each)
                 if value is not None and not (isinstance(value, Tensor) and value.layout == torch.strided and

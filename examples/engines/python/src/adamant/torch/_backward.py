@@ -275,8 +275,8 @@ class Backward:
             step.cohort.abandon()
         except Unavailable:
             raise InvalidArgument(f"{why}, but with overlap=True backward() has begun a step, which cannot be given up "
-                                  "without max_norm or on_nonfinite=\"skip\". Call step() first, with the hyperparameters that it began with; it "
-                                  "steps what has a gradient. Or set overlap=False") from None
+                                  'without max_norm or on_nonfinite="skip". Call step() first, with the hyperparameters that it '
+                                  "began with; it steps what has a gradient. Or set overlap=False") from None
         self._open = None
         self._overlaps = False
 

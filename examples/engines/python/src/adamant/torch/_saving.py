@@ -153,7 +153,8 @@ class Saving:
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         for values in state["state"].values():
-            if isinstance(values, dict) and isinstance(values.get("step"), (int, float)):  # torch makes a tensor on the default device
+            # torch would make a tensor of a number on the default device.
+            if isinstance(values, dict) and isinstance(values.get("step"), (int, float)):
                 values["step"] = count_tensor(steps_of(values["step"], "a param"))
         super().__setstate__(state)  # type: ignore[misc]
         if "_arguments" in state:  # a copy, not a state that is loaded

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import GROUP_BYTES, GROUP_ELEMS, group_count
-from .._host_copies import check_memory, has_memory, local
+from .._host_copies import check_memory, local
 from .._library import InvalidArgument
 from .._quantized8 import is_quantized, moments, zeros
 from .._split_masters import masters
@@ -34,7 +34,8 @@ def steps_of(value: Any, name: str) -> int:
     if isinstance(value, Tensor):
         readable = value.layout == torch.strided and value.device.type != "meta" and not value.is_complex()
         number = value.item() if readable and value.numel() == 1 and value.dtype != torch.bool else None
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < _most_steps or number != int(number):
+    is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+    if not is_number or not 0 <= number < _most_steps or number != int(number):
         raise InvalidArgument(f"cannot use the state of {name}: step is {value!r}, but must be a whole number of steps")
     return int(number)
 
@@ -82,7 +83,7 @@ def _new_groups(param: Tensor, name: str) -> Tensor:
 def complete_state(optimizer: "Steps", group: int, param: Tensor) -> Dict[str, Any]:
     """The state of a param, with what is missing before its first step. Raises where it cannot be stepped."""
     name = optimizer._name(param)
-    check_memory(param, name)
+    check_memory(param, f"cannot step {name}: it")
     state = optimizer.state[param]
     master = optimizer._arguments.master
     asked = optimizer._format_of(optimizer.param_groups[group])
@@ -142,9 +143,7 @@ def _check_tensor(name: str, key: str, value: Any, param: Tensor) -> None:
     if hasattr(param, "to_local") and tuple(value.placements) != tuple(param.placements):  # type: ignore[attr-defined]
         raise InvalidArgument(f"{what} is placed as {value.placements}, but the param as "  # type: ignore[attr-defined]
                               f"{param.placements}")  # type: ignore[attr-defined]
-    if not has_memory(local(value)):
-        raise InvalidArgument(f"{what} has a storage of {local(value).untyped_storage().nbytes()} bytes, which is too few for its "
-                              f"{local(value).numel()} elements: its memory was freed. Restore it before step()")
+    check_memory(value, what)
 
 
 def check_state(name: str, param: Tensor, state: Any) -> None:
