@@ -211,6 +211,9 @@ class Backward:
 
     def _join(self) -> None:
         """Params that have their first gradient go with the others into this step."""
+        if self._check_early() & CHANGED:  # _record() would take what has changed for known
+            self._cohorts = self._look()  # raises where something has been added up
+            return
         with torch.no_grad():
             new = [(g, param) for g, param in self._all_params()
                    if param.grad is not None and self._cohort_of(param) is None]
@@ -243,12 +246,15 @@ class Backward:
         if grad is None or not self._is_as_recorded(step.cohort, number):
             step.fits = False
             return
+        self._submit(step, number, param)
+
+    def _submit(self, step: OpenStep, number: int, param: Tensor) -> None:
         step.versions[number] = self._versions_of(param)
         assert param.grad is not None
         storages = [local(tensor.detach()).untyped_storage() for tensor in (param, param.grad, *self._tensors_of(param))]
         step.kept += [(storage, storage.data_ptr()) for storage in storages]
         step.cohort.native.keep(storages)
-        step.cohort.submit(number, grad)
+        step.cohort.submit(number, local(param.grad))
         step.submitted[number] = (param.grad, param.grad._version, local(param.grad).data_ptr())
 
     def _check_early(self) -> int:
@@ -271,6 +277,9 @@ class Backward:
     def _abandon(self, why: str) -> None:
         step = self._open
         assert step is not None
+        changed = self._changed_since_submitted(step, gradients=False)
+        if changed is not None:  # what was written would be lost, if not all of it
+            self._refuse_changed(changed)
         try:
             step.cohort.abandon()
         except Unavailable:
@@ -302,8 +311,8 @@ class Backward:
         """Whether the library keeps what it takes to undo a step that is open."""
         return self._needs_norm
 
-    def _changed_since_submitted(self, step: OpenStep) -> Optional[str]:
-        """Which of the params submitted was changed since then, it or its state; None: none was."""
+    def _changed_since_submitted(self, step: OpenStep, gradients: bool = True) -> Optional[str]:
+        """Which of the params submitted was changed since then, it, its state or its gradient; None: none was."""
         if not isinstance(self.param_groups, list):
             return "param_groups is no list"
         present = {id(param) for _, param in self._all_params()}
@@ -314,7 +323,7 @@ class Backward:
                     return f"{step.cohort.names[number]} is in no group now"
                 continue
             grad, *known = step.submitted[number]
-            if param.grad is not grad or [grad._version, local(grad).data_ptr()] != known:
+            if gradients and (param.grad is not grad or [grad._version, local(grad).data_ptr()] != known):
                 return (f"the gradient of {self._name(param)} was changed after backward() had made it (to clip gradients, set "
                         "max_norm)")
             if self._versions_of(param) != step.versions[number]:
@@ -330,8 +339,7 @@ class Backward:
         for number, param in enumerate(cohort.params):
             if changed is None and number not in step.submitted and param.grad is not None and id(param) in present:
                 if self._is_as_recorded(cohort, number):
-                    cohort.submit(number, local(param.grad))
-                    step.submitted[number] = (param.grad, param.grad._version, local(param.grad).data_ptr())
+                    self._submit(step, number, param)
                 else:
                     step.fits = False
         newcomers = any(param.grad is not None and id(param) not in cohort.number for _, param in self._all_params())

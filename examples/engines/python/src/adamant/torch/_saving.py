@@ -145,6 +145,7 @@ class Saving:
         if self._process_group is not None:
             raise InvalidArgument("an optimizer with a process_group cannot be copied or pickled, as the group cannot; "
                                   "save its state_dict()")
+        self._refuse_with_sums("a copy is made, which would not have the sums")
         self._settle("a copy is made")
         own: Dict[str, Any] = {"_arguments": self._arguments}
         if self._put_off is not None:

@@ -198,6 +198,7 @@ class Steps(Backward, Saving):
             first += len(cohort.params)
         # A param that is there twice is stepped once.
         numbers = [slots.pop(id(param), -1) for _, param in self._all_params()]
+        assert not slots, "a step group has params that no parameter group has"
         self._entry = {number: entry for entry, number in enumerate(numbers) if number >= 0}
         states = self.state if isinstance(self.state, dict) else dict(self.state)
         self._signature.record(self.param_groups, states, numbers)
