@@ -603,7 +603,7 @@ def step_storage_released_and_back(side, a, b):
 @action
 def keys_of_the_users(side, a, b):
     side.optimizer.state["run"] = b
-    if side.state(a):
+    if side.state(a) and not side.is_open:
         side.state(a)["mine"] = a
 
 
