@@ -484,6 +484,7 @@ TEST_CASE("a binding that does not take is an error that names the PU, unless it
     CHECK(free.members()[0].problem.empty());
 }
 
+#if !defined(KMP_VERSION_MAJOR) // LLVM's OpenMP ends the process where this call is refused
 TEST_CASE("where threads may not be bound, the advice follows the error")
 {
     pu_set const one = {live_machine().allowed.front()};
@@ -503,6 +504,7 @@ TEST_CASE("where threads may not be bound, the advice follows the error")
         CHECK((status == 0 || status == -1));
     }
 }
+#endif
 
 TEST_CASE("slurm_mask: a process that is confined to one PU has a team there and nowhere else")
 {
