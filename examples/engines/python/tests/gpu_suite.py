@@ -157,8 +157,11 @@ def test_params_on_a_gpu_have_the_bits_of_those_in_host_memory(kind, options, mo
             assert getattr(here, name) == getattr(away, name), name
         for name in ("warm_up", "selected", "columns_moved", "put_off", "window_ended", "put_off_stepped"):
             assert getattr(here.zenflow, name) == getattr(away.zenflow, name), name
-        assert away.device_elements == away.elements == here.elements and here.device_elements == 0
-        assert away.skipped == (t == 7) and away.ratio == (1 if t == 7 else 0)
+        assert here.device_elements == 0 and away.skipped == (t == 7)
+        if away.zenflow.warm_up:  # a plain step of all elements, of which the device steps those of vectors
+            assert 0 < away.device_elements < away.elements
+        else:
+            assert away.device_elements == away.elements and away.ratio == (1 if t == 7 else 0)
         assert away.device_down_bytes > 0
         moved += away.zenflow.columns_moved
         if t % 6 == 5:
