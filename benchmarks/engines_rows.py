@@ -124,7 +124,7 @@ def overhead_of(torch, count, rounds):
         addresses[:] = array("Q", [param.grad.data_ptr() for param in params])
     backward()
     ours.step()
-    native = ours._cohorts[0].native  # private, but nothing else says what Python adds
+    native = ours._step_groups[0].native  # private, but nothing else says what Python adds
     return paired({"ours": (backward, ours.step), "native": (backward_and_look, lambda: native.step_at(addresses)),
                    "theirs": (backward, theirs.step), "idle": (backward, Idle(params, {}).step)}, rounds, 0)
 

@@ -29,7 +29,7 @@ std::string four_digits(double value)
 
 std::vector<std::string> add_warnings(tuned_cores& found, tune_circumstances const& when)
 {
-    constexpr double busy_from = 0.05; // more of the machine for somebody else, and times say little
+    constexpr double busy_from = 0.05; // times are unreliable if other processes take more of the machine
     std::vector<std::string> shown;
     for (std::string const& saved : found.warnings)
         shown.push_back("WARNING" + (when.loaded_from.empty() ? "" : " of " + when.loaded_from) + ": " + saved);

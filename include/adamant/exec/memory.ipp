@@ -160,7 +160,7 @@ ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::
         return;
     }
     int const error = errno;
-    if (std::string const advice = advice_on(error, ""); !advice.empty()) // whatever the pool has
+    if (std::string const advice = advice_on(error, ""); !advice.empty()) // independent of the pool
         return miss(options.pages_required, asked + refused_text("mmap", error, advice));
     std::string const why = detail::text_of({" (mmap: ", std::strerror(error), ")"});
     auto const pool = [&](char const* file) { return hugetlb_file(root + "/sys/kernel/mm", options.pages, file); };

@@ -151,7 +151,7 @@ public:
         return reached(completed_.load(std::memory_order_acquire), ticket);
     }
 
-    // Returns at once in a forked child process, where nobody would complete the request.
+    // Returns immediately in a forked child process, where no thread would complete the request.
     void wait(std::uint32_t ticket) const noexcept
     {
         if (!in_this_process())

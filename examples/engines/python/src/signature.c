@@ -250,7 +250,7 @@ static int walk_param(stream* to, entry* of, PyObject* param, PyObject* state) {
             if (tensor == NULL) continue;
             describe(self, tensor, &seen);
             if (name != n_step) {
-                put(to, (uint64_t)(uintptr_t)tensor); // another one may have the negative bit
+                put(to, (uint64_t)(uintptr_t)tensor); // another tensor over the same memory may have the negative bit
                 put_layout(to, &seen);
             } else {
                 const int is_host = (seen.device & 0xffffffffu) == 1;
@@ -283,7 +283,7 @@ static int walk_param(stream* to, entry* of, PyObject* param, PyObject* state) {
         return no_gradient;
     }
     describe(self, grad, &seen);
-    // Whose elements are to be negated by whoever reads them.
+    // is_neg(): memory holds the negated elements.
     PyObject* negated = PyObject_CallMethodObjArgs(grad, names[n_is_neg], NULL);
     if (negated == NULL) PyErr_Clear();
     int same = seen.dims == own.dims && seen.type != unreadable && negated == Py_False;
@@ -396,7 +396,7 @@ static PyObject* record(PyObject* object, PyObject* arguments) {
     signature* self = (signature*)object;
     PyObject *groups, *state, *slots;
     if (!PyArg_ParseTuple(arguments, "O!O!O!", &PyList_Type, &groups, &PyDict_Type, &state, &PyList_Type, &slots)) return NULL;
-    // Kinds of gradients that are not there now, as they are in sums.
+    // Keep the kinds of gradients that are None now because they were accumulated.
     entry* before = self->entries;
     const Py_ssize_t before_count = self->count;
     self->entries = NULL;
@@ -444,7 +444,7 @@ static PyObject* record(PyObject* object, PyObject* arguments) {
         const known_param wanted = {key, 0};
         const known_param* found = bsearch(&wanted, known, (size_t)count, sizeof *known, by_address);
         if (found == NULL) continue;
-        // Of a param that is there twice the first entry is stepped.
+        // A param that is listed twice is stepped by its first entry.
         const known_param* same = found;
         while (same > known && same[-1].param == key) --same;
         for (; same < known + count && same->param == key; ++same)

@@ -158,7 +158,7 @@ def test_params_on_a_gpu_have_the_bits_of_those_in_host_memory(kind, options, mo
         for name in ("warm_up", "selected", "columns_moved", "put_off", "window_ended", "put_off_stepped"):
             assert getattr(here.zenflow, name) == getattr(away.zenflow, name), name
         assert here.device_elements == 0 and away.skipped == (t == 7)
-        if away.zenflow.warm_up:  # a plain step of all elements, of which the device steps those of vectors
+        if away.zenflow.warm_up:  # a plain step of all elements; the device steps only vectors
             assert 0 < away.device_elements < away.elements
         else:
             assert away.device_elements == away.elements and away.ratio == (1 if t == 7 else 0)

@@ -27,7 +27,7 @@ HYPERS = [{"lr": 0.01, "weight_decay": 0.1}, {"lr": 0.03, "betas": (0.8, 0.99)}]
 
 
 def values(seed, shape, dtype=torch.float32):
-    """The same numbers for the same seed, whatever torch's defaults are."""
+    """The same numbers for the same seed, independent of torch's defaults."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     return torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32).to(dtype)
 
@@ -116,7 +116,7 @@ class Run:
             self.optimizer.state.pop(param, None)
 
     def fresh(self):
-        """A new optimizer over copies of the params, with these groups and states. It knows nothing of earlier steps."""
+        """A new optimizer over copies of the params, groups and states."""
         made = object.__new__(Run)
         made.__dict__.update(self.__dict__)
         copies = {}

@@ -3,7 +3,7 @@
 
 A sequence is a list of actions. Each is applied to both optimizers, whose params have equal float32 values. After each
 step params and moments agree within the rounding of that one step, and step counts agree exactly; the values of torch's
-side are then set to ours, so that rounding does not add up. An error of ours leaves params and states unchanged, and torch
+side are then set to ours, so that rounding errors do not accumulate. An error of ours leaves params and states unchanged, and torch
 raises where we do and the other way round, but for the refusals listed in REFUSALS.
 
 ADAMANT_TEST_SEQUENCES is the number of sequences over all modes. 10000 takes some 30 minutes.
@@ -39,12 +39,12 @@ MODES = {
 # Where torch goes on and we refuse: what must be in the message, and why.
 REFUSALS = {
     "overlap=True": "backward has begun the step: what it uses can no longer be changed",
-    "added up": "backward has begun the sum: params, states and groups can no longer be changed",
+    "accumulated": "accumulation has begun: params, states and groups can no longer be changed",
     "last part of a sum": "accumulate: p.grad is not the sum",
     "load a state that is whole": "a state without a moment is refused when it is loaded, or when backward begins a sum",
     "must all lie|the same order": "gradients and moments are not copied, so their elements lie as the param's do",
 }
-# Without max_norm a step that overlaps cannot be given up. What was changed is to be put back, and step() called.
+# Without max_norm an overlapped step cannot be rolled back: restore what was changed, and call step().
 STUCK = "load_state_dict() is called, but with overlap=True"
 SHAPES = [(64, 3), (5,), (4, 6), (5,), (), (2, 2, 3), (0, 3)]
 moments = ("exp_avg", "exp_avg_sq")
@@ -190,7 +190,7 @@ def begin(side, a, b):
 
 @action
 def backward(side, a, b):
-    """The first of a step, or, if gradients may be added up, one more."""
+    """The first backward of a step, or one more if gradients accumulate."""
     if side.backwards == 0:
         begin(side, a, b)
     elif side.backwards < side.options.get("accumulate", 1 if side.options.get("overlap") else 3):
@@ -544,7 +544,7 @@ def moment_replaced(side, a, b):
 
 @action
 def moment_data_replaced(side, a, b):
-    """Old memory is overwritten, so that whoever still uses it is seen."""
+    """Old memory is overwritten, so that a stale address shows."""
     state, name = side.state(a), moments[b % 2]
     if state:
         old, state[name].data = state[name].data, state[name].data.clone() if b % 3 else state[name].data * 2
@@ -675,7 +675,7 @@ def state_dict_with_hooks(side, a, b):
 
 @action
 def copied(side, a, b):
-    """A copy of model and optimizer goes on in their place."""
+    """Copies of the model and the optimizer replace them."""
     both = (side.optimizer, side.known)  # in this order: a copy of the optimizer gives the step up that backward has begun
     side.optimizer, side.known = copy.deepcopy(both) if b % 2 else pickle.loads(pickle.dumps(both))
 
@@ -757,7 +757,7 @@ class Pair:
         except Exception as error:
             failed = error
         if failed is not None:
-            # What backward has begun with overlap changes params before; without max_norm it cannot be given up.
+            # What backward has begun with overlap changes params before; without max_norm it cannot be rolled back.
             began = "overlap=True" in str(failed) or self.mode == "overlap" and function in (step, step_with_closure)
             if not began and not mine.may_change:
                 del mine.known[count:]

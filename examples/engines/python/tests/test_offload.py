@@ -254,7 +254,7 @@ def test_a_ring_that_is_smaller_than_all_gradients_goes_round(monkeypatch, lanes
                     backward(of, gradients(sizes, torch.float32, 10 * seed + t, 1.0))
                 first.step()
                 second.step()
-            assert len(first._cohorts[0].copies.ring.buffer) < 3 * 5000 * 4
+            assert len(first._step_groups[0].copies.ring.buffer) < 3 * 5000 * 4
             check_same(params, first, others, second, f"seed {seed}")
 
 
@@ -265,7 +265,7 @@ def test_weights_are_sent_once_a_step(monkeypatch):
     backward(params, gradients([(5000,)] * 6, torch.bfloat16, 1, 1.0))
     for t in range(3):
         optimizer.step()
-    up = optimizer._cohorts[0].copies._up[torch.device("cpu")]
+    up = optimizer._step_groups[0].copies._up[torch.device("cpu")]
     assert up.copies == 3 * (6 + 1)  # and one in which the caller waits
 
 
@@ -296,7 +296,7 @@ def test_a_copy_that_fails_in_a_step_that_cannot_be_taken_back_says_so(monkeypat
     backward(params, gradients([(5000,), (3,)], torch.float32, 1, 1.0))
     optimizer.step()
     state = optimizer.state_dict()
-    native = optimizer._cohorts[0].native
+    native = optimizer._step_groups[0].native
     submit = native.submit_at
     monkeypatch.setattr(native, "submit_at", lambda number, at: submit(number, at) if number == 0 else 1 / 0)
     with pytest.raises(adamant.Error, match="others of after it. Load a state. What failed: division by zero"):
@@ -426,7 +426,7 @@ def test_zero_grad_forgets_sums_and_what_changes_under_them_is_refused():
     check_same(params, first, others, second, "after zero_grad()")
     backward(params, grads[0])  # which is added to grads[3], as for torch: nobody has called zero_grad()
     first.state[params[0]]["exp_avg"] = first.state[params[0]]["exp_avg"].clone()
-    with pytest.raises(adamant.InvalidArgument, match="were added up, but params, states or types"):
+    with pytest.raises(adamant.InvalidArgument, match="were accumulated, but params, states or types"):
         first.step()
     first.zero_grad()
     backward(params, grads[0])
@@ -474,7 +474,7 @@ def test_distributed_data_parallel_is_refused_where_it_would_average_too_late(wa
         torch.distributed.destroy_process_group()
 
 
-# What else happens to gradients that are added up, or stepped while backward goes on
+# What else happens to gradients that accumulate, or stepped while backward goes on
 
 SIZES = [(1000,), (50, 20)]
 
@@ -529,7 +529,7 @@ def test_a_models_zero_grad_forgets_sums():
     params, optimizer = summing()
     back(params, 5, 6)
     params[0].grad = None
-    with pytest.raises(adamant.InvalidArgument, match="set to None while gradients are added up, and others were not"):
+    with pytest.raises(adamant.InvalidArgument, match="set to None while gradients accumulate, and others were not"):
         back(params, 1)
 
 
@@ -560,9 +560,9 @@ def test_groups_and_states_do_not_change_under_sums():
     params, optimizer = summing()
     state = copy.deepcopy(optimizer.state_dict())
     back(params, 1, 2)
-    with pytest.raises(adamant.InvalidArgument, match="added up, but a group is added; call step"):
+    with pytest.raises(adamant.InvalidArgument, match="accumulated, but a group is added; call step"):
         optimizer.add_param_group({"params": params_of([(3,)], torch.float32, 1)})
-    with pytest.raises(adamant.InvalidArgument, match="added up, but a state is loaded; call step"):
+    with pytest.raises(adamant.InvalidArgument, match="accumulated, but a state is loaded; call step"):
         optimizer.load_state_dict(state)
     optimizer.step()
     check_is_step_of(params, 1, 2)

@@ -271,7 +271,7 @@ def moved_moments_tensors_replaced_by_copies(run):
 
 @action
 def moved_moments_data_replaced(run):
-    """moved_moments: ms-swift #7844, DeepSpeed #6596. Old memory is overwritten, so whoever still uses it is seen."""
+    """moved_moments: ms-swift #7844, DeepSpeed #6596. Old memory is overwritten, so a stale address shows."""
     for param in run.params:
         for value in kept_tensors(run, param).values():
             old, value.data = value.data, value.data.clone()
@@ -305,42 +305,47 @@ def move_storage(tensor):
     del held
 
 
+def counted(run, param):
+    """The state of a param, with its counts: with zenflow a count for each column, in the state from state_dict() on."""
+    if "zenflow" in run.options:
+        run.optimizer.state_dict()
+    return run.optimizer.state[param]
+
+
+def replace_counts(run, param, steps):
+    state = counted(run, param)
+    if "updates" in state:
+        state["updates"] = torch.full_like(state["updates"], steps)
+    state["step"] = torch.tensor(float(steps))
+
+
+def fill_counts(run, param, steps):
+    state = counted(run, param)
+    for name in ("updates", "step"):
+        if name in state:
+            state[name].fill_(steps)
+
+
 @action
 def step_count_replaced(run):
-    count = run.optimizer.state[run.params[0]]
-    if "zenflow" in run.options:  # which has a count for each column
-        run.optimizer.state_dict()
-        count["updates"] = torch.full_like(count["updates"], 100)
-    count["step"] = torch.tensor(100.0)
+    replace_counts(run, run.params[0], 100)
 
 
 @action
 def step_count_filled(run):
-    count = run.optimizer.state[run.params[1]]
-    if "zenflow" in run.options:
-        run.optimizer.state_dict()
-        count["updates"].fill_(100)
-    count["step"].fill_(100)
+    fill_counts(run, run.params[1], 100)
 
 
 @action
 def step_counts_differ(run):
     for number, param in enumerate(run.params):
-        state = run.optimizer.state[param]
-        if "zenflow" in run.options:
-            run.optimizer.state_dict()
-            state["updates"] = torch.full_like(state["updates"], 10 + number)
-        state["step"] = torch.tensor(10.0 + number)
+        replace_counts(run, param, 10 + number)
 
 
 @action
 def step_count_set_to_zero(run):
-    """Moments stay: the bias correction alone begins anew."""
-    count = run.optimizer.state[run.params[3]]
-    if "zenflow" in run.options:
-        run.optimizer.state_dict()
-        count["updates"].fill_(0)
-    count["step"].zero_()
+    """Moments stay: the bias correction alone starts again."""
+    fill_counts(run, run.params[3], 0)
 
 
 # Loads and saves
@@ -409,7 +414,7 @@ def test_from_then_on_it_is_as_a_new_optimizer_with_these_groups_and_states(mode
     for _ in range(3):
         run.step()
     if mode == "zenflow" and name.startswith("param"):
-        run.optimizer.land()  # without it writing weights is an error that says so
+        run.optimizer.land()  # otherwise writing weights is an error
     actions[name](run)
     assert_follows(run)
 
@@ -590,7 +595,7 @@ def test_state_dict_is_live_as_torchs(mode):
 
 
 def test_state_dict_with_zenflow_is_of_one_time():
-    """Kept while training goes on, it is either what it was or live, or an error; never a mixture."""
+    """A kept state_dict is the saved state, or live, or refused; never a mixture."""
     for copied in (copy.deepcopy, lambda it: it):
         run = trained("zenflow", 3)
         kept = copied(run.optimizer.state_dict())

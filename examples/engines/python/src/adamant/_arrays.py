@@ -52,7 +52,7 @@ def place_of(array: Any, what: str, written: bool = False, part: str = "") -> Pl
     if not hasattr(array, "__array_interface__"):
         raise InvalidArgument(f"{what} is a {type(array).__name__}, but must be a NumPy array or a torch tensor")
     if hasattr(array, "mask"):
-        raise InvalidArgument(f"{what} is a masked array, but must be a plain one: a step knows no mask. Pass its data, or what "
+        raise InvalidArgument(f"{what} is a masked array, but a step ignores masks. Pass its data, or what "
                               "filled() returns")
     if not array.dtype.isnative:
         raise InvalidArgument(f"{what} has dtype {array.dtype.str}, but must have the byte order of this machine. Convert it with "

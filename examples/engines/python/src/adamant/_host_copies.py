@@ -157,7 +157,7 @@ class Ring:
 
 
 class HostCopies:
-    """What a cohort has in host memory of params that are elsewhere.
+    """Host memory of a step group whose params are on another device.
 
     mirrors: of all params of the optimizer, by id; those that are missing are made. consumes: a gradient is not needed
     any more once its weights are ready, so that the ring may be smaller than all gradients.

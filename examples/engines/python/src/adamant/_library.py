@@ -372,7 +372,7 @@ class Handle:
             getattr(_loaded, self.free_function)(pointer)
 
     def leak(self) -> None:
-        """Forgets what the library made without freeing it, for it would touch memory that is gone."""
+        """Drops the handle without freeing the object, whose destructor would access freed memory."""
         self.pointer = None
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

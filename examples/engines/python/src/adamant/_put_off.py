@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_ELEMS
-from ._cohort import check_groups, check_place, check_readable, check_tracked, first_element, of_group
+from ._step_group import check_groups, check_place, check_readable, check_tracked, first_element, of_group
 from ._host_copies import check_memory, flat, local
 from ._library import InvalidArgument, Report
 from ._put_off_device import Home, home_of, refusals
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # What the library knows, and states have when they were asked for.
 known_to_library = ("step", "updates", "selected", "landing", "sums", "summed", "window")
-# What it works on.
+# State tensors that the library reads and writes in place.
 kept_tensors = (*moments, "by_columns", *masters)
 
 _natives: "weakref.WeakSet[PutOffOptimizer]" = weakref.WeakSet()
@@ -47,7 +47,7 @@ def _end_background() -> None:
 
 
 def _layout(tensor: Tensor) -> Tuple[Any, ...]:
-    """Where a tensor's elements are, and how they lie."""
+    """Address, dtype, shape and strides of a tensor."""
     own = local(tensor)
     return own.data_ptr(), own.dtype, own.shape, own.stride()
 
@@ -63,7 +63,9 @@ def _new_by_columns(shape: Any, kind: torch.dtype, **more: Any) -> Tensor:
 
 def _by_columns(values: Tensor) -> Tensor:
     """These, or a copy, with all rows of the first column before those of the next in memory."""
-    return values if values.movedim(-1, 0).is_contiguous() else _new_by_columns(values.shape, values.dtype, device="cpu").copy_(values)
+    if values.movedim(-1, 0).is_contiguous():
+        return values
+    return _new_by_columns(values.shape, values.dtype, device="cpu").copy_(values)
 
 
 def _as_cut(param: Tensor, values: Tensor, lies_by_columns: bool) -> Tensor:
@@ -87,7 +89,7 @@ def _copied(address: int, count: int, kind: torch.dtype) -> Tensor:
 
 
 def _check_matrix(of: "_Steps", name: str, group: int, param: Tensor) -> None:
-    """Raises where the library cannot have a matrix so."""
+    """Raises InvalidArgument if the library cannot have a matrix so."""
     own = local(param)
     placements = getattr(param, "placements", ())
     cut = [how for at, how in enumerate(placements)
@@ -125,8 +127,8 @@ class _Member:
         self.name = of._name(param)
         if self.columns and of._process_group is not None and any(
                 placement.is_replicate() for placement in getattr(param, "placements", ())):
-            raise InvalidArgument(f"{self.name} is replicated, but zenflow adds up the columns of matrices over process_group. Shard "
-                                  "it, or give it an optimizer of its own")
+            raise InvalidArgument(f"{self.name} is replicated, but zenflow reduces the columns of matrices over process_group. Shard "
+                                  "it, or step it with a separate optimizer")
         if self.columns:
             _check_matrix(of, self.name, group, param)
         check_tracked(param, self.name)
@@ -147,7 +149,8 @@ class _Member:
             self.grad_there = home.room(self.mine.shape, self.kind)
             self.weights_there = self.mine if home.takes(self.mine) else home.room(self.mine.shape, self.mine.dtype)
         elif of._arguments.offload or self.mine.device.type != "cpu" or not self.mine.is_contiguous():
-            self.weights = torch.empty(self.mine.shape, dtype=self.mine.dtype, device="cpu", pin_memory=self.mine.device.type != "cpu")
+            self.weights = torch.empty(self.mine.shape, dtype=self.mine.dtype, device="cpu",
+                                       pin_memory=self.mine.device.type != "cpu")
             self.weights.copy_(self.mine)
         self.master = next((name for name in masters if name in self.state), None)
         self._lay_out()
@@ -167,12 +170,12 @@ class _Member:
         return self.param._version, local(self.param).data_ptr()
 
     def is_as_known(self, of: "_Steps", group: int, param: Tensor) -> bool:
-        """Whether the library still knows where its arrays are."""
+        """Whether the param, its group and its arrays are those the library has."""
         return (param is self.param and group == self.group and _layout(param) == self.layout and self.has_its_state(of) and
                 (param.grad is None or param.grad.dtype == self.kind))
 
     def has_its_state(self, of: "_Steps") -> bool:
-        """Whether the state is the one that it was made with, in the same memory."""
+        """Whether the state has the same tensors in the same memory."""
         state = of.state.get(self.param)
         return (state is self.state and {name for name in kept_tensors if name in state} == self.known.keys() and
                 all([state[name] is value and _layout(value) == self.layouts[name] for name, value in self.known.items()]))
@@ -185,7 +188,7 @@ class _Member:
         self.saved_as = self._saved_now()
 
     def is_as_saved(self) -> bool:
-        """Whether nobody has written to its state since save(), of which the library would not know."""
+        """Whether the state is unchanged since save()."""
         return self.saved_as == self._saved_now()
 
     # Set-up
@@ -321,7 +324,7 @@ class _Member:
         if self.columns:
             for name in ("selected", "landing"):
                 state[name] = _copied(getattr(found, name), count, torch.uint8).bool()
-            # Also where nothing is summed, as checkpoints of torch.distributed load the keys that a new optimizer has.
+            # Always present: checkpoints of torch.distributed load only the keys that a new optimizer has.
             sums = (_copied(found.sums, self.mine.numel(), torch.float32).view(self.mine.shape)
                     if found.summed and not bool(state["selected"].all()) else torch.zeros(self.mine.shape, device="cpu",
                                                                                          dtype=torch.float32))
@@ -333,8 +336,8 @@ class _Member:
         state = self.state
         counted = int(state["updates"].max())
         if "step" in state and int(state["step"]) != counted:
-            raise InvalidArgument(f"cannot use the state of {self.name}: step is {int(state['step'])}, but updates, which counts "
-                                  f"the steps of each column, has {counted} at most. Write both")
+            raise InvalidArgument(f"cannot use the state of {self.name}: step is {int(state['step'])}, but the largest column "
+                                  f"count in updates is {counted}. Set both")
         kept = [state["updates"].to(torch.int64).contiguous()]
         made = {"counts": kept[0].data_ptr(), "summed": int(state["summed"])}
         for name in ("selected", "landing") if self.columns else ():
@@ -370,7 +373,7 @@ class PutOff:
         self.forget(())
 
     def forget(self, states: Iterable[Any]) -> None:
-        """Goes on from other states."""
+        """Discards the library's optimizer and continues from these states."""
         if self.native is not None:
             self.native.close()
         self.native = None
@@ -378,7 +381,7 @@ class PutOff:
         self._take_position(states)
 
     def _take_position(self, states: Iterable[Any]) -> None:
-        """Where the run is, by its states. Those of other optimizers have taken plain steps alone."""
+        """Reads the position of the run from the states. States of other optimizers have taken plain steps only."""
         self.position = dict.fromkeys(position_fields, 0)
         for state in states:
             if isinstance(state, dict) and "window" in state:
@@ -496,7 +499,7 @@ class PutOff:
         return self.native
 
     def _is_otherwise(self, of: "_Steps") -> bool:
-        """Whether flags of groups or values of states, of which the library would not know, were changed."""
+        """Whether group flags or saved state values have changed."""
         if self.is_saved:
             return (self.flags != self._flags_of(of)) or not all([member.is_as_saved() for member in self.members])
         for member in self.members:
@@ -563,7 +566,7 @@ class PutOff:
 
     def _written(self) -> None:
         for member in self.members if self.is_saved else ():
-            if "window" in member.state:  # also in a state_dict that somebody has kept, whose moments go on
+            if "window" in member.state:  # marks an earlier state_dict(), which shares the moments, as stale
                 member.state["window"].fill_(-1)
             for name in known_to_library:
                 member.state.pop(name, None)
@@ -597,7 +600,7 @@ class PutOff:
     # State
 
     def save(self) -> None:
-        """Writes to states and to the position what the library knows."""
+        """Copies counts, flags, sums and the position from the library to the states."""
         if self.native is None or self.is_saved:
             return
         self._check_here()
@@ -606,7 +609,7 @@ class PutOff:
         self.position = self.native.position()
         window = torch.tensor([float(self.position[name]) for name in position_fields], dtype=torch.float64, device="cpu")
         for number, member in enumerate(self.members):
-            if all(name in member.state for name in member.known):  # otherwise it was cleared, and begins anew
+            if all(name in member.state for name in member.known):  # a cleared state starts from zero
                 member.save(self.native, number, window)
         self.is_saved = True
 
@@ -616,7 +619,7 @@ class PutOff:
                 if isinstance(state, dict) else state for key, state in states.items()}
 
     def check(self, of: "_Steps", state_dict: Dict[str, Any]) -> None:
-        """Raises where this is no state to go on from."""
+        """Raises InvalidArgument if this is no state to go on from."""
         params = of._params_by_number(state_dict)
         windows: List[Tensor] = []
         for number, state in state_dict["state"].items():
@@ -672,7 +675,7 @@ class PutOff:
 
 
 def refuse_without(state_dict: Dict[str, Any]) -> None:
-    """Raises where a state has put something off, for an optimizer that cannot."""
+    """Raises InvalidArgument if a state has put something off, for an optimizer that cannot."""
     if any(isinstance(state, dict) and "updates" in state for state in state_dict["state"].values()):
         raise InvalidArgument("the state is one of zenflow: its columns have taken different numbers of steps, and some of "
                               "them have put off gradients. Load it into an optimizer with zenflow=ZenFlow(...); with "

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The norm over the ranks of a process group, in which a gradient that several ranks have counts once.
+"""The gradient norm over the ranks of a process group. Replicated gradients count once.
 
-DTensors say by their placements which ranks replicate them. Of a plain tensor nobody knows whether it is replicated, as
-those of fully_shard(ignored_params=...) are, or a shard of its rank. A group's "replicated" says so. Without it the first
-gradients decide, which are compared over the ranks by the params' names. Gradients of replicated params are compared in
-every step, so a wrong decision is an error, never a wrong norm.
+Placements of DTensors tell which ranks hold replicas. A plain tensor is either replicated, as with
+fully_shard(ignored_params=...), or a shard of its rank. The param group's "replicated" tells which. If it is None, the first
+gradients are compared over the ranks by param name. Gradients of replicated params are compared at every step, so a wrong
+decision raises an error and never yields a wrong norm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _hash_bits = 62  # a sum of one rank's and of others' zeros fits an int64
 
 
 class Gradient(NamedTuple):
-    """A gradient of this rank. values: in host memory, or None. replicated: what its group says."""
+    """A gradient of this rank. values: in host memory, or None. replicated: the param group's value."""
 
     name: str
     param: Tensor
@@ -65,7 +65,7 @@ def norm_of(words: Tensor) -> float:
 def zero_redundancy_group() -> Optional[Any]:
     """The process group of the ZeroRedundancyOptimizer whose constructor is making an optimizer, if there is one.
 
-    It gives each rank whole params of its own, and cannot pass a process_group on, because it has one itself.
+    It assigns whole params to ranks. Its own process_group argument hides ours.
     """
     optimizers = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     if optimizers is None:
@@ -138,7 +138,7 @@ class Ranks:
     def _squares(self, gradient: Gradient) -> Squares:
         if gradient.values is None or gradient.values.numel() == 0:
             return Squares(0, 0)
-        if self._executor is None:  # of its own, as the optimizer's may be in the middle of a step
+        if self._executor is None:  # a separate one: the optimizer's may have an open step
             self._executor = Executor(threads=1, bind="none")
         words = torch.zeros(SQUARES_WORDS, dtype=torch.int64, device="cpu")
         add_squares(gradient.values, words, self._executor)
@@ -162,10 +162,10 @@ class Ranks:
         param, verdict = self._verdicts.get(gradient.name, (lambda: None, ()))
         return verdict if param() is gradient.param else None
 
-    # What all ranks do together
+    # Collectives
 
     def _reduced(self, mine: Squares, surplus: Squares, plain: List[Tuple[Gradient, Squares]], wants: bool) -> List[int]:
-        """The words of all ranks, whether one has a param that nothing is known of, and hashes of replicated gradients."""
+        """The words of all ranks, whether a rank has an undecided param, and hashes of replicated gradients."""
         hashes = [hashlib.sha256() for _ in self._sets]
         for gradient, squares in plain:
             replicas = self._verdict(gradient)
@@ -188,7 +188,7 @@ class Ranks:
         return gathered
 
     def _decide(self, plain: List[Gradient]) -> None:
-        """Compares plain gradients over the ranks. The same result on each of them."""
+        """Compares plain gradients over the ranks. Every rank gets the same result."""
         own = {gradient.name: (tuple(gradient.param.shape), *self._squares(gradient)) for gradient in plain
                if gradient.replicated is None}
         gathered = self._gathered(own)
@@ -198,7 +198,7 @@ class Ranks:
             grown = [rank for rank in having if gathered[rank][name][1:] != (0, 0)]
             different = {gathered[rank][name] for rank in grown}
             if len(grown) < 2 and len(having) > 1:
-                continue  # which counts once whatever it is; a later step decides
+                continue  # it counts once in either case; a later step decides
             if len(different) == len(grown):
                 found[name] = ()
             elif len(different) == 1 and grown == having:
@@ -228,7 +228,7 @@ class Ranks:
         self._verdicts.clear()  # the next step looks again
         raise InvalidArgument(
             f"cannot clip by the norm over process_group: the gradient of {name}, which is replicated, differs between its ranks. "
-            "All-reduce gradients of replicated params before step(). If each rank has a shard of its own, give the param's "
+            "All-reduce gradients of replicated params before step(). If the ranks hold different shards, give the param's "
             'group "replicated": False')
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The extension module `_signature`: in this package, or beside libadamant_c where that was built from sources."""
+"""Loads the extension module `_signature` from this package, or from the folder of libadamant_c."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Calls(Handle):
     the library that they were called in raises."""
 
     _raised: Optional[BaseException] = None
-    names: Sequence[str] = ()  # what errors are to say instead of numbers of shards
+    names: Sequence[str] = ()  # names that replace shard numbers in errors
 
     def _status_of(self, function: Callable[..., None], at: Any, count: int, *more: Any) -> int:
         """What the library is to be told of a function that was called with so many numbers."""
@@ -322,7 +322,7 @@ class Optimizer(Calls):
         return report
 
     def keep(self, arrays: List[Any]) -> None:
-        """Keeps these alive beside the others, while it works on them."""
+        """Keeps these objects alive until keep_only() is called."""
         self._kept.extend(arrays)
 
     def keep_only(self, arrays: List[Any]) -> None:

@@ -105,10 +105,12 @@ class Arguments:
         _check_process_group(process_group)
         self.zenflow = ZenFlow.of(self.zenflow)
         if self.zenflow is not None and self.overlap:
-            raise InvalidArgument("zenflow has an overlap of its own, with the next steps, so overlap=True cannot be beside it; "
+            raise InvalidArgument("zenflow overlaps deferred updates with the next steps, so overlap=True cannot be "
+                                  "combined with it; "
                                   "leave that out")
         if self.zenflow is not None and self.accumulate > 1:
-            raise InvalidArgument("zenflow adds up gradients in windows, so accumulate cannot be beside it; leave accumulate out "
+            raise InvalidArgument("zenflow accumulates gradients over windows, so accumulate cannot be combined "
+                                  "with it; leave accumulate out "
                                   "and let backward() add to p.grad")
 
     def _check_cores(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens in backward(): sums of gradients with accumulate, and with overlap the step itself."""
+"""Hooks that run in backward(): gradient accumulation, and the overlapped step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .._cohort import Cohort
+from .._step_group import StepGroup
 from .._host_copies import local
 from .._library import InvalidArgument, Report, Unavailable
 from .._quantized8 import moments
@@ -25,12 +25,12 @@ _owners: "weakref.WeakValueDictionary[int, Backward]" = weakref.WeakValueDiction
 class OpenStep:
     """A step that backward has begun: which gradients were submitted, and as which version."""
 
-    def __init__(self, cohort: Cohort):
-        self.cohort = cohort
+    def __init__(self, step_group: StepGroup):
+        self.step_group = step_group
         self.submitted: Dict[int, Tuple[Tensor, int, int]] = {}  # by the shard's number: gradient, its version and address
         self.versions: Dict[int, Any] = {}  # of params and states, when they were submitted
         self.kept: List[Any] = []  # storages that the library works on
-        self.hyper_changed = False  # since the step began, or was then and is not now
+        self.hyper_changed = False  # at any time since the step began
         self.fits = True  # every gradient so far could be taken as it lies
 
 class Backward:
@@ -42,8 +42,8 @@ class Backward:
         for _, param in self._all_params():
             before = _owners.get(id(param))
             if before is not None and before is not self and before._has_sum(param):
-                raise InvalidArgument(f"cannot take {self._name(param)}: another optimizer has gradients of it added up, of which "
-                                      "p.grad is the last part alone. Call that one's step() or zero_grad() first")
+                raise InvalidArgument(f"cannot take {self._name(param)}: another optimizer has accumulated its gradients, and "
+                                      "p.grad is only the last of them. Call that optimizer's step() or zero_grad() first")
         if not self._arguments.overlap and self._arguments.accumulate == 1:
             for _, param in self._all_params():
                 _owners[id(param)] = self
@@ -98,12 +98,12 @@ class Backward:
     def _before_gradient(self, param: Tensor) -> None:
         """Before backward adds to a param's gradient, or sets it. FSDP2 does so without calling this."""
         if not self._backwards:
-            self._watch()  # params that have begun to want gradients, or belong to no group now
+            self._watch()  # params may have gained requires_grad or left their group
             if id(param) not in self._watched:
                 return
         if self._may_be_averaged:
             self._refuse_to_be_averaged()
-        if self._open is not None and self._open.cohort.number.get(id(param)) in self._open.submitted:
+        if self._open is not None and self._open.step_group.number.get(id(param)) in self._open.submitted:
             self._refuse_one_more()
         if self._arguments.accumulate > 1:
             with torch.no_grad():
@@ -121,7 +121,7 @@ class Backward:
             self._on_gradient(param)
 
     def _refuse_one_more(self) -> None:
-        # Whatever forward has read since then may be params of before or after the step.
+        # The forward pass may have read params from before or after the step.
         self._abandon("backward() is called once more")
         often = f"{self._arguments.accumulate} backward() calls" if self._arguments.accumulate > 1 else "one backward()"
         raise InvalidArgument(f"backward() is called again before step(), but with overlap=True the step began after "
@@ -130,7 +130,7 @@ class Backward:
                               "checkpoint(use_reentrant=True) calls backward() by itself; False does not")
 
     def _refuse_scaler(self) -> None:
-        """Raises where a GradScaler steps this optimizer, which it says by attributes."""
+        """Raises InvalidArgument if a GradScaler steps this optimizer. GradScaler sets `found_inf` to say so."""
         if not hasattr(self, "found_inf"):
             return
         for name in ("grad_scale", "found_inf"):
@@ -139,34 +139,34 @@ class Backward:
         if self._open is not None:
             self._refuse_changed("a GradScaler unscales gradients after backward()")
         own = self._arguments
-        what = ("takes a sum of gradients, of which it unscales and looks at the last one alone" if own.accumulate > 1 else
-                "steps gradients in backward(), before it unscales them")
+        what = ("accumulates gradients, but the scaler unscales and checks only the last one" if own.accumulate > 1 else
+                "steps gradients in backward(), before the scaler unscales them")
         raise InvalidArgument(f"a GradScaler steps this optimizer, which {what}. Scale the loss by hand, use bfloat16, or set "
                               "accumulate=1 and overlap=False")
 
     # Sums of gradients
 
     def _check_sums(self) -> None:
-        for cohort in self._cohorts or []:
-            for number in sorted(cohort.summed):
-                param = cohort.params[number]
+        for step_group in self._step_groups or []:
+            for number in sorted(step_group.summed):
+                param = step_group.params[number]
                 self._check_sum(param)
-                if param.grad is None and number in cohort.summed:  # autograd.grad() has come after the last gradient
-                    param.grad = torch.zeros_like(param, dtype=cohort.dtypes[number])
+                if param.grad is None and number in step_group.summed:  # autograd.grad() has come after the last gradient
+                    param.grad = torch.zeros_like(param, dtype=step_group.dtypes[number])
 
     def _check_sum(self, param: Tensor) -> None:
-        """Raises where the last gradient, which is a part of the sum, was changed; forgets all sums where all gradients
-        were dropped, as zero_grad() of a model does."""
-        cohort = self._cohort_of(param)
-        if cohort is None or cohort.number[id(param)] not in cohort.summed:
+        """Raises InvalidArgument if the last gradient was changed, which is a part of the sum. Discards all sums if all
+        gradients are None, as after zero_grad() of a model."""
+        step_group = self._step_group_of(param)
+        if step_group is None or step_group.number[id(param)] not in step_group.summed:
             return
         if param.grad is None:
             if id(param) in self._moved:
                 return
-            dropped = [p.grad is None and id(p) not in self._moved for c in self._cohorts or []
+            dropped = [p.grad is None and id(p) not in self._moved for c in self._step_groups or []
                        for p in (c.params[number] for number in c.summed)]
             if not all(dropped):
-                raise InvalidArgument(f"the gradient of {self._name(param)} was set to None while gradients are added up, "
+                raise InvalidArgument(f"the gradient of {self._name(param)} was set to None while gradients accumulate, "
                                       "and others were not; call the optimizer's zero_grad() to begin anew")
             self._forget_sums()
         elif (local(param.grad).data_ptr(), param.grad._version) != self._made.get(id(param)):
@@ -175,75 +175,75 @@ class Backward:
                                   "gradients, set accumulate=1")
 
     def _forget_sums(self) -> None:
-        for cohort in self._cohorts or []:
-            cohort.forget_sums()
+        for step_group in self._step_groups or []:
+            step_group.forget_sums()
         self._begin_gradients()
 
     def _add_up(self, param: Tensor) -> None:
-        """The gradient that is there goes to the param's float32 sum."""
-        cohorts = self._cohorts
-        if cohorts is None or not all(cohort.is_usable for cohort in cohorts) or (
-                not any(cohort.summed for cohort in cohorts) and self._check_early() & CHANGED):
-            self._cohorts = self._look()
-        cohort = self._cohort_of(param)
-        if cohort is None:
+        """Adds the current gradient to the param's float32 accumulator."""
+        step_groups = self._step_groups
+        if step_groups is None or not all(step_group.is_usable for step_group in step_groups) or (
+                not any(step_group.summed for step_group in step_groups) and self._check_early() & CHANGED):
+            self._step_groups = self._look()
+        step_group = self._step_group_of(param)
+        if step_group is None:
             self._join()
-            cohort = self._cohort_of(param)
+            step_group = self._step_group_of(param)
         grad = param.grad
         assert grad is not None
-        if cohort is None:
-            return  # no group has the param any more
-        number = cohort.number[id(param)]
-        if not cohort.fits(number, local(grad)):
-            self._cohorts = self._look()  # raises where something has been added up
+        if step_group is None:
+            return  # the param was removed from its group
+        number = step_group.number[id(param)]
+        if not step_group.fits(number, local(grad)):
+            self._step_groups = self._look()  # raises if gradients were accumulated
             return self._add_up(param)
-        cohort.accumulate(number, local(grad))
+        step_group.accumulate(number, local(grad))
         param.grad = None
         self._moved.add(id(param))
 
     def _has_sum(self, param: Tensor) -> bool:
-        cohort = self._cohort_of(param)
-        return cohort is not None and cohort.number[id(param)] in cohort.summed and (
+        step_group = self._step_group_of(param)
+        return step_group is not None and step_group.number[id(param)] in step_group.summed and (
             param.grad is not None or id(param) in self._moved)
 
-    def _cohort_of(self, param: Tensor) -> Optional[Cohort]:
-        return next((cohort for cohort in self._cohorts or [] if id(param) in cohort.number), None)
+    def _step_group_of(self, param: Tensor) -> Optional[StepGroup]:
+        return next((step_group for step_group in self._step_groups or [] if id(param) in step_group.number), None)
 
     def _join(self) -> None:
         """Params that have their first gradient go with the others into this step."""
-        if self._check_early() & CHANGED:  # _record() would take what has changed for known
-            self._cohorts = self._look()  # raises where something has been added up
+        if self._check_early() & CHANGED:  # _record() would hide the change
+            self._step_groups = self._look()  # raises if gradients were accumulated
             return
         with torch.no_grad():
             new = [(g, param) for g, param in self._all_params()
-                   if param.grad is not None and self._cohort_of(param) is None]
-            assert self._cohorts is not None
-            self._cohorts += self._cohorts_of(new)
-        self._record(self._cohorts)
+                   if param.grad is not None and self._step_group_of(param) is None]
+            assert self._step_groups is not None
+            self._step_groups += self._step_groups_of(new)
+        self._record(self._step_groups)
 
     def _on_gradient(self, param: Tensor) -> None:
         """Submits the gradient that backward has just made."""
         if self._open is None:
-            cohorts = self._cohorts
-            if not cohorts or len(cohorts) != 1 or not cohorts[0].is_usable:
+            step_groups = self._step_groups
+            if not step_groups or len(step_groups) != 1 or not step_groups[0].is_usable:
                 return  # the first step, and steps of params that have not been stepped equally often, wait
-            number = cohorts[0].number.get(id(param))
+            number = step_groups[0].number.get(id(param))
             if number is None:
                 return
-            if self._check_early() & CHANGED or not self._is_as_recorded(cohorts[0], number):
+            if self._check_early() & CHANGED or not self._is_as_recorded(step_groups[0], number):
                 self._overlaps = False  # step() takes all of them
                 return
-            cohorts[0].take_hypers(self)
-            cohorts[0].begin(self)
-            self._open = OpenStep(cohorts[0])
+            step_groups[0].take_hypers(self)
+            step_groups[0].begin(self)
+            self._open = OpenStep(step_groups[0])
         step = self._open
-        number = step.cohort.number.get(id(param))
+        number = step.step_group.number.get(id(param))
         grad = local(param.grad) if param.grad is not None else None
         if number is None:
             return  # has its first gradient, see _finish()
         if number in step.submitted:  # FSDP2 has added to it
             self._refuse_one_more()
-        if grad is None or not self._is_as_recorded(step.cohort, number):
+        if grad is None or not self._is_as_recorded(step.step_group, number):
             step.fits = False
             return
         self._submit(step, number, param)
@@ -253,19 +253,19 @@ class Backward:
         assert param.grad is not None
         storages = [local(tensor.detach()).untyped_storage() for tensor in (param, param.grad, *self._tensors_of(param))]
         step.kept += [(storage, storage.data_ptr()) for storage in storages]
-        step.cohort.native.keep(storages)
-        step.cohort.submit(number, local(param.grad))
+        step.step_group.native.keep(storages)
+        step.step_group.submit(number, local(param.grad))
         step.submitted[number] = (param.grad, param.grad._version, local(param.grad).data_ptr())
 
     def _check_early(self) -> int:
-        """_check() before step(), which has to take hyperparameters over later."""
+        """Runs _check() before step(). step() still has to apply changed hyperparameters."""
         bits = self._check()
         self._signature.release()
         self._hyper_is_taken = False
         return bits
 
-    def _is_as_recorded(self, cohort: Cohort, number: int) -> bool:
-        return self._signature.check_one(self.param_groups, self.state, self._entry[cohort.first_slot + number])
+    def _is_as_recorded(self, step_group: StepGroup, number: int) -> bool:
+        return self._signature.check_one(self.param_groups, self.state, self._entry[step_group.first_slot + number])
 
     def _tensors_of(self, param: Tensor) -> List[Tensor]:
         state = self.state.get(param)
@@ -278,49 +278,49 @@ class Backward:
         step = self._open
         assert step is not None
         changed = self._changed_since_submitted(step, gradients=False)
-        if changed is not None:  # what was written would be lost, if not all of it
+        if changed is not None:  # a rollback would overwrite part of what was written
             self._refuse_changed(changed)
         try:
-            step.cohort.abandon()
+            step.step_group.abandon()
         except Unavailable:
-            raise InvalidArgument(f"{why}, but with overlap=True backward() has begun a step, which cannot be given up "
+            raise InvalidArgument(f"{why}, but with overlap=True backward() has begun a step, which cannot be rolled back "
                                   'without max_norm or on_nonfinite="skip". Call step() first, with the hyperparameters that it '
                                   "began with; it steps what has a gradient. Or set overlap=False") from None
         self._open = None
         self._overlaps = False
 
     def _refuse_changed(self, what: str) -> None:
-        """Ends a step that backward has begun with params, states or groups that are others now."""
+        """Ends the open step after a change to its params, states or groups, and raises InvalidArgument."""
         step, self._open = self._open, None
         assert step is not None
-        self._cohorts = None
+        self._step_groups = None
         if all(storage.data_ptr() == address for storage, address in step.kept):
             try:
-                step.cohort.abandon()
+                step.step_group.abandon()
             except Unavailable:
                 pass
-            step.cohort.native.close()
-        else:  # closing would write before the step's values to memory that was given back
-            step.cohort.native.leak()
+            step.step_group.native.close()
+        else:  # close() would roll back into freed memory
+            step.step_group.native.leak()
         raise InvalidArgument(f"cannot finish the step that backward() began: {what}, but with overlap=True params and states are "
                               "written from backward() on, and may be of before the step or of after it. Load a state. Change "
                               "params, gradients, groups and states before backward() or after step(), or set overlap=False")
 
     @property
     def _can_abandon(self) -> bool:
-        """Whether the library keeps what it takes to undo a step that is open."""
+        """Whether the library can roll back the open step."""
         return self._needs_norm
 
     def _changed_since_submitted(self, step: OpenStep, gradients: bool = True) -> Optional[str]:
-        """Which of the params submitted was changed since then, it, its state or its gradient; None: none was."""
+        """Describes the first change to a submitted param, its state or its gradient. None: no change."""
         if not isinstance(self.param_groups, list):
             return "param_groups is no list"
         present = {id(param) for _, param in self._all_params()}
         for number in step.submitted:
-            param = step.cohort.params[number]
+            param = step.step_group.params[number]
             if id(param) not in present:
                 if not self._can_abandon:
-                    return f"{step.cohort.names[number]} is in no group now"
+                    return f"{step.step_group.names[number]} is in no group now"
                 continue
             grad, *known = step.submitted[number]
             if gradients and (param.grad is not grad or [grad._version, local(grad).data_ptr()] != known):
@@ -333,36 +333,36 @@ class Backward:
     def _finish(self) -> Optional[Report]:
         step = self._open
         assert step is not None
-        cohort = step.cohort
+        step_group = step.step_group
         changed = self._changed_since_submitted(step)
         present = {id(param) for _, param in self._all_params()}
-        for number, param in enumerate(cohort.params):
+        for number, param in enumerate(step_group.params):
             if changed is None and number not in step.submitted and param.grad is not None and id(param) in present:
-                if self._is_as_recorded(cohort, number):
+                if self._is_as_recorded(step_group, number):
                     self._submit(step, number, param)
                 else:
                     step.fits = False
-        newcomers = any(param.grad is not None and id(param) not in cohort.number for _, param in self._all_params())
+        newcomers = any(param.grad is not None and id(param) not in step_group.number for _, param in self._all_params())
         bits = self._check()
         self._hyper_is_taken = False
         if changed is not None:
             self._refuse_changed(changed)
         if bits & CHANGED or not step.fits:
             if not self._can_abandon:
-                self._refuse_changed("params, groups, states or dtypes of gradients are others now")
+                self._refuse_changed("params, groups, states or gradient dtypes have changed")
             self._abandon("params have changed")
             return self._step_all()
         step.hyper_changed = step.hyper_changed or bool(bits & HYPER_CHANGED)
-        if newcomers and self._needs_norm or step.hyper_changed and not cohort.has_hypers(self):
+        if newcomers and self._needs_norm or step.hyper_changed and not step_group.has_hypers(self):
             self._abandon("hyperparameters are others than when backward began the step")
             return self._step_all()
-        left_out = [number for number in range(len(cohort.params)) if number not in step.submitted]
+        left_out = [number for number in range(len(step_group.params)) if number not in step.submitted]
         self._open = None  # finish() gives it up where it fails
-        report = cohort.finish(left_out, self)
+        report = step_group.finish(left_out, self)
         if newcomers:
             self._join()
-            for other in (self._cohorts or [])[1:]:
+            for other in (self._step_groups or [])[1:]:
                 report = other.step(self)
         if left_out or newcomers:
-            self._cohorts = None  # whoever has taken equally many steps from now on goes together
+            self._step_groups = None  # whoever has taken equally many steps from now on goes together
         return report

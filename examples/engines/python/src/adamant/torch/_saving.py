@@ -115,8 +115,7 @@ class Saving:
         return dict(zip(numbers, (param for _, param in self._all_params())))
 
     def _check_formats(self, incoming: Dict[str, Any]) -> None:
-        """Raises where states are quantized8, or have masters in two halves, and state_format says otherwise, or the other
-        way round."""
+        """Raises InvalidArgument if the storage format of a state differs from state_format."""
         params = iter([param for _, param in self._all_params()])
         for g, group in enumerate(incoming["param_groups"]):
             asked = self._format_of(group)
@@ -132,9 +131,9 @@ class Saving:
                     has = f"moments of {other.dtype}{'' if eight else ', which is quantized8'}"
                     how = "quantized(state)" if eight else "dequantized(state, param)"
                 elif "master_low" in state and not splits:
-                    has, how = "a master in two halves", "joined_master(state, param)"
+                    has, how = "split master weights", "joined_master(state, param)"
                 elif "master_param" in state and splits and param.dtype == torch.bfloat16:
-                    has, how = "a master of float32", "split_master(state, param)"
+                    has, how = "a float32 master", "split_master(state, param)"
                 else:
                     continue
                 raise InvalidArgument(f"the state of group{g}.{i} has {has}, but state_format is {asked}; leave state_format "
@@ -145,7 +144,7 @@ class Saving:
         if self._process_group is not None:
             raise InvalidArgument("an optimizer with a process_group cannot be copied or pickled, as the group cannot; "
                                   "save its state_dict()")
-        self._refuse_with_sums("a copy is made, which would not have the sums")
+        self._refuse_with_sums("a copy would not include them")
         self._settle("a copy is made")
         own: Dict[str, Any] = {"_arguments": self._arguments}
         if self._put_off is not None:

@@ -29,7 +29,7 @@ _types = {"exp_avg": (torch.float32, torch.bfloat16, torch.uint8), "exp_avg_sq":
 # Step counts
 
 def steps_of(value: Any, name: str) -> int:
-    """The steps in a state's "step". Raises InvalidArgument where that is no count."""
+    """The steps in a state's "step". Raises InvalidArgument if that is no count."""
     number = value
     if isinstance(value, Tensor):
         readable = value.layout == torch.strided and value.device.type != "meta" and not value.is_complex()
@@ -41,7 +41,7 @@ def steps_of(value: Any, name: str) -> int:
 
 
 def count_tensor(steps: int) -> Tensor:
-    """A step count as torch has it: float32, or float64 where that would not be exact."""
+    """A step count as a tensor: float32 as in torch, or float64 from 2^24 on, where float32 is not exact."""
     kind = torch.float32 if steps < _exact_in_float32 else torch.float64
     return torch.tensor(float(steps), dtype=kind, device="cpu")
 
@@ -71,7 +71,7 @@ def _new_groups(param: Tensor, name: str) -> Tensor:
     ranks = prod(param.device_mesh.size(i) for i, how in enumerate(param.placements) if not how.is_replicate())
     plain = all(how.is_replicate() or (how.is_shard(0) and type(how).__name__ == "Shard") for how in param.placements)
     if ranks > 1 and (not plain or param.shape[0] % ranks or param.numel() // ranks % GROUP_ELEMS):
-        raise InvalidArgument(f"{name} has shape {tuple(param.shape)} and is cut by {param.placements} over "
+        raise InvalidArgument(f"{name} has shape {tuple(param.shape)} and is sharded by {param.placements} over "
                               f"{ranks} ranks, but quantized8 moments are in groups of {GROUP_ELEMS} elements, and each "
                               "rank must have equally many whole ones. Put the param into a group with "
                               '"state_format": "float32" or "bfloat16"')
@@ -147,7 +147,7 @@ def _check_tensor(name: str, key: str, value: Any, param: Tensor) -> None:
 
 
 def check_state(name: str, param: Tensor, state: Any) -> None:
-    """Raises InvalidArgument where this is no state that the param can be stepped with. {} is one."""
+    """Raises InvalidArgument if this is no state that the param can be stepped with. {} is one."""
     if not isinstance(state, dict):
         raise InvalidArgument(f"cannot use the state of {name}: it is {state!r}, but must be a dictionary")
     if not state:
@@ -164,8 +164,8 @@ def check_state(name: str, param: Tensor, state: Any) -> None:
                               "stepped")
     if "master_low" in state and isinstance(state["master_low"], Tensor) and (
             (param.dtype, state["master_low"].dtype) != (torch.bfloat16, torch.int16)):
-        raise InvalidArgument(f"{name} is {param.dtype} and its master_low {state['master_low'].dtype}, but the halves of a "
-                              "master are torch.bfloat16 and torch.int16; load a state that is whole")
+        raise InvalidArgument(f"{name} is {param.dtype} and its master_low {state['master_low'].dtype}, but split master weights are "
+                              "torch.bfloat16 and torch.int16; load a state that is whole")
     for key in _types:
         if key in state:
             _check_tensor(name, key, state[key], param)
@@ -196,7 +196,7 @@ def loaded_state(state: Dict[str, Any], param: Tensor, name: str) -> Dict[str, A
 
 
 def check_hyper(group: Any, number: int) -> None:
-    """Raises InvalidArgument where a loaded group has hyperparameters that no step can use."""
+    """Raises InvalidArgument if a loaded group has hyperparameters that no step can use."""
     if not isinstance(group, dict) or not isinstance(group.get("params"), (list, tuple)):
         raise InvalidArgument(f"cannot load parameter group {number}: it must be a dictionary with \"params\"")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps: what Adam and AdamW do beside torch's classes. `param_groups` and `state` are read at every step."""
+"""The step of Adam and AdamW. `param_groups` and `state` are read at every step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import optimizer as _torchs
 
 from .. import _threads
-from .._cohort import Cohort
+from .._step_group import StepGroup
 from .._host_copies import local
 from .._library import SQUARES_WORDS, InvalidArgument, Report
 from .._put_off import PutOff
@@ -26,7 +26,7 @@ from ._backward import Backward, OpenStep
 from ._saving import Saving
 from ._state import complete_state, count_tensor, settle_count
 
-# The classes as they are now: somebody may put ours in their places.
+# Keep torch's classes: users may assign ours to torch.optim.
 torch_adam, torch_adamw = torch.optim.Adam, torch.optim.AdamW
 
 
@@ -36,7 +36,7 @@ def _remove(handles: List[Any]) -> None:
 
 
 class Steps(Backward, Saving):
-    """What Adam and AdamW have beside torch's classes."""
+    """Base of Adam and AdamW: the step, on top of torch's optimizer classes."""
 
     state: Any
     param_groups: List[Dict[str, Any]]
@@ -76,7 +76,7 @@ class Steps(Backward, Saving):
         self._signature = new_signature()
         self._ranks = Ranks(self._process_group) if self._process_group is not None else None
         self._norm_of_others = 0.0  # of a step in which this rank has no gradients
-        # Weights in host memory of params that are elsewhere, by the param's id, beside the param itself.
+        # By the param's id: the param and its weights in host memory, for params on another device.
         self._mirrors: Dict[int, Tuple[Tensor, Tensor]] = {}
         self._versions: Dict[int, Tuple[Any, ...]] = {}  # of params whose weights are elsewhere, too, when both were the same
         given = self._arguments.zenflow
@@ -85,10 +85,10 @@ class Steps(Backward, Saving):
         self._watch()
 
     def _forget(self) -> None:
-        """Drops what is known about params, which the next step then looks at anew."""
-        self._cohorts: Optional[List[Cohort]] = None
+        """Discards everything recorded about params. The next step reads them again."""
+        self._step_groups: Optional[List[StepGroup]] = None
         self._open: Optional[OpenStep] = None
-        self._joint: Optional[Tensor] = None  # the words of all cohorts' sum of squares, where there are several
+        self._joint: Optional[Tensor] = None  # the words of all step_groups' sum of squares, where there are several
         self._hyper_is_taken = True
         self._overlaps = True  # until the step under way turned out not to
         self._backwards: Dict[int, int] = {}  # how many gradients of this step a param has had, by its id
@@ -109,7 +109,7 @@ class Steps(Backward, Saving):
         return self._arguments.needs_norm
 
     def _reduce(self, words: Any) -> None:
-        """What the library calls with a cohort's sum of squares, to get that of all gradients of all ranks."""
+        """Callback of the library: replaces a step group's sum of squares by that of all gradients of all ranks."""
         given = torch.frombuffer(words, dtype=torch.int64)
         if self._joint is None:
             # A copy, as a process group's thread may be the last to drop it, which must not take Python's lock then.
@@ -129,7 +129,8 @@ class Steps(Backward, Saving):
         """Has these words count the gradients of all ranks, replicated ones once."""
         if self._ranks is None:
             return
-        places = {id(param): (cohort, number) for cohort in self._cohorts or [] for number, param in enumerate(cohort.params)}
+        places = {id(param): (step_group, number) for step_group in self._step_groups or []
+                  for number, param in enumerate(step_group.params)}
         gradients, seen = [], set()
         for g, param in self._all_params():
             if id(param) in seen:
@@ -137,9 +138,9 @@ class Steps(Backward, Saving):
             seen.add(id(param))
             values = None
             if param.grad is not None:
-                cohort, number = places.get(id(param), (None, 0))
-                values = (local(param.grad.detach()).to("cpu").contiguous() if cohort is None else
-                          cohort.whole_gradient(number, local(param.grad)))
+                step_group, number = places.get(id(param), (None, 0))
+                values = (local(param.grad.detach()).to("cpu").contiguous() if step_group is None else
+                          step_group.whole_gradient(number, local(param.grad)))
             gradients.append(Gradient(self._name(param), param, values, self.param_groups[g].get("replicated")))
         self._ranks.add_up(words, gradients)
 
@@ -175,30 +176,30 @@ class Steps(Backward, Saving):
     def _all_params(self) -> List[Tuple[int, Tensor]]:
         return [(g, param) for g, group in enumerate(self.param_groups) for param in group["params"]]
 
-    def _look(self) -> List[Cohort]:
-        """Sorts params by the steps they have taken; those without gradients are left alone."""
-        self._refuse_with_sums("params, states or types of gradients are others now")
+    def _look(self) -> List[StepGroup]:
+        """Groups params with gradients by step count."""
+        self._refuse_with_sums("params, states or gradient dtypes have changed")
         self._refuse_groups()
         everything = self._all_params()
         known = {id(param) for _, param in everything}
         for of in (self._mirrors, self._versions):
             for gone in of.keys() - known:
                 del of[gone]
-        self._cohorts = None
-        made = self._cohorts_of([each for each in everything if each[1].grad is not None])
+        self._step_groups = None
+        made = self._step_groups_of([each for each in everything if each[1].grad is not None])
         self._record(made)
         return made
 
-    def _record(self, cohorts: List[Cohort]) -> None:
-        """Takes groups, states and addresses as they are now for those that the step groups were made of."""
+    def _record(self, step_groups: List[StepGroup]) -> None:
+        """Records groups, states and addresses as those of the current step groups."""
         slots, first = {}, 0
-        for cohort in cohorts:
-            cohort.first_slot = first
-            slots.update({id(param): first + number for number, param in enumerate(cohort.params)})
-            first += len(cohort.params)
-        # A param that is there twice is stepped once.
+        for step_group in step_groups:
+            step_group.first_slot = first
+            slots.update({id(param): first + number for number, param in enumerate(step_group.params)})
+            first += len(step_group.params)
+        # A param that is listed twice is stepped once.
         numbers = [slots.pop(id(param), -1) for _, param in self._all_params()]
-        assert not slots, "a step group has params that no parameter group has"
+        assert not slots, "a step group contains params that belong to no parameter group"
         self._entry = {number: entry for entry, number in enumerate(numbers) if number >= 0}
         states = self.state if isinstance(self.state, dict) else dict(self.state)
         self._signature.record(self.param_groups, states, numbers)
@@ -206,14 +207,14 @@ class Steps(Backward, Saving):
     def _check(self) -> int:
         try:
             return self._signature.check(self.param_groups, self.state)
-        except (TypeError, ValueError, RuntimeError):  # of a hyperparameter, which is named when it is taken
+        except (TypeError, ValueError, RuntimeError):  # an invalid hyperparameter: _hyper() raises the error that names it
             return CHANGED
 
     def _widen_count(self, entry: int) -> None:
-        """Has a step count in a dtype that holds the next ones exactly."""
+        """Replaces a step count by a tensor whose dtype holds the next counts exactly."""
         state = self.state[self._all_params()[entry][1]]
         state["step"] = count_tensor(int(state["step"]))
-        self._cohorts = None
+        self._step_groups = None
 
     def _refuse_groups(self) -> None:
         for g, group in enumerate(self.param_groups):
@@ -225,11 +226,11 @@ class Steps(Backward, Saving):
                                "torch.optim.SparseAdam")
 
     def _refuse_with_sums(self, what: str) -> None:
-        if any(cohort.summed for cohort in self._cohorts or []):
-            raise InvalidArgument(f"gradients of earlier backward() calls were added up, but {what}; call step() before "
+        if any(step_group.summed for step_group in self._step_groups or []):
+            raise InvalidArgument(f"gradients of earlier backward() calls were accumulated, but {what}; call step() before "
                                   "that, or zero_grad() to begin anew")
 
-    def _cohorts_of(self, members: List[Tuple[int, Tensor]]) -> List[Cohort]:
+    def _step_groups_of(self, members: List[Tuple[int, Tensor]]) -> List[StepGroup]:
         by_steps: Dict[int, List[Tuple[int, Tensor]]] = {}
         seen: Set[int] = set()
         counts: Set[int] = set()
@@ -245,9 +246,9 @@ class Steps(Backward, Saving):
                 state["step"] = count_tensor(steps)
             counts.add(state["step"].data_ptr())
             by_steps.setdefault(steps, []).append((g, param))
-        # Where gradients are added up, more params may join before the step.
+        # With accumulate, more params may join before the step.
         alone = len(by_steps) == 1 and self._arguments.accumulate == 1
-        return [Cohort(self, steps, some, alone) for steps, some in sorted(by_steps.items())]
+        return [StepGroup(self, steps, some, alone) for steps, some in sorted(by_steps.items())]
 
     # Steps
 
@@ -283,7 +284,7 @@ class Steps(Backward, Saving):
             return self._step_with_hooks(*(() if closure is None else (closure,)))
         return self._step(closure)
 
-    # torch's wrapper, which otherwise takes longer than a small step, is left out where nothing needs it.
+    # Bypass torch's wrapper unless hooks or the profiler need it: it takes longer than a small step.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -311,42 +312,42 @@ class Steps(Backward, Saving):
     _step_with_hooks = torch.optim.Optimizer.profile_hook_step(_step)
 
     def _step_all(self) -> Optional[Report]:
-        cohorts = self._cohorts
+        step_groups = self._step_groups
         known, self._hyper_is_taken = self._hyper_is_taken, True
-        bits = CHANGED if cohorts is None or not all(cohort.is_usable for cohort in cohorts) else self._check()
+        bits = CHANGED if step_groups is None or not all(step_group.is_usable for step_group in step_groups) else self._check()
         if bits & CHANGED or bits & NO_GRADIENT and self._arguments.accumulate == 1:
-            cohorts = self._cohorts = self._look()
+            step_groups = self._step_groups = self._look()
         elif bits & NEW_GRADIENT:
-            if any(cohort.summed for cohort in cohorts or []):
+            if any(step_group.summed for step_group in step_groups or []):
                 self._join()
             else:
-                self._cohorts = self._look()
-            cohorts = self._cohorts
-        assert cohorts is not None
+                self._step_groups = self._look()
+            step_groups = self._step_groups
+        assert step_groups is not None
         if bits or not known:
-            for cohort in cohorts:
-                cohort.take_hypers(self)
-        if self._needs_norm and len(cohorts) != 1:
-            self._joint = self._words_of(cohorts, [[local(param.grad) if param.grad is not None else None
-                                                    for param in cohort.params] for cohort in cohorts])
+            for step_group in step_groups:
+                step_group.take_hypers(self)
+        if self._needs_norm and len(step_groups) != 1:
+            self._joint = self._words_of(step_groups, [[local(param.grad) if param.grad is not None else None
+                                                    for param in step_group.params] for step_group in step_groups])
         report = None
         try:
-            for cohort in cohorts:
-                report = cohort.step(self)
+            for step_group in step_groups:
+                report = step_group.step(self)
         finally:
             self._joint = None
-        if self._arguments.accumulate > 1 and (len(cohorts) != 1 or cohorts[0].last_left_out):
-            self._cohorts = None  # params that have taken equally many steps by now go together
+        if self._arguments.accumulate > 1 and (len(step_groups) != 1 or step_groups[0].last_left_out):
+            self._step_groups = None  # params that have taken equally many steps by now go together
         return report
 
-    def _words_of(self, cohorts: List[Cohort], grads: List[List[Optional[Tensor]]]) -> Tensor:
-        """The sum of squares of all gradients of all ranks, as words. Every rank adds up once a step, also one that has
-        no gradients."""
+    def _words_of(self, step_groups: List[StepGroup], grads: List[List[Optional[Tensor]]]) -> Tensor:
+        """The sum of squares of all gradients of all ranks, as words. Every rank takes part once a step, even without
+        gradients."""
         words = torch.zeros(SQUARES_WORDS, dtype=torch.int64, device="cpu")
-        for cohort, of_cohort in zip(cohorts, grads):
-            for number, grad in enumerate(of_cohort):
+        for step_group, of_group_params in zip(step_groups, grads):
+            for number, grad in enumerate(of_group_params):
                 if grad is not None:
-                    add_squares(cohort.whole_gradient(number, grad), words, self._executor())
+                    add_squares(step_group.whole_gradient(number, grad), words, self._executor())
         self._add_over_ranks(words)
         self._norm_of_others = norm_of(words)
         return words
@@ -388,7 +389,7 @@ class Steps(Backward, Saving):
         self._watch()
 
     def _settle(self, what: str) -> None:
-        """Gives up a step that backward has begun; its gradients stay, and step() then takes all of it."""
+        """Rolls back the step that backward() began. Gradients stay, and step() starts over."""
         if self._open is not None:
             with whole:
                 self._abandon(what)

@@ -21,17 +21,17 @@ from .optimizer import Optimizer as Native
 if TYPE_CHECKING:
     from .torch._stepping import Steps as _Steps
 
-_copying: "weakref.WeakSet[Cohort]" = weakref.WeakSet()
+_copying: "weakref.WeakSet[StepGroup]" = weakref.WeakSet()
 
 
 @atexit.register
 def _end_copies() -> None:
     # A thread that comes back to the interpreter when that has ended would end the process.
-    for cohort in list(_copying):
-        if cohort.is_usable:
-            assert cohort.copies is not None
-            cohort.copies.drop()
-            cohort.native.close()
+    for step_group in list(_copying):
+        if step_group.is_usable:
+            assert step_group.copies is not None
+            step_group.copies.drop()
+            step_group.native.close()
 
 
 def first_element(param: Tensor) -> int:
@@ -51,18 +51,18 @@ def first_element(param: Tensor) -> int:
 
 
 def check_readable(tensor: Tensor, what: str) -> None:
-    """Raises where what lies in a tensor's memory is not its elements."""
+    """Raises InvalidArgument if the tensor's memory does not hold its elements."""
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         return
     if tensor.is_neg() or tensor.is_conj():
         raise InvalidArgument(f"cannot use {what}: its elements are stored negated (is_neg()). Call resolve_neg()")
     if tensor.numel() and tensor.data_ptr() == 0:
-        raise InvalidArgument(f"cannot use {what}: it has {tensor.numel()} elements, but no memory of its own, as zero tensors "
-                              "and tensors that are being gathered have. Use a clone() of it")
+        raise InvalidArgument(f"cannot use {what}: it has {tensor.numel()} elements, but no allocated memory: it is a zero tensor, "
+                              "or a collective has not completed. Pass a clone()")
 
 
 def check_tracked(param: Tensor, name: str) -> None:
-    """Raises where nobody can tell whether a param's weights were written."""
+    """Raises InvalidArgument if the param has no version counter that shows writes to its weights."""
     if param.is_inference():
         raise InvalidArgument(f"cannot step {name}: it is an inference tensor, which has no version counter, and its weights are "
                               "kept elsewhere, too. Make it outside of torch.inference_mode(), or step it without masters, "
@@ -70,14 +70,14 @@ def check_tracked(param: Tensor, name: str) -> None:
 
 
 def check_place(tensor: Tensor, what: str, part: str = "") -> None:
-    """Raises where a tensor cannot be taken as it lies, in whichever order of its dimensions."""
+    """Raises InvalidArgument if a tensor cannot be taken as it lies, in whichever order of its dimensions."""
     check_readable(tensor, what)
     dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and is_dense(tensor)
     place_of(flat(tensor) if dense else tensor, what, part=part)
 
 
 def check_groups(groups: Tensor, what: str, param: Tensor) -> None:
-    """Raises where these cannot be a moment of quantized8 of this param."""
+    """Raises InvalidArgument if these cannot be a moment of quantized8 of this param."""
     if not param.is_contiguous():
         raise InvalidArgument(f"{what} is quantized8, but the param has shape {tuple(param.shape)} and strides "
                               f"{param.stride()}: its groups are those of row-major order. Make the param contiguous, or "
@@ -89,7 +89,7 @@ def check_groups(groups: Tensor, what: str, param: Tensor) -> None:
 
 @contextmanager
 def of_group(group: int) -> Iterator[None]:
-    """Has errors of hyperparameters name their group."""
+    """Adds the parameter group to errors of hyperparameters."""
     try:
         yield
     except InvalidArgument as error:
@@ -108,7 +108,7 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-class Cohort:
+class StepGroup:
     """Params that have taken equally many steps: one optimizer of the library's, and one tensor that counts for all.
 
     Where a param is on a GPU, or `offload` is asked for, gradients come to host memory and weights go back, see
@@ -233,7 +233,7 @@ class Cohort:
                 self.hypers[group] = now
 
     def has_hypers(self, of: "_Steps") -> bool:
-        """Whether the library has the hyperparameters that groups have now."""
+        """Whether the library has the current hyperparameters of all groups."""
         return all(group < len(of.param_groups) and of._hyper(group) == known for group, known in self.hypers.items())
 
     def take_weights(self, of: "_Steps") -> None:
@@ -247,7 +247,7 @@ class Cohort:
                 self.versions[id(self.params[number])] = now
 
     def _version(self, number: int) -> Tuple[Any, ...]:
-        """Changes with the weights, whoever writes them, unless it is by way of `param.data`, and with the master."""
+        """Identity and version of the weights and the master. Writes through `param.data` do not change it."""
         param, master = self.params[number], self.master_of[number]
         own = () if master is None else (_Same(master), local(master).data_ptr())
         return (_Same(param), param._version, local(param).data_ptr(), *own)
