@@ -39,7 +39,7 @@ MODES = {
 # Where torch goes on and we refuse: what must be in the message, and why.
 REFUSALS = {
     "overlap=True": "backward has begun the step: what it uses can no longer be changed",
-    "accumulated": "accumulation has begun: params, states and groups can no longer be changed",
+    "accumulated|gradients accumulate": "accumulation has begun: params, states and groups can no longer be changed",
     "last part of a sum": "accumulate: p.grad is not the sum",
     "load a state that is whole": "a state without a moment is refused when it is loaded, or when backward begins a sum",
     "must all lie|the same order": "gradients and moments are not copied, so their elements lie as the param's do",

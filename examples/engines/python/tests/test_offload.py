@@ -426,7 +426,7 @@ def test_zero_grad_forgets_sums_and_what_changes_under_them_is_refused():
     check_same(params, first, others, second, "after zero_grad()")
     backward(params, grads[0])  # which is added to grads[3], as for torch: nobody has called zero_grad()
     first.state[params[0]]["exp_avg"] = first.state[params[0]]["exp_avg"].clone()
-    with pytest.raises(adamant.InvalidArgument, match="were accumulated, but params, states or types"):
+    with pytest.raises(adamant.InvalidArgument, match="were accumulated, but params, states or gradient dtypes"):
         first.step()
     first.zero_grad()
     backward(params, grads[0])
