@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_ELEMS
-from ._step_group import check_groups, check_place, check_readable, check_tracked, first_element, of_group
+from ._step_group import check_groups, check_place, check_readable, check_tracked, first_element, named
 from ._host_copies import check_memory, flat, local
 from ._library import InvalidArgument, Report
 from ._put_off_device import Home, home_of, refusals
@@ -129,7 +129,7 @@ class _Member:
                 placement.is_replicate() for placement in getattr(param, "placements", ())):
             raise InvalidArgument(f"{self.name} is replicated, but zenflow reduces the columns of matrices over process_group. Shard "
                                   "it, or step it with a separate optimizer")
-        if self.columns:
+        if self.columns and isinstance(of.state[param], dict):
             _check_matrix(of, self.name, group, param)
         check_tracked(param, self.name)
         check_readable(local(param), f"param of {self.name}")
@@ -447,14 +447,15 @@ class PutOff:
         hypers = {group: of._hyper(group) for group in sorted({group for group, _ in wanted})}
         number_of: Dict[int, int] = {}
         for group, hyper in hypers.items():
-            with of_group(group):
+            with named(f"parameter group {group}"):
                 number_of[group] = native.add_group(f"group{group}", maximize=of.param_groups[group]["maximize"], **hyper)
         arrays = [member.arrays() for member in members]
         for member, given in zip(members, arrays):
-            # Rounding by chance goes by the element's place in the whole param.
+            # Stochastic rounding depends on the element's index in the whole param.
             shape = tuple(member.param.shape) if member.columns or hasattr(member.param, "to_local") else ()
-            native.add_param(number_of[member.group], member.name, given, member.columns, member.weights, shape,
-                             first_element(member.param))
+            with named(member.name):
+                native.add_param(number_of[member.group], member.name, given, member.columns, member.weights, shape,
+                                 first_element(member.param))
         for member in members:
             member.take_weights(as_loaded=True)
         self._load(native, members)
@@ -493,7 +494,7 @@ class PutOff:
         for group, known in self.hypers.items():
             now = of._hyper(group)
             if now != known:
-                with of_group(group):
+                with named(f"parameter group {group}"):
                     self.native.set_hyperparameters(self.number_of[group], **now)
                 self.hypers[group] = now
         return self.native
@@ -505,9 +506,9 @@ class PutOff:
         for member in self.members:
             written = [name for name in known_to_library if name in member.state]
             if written and of.state.get(member.param) is member.state:
-                raise InvalidArgument(f"cannot use the state of {member.name}: {' and '.join(written)} were written, but with "
-                                      "zenflow states have counts and sums only from state_dict() to the next step(). Call "
-                                      "state_dict(), write them and step()")
+                raise InvalidArgument(f"cannot use the state of {member.name}: {' and '.join(written)} cannot be "
+                                      "written now, because with zenflow states have counts and sums only from state_dict() to "
+                                      "the next step(). Call state_dict(), write them and step()")
         return self.flags != self._flags_of(of)
 
     def _flags_of(self, of: "_Steps") -> Dict[int, bool]:
@@ -516,7 +517,7 @@ class PutOff:
     def _take_written(self, of: "_Steps") -> None:
         """Takes over weights that others have written since the last step."""
         written = [member for member in self.members if member.version != member.version_now() and
-                   local(member.param).shape == member.mine.shape]  # another shape is refused later
+                   _layout(member.param)[1:3] == member.layout[1:3]]  # another dtype or shape is refused later
         if not written:
             return
         self.save()

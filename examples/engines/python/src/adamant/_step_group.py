@@ -88,12 +88,12 @@ def check_groups(groups: Tensor, what: str, param: Tensor) -> None:
 
 
 @contextmanager
-def of_group(group: int) -> Iterator[None]:
-    """Adds the parameter group to errors of hyperparameters."""
+def named(what: str) -> Iterator[None]:
+    """Prefixes errors of the library with the param or parameter group that they are about."""
     try:
         yield
     except InvalidArgument as error:
-        raise InvalidArgument(f"cannot step parameter group {group}: {str(error).removeprefix('adamant: ')}") from None
+        raise InvalidArgument(f"cannot step {what}: {str(error).removeprefix('adamant: ')}") from None
 
 
 class _Same:
@@ -147,7 +147,7 @@ class StepGroup:
         self.hypers = {group: of._hyper(group) for group in sorted({group for group, _ in members})}
         self.number_of: Dict[int, int] = {}
         for group, hyper in self.hypers.items():
-            with of_group(group):
+            with named(f"parameter group {group}"):
                 self.number_of[group] = self.native.add_group(f"group{group}", maximize=of.param_groups[group]["maximize"], **hyper)
         self.at: List[int] = []
         self.strides: List[Tuple[int, ...]] = []
@@ -214,7 +214,8 @@ class StepGroup:
         self.in_order = self.in_order and mine.is_contiguous()
         # Rounding by chance goes by the element's place in the whole param.
         of_whole = {"shape": param.shape, "begin": first_element(param)} if hasattr(param, "to_local") else {}
-        self.native.add_shard(group, name, **given, **of_whole)
+        with named(name):
+            self.native.add_shard(group, name, **given, **of_whole)
 
     # What has changed since
 
@@ -228,7 +229,7 @@ class StepGroup:
         for group, known in self.hypers.items():
             now = of._hyper(group)
             if now != known:
-                with of_group(group):
+                with named(f"parameter group {group}"):
                     self.native.set_hyperparameters(self.number_of[group], **now)
                 self.hypers[group] = now
 

@@ -265,7 +265,7 @@ class Backward:
         return bits
 
     def _is_as_recorded(self, step_group: StepGroup, number: int) -> bool:
-        return self._signature.check_one(self.param_groups, self.state, self._entry[step_group.first_slot + number])
+        return self._signature.check_one(self._groups(), self.state, self._entry[step_group.first_slot + number])
 
     def _tensors_of(self, param: Tensor) -> List[Tensor]:
         state = self.state.get(param)
@@ -313,8 +313,6 @@ class Backward:
 
     def _changed_since_submitted(self, step: OpenStep, gradients: bool = True) -> Optional[str]:
         """Describes the first change to a submitted param, its state or its gradient. None: no change."""
-        if not isinstance(self.param_groups, list):
-            return "param_groups is no list"
         present = {id(param) for _, param in self._all_params()}
         for number in step.submitted:
             param = step.step_group.params[number]

@@ -85,6 +85,8 @@ def complete_state(optimizer: "Steps", group: int, param: Tensor) -> Dict[str, A
     name = optimizer._name(param)
     check_memory(param, f"cannot step {name}: it")
     state = optimizer.state[param]
+    if not isinstance(state, dict):
+        check_state(name, param, state)
     master = optimizer._arguments.master
     asked = optimizer._format_of(optimizer.param_groups[group])
     splits, kind = formats[asked] if asked else (False, None)

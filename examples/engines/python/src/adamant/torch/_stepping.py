@@ -148,7 +148,7 @@ class Steps(Backward, Saving):
         of = self.param_groups[group]
         try:
             return self._numbers_of(of)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
             raise InvalidArgument(f"cannot step parameter group {group}: lr, betas, eps and weight_decay must be numbers, but "
                                   f"reading them says {type(error).__name__}: {error}") from None
 
@@ -202,12 +202,15 @@ class Steps(Backward, Saving):
         assert not slots, "a step group contains params that belong to no parameter group"
         self._entry = {number: entry for entry, number in enumerate(numbers) if number >= 0}
         states = self.state if isinstance(self.state, dict) else dict(self.state)
-        self._signature.record(self.param_groups, states, numbers)
+        self._signature.record(self._groups(), states, numbers)
+
+    def _groups(self) -> List[Dict[str, Any]]:
+        return self.param_groups if isinstance(self.param_groups, list) else list(self.param_groups)
 
     def _check(self) -> int:
         try:
-            return self._signature.check(self.param_groups, self.state)
-        except (TypeError, ValueError, RuntimeError):  # an invalid hyperparameter: _hyper() raises the error that names it
+            return self._signature.check(self._groups(), self.state)
+        except (LookupError, TypeError, ValueError, RuntimeError):  # an invalid hyperparameter: _hyper() raises the error that names it
             return CHANGED
 
     def _widen_count(self, entry: int) -> None:
