@@ -9,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include <adamant/kernel/dispatch.hpp>
-#include <adamant/numerics/coefficients.hpp>
-#include <adamant/numerics/quantized8.hpp>
-#include <adamant/shard/shard.hpp>
+#include <adamant/hyperparameters.hpp>
+#include <adamant/shard.hpp>
+#include <adamant/detail/kernels/dispatch.hpp>
+#include <adamant/detail/numerics/quantized8.hpp>
 
 #include "random.hpp"
 

@@ -13,11 +13,11 @@
 #include <string>
 #include <type_traits>
 
-#include <adamant/exec/executor.hpp>
-#include <adamant/exec/memory_placement.hpp>
-#include <adamant/numerics/coefficients.hpp>
-#include <adamant/numerics/quantized8.hpp>
-#include <adamant/shard/shard.hpp>
+#include <adamant/executor.hpp>
+#include <adamant/hyperparameters.hpp>
+#include <adamant/memory.hpp>
+#include <adamant/shard.hpp>
+#include <adamant/detail/numerics/quantized8.hpp>
 
 #include "random.hpp"
 

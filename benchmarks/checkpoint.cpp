@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-#include <adamant/checkpoint/safetensors.hpp>
+#include <adamant/safetensors.hpp>
 
 #include "references.hpp"
 #include "rows.hpp"

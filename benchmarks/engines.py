@@ -30,7 +30,7 @@ from engines_overlap import overlap_part
 from engines_rows import deepspeed_part, overhead_part, torch_part
 from peers_contenders import Library, Missing
 
-PACKAGE = os.path.join(peers.ROOT, "examples", "engines", "python", "src")
+PACKAGE = os.path.join(peers.ROOT, "python", "src")
 PARTS = {"torch": torch_part, "overhead": overhead_part, "deepspeed": deepspeed_part, "overlap": overlap_part}
 
 

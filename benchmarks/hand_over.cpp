@@ -18,10 +18,10 @@
 #include <thread>
 #include <vector>
 
-#include <adamant/exec/team.hpp>
-#include <adamant/exec/team_state.hpp>
-#include <adamant/topology/allowed.hpp>
-#include <adamant/tune/statistics.hpp>
+#include <adamant/team.hpp>
+#include <adamant/tune.hpp>
+#include <adamant/detail/exec/team_state.hpp>
+#include <adamant/detail/topology/allowed.hpp>
 
 #include "race.hpp"
 #include "rows.hpp"

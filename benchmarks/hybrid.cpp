@@ -24,9 +24,12 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/device/emulated_device.hpp>
-#include <adamant/machine.hpp>
-#include <adamant/tune/statistics.hpp>
+#include <adamant/cores.hpp>
+#include <adamant/emulated_device.hpp>
+#include <adamant/memory.hpp>
+#include <adamant/resctrl.hpp>
+#include <adamant/split.hpp>
+#include <adamant/tune.hpp>
 
 #include "references.hpp"
 #include "rows.hpp"

@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #endif
 
-#include <adamant/kernel/simd_macros.hpp>
+#include <adamant/detail/kernels/simd_macros.hpp>
 
 namespace limit {
 

@@ -18,7 +18,7 @@
 
 #include <benchmark/benchmark.h>
 
-#include <adamant/exec/executor.hpp>
+#include <adamant/executor.hpp>
 
 #include "limit.hpp"
 #include "rows.hpp"

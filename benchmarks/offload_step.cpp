@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/tune/statistics.hpp>
+#include <adamant/tune.hpp>
 
 #include "references.hpp"
 #include "rows.hpp"

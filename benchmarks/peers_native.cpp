@@ -16,8 +16,8 @@
 #include <exception>
 #include <type_traits>
 
-#include <adamant/exec/executor.hpp>
-#include <adamant/step/step.hpp>
+#include <adamant/executor.hpp>
+#include <adamant/step.hpp>
 
 #include "limit.hpp"
 #include "plain.hpp"

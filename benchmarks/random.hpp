@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include <adamant/tune/scattered.hpp>
+#include <adamant/detail/tune/scattered.hpp>
 
 // As good as random, and any element's is found without the others'.
 inline std::uint32_t random_bits(std::uint32_t x)

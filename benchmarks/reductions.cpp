@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include <adamant/step/column_scores.hpp>
-#include <adamant/step/grad_norm.hpp>
+#include <adamant/step.hpp>
+#include <adamant/detail/step/column_scores.hpp>
 
 #include "arrays.hpp"
 #include "references.hpp"

@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include <adamant/step/step.hpp>
+#include <adamant/step.hpp>
 
 #include "arrays.hpp"
 #include "plain.hpp"

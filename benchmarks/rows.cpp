@@ -9,8 +9,8 @@
 #include <string_view>
 #include <utility>
 
-#include <adamant/numerics/oracle.hpp>
-#include <adamant/tune/statistics.hpp>
+#include <adamant/reference.hpp>
+#include <adamant/tune.hpp>
 
 namespace bench {
 

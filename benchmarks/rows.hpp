@@ -12,7 +12,7 @@
 
 #include <benchmark/benchmark.h>
 
-#include <adamant/exec/executor.hpp>
+#include <adamant/executor.hpp>
 
 #include "race.hpp"
 

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include <adamant/optimizer.hpp>
-#include <adamant/shard/shard_list.hpp>
+#include <adamant/shard.hpp>
 
 #include "arrays.hpp"
 #include "limit.hpp"

@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include <adamant/shard/shard_list.hpp>
+#include <adamant/shard.hpp>
 
 #include "arrays.hpp"
 #include "references.hpp"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Whether our own programs for GPUs are built: enables the language where it is there. A program that uses the CUDA backend
-# needs nothing of this: it includes adamant/device/cuda.cuh in a .cu file.
+# needs nothing of this: it includes adamant/cuda.cuh in a .cu file.
 set(ADAMANT_CUDA AUTO CACHE STRING "Build our own programs for GPUs with nvcc: AUTO (where there is one), ON or OFF")
 set_property(CACHE ADAMANT_CUDA PROPERTY STRINGS AUTO ON OFF)
 if(NOT ADAMANT_CUDA MATCHES "^(AUTO|ON|OFF)$")

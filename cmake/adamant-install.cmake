@@ -32,9 +32,9 @@ list(JOIN pc_requires ", " pc_requires)
 configure_file(cmake/adamant.pc.in adamant.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/adamant.pc DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/pkgconfig)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
-if(ADAMANT_BUILD_EXAMPLES)
+if(ADAMANT_BUILD_TOOLS)
     install(TARGETS adamant_cli)
-    install(FILES examples/cli/adamant.bash DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/bash-completion/completions
+    install(FILES tools/adamant/adamant.bash DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/bash-completion/completions
             RENAME adamant) # where bash looks for the completion of a program in the same prefix
 endif()
 

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <adamant/c/adamant_c.h>
+#include <adamant/adamant.h>
 
 enum { inputs = 8, outputs = 2, samples = 32, steps = 200, tensors = 2 };
 

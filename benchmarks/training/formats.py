@@ -109,7 +109,7 @@ def one_over(scale: Tensor) -> Tensor:
     return torch.where(scale >= 2.0 ** -126, 1 / scale, torch.zeros_like(scale))
 
 
-# 8 bits as the library has them: adamant/numerics/quantized8.hpp says why. Halved bits are a curve of straight
+# 8 bits as the library has them: adamant/detail/numerics/quantized8.hpp says why. Halved bits are a curve of straight
 # pieces close to the square root, quartered ones one close to the fourth root; codes are whole numbers on those
 # curves, and are rounded by chance or to nearest. Scales are float32: what keeps decaying is the scale.
 

@@ -15,13 +15,11 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/checkpoint/state_dict.hpp>
-#include <adamant/device/device.hpp>
-#include <adamant/device/placement.hpp>
-#include <adamant/exec/executor.hpp>
-#include <adamant/shard/optimizer_shard.hpp>
-#include <adamant/step/optimizer_options.hpp>
-#include <adamant/step/optimizer_report.hpp>
+#include <adamant/checkpoint.hpp>
+#include <adamant/device.hpp>
+#include <adamant/executor.hpp>
+#include <adamant/optimizer_options.hpp>
+#include <adamant/shard.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -274,5 +272,5 @@ private:
 ADAMANT_END_NAMESPACE
 
 #if defined(ADAMANT_HEADER_ONLY)
-#include <adamant/optimizer.ipp>
+#include <adamant/detail/engine/optimizer.ipp>
 #endif

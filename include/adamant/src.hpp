@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The definitions of a program that is compiled with ADAMANT_SEPARATE_COMPILATION: include this in one of its files, or
-// link to adamant::compiled. Takes a compiler minutes, as it has the kernels of all formats.
+// link to adamant::compiled. Takes a compiler minutes, because it has the kernels of all formats.
 #pragma once
 
-#include <adamant/src/formats_bfloat16.cpp>
-#include <adamant/src/formats_float16.cpp>
-#include <adamant/src/formats_float32.cpp>
-#include <adamant/src/formats_float32_to_bfloat16.cpp>
-#include <adamant/src/formats_float32_to_float16.cpp>
-#include <adamant/src/formats_split_float32.cpp>
-#include <adamant/src/library.cpp>
+#include <adamant/detail/src/formats.hpp>
+#include <adamant/detail/src/library.ipp>
+
+ADAMANT_DEFINE_FORMATS(formats_float32, float, void)
+ADAMANT_DEFINE_FORMATS(formats_float32_to_bfloat16, float, bfloat16)
+ADAMANT_DEFINE_FORMATS(formats_float32_to_float16, float, float16)
+ADAMANT_DEFINE_FORMATS(formats_split_float32, split_float32, bfloat16)
+ADAMANT_DEFINE_FORMATS(formats_bfloat16, bfloat16, void)
+ADAMANT_DEFINE_FORMATS(formats_float16, float16, void)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// ZenFlow's step, exact: the few columns of each matrix that matter are stepped at once, and what the others have put
-// off is stepped later, while training goes on. Lan and others, "ZenFlow: Enabling Stall-Free Offloading Training via
-// Asynchronous Updates", arXiv 2505.12242. See docs/zenflow.md.
+// ZenFlow: deferred updates of the less important gradients.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -13,15 +13,142 @@
 #include <string_view>
 #include <vector>
 
-#include <adamant/device/device.hpp>
-#include <adamant/exec/executor.hpp>
-#include <adamant/shard/optimizer_shard.hpp>
-#include <adamant/step/optimizer_options.hpp>
-#include <adamant/zenflow/zenflow_options.hpp>
-#include <adamant/zenflow/zenflow_report.hpp>
-#include <adamant/zenflow/zenflow_state.hpp>
+#include <adamant/checkpoint.hpp>
+#include <adamant/device.hpp>
+#include <adamant/executor.hpp>
+#include <adamant/formats.hpp>
+#include <adamant/offload_config.hpp>
+#include <adamant/optimizer_options.hpp>
+#include <adamant/shard.hpp>
+#include <adamant/detail/numerics/column_score.hpp>
+
+// How an optimizer puts gradients off: which columns of a matrix are stepped at once, and when the others are.
 
 ADAMANT_BEGIN_NAMESPACE
+
+// Between what columns compete for being selected.
+enum class selection_scope : std::uint8_t {
+    each_param, // each matrix has its own share
+    all_params, // one share of all elements; a column competes by its score for each element of it
+};
+
+enum class column_reduction : std::uint8_t { sum, max };
+
+// ZenFlow (Lan and others, arXiv 2505.12242). The names are DeepSpeed's where it has the same option. "Steps" are those
+// that were applied.
+struct zenflow_options {
+    // The share of the columns that is selected, from 0 to 1: of n columns the nearest whole number of topk_ratio * n
+    // (a half is rounded up), and at least one unless the ratio is 0. 1: nothing is put off.
+    double topk_ratio = 0.1;
+    column_score score = column_score::magnitude;
+    selection_scope scope = selection_scope::each_param;
+    // A window's first step selects anew where so many steps have been taken since the last selection.
+    std::size_t select_interval = 16;
+    // A window has so many steps. Absent: it ends as soon as what has been put off outweighs what was done, that is
+    // when the squared norm of the sum of the gradients that were put off is above 0 and at least auto_ratio times the
+    // sum of the squared norms of those of selected columns (vectors count on neither side); at the latest after
+    // most_put_off steps, also where all gradients are zero.
+    std::optional<std::size_t> update_interval = 4;
+    double auto_ratio = 1;
+    std::size_t most_put_off = 64;
+    std::size_t full_warm_up_rounds = 0; // so many steps at first are plain steps of everything
+    // Whether what was put off in a window is stepped while the next one goes on, and its weights land at the end of
+    // that; else at once. Changes when weights are seen, and nothing else of how they are computed.
+    bool overlap = true;
+    // Where the rows of matrices are spread over ranks: adds up, or takes the largest of, the numbers of all ranks, as
+    // MPI_Allreduce(MPI_IN_PLACE, numbers.data(), numbers.size(), MPI_INT64_T, MPI_SUM or MPI_MAX, comm) does. Called
+    // twice in a step that selects. Every rank has to have the same params, in the same order; of a matrix of which it
+    // has no rows it adds a shard without elements. May throw; then the step has changed nothing.
+    std::function<void(std::span<std::int64_t> numbers, column_reduction how)> reduce_columns = {};
+};
+
+// Throws invalid_argument naming the first option that cannot be.
+void validate(zenflow_options const& options);
+
+// The options that a DeepSpeed configuration asks for, of which an interval `never` is the largest number. Of "auto"
+// its auto_ratio is not taken, as it is another; see both. Throws invalid_argument for what validate() refuses. Pure.
+[[nodiscard]] zenflow_options zenflow_options_of(zenflow_config const& config);
+
+// Where a run is in its schedule: plain data, a part of the state. `steps` are those that were applied.
+struct zenflow_position {
+    std::uint64_t steps = 0;
+    std::uint64_t since_selection = 0; // steps
+    std::uint64_t in_window = 0;       // steps
+    bool has_selection = false;
+    // For update_interval absent: the sum of the squared norms, over the window's steps, of the gradients of selected
+    // columns.
+    double done_squares = 0;
+
+    friend bool operator==(zenflow_position const&, zenflow_position const&) = default;
+};
+
+// Whether the next step is a plain step of everything; whether it selects; and, after a step that is counted in it
+// already, whether the window ends. put_off_squares: the squared norm of what has been put off, for update_interval
+// absent. Pure.
+[[nodiscard]] bool is_in_warm_up(zenflow_options const& options, zenflow_position const& at) noexcept;
+[[nodiscard]] bool selects_next(zenflow_options const& options, zenflow_position const& at) noexcept;
+[[nodiscard]] bool ends_window(zenflow_options const& options, zenflow_position const& at,
+                               double put_off_squares) noexcept;
+
+// The report of a step that puts gradients off.
+
+struct zenflow_report : optimizer_report { // elements: those that were stepped at once
+    bool warm_up = false;                  // a plain step of all elements: nothing is deferred, and no window ends
+    bool selected = false;                 // columns were selected anew,
+    std::size_t columns_moved = 0;         // so many of which were not selected before
+    std::size_t put_off = 0;               // elements whose gradients were added up
+    bool window_ended = false;             // and so many of them are stepped with what has been added up: now, or, with
+    std::size_t put_off_stepped = 0;       // overlap, while the next window goes on
+    bool put_off_skipped = false; // what was added up was not finite, and was dropped whole (nonfinite_policy::skip)
+    double waited_s = 0;          // for what the last window had put off, when this one ended
+    double landing_s = 0;         // and then for its weights to come into use
+    // How long the executor's threads have worked, on average, on the sums of the step before (with a device), and,
+    // where a window ends, on what the one before it had put off.
+    double sums_s = 0;
+    double put_off_s = 0;
+};
+
+// The state of an optimizer that puts gradients off, as plain data: all that another one needs to go on with the same
+// bits, in the middle of a window, too.
+
+// One param, or a rank's rows of it. The arrays are views, of the optimizer's params or of whatever was saved.
+struct zenflow_state_param {
+    std::string name;
+    std::size_t group = 0;    // index in zenflow_state::groups
+    std::size_t columns = 0;  // of a matrix; 0: a vector
+    std::size_t all_rows = 0; // of the whole matrix; of a vector, its elements
+    std::size_t first_row = 0;
+    std::size_t rows = 0; // of a vector, elements
+    shard_dtypes types = {};
+    // By shard_array: those that are state. A matrix's lie by columns: `rows` elements of the first column, then of the
+    // next.
+    std::byte const* arrays[shard_arrays] = {};
+    // A matrix's weights by rows, of the type of weight_out, or of param where there is none. Null: they are made from
+    // the masters.
+    std::byte const* weights = nullptr;
+    std::vector<std::uint64_t> counts = {};  // of updates, for each column; of a vector, one
+    std::vector<std::uint8_t> selected = {}; // of each column: 0 or 1
+    // Columns whose masters are ahead of the weights, which follow at the end of the window.
+    std::vector<std::uint8_t> landing = {};
+    float const* sums = nullptr; // by rows; null where nothing has been put off in this window
+    std::uint64_t summed = 0;    // steps in them
+    // If not null, loading and saving read what the pointers point to through it, as of a state_tensor.
+    state_source const* source = nullptr;
+};
+
+struct zenflow_state {
+    zenflow_position position;
+    double put_off_norm = 0; // the sum of the norms in this window, for a bound of what has been put off
+    std::optional<loss_scaler_state> loss_scaler;
+    std::vector<parameter_group> groups;
+    std::vector<zenflow_state_param> params;
+    // The caller's own, as in a state_dict.
+    std::map<std::string, std::string> metadata = {};
+};
+
+// ZenFlow's step, exact: the few columns of each matrix that matter are stepped at once, and what the others have put
+// off is stepped later, while training goes on. Lan and others, "ZenFlow: Enabling Stall-Free Offloading Training via
+// Asynchronous Updates", arXiv 2505.12242. See docs/zenflow.md.
 
 namespace detail {
 class zenflow_core;
@@ -185,5 +312,6 @@ private:
 ADAMANT_END_NAMESPACE
 
 #if defined(ADAMANT_HEADER_ONLY)
-#include <adamant/zenflow.ipp>
+#include <adamant/detail/zenflow/zenflow.ipp>
+#include <adamant/detail/zenflow/zenflow_options.ipp>
 #endif

@@ -12,8 +12,8 @@
 
 #include <unistd.h>
 
-#include <adamant/c/adamant_c.h>
-#include <adamant/numerics/convert.hpp>
+#include <adamant/adamant.h>
+#include <adamant/dtype.hpp>
 
 #include "catch.hpp"
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/core/abi.hpp>
+#include <adamant/version.hpp>
 
 #include "c_test.hpp"
 

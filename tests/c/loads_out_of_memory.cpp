@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/device/emulated_device.hpp>
-#include <adamant/device/split.hpp>
+#include <adamant/emulated_device.hpp>
+#include <adamant/formats.hpp>
 #include <adamant/optimizer.hpp>
-#include <adamant/shard/format.hpp>
+#include <adamant/split.hpp>
 #include <adamant/zenflow.hpp>
 
 #include "allocation.hpp"

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/c/names.hpp>
+#include <adamant/detail/c/names.hpp>
 
 #include "c_test.hpp"
 
@@ -212,19 +212,19 @@ TEST_CASE("C: texts name what C has")
     for (auto const& [file, text] : texts) {
         INFO(file << ": " << text);
         for (std::string const& found : matches(text, call)) {
-            INFO(found << "() is to be in include/adamant/c/names.hpp");
+            INFO(found << "() is to be in include/adamant/detail/c/names.hpp");
             ++calls;
             bool const of_zenflow = file.starts_with("zenflow") && found != "adamant_rollback"; // which it has not
             CHECK((found.starts_with(of_zenflow ? "adamant_zenflow_" : "adamant_") || other_calls.contains(found)));
             calls_of_zenflow += of_zenflow;
         }
         for (std::string const& found : matches(text, enumerator)) {
-            INFO(found << " is to be in include/adamant/c/names.hpp");
+            INFO(found << " is to be in include/adamant/detail/c/names.hpp");
             CHECK(other_enumerators.contains(found));
         }
         for (std::regex const& pattern : field_patterns)
             for (std::string const& found : matches(text, pattern)) {
-                INFO(found << " is no field in C; say it in C's words in include/adamant/c/names.hpp");
+                INFO(found << " is no field in C; say it in C's words in include/adamant/detail/c/names.hpp");
                 named_fields += fields.contains(found);
                 CHECK((!fields.contains(found) || c_words.contains(found) || other_fields.contains(found)));
             }

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include <adamant/core/dtype.hpp>
-#include <adamant/numerics/coefficients.hpp>
-#include <adamant/shard/format.hpp>
+#include <adamant/dtype.hpp>
+#include <adamant/formats.hpp>
+#include <adamant/hyperparameters.hpp>
 
 #include "c_test.hpp"
 

@@ -18,8 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <adamant/checkpoint/restore.hpp>
-#include <adamant/checkpoint/safetensors.hpp>
+#include <adamant/safetensors.hpp>
+#include <adamant/detail/io/restore.hpp>
 
 #include "catch.hpp"
 #include "checkpoint_states.hpp"

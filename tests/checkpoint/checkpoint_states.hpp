@@ -20,8 +20,8 @@
 
 #include <unistd.h>
 
-#include <adamant/checkpoint/state_check.hpp>
-#include <adamant/checkpoint/state_dict.hpp>
+#include <adamant/checkpoint.hpp>
+#include <adamant/detail/io/state_check.hpp>
 
 #include "catch.hpp"
 #include "folder.hpp"

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include <adamant/checkpoint/safetensors_file.hpp>
+#include <adamant/detail/io/safetensors_file.hpp>
 
 #include "catch.hpp"
 

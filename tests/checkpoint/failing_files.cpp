@@ -21,10 +21,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <adamant/checkpoint/safetensors.hpp>
-#include <adamant/exec/resctrl_files.hpp>
-#include <adamant/tune/tuned_json.hpp>
-#include <adamant/zenflow/zenflow_safetensors.hpp>
+#include <adamant/resctrl.hpp>
+#include <adamant/safetensors.hpp>
+#include <adamant/tuned_json.hpp>
+#include <adamant/zenflow_safetensors.hpp>
 
 #include "catch.hpp"
 #include "checkpoint_states.hpp"

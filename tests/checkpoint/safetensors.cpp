@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/checkpoint/safetensors.hpp>
-#include <adamant/numerics/float_mode.hpp>
+#include <adamant/safetensors.hpp>
+#include <adamant/detail/numerics/float_mode.hpp>
 
 #include "catch.hpp"
 #include "checkpoint_states.hpp"

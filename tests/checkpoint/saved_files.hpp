@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/checkpoint/file_source.hpp>
-#include <adamant/core/error.hpp>
+#include <adamant/error.hpp>
+#include <adamant/detail/io/file_source.hpp>
 
 #include "catch.hpp"
 #include "checkpoint_states.hpp"

@@ -20,11 +20,11 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/numerics/float_mode.hpp>
-#include <adamant/shard/any_shard.hpp>
-#include <adamant/shard/state_format.hpp>
+#include <adamant/formats.hpp>
+#include <adamant/shard.hpp>
 #include <adamant/zenflow.hpp>
-#include <adamant/zenflow/zenflow_safetensors.hpp>
+#include <adamant/zenflow_safetensors.hpp>
+#include <adamant/detail/numerics/float_mode.hpp>
 
 #include "edited_files.hpp"
 #include "saved_files.hpp"

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include <adamant/shard/format.hpp>
-#include <adamant/zenflow/zenflow_state.hpp>
+#include <adamant/formats.hpp>
+#include <adamant/zenflow.hpp>
 
 #include "checkpoint_states.hpp"
 

@@ -7,9 +7,9 @@
 
 #include <catch.hpp>
 
-#include <adamant/device/best_ratio.hpp>
+#include <adamant/split.hpp>
 
-#include "../../examples/cli/plan_step.hpp"
+#include "../../tools/adamant/plan_step.hpp"
 
 using namespace adamant;
 using cli::speculation_rates;

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include <adamant/exec/executor.hpp>
-#include <adamant/tune/tuned_json.hpp>
+#include <adamant/executor.hpp>
+#include <adamant/tuned_json.hpp>
 
-#include "../../examples/cli/cores_text.hpp"
-#include "../../examples/cli/for_people.hpp"
-#include "../../examples/cli/tune_text.hpp"
+#include "../../tools/adamant/cores_text.hpp"
+#include "../../tools/adamant/for_people.hpp"
+#include "../../tools/adamant/tune_text.hpp"
 
 #include "catch.hpp"
 #include "refusal.hpp"

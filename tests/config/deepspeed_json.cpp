@@ -9,8 +9,8 @@
 
 #include <unistd.h>
 
-#include <adamant/config/deepspeed_json.hpp>
-#include <adamant/topology/selection.hpp>
+#include <adamant/cores.hpp>
+#include <adamant/deepspeed.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"

@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/core/checksum.hpp>
-#include <adamant/core/error.hpp>
-#include <adamant/core/refused_call.hpp>
-#include <adamant/core/sorting.hpp>
-#include <adamant/optimizer/param_places.hpp>
+#include <adamant/error.hpp>
+#include <adamant/detail/core/checksum.hpp>
+#include <adamant/detail/core/refused_call.hpp>
+#include <adamant/detail/core/sorting.hpp>
+#include <adamant/detail/engine/param_places.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"

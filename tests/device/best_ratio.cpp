@@ -9,9 +9,8 @@
 #include <optional>
 #include <string>
 
-#include <adamant/device/best_ratio.hpp>
-#include <adamant/device/ratio_lines.hpp>
-#include <adamant/tune/ratio_follower.hpp>
+#include <adamant/split.hpp>
+#include <adamant/tune.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"

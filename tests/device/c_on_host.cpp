@@ -4,8 +4,8 @@
 #define ADAMANT_C_CUDA
 #define ADAMANT_GPU_RUNTIME "cuda_on_host/cuda_runtime.h"
 
-#include <adamant/c/cuda_device.cu>
-#include <adamant/c/device.cpp>
+#include <adamant/detail/c/cuda_device.cuh>
+#include <adamant/detail/c/device.ipp>
 
 extern "C" {
 

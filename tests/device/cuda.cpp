@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuda_device against the oracle, bit for bit: compiled by nvcc on a real GPU, and by the host's compiler over an
-// imitation of the CUDA runtime (tests/device/cuda_on_host), where more can be made to go wrong. Exits with 77 where
-// there is no GPU.
+// cuda_device against the reference implementation, bit for bit: compiled by nvcc on a real GPU, and by the host's
+// compiler over an imitation of the CUDA runtime (tests/device/cuda_on_host), where more can be made to go wrong. Exits
+// with 77 where there is no GPU.
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include <adamant/device/cuda.cuh>
+#include <adamant/cuda.cuh>
 
 #include "catch.hpp"
 #include "cuda_model.hpp"
@@ -263,7 +263,9 @@ void check_combinations(std::size_t first, std::size_t stride)
 
 } // namespace
 
-TEST_CASE("cuda: every combination of types has the oracle's bits, for many lengths and every kind of value", "[slow]")
+TEST_CASE("cuda: every combination of types has the bits of the reference implementation, for many lengths and every "
+          "kind of value",
+          "[slow]")
 {
     CHECK(all_types().size() == 90);
     check_combinations(0, 1);
@@ -763,7 +765,7 @@ TEST_CASE("cuda: columns are scored")
         std::vector<std::uint32_t> expected(scores.size());
         for (std::size_t i = 0; i < n; ++i)
             expected[i / what.columns / column_score_rows * what.columns + i % what.columns] +=
-                oracle::column_score_of(grad.get(i), what.scale, what.kind == column_score::square);
+                reference::column_score_of(grad.get(i), what.scale, what.kind == column_score::square);
         REQUIRE(scores == expected);
         for (device_ptr const memory : {what.grad, of_scores, of_largest})
             on.release(memory);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the passes of a device leave, by the oracle: pieces in one stretch of host memory, laid out as on the device.
+// What the passes of a device leave, by the reference implementation: pieces in one stretch of host memory, laid out as
+// on the device.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +13,11 @@
 #include <string>
 #include <vector>
 
-#include <adamant/device/device.hpp>
-#include <adamant/numerics/float_mode.hpp>
-#include <adamant/numerics/oracle.hpp>
-#include <adamant/numerics/quantized8.hpp>
-#include <adamant/shard/offload_shard.hpp>
+#include <adamant/device.hpp>
+#include <adamant/reference.hpp>
+#include <adamant/detail/numerics/float_mode.hpp>
+#include <adamant/detail/numerics/quantized8.hpp>
+#include <adamant/detail/shard/offload_shard.hpp>
 
 #include "catch.hpp"
 
@@ -148,7 +149,7 @@ public:
             for (std::size_t i = 0; i < p.elems; ++i) {
                 float const g = get(p, arrays::grad, i);
                 store(element(p, arrays::accumulator, i), p.types[arrays::accumulator],
-                      first ? canonical(g) : adamant::oracle::added(g, get(p, arrays::accumulator, i)));
+                      first ? canonical(g) : adamant::reference::added(g, get(p, arrays::accumulator, i)));
             }
         });
     }
@@ -227,11 +228,11 @@ private:
     static void store(std::byte* at, dtype type, float x)
     {
         if (type == dtype::float32)
-            adamant::store_unaligned(at, adamant::oracle::stored<float>(x));
+            adamant::store_unaligned(at, adamant::reference::stored<float>(x));
         else if (type == dtype::bfloat16)
-            adamant::store_unaligned(at, adamant::oracle::stored<adamant::bfloat16>(x));
+            adamant::store_unaligned(at, adamant::reference::stored<adamant::bfloat16>(x));
         else
-            adamant::store_unaligned(at, adamant::oracle::stored<adamant::float16>(x));
+            adamant::store_unaligned(at, adamant::reference::stored<adamant::float16>(x));
     }
     static void store(std::byte* at, dtype type, float x, bool by_chance, std::uint16_t random)
     {
@@ -274,11 +275,11 @@ private:
         for (std::size_t i = 0; i < n; ++i) {
             g[i] = get(p, arrays::grad, begin + i);
             if (summed)
-                g[i] = adamant::oracle::stored<float>(
-                    adamant::oracle::added(g[i], get(p, arrays::accumulator, begin + i)));
+                g[i] = adamant::reference::stored<float>(
+                    adamant::reference::added(g[i], get(p, arrays::accumulator, begin + i)));
         }
         adamant::grad_squares const found =
-            adamant::oracle::block_squares<float>(reinterpret_cast<std::byte const*>(g.data()), n);
+            adamant::reference::block_squares<float>(reinterpret_cast<std::byte const*>(g.data()), n);
         if (pass.pass <= block_pass::speculate || pass.pass == block_pass::compare)
             squares[block] = found;
         if (pass.pass == block_pass::measure || pass.pass == block_pass::compare)
@@ -287,9 +288,9 @@ private:
         bool const zero = now.rules.zero_nonfinite && found.nonfinite != 0;
         if (zero || now.rules.limited)
             for (float& x : g)
-                x = adamant::oracle::tamed(x, zero, now.rules.limited ? now.rules.scale : 1.0f,
-                                           now.rules.limited ? now.rules.bound
-                                                             : from_bits(adamant::float_infinity_bits));
+                x = adamant::reference::tamed(x, zero, now.rules.limited ? now.rules.scale : 1.0f,
+                                              now.rules.limited ? now.rules.bound
+                                                                : from_bits(adamant::float_infinity_bits));
         if (pass.pass == block_pass::speculate || pass.keep_records) {
             copy_state(p, begin, n, block, true);
             recorded[block] = 1;
@@ -299,8 +300,8 @@ private:
         get_moments(p, begin, n, m.data(), v.data());
         for (std::size_t i = 0; i < n; ++i) {
             std::size_t const e = begin + i;
-            adamant::oracle::element const stepped =
-                adamant::oracle::update({get(p, arrays::param, e), m[i], v[i]}, g[i], now.c);
+            adamant::reference::element const stepped =
+                adamant::reference::update({get(p, arrays::param, e), m[i], v[i]}, g[i], now.c);
             adamant::rounding_lines const lines = adamant::rounding_lines_at(now.c.rounding.key, p.place, e);
             bool const is_split = p.types[arrays::param] == dtype::split_float32;
             if (is_split)

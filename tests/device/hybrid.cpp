@@ -4,9 +4,9 @@
 #include <map>
 #include <memory>
 
-#include <adamant/device/emulated_device.hpp>
-#include <adamant/device/split.hpp>
+#include <adamant/emulated_device.hpp>
 #include <adamant/optimizer.hpp>
+#include <adamant/split.hpp>
 
 #include "../step/slow_optimizer.hpp"
 #include "catch.hpp"
@@ -14,7 +14,8 @@
 using namespace adamant;
 using namespace slow;
 
-TEST_CASE("Any run of an optimizer with a device has the bits of the oracle applied the slow way", "[both]")
+TEST_CASE("Any run of an optimizer with a device has the bits of the reference implementation applied the slow way",
+          "[both]")
 {
     for (std::uint64_t seed = 1; seed <= 20; ++seed)
         run_random(seed, std::make_shared<emulated_device>());

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include <adamant/device/cuda.cuh>
+#include <adamant/cuda.cuh>
 
 #include <adamant/zenflow.hpp>
 
@@ -12,7 +12,9 @@
 
 using namespace slow;
 
-TEST_CASE("Any run of an optimizer with a CUDA device has the bits of the oracle applied the slow way", "[cuda]")
+TEST_CASE(
+    "Any run of an optimizer with a CUDA device has the bits of the reference implementation applied the slow way",
+    "[cuda]")
 {
     for (std::uint64_t seed = 600; seed < 630; ++seed)
         run_random(seed, std::make_shared<adamant::cuda_device>());

@@ -9,8 +9,8 @@
 #include <optional>
 #include <string>
 
-#include <adamant/device/split.hpp>
-#include <adamant/device/whole_shards.hpp>
+#include <adamant/split.hpp>
+#include <adamant/detail/device/whole_shards.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"

@@ -44,8 +44,8 @@ def check_command(place, words, folders):
                 problem(place, f"there is no preset '{value}' for {program}")
         return
     if program == "mpiexec": # and its options; what it starts may not be built, so its source says what it knows
-        started = next((at for at, word in enumerate(words) if re.match(r"build/release/examples/\w+$", word)), None)
-        source = started and ROOT / f"examples/{words[started].rpartition('/')[2]}.cpp"
+        started = next((at for at, word in enumerate(words) if re.match(r"build/release/(?:examples|tools)/\w+$", word)), None)
+        source = started and ROOT / f"tools/train_text/{words[started].rpartition('/')[2]}.cpp"
         if not source or not source.is_file():
             problem(place, "mpiexec starts no example")
             return
@@ -54,7 +54,7 @@ def check_command(place, words, folders):
                 problem(place, f"{source.name} does not know {argument}")
         return
     arguments = [word for word in words[1:] if word.startswith("--")]
-    built = re.match(r"build/(?:release|test|benchmark)/examples/(\w+)$", program)
+    built = re.match(r"build/(?:release|test|benchmark)/(?:examples|tools)/(\w+)$", program)
     if built or program == "adamant":
         name = built[1] if built else program
         text = help_of(name, folders, words[1:2] if name == "adamant" and words[1:] else [])

@@ -27,7 +27,11 @@ set(objects I B0 B50 OK ERROR IN OUT OPTIONAL small interface linux unix)
 foreach(macro IN LISTS objects)
     string(APPEND text "#undef ${macro}\n#define ${macro} hostile macro(\n")
 endforeach()
-string(APPEND text "#include <adamant/adamant.hpp>\n#include <adamant/machine.hpp>\n")
+string(APPEND text "#include <adamant/adamant.hpp>\n#include <adamant/cores.hpp>
+#include <adamant/memory.hpp>
+#include <adamant/resctrl.hpp>
+#include <adamant/split.hpp>
+#include <adamant/tune.hpp>\n")
 file(WRITE ${SCRATCH}/hostile_macros.cpp "${text}")
 foreach(mode "" -DADAMANT_SEPARATE_COMPILATION)
     execute_process(COMMAND ${CXX} -std=c++20 -fopenmp -fsyntax-only ${mode} -I${SOURCE}/include ${SCRATCH}/hostile_macros.cpp

@@ -8,9 +8,9 @@
 #include <omp.h>
 #endif
 
-#include <adamant/exec/executor.hpp>
-#include <adamant/exec/lanes.hpp>
-#include <adamant/topology/allowed.hpp>
+#include <adamant/executor.hpp>
+#include <adamant/detail/exec/lanes.hpp>
+#include <adamant/detail/topology/allowed.hpp>
 
 #include "catch.hpp"
 

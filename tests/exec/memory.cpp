@@ -11,12 +11,10 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
-#include <adamant/core/refused_call.hpp>
-#include <adamant/exec/memory.hpp>
-#include <adamant/exec/memory_limits.hpp>
-#include <adamant/exec/memory_placement.hpp>
-#include <adamant/exec/system_memory.hpp>
-#include <adamant/shard/shard.hpp>
+#include <adamant/memory.hpp>
+#include <adamant/shard.hpp>
+#include <adamant/detail/core/refused_call.hpp>
+#include <adamant/detail/exec/system_memory.hpp>
 
 #include "catch.hpp"
 #include "child.hpp"

@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <adamant/exec/resctrl.hpp>
+#include <adamant/resctrl.hpp>
 
 #include "catch.hpp"
 #include "folder.hpp"

@@ -13,12 +13,12 @@
 #include <thread>
 #include <unistd.h>
 
-#include <adamant/exec/executor.hpp>
-#include <adamant/exec/lanes.hpp>
-#include <adamant/topology/allowed.hpp>
-#include <adamant/topology/read_machine.hpp>
+#include <adamant/cores.hpp>
+#include <adamant/executor.hpp>
+#include <adamant/detail/exec/lanes.hpp>
+#include <adamant/detail/topology/allowed.hpp>
 #if !defined(ADAMANT_NO_HWLOC)
-#include <adamant/topology/hwloc.hpp>
+#include <adamant/detail/topology/hwloc.hpp>
 #endif
 
 #include "catch.hpp"

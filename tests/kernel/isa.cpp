@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <optional>
 
-#include <adamant/kernel/isa.hpp>
+#include <adamant/isa.hpp>
 
 #include "catch.hpp"
 

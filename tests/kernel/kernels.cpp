@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every combination of element types on the tier of this run, against the scalar oracle, bit for bit.
+// Every combination of element types on the tier of this run, against the scalar reference implementation, bit for bit.
 #include <cfenv>
 #include <numeric>
 
-#include <adamant/kernel/dispatch.hpp>
-#include <adamant/kernel/guard.hpp>
+#include <adamant/detail/kernels/dispatch.hpp>
+#include <adamant/detail/kernels/guard.hpp>
 
 #include "catch.hpp"
-#include <adamant/shard/format.hpp>
+#include <adamant/formats.hpp>
 
 using namespace adamant;
 
@@ -103,7 +103,7 @@ bfloat16_rounding rounding_of(std::size_t which)
     return {static_cast<rounding>(which % 2), static_cast<rounding>(which / 2 % 2), which};
 }
 
-// Compares the tier with the oracle on a copy of `start`; returns what differs.
+// Compares the tier with the reference implementation on a copy of `start`; returns what differs.
 std::string compare(shard_format const& types, arrays const& start, coefficients const& c, std::size_t begin,
                     std::size_t end, bool stream = false)
 {
@@ -124,7 +124,8 @@ TEST_CASE("there are as many combinations as the header says")
     CHECK(all_formats().size() == 90);
 }
 
-TEST_CASE("bf16_avx2: every combination has the oracle's bits, for every kind of value and both decay modes")
+TEST_CASE("bf16_avx2: every combination has the bits of the reference implementation, for every kind of value and both "
+          "decay modes")
 {
     std::uint64_t seed = 0;
     for (shard_format const& types : all_formats())
@@ -253,7 +254,7 @@ void place_hostile(arrays& start, std::size_t at, unsigned kind, coefficients co
     float const v = start.exp_avg_sq.get(at);
     float const g = start.grad.get(at) * c.grad_scale;
     auto const denominator = [&](float old_v, float grad) {
-        return std::fma(std::sqrt(oracle::update({0, 0, old_v}, grad, c).exp_avg_sq), c.inv_sqrt_bias2, c.eps);
+        return std::fma(std::sqrt(reference::update({0, 0, old_v}, grad, c).exp_avg_sq), c.inv_sqrt_bias2, c.eps);
     };
     switch (kind) {
     case 0: // beside an update that is as small as the ordinary path allows
@@ -301,7 +302,7 @@ void place_hostile(arrays& start, std::size_t at, unsigned kind, coefficients co
         break;
     }
     case 13: { // neg_step_size * q, which a param or a decay of zero lets be seen
-        float const q = oracle::update({0, m, v}, start.grad.get(at), c).param;
+        float const q = reference::update({0, m, v}, start.grad.get(at), c).param;
         double const factor = q == 0 ? 1 : 0x1p-126 / size(q);
         start.grad.set(at, random.below(2) == 0 ? 0 : near(static_cast<double>(start.grad.get(at)) * factor));
         start.exp_avg.set(at, random.below(2) == 0 ? 0 : near(static_cast<double>(m) * factor));
@@ -311,7 +312,7 @@ void place_hostile(arrays& start, std::size_t at, unsigned kind, coefficients co
     }
     case 14: start.exp_avg.set(at, near(size(c.one_minus_beta1 * g) / size(c.beta1))); break; // may leave nothing of m'
     case 15: {                                                                                // may leave nothing of p'
-        float const step = oracle::update({0, m, v}, start.grad.get(at), c).param;
+        float const step = reference::update({0, m, v}, start.grad.get(at), c).param;
         start.set_param(at, near(size(step) / size(c.decay)));
         break;
     }
@@ -576,7 +577,8 @@ TEST_CASE("8-bit first moments that cancel to just below 2^-80 have the referenc
     CHECK(found > 0);
 }
 
-TEST_CASE("subnormal_cliff: idle rows have the oracle's bits while their moments decay, and end at zero")
+TEST_CASE("subnormal_cliff: idle rows have the bits of the reference implementation while their moments decay, and end "
+          "at zero")
 {
     for (std::size_t const at : test::sizes{0, 7, 16, 58, 24, 84}) {
         shard_format const& types = all_formats()[at];
@@ -682,7 +684,7 @@ TEST_CASE("a floating-point mode inside another is the inner one, and gives the 
         }
 }
 
-TEST_CASE("one block's sum of squares and count have the oracle's bits")
+TEST_CASE("one block's sum of squares and count have the bits of the reference implementation")
 {
     auto const check = [](auto element, dtype type) {
         using grad_type = decltype(element);
@@ -708,7 +710,8 @@ TEST_CASE("one block's sum of squares and count have the oracle's bits")
     check(float16{}, dtype::float16);
 }
 
-TEST_CASE("sums of squares that leave the safe range have the oracle's bits, and so have those that just do not")
+TEST_CASE("sums of squares that leave the safe range have the bits of the reference implementation, and so have those "
+          "that just do not")
 {
     auto const check = [](auto element, dtype type) {
         using grad_type = decltype(element);

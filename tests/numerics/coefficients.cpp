@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include <adamant/numerics/coefficients.hpp>
+#include <adamant/hyperparameters.hpp>
 
 #include "catch.hpp"
 

@@ -20,26 +20,21 @@
 #include <xmmintrin.h>
 #endif
 
-#include <adamant/checkpoint/merge.hpp>
-#include <adamant/checkpoint/safetensors.hpp>
-#include <adamant/config/deepspeed_json.hpp>
-#include <adamant/device/best_ratio.hpp>
-#include <adamant/device/emulated_device.hpp>
-#include <adamant/device/split.hpp>
-#include <adamant/exec/system_memory.hpp>
-#include <adamant/numerics/hyperparameters.hpp>
-#include <adamant/step/loss_scaler.hpp>
-#include <adamant/step/optimizer_options.hpp>
-#include <adamant/topology/hwloc.hpp>
-#include <adamant/topology/read_machine.hpp>
-#include <adamant/topology/selection.hpp>
-#include <adamant/tune/core_search.hpp>
-#include <adamant/tune/ratio_follower.hpp>
-#include <adamant/tune/statistics.hpp>
-#include <adamant/tune/tuned_json.hpp>
-#include <adamant/zenflow/column_selection.hpp>
-#include <adamant/zenflow/zenflow_options.hpp>
-#include <adamant/zenflow/zenflow_safetensors.hpp>
+#include <adamant/cores.hpp>
+#include <adamant/deepspeed.hpp>
+#include <adamant/emulated_device.hpp>
+#include <adamant/hyperparameters.hpp>
+#include <adamant/merge.hpp>
+#include <adamant/optimizer_options.hpp>
+#include <adamant/safetensors.hpp>
+#include <adamant/split.hpp>
+#include <adamant/tune.hpp>
+#include <adamant/tuned_json.hpp>
+#include <adamant/zenflow.hpp>
+#include <adamant/zenflow_safetensors.hpp>
+#include <adamant/detail/exec/system_memory.hpp>
+#include <adamant/detail/topology/hwloc.hpp>
+#include <adamant/detail/zenflow/column_selection.hpp>
 
 #include "catch.hpp"
 #include "folder.hpp"

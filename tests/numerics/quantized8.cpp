@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moments of 8 bits: what numerics/quantized8.hpp promises of codes and scales.
-#include <adamant/numerics/quantized8.hpp>
+// Moments of 8 bits: what detail/numerics/quantized8.hpp promises of codes and scales.
+#include <adamant/detail/numerics/quantized8.hpp>
 
 #include <cmath>
 #include <vector>

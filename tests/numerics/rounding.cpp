@@ -5,8 +5,8 @@
 #include <numeric>
 #include <vector>
 
-#include <adamant/numerics/coefficients.hpp>
-#include <adamant/numerics/rounding.hpp>
+#include <adamant/hyperparameters.hpp>
+#include <adamant/detail/numerics/rounding.hpp>
 
 #include "catch.hpp"
 

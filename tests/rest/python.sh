@@ -4,7 +4,7 @@
 #   torch: a new virtual environment with PyTorch; wheel: the package's; tests: the wheel installed there, and tested,
 #   also with LIBRARY, libadamant_c over an imitation of CUDA
 set -euo pipefail
-package=$1/examples/engines/python
+package=$1/python
 folder=$2
 case $3 in
 torch)
@@ -15,7 +15,7 @@ torch)
 wheel)
     rm -rf "$folder/wheel"
     python3 -m venv "$folder/builder"
-    "$folder/builder/bin/pip" wheel --quiet --no-deps --wheel-dir "$folder/wheel" "$package"
+    "$folder/builder/bin/pip" wheel --quiet --no-deps --wheel-dir "$folder/wheel" "$1"
     ls "$folder"/wheel/adamant-*-cp39-abi3-*.whl
     ;;
 tests)

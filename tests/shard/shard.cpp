@@ -2,8 +2,8 @@
 #include <array>
 #include <span>
 
-#include <adamant/shard/format.hpp>
-#include <adamant/shard/shard.hpp>
+#include <adamant/formats.hpp>
+#include <adamant/shard.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"

@@ -6,11 +6,9 @@
 #include <span>
 #include <vector>
 
-#include <adamant/checkpoint/state_dict.hpp>
+#include <adamant/checkpoint.hpp>
+#include <adamant/formats.hpp>
 #include <adamant/optimizer.hpp>
-#include <adamant/shard/format.hpp>
-#include <adamant/shard/split_masters.hpp>
-#include <adamant/shard/state_format.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps that leave a record, and the way back, on the tier of this run: every bit, whatever the values.
-#include <adamant/kernel/dispatch.hpp>
-#include <adamant/shard/format.hpp>
+#include <adamant/formats.hpp>
+#include <adamant/detail/kernels/dispatch.hpp>
 
 #include "catch.hpp"
 
@@ -157,7 +157,7 @@ TEST_CASE("A record of ordinary training takes some two bytes an element")
     CHECK(bytes == 8960);
 }
 
-TEST_CASE("Gradients are added, scaled, limited and made finite as the oracle says, on every tier")
+TEST_CASE("Gradients are added, scaled, limited and made finite as the reference implementation says, on every tier")
 {
     test::random_bits random(22);
     auto const check = [&]<class Grad, class Sum, class Out>(Grad, Sum, Out) {

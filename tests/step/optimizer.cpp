@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The optimizer against the oracle applied the slow way, bit for bit: any groups, shards, order, threads, budget,
-// policy.
+// The optimizer against the reference implementation applied the slow way, bit for bit: any groups, shards, order,
+// threads, budget, policy.
 #include <array>
 #include <atomic>
 #include <cfenv>
@@ -14,7 +14,7 @@
 #include <thread>
 
 #include <adamant/optimizer.hpp>
-#include <adamant/step/step.hpp>
+#include <adamant/step.hpp>
 
 #include "catch.hpp"
 #include "slow_optimizer.hpp"
@@ -38,7 +38,7 @@ std::size_t slow::add(optimizer& to, tensor& t, std::string const& name, shard_p
     return to.add_shard(added).index;
 }
 
-TEST_CASE("Any run of the optimizer has the bits of the oracle applied the slow way")
+TEST_CASE("Any run of the optimizer has the bits of the reference implementation applied the slow way")
 {
     for (std::uint64_t seed = 1; seed <= 25; ++seed)
         run_random(seed);
@@ -932,7 +932,7 @@ TEST_CASE("stale_hyper: learning rate, weight decay and loss scale are those of 
     optimizer o(executor_of(1));
     o.add_group("all", usual_adamw);
     o.add_shard({.group = 0, .name = "w", .shard = shard(param, gradient, exp_avg, exp_avg_sq)});
-    oracle::element expected{1.0f, 0.0f, 0.0f};
+    reference::element expected{1.0f, 0.0f, 0.0f};
     struct {
         double lr, decay, scale;
     } const steps[] = {{0.01, 0.1, 1}, {0.5, 0.1, 8}, {0.01, 0.7, 1024}, {0.0, 0.0, 2}};
@@ -950,7 +950,7 @@ TEST_CASE("stale_hyper: learning rate, weight decay and loss scale are those of 
         std::vector<double> const lr{s.lr};
         o.step({.loss_scale = s.scale, .lr = t % 2 == 0 ? std::span<double const>() : lr});
         float_mode_scope const mode(subnormals::kept);
-        expected = oracle::update(expected, gradient[0], make_coefficients(hyper, ++t, {.loss_scale = s.scale}));
+        expected = reference::update(expected, gradient[0], make_coefficients(hyper, ++t, {.loss_scale = s.scale}));
         CHECK(test::bits(param[9]) == test::bits(expected.param));
         CHECK(test::bits(exp_avg[9]) == test::bits(expected.exp_avg));
     }

@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
-#include <adamant/device/emulated_device.hpp>
-#include <adamant/device/split.hpp>
+#include <adamant/emulated_device.hpp>
 #include <adamant/optimizer.hpp>
+#include <adamant/split.hpp>
 
 #include "catch.hpp"
 #include "slow_optimizer.hpp"

@@ -12,14 +12,14 @@
 #include <thread>
 #include <vector>
 
-#include <adamant/exec/work_line.hpp>
-#include <adamant/optimizer/block_ledger.hpp>
-#include <adamant/optimizer/decision.hpp>
-#include <adamant/optimizer/host_side.hpp>
-#include <adamant/optimizer/registry.hpp>
-#include <adamant/optimizer/step_machine.hpp>
-#include <adamant/optimizer/step_plan.hpp>
-#include <adamant/optimizer/written_memory.hpp>
+#include <adamant/detail/engine/block_ledger.hpp>
+#include <adamant/detail/engine/decision.hpp>
+#include <adamant/detail/engine/host_side.hpp>
+#include <adamant/detail/engine/registry.hpp>
+#include <adamant/detail/engine/step_machine.hpp>
+#include <adamant/detail/engine/step_plan.hpp>
+#include <adamant/detail/engine/written_memory.hpp>
+#include <adamant/detail/exec/work_line.hpp>
 
 #include "catch.hpp"
 

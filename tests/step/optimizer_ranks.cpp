@@ -11,8 +11,7 @@
 #include <vector>
 
 #include <adamant/optimizer.hpp>
-#include <adamant/step/grad_norm.hpp>
-#include <adamant/step/step.hpp>
+#include <adamant/step.hpp>
 
 #include "catch.hpp"
 #include "exact_sum.hpp"
@@ -152,8 +151,8 @@ TEST_CASE("The norm is the exact sum of the blocks' sums, rounded once, by calls
     draw(data, random);
     test::exact_sum exact;
     for (std::size_t at = 0; at < data.n; at += norm_block_elems)
-        exact.add(oracle::block_squares<bfloat16>(reinterpret_cast<std::byte const*>(data.grad.data() + at),
-                                                  std::min(norm_block_elems, data.n - at))
+        exact.add(reference::block_squares<bfloat16>(reinterpret_cast<std::byte const*>(data.grad.data() + at),
+                                                     std::min(norm_block_elems, data.n - at))
                       .sum);
     executor const cpu = executor_of(1);
     CHECK(sum_of_squares(cpu, data.grad).sum == exact.rounded());

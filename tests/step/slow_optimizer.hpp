@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of the optimizer share: runs of it beside the oracle applied the slow way, and a shard that is easy to
-// reckon with.
+// What tests of the optimizer share: runs of it beside the reference implementation applied the slow way, and a shard
+// that is easy to reckon with.
 #pragma once
 
 #include <array>
@@ -13,11 +13,11 @@
 #include <thread>
 #include <vector>
 
-#include <adamant/device/device.hpp>
-#include <adamant/device/split.hpp>
-#include <adamant/numerics/float_mode.hpp>
-#include <adamant/numerics/oracle.hpp>
+#include <adamant/device.hpp>
 #include <adamant/optimizer.hpp>
+#include <adamant/reference.hpp>
+#include <adamant/split.hpp>
+#include <adamant/detail/numerics/float_mode.hpp>
 
 #include "catch.hpp"
 #include "exact_sum.hpp"
@@ -76,10 +76,10 @@ struct tensor {
     {
         for (std::size_t i = 0; i < size(); ++i) {
             float const g = mine[grad].get(i);
-            float const sum = micro_steps == 0 ? flush(g) : oracle::added(g, summed[i]);
+            float const sum = micro_steps == 0 ? flush(g) : reference::added(g, summed[i]);
             summed[i] = last                                    ? sum
-                        : types[accumulator] == dtype::bfloat16 ? widen(oracle::stored<bfloat16>(sum))
-                                                                : oracle::stored<float>(sum);
+                        : types[accumulator] == dtype::bfloat16 ? widen(reference::stored<bfloat16>(sum))
+                                                                : reference::stored<float>(sum);
         }
         micro_steps = last ? 0 : micro_steps + 1;
     }
@@ -109,7 +109,7 @@ struct tensor {
 template <class T>
 void store(test::array& to, std::size_t i, float x)
 {
-    store_unaligned(to.data() + i * sizeof(T), oracle::stored<T>(x));
+    store_unaligned(to.data() + i * sizeof(T), reference::stored<T>(x));
 }
 inline void store(test::array& to, dtype type, std::size_t i, float x)
 {
@@ -214,8 +214,8 @@ inline slow_result step_slowly(std::vector<tensor>& tensors, std::vector<bool> c
         tensors[k].add_up(true);
         for (std::size_t b = 0; b < tensors[k].size(); b += norm_block_elems) {
             grad_squares const block =
-                oracle::block_squares<float>(reinterpret_cast<std::byte const*>(tensors[k].summed.data() + b),
-                                             std::min(norm_block_elems, tensors[k].size() - b));
+                reference::block_squares<float>(reinterpret_cast<std::byte const*>(tensors[k].summed.data() + b),
+                                                std::min(norm_block_elems, tensors[k].size() - b));
             squares.add(block.sum);
             result.nonfinite += block.nonfinite;
         }
@@ -243,13 +243,14 @@ inline slow_result step_slowly(std::vector<tensor>& tensors, std::vector<bool> c
             if (policy == nonfinite_policy::zero && !is_finite(g))
                 g = 0;
             if (in_two)
-                g = oracle::tamed(g, false, 0x1p-125f, std::numeric_limits<float>::infinity());
+                g = reference::tamed(g, false, 0x1p-125f, std::numeric_limits<float>::infinity());
             coefficients own = c;
             if (max_abs != 0) {
-                g = oracle::tamed(g, false, c.grad_scale, static_cast<float>(max_abs));
+                g = reference::tamed(g, false, c.grad_scale, static_cast<float>(max_abs));
                 own.grad_scale = 1;
             }
-            oracle::element const updated = oracle::update({each.master(i), now.exp_avg[i], now.exp_avg_sq[i]}, g, own);
+            reference::element const updated =
+                reference::update({each.master(i), now.exp_avg[i], now.exp_avg_sq[i]}, g, own);
             now.exp_avg[i] = updated.exp_avg;
             now.exp_avg_sq[i] = updated.exp_avg_sq;
             rounding_lines const lines = rounding_lines_at(c.rounding.key, each.place, i);

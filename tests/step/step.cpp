@@ -39,7 +39,7 @@ struct training {
 
 } // namespace
 
-TEST_CASE("a step is the oracle's, and its report says what was done and with what")
+TEST_CASE("a step is the reference implementation's, and its report says what was done and with what")
 {
     executor const cpu({.threads = 1});
     training found(1000);
@@ -115,7 +115,7 @@ TEST_CASE("a shard large enough for streamed stores has the same bits")
         step(executor(),
              shard(param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), weight_out.data() + offset, n),
              usual_adamw, 1);
-        float const expected = oracle::update({0.25f, 0, 0}, 0.125f, make_coefficients(usual_adamw, 1)).param;
+        float const expected = reference::update({0.25f, 0, 0}, 0.125f, make_coefficients(usual_adamw, 1)).param;
         std::size_t wrong = 0;
         for (std::size_t i = 0; i < n; ++i)
             wrong +=
@@ -161,8 +161,8 @@ TEST_CASE("slow_finite_check: sum and count have the same bits for every tier an
         CHECK(expected.nonfinite == nonfinite);
         test::exact_sum sum;
         for (std::size_t at = 0; at < n; at += norm_block_elems)
-            sum.add(oracle::block_squares<bfloat16>(reinterpret_cast<std::byte const*>(grad.data() + at),
-                                                    std::min(norm_block_elems, n - at))
+            sum.add(reference::block_squares<bfloat16>(reinterpret_cast<std::byte const*>(grad.data() + at),
+                                                       std::min(norm_block_elems, n - at))
                         .sum);
         CHECK(expected.sum == sum.rounded());
 #if defined(_OPENMP)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The AVX-512 intrinsics of kernel/avx512.inl on CPUs that have only AVX2, by SIMDe, so that every machine tests the
-// kernels of those tiers. kernel/targets.hpp includes this where ADAMANT_EMULATED_AVX512 names it. SIMDe fuses exactly
-// where AVX-512 does if the file is compiled with -mavx2 -mfma -mf16c -ffp-contract=off.
+// The AVX-512 intrinsics of detail/kernels/avx512.inl on CPUs that have only AVX2, by SIMDe, so that every machine
+// tests the kernels of those tiers. detail/kernels/targets.hpp includes this where ADAMANT_EMULATED_AVX512 names it.
+// SIMDe fuses exactly where AVX-512 does if the file is compiled with -mavx2 -mfma -mf16c -ffp-contract=off.
 #pragma once
 
 #if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__) || defined(__AVX512F__)
@@ -15,7 +15,7 @@
 
 #include <simde/x86/avx512.h>
 
-#include <adamant/core/abi.hpp>
+#include <adamant/detail/core/abi.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace emulated_avx512 {

@@ -15,11 +15,10 @@
 #include <string>
 #include <vector>
 
-#include <adamant/core/dtype.hpp>
-#include <adamant/kernel/isa.hpp>
-#include <adamant/numerics/convert.hpp>
-#include <adamant/numerics/hyperparameters.hpp>
-#include <adamant/numerics/quantized8.hpp>
+#include <adamant/dtype.hpp>
+#include <adamant/hyperparameters.hpp>
+#include <adamant/isa.hpp>
+#include <adamant/detail/numerics/quantized8.hpp>
 
 namespace test {
 

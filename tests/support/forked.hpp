@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <adamant/core/error.hpp>
+#include <adamant/error.hpp>
 
 #include "catch.hpp"
 

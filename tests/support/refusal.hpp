@@ -7,7 +7,7 @@
 #include <initializer_list>
 #include <string>
 
-#include <adamant/core/error.hpp>
+#include <adamant/error.hpp>
 
 #include "catch.hpp"
 

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include <adamant/topology/allowed.hpp>
-#include <adamant/topology/cpu_quota.hpp>
-#include <adamant/topology/selection.hpp>
-#include <adamant/tune/tuned_cores.hpp>
+#include <adamant/cores.hpp>
+#include <adamant/tune.hpp>
+#include <adamant/detail/topology/allowed.hpp>
+#include <adamant/detail/topology/cpu_quota.hpp>
 
 #include "catch.hpp"
 #include "child.hpp"

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/topology/selection.hpp>
+#include <adamant/cores.hpp>
 
 #include "catch.hpp"
 

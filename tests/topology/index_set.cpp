@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include <adamant/topology/machine.hpp>
+#include <adamant/cores.hpp>
 
 #include "catch.hpp"
 

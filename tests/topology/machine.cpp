@@ -21,8 +21,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <adamant/topology/hwloc.hpp>
-#include <adamant/topology/read_machine.hpp>
+#include <adamant/cores.hpp>
+#include <adamant/detail/topology/hwloc.hpp>
 
 #include "catch.hpp"
 #include "child.hpp"

@@ -12,11 +12,10 @@
 #include <string>
 #include <tuple>
 
-#include <adamant/topology/ranks.hpp>
-#include <adamant/topology/selection.hpp>
+#include <adamant/cores.hpp>
 #if !defined(ADAMANT_NO_HWLOC)
-#include <adamant/topology/hwloc.hpp>
-#include <adamant/topology/read_machine.hpp>
+#include <adamant/cores.hpp>
+#include <adamant/detail/topology/hwloc.hpp>
 #endif
 
 #include "catch.hpp"

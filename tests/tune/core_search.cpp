@@ -4,7 +4,7 @@
 #include <random>
 #include <set>
 
-#include <adamant/tune/core_search.hpp>
+#include <adamant/tune.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"

@@ -4,10 +4,8 @@
 #include <stdexcept>
 
 #include <adamant/adamant.hpp>
-#include <adamant/topology/read_machine.hpp>
-#include <adamant/topology/selection.hpp>
-#include <adamant/tune/core_tuning.hpp>
-#include <adamant/tune/rank_trials.hpp>
+#include <adamant/cores.hpp>
+#include <adamant/tune.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"

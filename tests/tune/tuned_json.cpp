@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include <adamant/tune/tuned_json.hpp>
+#include <adamant/tuned_json.hpp>
 
 #include "catch.hpp"
 #include "folder.hpp"

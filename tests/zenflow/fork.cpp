@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/device/emulated_device.hpp>
-#include <adamant/device/split.hpp>
+#include <adamant/emulated_device.hpp>
 #include <adamant/optimizer.hpp>
+#include <adamant/split.hpp>
 #include <adamant/zenflow.hpp>
 
 #include "../step/slow_optimizer.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ZenFlow's step against its oracle, to the bit.
+// ZenFlow's step against its reference implementation, to the bit.
 #include <algorithm>
 #include <atomic>
 #include <barrier>
@@ -15,17 +15,16 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/device/emulated_device.hpp>
+#include <adamant/emulated_device.hpp>
+#include <adamant/formats.hpp>
 #include <adamant/optimizer.hpp>
-#include <adamant/shard/format.hpp>
-#include <adamant/shard/state_format.hpp>
-#include <adamant/step/column_scores.hpp>
 #include <adamant/zenflow.hpp>
-#include <adamant/zenflow/column_selection.hpp>
+#include <adamant/detail/step/column_scores.hpp>
+#include <adamant/detail/zenflow/column_selection.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"
-#include "zenflow_oracle.hpp"
+#include "zenflow_reference.hpp"
 
 using namespace adamant;
 using test::mentions;
@@ -252,7 +251,7 @@ struct kept_state {
 struct tester {
     run_options of;
     std::vector<std::unique_ptr<test::zenflow_arrays>> expected, whole; // whole: for ranks to copy from
-    test::zenflow_oracle oracle;
+    test::zenflow_reference reference;
     std::unique_ptr<all_reduce> reduce;
     std::vector<std::unique_ptr<rank_run>> ranks;
     test::random_bits random;
@@ -260,17 +259,17 @@ struct tester {
     tester(run_options options, std::size_t rank_count, unsigned threads)
         : of(std::move(options)), expected(make_arrays(of)), whole(make_arrays(of)), random(of.seed + 1)
     {
-        oracle.zenflow = of.zenflow;
-        oracle.options = of.options;
-        oracle.groups = {{"first", of.hyper, false}, {"second", adam({.lr = 3e-3, .weight_decay = 0.01}), true}};
+        reference.zenflow = of.zenflow;
+        reference.options = of.options;
+        reference.groups = {{"first", of.hyper, false}, {"second", adam({.lr = 3e-3, .weight_decay = 0.01}), true}};
         if (of.options.loss_scaling)
-            oracle.scaler = initial_state(*of.options.loss_scaling);
+            reference.scaler = initial_state(*of.options.loss_scaling);
         for (std::size_t i = 0; i < expected.size(); ++i) {
             std::size_t const flags = expected[i]->is_vector ? 0 : expected[i]->columns;
-            oracle.params.push_back({expected[i].get(), i % 2, param_number_of(name_of(i)),
-                                     std::vector<std::uint64_t>(expected[i]->columns), std::vector<std::uint8_t>(flags),
-                                     std::vector<std::uint8_t>(flags),
-                                     std::vector<float>(expected[i]->rows * expected[i]->columns)});
+            reference.params.push_back({expected[i].get(), i % 2, param_number_of(name_of(i)),
+                                        std::vector<std::uint64_t>(expected[i]->columns),
+                                        std::vector<std::uint8_t>(flags), std::vector<std::uint8_t>(flags),
+                                        std::vector<float>(expected[i]->rows * expected[i]->columns)});
         }
         begin(rank_count, threads);
     }
@@ -321,7 +320,7 @@ struct tester {
     }
     void step(std::vector<bool> const& present = {})
     {
-        bool const applied = oracle.step(present);
+        bool const applied = reference.step(present);
         std::vector<step_outcome> outcomes(ranks.size());
         on_all_ranks([&](rank_run& r) {
             r.take_gradients();
@@ -352,10 +351,10 @@ struct tester {
                 if (part.rows != 0)
                     REQUIRE(rank->difference_of_weights(i, part) == "");
                 if (!expected[i]->is_vector)
-                    REQUIRE(rank->by->selected(i) == oracle.params[i].selected);
-                REQUIRE(rank->by->updates(i) == oracle.params[i].counts);
+                    REQUIRE(rank->by->selected(i) == reference.params[i].selected);
+                REQUIRE(rank->by->updates(i) == reference.params[i].counts);
             }
-            REQUIRE(rank->by->position() == oracle.at);
+            REQUIRE(rank->by->position() == reference.at);
         }
     }
 };
@@ -423,12 +422,14 @@ static void random_runs(std::uint64_t first, std::uint64_t end)
     }
 }
 
-TEST_CASE("zenflow_drift: random runs have the oracle's bits: one state, true counts, every corner")
+TEST_CASE(
+    "zenflow_drift: random runs have the bits of the reference implementation: one state, true counts, every corner")
 {
     random_runs(0, 12);
 }
 
-TEST_CASE("zenflow_drift: random runs have the oracle's bits: one state, true counts, every corner (more of them)",
+TEST_CASE("zenflow_drift: random runs have the bits of the reference implementation: one state, true counts, every "
+          "corner (more of them)",
           "[once]")
 {
     random_runs(12, 40);
@@ -487,7 +488,7 @@ TEST_CASE("zenflow: a run that is killed goes on with the same bits, with other 
                 kept.emplace_back(rank->by->state());
             all.compare(true);
             std::size_t const ranks = 1 + all.random.below(3);
-            all.of.zenflow.topk_ratio = all.oracle.zenflow.topk_ratio = static_cast<double>(all.random.below(8)) / 8;
+            all.of.zenflow.topk_ratio = all.reference.zenflow.topk_ratio = static_cast<double>(all.random.below(8)) / 8;
             for (auto const& whole : all.whole) // what a new process begins with
                 for (std::size_t const which : {0u, 2u, 3u, 4u})
                     std::memset(whole->of[which]->data(), 0, whole->of[which]->bytes());
@@ -517,7 +518,7 @@ TEST_CASE("zenflow: without weights in the state they are made from the masters"
         p.weights = nullptr;
     all.begin(1, 0);
     all.ranks[0]->by->load(kept.state);
-    for (auto& p : all.oracle.params)
+    for (auto& p : all.reference.params)
         for (std::size_t c = 0; c < p.landing.size(); ++c) {
             p.a->land(c);
             p.landing[c] = 0;
@@ -631,17 +632,17 @@ static void runs_with_failures(std::uint64_t first, std::uint64_t end)
                     taken = !landed;
                     if (!taken) { // the same state as before
                         (void)rank.by->state();
-                        REQUIRE(rank.by->position() == all.oracle.at);
+                        REQUIRE(rank.by->position() == all.reference.at);
                         for (std::size_t i = 0; i < of.shapes.size(); ++i)
                             if (!all.expected[i]->is_vector)
-                                REQUIRE(rank.by->selected(i) == all.oracle.params[i].selected);
+                                REQUIRE(rank.by->selected(i) == all.reference.params[i].selected);
                         for (std::size_t i = 0; i < of.shapes.size(); ++i)
                             for (std::size_t const which : {0u, 2u, 3u})
                                 REQUIRE(rank.arrays[i]->of[which]->difference(*all.expected[i]->of[which]) == "");
                     }
                 }
             }
-            REQUIRE(all.oracle.step());
+            REQUIRE(all.reference.step());
             if (step % 3 != 2 && landed) { // what goes on in the background may still fail
                 all.compare(false);
                 continue;
@@ -686,7 +687,7 @@ TEST_CASE("zenflow: weights that could not land do so at the next call, however 
     CHECK(mentions(refusal<device_error>([&] { rank.by->land(); }), {"step 2 has been taken all the same"}));
     on->resume();
     rank.by->land();
-    for (auto& p : all.oracle.params)
+    for (auto& p : all.reference.params)
         for (std::size_t c = 0; c < p.landing.size(); ++c)
             if (std::exchange(p.landing[c], std::uint8_t{0}) != 0)
                 p.a->land(c);
@@ -728,7 +729,7 @@ static void failing_selections(std::uint64_t first, std::uint64_t end)
                 all.draw(false);
                 all.step();
             } else {
-                REQUIRE(all.oracle.step());
+                REQUIRE(all.reference.step());
             }
             all.compare(all.random.below(3) == 0);
         }
@@ -814,7 +815,7 @@ TEST_CASE("zenflow: a gradient comes down when the one before it is added up, an
         goes_on = true;
     }
     rank.by->finish();
-    REQUIRE(all.oracle.step());
+    REQUIRE(all.reference.step());
     all.compare(true);
     all.draw(false);
     all.step();
@@ -855,7 +856,7 @@ TEST_CASE("zenflow: gradients that arrive one by one", "[both]")
         zenflow_report const report = rank.by->finish();
         CHECK(report.ratio == (step < 4 ? 1 : 0));
         CHECK(report.device.elements == (step < 4 ? 0 : report.elements));
-        REQUIRE(all.oracle.step({false, true, true, true}));
+        REQUIRE(all.reference.step({false, true, true, true}));
         all.compare(step % 2 == 0);
     }
     CHECK(mentions(refusal([&] { rank.by->submit(0); }), {"no step is open"}));
@@ -887,7 +888,7 @@ TEST_CASE("zenflow: what is put off is not begun before a selection", "[once]")
         }
         for (auto const& gradient : gradients) {
             std::memcpy(expected.data(), gradient.data(), gradient.size());
-            REQUIRE(all.oracle.step());
+            REQUIRE(all.reference.step());
         }
         all.compare(true);
     }
@@ -1126,12 +1127,12 @@ TEST_CASE("zenflow: a rank whose reduction fails has changed nothing", "[once]")
                 all.compare(true);
             }
         }
-        all.oracle.step();
+        all.reference.step();
         all.compare(true);
     }
 }
 
-TEST_CASE("column scores: every instruction set, cut and thread has the oracle's")
+TEST_CASE("column scores: every instruction set, cut and thread has the reference implementation's")
 {
     test::random_bits random(4);
     for (unsigned run = 0; run < 120; ++run) {
@@ -1155,7 +1156,8 @@ TEST_CASE("column scores: every instruction set, cut and thread has the oracle's
             column_score_scale const by = column_score_scale_for(largest, kind);
             std::vector<std::int64_t> expected(columns), found(columns), in_two(columns);
             for (std::size_t i = 0; i < rows * columns; ++i)
-                expected[i % columns] += oracle::column_score_of(grad.get(i), by.scale, kind == column_score::square);
+                expected[i % columns] +=
+                    reference::column_score_of(grad.get(i), by.scale, kind == column_score::square);
             add_column_scores(cpu, grad.data(), type, rows, columns, largest, kind, found);
             REQUIRE(found == expected);
             std::size_t const cut = random.below(rows + 1);
@@ -1168,7 +1170,7 @@ TEST_CASE("column scores: every instruction set, cut and thread has the oracle's
 }
 
 // More of both than are taken at once.
-TEST_CASE("column scores: an emulated device's are the oracle's", "[once]")
+TEST_CASE("column scores: an emulated device's are the reference implementation's", "[once]")
 {
     emulated_device on;
     test::random_bits random(9);
@@ -1189,7 +1191,7 @@ TEST_CASE("column scores: an emulated device's are the oracle's", "[once]")
             std::uint32_t& piece = expected_largest[i / column_scoring::piece_elems];
             piece = bits < 0x7f800000u ? std::max(piece, bits) : piece;
             expected[i / what.columns / column_score_rows * what.columns + i % what.columns] +=
-                oracle::column_score_of(grad.get(i), what.scale, what.kind == column_score::square);
+                reference::column_score_of(grad.get(i), what.scale, what.kind == column_score::square);
         }
         what.grad = on.allocate(grad.bytes());
         std::memcpy(on.real(what.grad, grad.bytes()), grad.data(), grad.bytes());

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/numerics/float_mode.hpp>
+#include <adamant/detail/numerics/float_mode.hpp>
 
 #include "threads.h"
 

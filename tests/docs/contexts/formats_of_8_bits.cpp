@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <adamant/adamant.hpp>
-#include <adamant/shard/split_masters.hpp>
+#include <adamant/formats.hpp>
 
 #include <vector>
 

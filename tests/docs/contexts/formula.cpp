@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page's formula, against the oracle, on values that reach every case: L2 decay or none, and what is flushed.
+// The page's formula, against the reference implementation, on values that reach every case: L2 decay or none, and what
+// is flushed.
 #include <bit>
 #include <cmath>
 #include <initializer_list>
 
-#include <adamant/numerics/float_mode.hpp>
-#include <adamant/numerics/oracle.hpp>
+#include <adamant/reference.hpp>
+#include <adamant/detail/numerics/float_mode.hpp>
 
 #include "require.hpp"
 
@@ -48,15 +49,15 @@ void context()
                 for (float const v : {0.0f, 0.5f, 2e-38f})
                     for (float const g : {0.0f, 1.5f, -1e-19f, 1e-38f}) {
                         adamant::coefficients const c = make_coefficients(hyper, 3, {.loss_scale = 4});
-                        adamant::oracle::element const by_oracle = adamant::oracle::update({p, m, v}, g, c);
+                        adamant::reference::element const by_reference = adamant::reference::update({p, m, v}, g, c);
                         result const by_page = formula(p, m, v, g, c);
                         auto const same = [](float a, float b) {
                             return std::bit_cast<unsigned>(a) == std::bit_cast<unsigned>(b) ||
                                    (std::isnan(a) && std::isnan(b)); // the one NaN is said in words
                         };
-                        REQUIRE(same(by_oracle.param, by_page.param));
-                        REQUIRE(same(by_oracle.exp_avg, by_page.exp_avg));
-                        REQUIRE(same(by_oracle.exp_avg_sq, by_page.exp_avg_sq));
+                        REQUIRE(same(by_reference.param, by_page.param));
+                        REQUIRE(same(by_reference.exp_avg, by_page.exp_avg));
+                        REQUIRE(same(by_reference.exp_avg_sq, by_page.exp_avg_sq));
                         flushed += by_page.exp_avg_sq == 0 && (v != 0 || g != 0);
                     }
     REQUIRE(flushed != 0);

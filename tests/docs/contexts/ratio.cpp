@@ -4,8 +4,12 @@
 #include <vector>
 
 #include <adamant/adamant.hpp>
-#include <adamant/device/emulated_device.hpp>
-#include <adamant/machine.hpp>
+#include <adamant/cores.hpp>
+#include <adamant/emulated_device.hpp>
+#include <adamant/memory.hpp>
+#include <adamant/resctrl.hpp>
+#include <adamant/split.hpp>
+#include <adamant/tune.hpp>
 
 #include "require.hpp"
 

@@ -3,7 +3,11 @@
 #include <filesystem>
 
 #include <adamant/adamant.hpp>
-#include <adamant/machine.hpp>
+#include <adamant/cores.hpp>
+#include <adamant/memory.hpp>
+#include <adamant/resctrl.hpp>
+#include <adamant/split.hpp>
+#include <adamant/tune.hpp>
 
 #include "require.hpp"
 

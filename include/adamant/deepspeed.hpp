@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+// Offload options from DeepSpeed's JSON. Opt-in: needs nlohmann-json.
+//
+// Reads the configuration of a DeepSpeed job (ds_config.json). Opt-in: needs nlohmann-json, and adamant.hpp does not
+// include it. Keys have DeepSpeed's meanings and defaults: see its runtime/config.py, runtime/precision_config.py,
+// runtime/zero/config.py, runtime/zero/offload_config.py, runtime/zenflow/zenflow_config.py and, for the two Adams,
+// _configure_basic_optimizer() in runtime/engine.py.
+#pragma once
+
+#include <cerrno>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <adamant/offload_config.hpp>
+#include <adamant/detail/core/default_mode.hpp>
+#include <adamant/detail/io/deepspeed_keys.hpp>
+#include <adamant/detail/io/json_document.hpp>
+#include <adamant/detail/io/number_rule.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+struct deepspeed_config {
+    offload_config options;
+    // One for each key that means nothing here, by its path, in order of appearance, and one for a whole object that
+    // means nothing. At most a hundred, then the number of the others. Nothing is printed.
+    std::vector<std::string> warnings;
+};
+
+namespace detail {
+
+// From the document to the options. A key is checked even where another one makes it meaningless.
+class deepspeed_reader {
+public:
+    deepspeed_reader(std::string_view text, std::string source)
+        : document_(text, "the DeepSpeed configuration", std::move(source), deepspeed_keys, deepspeed_ignored)
+    {
+    }
+
+    // The options pass validate().
+    deepspeed_config read()
+    {
+        optimizer();
+        out_.max_norm = number("gradient_clipping", out_.max_norm, at_least_zero);
+        accumulation();
+        precision();
+        zero();
+        try {
+            validate(out_); // each value has been looked at with its path, but not for whether float holds it
+        } catch (invalid_argument const& error) {
+            document_.fail(std::string(error.what()).substr(std::string_view("adamant: ").size()));
+        }
+        return {out_, document_.warnings()};
+    }
+
+private:
+    using kind = json_value::kind;
+
+    [[noreturn]] void refuse(std::string_view path, json_value const& found, std::string const& rule) const
+    {
+        if (found.is == kind::text && found.text == "auto")
+            document_.fail(std::string(path) + " is \"auto\", which the Hugging Face integration replaces before "
+                                               "DeepSpeed sees it; put the value there");
+        document_.fail(text_of({path, " is ", found.as_shown(), ", but must be ", rule}));
+    }
+    double number(std::string_view path, double otherwise, number_rule const& rule)
+    {
+        json_value const* const found = document_.find(path);
+        return found == nullptr ? otherwise : number_in(path, *found, rule);
+    }
+    double number_in(std::string_view path, json_value const& found, number_rule const& rule)
+    {
+        if (found.is != kind::number || !rule.allows(found.number))
+            refuse(path, found, rule.text);
+        return found.number;
+    }
+    template <class Integer>
+    Integer whole(std::string_view path, Integer otherwise, Integer low, Integer high)
+    {
+        json_value const* const found = document_.find(path);
+        if (found == nullptr)
+            return otherwise;
+        if (found->is != kind::number || !found->whole || *found->whole < low || *found->whole > high)
+            refuse(path, *found, text_of({"a whole number from ", low, " to ", high}));
+        return static_cast<Integer>(*found->whole);
+    }
+    // None: "auto", which DeepSpeed knows here itself, or nothing.
+    std::optional<std::uint32_t> whole_or_auto(std::string_view path, std::uint32_t low)
+    {
+        json_value const* const found = document_.find(path);
+        if (found == nullptr || (found->is == kind::text && found->text == "auto"))
+            return std::nullopt;
+        if (found->is != kind::number || !found->whole || *found->whole < low || *found->whole > most_u32)
+            refuse(path, *found, text_of({"\"auto\" or a whole number from ", low, " to ", most_u32}));
+        return static_cast<std::uint32_t>(*found->whole);
+    }
+    bool flag(std::string_view path, bool otherwise)
+    {
+        json_value const* const found = document_.find(path);
+        if (found != nullptr && found->is != kind::boolean)
+            refuse(path, *found, "true or false");
+        return found == nullptr ? otherwise : found->flag;
+    }
+    // Whether the object is there.
+    bool object(std::string_view path, bool may_be_null = false)
+    {
+        json_value const* const found = document_.find(path);
+        if (found == nullptr || (may_be_null && found->is == kind::null))
+            return false;
+        if (found->is != kind::object)
+            refuse(path, *found, "an object");
+        return true;
+    }
+    // One of two texts, in any case; whether it is the second.
+    bool second_of(std::string_view path, std::string_view first, std::string_view second)
+    {
+        json_value const& found = *document_.find(path);
+        std::string const text = found.is == kind::text ? lower(found.text) : "";
+        if (text != lower(first) && text != lower(second))
+            refuse(path, found, text_of({'"', first, "\" or \"", second, "\""}));
+        return text == lower(second);
+    }
+
+    void optimizer()
+    {
+        if (!object("optimizer"))
+            return;
+        if (document_.find("optimizer.type") == nullptr)
+            document_.fail("optimizer.type is missing; it must be \"Adam\" or \"AdamW\"");
+        bool const adamw = second_of("optimizer.type", "Adam", "AdamW");
+        // DeepSpeed's Adam is an AdamW too, unless it is told otherwise; its AdamW cannot be told.
+        bool const w_mode = flag("optimizer.params.adam_w_mode", true);
+        if (adamw && !w_mode)
+            document_.warn(document_.find("optimizer.params.adam_w_mode")->order,
+                           "optimizer.params.adam_w_mode means nothing here: optimizer.type is AdamW, whose decay is "
+                           "always decoupled; for L2 decay set it to Adam");
+        out_.hyper.mode = adamw || w_mode ? decay_mode::decoupled : decay_mode::l2;
+        object("optimizer.params");
+        out_.hyper.lr = number("optimizer.params.lr", out_.hyper.lr, at_least_zero);
+        out_.hyper.eps = number("optimizer.params.eps", out_.hyper.eps, at_least_zero);
+        betas();
+        // Where nothing is said, PyTorch's AdamW decays by this much, alone of the four optimizers that this can be.
+        bool const torch_adam = flag("optimizer.params.torch_adam", false);
+        double const decay = torch_adam && out_.hyper.mode == decay_mode::decoupled ? 0.01 : 0;
+        out_.hyper.weight_decay = number("optimizer.params.weight_decay", decay, at_least_zero);
+        out_.hyper.bias_correction = flag("optimizer.params.bias_correction", true);
+        out_.maximize = flag("optimizer.params.maximize", false);
+        if (flag("optimizer.params.amsgrad", false))
+            document_.fail("optimizer.params.amsgrad is true, but AMSGrad is not supported; set it to false");
+        if (document_.find("optimizer.params.max_grad_norm") != nullptr)
+            document_.fail(
+                "optimizer.params.max_grad_norm is not a parameter of the optimizer; use gradient_clipping, at "
+                "the top, instead");
+    }
+
+    void betas()
+    {
+        static constexpr number_rule beta{0, 1 - 0x1p-25, true, false,
+                                          "in [0, 1), and below 1 - 2^-25, from where on float rounds it to 1"};
+        json_value const* const found = document_.find("optimizer.params.betas");
+        if (found == nullptr)
+            return;
+        if (found->is != kind::array || found->size != 2)
+            refuse("optimizer.params.betas", *found, "an array of two numbers");
+        out_.hyper.beta1 = number_in("optimizer.params.betas[0]", found->items[0], beta);
+        out_.hyper.beta2 = number_in("optimizer.params.betas[1]", found->items[1], beta);
+    }
+
+    void accumulation()
+    {
+        if (document_.find("gradient_accumulation_steps") != nullptr)
+            out_.gradient_accumulation_steps = whole<std::uint32_t>("gradient_accumulation_steps", 1, 1, most_u32);
+        else if (document_.find("train_batch_size") != nullptr &&
+                 document_.find("train_micro_batch_size_per_gpu") != nullptr)
+            out_.gradient_accumulation_steps.reset();
+    }
+
+    void precision()
+    {
+        bool const bf16 = object("bf16");
+        bool const bfloat16 = object("bfloat16");
+        if (bf16 && bfloat16)
+            document_.fail("bf16 and bfloat16 are two names of one object; keep bf16");
+        std::string const name = bfloat16 ? "bfloat16" : "bf16";
+        bool const in_bf16 = flag(name + ".enabled", false);
+        object("fp16");
+        bool const in_fp16 = flag("fp16.enabled", false);
+        if (in_bf16 && in_fp16)
+            document_.fail(name + ".enabled and fp16.enabled are both true; a model computes in one type: keep one");
+        out_.model_type = in_bf16 ? dtype::bfloat16 : in_fp16 ? dtype::float16 : dtype::float32;
+        loss_scaling(in_fp16);
+    }
+
+    void loss_scaling(bool in_use)
+    {
+        double const fixed = number("fp16.loss_scale", 0, at_least_zero);
+        loss_scaling_options dynamic;
+        auto const power = static_cast<int>(whole<std::uint32_t>("fp16.initial_scale_power", 16, 0, 32));
+        dynamic.initial_scale = std::ldexp(1.0, power);
+        dynamic.growth_interval = whole<std::uint32_t>("fp16.loss_scale_window", 1000, 1, most_u32);
+        dynamic.hysteresis = whole<std::uint32_t>("fp16.hysteresis", 2, 1, most_u32);
+        dynamic.min_scale = number("fp16.min_loss_scale", 1, above_zero);
+        bool const refills = flag("fp16.consecutive_hysteresis", false);
+        if (!in_use)
+            return;
+        if (fixed != 0) {
+            out_.loss_scale = fixed;
+            return;
+        }
+        if (refills && dynamic.hysteresis > 1)
+            document_.fail("fp16.consecutive_hysteresis is true, but here hysteresis is refilled only when the scale "
+                           "grows; set it to false, or fp16.hysteresis to 1");
+        if (dynamic.min_scale > dynamic.initial_scale)
+            document_.fail(text_of({"fp16.min_loss_scale is ", dynamic.min_scale, ", but the first scale is ",
+                                    dynamic.initial_scale, ", which is 2 to the power of fp16.initial_scale_power (",
+                                    power, "); lower the one or raise the other"}));
+        out_.dynamic_loss_scaling = dynamic;
+    }
+
+    void zero()
+    {
+        static constexpr std::string_view old = "zero_optimization.cpu_offload";
+        static constexpr std::string_view device = "zero_optimization.offload_optimizer.device";
+        static constexpr std::string_view optimizer_cores = "zero_optimization.offload_optimizer.cpuadam_cores_perc";
+        static constexpr std::string_view host_cores = "zero_optimization.zenflow.pt_reserved_cores_perc";
+        object("zero_optimization");
+        out_.zero_stage = whole<std::uint32_t>("zero_optimization.stage", 0, 0, 3);
+        out_.sub_group_size_elems = whole<std::uint64_t>("zero_optimization.sub_group_size", out_.sub_group_size_elems,
+                                                         0, std::numeric_limits<std::uint64_t>::max());
+        out_.offload = flag(old, false);
+        if (object("zero_optimization.offload_optimizer", true)) {
+            if (document_.find(old) != nullptr)
+                document_.fail(std::string(old) + " is the old form of zero_optimization.offload_optimizer, which is "
+                                                  "there too; keep the new one");
+            if (json_value const* const found = document_.find(device); found != nullptr) {
+                if (found->is == kind::text && lower(found->text) == "nvme")
+                    document_.fail(std::string(device) + " is \"nvme\", but the optimizer's state is kept in memory "
+                                                         "here; set it to \"cpu\"");
+                out_.offload = !second_of(device, "cpu", "none");
+            }
+            out_.pin_memory = flag("zero_optimization.offload_optimizer.pin_memory", false);
+            out_.ratio = number("zero_optimization.offload_optimizer.ratio", out_.ratio, zero_to_one);
+            out_.super_offload = flag("zero_optimization.offload_optimizer.super_offload", false);
+            if (document_.find(optimizer_cores) != nullptr)
+                out_.cpuadam_cores_perc = number(optimizer_cores, 1, share_of_cores);
+        }
+        if (object("zero_optimization.zenflow", true)) {
+            if (document_.find(host_cores) != nullptr)
+                out_.pt_reserved_cores_perc = number(host_cores, 0, reserved_share);
+            zenflow(out_.zenflow.emplace());
+        }
+        if (out_.cpuadam_cores_perc && out_.pt_reserved_cores_perc &&
+            !shares_agree(*out_.cpuadam_cores_perc, *out_.pt_reserved_cores_perc))
+            document_.fail(text_of({optimizer_cores, " is ", *out_.cpuadam_cores_perc, " and ", host_cores, " is ",
+                                    *out_.pt_reserved_cores_perc, ", which do not add up to 1; keep one of them"}));
+    }
+
+    void zenflow(zenflow_config& to)
+    {
+        static constexpr std::string_view update = "zero_optimization.zenflow.update_interval";
+        static constexpr std::string_view offload = "zero_optimization.zenflow.offload";
+        to.topk_ratio = number("zero_optimization.zenflow.topk_ratio", to.topk_ratio, zero_to_one);
+        to.auto_ratio = number("zero_optimization.zenflow.auto_ratio", to.auto_ratio, zero_to_one);
+        to.full_warm_up_rounds = whole<std::uint32_t>("zero_optimization.zenflow.full_warm_up_rounds", 0, 0, most_u32);
+        to.overlap = flag("zero_optimization.zenflow.overlap_step", to.overlap);
+        if (flag(offload, false))
+            document_.warn(document_.find(offload)->order,
+                           text_of({offload, " means nothing here: the columns that are stepped at once have their "
+                                             "state where they are stepped"}));
+        select_interval(to);
+        to.update_interval = whole_or_auto(update, 1);
+        if (to.update_interval > to.select_interval)
+            document_.fail(text_of({update, " is ", *to.update_interval, ", but select_interval comes to ",
+                                    to.select_interval, " steps; DeepSpeed wants that to be as much or more"}));
+    }
+
+    // As configure_zenflow() in DeepSpeed's runtime/zenflow/engine.py.
+    void select_interval(zenflow_config& to)
+    {
+        static constexpr std::string_view strategy = "zero_optimization.zenflow.select_strategy";
+        static constexpr std::string_view interval = "zero_optimization.zenflow.select_interval";
+        static constexpr std::string_view epoch = "zero_optimization.zenflow.steps_per_epoch";
+        std::string by = "auto";
+        if (json_value const* const found = document_.find(strategy); found != nullptr) {
+            by = found->is == kind::text ? found->text : "";
+            if (by != "auto" && by != "step" && by != "epoch")
+                refuse(strategy, *found, "\"auto\", \"step\" or \"epoch\"");
+        }
+        std::optional<std::uint32_t> const given = whole_or_auto(interval, 0); // 0: never again
+        if (given && by == "auto")
+            document_.fail(
+                text_of({interval, " is ", *given, ", but select_strategy is \"auto\", which decides it; set ",
+                         "that to \"step\" or \"epoch\""}));
+        if (!given && by != "auto")
+            document_.fail(text_of({interval, document_.find(interval) == nullptr ? " is missing" : " is \"auto\"",
+                                    ", but select_strategy is \"", by, "\"; it must be a whole number"}));
+        json_value const* const steps = document_.find(epoch);
+        bool const known = steps != nullptr && steps->is != kind::null;
+        std::size_t const factor = known ? whole<std::uint32_t>(epoch, 1, 1, most_u32) : 0;
+        to.select_epochs = by == "step" ? 0 : given.value_or(1);
+        std::size_t const found = by == "step" ? *given : to.select_epochs * factor;
+        to.select_interval = found == 0 ? zenflow_config::never : found;
+    }
+
+    static constexpr std::uint32_t most_u32 = std::numeric_limits<std::uint32_t>::max();
+
+    json_document document_;
+    offload_config out_;
+};
+
+} // namespace detail
+
+// Reads a configuration from its text: at most 16 MiB of JSON in UTF-8, nested at most 64 levels deep. Missing keys
+// have DeepSpeed's defaults; without an optimizer, hyper.mode stays unset. Throws invalid_argument where the text is
+// not JSON (with line, column and a line that shows the place), where a key appears twice, and, with the path to the
+// key, where a key that means something here has an impossible value. "auto" is one but in ZenFlow's object, where
+// DeepSpeed itself knows it. Pure; thread-safe.
+[[nodiscard]] inline deepspeed_config parse_deepspeed_config(std::string_view text)
+{
+    detail::default_mode_scope const mode;
+    return detail::deepspeed_reader(text, {}).read();
+}
+
+// Reads a configuration from a file; errors name the file. Throws unavailable where it cannot be read, and what
+// parse_deepspeed_config() throws. Thread-safe.
+[[nodiscard]] inline deepspeed_config read_deepspeed_config(std::string const& path)
+{
+    detail::default_mode_scope const mode;
+    auto const cannot = [&](int why) {
+        detail::throw_unavailable({"the DeepSpeed configuration \"", path, "\" cannot be read: ", std::strerror(why)});
+    };
+    auto const close = [](std::FILE* file) { std::fclose(file); };
+    std::unique_ptr<std::FILE, decltype(close)> const file(std::fopen(path.c_str(), "rbe"), close);
+    if (file == nullptr)
+        cannot(errno);
+    std::string text;
+    char piece[1 << 14];
+    while (text.size() <= detail::json_document::max_bytes) {
+        std::size_t const read = std::fread(piece, 1, sizeof piece, file.get());
+        text.append(piece, read);
+        if (read < sizeof piece) {
+            if (int const why = errno; std::ferror(file.get()) != 0)
+                cannot(why);
+            break;
+        }
+    }
+    return detail::deepspeed_reader(text, path).read();
+}
+
+ADAMANT_END_NAMESPACE

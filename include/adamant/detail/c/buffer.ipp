@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// What adamant/adamant.h declares.
+#include <adamant/adamant.h>
+
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include <adamant/memory.hpp>
+#include <adamant/detail/c/convert.hpp>
+#include <adamant/detail/c/handles.hpp>
+
+struct adamant_buffer {
+    adamant::memory_block block;
+    std::string nodes;
+};
+
+namespace adamant::c {
+
+static adamant_buffer const& of(adamant_buffer const* handle)
+{
+    return needed(handle, "the buffer");
+}
+
+static memory_options from_c(adamant_buffer_options const& from)
+{
+    return {.pages = to_enum(from.pages, page_kind::hugetlb_1g, "pages"),
+            .pages_required = from.pages_required != 0,
+            .nodes = parse_index_set(text_or_empty(from.nodes)),
+            .nodes_required = from.nodes_required != 0,
+            .check_available = from.check_available != 0};
+}
+
+static std::size_t bytes_of(std::size_t elements, std::size_t elem_bytes)
+{
+    if (elem_bytes == 0)
+        detail::throw_invalid_argument({"a buffer of elements of 0 bytes is asked for; give their size"});
+    if (elements > std::numeric_limits<std::size_t>::max() / elem_bytes)
+        detail::throw_invalid_argument(
+            {elements, " elements of ", elem_bytes, " bytes do not fit in memory; was a negative size converted?"});
+    return elements * elem_bytes;
+}
+
+} // namespace adamant::c
+
+using namespace adamant::c;
+
+adamant_status adamant_buffer_options_init(adamant_buffer_options* options, size_t struct_bytes)
+{
+    return init(options, struct_bytes);
+}
+adamant_status adamant_buffer_report_init(adamant_buffer_report* report, size_t struct_bytes)
+{
+    return init(report, struct_bytes);
+}
+adamant_status adamant_buffer_create(const adamant_executor* executor, size_t elements, size_t elem_bytes,
+                                     const adamant_buffer_options* options, adamant_buffer** made)
+{
+    return guarded([&] {
+        needed(made, "made");
+        adamant::memory_options const asked = from_c(read_or_defaults(options));
+        auto buffer = std::make_unique<adamant_buffer>(
+            adamant_buffer{adamant::memory_block(bytes_of(elements, elem_bytes), asked), {}});
+        buffer->nodes = to_list(buffer->block.report().nodes);
+        if (executor != nullptr)
+            cpu_of(executor).for_each_home(elements, [&](adamant::slice part) {
+                buffer->block.touch(part.begin * elem_bytes, part.end * elem_bytes);
+            });
+        *made = buffer.release();
+    });
+}
+void adamant_buffer_free(adamant_buffer* buffer)
+{
+    delete buffer;
+}
+adamant_status adamant_buffer_data(const adamant_buffer* buffer, void** data, size_t* bytes)
+{
+    return guarded([&] {
+        adamant::memory_block const& block = of(buffer).block;
+        give<void*>(data, const_cast<std::byte*>(block.data()));
+        give(bytes, block.size());
+    });
+}
+adamant_status adamant_buffer_describe(const adamant_buffer* buffer, adamant_buffer_report* report)
+{
+    return guarded([&] {
+        adamant_buffer const& b = of(buffer);
+        check_target(report);
+        adamant::memory_report const& r = b.block.report();
+        adamant_buffer_report to{};
+        to.bytes = r.bytes;
+        to.mapped_bytes = r.mapped_bytes;
+        to.nodes = b.nodes.c_str();
+        to.notes = r.notes.c_str();
+        to.pages = static_cast<adamant_pages>(r.pages);
+        to.binding = static_cast<adamant_memory_binding>(r.binding);
+        write(to, report);
+    });
+}
+adamant_status adamant_buffer_measure(const adamant_buffer* buffer, size_t* resident_bytes, size_t* huge_bytes,
+                                      size_t* node_bytes, size_t node_count)
+{
+    return guarded([&] {
+        adamant_buffer const& b = of(buffer);
+        if (node_bytes == nullptr && node_count != 0)
+            adamant::detail::throw_invalid_argument(
+                {"node_count is ", node_count, ", but node_bytes is a null pointer"});
+        adamant::memory_placement const found = adamant::measure_placement(b.block);
+        give(resident_bytes, found.resident_bytes);
+        give(huge_bytes, found.huge_bytes);
+        for (std::size_t i = 0; i < node_count; ++i) {
+            auto const node = found.node_bytes.find(static_cast<unsigned>(i));
+            node_bytes[i] = node == found.node_bytes.end() ? 0 : node->second;
+        }
+    });
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// What adamant/adamant.h declares.
+#include <adamant/adamant.h>
+
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <adamant/cores.hpp>
+#include <adamant/memory.hpp>
+#include <adamant/resctrl.hpp>
+#include <adamant/split.hpp>
+#include <adamant/tune.hpp>
+#include <adamant/detail/c/convert.hpp>
+
+namespace adamant::c {
+
+// Where a caller wants a text.
+struct text_place {
+    char* to; // may be null
+    std::size_t bytes;
+    char const* name;
+};
+static void check_fits(std::string const& text, text_place const& place)
+{
+    auto const [to, bytes, what] = place;
+    if (to == nullptr && bytes != 0)
+        detail::throw_invalid_argument({what, " is a null pointer, but said to have ", bytes, " bytes"});
+    if (to != nullptr && bytes <= text.size())
+        detail::throw_invalid_argument({what, " has ", bytes, " bytes, but needs ", text.size() + 1});
+}
+
+// Both, or none.
+static void give_texts(std::string const& first, text_place const& to_first, std::string const& second,
+                       text_place const& to_second)
+{
+    check_fits(first, to_first);
+    check_fits(second, to_second);
+    std::memcpy(to_first.to, first.c_str(), first.size() + 1);
+    if (to_second.to != nullptr)
+        std::memcpy(to_second.to, second.c_str(), second.size() + 1);
+}
+
+static std::vector<char const*> texts_of(char const* const* texts, std::size_t count, std::string const& what)
+{
+    if (texts == nullptr && count != 0)
+        detail::throw_invalid_argument({what, "_count is ", count, ", but ", what, "s is a null pointer"});
+    for (std::size_t i = 0; i < count; ++i)
+        needed(texts[i], (detail::text_of({"number ", i, " of ", what, "s"})).c_str());
+    return {texts, texts + count};
+}
+
+machine machine_of([[maybe_unused]] adamant_core_options const& from)
+{
+#if defined(ADAMANT_NO_HWLOC)
+    detail::throw_unavailable({"cores are to be chosen, but this library was built without hwloc (ADAMANT_HWLOC=OFF)"});
+#else
+    machine found = from.machine == nullptr ? live_machine() : read_machine(from.machine);
+    if (from.allowed != nullptr)
+        found.allowed = parse_index_set(from.allowed);
+    if (!(from.cpu_quota >= 0))
+        detail::throw_invalid_argument({"cpu_quota is ", from.cpu_quota, ", but must be a number of CPUs, or 0"});
+    if (from.cpu_quota > 0)
+        found.quota = {from.cpu_quota, "cpu_quota"};
+    return found;
+#endif
+}
+
+request_of_rank request_of(adamant_core_options const& from)
+{
+    core_request request{.cpuadam_cores_perc = unless_zero(from.cpuadam_cores_perc),
+                         .cpuadam_cores = unless_zero(from.cpuadam_cores),
+                         .pt_reserved_cores = unless_zero(from.pt_reserved_cores),
+                         .pt_reserved_cores_perc = unless_zero(from.pt_reserved_cores_perc),
+                         .list = parse_index_set(text_or_empty(from.pus)),
+                         .smt = from.every_pu_of_cores != 0 ? smt_policy::all : smt_policy::one_per_core,
+                         .fast = from.fast_cores_to_host != 0 ? fast_cores::host : fast_cores::optimizer};
+    for (char const* const mask : texts_of(from.masks, from.mask_count, "mask"))
+        request.masks.push_back(parse_index_set(mask));
+    for (char const* const gpu : texts_of(from.gpus, from.gpu_count, "gpu"))
+        request.gpus.emplace_back(gpu);
+    local_rank self{from.rank, from.ranks, {}};
+    if (self.ranks == 0 && self.rank != 0)
+        detail::throw_invalid_argument(
+            {"rank is ", from.rank, ", but ranks is 0, which leaves both to the environment"});
+    if (self.ranks == 0)
+        self = rank_from_environment();
+    if (self.rank >= self.ranks)
+        detail::throw_invalid_argument(
+            {"rank is ", self.rank, ", but ranks count from 0 and their number is ", self.ranks});
+    request.ranks = self.ranks;
+    return {std::move(request), self.rank};
+}
+
+static rank_cores select(adamant_core_options const& from)
+{
+    auto const [request, rank] = request_of(from);
+    return select_cores(machine_of(from), request)[rank];
+}
+
+} // namespace adamant::c
+
+using namespace adamant::c;
+
+adamant_status adamant_core_options_init(adamant_core_options* options, size_t struct_bytes)
+{
+    return init(options, struct_bytes);
+}
+adamant_status adamant_select_cores(const adamant_core_options* options, char* adam_pus, size_t adam_bytes,
+                                    char* host_pus, size_t host_bytes)
+{
+    return guarded([&] {
+        needed(adam_pus, "adam_pus");
+        adamant::rank_cores const cores = select(read(options));
+        give_texts(to_list(cores.adam_pus), {adam_pus, adam_bytes, "adam_pus"}, to_list(cores.host_pus),
+                   {host_pus, host_bytes, "host_pus"});
+    });
+}
+adamant_status adamant_allowed_pus(char* pus, size_t pus_bytes)
+{
+    return guarded([&] {
+        needed(pus, "pus");
+        give_texts(to_list(machine_of(about<adamant_core_options>::defaults()).allowed), {pus, pus_bytes, "pus"}, {},
+                   {nullptr, 0, "nothing"});
+    });
+}
+adamant_status adamant_cpu_quota(double* cpus, char* source, size_t source_bytes)
+{
+    return guarded([&] {
+        needed(cpus, "cpus");
+        adamant::cpu_quota const quota = adamant::read_cpu_quota();
+        text_place const place{source, source_bytes, "source"};
+        check_fits(quota.source, place);
+        if (source != nullptr)
+            std::memcpy(source, quota.source.c_str(), quota.source.size() + 1);
+        *cpus = quota.cpus;
+    });
+}
+adamant_status adamant_select_nodes(const adamant_core_options* options, char* nodes, size_t nodes_bytes, char* why,
+                                    size_t why_bytes)
+{
+    return guarded([&] {
+        needed(nodes, "nodes");
+        adamant::rank_cores const cores = select(read(options));
+        give_texts(to_list(cores.numa_nodes), {nodes, nodes_bytes, "nodes"}, cores.why, {why, why_bytes, "why"});
+    });
+}

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// What adamant/detail/c/cuda_device.hpp declares.
+#include <adamant/detail/c/cuda_device.hpp>
+
+#include <memory>
+
+#include <adamant/cuda.cuh>
+
+namespace adamant::c {
+
+std::shared_ptr<device> make_cuda_device(int ordinal)
+{
+    return std::make_shared<cuda_device>(ordinal);
+}
+
+void follow_cuda_event(device& on, void* event)
+{
+    auto* const gpu = dynamic_cast<cuda_device*>(&on);
+    if (gpu == nullptr)
+        detail::throw_invalid_argument(
+            {on.name(), " is to follow a CUDA event, but is no device of adamant_cuda_device_create()"});
+    for (device_lane const lane : {device_lane::work, device_lane::down})
+        gpu->follow(lane, static_cast<cudaEvent_t>(event));
+}
+
+} // namespace adamant::c

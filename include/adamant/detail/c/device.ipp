@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// What adamant/adamant.h declares.
+#include <adamant/adamant.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <adamant/device.hpp>
+#include <adamant/emulated_device.hpp>
+#include <adamant/split.hpp>
+#include <adamant/detail/c/convert.hpp>
+#include <adamant/detail/c/handles.hpp>
+#if defined(ADAMANT_C_CUDA)
+#include <adamant/detail/c/cuda_device.hpp>
+#endif
+
+namespace adamant::c {
+
+adamant_emulation_options about<adamant_emulation_options>::defaults()
+{
+    emulation_options const e;
+    adamant_emulation_options to{};
+    to.memory_bytes = e.memory_bytes;
+    to.work_bytes_per_s = e.work_bytes_per_s;
+    to.up_bytes_per_s = e.up_bytes_per_s;
+    to.down_bytes_per_s = e.down_bytes_per_s;
+    to.latency_s = e.latency_s;
+    return to;
+}
+static emulation_options from_c(adamant_emulation_options const& from)
+{
+    emulation_options to{.memory_bytes = from.memory_bytes,
+                         .work_bytes_per_s = from.work_bytes_per_s,
+                         .up_bytes_per_s = from.up_bytes_per_s,
+                         .down_bytes_per_s = from.down_bytes_per_s,
+                         .latency_s = from.latency_s};
+    if (from.name != nullptr)
+        to.name = from.name;
+    return to;
+}
+
+static device& of(adamant_device const* handle)
+{
+    return *needed(handle, "the device").of;
+}
+static emulated_device& emulated(adamant_device const* handle)
+{
+    device& on = of(handle);
+    if (auto* const found = dynamic_cast<emulated_device*>(&on))
+        return *found;
+    detail::throw_invalid_argument({on.name(), " is told to fail, hang or resume, but only an emulated device can"});
+}
+
+#if !defined(ADAMANT_C_CUDA)
+[[noreturn]] static void refuse_cuda()
+{
+    detail::throw_unavailable({"a CUDA device is asked for, but this library was built without nvcc; install the CUDA "
+                               "toolkit, 12.0 or newer, and build the C library anew with ADAMANT_CUDA=ON"});
+}
+static std::shared_ptr<device> make_cuda_device(int)
+{
+    refuse_cuda();
+}
+static void follow_cuda_event(device&, void*)
+{
+    refuse_cuda();
+}
+#endif
+
+static adamant_device* handle_of(std::shared_ptr<device> on)
+{
+    std::string name = on->name();
+    return new adamant_device{std::move(on), std::move(name)};
+}
+
+// Waits for what was enqueued in the lane, and has the device go on if that fails.
+static void wait_for(device& on, device_lane lane)
+{
+    constexpr auto most = std::chrono::seconds(300); // as an optimizer's device_timeout_s
+    try {
+        if (!on.wait_until(on.mark(lane), device::clock::now() + most))
+            detail::throw_device_error({on.name(), " has not come to the end of a copy in 300 s; it seems to have "
+                                                   "stopped answering"});
+    } catch (device_error const&) {
+        static_cast<void>(on.reset(device::clock::now() + most));
+        throw;
+    }
+}
+
+// All shards are the CPU's.
+static placement all_on_cpu(optimizer const& of)
+{
+    return split(of.shard_sizes(), {.ratio = 1});
+}
+
+} // namespace adamant::c
+
+using namespace adamant::c;
+
+adamant_status adamant_cuda_device_create(int32_t ordinal, adamant_device** made)
+{
+    return guarded([&] {
+        needed(made, "made");
+        *made = handle_of(make_cuda_device(ordinal));
+    });
+}
+adamant_status adamant_cuda_device_follow(adamant_device* device, void* event)
+{
+    return guarded([&] {
+        adamant::device& on = of(device);
+        follow_cuda_event(on, &needed(static_cast<std::byte*>(event), "event"));
+    });
+}
+
+adamant_status adamant_emulation_options_init(adamant_emulation_options* options, size_t struct_bytes)
+{
+    return init(options, struct_bytes);
+}
+adamant_status adamant_emulated_device_create(const adamant_emulation_options* options, adamant_device** made)
+{
+    return guarded([&] {
+        needed(made, "made");
+        *made = handle_of(std::make_shared<adamant::emulated_device>(from_c(read_or_defaults(options))));
+    });
+}
+adamant_status adamant_emulated_device_fail(adamant_device* device, adamant_device_operation operation, size_t after)
+{
+    return guarded(
+        [&] { emulated(device).fail(to_enum(operation, adamant::device_operation::allocate, "operation"), after); });
+}
+adamant_status adamant_emulated_device_hang(adamant_device* device, adamant_device_operation operation, size_t after)
+{
+    return guarded(
+        [&] { emulated(device).hang(to_enum(operation, adamant::device_operation::allocate, "operation"), after); });
+}
+adamant_status adamant_emulated_device_resume(adamant_device* device)
+{
+    return guarded([&] { emulated(device).resume(); });
+}
+
+void adamant_device_free(adamant_device* device)
+{
+    delete device;
+}
+adamant_status adamant_device_describe(const adamant_device* device, const char** name, size_t* total_bytes,
+                                       size_t* free_bytes)
+{
+    return guarded([&] {
+        adamant::device_memory const memory = of(device).memory();
+        give<const char*>(name, device->name.c_str());
+        give(total_bytes, memory.total_bytes);
+        give(free_bytes, memory.free_bytes);
+    });
+}
+adamant_status adamant_device_allocate(adamant_device* device, size_t bytes, uint64_t* address)
+{
+    return guarded([&] {
+        adamant::device& on = of(device);
+        needed(address, "address") = on.allocate(bytes).address;
+    });
+}
+adamant_status adamant_device_release(adamant_device* device, uint64_t address)
+{
+    return guarded([&] { of(device).release({address}); });
+}
+adamant_status adamant_device_copy_up(adamant_device* device, uint64_t to, const void* from, size_t bytes)
+{
+    return guarded([&] {
+        adamant::device& on = of(device);
+        if (bytes != 0)
+            needed(static_cast<std::byte const*>(from), "from");
+        on.copy_up({to}, from, bytes);
+        wait_for(on, adamant::device_lane::up);
+    });
+}
+adamant_status adamant_device_copy_down(adamant_device* device, void* to, uint64_t from, size_t bytes)
+{
+    return guarded([&] {
+        adamant::device& on = of(device);
+        if (bytes != 0)
+            needed(static_cast<std::byte*>(to), "to");
+        on.copy_down(to, {from}, bytes);
+        wait_for(on, adamant::device_lane::down);
+    });
+}
+
+adamant_status adamant_shard_sizes(const adamant_optimizer* optimizer, size_t* sizes, size_t count)
+{
+    return guarded([&] {
+        std::vector<std::size_t> const found = of(optimizer).shard_sizes();
+        if (count != found.size())
+            adamant::detail::throw_invalid_argument({"count is ", count, ", but there are ", found.size(), " shards"});
+        if (count != 0)
+            std::copy(found.begin(), found.end(), &needed(sizes, "sizes"));
+    });
+}
+adamant_status adamant_device_bytes(const adamant_optimizer* optimizer, const adamant_device* device,
+                                    const adamant_placement* placement, size_t* bytes)
+{
+    return guarded([&] {
+        adamant::optimizer const& o = of(optimizer);
+        adamant::device const& on = of(device);
+        adamant::placement const& where = of(placement);
+        needed(bytes, "bytes") = o.device_bytes(on, where);
+    });
+}
+adamant_status adamant_place(adamant_optimizer* optimizer, const adamant_device* device,
+                             const adamant_placement* placement)
+{
+    return guarded([&] {
+        adamant::optimizer& o = of(optimizer);
+        if (device == nullptr && placement == nullptr) {
+            o.place(nullptr, all_on_cpu(o));
+            return;
+        }
+        needed(device, "the device");
+        o.place(device->of, of(placement));
+    });
+}
+adamant_status adamant_set_device_arrays(adamant_optimizer* optimizer, size_t shard, uint64_t grad, uint64_t weight_out)
+{
+    return guarded([&] { of(optimizer).set_device_arrays(shard, {{grad}, {weight_out}}); });
+}
+adamant_status adamant_update_host_arrays(adamant_optimizer* optimizer)
+{
+    return guarded([&] { of(optimizer).update_host_arrays(); });
+}

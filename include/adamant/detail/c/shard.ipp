@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// What adamant/adamant.h declares.
+#include <adamant/adamant.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include <adamant/formats.hpp>
+#include <adamant/shard.hpp>
+#include <adamant/step.hpp>
+#include <adamant/detail/c/convert.hpp>
+#include <adamant/detail/c/handles.hpp>
+
+namespace adamant::c {
+
+adamant_hyperparameters about<adamant_hyperparameters>::defaults()
+{
+    return to_c(hyperparameters{});
+}
+adamant_hyperparameters to_c(hyperparameters const& from)
+{
+    return {sizeof(adamant_hyperparameters),
+            from.lr,
+            from.beta1,
+            from.beta2,
+            from.eps,
+            from.weight_decay,
+            static_cast<adamant_decay>(from.mode),
+            from.bias_correction,
+            static_cast<adamant_rounding>(from.rounding.exp_avg_sq),
+            static_cast<adamant_rounding>(from.rounding.param),
+            from.rounding.seed};
+}
+hyperparameters from_c(adamant_hyperparameters const* from)
+{
+    adamant_hyperparameters const h = read(from);
+    return {h.lr,
+            h.beta1,
+            h.beta2,
+            h.eps,
+            h.weight_decay,
+            to_enum(h.decay, decay_mode::l2, "decay"),
+            h.bias_correction != 0,
+            {to_enum(h.exp_avg_sq_rounding, rounding::stochastic, "exp_avg_sq_rounding"),
+             to_enum(h.param_rounding, rounding::stochastic, "param_rounding"), h.rounding_seed}};
+}
+
+shard_format const& format_of(adamant_shard const& from)
+{
+    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, dtype::quantized8, what); };
+    shard_dtypes const types = {type(from.param_dtype, "param_dtype"), type(from.grad_dtype, "grad_dtype"),
+                                type(from.exp_avg_dtype, "exp_avg_dtype"),
+                                type(from.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
+                                type(from.weight_out_dtype, "weight_out_dtype")};
+    if (shard_format const* const format = find_format(types))
+        return *format;
+    std::string asked;
+    for (std::size_t i = 0; i < types.size(); ++i)
+        (asked += i == 0 ? "" : ", ") += detail::text_of({shard_array::names[i], " ", name(types[i])});
+    detail::throw_invalid_argument({"no shard has these types: ", asked,
+                                    "; param is of any type but none and quantized8, grad float32, bfloat16 or "
+                                    "float16, the moments float32 or bfloat16, or both quantized8, and weight_out is "
+                                    "bfloat16 beside a split_float32 param, "
+                                    "bfloat16 or float16 beside a float32 one, else none"});
+}
+
+shard_of_c shard_of(adamant_shard const& from)
+{
+    dtype const weights = to_enum(from.weight_out_dtype, dtype::quantized8, "weight_out_dtype");
+    dtype const sum = to_enum(from.accumulator_dtype, dtype::quantized8, "accumulator_dtype");
+    auto const absent = [](dtype type, void const* array, std::string const& what) {
+        if (type == dtype::none && array != nullptr)
+            detail::throw_invalid_argument(
+                {what, " is given, but ", what, "_dtype is ADAMANT_NONE; set its type, or the pointer to null"});
+    };
+    absent(weights, from.weight_out, "weight_out");
+    absent(sum, from.accumulator, "accumulator");
+    if (sum != dtype::none && from.accumulator == nullptr && from.elements != 0)
+        detail::throw_invalid_argument({"accumulator is a null pointer, but accumulator_dtype is ", name(sum)});
+    if (sum != dtype::none && sum != dtype::float32 && sum != dtype::bfloat16)
+        detail::throw_invalid_argument({"accumulator_dtype is ", name(sum), ", but must be float32, bfloat16 or none"});
+    shard_format const& format = format_of(from);
+    kernel::step_pointers const arrays{
+        static_cast<std::byte*>(from.param),      static_cast<std::byte const*>(from.grad),
+        static_cast<std::byte*>(from.exp_avg),    static_cast<std::byte*>(from.exp_avg_sq),
+        static_cast<std::byte*>(from.weight_out), {from.rounding_stream, from.begin}};
+    detail::check_arrays(format.types, arrays, from.elements);
+    return {any_shard(format, arrays, from.elements), {from.accumulator, sum}};
+}
+
+} // namespace adamant::c
+
+using namespace adamant::c;
+
+adamant_status adamant_hyperparameters_init(adamant_hyperparameters* hyper, size_t struct_bytes)
+{
+    return init(hyper, struct_bytes);
+}
+adamant_status adamant_shard_init(adamant_shard* shard, size_t struct_bytes)
+{
+    return init(shard, struct_bytes);
+}
+adamant_status adamant_step_shard(const adamant_executor* executor, const adamant_shard* shard,
+                                  const adamant_hyperparameters* hyper, uint64_t step_number, double loss_scale,
+                                  double clip_coefficient, uint64_t* nonfinite)
+{
+    return guarded([&] {
+        adamant::executor const& cpu = cpu_of(executor);
+        shard_of_c const s = shard_of(read(shard));
+        if (s.accumulator.type() != adamant::dtype::none)
+            adamant::detail::throw_invalid_argument(
+                {"adamant_step_shard() is given an accumulator, which it has no use for; set "
+                 "accumulator_dtype to ADAMANT_NONE, or accumulate with an optimizer"});
+        give(nonfinite, step(cpu, s.view, from_c(hyper), step_number,
+                             {.loss_scale = loss_scale, .clip_coefficient = clip_coefficient})
+                            .nonfinite_grads);
+    });
+}
+static void needed_if(bool any, void const* array, char const* what)
+{
+    if (any)
+        (void)needed(static_cast<char const*>(array), what);
+}
+adamant_status adamant_split_masters(const float* master, size_t elements, void* weight, void* low)
+{
+    return guarded([&] {
+        needed_if(elements != 0, master, "master");
+        needed_if(elements != 0, weight, "weight");
+        needed_if(elements != 0, low, "low");
+        adamant::split_masters(master, elements, static_cast<adamant::bfloat16*>(weight),
+                               static_cast<adamant::split_float32*>(low));
+    });
+}
+adamant_status adamant_join_masters(const void* weight, const void* low, size_t elements, float* master)
+{
+    return guarded([&] {
+        needed_if(elements != 0, weight, "weight");
+        needed_if(elements != 0, low, "low");
+        needed_if(elements != 0, master, "master");
+        adamant::join_masters(static_cast<adamant::bfloat16 const*>(weight),
+                              static_cast<adamant::split_float32 const*>(low), elements, master);
+    });
+}
+adamant_status adamant_sum_of_squares(const adamant_executor* executor, const void* grad, adamant_dtype dtype,
+                                      size_t elements, double* sum, uint64_t* nonfinite)
+{
+    return guarded([&] {
+        adamant::dtype const type = to_enum(dtype, adamant::dtype::float16, "dtype");
+        adamant::grad_squares const found = sum_of_squares(cpu_of(executor), grad, type, elements);
+        give(sum, found.sum);
+        give(nonfinite, found.nonfinite);
+    });
+}
+
+static_assert(ADAMANT_SQUARES_WORDS == adamant::squares_total::word_count);
+static adamant::squares_total total_of(int64_t const* words)
+{
+    needed(words, "words");
+    adamant::squares_total::word_array all;
+    std::copy_n(words, all.size(), all.data());
+    adamant::squares_total total;
+    if (!total.set_words(all))
+        adamant::detail::throw_invalid_argument(
+            {"words are those of no sum of squares: a negative one, or too large a sum; begin with zeros"});
+    return total;
+}
+adamant_status adamant_add_squares(const adamant_executor* executor, const void* grad, adamant_dtype dtype,
+                                   size_t elements, int64_t* words)
+{
+    return guarded([&] {
+        adamant::dtype const type = to_enum(dtype, adamant::dtype::float16, "dtype");
+        adamant::squares_total total = total_of(words);
+        add_squares(cpu_of(executor), grad, type, elements, total);
+        std::copy_n(total.words().data(), total.words().size(), words);
+    });
+}
+adamant_status adamant_round_squares(const int64_t* words, double* sum, uint64_t* nonfinite)
+{
+    return guarded([&] {
+        adamant::grad_squares const found = total_of(words).rounded();
+        give(sum, found.sum);
+        give(nonfinite, found.nonfinite);
+    });
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// What adamant/adamant.h declares.
+#include <adamant/adamant.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include <adamant/optimizer.hpp>
+#include <adamant/detail/c/convert.hpp>
+#include <adamant/detail/c/handles.hpp>
+
+namespace adamant::c {
+
+step_values from_c(adamant_step_values const* values)
+{
+    if (values == nullptr)
+        return {};
+    adamant_step_values const v = read(values);
+    if (v.lr == nullptr && v.lr_count != 0)
+        detail::throw_invalid_argument({"lr_count is ", v.lr_count, ", but lr is a null pointer"});
+    step_values to{.lr = std::span(v.lr, v.lr_count)};
+    if (v.has_loss_scale != 0)
+        to.loss_scale = v.loss_scale;
+    if (v.has_max_norm != 0)
+        to.max_norm = v.max_norm;
+    if (v.has_max_abs_grad != 0)
+        to.max_abs_grad = v.max_abs_grad;
+    return to;
+}
+
+void give_report(optimizer_report const& from, adamant_report* to) noexcept
+{
+    if (to == nullptr)
+        return;
+    adamant_report report{};
+    report.step = from.step;
+    report.outcome = static_cast<adamant_outcome>(from.outcome);
+    report.speculated = from.speculated;
+    report.rolled_back = from.rolled_back;
+    report.has_first_nonfinite = from.first_nonfinite.has_value();
+    if (from.first_nonfinite) {
+        report.first_nonfinite_shard = from.first_nonfinite->shard;
+        report.first_nonfinite_index = from.first_nonfinite->index;
+    }
+    report.nonfinite_grads = from.nonfinite_grads;
+    report.loss_scale = from.loss_scale;
+    report.global_norm = from.global_norm;
+    report.clip_coefficient = from.clip_coefficient;
+    report.elements = from.elements;
+    report.shards_waited = from.shards_waited;
+    report.journal_bytes = from.journal_bytes;
+    report.seconds = from.seconds;
+    report.gradients_seconds = from.gradients.seconds;
+    report.update_seconds = from.update.seconds;
+    report.gradients_bytes = from.gradients.bytes_moved;
+    report.update_bytes = from.update.bytes_moved;
+    report.threads = from.threads;
+    report.cpu_quota = from.cpu_quota;
+    report.isa = name(from.tier).data();
+    report.pus = from.pus.data(); // a whole std::string's, so it ends in a zero
+    report.ratio = from.ratio;
+    report.cpu_busy_seconds = from.cpu_busy_s;
+    report.device_work_seconds = from.device.work_s;
+    report.device_up_seconds = from.device.up_s;
+    report.device_down_seconds = from.device.down_s;
+    report.device_elements = from.device.elements;
+    report.device_work_bytes = from.device.work_bytes;
+    report.device_up_bytes = from.device.up_bytes;
+    report.device_down_bytes = from.device.down_bytes;
+    report.measured = from.measured;
+    write(report, to);
+}
+
+static optimizer::ticket& ticket_of(adamant_optimizer& handle)
+{
+    if (!handle.ticket)
+        detail::throw_invalid_argument({"no step is under way; adamant_step_async() begins one"});
+    return *handle.ticket;
+}
+
+// False where the step is not over by then.
+static bool wait_for(optimizer::ticket const& ticket, std::uint64_t timeout_ns)
+{
+    using clock = std::chrono::steady_clock;
+    auto const now = clock::now();
+    auto const left = static_cast<std::uint64_t>(std::chrono::nanoseconds(clock::time_point::max() - now).count());
+    return ticket.wait_until(now + std::chrono::nanoseconds(std::min(timeout_ns, left)));
+}
+
+} // namespace adamant::c
+
+using namespace adamant::c;
+
+adamant_status adamant_step_values_init(adamant_step_values* values, size_t struct_bytes)
+{
+    return init(values, struct_bytes);
+}
+adamant_status adamant_report_init(adamant_report* report, size_t struct_bytes)
+{
+    return init(report, struct_bytes);
+}
+adamant_status adamant_steps(const adamant_optimizer* optimizer, uint64_t* steps)
+{
+    return guarded([&] { needed(steps, "steps") = of(optimizer).steps(); });
+}
+adamant_status adamant_loss_scale(const adamant_optimizer* optimizer, double* scale)
+{
+    return guarded([&] { needed(scale, "scale") = of(optimizer).loss_scale(); });
+}
+
+adamant_status adamant_step(adamant_optimizer* optimizer, const adamant_step_values* values, adamant_report* report)
+{
+    return guarded([&] {
+        adamant::optimizer& o = of(optimizer);
+        check_target_or_null(report);
+        give_report(o.step(from_c(values)), report);
+    });
+}
+adamant_status adamant_step_gradients(adamant_optimizer* optimizer, const void* const* grads, size_t count,
+                                      const adamant_step_values* values, adamant_report* report)
+{
+    return guarded([&] {
+        adamant::optimizer& o = of(optimizer);
+        check_target_or_null(report);
+        if (count != 0)
+            needed(grads, "grads");
+        give_report(o.step_gradients({grads, count}, from_c(values)), report);
+    });
+}
+adamant_status adamant_begin_step(adamant_optimizer* optimizer, const adamant_step_values* values)
+{
+    return guarded([&] { of(optimizer).begin_step(from_c(values)); });
+}
+adamant_status adamant_submit(adamant_optimizer* optimizer, size_t shard)
+{
+    return guarded([&] { of(optimizer).submit(shard); });
+}
+adamant_status adamant_submit_gradient(adamant_optimizer* optimizer, size_t shard, const void* grad)
+{
+    return guarded([&] { of(optimizer).submit(shard, grad); });
+}
+adamant_status adamant_leave_out(adamant_optimizer* optimizer, size_t shard)
+{
+    return guarded([&] { of(optimizer).leave_out(shard); });
+}
+adamant_status adamant_finish(adamant_optimizer* optimizer, adamant_report* report)
+{
+    return guarded([&] {
+        adamant::optimizer& o = of(optimizer);
+        check_target_or_null(report);
+        give_report(o.finish(), report);
+    });
+}
+adamant_status adamant_abandon(adamant_optimizer* optimizer)
+{
+    return guarded([&] { of(optimizer).abandon(); });
+}
+adamant_status adamant_rollback(adamant_optimizer* optimizer)
+{
+    return guarded([&] { of(optimizer).rollback(); });
+}
+adamant_status adamant_accumulate(adamant_optimizer* optimizer, size_t shard)
+{
+    return guarded([&] { of(optimizer).accumulate(shard); });
+}
+adamant_status adamant_clear_accumulators(adamant_optimizer* optimizer)
+{
+    return guarded([&] { of(optimizer).clear_accumulators(); });
+}
+
+adamant_status adamant_step_async(adamant_optimizer* optimizer, const adamant_step_values* values)
+{
+    return guarded([&] {
+        adamant::optimizer& o = of(optimizer);
+        optimizer->ticket = o.step_async(from_c(values));
+    });
+}
+adamant_status adamant_poll(const adamant_optimizer* optimizer, int32_t* over, double* progress)
+{
+    return guarded([&] {
+        static_cast<void>(of(optimizer));
+        adamant::optimizer::ticket const& ticket = ticket_of(const_cast<adamant_optimizer&>(*optimizer));
+        bool const done = ticket.done();
+        give(progress, done ? 1.0 : ticket.progress());
+        give<int32_t>(over, done);
+    });
+}
+adamant_status adamant_wait(adamant_optimizer* optimizer, uint64_t timeout_ns, int32_t* over, adamant_report* report)
+{
+    return guarded([&] {
+        adamant::optimizer::ticket const ticket = ticket_of(needed(optimizer, "the optimizer"));
+        check_target_or_null(report);
+        if (timeout_ns != ADAMANT_FOR_EVER) {
+            needed(over, "over");
+            if (!wait_for(ticket, timeout_ns)) {
+                *over = 0;
+                return;
+            }
+        }
+        optimizer->ticket.reset(); // the step is over, whatever its ticket throws
+        give<int32_t>(over, 1);
+        give_report(ticket.wait(), report);
+    });
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// What adamant/adamant.h declares.
+#include <adamant/adamant.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include <adamant/tune.hpp>
+#include <adamant/tuned_json.hpp>
+#include <adamant/detail/c/convert.hpp>
+
+struct adamant_tuned {
+    adamant::tuned_cores found;
+};
+
+namespace adamant::c {
+
+static tuned_cores const& of(adamant_tuned const* handle)
+{
+    return needed(handle, "the tuning result").found;
+}
+
+adamant_tuning_options about<adamant_tuning_options>::defaults()
+{
+    core_tuning_options const o;
+    adamant_tuning_options to{};
+    to.deadline_s = o.deadline_s;
+    to.elements = o.elements;
+    to.worth = o.search.worth;
+    to.confidence = o.search.confidence;
+    to.rounds = o.search.rounds;
+    to.most_rounds = o.search.most_rounds;
+    to.settings_worth = o.settings_worth;
+    to.settings = o.settings;
+    return to;
+}
+static void call_on_step(adamant_on_trial_step on_step, void* user, unsigned cores, double seconds)
+{
+    std::string const ended = "adamant: the tuning was ended: the function that was given as on_step ";
+    std::int32_t status = 0;
+    try {
+        status = on_step(user, cores, seconds);
+    } catch (...) { // a function in C++ that should not
+        throw unavailable(ended + "threw an exception");
+    }
+    if (status != 0)
+        throw unavailable(detail::text_of({ended, "returned ", status}));
+}
+static core_tuning_options from_c(adamant_tuning_options const& from)
+{
+    core_tuning_options to{.deadline_s = from.deadline_s,
+                           .elements = from.elements,
+                           .tier = isa_of(from.isa),
+                           .search = {.worth = from.worth,
+                                      .confidence = from.confidence,
+                                      .rounds = from.rounds,
+                                      .most_rounds = from.most_rounds},
+                           .settings = from.settings != 0,
+                           .settings_worth = from.settings_worth};
+    if (from.on_step != nullptr)
+        to.on_step = [on_step = from.on_step, user = from.on_step_user](unsigned cores, double seconds) {
+            call_on_step(on_step, user, cores, seconds);
+        };
+    return to;
+}
+
+} // namespace adamant::c
+
+using namespace adamant::c;
+
+adamant_status adamant_tuned_load(const char* path, const adamant_core_options* cores, const adamant_shard* types,
+                                  const char* isa, adamant_tuned** made)
+{
+    return guarded([&] {
+        needed(path, "path");
+        adamant_core_options const asked = read(cores);
+        adamant::shard_format const& format = format_of(read(types));
+        needed(made, "made");
+        adamant::tuning_key const here =
+            tuning_key_of(machine_of(asked), request_of(asked).request, format, isa_of(isa));
+        *made = new adamant_tuned{adamant::load_tuned(path, here)};
+    });
+}
+void adamant_tuned_free(adamant_tuned* tuned)
+{
+    delete tuned;
+}
+adamant_status adamant_tuned_apply(const adamant_tuned* tuned, adamant_core_options* cores,
+                                   adamant_executor_options* executor)
+{
+    return guarded([&] {
+        adamant::tuned_cores const& found = of(tuned);
+        check_target_or_null(cores);
+        check_target_or_null(executor);
+        constexpr std::size_t reach = offsetof(adamant_executor_options, prefetch_bytes) + sizeof(std::size_t);
+        if (executor != nullptr && executor->struct_bytes < reach)
+            adamant::detail::throw_invalid_argument(
+                {"adamant_executor_options has ", executor->struct_bytes,
+                 " bytes, so it has no max_chunk_elems and prefetch_bytes; compile the program for this version"});
+        if (cores != nullptr) {
+            adamant::core_request const request = found.request({});
+            cores->cpuadam_cores = request.cpuadam_cores.value_or(0);
+            cores->cpuadam_cores_perc = cores->pt_reserved_cores_perc = 0;
+            cores->pt_reserved_cores = 0;
+        }
+        if (executor != nullptr) {
+            executor->max_chunk_elems = found.options().max_chunk_elems;
+            executor->prefetch_bytes = found.options().prefetch_bytes;
+        }
+    });
+}
+adamant_status adamant_tuned_save(const adamant_tuned* tuned, const char* path)
+{
+    return guarded([&] {
+        adamant::tuned_cores const& found = of(tuned);
+        note_of_save(adamant::save_tuned(&needed(path, "path"), found).reason);
+    });
+}
+adamant_status adamant_tuned_summary_init(adamant_tuned_summary* summary, size_t struct_bytes)
+{
+    return init(summary, struct_bytes);
+}
+adamant_status adamant_tuned_describe(const adamant_tuned* tuned, adamant_tuned_summary* summary)
+{
+    return guarded([&] {
+        adamant::tuned_cores const& found = of(tuned);
+        check_target(summary);
+        adamant_tuned_summary to{};
+        to.cpuadam_cores_perc = found.cpuadam_cores_perc;
+        to.step_s = found.step_s;
+        to.elements = found.elements;
+        to.max_chunk_elems = found.max_chunk_elems;
+        to.prefetch_bytes = found.prefetch_bytes;
+        to.cores = found.cores;
+        to.of = found.of;
+        to.finished = found.finished;
+        to.all = found.all();
+        write(to, summary);
+    });
+}
+adamant_status adamant_tuning_options_init(adamant_tuning_options* options, size_t struct_bytes)
+{
+    return init(options, struct_bytes);
+}
+adamant_status adamant_tune_cores(const adamant_core_options* cores, const adamant_shard* types,
+                                  const adamant_tuning_options* options, adamant_tuned** made)
+{
+    return guarded([&] {
+        adamant_core_options const asked = read(cores);
+        adamant::shard_format const& format = format_of(read(types));
+        adamant::core_tuning_options const how = from_c(read_or_defaults(options));
+        needed(made, "made");
+        *made = new adamant_tuned{tune_cores(machine_of(asked), request_of(asked).request, format, how)};
+    });
+}

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+// What adamant/adamant.h declares.
+#include <adamant/adamant.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <adamant/zenflow.hpp>
+#include <adamant/zenflow_safetensors.hpp>
+#include <adamant/detail/c/convert.hpp>
+#include <adamant/detail/c/handles.hpp>
+
+struct adamant_zenflow {
+    adamant::zenflow_optimizer of;
+    std::optional<adamant::zenflow_state> state = {}; // since it was last asked for
+};
+
+namespace adamant::c {
+
+// As guarded(), with texts that name this header's functions.
+template <class Work>
+static adamant_status called(Work const& work) noexcept
+{
+    return guarded(work, c_zenflow_names);
+}
+
+adamant_zenflow_options about<adamant_zenflow_options>::defaults()
+{
+    zenflow_options const from;
+    return {sizeof(adamant_zenflow_options),
+            from.topk_ratio,
+            from.select_interval,
+            from.update_interval.value_or(0),
+            from.auto_ratio,
+            from.most_put_off,
+            from.full_warm_up_rounds,
+            static_cast<adamant_column_score>(from.score),
+            static_cast<adamant_selection_scope>(from.scope),
+            from.overlap,
+            nullptr,
+            nullptr};
+}
+
+static void call_reduce_columns(adamant_reduce_columns reduce, void* user, std::span<std::int64_t> numbers,
+                                column_reduction how)
+{
+    std::string const failed = "adamant: the function that was given as reduce_columns ";
+    std::int32_t status = 0;
+    try {
+        status = reduce(user, numbers.data(), numbers.size(), static_cast<adamant_column_reduction>(how));
+    } catch (...) { // a function in C++ that should not
+        throw reduce_failed(failed + "threw an exception");
+    }
+    if (status != 0)
+        throw reduce_failed(detail::text_of({failed, "returned ", status}));
+}
+
+static zenflow_options from_c(adamant_zenflow_options const& from)
+{
+    zenflow_options to{.topk_ratio = from.topk_ratio,
+                       .score = to_enum(from.score, column_score::square, "score"),
+                       .scope = to_enum(from.scope, selection_scope::all_params, "scope"),
+                       .select_interval = from.select_interval,
+                       .update_interval = unless_zero(from.update_interval),
+                       .auto_ratio = from.auto_ratio,
+                       .most_put_off = from.most_put_off,
+                       .full_warm_up_rounds = from.full_warm_up_rounds,
+                       .overlap = from.overlap != 0};
+    if (from.reduce_columns != nullptr)
+        to.reduce_columns = [reduce = from.reduce_columns,
+                             user = from.reduce_columns_user](std::span<std::int64_t> numbers, column_reduction how) {
+            call_reduce_columns(reduce, user, numbers, how);
+        };
+    return to;
+}
+
+static zenflow_optimizer const& of(adamant_zenflow const* handle)
+{
+    return needed(handle, "the optimizer").of;
+}
+// For a call that changes the state.
+static zenflow_optimizer& changing(adamant_zenflow* handle)
+{
+    needed(handle, "the optimizer").state.reset();
+    return handle->of;
+}
+static zenflow_state const& state_of(adamant_zenflow* handle)
+{
+    needed(handle, "the optimizer");
+    if (!handle->state)
+        handle->state = handle->of.state();
+    return *handle->state;
+}
+
+static void give_reports(zenflow_report const& from, adamant_report* report, adamant_zenflow_report* more) noexcept
+{
+    give_report(from, report);
+    if (more != nullptr)
+        write(adamant_zenflow_report{sizeof(adamant_zenflow_report), from.warm_up, from.selected, from.columns_moved,
+                                     from.put_off, from.window_ended, from.put_off_skipped, from.put_off_stepped,
+                                     from.waited_s, from.landing_s, from.sums_s, from.put_off_s},
+              more);
+}
+
+static zenflow_state from_c(adamant_zenflow_position const& at, zenflow_optimizer const& of)
+{
+    zenflow_state to;
+    to.position = {at.steps, at.since_selection, at.in_window, at.has_selection != 0, at.done_squares};
+    to.put_off_norm = at.put_off_norm;
+    if (at.has_loss_scaler != 0)
+        to.loss_scaler = loss_scaler_state{at.loss_scale, at.good_steps, at.hysteresis_left};
+    to.groups = of.groups();
+    return to;
+}
+static zenflow_state_param from_c(adamant_zenflow_param const& from)
+{
+    auto const bytes = [](void const* array) { return static_cast<std::byte const*>(array); };
+    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, dtype::quantized8, what); };
+    zenflow_state_param to;
+    to.name = &needed(from.name, "the name of a param");
+    to.columns = from.columns;
+    to.all_rows = from.all_rows;
+    to.first_row = from.first_row;
+    to.rows = from.rows;
+    to.types = {type(from.param_dtype, "param_dtype"), dtype::none, type(from.exp_avg_dtype, "exp_avg_dtype"),
+                type(from.exp_avg_sq_dtype, "exp_avg_sq_dtype"), type(from.weight_out_dtype, "weight_out_dtype")};
+    to.arrays[shard_array::param] = bytes(from.param);
+    to.arrays[shard_array::exp_avg] = bytes(from.exp_avg);
+    to.arrays[shard_array::exp_avg_sq] = bytes(from.exp_avg_sq);
+    to.arrays[shard_array::weight_out] = bytes(from.weight_out);
+    to.weights = bytes(from.weights);
+    std::size_t const counts = from.columns == 0 ? 1 : from.columns;
+    to.counts.assign(&needed(from.counts, "counts"), from.counts + counts);
+    if (from.columns != 0) {
+        to.selected.assign(&needed(from.selected, "selected"), from.selected + from.columns);
+        to.landing.assign(&needed(from.landing, "landing"), from.landing + from.columns);
+    }
+    to.sums = from.sums;
+    to.summed = from.summed;
+    return to;
+}
+
+} // namespace adamant::c
+
+using namespace adamant::c;
+
+adamant_status adamant_zenflow_options_init(adamant_zenflow_options* options, size_t struct_bytes)
+{
+    return init(options, struct_bytes);
+}
+adamant_status adamant_zenflow_report_init(adamant_zenflow_report* report, size_t struct_bytes)
+{
+    return init(report, struct_bytes);
+}
+adamant_status adamant_zenflow_position_init(adamant_zenflow_position* position, size_t struct_bytes)
+{
+    return init(position, struct_bytes);
+}
+adamant_status adamant_zenflow_param_init(adamant_zenflow_param* param, size_t struct_bytes)
+{
+    return init(param, struct_bytes);
+}
+
+adamant_status adamant_zenflow_create(const adamant_executor* executor, const adamant_zenflow_options* zenflow,
+                                      const adamant_optimizer_options* options, adamant_zenflow** made)
+{
+    return called([&] {
+        needed(made, "made");
+        *made = new adamant_zenflow{adamant::zenflow_optimizer(cpu_of(executor), from_c(read_or_defaults(zenflow)),
+                                                               from_c(read_or_defaults(options)))};
+    });
+}
+void adamant_zenflow_free(adamant_zenflow* zenflow)
+{
+    delete zenflow;
+}
+adamant_status adamant_zenflow_add_group(adamant_zenflow* zenflow, const char* name,
+                                         const adamant_hyperparameters* hyper, int32_t maximize, size_t* group)
+{
+    return called([&] {
+        adamant::zenflow_optimizer& o = changing(zenflow);
+        give(group, o.add_group(&needed(name, "the group's name"), from_c(hyper), maximize != 0).index);
+    });
+}
+adamant_status adamant_zenflow_set_hyperparameters(adamant_zenflow* zenflow, size_t group,
+                                                   const adamant_hyperparameters* hyper)
+{
+    return called([&] { changing(zenflow).set_hyperparameters(group, from_c(hyper)); });
+}
+adamant_status adamant_zenflow_add_param(adamant_zenflow* zenflow, size_t group, const char* name,
+                                         const adamant_shard* shard, size_t columns, void* weights, size_t* number)
+{
+    return called([&] {
+        adamant::zenflow_optimizer& o = changing(zenflow);
+        std::string param = &needed(name, "the param's name");
+        adamant_shard const s = read(shard);
+        adamant::shard_place place = place_of(s);
+        shard_of_c const made = shard_of(s);
+        if (made.accumulator.type() != adamant::dtype::none)
+            adamant::detail::throw_invalid_argument({"param '", param,
+                                                     "' is given an accumulator, but sums are the "
+                                                     "optimizer's own; set accumulator_dtype to "
+                                                     "ADAMANT_NONE"});
+        give(number, o.add_param({.group = group,
+                                  .name = std::move(param),
+                                  .shard = adamant::optimizer_shard(made.view),
+                                  .columns = columns,
+                                  .weights = weights,
+                                  .place = std::move(place)})
+                         .index);
+    });
+}
+adamant_status adamant_zenflow_memory_bytes(const adamant_zenflow* zenflow, size_t* bytes)
+{
+    return called([&] { needed(bytes, "bytes") = of(zenflow).memory_bytes(); });
+}
+adamant_status adamant_zenflow_prepare(adamant_zenflow* zenflow)
+{
+    return called([&] { changing(zenflow).prepare(); });
+}
+adamant_status adamant_zenflow_set_gradient(adamant_zenflow* zenflow, size_t param, const void* grad)
+{
+    return called([&] { changing(zenflow).set_gradient(param, grad); });
+}
+adamant_status adamant_zenflow_step_gradients(adamant_zenflow* zenflow, const void* const* grads, size_t count,
+                                              const adamant_step_values* values, adamant_report* report,
+                                              adamant_zenflow_report* more)
+{
+    return called([&] {
+        adamant::zenflow_optimizer& o = changing(zenflow);
+        check_target_or_null(report);
+        check_target_or_null(more);
+        if (count != 0)
+            needed(grads, "grads");
+        give_reports(o.step_gradients({grads, count}, from_c(values)), report, more);
+    });
+}
+adamant_status adamant_zenflow_begin_step(adamant_zenflow* zenflow, const adamant_step_values* values)
+{
+    return called([&] { changing(zenflow).begin_step(from_c(values)); });
+}
+adamant_status adamant_zenflow_submit(adamant_zenflow* zenflow, size_t param)
+{
+    return called([&] { changing(zenflow).submit(param); });
+}
+adamant_status adamant_zenflow_leave_out(adamant_zenflow* zenflow, size_t param)
+{
+    return called([&] { changing(zenflow).leave_out(param); });
+}
+adamant_status adamant_zenflow_finish(adamant_zenflow* zenflow, adamant_report* report, adamant_zenflow_report* more)
+{
+    return called([&] {
+        adamant::zenflow_optimizer& o = changing(zenflow);
+        check_target_or_null(report);
+        check_target_or_null(more);
+        give_reports(o.finish(), report, more);
+    });
+}
+adamant_status adamant_zenflow_abandon(adamant_zenflow* zenflow)
+{
+    return called([&] { changing(zenflow).abandon(); });
+}
+adamant_status adamant_zenflow_land(adamant_zenflow* zenflow)
+{
+    return called([&] { changing(zenflow).land(); });
+}
+adamant_status adamant_zenflow_loss_scale(const adamant_zenflow* zenflow, double* scale)
+{
+    return called([&] { needed(scale, "scale") = of(zenflow).loss_scale(); });
+}
+
+adamant_status adamant_zenflow_set_device_arrays(adamant_zenflow* zenflow, size_t param, uint64_t grad,
+                                                 uint64_t weight_out)
+{
+    return called([&] { changing(zenflow).set_device_arrays(param, {{grad}, {weight_out}}); });
+}
+adamant_status adamant_zenflow_place(adamant_zenflow* zenflow, const adamant_device* device)
+{
+    return called([&] {
+        adamant::zenflow_optimizer& o = changing(zenflow);
+        o.place(device == nullptr ? nullptr : device->of);
+    });
+}
+
+adamant_status adamant_zenflow_get_position(adamant_zenflow* zenflow, adamant_zenflow_position* position)
+{
+    return called([&] {
+        changing(zenflow);
+        adamant::zenflow_state const& state = state_of(zenflow);
+        check_target(position);
+        adamant_zenflow_position at{};
+        at.steps = state.position.steps;
+        at.since_selection = state.position.since_selection;
+        at.in_window = state.position.in_window;
+        at.has_selection = state.position.has_selection;
+        at.has_loss_scaler = state.loss_scaler.has_value();
+        if (state.loss_scaler) {
+            at.loss_scale = state.loss_scaler->scale;
+            at.good_steps = state.loss_scaler->good_steps;
+            at.hysteresis_left = state.loss_scaler->hysteresis_left;
+        }
+        at.done_squares = state.position.done_squares;
+        at.put_off_norm = state.put_off_norm;
+        write(at, position);
+    });
+}
+adamant_status adamant_zenflow_get_param(adamant_zenflow* zenflow, size_t number, adamant_zenflow_param* param)
+{
+    return called([&] {
+        adamant::zenflow_state const& state = state_of(zenflow);
+        check_target(param);
+        if (number >= state.params.size())
+            adamant::detail::throw_invalid_argument(
+                {"there is no param ", number, "; there are ", state.params.size()});
+        adamant::zenflow_state_param const& p = state.params[number];
+        namespace arrays = adamant::shard_array;
+        auto const type = [&](std::size_t which) { return static_cast<adamant_dtype>(p.types[which]); };
+        write(adamant_zenflow_param{sizeof(adamant_zenflow_param),
+                                    p.name.c_str(),
+                                    p.columns,
+                                    p.all_rows,
+                                    p.first_row,
+                                    p.rows,
+                                    p.arrays[arrays::param],
+                                    p.arrays[arrays::exp_avg],
+                                    p.arrays[arrays::exp_avg_sq],
+                                    p.arrays[arrays::weight_out],
+                                    p.weights,
+                                    p.counts.data(),
+                                    p.selected.data(),
+                                    p.landing.data(),
+                                    p.sums,
+                                    p.summed,
+                                    type(arrays::param),
+                                    type(arrays::exp_avg),
+                                    type(arrays::exp_avg_sq),
+                                    type(arrays::weight_out)},
+              param);
+    });
+}
+adamant_status adamant_zenflow_load(adamant_zenflow* zenflow, const adamant_zenflow_position* position,
+                                    const adamant_zenflow_param* params, size_t count)
+{
+    return called([&] {
+        adamant::zenflow_optimizer& o = needed(zenflow, "the optimizer").of;
+        adamant::zenflow_state state = from_c(read(position), o);
+        if (count != 0)
+            needed(params, "params");
+        std::size_t const stride = count == 0 ? 0 : params->struct_bytes; // the caller's, of which params is an array
+        for (std::size_t i = 0; i < count; ++i)
+            state.params.push_back(from_c(read(reinterpret_cast<adamant_zenflow_param const*>(
+                reinterpret_cast<unsigned char const*>(params) + i * stride))));
+        zenflow->state.reset(); // only now: params may be what it has shown
+        o.load(state);
+    });
+}
+adamant_status adamant_zenflow_save_safetensors(adamant_zenflow* zenflow, const char* path)
+{
+    return called([&] {
+        changing(zenflow);
+        note_of_save(adamant::save_safetensors(&needed(path, "path"), state_of(zenflow)).reason);
+    });
+}
+adamant_status adamant_zenflow_load_safetensors(adamant_zenflow* zenflow, const char* const* paths, size_t count)
+{
+    return called([&] {
+        adamant::zenflow_optimizer& o = changing(zenflow);
+        if (count == 0)
+            adamant::detail::throw_invalid_argument({"a state is to be loaded from no files; give one or more"});
+        needed(paths, "paths");
+        std::vector<adamant::zenflow_safetensors_state> files;
+        std::vector<adamant::zenflow_state> states;
+        for (std::size_t i = 0; i < count; ++i)
+            states.push_back(files.emplace_back(&needed(paths[i], "a path")).state());
+        o.load(states);
+    });
+}

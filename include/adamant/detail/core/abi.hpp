@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Supported compilers and flags, and the ABI namespace. Every header includes this one.
+#pragma once
+
+#include <adamant/version.hpp>
+
+#if __cplusplus < 202002L
+#error "adamant needs C++20: compile with -std=c++20 or newer"
+#endif
+
+#if !defined(__GNUC__)
+#error "adamant needs GCC 12 or newer, or Clang 14 or newer: it relies on their target regions and inline assembly"
+#endif
+
+#if !defined(__cpp_exceptions)
+#error                                                                                                                 \
+    "adamant reports errors by exceptions: compile the files that include it without -fno-exceptions. The other files of the program may keep the flag, and the C interface (adamant/adamant.h) throws nothing."
+#endif
+
+#if !defined(__linux__) || !(defined(__x86_64__) || (defined(__aarch64__) && !defined(__AARCH64EB__)))
+#error "adamant runs on Linux on x86-64 and on little-endian AArch64: elsewhere its bits have never been checked"
+#endif
+
+// Two ways to compile, from one source. By default everything is included, and inline. With
+// ADAMANT_SEPARATE_COMPILATION, defined for all files of a program, headers declare, and one file of the program (or
+// the library adamant::compiled) includes adamant/src.hpp, which defines. Each X.hpp whose functions are not templates
+// has them in an X.ipp.
+#if defined(ADAMANT_SEPARATE_COMPILATION)
+#define ADAMANT_DECL
+#else
+#define ADAMANT_HEADER_ONLY
+#define ADAMANT_DECL inline
+#endif
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/detail/core/requirements.hpp>
+#endif
+
+// Functions of this library are inline. So two translation units with different -m flags would define the same function
+// twice, and the linker would keep either one, perhaps the one that this CPU cannot run. A namespace named after the
+// instruction set keeps them apart, and makes passing our types between such units a link error.
+//
+// Compiled separately, functions have one definition and one name. Only templates and constants stay in headers; those
+// that compute are in an inner namespace of that name.
+#if defined(__AVX512F__)
+#define ADAMANT_ABI_ISA x86_64_avx512
+#elif defined(__AVX2__) && defined(__FMA__)
+#define ADAMANT_ABI_ISA x86_64_avx2_fma
+#elif defined(__AVX2__)
+#define ADAMANT_ABI_ISA x86_64_avx2
+#elif defined(__AVX__)
+#define ADAMANT_ABI_ISA x86_64_avx
+#elif defined(__SSE4_1__)
+#define ADAMANT_ABI_ISA x86_64_sse4
+#elif defined(__x86_64__)
+#define ADAMANT_ABI_ISA x86_64
+#elif defined(__ARM_FEATURE_SVE)
+#define ADAMANT_ABI_ISA aarch64_sve
+#else
+#define ADAMANT_ABI_ISA aarch64
+#endif
+
+#if defined(_OPENMP) && !defined(ADAMANT_NO_HWLOC)
+#define ADAMANT_ABI_THREADS openmp
+#elif defined(_OPENMP)
+#define ADAMANT_ABI_THREADS openmp_no_hwloc
+#elif !defined(ADAMANT_NO_HWLOC)
+#define ADAMANT_ABI_THREADS serial
+#else
+#define ADAMANT_ABI_THREADS serial_no_hwloc
+#endif
+
+#define ADAMANT_CONCAT_(a, b, c) a##_##b##_##c
+#define ADAMANT_CONCAT(a, b, c) ADAMANT_CONCAT_(a, b, c)
+#define ADAMANT_FLAGS_ABI ADAMANT_CONCAT(v0, ADAMANT_ABI_ISA, ADAMANT_ABI_THREADS)
+#if defined(ADAMANT_HEADER_ONLY)
+#define ADAMANT_ABI ADAMANT_FLAGS_ABI
+#else
+#define ADAMANT_ABI v0
+#endif
+
+#define ADAMANT_BEGIN_NAMESPACE                                                                                        \
+    namespace adamant {                                                                                                \
+    inline namespace ADAMANT_ABI {
+#define ADAMANT_END_NAMESPACE                                                                                          \
+    }                                                                                                                  \
+    }
+
+// For templates and functions that are compiled by the including file in both ways.
+#if defined(ADAMANT_HEADER_ONLY)
+#define ADAMANT_BEGIN_INLINE_NAMESPACE ADAMANT_BEGIN_NAMESPACE
+#define ADAMANT_END_INLINE_NAMESPACE ADAMANT_END_NAMESPACE
+#else
+#define ADAMANT_BEGIN_INLINE_NAMESPACE                                                                                 \
+    ADAMANT_BEGIN_NAMESPACE                                                                                            \
+    inline namespace ADAMANT_FLAGS_ABI {
+#define ADAMANT_END_INLINE_NAMESPACE                                                                                   \
+    }                                                                                                                  \
+    ADAMANT_END_NAMESPACE
+#endif
+
+// For functions that CUDA's kernels call, too.
+#if defined(__CUDACC__)
+#define ADAMANT_ON_GPU __host__ __device__
+#else
+#define ADAMANT_ON_GPU
+#endif
+
+// For small functions of types that have one name for all flags: no copy of them remains for a linker to choose.
+#define ADAMANT_ALWAYS_INLINE [[gnu::always_inline]] inline

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// What error.hpp declares.
+#pragma once
+
+#include <cinttypes>
+#include <cstdio>
+
+#include <adamant/error.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+
+ADAMANT_DECL void text_part::append_to(std::string& text) const
+{
+    char digits[40];
+    switch (kind_) {
+    case kind::string: text.append(string_, bits_); return;
+    case kind::letter: text.push_back(static_cast<char>(bits_)); return;
+    case kind::unsigned_number: std::snprintf(digits, sizeof digits, "%" PRIu64, bits_); break;
+    case kind::signed_number: std::snprintf(digits, sizeof digits, "%" PRId64, static_cast<std::int64_t>(bits_)); break;
+    case kind::real_number: std::snprintf(digits, sizeof digits, "%.9g", std::bit_cast<double>(bits_)); break;
+    }
+    text.append(digits);
+}
+
+ADAMANT_DECL std::string text_of(std::initializer_list<text_part> parts)
+{
+    std::string text;
+    for (text_part const& part : parts)
+        part.append_to(text);
+    return text;
+}
+
+ADAMANT_DECL void throw_invalid_argument(std::initializer_list<text_part> parts)
+{
+    throw invalid_argument("adamant: " + text_of(parts));
+}
+ADAMANT_DECL void throw_unavailable(std::initializer_list<text_part> parts)
+{
+    throw unavailable("adamant: " + text_of(parts));
+}
+ADAMANT_DECL void throw_device_error(std::initializer_list<text_part> parts)
+{
+    throw device_error("adamant: " + text_of(parts));
+}
+[[noreturn]] ADAMANT_DECL void rethrow_as_device_error(std::string const& consequence)
+{
+    try {
+        throw;
+    } catch (std::exception const& failure) {
+        throw device_error(failure.what() + consequence);
+    }
+}
+ADAMANT_DECL void throw_corrupted(std::initializer_list<text_part> parts)
+{
+    throw corrupted("adamant: " + text_of(parts));
+}
+
+} // namespace detail
+
+ADAMANT_END_NAMESPACE

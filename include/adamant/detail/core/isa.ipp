@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// What isa.hpp declares.
+#pragma once
+
+#include <cstdlib>
+
+#include <adamant/isa.hpp>
+#include <adamant/detail/kernels/step_pointers.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+ADAMANT_DECL bool is_available(isa tier) noexcept
+{
+#if defined(ADAMANT_EMULATED_AVX512) // see detail/kernels/targets.hpp
+    return tier == isa::scalar || tier == isa::avx512 || tier == isa::avx512_bf16;
+#elif defined(__x86_64__)
+    switch (tier) {
+    case isa::avx2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case isa::avx512:
+        return is_available(isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    case isa::avx512_bf16: return is_available(isa::avx512) && __builtin_cpu_supports("avx512bf16");
+    default: break;
+    }
+#endif
+    return tier == isa::scalar || tier == isa::generic;
+}
+
+ADAMANT_DECL isa best_available_isa() noexcept
+{
+    isa best = isa::generic;
+    for (isa const tier : all_isas)
+        if (tier > best && is_available(tier))
+            best = tier;
+    return best;
+}
+
+namespace detail {
+
+ADAMANT_DECL std::string available_isas()
+{
+    std::string list;
+    for (isa const tier : all_isas)
+        if (is_available(tier))
+            (list += list.empty() ? "" : ", ") += name(tier);
+    return list;
+}
+
+} // namespace detail
+
+ADAMANT_DECL isa parse_isa(std::string_view text)
+{
+    if (text == name(isa::automatic))
+        return isa::automatic;
+    for (isa const tier : all_isas)
+        if (text == name(tier))
+            return tier;
+    detail::throw_invalid_argument({"no instruction set is called '", text,
+                                    "'; the names are automatic, scalar, generic, avx2, avx512 and avx512_bf16"});
+}
+
+ADAMANT_DECL isa resolve_isa(isa request)
+{
+    char const* source = "the caller";
+    if (request == isa::automatic) {
+        char const* const variable = std::getenv("ADAMANT_ISA");
+        if (variable != nullptr && *variable != '\0') {
+            request = parse_isa(variable);
+            source = "ADAMANT_ISA";
+        }
+    }
+    if (request == isa::automatic)
+        return best_available_isa();
+    if (!is_available(request))
+        detail::throw_unavailable({source, " asks for the instruction set ", name(request), ", but this CPU has only ",
+                                   detail::available_isas(), "; ask for one of these, or for automatic"});
+    return request;
+}
+
+ADAMANT_DECL std::uint32_t default_prefetch_bytes() noexcept
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_is("amd"))
+        return 256;
+#endif
+    return kernel::default_prefetch_bytes;
+}
+
+ADAMANT_END_NAMESPACE

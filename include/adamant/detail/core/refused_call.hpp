@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// What to say where the system refuses a call: why, and what to do, by its error number.
+#pragma once
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include <adamant/detail/core/abi.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// For a call that needs no privilege. usual: what to do where a limit is the reason.
+inline std::string advice_on(int error, std::string_view usual)
+{
+    if (error == EPERM || error == EACCES)
+        return "the system forbids the call itself; look for a seccomp filter or a security module";
+    if (error == ENOSYS)
+        return "the kernel does not have this call, or a seccomp filter hides it";
+    return std::string(usual);
+}
+
+// For mbind(), get_mempolicy() and move_pages(), which container engines allow only with CAP_SYS_NICE.
+inline std::string advice_on_numa_call(int error, std::string_view usual)
+{
+    if (error == EPERM)
+        return "a seccomp filter forbids it; in a container, add CAP_SYS_NICE";
+    return advice_on(error, usual);
+}
+
+// "mmap: Cannot allocate memory; see ulimit -v". advice: may be empty.
+inline std::string refused_text(std::string_view call, int error, std::string_view advice)
+{
+    std::string text(call);
+    text.append(": ").append(std::strerror(error));
+    if (!advice.empty())
+        text.append("; ").append(advice);
+    return text;
+}
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether bytes are UTF-8, which names must be for checkpoints' JSON, and how other bytes are shown.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include <adamant/error.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// The number of bytes of the text's first character; 0 where it begins with none. RFC 3629: at most 4 bytes, no
+// overlong forms, no surrogates, nothing beyond U+10FFFF.
+constexpr std::size_t utf8_length(std::string_view text) noexcept
+{
+    auto const byte = [&](std::size_t i) { return static_cast<unsigned char>(i < text.size() ? text[i] : '\0'); };
+    unsigned char const first = byte(0);
+    if (first < 0x80)
+        return text.empty() ? 0 : 1;
+    std::size_t const length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+    // Of the second byte: the least and the most, by the first.
+    unsigned const least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+    unsigned const most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+    if (first < 0xc2 || first > 0xf4 || byte(1) < least || byte(1) > most)
+        return 0;
+    for (std::size_t i = 2; i < length; ++i)
+        if (byte(i) < 0x80 || byte(i) > 0xbf)
+            return 0;
+    return length;
+}
+
+// Calls add(piece) for each character of the text, in order; a byte that is not UTF-8 is written as \xff. add() returns
+// whether to continue, so that a caller without room can stop at a character. Allocates nothing.
+template <class Add>
+constexpr void each_utf8(std::string_view text, Add const& add)
+{
+    constexpr char const* digits = "0123456789abcdef";
+    while (!text.empty()) {
+        std::size_t const length = utf8_length(text);
+        unsigned const byte = static_cast<unsigned char>(text.front());
+        char const escape[] = {'\\', 'x', digits[byte >> 4], digits[byte & 15]};
+        if (!add(length != 0 ? text.substr(0, length) : std::string_view(escape, sizeof escape)))
+            return;
+        text.remove_prefix(length != 0 ? length : 1);
+    }
+}
+
+// Throws invalid_argument for a text that is not UTF-8. what: "the name of a shard".
+inline void check_utf8(std::string const& what, std::string_view text)
+{
+    std::size_t at = 0;
+    for (std::size_t length = 0; at < text.size(); at += length)
+        if (length = utf8_length(text.substr(at)); length == 0)
+            break;
+    if (at == text.size())
+        return;
+    std::string shown;
+    each_utf8(text, [&](std::string_view piece) {
+        bool const has_room = shown.size() < 200;
+        shown += has_room ? piece : "...";
+        return has_room;
+    });
+    throw_invalid_argument(
+        {what, ", '", shown, "', is not UTF-8: see its byte ", at, ". Checkpoints hold UTF-8 alone; convert it"});
+}
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether a CUDA device computes as the reference implementation does in this program: nvcc's flags that break it have
+// no macros.
+#pragma once
+
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include <adamant/detail/cuda/cuda_memory.cuh>
+#include <adamant/detail/cuda/gpu_numerics.cuh>
+#include <adamant/detail/numerics/float_mode.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail::cuda {
+
+inline constexpr unsigned check_threads = 64;
+
+// Plain operators, which --use_fast_math changes, and the intrinsics that kernels are made of.
+struct arithmetic {
+    float tiny_product, tiny_sum, quotient, root; // by operators
+    float rounded_product, fused, rounded_quotient, rounded_root;
+    double fused_double;
+};
+
+template <int = 0>
+__global__ void __launch_bounds__(check_threads) check_kernel(arithmetic* out, float tiny, float one)
+{
+    float const x = one + __fmul_rn(static_cast<float>(threadIdx.x), 0.37f);
+    arithmetic& o = out[threadIdx.x];
+    o.tiny_product = tiny * (0.5f / static_cast<float>(1 + threadIdx.x % 8));
+    o.tiny_sum = tiny - __fmul_rn(tiny, 0.75f);
+    o.quotient = one / x;
+    o.root = sqrtf(x);
+    o.rounded_product = __fmul_rn(x, x);
+    o.fused = __fmaf_rn(x, x, -one);
+    o.rounded_quotient = __fdiv_rn(one, x);
+    o.rounded_root = __fsqrt_rn(x);
+    o.fused_double = __fma_rn(static_cast<double>(x), static_cast<double>(tiny), static_cast<double>(one));
+}
+
+// Which of a thread's results differ from this machine's: 1 operators, 2 intrinsics.
+[[gnu::noinline]] inline unsigned compare_arithmetic(arithmetic const& found, unsigned thread, float tiny, float one)
+{
+    float const x = one + std::fma(static_cast<float>(thread), 0.37f, 0.0f);
+    bool const operators = found.tiny_product == tiny * (0.5f / static_cast<float>(1 + thread % 8)) &&
+                           found.tiny_sum == tiny - std::fma(tiny, 0.75f, 0.0f) && found.quotient == one / x &&
+                           found.root == std::sqrt(x);
+    bool const intrinsics =
+        found.rounded_product == std::fma(x, x, 0.0f) && found.fused == std::fma(x, x, -one) &&
+        found.rounded_quotient == one / x && found.rounded_root == std::sqrt(x) &&
+        found.fused_double == std::fma(static_cast<double>(x), static_cast<double>(tiny), static_cast<double>(one));
+    return (operators ? 0u : 1u) | (intrinsics ? 0u : 2u);
+}
+
+// Throws unavailable where the program's device code was compiled with flags that change results, or has nothing for
+// this device; device_error where the device fails.
+inline void check_arithmetic(lanes& on, int capability)
+{
+    struct buffer {
+        lanes const& on;
+        device_ptr memory;
+        ~buffer() { release(on, memory); }
+    };
+    constexpr std::size_t bytes = check_threads * sizeof(arithmetic);
+    buffer const own = {on, allocate(on, bytes)};
+    std::shared_ptr<std::byte> const results = pinned(on, bytes);
+    float tiny = 0x1p-126f;
+    float one = 1.0f;
+    cudaError_t error = cudaSuccess;
+    on.enqueue(device_lane::work, {operation::check}, [&](cudaStream_t stream) {
+        error = ADAMANT_GPU_LAUNCH(check_kernel<0>, 1, check_threads, stream,
+                                   static_cast<arithmetic*>(address_of(own.memory)), tiny, one);
+        if (error == cudaSuccess)
+            error = cudaMemcpyAsync(results.get(), address_of(own.memory), bytes, cudaMemcpyDeviceToHost, stream);
+        return error;
+    });
+    if (error == cudaErrorNoKernelImageForDevice)
+        throw_unavailable({on.name(), " has compute capability ", capability / 10, ".", capability % 10,
+                           ", and this program holds no code for that; compile it with -arch=sm_", capability,
+                           " (in CMake: CMAKE_CUDA_ARCHITECTURES)"});
+    if (!on.wait_until(on.mark(device_lane::work), lanes::clock::now() + std::chrono::seconds(60)))
+        throw_device_error({on.name(), " did not finish a small computation within 60 s"});
+    unsigned differs = 0;
+    rounded_to_nearest([&] {
+        for (unsigned i = 0; i < check_threads; ++i) {
+            arithmetic found;
+            std::memcpy(&found, results.get() + i * sizeof found, sizeof found);
+            differs |= compare_arithmetic(found, i, tiny, one);
+        }
+    });
+    if ((differs & 1) != 0)
+        throw_unavailable(
+            {on.name(), " flushes subnormals, or estimates quotients or roots, because the device code of this program "
+                        "was compiled with --use_fast_math, --ftz=true, --prec-div=false or --prec-sqrt=false: that "
+                        "would change the bits of a step; compile the file that includes cuda.cuh without them"});
+    if (differs != 0)
+        throw_unavailable({on.name(), " does not round as IEEE 754 says, so its steps would not have the ",
+                           "CPU's bits; use another device, or leave all of the work to the CPU"});
+}
+
+} // namespace detail::cuda
+ADAMANT_END_NAMESPACE

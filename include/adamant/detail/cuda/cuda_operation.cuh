@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a CUDA device is told to do: for a scope to be the current one, and things that are enqueued.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <adamant/detail/cuda/gpu_runtime.cuh>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail::cuda {
+
+// Makes a device the calling thread's for a scope. Where that fails, whatever is called next says so.
+class device_scope {
+public:
+    explicit device_scope(int ordinal) noexcept
+    {
+        changed_ = cudaGetDevice(&before_) == cudaSuccess && before_ != ordinal;
+        if (changed_)
+            (void)cudaSetDevice(ordinal);
+    }
+    ~device_scope()
+    {
+        if (changed_)
+            (void)cudaSetDevice(before_);
+    }
+    device_scope(device_scope const&) = delete;
+    device_scope& operator=(device_scope const&) = delete;
+
+private:
+    int before_ = 0;
+    bool changed_;
+};
+
+// An enqueued operation, for error messages, and the bytes that it moves.
+struct operation {
+    enum kind : std::uint8_t {
+        nothing,
+        copy_up,
+        copy_down,
+        pass,
+        accumulate,
+        round_weights,
+        columns,
+        largest,
+        scores,
+        fetch,
+        check,
+        call
+    };
+    kind what = nothing;
+    block_pass of = block_pass::measure;
+    std::uint64_t count = 0; // bytes, or pieces
+    std::uint64_t bytes = 0;
+
+    [[nodiscard]] std::string text() const
+    {
+        std::string const n = std::to_string(count);
+        std::string const pieces = text_of({" over ", n, count == 1 ? " piece" : " pieces"});
+        switch (what) {
+        case copy_up: return text_of({"copy of ", n, " bytes up"});
+        case copy_down: return text_of({"copy of ", n, " bytes down"});
+        case pass: return std::string("pass ") + name(of) + pieces;
+        case accumulate: return "accumulation of piece " + n;
+        case columns: return text_of({"copy of ", n, " columns"});
+        case largest: return text_of({"look for the largest of ", n, " gradients"});
+        case scores: return text_of({"scores of ", n, " columns"});
+        case round_weights: return "rounding of weights" + pieces;
+        case fetch: return text_of({"fetch of the results of ", n, " blocks"});
+        case check: return "check of its arithmetic";
+        case call: return "call of a function on the host";
+        case nothing: break;
+        }
+        return "wait";
+    }
+};
+
+} // namespace detail::cuda
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+// An optimizer's pieces on a CUDA device: where what belongs to them lies, and which kernels a pass launches.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <adamant/detail/cuda/cuda_memory.cuh>
+#include <adamant/detail/cuda/gpu_kernels.cuh>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail::cuda {
+
+[[nodiscard]] inline std::size_t stored_bytes(device_piece const& p, shard_array::index which) noexcept
+{
+    return array_bytes(p.types[which], p.elems);
+}
+[[nodiscard]] inline shard_dtypes types_of(device_piece const& p) noexcept
+{
+    return {p.types[0], p.types[1], p.types[2], p.types[3], p.types[4]};
+}
+// Of the one allocation that a part makes: offsets in bytes.
+struct part_layout {
+    static constexpr std::size_t aligned(std::size_t bytes) noexcept { return (bytes + 127) / 128 * 128; }
+
+    part_layout(std::span<device_piece const> all, bool with_records) noexcept
+    {
+        for (device_piece const& p : all)
+            blocks += p.blocks();
+        piece_of = aligned(all.size() * sizeof(piece));
+        squares = piece_of + aligned(blocks * sizeof(std::uint32_t));
+        recorded = squares + aligned(blocks * sizeof(grad_squares));
+        records = recorded + aligned(blocks * sizeof(std::uint32_t));
+        end = records;
+        if (with_records)
+            for (device_piece const& p : all)
+                end += record_bytes(p);
+    }
+    [[nodiscard]] static std::size_t record_bytes(device_piece const& p) noexcept
+    {
+        std::size_t bytes = 0;
+        for (auto const which : state_arrays)
+            if (is_state(types_of(p), which))
+                bytes += aligned(stored_bytes(p, which));
+        return bytes;
+    }
+
+    std::size_t blocks = 0; // a count
+    std::size_t piece_of;
+    std::size_t squares;
+    std::size_t recorded;
+    std::size_t records;
+    std::size_t end;
+};
+
+using kernel = void (*)(launch);
+
+[[nodiscard]] inline bool has_codes(device_piece const& p) noexcept
+{
+    return p.types[shard_array::exp_avg] == dtype::quantized8;
+}
+
+// One for each of the common combinations, float params and moments with any gradient and weight_out; one for all
+// others but moments of 8 bits, and the last for these.
+inline constexpr std::size_t pass_kernels = 11;
+[[nodiscard]] inline std::size_t pass_kernel_of(device_piece const& p) noexcept
+{
+    dtype const out = p.types[shard_array::weight_out];
+    if (has_codes(p))
+        return pass_kernels - 1;
+    if (has_split_param(types_of(p)) || state_bytes(types_of(p)) != 3 * sizeof(float) || out == dtype::float32)
+        return pass_kernels - 2;
+    auto const sixteen = [](dtype type) -> std::size_t { return type == dtype::bfloat16 ? 1 : 2; };
+    dtype const grad = p.types[shard_array::grad];
+    return (grad == dtype::float32 ? 0 : sixteen(grad)) * 3 + (out == dtype::none ? 0 : sixteen(out));
+}
+[[nodiscard]] inline kernel pass_kernel_at(std::size_t number) noexcept
+{
+    constexpr int none = static_cast<int>(dtype::none);
+    constexpr int f32 = static_cast<int>(dtype::float32);
+    constexpr int bf16 = static_cast<int>(dtype::bfloat16);
+    constexpr int f16 = static_cast<int>(dtype::float16);
+    constexpr int any = any_dtype;
+    constexpr int codes = static_cast<int>(dtype::quantized8);
+    static constexpr kernel all[pass_kernels] = {
+        pass_kernel<f32, f32, f32, f32, none>,    pass_kernel<f32, f32, f32, f32, bf16>,
+        pass_kernel<f32, f32, f32, f32, f16>,     pass_kernel<f32, bf16, f32, f32, none>,
+        pass_kernel<f32, bf16, f32, f32, bf16>,   pass_kernel<f32, bf16, f32, f32, f16>,
+        pass_kernel<f32, f16, f32, f32, none>,    pass_kernel<f32, f16, f32, f32, bf16>,
+        pass_kernel<f32, f16, f32, f32, f16>,     pass_kernel<any, any, any, any, any>,
+        pass_kernel<any, any, codes, codes, any>,
+    };
+    return all[number];
+}
+
+[[nodiscard]] inline kernel undo_kernel_at(std::size_t number) noexcept
+{
+    return number == 0 ? kernel(undo_kernel<any_dtype>) : undo_kernel<static_cast<int>(dtype::quantized8)>;
+}
+
+// Rules for what a launch is to know of a group.
+[[nodiscard]] inline group_rules rules_of(group_step const& of) noexcept
+{
+    gradient_rules const& r = of.rules;
+    return {of.c, r.limited ? r.scale : 1.0f, r.limited ? r.bound : std::bit_cast<float>(float_infinity_bits),
+            r.limited || r.zero_nonfinite, r.zero_nonfinite};
+}
+
+class part final : public device_part {
+public:
+    // Throws as device::allocate() does. `on` must outlive it.
+    part(lanes& on, std::vector<device_piece> pieces, bool with_records)
+        : on_(on), pieces_(std::move(pieces)), layout_(pieces_, with_records), recorded_(pieces_.size(), 0)
+    {
+        std::uint32_t block = 0;
+        for (device_piece const& p : pieces_) {
+            first_blocks_.push_back(block);
+            block += static_cast<std::uint32_t>(p.blocks());
+        }
+        memory_ = allocate(on_, layout_.end);
+        try {
+            std::vector<std::byte> image(layout_.records); // sums and records: none
+            describe(image);
+            device_scope const scope(on_.ordinal());
+            if (!image.empty())
+                if (cudaError_t const error =
+                        cudaMemcpy(address_of(memory_), image.data(), image.size(), cudaMemcpyHostToDevice);
+                    error != cudaSuccess) {
+                    (void)cudaGetLastError();
+                    throw_device_error({on_.name(), " has failed to take the description of ", pieces_.size(),
+                                        " pieces: ", cudaGetErrorString(error)});
+                }
+            results_ = pinned(on_, layout_.blocks * (sizeof(grad_squares) + sizeof(std::uint32_t)));
+        } catch (...) {
+            release(on_, memory_);
+            throw;
+        }
+    }
+    ~part() override
+    {
+        // What is enqueued uses both. A device that does not come to the end of it keeps them.
+        if (on_.drain(lanes::clock::now() + std::chrono::seconds(10)) == lanes::drained::busy)
+            (void)new std::shared_ptr<std::byte>(std::move(results_));
+        else
+            release(on_, memory_);
+    }
+
+    void run(device_pass const& pass) override
+    {
+        on_.check_process(); // first: who had the lock may be in another process
+        std::lock_guard const lock(mutex_);
+        bool const undoes = pass.pass == block_pass::undo;
+        bool const is_step = !undoes && !only_reads(pass.pass);
+        bool const makes_records = is_step && (pass.pass == block_pass::speculate || pass.keep_records);
+        launch of;
+        of.tasks = (is_first(pass.pass) ? sums : 0u) | (is_step ? steps : 0u) | (makes_records ? keeps : 0u) |
+                   (pass.pass == block_pass::redo ? back | reads_state : 0u) |
+                   (pass.pass == block_pass::rest ? unrecorded | reads_state : 0u);
+        operation const what = {operation::pass, pass.pass, pass.pieces.size(), bytes_of(pass, makes_records)};
+        auto const groups = pass.pass == block_pass::speculate ? pass.speculated : pass.settled;
+        on_.enqueue(device_lane::work, what, [&](cudaStream_t stream) {
+            // A launch is of one kernel, and of groups that stand together in the table of them.
+            struct kind {
+                std::size_t kernel;
+                std::size_t first_group;
+                bool operator==(kind const&) const = default;
+            };
+            auto const kind_of = [&](std::uint32_t piece) -> kind {
+                return {undoes ? has_codes(pieces_[piece]) : pass_kernel_of(pieces_[piece]),
+                        is_step ? pieces_[piece].group / launch::most_groups * launch::most_groups : 0};
+            };
+            // Nearly always there is one kind. What comes after a piece's own kind has not been launched yet.
+            cudaError_t error = cudaSuccess;
+            for (std::size_t first = 0; first < pass.pieces.size() && error == cudaSuccess; ++first) {
+                kind const now = kind_of(pass.pieces[first]);
+                bool const is_new =
+                    std::none_of(pass.pieces.begin(), pass.pieces.begin() + static_cast<std::ptrdiff_t>(first),
+                                 [&](std::uint32_t earlier) { return kind_of(earlier) == now; });
+                if (!is_new)
+                    continue;
+                if (is_step) {
+                    std::size_t const end = std::min(groups.size(), now.first_group + launch::most_groups);
+                    for (std::size_t g = now.first_group; g < end; ++g)
+                        of.group[g - now.first_group] = rules_of(groups[g]);
+                }
+                of.first_group = static_cast<std::uint32_t>(now.first_group);
+                error = launch_over(
+                    undoes ? undo_kernel_at(now.kernel) : pass_kernel_at(now.kernel),
+                    step_threads + ((of.tasks & sums) != 0 ? sum_threads : 0), stream, of, pass.pieces.subspan(first),
+                    [&](std::uint32_t piece) { return kind_of(piece) == now; },
+                    [&](std::uint32_t piece) { return !undoes && pass.summed[piece] != 0; });
+            }
+            return error;
+        });
+    }
+    void accumulate(std::uint32_t piece, bool first) override
+    {
+        device_piece const& p = pieces_[piece];
+        std::size_t const bytes =
+            stored_bytes(p, shard_array::grad) + (first ? 1 : 2) * stored_bytes(p, shard_array::accumulator);
+        on_.enqueue(device_lane::work, {operation::accumulate, {}, piece, bytes}, [&](cudaStream_t stream) {
+            launch of;
+            of.tasks = 0;
+            of.first_group = 0;
+            std::uint32_t const one[] = {piece};
+            return launch_over(
+                accumulate_kernel<0>, step_threads, stream, of, one, [](std::uint32_t) { return true; },
+                [&](std::uint32_t) { return !first; });
+        });
+    }
+    void round_weights() override
+    {
+        std::size_t bytes = 0;
+        std::vector<std::uint32_t> with_weights;
+        for (std::uint32_t i = 0; i < pieces_.size(); ++i) {
+            device_piece const& p = pieces_[i];
+            if (p.types[shard_array::weight_out] == dtype::none || has_split_param(types_of(p)))
+                continue;
+            with_weights.push_back(i);
+            bytes += stored_bytes(p, shard_array::param) + stored_bytes(p, shard_array::weight_out);
+        }
+        on_.enqueue(device_lane::work, {operation::round_weights, {}, with_weights.size(), bytes},
+                    [&](cudaStream_t stream) {
+                        launch of;
+                        of.tasks = 0;
+                        of.first_group = 0;
+                        return launch_over(
+                            round_kernel<0>, step_threads, stream, of, with_weights, [](std::uint32_t) { return true; },
+                            [](std::uint32_t) { return false; });
+                    });
+    }
+    void forget_records() noexcept override { epoch_.fetch_add(1, std::memory_order_relaxed); }
+    void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) override
+    {
+        on_.follow(device_lane::down, on_.mark(device_lane::work));
+        if (layout_.blocks == 0)
+            return;
+        std::size_t const sums_bytes = layout_.blocks * sizeof(grad_squares);
+        std::size_t const epochs_bytes = layout_.blocks * sizeof(std::uint32_t);
+        std::byte* const staged = results_.get();
+        on_.enqueue(device_lane::down, {operation::fetch, {}, layout_.blocks, sums_bytes + epochs_bytes},
+                    [&](cudaStream_t stream) {
+                        cudaError_t const error = cudaMemcpyAsync(staged, address_of(memory_ + layout_.squares),
+                                                                  sums_bytes, cudaMemcpyDeviceToHost, stream);
+                        return error != cudaSuccess
+                                   ? error
+                                   : cudaMemcpyAsync(staged + sums_bytes, address_of(memory_ + layout_.recorded),
+                                                     epochs_bytes, cudaMemcpyDeviceToHost, stream);
+                    });
+        // The spans are in any memory, and a copy into what is not pinned would wait for the lane here.
+        on_.call(device_lane::down,
+                 [staged, squares, recorded, sums_bytes, epoch = epoch_.load(std::memory_order_relaxed)] {
+                     std::memcpy(squares.data(), staged, sums_bytes);
+                     for (std::size_t b = 0; b < recorded.size(); ++b) {
+                         std::uint32_t found;
+                         std::memcpy(&found, staged + sums_bytes + b * sizeof found, sizeof found);
+                         recorded[b] = found == epoch ? 1 : 0;
+                     }
+                 });
+    }
+
+private:
+    // What kernels find: pieces, and which piece each block is of.
+    void describe(std::vector<std::byte>& image) const
+    {
+        device_ptr record = memory_ + layout_.records;
+        for (std::uint32_t i = 0; i < pieces_.size(); ++i) {
+            device_piece const& from = pieces_[i];
+            piece to{};
+            for (std::size_t a = 0; a < 6; ++a) {
+                to.arrays[a] = address_of(from.arrays[a]);
+                to.types[a] = from.types[a];
+            }
+            for (std::size_t a = 0; a < std::size(state_arrays) && layout_.end != layout_.records; ++a) {
+                if (!is_state(types_of(from), state_arrays[a]))
+                    continue;
+                to.records[a] = address_of(record);
+                record = record + part_layout::aligned(stored_bytes(from, state_arrays[a]));
+            }
+            to.elems = from.elems;
+            to.first_block = first_blocks_[i];
+            to.group = static_cast<std::uint32_t>(from.group);
+            to.place = from.place;
+            std::memcpy(image.data() + i * sizeof to, &to, sizeof to);
+            for (std::size_t b = 0; b < from.blocks(); ++b)
+                std::memcpy(image.data() + layout_.piece_of + (first_blocks_[i] + b) * sizeof i, &i, sizeof i);
+        }
+    }
+    // Has a kernel launched over the pieces of a list that take part, as often as their runs of blocks need it.
+    template <class TakesPart, class IsSummed>
+    [[nodiscard]] cudaError_t launch_over(kernel function, unsigned threads, cudaStream_t stream, launch& of,
+                                          std::span<std::uint32_t const> list, TakesPart const& takes_part,
+                                          IsSummed const& is_summed) const
+    {
+        of.part = {static_cast<piece const*>(address_of(memory_)),
+                   static_cast<std::uint32_t const*>(address_of(memory_ + layout_.piece_of)),
+                   static_cast<grad_squares*>(address_of(memory_ + layout_.squares)),
+                   static_cast<std::uint32_t*>(address_of(memory_ + layout_.recorded))};
+        of.epoch = epoch_.load(std::memory_order_relaxed);
+        of.runs = 0;
+        std::uint32_t blocks = 0;
+        std::uint32_t next = 0; // the part's block that would continue the last run
+        cudaError_t error = cudaSuccess;
+        auto const finish = [&] {
+            if (of.runs != 0 && error == cudaSuccess)
+                error = ADAMANT_GPU_LAUNCH(function, blocks, threads, stream, of);
+            of.runs = 0;
+            blocks = 0;
+        };
+        for (std::uint32_t const i : list) {
+            auto const n = static_cast<std::uint32_t>(pieces_[i].blocks());
+            if (n == 0 || !takes_part(i))
+                continue;
+            std::uint32_t const begin = first_blocks_[i] | (is_summed(i) ? summed_bit : 0u);
+            if (of.runs == 0 || begin != next) {
+                if (of.runs == launch::most_runs)
+                    finish();
+                of.run[of.runs++] = {blocks, begin};
+            }
+            blocks += n;
+            next = begin + n;
+        }
+        finish();
+        return error;
+    }
+    // What a pass reads and writes. Keeps account of which pieces have records.
+    [[nodiscard]] std::size_t bytes_of(device_pass const& pass, bool makes_records)
+    {
+        std::size_t bytes = 0;
+        for (std::uint32_t const i : pass.pieces) {
+            device_piece const& p = pieces_[i];
+            bool const had_record = recorded_[i] == epoch_.load(std::memory_order_relaxed);
+            bool const undoes = pass.pass == block_pass::undo;
+            if (pass.pass == block_pass::rest ? had_record : undoes && !had_record)
+                continue;
+            std::size_t const grad = stored_bytes(p, shard_array::grad);
+            if (!undoes)
+                bytes += grad + (pass.summed[i] != 0 ? stored_bytes(p, shard_array::accumulator) : 0);
+            if (!only_reads(pass.pass))
+                bytes += step_bytes(types_of(p), p.elems) - grad;
+            if (makes_records && !(pass.pass == block_pass::redo && had_record))
+                bytes += state_bytes(types_of(p), p.elems);
+            if (undoes || pass.pass == block_pass::redo || makes_records)
+                recorded_[i] = makes_records ? epoch_.load(std::memory_order_relaxed) : 0;
+        }
+        return bytes;
+    }
+
+    lanes& on_;
+    std::vector<device_piece> pieces_;
+    part_layout layout_;
+    std::vector<std::uint32_t> first_blocks_; // of each piece
+    device_ptr memory_;
+    std::shared_ptr<std::byte> results_; // where fetch() gets them first
+    std::mutex mutex_;
+    std::vector<std::uint32_t> recorded_; // of each piece: the epoch of its records, for the account of bytes alone
+    std::atomic<std::uint32_t> epoch_{1}; // what records are of; a new one forgets them
+};
+
+} // namespace detail::cuda
+ADAMANT_END_NAMESPACE

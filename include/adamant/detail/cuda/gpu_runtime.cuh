@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the GPU code gets its runtime and its intrinsics from. It uses CUDA's names throughout. Whoever compiles it for
+// something else (HIP; the tests' imitation on the host) names a header in ADAMANT_GPU_RUNTIME that defines those
+// names, ADAMANT_GPU_LAUNCH among them where cudaLaunchKernel() would not do.
+#pragma once
+
+#if defined(ADAMANT_GPU_RUNTIME)
+#include ADAMANT_GPU_RUNTIME
+#elif defined(__CUDACC__)
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#else
+#error                                                                                                                 \
+    "adamant's GPU headers hold device code: include them from a .cu file that nvcc compiles (-std=c++20; in CMake: enable_language(CUDA)), or name another runtime's header in ADAMANT_GPU_RUNTIME"
+#endif
+
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 12
+#error "adamant's GPU headers need CUDA 12.0 or newer: they are C++20"
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
+#error "adamant's GPU headers need compute capability 7.0 or newer: compile with -arch=sm_70 or a newer one"
+#endif
+// nvcc has no macro for --use_fast_math, --ftz or --prec-div; cuda_device finds those out when it is made. The host
+// compiler's flags are refused where all are, in detail/core/abi.hpp.
+#if defined(__CLANG_CUDA_APPROX_TRANSCENDENTALS__)
+#error "adamant refuses -ffast-math for device code, too: it would change the bits of a step"
+#endif
+
+// How often a loop of device code is unrolled.
+#define ADAMANT_GPU_PRAGMA(text) _Pragma(#text)
+#if defined(__CUDACC__) || defined(__HIPCC__) || defined(__clang__)
+#define ADAMANT_GPU_UNROLL(times) ADAMANT_GPU_PRAGMA(unroll times)
+#else
+#define ADAMANT_GPU_UNROLL(times) ADAMANT_GPU_PRAGMA(GCC unroll times)
+#endif
+
+// What points to global memory, for loads that need not find that out.
+#if defined(__CUDA_ARCH__)
+#define ADAMANT_GPU_IS_GLOBAL(address) __builtin_assume(__isGlobal(address))
+#else
+#define ADAMANT_GPU_IS_GLOBAL(address) static_cast<void>(address)
+#endif
+
+// nvcc does not know GCC's pragmas, and says so at each of them.
+#if defined(__NVCC__)
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 1675
+#endif
+#include <adamant/device.hpp>
+#if defined(__NVCC__)
+#pragma nv_diagnostic pop
+#endif
+
+// Launches kernel(arguments...) in a stream; the error it returns is that of this launch, and nobody else's. The types
+// of the arguments are the kernel's.
+#if !defined(ADAMANT_GPU_LAUNCH)
+#define ADAMANT_GPU_LAUNCH(kernel, grid, block, stream, ...)                                                           \
+    (::adamant::detail::launch_on_gpu)((kernel), (grid), (block), (stream), __VA_ARGS__)
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+template <class... Parameters>
+[[nodiscard]] cudaError_t launch_on_gpu(void (*kernel)(Parameters...), unsigned grid, unsigned block,
+                                        cudaStream_t stream, Parameters... arguments)
+{
+    void* addresses[] = {&arguments...};
+    return cudaLaunchKernel(reinterpret_cast<void const*>(kernel), dim3(grid), dim3(block), addresses, 0, stream);
+}
+
+} // namespace detail
+ADAMANT_END_NAMESPACE
+#endif

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an imitated device does to its part of an optimizer: the passes, by the CPU's own kernels.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <adamant/emulated_device.hpp>
+#include <adamant/isa.hpp>
+#include <adamant/detail/numerics/float_mode.hpp>
+#include <adamant/detail/shard/offload_shard.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+// The passes, by the CPU's own kernels.
+class emulated_part final : public device_part {
+public:
+    emulated_part(emulated_device& on, std::vector<device_piece> pieces, bool with_records)
+        : on_(on), pieces_(std::move(pieces))
+    {
+        std::size_t records = 0;
+        for (device_piece const& piece : pieces_) {
+            auto const array = [&](shard_array::index which) {
+                device_ptr const at = piece.arrays[which];
+                return at ? on_.real(at, array_bytes(piece.types[which], piece.elems)) : nullptr;
+            };
+            namespace arrays = shard_array;
+            dtype const sum = piece.types[arrays::accumulator];
+            kernel::sum_kernels_function const sum_kernels = kernel::sum_kernels_of(sum);
+            shards_.emplace_back(any_shard(*piece.format,
+                                           {array(arrays::param), array(arrays::grad), array(arrays::exp_avg),
+                                            array(arrays::exp_avg_sq), array(arrays::weight_out), piece.place},
+                                           piece.elems),
+                                 tier_, array(arrays::accumulator), sum,
+                                 sum_kernels == nullptr ? nullptr : &sum_kernels(tier_));
+            first_block_.push_back(slots_.size());
+            for (std::size_t b = 0; b < piece.blocks(); ++b) {
+                slots_.push_back(records);
+                if (with_records)
+                    records += (shards_.back().record_bytes_at_most(shards_.back().length(b)) + 63) / 64 * 64;
+            }
+        }
+        squares_.resize(slots_.size());
+        recorded_.resize(slots_.size());
+        checksums_.resize(slots_.size());
+        memory_ = on_.allocate(records);
+        records_ = records == 0 ? nullptr : on_.real(memory_, records);
+    }
+    // What is enqueued still refers to this.
+    ~emulated_part() override
+    {
+        on_.drain();
+        on_.release(memory_);
+    }
+
+    void run(device_pass const& pass) override
+    {
+        struct task {
+            block_pass pass;
+            std::vector<std::uint32_t> pieces;
+            std::vector<group_step> speculated, settled;
+            std::vector<std::uint8_t> summed;
+            bool keep_records;
+        };
+        auto const copy = [](auto span) { return std::vector(span.begin(), span.end()); };
+        auto const own = std::make_shared<task const>(task{pass.pass, copy(pass.pieces), copy(pass.speculated),
+                                                           copy(pass.settled), copy(pass.summed), pass.keep_records});
+        std::size_t bytes = 0;
+        for (std::uint32_t const piece : own->pieces) {
+            detail::offload_shard const& s = shards_[piece];
+            std::size_t const n = s.size();
+            bytes += only_reads(pass.pass) ? s.bytes(s.grad, n) : step_bytes(s.format().types, n);
+            bytes += own->summed[piece] != 0 ? s.bytes(s.accumulator, n) : 0;
+        }
+        on_.enqueue(device_lane::work, device_operation::work, bytes,
+                    detail::text_of({"pass '", name(pass.pass), "' over ", own->pieces.size(), " pieces"}),
+                    [this, own, epoch = epoch_] {
+                        float_mode_scope const mode(subnormals::kept);
+                        for (std::uint32_t const piece : own->pieces)
+                            for (std::size_t b = 0; b < shards_[piece].blocks(); ++b)
+                                run_block(own->pass, epoch, piece, b, own->speculated[pieces_[piece].group],
+                                          own->settled[pieces_[piece].group], own->summed[piece] != 0,
+                                          own->keep_records);
+                    });
+    }
+    void accumulate(std::uint32_t piece, bool first) override
+    {
+        detail::offload_shard const& s = shards_[piece];
+        on_.enqueue(device_lane::work, device_operation::work,
+                    s.bytes(s.grad, s.size()) + (first ? 1 : 2) * s.bytes(s.accumulator, s.size()),
+                    "adding up gradients", [&s, first] { s.accumulate(0, s.size(), first); });
+    }
+    void round_weights() override
+    {
+        std::size_t bytes = 0;
+        for (detail::offload_shard const& s : shards_)
+            bytes += s.has_weight_out() ? s.bytes(s.param, s.size()) + s.bytes(s.weight_out, s.size()) : 0;
+        on_.enqueue(device_lane::work, device_operation::work, bytes, "rounding weights", [this] {
+            for (detail::offload_shard const& s : shards_)
+                s.round_weights(0, s.size());
+        });
+    }
+    void forget_records() noexcept override { ++epoch_; }
+    void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) override
+    {
+        on_.follow(device_lane::down, on_.mark(device_lane::work));
+        on_.enqueue(device_lane::down, device_operation::copy_down, squares.size_bytes() + recorded.size_bytes(),
+                    "fetching the results of a pass", [this, squares, recorded, epoch = epoch_] {
+                        std::copy(squares_.begin(), squares_.end(), squares.begin());
+                        std::transform(recorded_.begin(), recorded_.end(), recorded.begin(),
+                                       [epoch](std::uint64_t of) { return std::uint8_t{of == epoch}; });
+                    });
+    }
+
+private:
+    void run_block(block_pass pass, std::uint64_t epoch, std::size_t piece, std::size_t b, group_step const& old,
+                   group_step const& settled, bool summed, bool keep_records)
+    {
+        detail::offload_shard const& s = shards_[piece];
+        std::size_t const at = first_block_[piece] + b;
+        std::byte* const record = records_ + slots_[at];
+        detail::scratch_block& scratch = scratch_;
+        bool const recorded = recorded_[at] == epoch;
+        if ((pass == block_pass::rest && recorded) || (pass == block_pass::undo && !recorded))
+            return;
+        if ((pass == block_pass::undo || pass == block_pass::redo) && recorded) {
+            s.undo(b, s.gradient(b, summed, old.rules, false, scratch), old.c, false, record, scratch);
+            recorded_[at] = 0;
+            if (pass == block_pass::undo) {
+                s.round_weights(b * norm_block_elems, b * norm_block_elems + s.length(b));
+                return;
+            }
+        }
+        bool const reads = only_reads(pass);
+        group_step const& now = pass == block_pass::speculate ? old : settled;
+        detail::offload_shard::ready_gradient const g =
+            s.gradient(b, summed, reads ? gradient_rules{} : now.rules, is_first(pass), scratch);
+        if (is_first(pass))
+            squares_[at] = g.squares;
+        if (pass == block_pass::compare && s.gradient_checksum(b, summed) != checksums_[at])
+            squares_[at].sum = -1; // which none has: signs and order matter to the way back, too
+        if (reads)
+            return;
+        if (pass == block_pass::speculate || keep_records) {
+            (void)s.step_recorded(b, g, now.c, false, record);
+            recorded_[at] = epoch;
+            checksums_[at] = s.gradient_checksum(b, summed);
+        } else {
+            s.step(b, g, now.c, false);
+        }
+    }
+
+    emulated_device& on_;
+    std::vector<device_piece> pieces_;
+    std::vector<detail::offload_shard> shards_;
+    std::vector<std::size_t> first_block_;
+    std::vector<std::size_t> slots_; // where each block's record begins
+    std::uint64_t epoch_ = 1;        // records of earlier ones are forgotten
+    device_ptr memory_;
+    std::byte* records_ = nullptr;
+    isa tier_ = best_available_isa(); // no bit depends on it
+    // Of the lane work.
+    std::vector<grad_squares> squares_;
+    std::vector<std::uint64_t> recorded_;  // in which epoch; 0: there is no record
+    std::vector<std::uint64_t> checksums_; // of the gradients that records were made with
+    detail::scratch_block scratch_;
+};
+
+ADAMANT_DECL std::unique_ptr<device_part> emulated_device::make_part(std::vector<device_piece> pieces,
+                                                                     bool with_records)
+{
+    return std::make_unique<emulated_part>(*this, std::move(pieces), with_records);
+}
+ADAMANT_DECL std::size_t emulated_device::part_bytes(std::span<device_piece const> pieces,
+                                                     bool with_records) const noexcept
+{
+    std::size_t bytes = 0;
+    if (!with_records)
+        return bytes;
+    for (device_piece const& piece : pieces) {
+        detail::offload_shard const s(any_shard(*piece.format, {}, piece.elems), best_available_isa());
+        for (std::size_t b = 0; b < piece.blocks(); ++b)
+            bytes += (s.record_bytes_at_most(s.length(b)) + 63) / 64 * 64;
+    }
+    return bytes;
+}
+
+ADAMANT_END_NAMESPACE

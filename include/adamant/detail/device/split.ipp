@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// What split.hpp declares.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include <adamant/error.hpp>
+#include <adamant/split.hpp>
+#include <adamant/detail/core/default_mode.hpp>
+#include <adamant/detail/device/whole_shards.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+
+inline std::vector<std::size_t> order_of(split_request const& request, std::size_t shards)
+{
+    std::vector<std::size_t> order(shards);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    if (request.order == split_order::back)
+        std::reverse(order.begin(), order.end());
+    if (request.device_order.empty())
+        return order;
+    std::vector<bool> seen(shards);
+    for (std::size_t const shard : request.device_order)
+        if (shard >= shards || seen[shard])
+            throw_invalid_argument(
+                {"device_order names shard ", shard,
+                 shard < shards ? " twice" : text_of({", but there are ", shards, ", counted from 0"})});
+        else
+            seen[shard] = true;
+    if (request.device_order.size() != shards)
+        throw_invalid_argument({"device_order names ", request.device_order.size(), " of ", shards,
+                                " shards; it must name each of them once"});
+    return request.device_order;
+}
+
+// Beyond 2^53 a ratio of the elements is no longer exact to one of them, and sums may wrap around.
+inline std::size_t sum_of(std::vector<std::size_t> const& sizes)
+{
+    std::uint64_t const most = std::uint64_t{1} << 53;
+    std::uint64_t all = 0;
+    for (std::size_t const elems : sizes) {
+        if (elems > most - all)
+            throw_invalid_argument({"the shards have more than 2^53 elements, which is more than can be split"});
+        all += elems;
+    }
+    return static_cast<std::size_t>(all);
+}
+
+inline void check_split(split_request const& request)
+{
+    if (!(request.ratio >= 0 && request.ratio <= 1))
+        throw_invalid_argument(
+            {"ratio is ", request.ratio, ", but it is the CPU's share of the elements, from 0 to 1"});
+    if (request.unit > split_unit::deepspeed)
+        throw_invalid_argument({"unit is not a valid split_unit"});
+    if (request.order > split_order::back)
+        throw_invalid_argument({"order is not a valid split_order"});
+    if (request.unit == split_unit::deepspeed && (!request.device_order.empty() || request.order != split_order::front))
+        throw_invalid_argument({"an order is given for split_unit::deepspeed, whose rule is that the first "
+                                "shards go to the device; leave the order out, or set split_unit::shard"});
+}
+
+// Shards are taken for the device in their order until it has `wanted` elements: all of each, but of the last one a
+// part, from its beginning or up to its end, to half a block.
+inline std::vector<std::size_t> take_elements(std::vector<std::size_t> const& sizes,
+                                              std::vector<std::size_t> const& order, bool from_the_end,
+                                              std::size_t wanted, std::size_t least, std::size_t most)
+{
+    std::vector<std::size_t> taken(sizes.size());
+    std::size_t left = wanted;
+    for (std::size_t const shard : order) {
+        std::size_t const n = sizes[shard];
+        if (left >= n) {
+            taken[shard] = n;
+            left -= n;
+            continue;
+        }
+        // The places for a cut before and after the one that is wanted, counted from where the blocks are.
+        std::size_t const cut = from_the_end ? n - left : left;
+        std::size_t const before = cut / norm_block_elems * norm_block_elems;
+        std::size_t const after = std::min(before + (cut != before) * norm_block_elems, n);
+        std::size_t const low = from_the_end ? n - after : before;
+        std::size_t const high = from_the_end ? n - before : after;
+        bool const low_fits = wanted - left + low >= least;
+        bool const high_fits = wanted - left + high <= most;
+        taken[shard] = (high - left < left - low && high_fits) || !low_fits ? high : low;
+        break;
+    }
+    return taken;
+}
+
+inline std::vector<std::size_t> take_whole_shards(std::vector<std::size_t> const& sizes,
+                                                  std::vector<std::size_t> const& order, std::size_t wanted,
+                                                  std::size_t least, std::size_t most, bool& nearest)
+{
+    std::vector<size_class> classes;
+    std::map<std::size_t, std::size_t> class_of; // by size
+    for (std::size_t const shard : order)
+        if (sizes[shard] != 0) {
+            auto const at = class_of.emplace(sizes[shard], classes.size()).first;
+            if (at->second == classes.size())
+                classes.push_back({sizes[shard], 0});
+            ++classes[at->second].shards;
+        }
+    nearest_set set = nearest_subset(classes, wanted, least, most).found();
+    nearest = set.proven;
+    std::vector<std::size_t> taken(sizes.size());
+    for (std::size_t const shard : order)
+        if (sizes[shard] != 0)
+            if (std::size_t& more = set.taken[class_of.at(sizes[shard])]; more != 0) {
+                taken[shard] = sizes[shard];
+                --more;
+            }
+    return taken;
+}
+
+} // namespace detail
+
+ADAMANT_DECL placement split(std::vector<std::size_t> const& sizes, split_request const& request)
+{
+    detail::default_mode_scope const mode;
+    detail::check_split(request);
+    std::vector<std::size_t> const order = detail::order_of(request, sizes.size());
+    std::size_t const all = detail::sum_of(sizes);
+    std::size_t const most_on_cpu = std::min(all, request.most_on_cpu.value_or(all));
+    std::size_t const most_on_device = std::min(all, request.most_on_device.value_or(all));
+    std::size_t const least_on_device = all - most_on_cpu;
+    auto const refuse = [&](std::string const& why) {
+        detail::throw_unavailable({all, " elements are to be placed, with at most ", most_on_cpu, " on the CPU and ",
+                                   most_on_device, " on the device: ", why});
+    };
+    if (least_on_device > most_on_device)
+        refuse(std::to_string(least_on_device - most_on_device) +
+               " of them have no place; use more memory, more ranks, or smaller types");
+
+    placement result;
+    result.ratio_asked = request.ratio;
+    std::vector<std::size_t> on_device(sizes.size());
+    if (request.unit == split_unit::deepspeed) {
+        auto const n = static_cast<std::size_t>((1 - request.ratio) * static_cast<double>(sizes.size()));
+        std::copy_n(sizes.begin(), n, on_device.begin());
+        std::size_t const elems = std::accumulate(on_device.begin(), on_device.end(), std::size_t{0});
+        if (elems > most_on_device || elems < least_on_device)
+            refuse("DeepSpeed's rule puts the first " + std::to_string(n) + " of " + std::to_string(sizes.size()) +
+                   " shards, " + std::to_string(elems) +
+                   " elements, on the device, which does not fit; set another "
+                   "ratio, or another unit, which can follow the limits");
+    } else {
+        // 1 - ratio in floating point would miss what a ratio of 0.9 means by a bit of it.
+        std::size_t const on_cpu =
+            std::min(all, static_cast<std::size_t>(std::llround(request.ratio * static_cast<double>(all))));
+        std::size_t const wanted = std::clamp(all - on_cpu, least_on_device, most_on_device);
+        result.limited = wanted != all - on_cpu;
+        on_device =
+            request.unit == split_unit::element
+                ? detail::take_elements(sizes, order, request.order == split_order::back, wanted, least_on_device,
+                                        most_on_device)
+                : detail::take_whole_shards(sizes, order, wanted, least_on_device, most_on_device, result.nearest);
+    }
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+        std::size_t const others = sizes[i] - on_device[i];
+        bool const device_first = request.order == split_order::front;
+        detail::append_piece(result, i, 0, device_first ? on_device[i] : others,
+                             device_first ? step_side::device : step_side::cpu);
+        detail::append_piece(result, i, device_first ? on_device[i] : others, device_first ? others : on_device[i],
+                             device_first ? step_side::cpu : step_side::device);
+    }
+    if (result.device_elems > most_on_device || result.cpu_elems > most_on_cpu)
+        refuse(request.unit == split_unit::element
+                   ? detail::text_of({"no cut at a multiple of ", norm_block_elems, " elements fits both"})
+               : result.nearest ? "no set of whole shards fits both; set split_unit::element"
+                                : "no set of whole shards that fits both was found; set split_unit::element");
+    return result;
+}
+
+ADAMANT_DECL std::vector<subgroup> form_subgroups(std::vector<std::size_t> const& param_sizes,
+                                                  std::size_t sub_group_size, std::size_t ranks)
+{
+    if (sub_group_size == 0)
+        detail::throw_invalid_argument(
+            {"sub_group_size is 0, but a subgroup has elements; DeepSpeed's default is 1e9"});
+    if (ranks == 0)
+        detail::throw_invalid_argument({"parameters are to be shared between 0 ranks; there is at least one"});
+    std::vector<subgroup> all;
+    for (std::size_t i = 0; i < param_sizes.size(); ++i) {
+        if (i == 0 || all.back().elems >= sub_group_size)
+            all.push_back({i, 0, 0});
+        ++all.back().params;
+        all.back().elems += param_sizes[i] / ranks + (param_sizes[i] % ranks != 0);
+    }
+    return all;
+}
+
+ADAMANT_END_NAMESPACE

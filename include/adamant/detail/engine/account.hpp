@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// The account of an optimizer's step, from which its report is made: bytes, elements and times on both sides.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include <adamant/device.hpp>
+#include <adamant/executor.hpp>
+#include <adamant/optimizer_options.hpp>
+#include <adamant/detail/engine/block_ledger.hpp>
+#include <adamant/detail/engine/decision.hpp>
+#include <adamant/detail/engine/device_side.hpp>
+#include <adamant/detail/engine/host_side.hpp>
+#include <adamant/detail/engine/registry.hpp>
+#include <adamant/detail/engine/step_plan.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// Reads what the others know, and changes nothing of it.
+class step_account {
+public:
+    step_account(registry const& over, step_plan const& plan, block_ledger const& ledger, host_side const& host)
+        : over_(over), plan_(plan), ledger_(ledger), host_(host)
+    {
+        if (auto const& threads = host.cpu().team(); threads != nullptr && threads->bound())
+            pus_ = to_list(threads->bound_to());
+    }
+
+    [[nodiscard]] optimizer_report& report() noexcept { return report_; }
+
+    // A step begins. The device's side is null where there is none.
+    void begin(step_terms const& terms, device_side const* on)
+    {
+        share_of_first_ = share_of_rest_ = ranks_s_ = 0;
+        if (on != nullptr)
+            usage_before_ = on->device().usage();
+        counted_journal_bytes_ = 0;
+        report_ = {};
+        report_.step = terms.step;
+        report_.loss_scale = terms.loss_scale;
+        report_.tier = host_.cpu().tier();
+        report_.threads = host_.cpu().threads();
+        report_.pus = pus_;
+        report_.cpu_quota = host_.cpu().cpu_quota();
+        started_ = std::chrono::steady_clock::now();
+    }
+    // Whether the first pass, and those that follow, are host_side::run_all(), which takes no time of its own.
+    void passes_at_once(bool first, bool rest) noexcept
+    {
+        share_of_first_ = first ? host_.share_of_threads() : 0;
+        share_of_rest_ = rest ? host_.share_of_threads() : 0;
+    }
+    // The first pass is over, and this rank waits for the others.
+    template <class Reduce>
+    void wait_for_ranks(Reduce const& reduce)
+    {
+        auto const start = std::chrono::steady_clock::now();
+        reduce();
+        ranks_s_ = seconds_since(start);
+    }
+    // The sum of all ranks is there.
+    void norm_is_known(grad_squares const& found, norm_verdict const& verdict)
+    {
+        started_update_ = std::chrono::steady_clock::now();
+        report_.gradients.seconds = std::chrono::duration<double>(started_update_ - started_).count();
+        report_.measured = plan_.measures;
+        report_.nonfinite_grads = found.nonfinite;
+        report_.global_norm = plan_.measures ? verdict.norm : std::numeric_limits<double>::quiet_NaN();
+        report_.clip_coefficient = verdict.clip;
+        report_.outcome = verdict.skips ? step_outcome::skipped : step_outcome::applied;
+        count_first_pass();
+    }
+    [[nodiscard]] first_pass_facts facts(device_side const* on) const
+    {
+        bool const assumed = plan_.first_pass == block_pass::speculate;
+        bool const device_has_records = on != nullptr && on->has_records();
+        first_pass_facts facts;
+        facts.pass = plan_.first_pass;
+        facts.skips = report_.outcome == step_outcome::skipped;
+        facts.same_scales = plan_.assumed_rightly();
+        facts.stepped = undo_bytes_ != 0 || (device_has_records && on_device_ != 0);
+        facts.left_on_cpu = rest_bytes_ != 0;
+        facts.left_on_device = on != nullptr && on->has_pieces() && !(assumed && device_has_records);
+        facts.keeps_records = plan_.keeps_records;
+        facts.has_device = on != nullptr;
+        return facts;
+    }
+    void decided(decision const& what)
+    {
+        report_.rolled_back = what.rolled_back;
+        if (what.state == step_state::over)
+            return;
+        if (what.pass == block_pass::rest)
+            report_.update.bytes_moved = rest_bytes_;
+        else
+            report_.update.bytes_moved = undo_bytes_ + (what.state == step_state::skipping ? 0 : step_bytes());
+    }
+    // The records that there are will be forgotten, in the middle of the step.
+    void forgets_records() noexcept { counted_journal_bytes_ = 0; }
+    // All passes are over.
+    void finish(device_side const* on)
+    {
+        // What later passes have recorded, for rollback().
+        std::size_t const recorded = ledger_.record_bytes() - counted_journal_bytes_;
+        report_.journal_bytes += recorded;
+        report_.update.bytes_moved += recorded;
+        report_.ratio = report_.elements == 0
+                            ? 1.0
+                            : 1 - static_cast<double>(report_.device.elements) / static_cast<double>(report_.elements);
+        if (on != nullptr)
+            report_device(on->device().usage());
+        report_.update.seconds = seconds_since(started_update_);
+        report_.seconds = report_.gradients.seconds + report_.update.seconds;
+        report_.cpu_busy_s = host_.busy_seconds() + share_of_first_ * (report_.gradients.seconds - ranks_s_) +
+                             share_of_rest_ * report_.update.seconds;
+    }
+
+private:
+    [[nodiscard]] static double seconds_since(std::chrono::steady_clock::time_point start)
+    {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+    // Of n elements of a shard.
+    [[nodiscard]] static std::size_t sum_bytes_of(tracked_shard const& s, std::size_t n) noexcept
+    {
+        return s.summed != 0 ? s.shard.bytes(shard_array::accumulator, n) : 0;
+    }
+    [[nodiscard]] static std::size_t grad_bytes_of(tracked_shard const& s, std::size_t n) noexcept
+    {
+        return s.shard.bytes(shard_array::grad, n) + sum_bytes_of(s, n);
+    }
+    [[nodiscard]] static std::size_t step_bytes_of(tracked_shard const& s, std::size_t n) noexcept
+    {
+        return adamant::step_bytes(s.shard.format().types, n) + sum_bytes_of(s, n);
+    }
+    // A whole step on the CPU.
+    [[nodiscard]] std::size_t step_bytes() const noexcept
+    {
+        std::size_t bytes = 0;
+        for (std::size_t i = 0; i < over_.size(); ++i)
+            bytes += plan_.takes_part(i) ? step_bytes_of(over_[i], host_.elements_of(i)) : 0;
+        return bytes;
+    }
+    // What the first pass has done, and what would be left to do or to undo.
+    void count_first_pass()
+    {
+        report_.journal_bytes = counted_journal_bytes_ = ledger_.record_bytes();
+        rest_bytes_ = undo_bytes_ = on_device_ = 0;
+        bool const applied = report_.outcome == step_outcome::applied;
+        for (std::size_t i = 0; i < over_.size(); ++i) {
+            if (!plan_.takes_part(i))
+                continue;
+            tracked_shard const& s = over_[i];
+            std::size_t const on_cpu = host_.elements_of(i);
+            report_.elements += applied ? s.shard.size() : 0;
+            on_device_ += s.shard.size() - on_cpu;
+            std::size_t const stepped = plan_.first_pass == block_pass::step        ? on_cpu
+                                        : plan_.first_pass == block_pass::speculate ? ledger_.recorded_elements(s)
+                                                                                    : 0;
+            std::size_t const waiting = on_cpu - stepped;
+            report_.gradients.bytes_moved += step_bytes_of(s, stepped) + grad_bytes_of(s, waiting);
+            rest_bytes_ += step_bytes_of(s, waiting);
+            undo_bytes_ += 2 * s.shard.state_bytes(stepped) + grad_bytes_of(s, stepped);
+            report_.shards_waited += applied && plan_.first_pass == block_pass::speculate && waiting != 0;
+        }
+        report_.device.elements = applied ? on_device_ : 0;
+        report_.gradients.bytes_moved += report_.journal_bytes;
+        undo_bytes_ += report_.journal_bytes;
+    }
+    void report_device(device_usage const& now)
+    {
+        auto const bytes = [&](device_lane lane) {
+            auto const i = static_cast<std::size_t>(lane);
+            return static_cast<std::size_t>(now.bytes[i] - usage_before_.bytes[i]);
+        };
+        auto const seconds = [&](device_lane lane) {
+            auto const i = static_cast<std::size_t>(lane);
+            return now.busy_s[i] - usage_before_.busy_s[i];
+        };
+        report_.device = {report_.device.elements,    seconds(device_lane::work), seconds(device_lane::up),
+                          seconds(device_lane::down), bytes(device_lane::work),   bytes(device_lane::up),
+                          bytes(device_lane::down)};
+    }
+
+    registry const& over_;
+    step_plan const& plan_;
+    block_ledger const& ledger_;
+    host_side const& host_;
+    std::string pus_;
+    optimizer_report report_;
+    std::chrono::steady_clock::time_point started_, started_update_;
+    double share_of_first_ = 0, share_of_rest_ = 0; // of the threads; see passes_at_once()
+    double ranks_s_ = 0;                            // waiting for them
+    std::size_t rest_bytes_ = 0;                    // what the first pass has left
+    std::size_t undo_bytes_ = 0;                    // what taking it back would move
+    std::size_t on_device_ = 0;
+    std::size_t counted_journal_bytes_ = 0; // of the records that there are, those that are in the report
+    device_usage usage_before_;
+};
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

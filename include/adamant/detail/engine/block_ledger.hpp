@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is known of each block of an optimizer's shards in a step: its sum of squares, its record, its checksum.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <adamant/reference.hpp>
+#include <adamant/detail/engine/journal.hpp>
+#include <adamant/detail/engine/registry.hpp>
+#include <adamant/detail/engine/step_plan.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// Blocks have numbers, over all shards in order; both sides write what they find. Threads may write about different
+// blocks at once. Questions are for when no pass is under way.
+class block_ledger {
+public:
+    // Bytes that lay_out() allocates for each block.
+    [[nodiscard]] static constexpr std::size_t bytes_for_each_block(bool keeps_checksums) noexcept
+    {
+        return sizeof(grad_squares) + sizeof(std::byte*) + (keeps_checksums ? sizeof(std::uint64_t) : 0);
+    }
+    // For so many blocks, of which nothing is known. Allocates.
+    void lay_out(std::size_t blocks, bool keeps_checksums)
+    {
+        squares_.assign(blocks, {});
+        records_.assign(blocks, nullptr);
+        checksums_.assign(keeps_checksums ? blocks : 0, 0);
+    }
+
+    [[nodiscard]] std::size_t blocks() const noexcept { return squares_.size(); }
+    [[nodiscard]] grad_squares& squares(std::size_t block) noexcept { return squares_[block]; }
+    [[nodiscard]] grad_squares const& squares(std::size_t block) const noexcept { return squares_[block]; }
+    // From which the CPU can take the block back; null: the block has not been stepped with a record.
+    [[nodiscard]] std::byte*& record(std::size_t block) noexcept { return records_[block]; }
+    // Of the gradient that the record was made with, where checksums are kept.
+    [[nodiscard]] std::uint64_t& checksum(std::size_t block) noexcept { return checksums_[block]; }
+    // Of a block that a device has. recorded: the device can take it back.
+    void set_device_result(std::size_t block, grad_squares const& squares, bool recorded) noexcept
+    {
+        squares_[block] = squares;
+        records_[block] = recorded ? &on_device_ : nullptr;
+    }
+
+    // The memory for the CPU's records.
+    [[nodiscard]] journal& records() noexcept { return journal_; }
+    [[nodiscard]] std::size_t record_bytes() const noexcept { return journal_.bytes(); }
+    void forget_records() noexcept
+    {
+        journal_.clear();
+        std::fill(records_.begin(), records_.end(), nullptr);
+    }
+
+    // The first block of a shard that has a gradient that is not finite; the shard's number of blocks if none has.
+    [[nodiscard]] std::size_t first_nonfinite_block(tracked_shard const& s) const noexcept
+    {
+        std::size_t b = 0;
+        while (b < s.shard.blocks() && squares_[s.first_block + b].nonfinite == 0)
+            ++b;
+        return b;
+    }
+    // Blocks of shards that were submitted that cannot be taken back, on either side.
+    [[nodiscard]] std::size_t unrecorded_blocks(registry const& over, step_plan const& plan) const noexcept
+    {
+        std::size_t n = 0;
+        for (std::size_t i = 0; i < over.size(); ++i)
+            if (plan.shards[i] == shard_in_step::submitted) {
+                auto const first = records_.begin() + static_cast<std::ptrdiff_t>(over[i].first_block);
+                n += static_cast<std::size_t>(
+                    std::count(first, first + static_cast<std::ptrdiff_t>(over[i].shard.blocks()), nullptr));
+            }
+        return n;
+    }
+    // How many elements of a shard the CPU has stepped with a record.
+    [[nodiscard]] std::size_t recorded_elements(tracked_shard const& s) const noexcept
+    {
+        std::size_t elements = 0;
+        for (std::size_t b = 0; b < s.shard.blocks(); ++b) {
+            std::byte const* const record = records_[s.first_block + b];
+            if (record != nullptr && record != &on_device_)
+                elements += s.shard.length(b);
+        }
+        return elements;
+    }
+
+private:
+    static inline std::byte on_device_{}; // stands for a record that a device has
+    std::vector<grad_squares> squares_;
+    std::vector<std::byte*> records_;
+    std::vector<std::uint64_t> checksums_;
+    journal journal_;
+};
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

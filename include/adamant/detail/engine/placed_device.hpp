@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device's side of a step: the passes over the pieces that it has, and what crosses the link for them.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <adamant/detail/engine/block_ledger.hpp>
+#include <adamant/detail/engine/device_pieces.hpp>
+#include <adamant/detail/engine/device_side.hpp>
+#include <adamant/detail/engine/host_side.hpp>
+#include <adamant/detail/engine/step_plan.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+
+class placed_device final : public device_side {
+public:
+    placed_device(registry const& over, step_plan const& plan, block_ledger& ledger, host_side const& host,
+                  device_settings settings)
+        : over_(over), plan_(plan), ledger_(ledger), host_(host), settings_(settings), pieces_(over, settings)
+    {
+    }
+
+    void place(std::shared_ptr<adamant::device> to, std::vector<shard_piece> const& where) override
+    {
+        pieces_.place(std::move(to), where);
+    }
+    [[nodiscard]] bool has_device() const noexcept override { return pieces_.has_device(); }
+    [[nodiscard]] adamant::device const& device() const noexcept override { return pieces_.device(); }
+    [[nodiscard]] std::vector<block_range> cpu_ranges() const override { return pieces_.cpu_ranges(); }
+    [[nodiscard]] bool has_pieces() const noexcept override { return !pieces_.all().empty(); }
+    [[nodiscard]] bool has_pieces_of(std::size_t shard) const noexcept override
+    {
+        auto const [from, to] = pieces_.of_shard(shard);
+        return from != to;
+    }
+    [[nodiscard]] bool has_records() const noexcept override { return settings_.with_records; }
+    [[nodiscard]] bool stepped_for_good() const noexcept override { return stepped_for_good_; }
+
+    void submit(std::size_t shard, block_pass pass) override
+    {
+        auto const [from, to] = pieces_.of_shard(shard);
+        list_.clear();
+        for (std::size_t i = from; i < to; ++i) {
+            copy_gradient_up(pieces_.all()[i]);
+            list_.push_back(static_cast<std::uint32_t>(i));
+        }
+        enqueue_listed(first_pass(pass));
+    }
+    // In portions, so that work begins before the last gradient has come up.
+    void submit_all(block_pass pass) override
+    {
+        constexpr std::size_t portion_elems = std::size_t{1} << 24;
+        list_.clear();
+        std::size_t elems = 0;
+        for (std::size_t i = 0; i < pieces_.all().size(); ++i) {
+            piece const& p = pieces_.all()[i];
+            copy_gradient_up(p);
+            list_.push_back(static_cast<std::uint32_t>(i));
+            elems += p.on.elems;
+            if (elems >= portion_elems) {
+                enqueue_listed(first_pass(pass));
+                list_.clear();
+                elems = 0;
+            }
+        }
+        enqueue_listed(first_pass(pass));
+    }
+    void run(block_pass pass) override
+    {
+        if (pass == block_pass::undo && !settings_.with_records) // nothing was stepped
+            return;
+        list_.clear();
+        for (std::size_t i = 0; i < pieces_.all().size(); ++i)
+            if (plan_.takes_part(pieces_.all()[i].shard))
+                list_.push_back(static_cast<std::uint32_t>(i));
+        enqueue_listed(pass);
+    }
+    void fetch_gradient(std::size_t range, std::function<void()> arrived) override
+    {
+        block_range const& r = host_.ranges()[range];
+        offload_shard const& s = over_[r.shard].shard;
+        std::size_t const at = s.bytes(s.grad, r.first_element());
+        pieces_.device().copy_down(s.data(s.grad) + at, over_.arrays_on_device(r.shard).grad + at,
+                                   s.bytes(s.grad, r.elements(s.size())));
+        if (arrived)
+            pieces_.device().call(device_lane::down, std::move(arrived));
+    }
+    void send_weights(std::size_t range) override
+    {
+        block_range const& r = host_.ranges()[range];
+        offload_shard const& s = over_[r.shard].shard;
+        if (!over_.has_device_arrays(r.shard) || !s.has_weight_out())
+            return;
+        std::size_t const at = s.bytes(s.weight_out, r.first_element());
+        pieces_.device().copy_up(over_.arrays_on_device(r.shard).weight_out + at, s.data(s.weight_out) + at,
+                                 s.bytes(s.weight_out, r.elements(s.size())));
+    }
+    void wait() override { pieces_.wait(); }
+    bool wait_for_results(bool compare) override
+    {
+        pieces_.fetch_results();
+        pieces_.wait();
+        bool same = true;
+        for (std::size_t i = 0; i < pieces_.all().size(); ++i) {
+            piece const& p = pieces_.all()[i];
+            std::size_t const first = over_[p.shard].first_block + p.begin / norm_block_elems;
+            for (std::size_t b = 0; b < p.on.blocks(); ++b) {
+                grad_squares const found = pieces_.squares()[pieces_.first_result(i) + b];
+                grad_squares const known = ledger_.squares(first + b);
+                same = same &&
+                       (!plan_.takes_part(p.shard) || (found.sum == known.sum && found.nonfinite == known.nonfinite));
+                // On a device that keeps none, no record is missing.
+                ledger_.set_device_result(first + b, compare ? known : found,
+                                          !settings_.with_records ||
+                                              pieces_.recorded()[pieces_.first_result(i) + b] != 0);
+            }
+        }
+        return same;
+    }
+    void add_squares(squares_total& to) const noexcept override
+    {
+        for (piece const& p : pieces_.all()) {
+            std::size_t const first = over_[p.shard].first_block + p.begin / norm_block_elems;
+            for (std::size_t b = 0; b < p.on.blocks() && plan_.takes_part(p.shard); ++b)
+                to.add(ledger_.squares(first + b));
+        }
+    }
+    void require_answer() override
+    {
+        adamant::device& device = pieces_.device();
+        if (!device.wait_until(device.mark(device_lane::down), std::chrono::steady_clock::now()) &&
+            std::chrono::steady_clock::now() > answer_by_)
+            pieces_.throw_late(device_lane::down);
+    }
+    void forget_records() noexcept override
+    {
+        stepped_for_good_ = false;
+        answer_by_ = pieces_.deadline();
+        if (pieces_.part() != nullptr)
+            pieces_.part()->forget_records();
+    }
+    [[nodiscard]] std::optional<std::size_t> first_nonfinite(std::size_t shard, std::size_t block) override
+    {
+        namespace arrays = shard_array;
+        tracked_shard const& s = over_[shard];
+        auto const [from, to] = pieces_.of_shard(shard);
+        for (std::size_t i = from; i < to; ++i) {
+            piece const& p = pieces_.all()[i];
+            std::size_t const first = p.begin / norm_block_elems;
+            if (block < first || block >= first + p.on.blocks())
+                continue;
+            std::size_t const n = s.shard.length(block);
+            std::size_t const at = (block - first) * norm_block_elems;
+            auto const copy_down = [&](shard_array::index which, scratch_block& into) {
+                pieces_.device().copy_down(into.grad, p.on.arrays[which] + s.shard.bytes(which, at),
+                                           s.shard.bytes(which, n));
+            };
+            // Not on the stack: a copy that is late must not write there.
+            auto& [grad, sum] = *scratch_;
+            copy_down(arrays::grad, grad);
+            if (s.summed != 0)
+                copy_down(arrays::accumulator, sum);
+            pieces_.wait();
+            return block * norm_block_elems +
+                   s.shard.with_gradient(grad.grad, sum.grad, n).first_nonfinite(0, s.summed != 0);
+        }
+        return std::nullopt;
+    }
+
+    [[nodiscard]] bool stop() noexcept override { return pieces_.stop(); }
+    [[nodiscard]] bool take_back() noexcept override
+    {
+        if (!pieces_.has_device())
+            return true;
+        try {
+            list_.clear();
+            for (std::size_t i = 0; i < pieces_.all().size(); ++i)
+                list_.push_back(static_cast<std::uint32_t>(i));
+            if (settings_.with_records)
+                enqueue_listed(block_pass::undo);
+            send_all_weights();
+            wait_for_results(false);
+            return true;
+        } catch (...) {
+            (void)pieces_.device().reset(std::chrono::steady_clock::now());
+            return false;
+        }
+    }
+
+    void copy_state_home() override { pieces_.copy_state_home(false); }
+    void copy_state_from_home() override
+    {
+        for (piece const& p : pieces_.all())
+            pieces_.copy_state_up(pieces_.device(), p, false);
+        send_all_weights();
+        if (pieces_.part() != nullptr) {
+            pieces_.device().follow(device_lane::work, pieces_.device().mark(device_lane::up));
+            pieces_.part()->round_weights();
+        }
+        pieces_.wait();
+    }
+    void bring_gradients(std::size_t shard) override
+    {
+        auto const [from, to] = pieces_.of_shard(shard);
+        for (std::size_t i = from; i < to; ++i)
+            copy_gradient_up(pieces_.all()[i]);
+        if (over_.has_device_arrays(shard))
+            for (std::size_t r = host_.first_range(shard); r < host_.first_range(shard + 1); ++r)
+                fetch_gradient(r, {});
+        pieces_.wait();
+    }
+    void accumulate(std::size_t shard, bool first) override
+    {
+        auto const [from, to] = pieces_.of_shard(shard);
+        for (std::size_t i = from; i < to; ++i)
+            pieces_.part()->accumulate(static_cast<std::uint32_t>(i), first);
+        pieces_.wait();
+    }
+
+private:
+    using piece = device_pieces::piece;
+
+    // Without records nothing is stepped on an assumption.
+    [[nodiscard]] block_pass first_pass(block_pass pass) const noexcept
+    {
+        return settings_.with_records ? pass : block_pass::measure;
+    }
+    void copy_gradient_up(piece const& p)
+    {
+        if (!pieces_.is_given(p, shard_array::grad))
+            pieces_.device().copy_up(p.on.arrays[shard_array::grad], pieces_.home(p, shard_array::grad),
+                                     array_bytes(p.on.types[shard_array::grad], p.on.elems));
+    }
+    void send_all_weights()
+    {
+        for (std::size_t range = 0; range < host_.ranges().size(); ++range)
+            send_weights(range);
+    }
+    // A pass over the pieces in list_; new weights come down after it.
+    void enqueue_listed(block_pass pass)
+    {
+        if (list_.empty())
+            return;
+        adamant::device& device = pieces_.device();
+        summed_.resize(pieces_.all().size());
+        for (std::uint32_t const i : list_)
+            summed_[i] = over_[pieces_.all()[i].shard].summed != 0;
+        device.follow(device_lane::work, device.mark(device_lane::up));
+        pieces_.part()->run({.pass = pass,
+                             .pieces = {list_.data(), list_.size()},
+                             .speculated = {plan_.assumed.data(), plan_.assumed.size()},
+                             .settled = {plan_.decided.data(), plan_.decided.size()},
+                             .summed = {summed_.data(), summed_.size()},
+                             .keep_records = plan_.keeps_records && settings_.with_records});
+        if (only_reads(pass))
+            return;
+        stepped_for_good_ = stepped_for_good_ || !settings_.with_records;
+        bool first = true;
+        for (std::uint32_t const i : list_) {
+            piece const& p = pieces_.all()[i];
+            dtype const type = p.on.types[shard_array::weight_out];
+            if (type == dtype::none || pieces_.is_given(p, shard_array::weight_out))
+                continue;
+            if (first)
+                device.follow(device_lane::down, device.mark(device_lane::work));
+            first = false;
+            device.copy_down(pieces_.home(p, shard_array::weight_out), p.on.arrays[shard_array::weight_out],
+                             array_bytes(type, p.on.elems));
+        }
+    }
+
+    registry const& over_;
+    step_plan const& plan_;
+    block_ledger& ledger_;
+    host_side const& host_;
+    device_settings settings_;
+    std::vector<std::uint8_t> summed_; // of each piece
+    std::vector<std::uint32_t> list_;  // of the pass that is being enqueued
+    bool stepped_for_good_ = false;
+    std::chrono::steady_clock::time_point answer_by_ = {}; // for gradients that are to come down
+    std::unique_ptr<std::pair<scratch_block, scratch_block>> scratch_ =
+        std::make_unique<std::pair<scratch_block, scratch_block>>();
+    device_pieces pieces_; // last: the device may still be at work on the others when it goes
+};
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an optimizer is over: parameter groups and shards, with their names, places and accumulators. Knows no steps.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <adamant/device.hpp>
+#include <adamant/error.hpp>
+#include <adamant/optimizer_options.hpp>
+#include <adamant/shard.hpp>
+#include <adamant/detail/core/utf8.hpp>
+#include <adamant/detail/engine/param_places.hpp>
+#include <adamant/detail/engine/written_memory.hpp>
+#include <adamant/detail/io/split_view.hpp>
+#include <adamant/detail/shard/offload_shard.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// A shard, and what is known of it from step to step. Small shards are many, and a step reads all of this.
+struct tracked_shard {
+    offload_shard shard;
+    std::size_t group = 0;
+    std::size_t first_block = 0; // its number among the blocks of all shards
+    unsigned summed = 0;         // micro-steps in its accumulator
+};
+static_assert(sizeof(tracked_shard) <= 128);
+
+// Functions that change something leave everything as it was where they throw. optimizer.hpp says what they throw.
+class registry {
+public:
+    // ---- Groups
+
+    [[nodiscard]] std::vector<parameter_group> const& groups() const noexcept { return groups_; }
+    [[nodiscard]] std::optional<std::size_t> find_group(std::string_view name) const noexcept
+    {
+        for (std::size_t i = 0; i < groups_.size(); ++i)
+            if (groups_[i].name == name)
+                return i;
+        return std::nullopt;
+    }
+    void require_group(std::size_t group) const
+    {
+        if (group >= groups_.size())
+            throw_invalid_argument({"there is no parameter group ", group, "; there are ", groups_.size()});
+    }
+    std::size_t add_group(parameter_group group)
+    {
+        validate(group.hyper);
+        if (group.name.empty())
+            throw_invalid_argument({"a parameter group has no name; checkpoints go by it"});
+        check_utf8("the name of a parameter group", group.name);
+        if (find_group(group.name))
+            throw_invalid_argument({"there is a parameter group '", group.name, "' already"});
+        groups_.push_back(std::move(group));
+        return groups_.size() - 1;
+    }
+    void set_hyperparameters(std::size_t group, hyperparameters const& hyper)
+    {
+        validate(hyper);
+        require_group(group);
+        groups_[group].hyper = hyper;
+    }
+    // Others with the same names, in the same order.
+    void replace_groups(std::vector<parameter_group> groups) noexcept { groups_ = std::move(groups); }
+    void remove_group(std::size_t group)
+    {
+        require_group(group);
+        auto const member = [&](tracked_shard const& s) { return s.group == group; };
+        auto const first = std::find_if(shards_.begin(), shards_.end(), member);
+        if (first != shards_.end()) {
+            auto const shard = static_cast<std::size_t>(first - shards_.begin());
+            throw_invalid_argument({"parameter group '", groups_[group].name, "' is to be removed, but has ",
+                                    std::count_if(first, shards_.end(), member), " shards, of which the first is ",
+                                    text(shard), "; remove_shard() them first"});
+        }
+        groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(group));
+        for (tracked_shard& s : shards_)
+            s.group -= s.group > group;
+        places_.remove_group(group);
+    }
+
+    // ---- Shards
+
+    [[nodiscard]] std::vector<tracked_shard> const& shards() const noexcept { return shards_; }
+    [[nodiscard]] tracked_shard const& operator[](std::size_t shard) const noexcept { return shards_[shard]; }
+    [[nodiscard]] std::size_t size() const noexcept { return shards_.size(); }
+    [[nodiscard]] std::string const& name(std::size_t shard) const { return places_.name(shard); }
+    // As errors name it: "3 ('layer 1')".
+    [[nodiscard]] std::string text(std::size_t shard) const { return text_of({shard, " ('", name(shard), "')"}); }
+    [[nodiscard]] param_places const& places() const noexcept { return places_; }
+    [[nodiscard]] std::size_t blocks() const noexcept
+    {
+        return shards_.empty() ? 0 : shards_.back().first_block + shards_.back().shard.blocks();
+    }
+    [[nodiscard]] std::vector<std::size_t> sizes() const
+    {
+        std::vector<std::size_t> sizes;
+        for (tracked_shard const& s : shards_)
+            sizes.push_back(s.shard.size());
+        return sizes;
+    }
+    // Its masters as an array of float32, where they are in two halves; else null.
+    [[nodiscard]] split_view const* split_param(std::size_t shard) const noexcept { return split_params_[shard].get(); }
+    void require_shard(std::size_t shard) const
+    {
+        if (shard >= shards_.size())
+            throw_invalid_argument({"there is no shard ", shard, "; there are ", shards_.size()});
+    }
+    // For steps on that instruction set.
+    std::size_t add_shard(std::size_t group, std::string const& name, any_shard const& view,
+                          accumulator_array const& sum, shard_place place, isa tier)
+    {
+        require_group(group);
+        check_accumulator(name, view, sum);
+        offload_shard const added(view.at({param_number_of(name), place.begin}), tier,
+                                  static_cast<std::byte*>(sum.data()), sum.type(),
+                                  sum.kernels() == nullptr ? nullptr : &sum.kernels()(tier));
+        std::vector<array_extent> extents;
+        append_extents(extents, added, shards_.size(), true);
+        refuse_overlaps(std::move(extents));
+        shards_.push_back({added, group, blocks()});
+        try {
+            split_params_.push_back(
+                has_split_param(view.format().types)
+                    ? std::make_unique<split_view>(added.data(shard_array::weight_out), added.data(shard_array::param))
+                    : nullptr);
+            places_.add(name, group, view.format().types, view.size(), std::move(place));
+        } catch (...) {
+            shards_.pop_back();
+            split_params_.resize(shards_.size());
+            throw;
+        }
+        return shards_.size() - 1;
+    }
+    void remove_shard(std::size_t shard)
+    {
+        require_shard(shard);
+        std::size_t const blocks = shards_[shard].shard.blocks();
+        shards_.erase(shards_.begin() + static_cast<std::ptrdiff_t>(shard));
+        for (std::size_t i = shard; i < shards_.size(); ++i)
+            shards_[i].first_block -= blocks;
+        if (shard < device_arrays_.size())
+            device_arrays_.erase(device_arrays_.begin() + static_cast<std::ptrdiff_t>(shard));
+        split_params_.erase(split_params_.begin() + static_cast<std::ptrdiff_t>(shard));
+        places_.remove(shard);
+    }
+
+    // ---- Memory
+
+    // That no array which is written overlaps another one, of any shard.
+    void check_overlaps()
+    {
+        std::vector<array_extent> extents;
+        for (std::size_t i = 0; i < shards_.size(); ++i)
+            append_extents(extents, shards_[i].shard, i, has_device_arrays(i));
+        written_.assign(std::move(extents));
+    }
+    // overlaps_are_checked: check_overlaps() has seen all shards. If so, it allocates nothing, and only this gradient
+    // is compared with what is written.
+    void set_gradient(std::size_t shard, void const* grad, bool overlaps_are_checked)
+    {
+        namespace arrays = shard_array;
+        offload_shard& of = shards_[shard].shard;
+        if (has_device_arrays(shard))
+            throw_invalid_argument({"shard ", text(shard),
+                                    " is given another gradient in host memory, but "
+                                    "its gradients are made on a device (see set_device_arrays())"});
+        if (grad == nullptr && of.size() != 0)
+            throw_invalid_argument(
+                {"shard ", text(shard), " is given a gradient that is null, but has ", of.size(), " elements"});
+        auto const begin = reinterpret_cast<std::uintptr_t>(grad);
+        std::size_t const bytes = of.bytes(arrays::grad, of.size());
+        if (overlaps_are_checked && bytes != 0)
+            written_.refuse({arrays::names[arrays::grad], begin, begin + bytes, shard, false});
+        offload_shard changed = of;
+        changed.set_gradient(static_cast<std::byte const*>(grad));
+        if (!overlaps_are_checked) {
+            std::vector<array_extent> extents;
+            append_extents(extents, changed, shard, true);
+            refuse_overlaps(std::move(extents));
+        }
+        of = changed;
+    }
+
+    // ---- Accumulators
+
+    void count_micro_step(std::size_t shard) noexcept { ++shards_[shard].summed; }
+    void forget_sum(std::size_t shard) noexcept { shards_[shard].summed = 0; }
+    void forget_sums() noexcept
+    {
+        for (tracked_shard& s : shards_)
+            s.summed = 0;
+    }
+    // Of every shard.
+    void copy_sums_to(std::vector<unsigned>& counts) const noexcept
+    {
+        for (std::size_t i = 0; i < shards_.size(); ++i)
+            counts[i] = shards_[i].summed;
+    }
+    void set_sums(std::vector<unsigned> const& counts) noexcept
+    {
+        for (std::size_t i = 0; i < shards_.size(); ++i)
+            shards_[i].summed = counts[i];
+    }
+
+    // ---- Arrays on a device
+
+    [[nodiscard]] bool has_device_arrays(std::size_t shard) const noexcept
+    {
+        return shard < device_arrays_.size() && device_arrays_[shard].grad;
+    }
+    [[nodiscard]] bool has_device_arrays() const noexcept
+    {
+        return std::any_of(device_arrays_.begin(), device_arrays_.end(),
+                           [](device_arrays const& a) { return bool(a.grad); });
+    }
+    // Of a shard that has them.
+    [[nodiscard]] device_arrays const& arrays_on_device(std::size_t shard) const noexcept
+    {
+        return device_arrays_[shard];
+    }
+    void set_device_arrays(std::size_t shard, device_arrays const& arrays)
+    {
+        require_shard(shard);
+        if (arrays.grad.address % 16 != 0 || arrays.weight_out.address % 16 != 0)
+            throw_invalid_argument({"an array on the device for shard ", text(shard),
+                                    " does not begin at a multiple of 16 bytes, as it must"});
+        bool const has_weight_out = shards_[shard].shard.has_weight_out();
+        if ((arrays.grad || arrays.weight_out) && (!arrays.grad || bool(arrays.weight_out) != has_weight_out))
+            throw_invalid_argument({"shard ", text(shard), " ",
+                                    has_weight_out ? "needs two arrays on the device, of gradients and of weights"
+                                                   : "has no weights, so it needs an array of gradients on the device, "
+                                                     "and none of weights"});
+        device_arrays_.resize(std::max(device_arrays_.size(), shard + 1));
+        device_arrays_[shard] = arrays;
+    }
+    void forget_device_arrays() noexcept { device_arrays_.clear(); }
+
+private:
+    static void check_accumulator(std::string const& name, any_shard const& view, accumulator_array const& sum)
+    {
+        std::string const of = text_of({"the accumulator of a shard of '", name, "' "});
+        if (sum.type() != dtype::none && sum.kernels() == nullptr)
+            throw_invalid_argument({of, "is of ", adamant::name(sum.type()), ", but must be of float32 or bfloat16"});
+        if (sum.size() && *sum.size() != view.size())
+            throw_invalid_argument({of, "has ", *sum.size(), " elements, but the shard has ", view.size()});
+        if (sum.type() != dtype::none && sum.data() == nullptr && view.size() != 0)
+            throw_invalid_argument({of, "is null, but the shard has ", view.size(), " elements"});
+    }
+
+    std::vector<parameter_group> groups_;
+    std::vector<tracked_shard> shards_;
+    std::vector<std::unique_ptr<split_view>> split_params_; // where states find them, which are copied
+    param_places places_;                                   // of each shard
+    std::vector<device_arrays> device_arrays_;
+    written_memory written_;
+};
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

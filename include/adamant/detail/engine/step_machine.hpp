@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// The states of an optimizer's step, and which of them may follow which.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include <adamant/error.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// "Taken back" means that params and moments have the bits that they had before the step.
+enum class step_state : std::uint8_t {
+    // Between steps.
+    idle,
+    behind,      // the device still has to take back its part of a step that failed
+    lost,        // params and moments belong to no known step; a state has to be loaded
+    lost_behind, // both
+    going_back,  // rollback() is at work
+
+    // In a step.
+    open,      // the first pass, over shards as they are submitted, or over all at once
+    undoing,   // what the first pass has stepped is taken back, because it was stepped on a wrong assumption
+    skipping,  // the same, in a step that changes nothing
+    stepping,  // the pass after the norm is known
+    finishing, // the device is through, and the CPU steps the blocks for which there was no room for a record
+    over,      // all passes are over, and the report is complete
+
+    // In a step whose device has failed.
+    failed,          // the step has to be taken back
+    failed_finishing // it failed when all was stepped, so that only weights are missing on it
+};
+inline constexpr std::size_t step_states = 13;
+
+[[nodiscard]] constexpr char const* name(step_state of) noexcept
+{
+    constexpr char const* names[step_states] = {
+        "idle",     "behind",    "lost", "lost_behind", "going_back",      "open", "undoing", "skipping",
+        "stepping", "finishing", "over", "failed",      "failed_finishing"};
+    return names[static_cast<std::size_t>(of)];
+}
+
+// The table. A step that is given up goes from `open` or `failed` to one of the first four.
+[[nodiscard]] constexpr bool may_follow(step_state from, step_state to) noexcept
+{
+    using enum step_state;
+    constexpr auto set = [](auto... states) { return (0u | ... | (1u << static_cast<unsigned>(states))); };
+    constexpr unsigned next[step_states] = {
+        set(open, going_back, lost),                                             // idle
+        set(idle),                                                               // behind
+        set(lost, idle),                                                         // lost
+        set(lost),                                                               // lost_behind
+        set(idle, behind),                                                       // going_back
+        set(undoing, skipping, stepping, finishing, over, failed, idle, behind), // open
+        set(stepping, failed),                                                   // undoing
+        set(over, failed),                                                       // skipping
+        set(finishing, over, failed),                                            // stepping
+        set(over, failed_finishing),                                             // finishing
+        set(idle),                                                               // over
+        set(failed, idle, behind, lost, lost_behind),                            // failed
+        set(failed_finishing, behind),                                           // failed_finishing
+    };
+    return (next[static_cast<std::size_t>(from)] >> static_cast<unsigned>(to) & 1) != 0;
+}
+
+// The state of one optimizer. The step's driver changes it: the caller's thread, or in an asynchronous step the thread
+// of the team that ends a pass. Others may read it at any time.
+class step_machine {
+public:
+    [[nodiscard]] step_state state() const noexcept { return state_.load(std::memory_order_acquire); }
+    // Whether the team drives the step that is under way, and not the caller.
+    [[nodiscard]] bool is_async() const noexcept { return is_async_.load(std::memory_order_acquire); }
+
+    [[nodiscard]] bool is_between_steps() const noexcept { return is_between(state()); }
+    [[nodiscard]] bool is_behind() const noexcept
+    {
+        return state() == step_state::behind || state() == step_state::lost_behind;
+    }
+    [[nodiscard]] bool is_lost() const noexcept
+    {
+        return state() == step_state::lost || state() == step_state::lost_behind;
+    }
+    // Whether shards may be submitted. Where a device has failed they may, too: finish() reports the failure.
+    [[nodiscard]] bool takes_shards() const noexcept
+    {
+        return !is_async() && (state() == step_state::open || state() == step_state::failed);
+    }
+    [[nodiscard]] bool has_failed() const noexcept { return state() >= step_state::failed; }
+
+    // Throws std::logic_error for a transition that is not in the table, which is a defect of this library.
+    void go(step_state to)
+    {
+        if (!may_follow(state(), to))
+            throw std::logic_error(text_of({"adamant: a step went from the state '", name(state()), "' to '", name(to),
+                                            "', which is a defect of adamant; please report it"}));
+        if (is_between(to))
+            is_async_.store(false, std::memory_order_release);
+        state_.store(to, std::memory_order_release);
+    }
+    void open(bool is_async)
+    {
+        go(step_state::open);
+        is_async_.store(is_async, std::memory_order_release);
+    }
+    // The device has failed in the step.
+    void fail()
+    {
+        bool const late = state() == step_state::finishing || state() == step_state::failed_finishing;
+        go(late ? step_state::failed_finishing : step_state::failed);
+    }
+
+private:
+    [[nodiscard]] static constexpr bool is_between(step_state of) noexcept { return of <= step_state::going_back; }
+
+    std::atomic<step_state> state_{step_state::idle};
+    std::atomic<bool> is_async_{false};
+};
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

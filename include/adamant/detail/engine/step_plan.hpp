@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the step under way is made with, as plain data that both sides read.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <adamant/error.hpp>
+#include <adamant/hyperparameters.hpp>
+#include <adamant/optimizer_options.hpp>
+#include <adamant/detail/engine/decision.hpp>
+#include <adamant/detail/shard/block_pass.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// The values of one step, with the optimizer's own filled in.
+struct step_terms {
+    std::uint64_t step = 1;
+    double loss_scale = 1;
+    bool moves_scaler = false; // the loss scale is the scaler's
+    double max_norm = 0;
+    double max_abs = 0;
+    bool zero_nonfinite = false;
+    std::vector<double> lr = {}; // of each group, or empty
+};
+
+// Fills `terms`, whose memory is used again. Throws invalid_argument for values that cannot be.
+inline void make_terms(step_terms& terms, step_values const& values, optimizer_options const& options,
+                       std::size_t groups, std::uint64_t step, double next_loss_scale)
+{
+    bool const own_limit = !values.max_norm && !values.max_abs_grad; // a limit in the values replaces both
+    double const max_norm = own_limit ? options.max_norm : values.max_norm.value_or(0);
+    double const max_abs = own_limit ? options.max_abs_grad : values.max_abs_grad.value_or(0);
+    check_limits(max_norm, max_abs);
+    if (!values.lr.empty() && values.lr.size() != groups)
+        throw_invalid_argument(
+            {"there are learning rates for ", values.lr.size(), " groups, but there are ", groups, " groups"});
+    terms.step = step;
+    terms.loss_scale = values.loss_scale.value_or(next_loss_scale);
+    terms.moves_scaler = !values.loss_scale;
+    terms.max_norm = max_norm;
+    terms.max_abs = max_abs;
+    terms.zero_nonfinite = options.on_nonfinite == nonfinite_policy::zero;
+    terms.lr.assign(values.lr.begin(), values.lr.end());
+}
+
+// Sets the factor of gradients: `clip` / loss scale, rounded to float once. A factor that float does
+// not hold, which norms above 8.5e37 call for, is applied in two: by 2^-125, which is exact for every gradient that the
+// whole factor leaves above 2^-126, and then by the rest. Depends on the rounding mode.
+inline void set_gradient_factor(group_step& step, parameter_group const& group, double loss_scale, double clip)
+{
+    double const factor = clip / loss_scale;
+    step.rules.limited = !float_holds(factor);
+    step.rules.scale = step.rules.limited ? small_factor_unit : 1.0f;
+    step.rules.bound = std::bit_cast<float>(float_infinity_bits);
+    float const scale = round_coefficient(step.rules.limited ? factor / double{small_factor_unit} : factor);
+    step.c.grad_scale = group.maximize ? -scale : scale;
+}
+
+// How group number i is stepped with that clip coefficient, as its step number `step`. Depends on the rounding mode.
+// Throws invalid_argument where make_coefficients() does.
+inline group_step make_group_step(parameter_group const& group, std::size_t i, step_terms const& terms, double clip,
+                                  std::uint64_t step)
+{
+    hyperparameters hyper = group.hyper;
+    if (!terms.lr.empty())
+        hyper.lr = terms.lr[i];
+    group_step made{make_coefficients(hyper, step, {.loss_scale = terms.loss_scale}),
+                    {.zero_nonfinite = terms.zero_nonfinite}};
+    set_gradient_factor(made, group, terms.loss_scale, clip);
+    if (terms.max_abs != 0) {
+        made.rules.limited = true;
+        made.rules.scale = made.c.grad_scale;
+        made.rules.bound = static_cast<float>(terms.max_abs);
+        made.c.grad_scale = 1;
+    }
+    return made;
+}
+
+// How each group is stepped.
+inline void make_group_steps(std::vector<parameter_group> const& groups, step_terms const& terms, double clip,
+                             std::vector<group_step>& out)
+{
+    out.resize(groups.size());
+    for (std::size_t i = 0; i < groups.size(); ++i)
+        out[i] = make_group_step(groups[i], i, terms, clip, terms.step);
+}
+
+// The same with another clip coefficient, which changes nothing but the factor of gradients.
+inline void clip_group_steps(std::vector<parameter_group> const& groups, step_terms const& terms, double clip,
+                             std::vector<group_step>& steps)
+{
+    for (std::size_t i = 0; i < groups.size(); ++i)
+        set_gradient_factor(steps[i], groups[i], terms.loss_scale, clip);
+}
+
+enum class shard_in_step : std::uint8_t { awaited, submitted, left_out };
+
+struct step_plan {
+    block_pass first_pass = block_pass::measure;
+    // For each group: what a step before the norm is known is made with, and so the records that there are; and what
+    // the step is made with once it is known.
+    std::vector<group_step> assumed, decided;
+    std::vector<shard_in_step> shards;
+    bool needs_norm = false;      // before anything may stay stepped
+    bool measures = true;         // gradients are looked at: somebody wants the norm, or to know what is not finite
+    bool skips_nonfinite = false; // a gradient that is not finite makes this step change nothing
+    // Blocks that are not stepped yet when all gradients are there wait for the norm: measuring what is left takes less
+    // than records of a step that may be wrong. Not where every step has records.
+    bool speculates_until_finish = false;
+    bool keeps_records = false;   // every pass that steps leaves records
+    bool keeps_checksums = false; // of the gradients that records were made with
+    bool waits_for_room = false;  // a block for whose record there is no room is not stepped yet
+
+    [[nodiscard]] bool takes_part(std::size_t shard) const noexcept { return shards[shard] != shard_in_step::left_out; }
+    // Whether the step that was assumed scales gradients as the one that is due.
+    [[nodiscard]] bool assumed_rightly() const noexcept
+    {
+        for (std::size_t i = 0; i < decided.size(); ++i)
+            if (assumed[i].c.grad_scale != decided[i].c.grad_scale || assumed[i].rules.scale != decided[i].rules.scale)
+                return false;
+        return true;
+    }
+};
+
+// Begins a plan for a step with these terms, by groups of which `plan.assumed` is known. wrong_assumptions: a bit for
+// each of the last eight steps. Allocates nothing where the plan has had a step over as many shards and groups.
+inline void make_plan(step_plan& plan, step_terms const& terms, optimizer_options const& options, std::size_t shards,
+                      bool as_they_arrive, bool has_device, std::uint8_t wrong_assumptions)
+{
+    plan.decided = plan.assumed;
+    plan.shards.assign(shards, shard_in_step::awaited);
+    plan.skips_nonfinite = options.on_nonfinite == nonfinite_policy::skip;
+    plan.needs_norm = terms.max_norm != 0 || plan.skips_nonfinite || options.reduce;
+    plan.measures = plan.needs_norm || terms.zero_nonfinite || (options.loss_scaling && terms.moves_scaler);
+    // A device may fail, so with one every step can be taken back until both sides are through with it.
+    plan.keeps_records = options.keep_last_step || has_device;
+    plan.keeps_checksums = options.keep_last_step;
+    plan.waits_for_room = has_device;
+    plan.speculates_until_finish = plan.needs_norm && !plan.keeps_records && options.speculate != speculation::always;
+    bool const assumes = plan.needs_norm && as_they_arrive &&
+                         (options.speculate == speculation::always ||
+                          (options.speculate == speculation::automatic && std::popcount(wrong_assumptions) <= 4));
+    plan.first_pass = !plan.needs_norm ? (has_device ? block_pass::speculate : block_pass::step)
+                      : assumes        ? block_pass::speculate
+                                       : block_pass::measure;
+}
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

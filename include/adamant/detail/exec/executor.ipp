@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// What executor.hpp declares.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <adamant/error.hpp>
+#include <adamant/executor.hpp>
+#include <adamant/detail/topology/allowed.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+ADAMANT_DECL executor::executor(executor_options const& options)
+    : isa_(resolve_isa(options.tier)), min_slice_elems_(std::max<std::size_t>(options.min_slice_elems, 1)),
+      max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)), prefetch_bytes_(options.prefetch_bytes),
+      cpu_quota_(read_cpu_quota().cpus)
+{
+    unsigned threads = options.threads;
+#if !defined(_OPENMP)
+    if (std::size_t const asked = threads != 0 ? threads : options.pus.size(); asked > 1)
+        detail::throw_unavailable(
+            {asked, " threads were requested, but this program was compiled without OpenMP; add -fopenmp"});
+    threads = 1;
+#endif
+    bool const has_place =
+        !options.pus.empty() || options.bind == binding::required || options.bind == binding::if_possible;
+    if (threads == 1 && !has_place)
+        return;
+    pu_set const pus = !options.pus.empty() ? options.pus
+                       : threads == 0       ? detail::pus_within(cpu_quota_)
+                                            : detail::pus_for(threads);
+    if (threads != 0 || pus.size() > 1 || has_place)
+        team_ = std::make_shared<adamant::team>(team_options{.pus = pus, .threads = threads, .bind = options.bind});
+}
+
+ADAMANT_DECL executor::executor(std::shared_ptr<adamant::team> team, isa tier, std::size_t min_slice_elems)
+    : executor(std::move(team), executor_options{.tier = tier, .min_slice_elems = min_slice_elems})
+{
+}
+
+ADAMANT_DECL executor::executor(std::shared_ptr<adamant::team> team, executor_options const& options)
+    : isa_(resolve_isa(options.tier)), min_slice_elems_(std::max<std::size_t>(options.min_slice_elems, 1)),
+      max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)), prefetch_bytes_(options.prefetch_bytes),
+      cpu_quota_(read_cpu_quota().cpus), team_(std::move(team))
+{
+    if (team_ == nullptr)
+        detail::throw_invalid_argument({"an executor was given a null pointer instead of a team"});
+    check_agrees(*team_, options);
+}
+
+ADAMANT_DECL isa executor::tier() const noexcept
+{
+    return isa_;
+}
+
+ADAMANT_DECL unsigned executor::threads() const noexcept
+{
+    return team_ == nullptr ? 1 : team_->size();
+}
+
+ADAMANT_DECL double executor::cpu_quota() const noexcept
+{
+    return cpu_quota_;
+}
+
+ADAMANT_DECL std::shared_ptr<adamant::team> const& executor::team() const noexcept
+{
+    return team_;
+}
+
+ADAMANT_DECL chunking executor::chunks(std::size_t n) const noexcept
+{
+    return chunks_of(n, threads(), min_slice_elems_, max_chunk_elems_);
+}
+
+ADAMANT_DECL std::size_t executor::max_chunk_elems() const noexcept
+{
+    return max_chunk_elems_;
+}
+
+ADAMANT_DECL std::uint32_t executor::prefetch_bytes() const noexcept
+{
+    return prefetch_bytes_;
+}
+
+ADAMANT_DECL void executor::check_agrees(adamant::team const& with, executor_options const& options)
+{
+    auto const bound = [](pu_set const& pus) {
+        return pus.empty() ? std::string("threads that are not bound")
+                           : "threads that are bound to PUs " + to_list(pus);
+    };
+    std::string asked;
+    std::string found;
+    if (options.threads != 0 && options.threads != with.size()) {
+        asked = std::to_string(options.threads) + " threads";
+        found = std::to_string(with.size());
+    } else if (!options.pus.empty() && options.pus != with.options().pus) {
+        asked = "PUs " + to_list(options.pus);
+        found = with.options().pus.empty() ? "no PUs" : "PUs " + to_list(with.options().pus);
+    } else if (options.bind == binding::required && !with.bound()) {
+        asked = "binding::required";
+        found = bound({});
+    } else if (options.bind == binding::if_possible && with.options().bind == binding::none) {
+        asked = "binding::if_possible";
+        found = bound({});
+    } else if (options.bind == binding::none && with.options().bind != binding::none) {
+        asked = "binding::none";
+        found = bound(with.bound_to());
+    } else {
+        return;
+    }
+    detail::throw_invalid_argument({"an executor was requested with ", asked, ", but the team has ", found,
+                                    "; leave that out, or make a team that has it"});
+}
+
+ADAMANT_DECL bool executor::works_itself(std::size_t n) const noexcept
+{
+    return team_ == nullptr || n < 2 * min_slice_elems_;
+}
+
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+// What memory.hpp declares.
+#pragma once
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <tuple>
+
+#include <sys/mman.h>
+
+#include <adamant/error.hpp>
+#include <adamant/memory.hpp>
+#include <adamant/detail/core/refused_call.hpp>
+#include <adamant/detail/exec/system_memory.hpp>
+#if !defined(ADAMANT_NO_HWLOC)
+#include <adamant/detail/topology/hwloc.hpp>
+#endif
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+
+ADAMANT_DECL void unmap::operator()(std::byte* data) const noexcept
+{
+    ::munmap(data - guard_bytes, bytes + 2 * guard_bytes);
+}
+
+// Throws unavailable where it is refused. bytes and alignment: multiples of a page.
+inline unique_mapping map_pages(std::size_t bytes, std::size_t alignment)
+{
+    auto const refused = [&] {
+        int const error = errno; // making the text may change it
+        return unavailable("adamant: " + bytes_text(bytes) + " could not be mapped (" + std::strerror(error) + "); " +
+                           advice_on(error, "see ulimit -v, vm.overcommit_memory and vm.max_map_count"));
+    };
+    std::size_t const page = page_bytes(page_kind::normal);
+    void* const at = ::mmap(nullptr, bytes + alignment + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        throw refused();
+    auto* const begin = static_cast<std::byte*>(at);
+    auto const after_guard = reinterpret_cast<std::uintptr_t>(begin + page);
+    std::size_t const before = round_up(after_guard, alignment) - after_guard;
+    if (before != 0)
+        ::munmap(begin, before);
+    unique_mapping mapping(begin + before + page, {bytes, page});
+    if (before + page != alignment)
+        ::munmap(mapping.get() + bytes + page, alignment - before - page);
+    if (::mprotect(mapping.get(), bytes, PROT_READ | PROT_WRITE) != 0)
+        throw refused();
+    return mapping;
+}
+
+} // namespace detail
+
+ADAMANT_DECL memory_block::memory_block(std::size_t bytes, memory_options const& options, std::string const& root)
+{
+    set_size(bytes);
+    report_.pages = options.pages;
+    if (bytes == 0)
+        return;
+    node_set const nodes = usable_nodes(options);
+    if (detail::is_hugetlb(options.pages))
+        map_hugetlb(options, root);
+    if (!mapping_) {
+        if (options.check_available)
+            check_memory(bytes, options.nodes_required ? nodes : node_set{}, root);
+        map_plain(options, root);
+    }
+    if (!nodes.empty())
+        bind(nodes, options, root);
+}
+
+ADAMANT_DECL memory_block::memory_block(std::size_t bytes)
+{
+    set_size(bytes);
+    if (bytes == 0)
+        return;
+    check_memory(bytes);
+    map_plain({}, {});
+}
+
+ADAMANT_DECL void memory_block::set_size(std::size_t bytes)
+{
+    if (bytes > std::numeric_limits<std::size_t>::max() / 4)
+        detail::throw_invalid_argument({bytes, " bytes do not fit in memory; was a negative size converted?"});
+    report_.bytes = bytes;
+}
+
+ADAMANT_DECL std::size_t memory_block::size() const noexcept
+{
+    return mapping_ ? report_.bytes : 0;
+}
+
+ADAMANT_DECL void memory_block::touch(std::size_t begin, std::size_t end) noexcept
+{
+    std::size_t const page = detail::page_bytes(report_.pages);
+    end = std::min(end, size());
+    // To read first, so as to keep what is there, would map the huge page of zeros that all share.
+    for (std::size_t at = begin; at < end; at = (at / page + 1) * page)
+        *const_cast<std::byte volatile*>(data() + at) = std::byte{0};
+}
+
+ADAMANT_DECL void memory_block::miss(bool required, std::string const& what)
+{
+    if (required)
+        detail::throw_unavailable({what});
+    report_.notes += (report_.notes.empty() ? "" : "; ") + what;
+}
+
+ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
+{
+    if (options.nodes.empty())
+        return {};
+    std::string const asked = detail::text_of({"the NUMA nodes ", to_list(options.nodes), " were requested, but "});
+#if defined(ADAMANT_NO_HWLOC)
+    miss(options.nodes_required, asked + "this program was compiled without hwloc, which binds memory");
+    return {};
+#else
+    try {
+        hwloc_topology_t const machine = detail::live_topology();
+        node_set const there = detail::to_index_set(hwloc_topology_get_topology_nodeset(machine));
+        node_set const allowed = there & detail::to_index_set(hwloc_topology_get_allowed_nodeset(machine));
+        if (!allowed.includes(options.nodes))
+            miss(options.nodes_required,
+                 detail::text_of(
+                     {asked, "this machine has ", to_list(there),
+                      there == allowed ? "" : ", of which the cgroup (cpuset.mems) allows " + to_list(allowed)}));
+        return options.nodes & allowed;
+    } catch (unavailable const& error) { // this machine is not to be seen: HWLOC_SYNTHETIC is set, say
+        if (options.nodes_required)
+            throw;
+        miss(false, detail::text_of({asked, "which nodes there are is not known (", error.what(), ")"}));
+        return {};
+    }
+#endif
+}
+
+ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::string const& root)
+{
+    using namespace detail;
+    bool const giant = options.pages == page_kind::hugetlb_1g;
+    std::size_t const bytes = round_up(report_.bytes, page_bytes(options.pages));
+    std::size_t const pages = bytes / page_bytes(options.pages);
+    std::string const asked = detail::text_of({pages, " pages of kind ", name(options.pages), " were requested, but "});
+    // Over a cgroup's limit the mapping would succeed, and its first touch end in SIGBUS.
+    memory_limit const room = cgroup_room(root, giant ? "hugetlb.1GB" : "hugetlb.2MB");
+    if (bytes > room.bytes)
+        return miss(options.pages_required, asked + room.source + " leaves " + bytes_text(room.bytes) + "; raise it");
+    // Not MAP_NORESERVE: the pool sets the pages aside now, or this fails now.
+    int const flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | (giant ? 30 : 21) << 26;
+    void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (at != MAP_FAILED) {
+        mapping_ = unique_mapping(static_cast<std::byte*>(at), {bytes, 0});
+        report_.mapped_bytes = bytes;
+        return;
+    }
+    int const error = errno;
+    if (std::string const advice = advice_on(error, ""); !advice.empty()) // independent of the pool
+        return miss(options.pages_required, asked + refused_text("mmap", error, advice));
+    std::string const why = detail::text_of({" (mmap: ", std::strerror(error), ")"});
+    auto const pool = [&](char const* file) { return hugetlb_file(root + "/sys/kernel/mm", options.pages, file); };
+    auto const free = read_number(pool("free_hugepages"));
+    if (!free)
+        return miss(options.pages_required, detail::text_of({asked, "there is no ", pool("free_hugepages"), why}));
+    std::size_t const left = *free - std::min(*free, read_number(pool("resv_hugepages")).value_or(0));
+    if (error == ENOMEM && left >= pages) // so the pool is not the reason
+        return miss(options.pages_required, asked + std::to_string(left) + " are free" + why +
+                                                "; see ulimit -v and vm.max_map_count, and whether the nodes of "
+                                                "cpuset.mems have that many");
+    std::size_t const others = std::max(left, read_number(pool("nr_hugepages")).value_or(0)) - left;
+    miss(options.pages_required, asked + std::to_string(left) + " are free" + why + "; as root, write " +
+                                     std::to_string(others + pages) + " to " + pool("nr_hugepages") +
+                                     (giant ? ", best soon after booting, while memory has such gaps" : ""));
+}
+
+ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::string const& root)
+{
+    bool const huge = options.pages != page_kind::normal;
+    std::size_t const page = detail::page_bytes(page_kind::normal);
+    report_.mapped_bytes = detail::round_up(report_.bytes, page);
+    report_.pages = huge ? page_kind::transparent : page_kind::normal;
+    mapping_ = detail::map_pages(report_.mapped_bytes, huge ? std::size_t{1} << 21 : page);
+    int const refused =
+        ::madvise(data(), report_.mapped_bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE) != 0 ? errno : 0;
+    if (!huge)
+        return; // a kernel that refuses that has no huge pages
+    std::string why;
+    if (refused != 0)
+        why = detail::refused_text(
+            "madvise", refused,
+            detail::advice_on(refused, refused == ENOMEM ? "see vm.max_map_count"
+                                                         : "was this kernel built with CONFIG_TRANSPARENT_HUGEPAGE?"));
+    else if (detail::transparent_mode(root) == "never")
+        why = "/sys/kernel/mm/transparent_hugepage/enabled is never; as root, write madvise to it";
+    else if (detail::transparent_pages_are_off(root))
+        why = "they are switched off for this process (PR_SET_THP_DISABLE, which it or a parent has called); "
+              "start it without that, in a systemd unit without MemoryTHP=disable";
+    else if (std::size_t const huge_page = detail::transparent_bytes(root); report_.bytes < huge_page)
+        why = detail::text_of({detail::bytes_text(report_.bytes), " are less than one of them, of ",
+                               detail::bytes_text(huge_page), "; request more at once"});
+    else
+        return;
+    report_.pages = page_kind::normal;
+    miss(options.pages_required, "transparent huge pages were requested, but " + why);
+}
+
+#if defined(ADAMANT_NO_HWLOC)
+
+ADAMANT_DECL void memory_block::bind(node_set const&, memory_options const&, std::string const&) {
+} // usable_nodes() leaves none
+
+#else
+
+ADAMANT_DECL void memory_block::bind(node_set const& nodes, memory_options const& options, std::string const& root)
+{
+    using namespace detail;
+    std::string const these = "the NUMA nodes " + to_list(nodes);
+    bool strict = true;
+    if (is_hugetlb(report_.pages)) {
+        // It is the machine's pool that has promised the pages. Once those of the nodes are gone, to another rank
+        // say, the touch of bound memory ends in SIGBUS, and that of preferred memory on another node.
+        strict = options.nodes_required;
+        auto const count = [&](std::string const& in, char const* file) {
+            return read_number(hugetlb_file(in, report_.pages, file)).value_or(0);
+        };
+        std::size_t const promised = count(root + "/sys/kernel/mm", "resv_hugepages"); // ours among them
+        std::size_t free = 0;
+        for (unsigned const node : nodes.members())
+            free += count(node_folder(root, node), "free_hugepages");
+        if (!strict)
+            miss(false, these + " are only preferred, because bound hugetlb pages may end in SIGBUS");
+        else if (free < promised)
+            miss(true, these + " have " + std::to_string(free) + " free huge pages, but " + std::to_string(promised) +
+                           " are reserved; as root, write more to their nr_hugepages");
+    } else if (options.check_available && available_memory(nodes, root).bytes < report_.bytes) {
+        strict = false; // nodes that are required were checked before
+        miss(false, these + " are only preferred, because less than requested is free there");
+    }
+    for (;; strict = false) {
+        std::string problem = strict ? "binding to " : "preferring ";
+        problem.append(these).append(" failed: ").append(set_policy(nodes, strict));
+        if (report_.binding == (strict ? memory_binding::bound : memory_binding::preferred))
+            break;
+        miss(options.nodes_required, problem);
+        if (!strict)
+            return;
+    }
+    if (report_.nodes != nodes) // not all have memory, or (before Linux 5.15) only one can be preferred
+        miss(false, detail::text_of({"of ", these, " the kernel took ", to_list(report_.nodes)}));
+}
+
+ADAMANT_DECL std::string memory_block::set_policy(node_set const& nodes, bool strict)
+{
+    // MPOL_BIND, or else MPOL_PREFERRED_MANY, or where the kernel is older MPOL_PREFERRED.
+    int const flags = HWLOC_MEMBIND_BYNODESET | (strict ? HWLOC_MEMBIND_STRICT : 0);
+    if (hwloc_set_area_membind(detail::live_topology(), data(), report_.mapped_bytes, detail::to_bitmap(nodes).get(),
+                               HWLOC_MEMBIND_BIND, flags) != 0) {
+        int const error = errno;
+        return detail::refused_text(
+            "mbind", error, detail::advice_on_numa_call(error, "are these nodes online and allowed to this process?"));
+    }
+    auto const got = detail::binding_of(data());
+    if (!got) {
+        int const error = errno;
+        return detail::refused_text("get_mempolicy, which would confirm it", error,
+                                    detail::advice_on_numa_call(error, ""));
+    }
+    report_.binding = got->first;
+    report_.nodes = got->second;
+    return "the kernel's policy is " + std::string(name(got->first));
+}
+
+#endif
+
+ADAMANT_END_NAMESPACE

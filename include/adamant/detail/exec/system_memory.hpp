@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linux's files and calls about memory: limits, pools of huge pages, policies.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <linux/mempolicy.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <adamant/error.hpp>
+#include <adamant/memory.hpp>
+#include <adamant/detail/core/default_mode.hpp>
+#include <adamant/detail/core/system_file.hpp>
+#include <adamant/detail/topology/cgroup.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+
+constexpr std::size_t round_up(std::size_t x, std::size_t multiple) noexcept
+{
+    return (x + multiple - 1) / multiple * multiple;
+}
+constexpr bool is_hugetlb(page_kind kind) noexcept
+{
+    return kind == page_kind::hugetlb_2m || kind == page_kind::hugetlb_1g;
+}
+
+inline std::string bytes_text(std::size_t bytes)
+{
+    default_mode_scope const mode;
+    bool const mib = bytes < std::size_t{1} << 30;
+    return text_of({bytes, " bytes (", static_cast<double>(bytes) / (mib ? 0x1p20 : 0x1p30), mib ? " MiB)" : " GiB)"});
+}
+
+inline std::size_t page_bytes(page_kind kind) noexcept
+{
+    return is_hugetlb(kind) ? std::size_t{1} << (kind == page_kind::hugetlb_1g ? 30 : 21)
+                            : static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+inline std::string node_folder(std::string const& root, unsigned node)
+{
+    return text_of({root, "/sys/devices/system/node/node", node});
+}
+
+// A file of the machine's pool (in sys/kernel/mm) or of a node's (in its folder).
+inline std::string hugetlb_file(std::string const& in, page_kind kind, char const* file)
+{
+    return text_of({in, "/hugepages/hugepages-", page_bytes(kind) / 1024, "kB/", file});
+}
+
+inline void keep_least(memory_limit& least, std::size_t bytes, std::string const& source)
+{
+    if (bytes < least.bytes)
+        least = {bytes, source};
+}
+
+// What one cgroup leaves of "memory" or "hugetlb.2MB".
+inline void keep_least_of_cgroup(memory_limit& least, cgroup_folder const& cgroup, std::string_view resource)
+{
+    std::string const file = text_of({cgroup.path, "/", resource});
+    std::string const stat = read_file(file + ".stat");
+    // The file cache counts as used but gives way. Otherwise nothing would seem to be left after much reading.
+    std::size_t cache = 0;
+    for (char const* const gives_way : {"active_file", "inactive_file"})
+        cache += number_after(stat, cgroup.v2 ? gives_way : text_of({"total_", gives_way})).value_or(0);
+    auto const keep = [&](std::optional<std::size_t> limit, std::string const& usage, std::string const& source) {
+        auto const used = limit ? read_number(usage) : std::nullopt;
+        if (used)
+            keep_least(least, *limit - std::min(*limit, *used - std::min(*used, cache)), source);
+    };
+    if (cgroup.v2) { // memory.swap.max limits swap alone, which nobody here counts on
+        keep(read_number(file + ".max"), file + ".current", file + ".max");
+        return;
+    }
+    std::string const used = file + ".usage_in_bytes";
+    keep(read_number(file + ".limit_in_bytes"), used, file + ".limit_in_bytes");
+    if (resource != "memory")
+        return;
+    // The least of the ancestors' limits, also of those above the mount of a container.
+    keep(number_after(stat, "hierarchical_memory_limit"), used, file + ".stat (hierarchical_memory_limit)");
+    // Memory and swap together: with much swapped out already, this is reached first.
+    std::string const both = file + ".memsw.usage_in_bytes";
+    keep(read_number(file + ".memsw.limit_in_bytes"), both, file + ".memsw.limit_in_bytes");
+    keep(number_after(stat, "hierarchical_memsw_limit"), both, file + ".stat (hierarchical_memsw_limit)");
+}
+
+// What the cgroups of this process, of version 1 or 2, leave it of "memory" or "hugetlb.2MB".
+inline memory_limit cgroup_room(std::string const& root, std::string_view resource)
+{
+    memory_limit least;
+    for (cgroup_folder const& cgroup : cgroup_folders(root, resource.substr(0, resource.find('.'))))
+        keep_least_of_cgroup(least, cgroup, resource);
+    return least;
+}
+
+inline std::string transparent_folder(std::string const& root)
+{
+    return root + "/sys/kernel/mm/transparent_hugepage";
+}
+// The size of a transparent huge page.
+inline std::size_t transparent_bytes(std::string const& root)
+{
+    return read_number(transparent_folder(root) + "/hpage_pmd_size").value_or(std::size_t{1} << 21);
+}
+
+// What the kernel does with memory that asks for huge pages: "always", "madvise" or "never"; empty where it has none.
+inline std::string transparent_mode(std::string const& root)
+{
+    auto const chosen = [](std::string const& path) { // "always [madvise] never"
+        std::string const file = read_file(path);
+        std::string_view text = file;
+        for (std::string_view word = next_word(text); !word.empty(); word = next_word(text))
+            if (word.size() > 2 && word.front() == '[')
+                return std::string(word.substr(1, word.size() - 2));
+        return std::string();
+    };
+    std::string const all = transparent_folder(root);
+    std::size_t const kib = transparent_bytes(root) / 1024;
+    std::string const own = chosen(text_of({all, "/hugepages-", kib, "kB/enabled"})); // since Linux 6.8
+    return own.empty() || own == "inherit" ? chosen(all + "/enabled") : own;
+}
+
+// Whether the kernel gives this process no huge pages, whatever it asks for: PR_SET_THP_DISABLE, which children
+// inherit. (Since Linux 6.18 that may except memory that asks for them, as ours does.)
+inline bool transparent_pages_are_off(std::string const& root)
+{
+    if (int const disabled = ::prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0); disabled >= 0)
+        return disabled == 1;
+    return read_number(root + "/proc/self/status", "THP_enabled:") == std::size_t{0};
+}
+
+// The policy of the mapping at an address; nothing, with errno, where the kernel may not be asked. (hwloc does not tell
+// preferred from bound.)
+inline std::optional<std::pair<memory_binding, node_set>> binding_of(void const* address)
+{
+    int mode = 0;
+    std::array<unsigned long, 64> mask{}; // 4096 nodes; kernels have 1024 at most
+    if (::syscall(SYS_get_mempolicy, &mode, mask.data(), mask.size() * 64, address, MPOL_F_ADDR) != 0)
+        return {};
+    node_set nodes;
+    for (unsigned i = 0; i < mask.size() * 64; ++i)
+        if ((mask[i / 64] >> i % 64 & 1) != 0)
+            nodes.insert(i);
+    mode &= ~MPOL_MODE_FLAGS;
+    constexpr int preferred_many = 5; // MPOL_PREFERRED_MANY, in headers since Linux 5.15
+    if (mode == MPOL_BIND)
+        return std::pair(memory_binding::bound, nodes);
+    if ((mode == MPOL_PREFERRED || mode == preferred_many) && !nodes.empty()) // without nodes: near the toucher
+        return std::pair(memory_binding::preferred, nodes);
+    return std::pair(memory_binding::none, node_set{});
+}
+
+} // namespace detail
+
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// What team.hpp declares.
+#pragma once
+
+#include <string>
+#include <system_error>
+#include <thread>
+
+#include <signal.h>
+
+#include <exception>
+#include <adamant/error.hpp>
+#include <adamant/detail/core/refused_call.hpp>
+
+#include <adamant/index_set.hpp>
+#include <adamant/team.hpp>
+#include <adamant/detail/exec/team_state.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+
+ADAMANT_DECL void submit(team_state& to, team_request& request)
+{
+    to.submit(request);
+}
+ADAMANT_DECL void wait_for(team_state const& of, team_request const& request) noexcept
+{
+    of.wait(request.ticket);
+}
+ADAMANT_DECL bool is_done(team_state const& of, team_request const& request) noexcept
+{
+    return of.done(request.ticket);
+}
+ADAMANT_DECL void check_process(team_state const& of)
+{
+    of.check_process();
+}
+ADAMANT_DECL void check_chunks(std::size_t chunks)
+{
+    if (chunks > chunk_lanes::max_chunks)
+        throw_invalid_argument(
+            {"work is cut into ", chunks, " chunks, but a team takes at most ", chunk_lanes::max_chunks});
+}
+
+} // namespace detail
+
+ADAMANT_DECL team::team(team_options options)
+{
+    options.bind = detail::resolved(options.bind);
+    if (options.pus.empty() && (options.bind != binding::none || options.threads == 0))
+        detail::throw_invalid_argument({"a team was requested without PUs; name some, or request binding::none"});
+#if defined(ADAMANT_NO_HWLOC)
+    if (options.bind == binding::required)
+        detail::throw_unavailable({"bound threads were requested, but this program was compiled without hwloc "
+                                   "(ADAMANT_NO_HWLOC); request binding::none"});
+#endif
+    std::size_t const threads = options.threads != 0 ? options.threads : options.pus.size();
+    if (threads > max_threads)
+        detail::throw_unavailable(
+            {threads, " threads were requested, but a team has at most ", max_threads, "; request one for each core"});
+#if !defined(ADAMANT_NO_HWLOC)
+    if (options.bind != binding::none)
+        detail::live_topology(); // where it can throw
+#endif
+    state_ = std::make_shared<detail::team_state>(options, static_cast<unsigned>(threads));
+    start_leader();
+    try {
+        state_->wait_until_ready();
+    } catch (...) {
+        state_->leader->join();
+        throw;
+    }
+}
+
+ADAMANT_DECL team::~team()
+{
+    if (!state_->in_this_process()) {
+        static_cast<void>(state_->leader.release()); // to join or detach a thread that is not there is undefined
+        return;
+    }
+    state_->stop();
+    if (state_->is_member())
+        state_->leader->detach(); // destroyed by its own last task
+    else
+        state_->leader->join();
+}
+
+ADAMANT_DECL team_options const& team::options() const noexcept
+{
+    return state_->options();
+}
+
+ADAMANT_DECL unsigned team::size() const noexcept
+{
+    return static_cast<unsigned>(state_->members().size());
+}
+
+ADAMANT_DECL std::vector<team_member> const& team::members() const noexcept
+{
+    return state_->members();
+}
+
+ADAMANT_DECL pu_set team::bound_to() const
+{
+    pu_set all;
+    for (team_member const& m : members())
+        all |= m.bound_to;
+    return all;
+}
+
+ADAMANT_DECL bool team::bound() const noexcept
+{
+    for (team_member const& m : members())
+        if (m.bound_to.empty())
+            return false;
+    return true;
+}
+
+ADAMANT_DECL bool team::others_wait() const noexcept
+{
+    return state_->others_wait();
+}
+
+ADAMANT_DECL void team::check_submit() const
+{
+    state_->check_submit();
+}
+
+ADAMANT_DECL bool team::in_this_process() const noexcept
+{
+    return state_->in_this_process();
+}
+
+ADAMANT_DECL void team::check_process() const
+{
+    state_->check_process();
+}
+
+ADAMANT_DECL void team::start_leader()
+{
+    struct all_signals_blocked {
+        sigset_t before;
+        all_signals_blocked() noexcept
+        {
+            sigset_t all;
+            sigfillset(&all);
+            pthread_sigmask(SIG_SETMASK, &all, &before);
+        }
+        ~all_signals_blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    };
+    all_signals_blocked const block;
+    try {
+        state_->leader = std::make_unique<std::thread>([state = state_] { state->lead(); });
+    } catch (std::system_error const& e) {
+        detail::throw_unavailable({"a team's leader could not be started: ", e.what(), "; ",
+                                   detail::advice_on(e.code().value(), "check the limits on threads (ulimit -u, "
+                                                                       "pids.max) and on memory (ulimit -v)")});
+    }
+}
+
+ADAMANT_END_NAMESPACE

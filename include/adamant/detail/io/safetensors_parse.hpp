@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opt-in: the bytes of a safetensors file as a state_dict. Nothing in them is believed before it was checked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <adamant/checkpoint.hpp>
+#include <adamant/error.hpp>
+#include <adamant/detail/io/file_source.hpp>
+#include <adamant/detail/io/safetensors_header.hpp>
+#include <adamant/detail/io/safetensors_layout.hpp>
+#include <adamant/detail/io/state_check.hpp>
+#include <adamant/detail/io/state_json.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// Finds what the name says it is: param, array, and which elements. The data are still to be found.
+inline state_tensor placed(found_tensor const& found, state_dict const& state, name_index const& params)
+{
+    std::string const what = tensor_text(found.name);
+    state_tensor result;
+    result.type = dtype::none;
+    for (dtype const type : {dtype::float32, dtype::bfloat16, dtype::float16, dtype::quantized8})
+        if (file_type_of(type).name == found.type.name)
+            result.type = type;
+    if (result.type == dtype::none)
+        throw malformed(text_of({what, " has dtype ", found.type.name, ", but must have F32, BF16, F16 or U8"}));
+    std::string_view rest = found.name;
+    std::optional<std::uint64_t> begin, end;
+    if (rest.ends_with(']')) {
+        std::size_t const open = rest.rfind('[');
+        std::size_t const colon = rest.rfind(':');
+        if (open == rest.npos || colon == rest.npos || colon < open)
+            throw malformed(what + " has a name that ends in ']' but in no range");
+        begin = decimal(rest.substr(open + 1, colon - open - 1));
+        end = decimal(rest.substr(colon + 1, rest.size() - colon - 2));
+        if (!begin || !end || *begin >= *end)
+            throw malformed(what + " has a name with a range that is none");
+        rest = rest.substr(0, open);
+    }
+    std::size_t const dot = rest.rfind('.');
+    bool known = false;
+    for (state_array const array : {state_array::param, state_array::exp_avg, state_array::exp_avg_sq})
+        if (dot != rest.npos && rest.substr(dot + 1) == name(array)) {
+            result.array = array;
+            known = true;
+        }
+    auto const param = params.find(rest.substr(0, known ? dot : 0));
+    if (!param)
+        throw malformed(what + " is of no param that the state has");
+    result.param = *param;
+    std::vector<std::size_t> shape = state.params[*param].shape;
+    if (end) {
+        result.begin = *begin;
+        shape = {*end - *begin};
+    }
+    if (found.shape != file_shape(shape, result.type))
+        throw malformed(what + " has another shape than its param or its range");
+    result.elements = element_count({found.name, std::move(shape)});
+    return result;
+}
+
+// The state in these bytes, its tensors pointing into them. path: for the messages. source: that the bytes are read
+// through, or null.
+inline state_dict read_safetensors(std::string const& path, std::span<std::byte const> file, state_source const* source)
+{
+    return naming_file(path, [&] {
+        file_contents contents(path, file, source, plain_file);
+        state_dict state = state_from_text(contents.state());
+        state.step = contents.step();
+        state.metadata = contents.metadata();
+        try {
+            name_index const params(state.params, "param");
+            for (found_tensor const& found : contents.tensors())
+                state.tensors.push_back(placed(found, state, params));
+        } catch (invalid_argument const& error) {
+            throw malformed(reason(error));
+        }
+        contents.check_data();
+        for (std::size_t i = 0; i < state.tensors.size(); ++i) {
+            state.tensors[i].data = contents.tensors()[i].data;
+            state.tensors[i].source = source;
+        }
+        try {
+            state.tensors = checked_tensors(state);
+        } catch (invalid_argument const& error) {
+            throw malformed(reason(error));
+        }
+        return state;
+    });
+}
+inline state_dict read_safetensors(std::string const& path, file_source const& file)
+{
+    return read_safetensors(path, {file.data(), file.size()}, &file);
+}
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

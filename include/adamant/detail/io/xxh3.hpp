@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opt-in: the checksum of checkpoints, XXH3 with 64 bits, from xxHash's header alone: nothing has to be linked.
+#pragma once
+
+#if !__has_include(<xxhash.h>)
+#error                                                                                                                 \
+    "adamant's checkpoint files need xxHash 0.8 or newer, and the compiler finds no xxhash.h (Debian and Ubuntu: libxxhash-dev). Nothing has to be linked for it."
+#endif
+
+// Its functions become static ones under names of their own, so a program that links xxHash keeps that, and translation
+// units of different -m flags keep apart.
+#if defined(XXH_INLINE_ALL)
+#include <xxhash.h>
+#else
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+#undef XXH_INLINE_ALL
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <adamant/detail/core/abi.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// Of any number of pieces in a row; where one piece ends makes no difference.
+class xxh3 {
+public:
+    xxh3() noexcept { XXH3_64bits_reset(&state_); }
+    void add(void const* data, std::size_t bytes) noexcept
+    {
+        if (bytes != 0)
+            XXH3_64bits_update(&state_, data, bytes);
+    }
+    void add(std::string_view text) noexcept { add(text.data(), text.size()); }
+    [[nodiscard]] std::uint64_t digest() const noexcept { return XXH3_64bits_digest(&state_); }
+
+private:
+    XXH3_state_t state_;
+};
+
+// As files show it: 16 digits, the highest first.
+inline std::string digest_text(std::uint64_t digest)
+{
+    std::string result(16, '0');
+    for (std::size_t i = 16; i-- != 0; digest >>= 4)
+        result[i] = "0123456789abcdef"[digest & 15];
+    return result;
+}
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels that score a gradient's columns, by its type.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include <adamant/error.hpp>
+#include <adamant/detail/kernels/dispatch.hpp>
+#include <adamant/detail/numerics/column_score.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+struct column_kernels {
+    kernel::largest_bits_function largest_bits;
+    kernel::column_scores_function scores, careful_scores; // these take what is not finite for zero
+};
+
+template <class Grad>
+[[nodiscard]] column_kernels column_kernels_of(isa tier, bool squares) noexcept
+{
+    if (squares)
+        return {kernel::largest_bits_for<Grad>(tier), kernel::column_scores_for<Grad, true>(tier),
+                kernel::column_scores_for<Grad, true>(isa::scalar)};
+    return {kernel::largest_bits_for<Grad>(tier), kernel::column_scores_for<Grad, false>(tier),
+            kernel::column_scores_for<Grad, false>(isa::scalar)};
+}
+[[nodiscard]] inline column_kernels column_kernels_for(dtype type, isa tier, column_score kind)
+{
+    bool const squares = kind == column_score::square;
+    switch (type) {
+    case dtype::float32: return column_kernels_of<float>(tier, squares);
+    case dtype::bfloat16: return column_kernels_of<bfloat16>(tier, squares);
+    case dtype::float16: return column_kernels_of<float16>(tier, squares);
+    default: break;
+    }
+    throw_invalid_argument({"the columns of a gradient of type ", name(type),
+                            " are to be scored; give the type of its elements: float32, bfloat16 or float16"});
+}
+
+// The bits of the largest finite magnitude of elements [begin, end).
+[[nodiscard]] inline std::uint32_t largest_finite_bits(column_kernels const& run, std::byte const* grad, dtype type,
+                                                       std::size_t begin, std::size_t end) noexcept
+{
+    auto const at = [&](std::size_t i) { return grad + i * size_bytes(type); };
+    std::uint32_t largest = run.largest_bits(at(begin), end - begin);
+    if (largest < float_infinity_bits)
+        return largest;
+    largest = 0; // one by one, without what is not finite
+    for (std::size_t i = begin; i < end; ++i)
+        if (std::uint32_t const bits = run.largest_bits(at(i), 1); bits < float_infinity_bits)
+            largest = std::max(largest, bits);
+    return largest;
+}
+// Scores of n columns in at most column_score_rows rows, into sums, with room for a multiple of 64.
+inline void score_piece(column_kernels const& run, std::byte const* grad, std::size_t row_bytes, std::size_t rows,
+                        std::size_t n, float scale, std::uint32_t* sums) noexcept
+{
+    std::fill_n(sums, (n + 63) / 64 * 64, 0u);
+    if (run.scores(grad, row_bytes, rows, n, scale, sums))
+        return;
+    std::fill_n(sums, (n + 63) / 64 * 64, 0u);
+    run.careful_scores(grad, row_bytes, rows, n, scale, sums);
+}
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

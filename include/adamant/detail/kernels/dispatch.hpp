@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a tier and element types to a function. A table holds one function per tier and is instantiated only for the
+// types that a program uses.
+#pragma once
+
+#include <adamant/isa.hpp>
+#include <adamant/detail/kernels/targets.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace kernel {
+
+// The reference implementation as a tier. See step_function.
+namespace scalar {
+
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
+                         memory_access) noexcept
+{
+    float_mode_scope const mode(subnormals::kept);
+    if constexpr (is_quantized<ExpAvg>) {
+        return quantized_step(a, begin, end, c, {false},
+                              quantized_paths_for<Param, Grad, WeightOut>(
+                                  fused_step<Param, Grad, float, float, WeightOut>, moments_codec, nullptr));
+    } else {
+        std::uint64_t nonfinite = 0;
+        rounding_lines lines = {};
+        std::size_t line_end = begin;
+        for (std::size_t i = begin; i < end; ++i) {
+            if (i == line_end) {
+                lines = rounding_lines_at(c.rounding.key, a.place, i);
+                line_end = rounding_line_end(a.place, i);
+            }
+            float const grad = widen(load_unaligned<Grad>(a.grad + i * sizeof(Grad)));
+            auto const param = load_unaligned<Param>(a.param + i * sizeof(Param));
+            float master;
+            if constexpr (is_split<Param>)
+                master = joined_master(load_unaligned<WeightOut>(a.weight_out + i * sizeof(WeightOut)), param);
+            else
+                master = widen(param);
+            reference::element const updated =
+                reference::update({master, widen(load_unaligned<ExpAvg>(a.exp_avg + i * sizeof(ExpAvg))),
+                                   widen(load_unaligned<ExpAvgSq>(a.exp_avg_sq + i * sizeof(ExpAvgSq)))},
+                                  grad, c);
+            if constexpr (is_split<Param>)
+                store_unaligned(a.param + i * sizeof(Param), split_master(updated.param).low);
+            else
+                store_unaligned(a.param + i * sizeof(Param),
+                                reference::stored<Param>(updated.param, c.rounding.param, random_half(lines.param, i)));
+            store_unaligned(a.exp_avg + i * sizeof(ExpAvg), reference::stored<ExpAvg>(updated.exp_avg));
+            store_unaligned(a.exp_avg_sq + i * sizeof(ExpAvgSq),
+                            reference::stored<ExpAvgSq>(updated.exp_avg_sq, c.rounding.exp_avg_sq,
+                                                        random_half(lines.exp_avg_sq, i)));
+            if constexpr (is_split<Param>)
+                store_unaligned(a.weight_out + i * sizeof(WeightOut), split_master(updated.param).weight);
+            else if constexpr (!std::is_void_v<WeightOut>)
+                store_unaligned(a.weight_out + i * sizeof(WeightOut), reference::stored<WeightOut>(updated.param));
+            nonfinite += !is_finite(grad);
+        }
+        return nonfinite;
+    }
+}
+
+template <class Grad>
+grad_squares block_squares(std::byte const* grad, std::size_t n) noexcept
+{
+    float_mode_scope const mode(subnormals::kept);
+    return reference::block_squares<Grad>(grad, n);
+}
+
+template <class Grad, class Sum, class Out>
+void add_gradients(std::byte const* grad, std::byte const* sum, std::size_t n, std::byte* out) noexcept
+{
+    float_mode_scope const mode(subnormals::kept);
+    for (std::size_t i = 0; i < n; ++i) {
+        float total = widen(load_unaligned<Grad>(grad + i * sizeof(Grad)));
+        if constexpr (!std::is_void_v<Sum>)
+            total = reference::added(total, widen(load_unaligned<Sum>(sum + i * sizeof(Sum))));
+        else if (is_nan(total))
+            total = std::bit_cast<float>(canonical_nan_bits);
+        store_unaligned(out + i * sizeof(Out), reference::stored<Out>(total));
+    }
+}
+
+template <class Grad>
+void add_scaled(std::byte const* grad, std::size_t n, float scale, bool first, float* sum) noexcept
+{
+    float_mode_scope const mode(subnormals::kept);
+    for (std::size_t i = 0; i < n; ++i) {
+        float const g = reference::tamed(widen(load_unaligned<Grad>(grad + i * sizeof(Grad))), false, scale,
+                                         std::bit_cast<float>(float_infinity_bits));
+        sum[i] = first ? g : reference::added(g, sum[i]);
+    }
+}
+
+inline void tame_gradient(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale, float bound) noexcept
+{
+    float_mode_scope const mode(subnormals::kept);
+    for (std::size_t i = 0; i < n; ++i) {
+        std::byte* const at = grad + i * sizeof(float);
+        store_unaligned(at, reference::tamed(load_unaligned<float>(at), zero_nonfinite, scale, bound));
+    }
+}
+
+template <class WeightOut>
+void round_weights(std::byte const* param, std::size_t n, std::byte* out) noexcept
+{
+    add_gradients<float, void, WeightOut>(param, nullptr, n, out);
+}
+
+template <class Grad>
+std::uint32_t largest_bits(std::byte const* grad, std::size_t n) noexcept
+{
+    std::uint32_t largest = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+        float const g = widen(load_unaligned<Grad>(grad + i * sizeof(Grad)));
+        std::uint32_t const bits = std::bit_cast<std::uint32_t>(g) & float_abs_mask;
+        largest = largest < bits ? bits : largest;
+    }
+    return largest;
+}
+
+template <class Grad, bool Squares>
+bool add_column_scores(std::byte const* grad, std::size_t row_bytes, std::size_t rows, std::size_t columns, float scale,
+                       std::uint32_t* sums) noexcept
+{
+    float_mode_scope const mode(subnormals::kept);
+    for (std::size_t row = 0; row < rows; ++row)
+        for (std::size_t c = 0; c < columns; ++c)
+            sums[c] += reference::column_score_of(
+                widen(load_unaligned<Grad>(grad + row * row_bytes + c * sizeof(Grad))), scale, Squares);
+    return true;
+}
+
+} // namespace scalar
+
+// A function of that name and these types for each tier; on the scalar one, which may be without, what is said.
+// ADAMANT_FOR_TIER is for those that the generic tier has on x86, too, and ADAMANT_FOR_FAST_TIER for those for which it
+// takes the scalar one's.
+#if defined(ADAMANT_EMULATED_AVX512) // which has those tiers and the reference implementation only
+#define ADAMANT_FOR_TIER(tier, on_scalar, ...)                                                                         \
+    if ((tier) == isa::scalar)                                                                                         \
+        return on_scalar;                                                                                              \
+    if ((tier) == isa::avx512_bf16)                                                                                    \
+        return avx512_bf16::__VA_ARGS__;                                                                               \
+    return avx512::__VA_ARGS__
+#define ADAMANT_FOR_FAST_TIER ADAMANT_FOR_TIER
+#elif defined(__x86_64__)
+#define ADAMANT_FOR_FAST_TIER(tier, on_scalar, ...)                                                                    \
+    switch (tier) {                                                                                                    \
+    case isa::avx2: return avx2::__VA_ARGS__;                                                                          \
+    case isa::avx512: return avx512::__VA_ARGS__;                                                                      \
+    case isa::avx512_bf16: return avx512_bf16::__VA_ARGS__;                                                            \
+    default: return on_scalar;                                                                                         \
+    }
+#define ADAMANT_FOR_TIER(tier, on_scalar, ...)                                                                         \
+    if ((tier) == isa::generic)                                                                                        \
+        return generic::__VA_ARGS__;                                                                                   \
+    ADAMANT_FOR_FAST_TIER(tier, on_scalar, __VA_ARGS__)
+#else
+#define ADAMANT_FOR_TIER(tier, on_scalar, ...) return (tier) == isa::scalar ? on_scalar : generic::__VA_ARGS__
+#define ADAMANT_FOR_FAST_TIER ADAMANT_FOR_TIER
+#endif
+
+// How many elements a step of that tier computes together.
+[[nodiscard]] inline std::size_t group_elems_of(isa tier) noexcept
+{
+    ADAMANT_FOR_TIER(tier, 1, group_elems);
+}
+
+// The step for these element types on that tier. WeightOut is void where there is no weight_out. The tier must be one
+// that resolve_isa() returned. Thread-safe, as all of these.
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+[[nodiscard]] step_function step_for(isa tier) noexcept
+{
+    ADAMANT_FOR_TIER(tier, (scalar::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>),
+                     fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>);
+}
+
+// The same for the sum of squares of one block.
+template <class Grad>
+[[nodiscard]] block_squares_function block_squares_for(isa tier) noexcept
+{
+    ADAMANT_FOR_TIER(tier, (scalar::block_squares<Grad>), block_squares<Grad>);
+}
+
+// Null on the scalar tier, which keeps copies instead. WeightOut may be void.
+template <class Grad, class WeightOut>
+[[nodiscard]] recorded_step_function recorded_step_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, nullptr, recorded_step<Grad, WeightOut>);
+}
+
+template <class Grad>
+[[nodiscard]] undo_function undo_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, nullptr, undo_step<Grad>);
+}
+
+// Sum is void where there is none yet.
+template <class Grad, class Sum, class Out>
+[[nodiscard]] add_gradients_function add_gradients_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::add_gradients<Grad, Sum, Out>), add_gradients<Grad, Sum, Out>);
+}
+
+// Null on the scalar tier, whose records are copies.
+[[nodiscard]] inline join_function join_masters_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, nullptr, join_masters);
+}
+[[nodiscard]] inline split_function split_masters_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, nullptr, split_masters);
+}
+
+[[nodiscard]] inline tame_gradient_function tame_gradient_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::tame_gradient), tame_gradient);
+}
+
+template <class WeightOut>
+[[nodiscard]] round_weights_function round_weights_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::round_weights<WeightOut>), round_weights<WeightOut>);
+}
+
+template <class Grad>
+[[nodiscard]] add_scaled_function add_scaled_of(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::add_scaled<Grad>), add_scaled<Grad>);
+}
+template <class Grad>
+[[nodiscard]] largest_bits_function largest_bits_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::largest_bits<Grad>), largest_bits<Grad>);
+}
+template <class Grad, bool Squares>
+[[nodiscard]] column_scores_function column_scores_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::add_column_scores<Grad, Squares>), add_column_scores<Grad, Squares>);
+}
+
+#undef ADAMANT_FOR_TIER
+#undef ADAMANT_FOR_FAST_TIER
+
+} // namespace kernel
+
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// The paths of the fused step, and what each looks at before it stores anything: detail/kernels/guard.hpp over vectors.
+// Included by detail/kernels/formula.inl, once per instruction set.
+
+// How a group of elements is computed.
+enum class path {
+    ordinary, // what training data looks like: no zeros in param and grad, no L2 decay. Small values are left to the
+              // hardware.
+    lenient,  // the same with zeros, larger values and with L2 decay; groups of idle parameters on a way of their own
+    careful,  // anything: flushed by hand after each operation, NaNs made canonical
+};
+
+// What a path looks at before it stores anything, gathered over a group: see detail/kernels/guard.hpp for the bounds
+// and why they suffice. None of it waits for the square root or the division.
+template <path>
+struct guard {
+};
+
+// Bit 30 is set in numbers of at least 2, infinities and NaNs, and bit 29 in all others that are at least 2^-63. So one
+// OR finds what is too large, and one AND what is too small.
+template <>
+struct guard<path::ordinary> {
+    simd::u32 all, any, low_square;
+};
+// Subtracting the bits of 2^-126 makes zeros and subnormals the largest unsigned values, so that one minimum finds what
+// is too small but not flushed by hardware.
+template <>
+struct guard<path::lenient> {
+    simd::u32 low, low_exp_avg, low_square, high, high_wide;
+    simd::u32 lost; // with a sign where a param of zero meets a gradient or a first moment that is not
+};
+
+ADAMANT_SIMD void clear(guard<path::ordinary>& seen)
+{
+    seen = {simd::set(~0u), simd::set(0u), simd::set(~0u >> 1)};
+}
+ADAMANT_SIMD void clear(guard<path::lenient>& seen)
+{
+    simd::u32 const none = simd::set(0u);
+    seen = {simd::set(~0u), simd::set(~0u), simd::set(~0u), none, none, none};
+}
+ADAMANT_SIMD void clear(guard<path::careful>&) {}
+
+// With a sign, as all functions here, where x is at most `bound`; both are below 2^31, or a negative x counts as above.
+ADAMANT_SIMD simd::u32 at_most(simd::u32 x, std::uint32_t bound)
+{
+    return simd::sub(x, simd::set(bound + 1)) & ~x;
+}
+ADAMANT_SIMD simd::u32 above(simd::u32 x, std::uint32_t bound)
+{
+    return simd::sub(simd::set(bound), x) | x;
+}
+ADAMANT_SIMD bool is_tame(guard<path::ordinary> const& seen)
+{
+    simd::u32 const outside = simd::template shift_left<1>(seen.any) | ~simd::template shift_left<2>(seen.all);
+    simd::u32 const too_low = simd::sub(seen.low_square, simd::set(tame_square_above_bits + 1));
+    return !simd::any_sign(simd::or3(outside, too_low, seen.low_square));
+}
+ADAMANT_SIMD bool is_tame(guard<path::lenient> const& seen)
+{
+    constexpr std::uint32_t offset = float_min_normal_bits;
+    simd::u32 const too_low = simd::or3(at_most(seen.low, tame_above_bits - offset),
+                                        at_most(seen.low_exp_avg, tame_exp_avg_above_bits - offset),
+                                        at_most(seen.low_square, tame_square_above_bits - offset));
+    simd::u32 const too_high = above(seen.high, tame_up_to_bits) | above(seen.high_wide, tame_wide_up_to_bits);
+    return !simd::any_sign(simd::or3(too_low, too_high, seen.lost));
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// The step over moments of 8 bits, for every instruction set: stretches of both moments become floats in the cache, are
+// stepped as such, and become codes again. Only decoding and encoding know of codes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include <adamant/detail/kernels/guard.hpp>
+#include <adamant/detail/kernels/step_pointers.hpp>
+#include <adamant/detail/numerics/quantized8.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace kernel {
+
+template <class Moment>
+inline constexpr bool is_quantized = std::is_same_v<Moment, quantized8>;
+
+// Whole groups from and to floats. Random numbers: of the groups' first element on, for both moments.
+struct quantized_codec {
+    void (*decode)(std::byte const* exp_avg, std::byte const* exp_avg_sq, std::size_t groups, float* m, float* v,
+                   std::uint32_t prefetch_bytes) noexcept;
+    void (*encode)(float const* m, float const* v, std::size_t groups, bool by_chance, rounding_line const& line,
+                   std::byte* exp_avg, std::byte* exp_avg_sq) noexcept;
+};
+
+// What a step over quantized moments calls for the other types.
+struct quantized_paths {
+    step_function step; // the same with moments of float
+    quantized_codec const& codec;
+    // Steps whole groups of one line of random numbers, from `begin` on, while they are ordinary; returns where it
+    // stopped. Or null.
+    std::size_t (*ordinary)(step_pointers const&, std::size_t begin, std::size_t end, step_scalars const&,
+                            memory_access) noexcept;
+    std::size_t param_bytes, grad_bytes, weight_bytes; // of an element
+};
+template <class Param, class Grad, class WeightOut>
+ADAMANT_ALWAYS_INLINE constexpr quantized_paths
+quantized_paths_for(step_function step, quantized_codec const& codec,
+                    std::size_t (*ordinary)(step_pointers const&, std::size_t, std::size_t, step_scalars const&,
+                                            memory_access) noexcept) noexcept
+{
+    return {step, codec, ordinary, sizeof(Param), sizeof(Grad), size_bytes(dtype_of<WeightOut>)};
+}
+
+// Elements that are floats at a time: their moments and what a step reads beside them stay in the first cache.
+inline constexpr std::size_t quantized_stretch_elems = 512;
+
+// A stretch by way of floats. Returns how many gradients are not finite.
+inline std::uint64_t step_decoded(step_pointers const& a, std::size_t i, std::size_t n, step_scalars const& c,
+                                  memory_access how, quantized_paths const& paths) noexcept
+{
+    alignas(64) float m[quantized_stretch_elems];
+    alignas(64) float v[quantized_stretch_elems];
+    std::byte* const exp_avg = a.exp_avg + array_bytes(dtype::quantized8, i);
+    std::byte* const exp_avg_sq = a.exp_avg_sq + array_bytes(dtype::quantized8, i);
+    std::size_t const groups = (n + quantized_group_elems - 1) / quantized_group_elems;
+    paths.codec.decode(exp_avg, exp_avg_sq, groups, m, v, how.prefetch_bytes);
+    step_pointers const stretch{a.param + i * paths.param_bytes,
+                                a.grad + i * paths.grad_bytes,
+                                reinterpret_cast<std::byte*>(m),
+                                reinterpret_cast<std::byte*>(v),
+                                a.weight_out == nullptr ? nullptr : a.weight_out + i * paths.weight_bytes,
+                                {a.place.param, a.place.begin + i}};
+    how.stream = false;
+    std::uint64_t const nonfinite = paths.step(stretch, 0, n, c, how);
+    std::size_t const rest = groups * quantized_group_elems - n;
+    std::memset(m + n, 0, rest * sizeof(float));
+    std::memset(v + n, 0, rest * sizeof(float));
+    paths.codec.encode(m, v, groups, c.rounding.exp_avg_sq, c.lines.exp_avg_sq.from(i), exp_avg, exp_avg_sq);
+    return nonfinite;
+}
+
+// See step_function; `begin` is a multiple of 64, and so is `end` but at the shard's end. Where nothing is ordinary,
+// stretches grow, so that little is computed twice.
+inline std::uint64_t quantized_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
+                                    memory_access how, quantized_paths const& paths) noexcept
+{
+    bool const ordinary = paths.ordinary != nullptr && fast_paths_apply(c) && ordinary_path_applies(c);
+    how.stream =
+        how.stream && ordinary && reinterpret_cast<std::uintptr_t>(a.weight_out + begin * paths.weight_bytes) % 64 == 0;
+    std::uint64_t nonfinite = 0;
+    std::size_t stretch = ordinary ? quantized_group_elems : quantized_stretch_elems;
+    for (std::size_t i = begin; i < end;) {
+        step_scalars const scalars{c, rounding_lines_at(c.rounding.key, a.place, i)};
+        // A group is of its first element's line.
+        std::size_t const of_line = rounding_line_end(a.place, i) - i;
+        std::size_t const line_elems =
+            (of_line + quantized_group_elems - 1) / quantized_group_elems * quantized_group_elems;
+        std::size_t const line_end = line_elems < end - i ? i + line_elems : end;
+        // But params are of their own, so the last group is not whole where a line ends in it.
+        std::size_t const in_line = of_line < end - i ? of_line : end - i;
+        std::size_t const whole_end = i + in_line / quantized_group_elems * quantized_group_elems;
+        while (i < line_end) {
+            if (ordinary && i < whole_end) {
+                std::size_t const start = i;
+                i = paths.ordinary(a, i, whole_end, scalars, how);
+                stretch = i != start                          ? quantized_group_elems
+                          : stretch < quantized_stretch_elems ? 2 * stretch
+                                                              : quantized_stretch_elems;
+                if (i == line_end)
+                    break;
+            }
+            std::size_t const n = stretch < line_end - i ? stretch : line_end - i;
+            nonfinite += step_decoded(a, i, n, scalars, how, paths);
+            i += n;
+        }
+    }
+    return nonfinite;
+}
+
+namespace scalar {
+
+inline void decode_moments(std::byte const* exp_avg, std::byte const* exp_avg_sq, std::size_t groups, float* m,
+                           float* v, std::uint32_t) noexcept
+{
+    for (std::size_t g = 0; g < groups; ++g) {
+        decode_exp_avg(exp_avg + g * sizeof(quantized8), m + g * quantized_group_elems);
+        decode_exp_avg_sq(exp_avg_sq + g * sizeof(quantized8), v + g * quantized_group_elems);
+    }
+}
+inline void encode_moments(float const* m, float const* v, std::size_t groups, bool by_chance,
+                           rounding_line const& line, std::byte* exp_avg, std::byte* exp_avg_sq) noexcept
+{
+    for (std::size_t g = 0; g < groups; ++g) {
+        std::size_t const at = g * quantized_group_elems;
+        encode_group(exp_avg_curve, m + at, quantized_group_elems, by_chance, line.from(at),
+                     exp_avg + g * sizeof(quantized8));
+        encode_group(exp_avg_sq_curve, v + at, quantized_group_elems, by_chance, line.from(at),
+                     exp_avg_sq + g * sizeof(quantized8));
+    }
+}
+inline constexpr quantized_codec moments_codec = {decode_moments, encode_moments};
+
+} // namespace scalar
+
+} // namespace kernel
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of every instruction set, in one translation unit compiled without any -m flag: the .inl files once for
+// the generic facade, and once inside a target region for each x86 tier.
+//
+// Rules inside a region: every header has been included before it opens; no standard algorithm, container or lambda;
+// only pointers, sizes and plain structs cross its edge. What breaks them would be compiled for AVX-512 and could be
+// linked into the rest of the program.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <adamant/detail/core/requirements.hpp>
+#include <adamant/detail/kernels/copy_few.hpp>
+#include <adamant/detail/kernels/generic.hpp>
+#include <adamant/detail/kernels/guard.hpp>
+#include <adamant/detail/kernels/quantized_step.hpp>
+#include <adamant/detail/kernels/step_pointers.hpp>
+#include <adamant/detail/numerics/column_score.hpp>
+#include <adamant/detail/numerics/float_mode.hpp>
+
+#if defined(ADAMANT_EMULATED_AVX512) // our tests' header, with the intrinsics of AVX-512 for CPUs that lack them
+#include ADAMANT_EMULATED_AVX512
+#endif
+
+#if !defined(__clang__)
+// GCC's own AVX-512 intrinsics start from a deliberately undefined register, and GCC 12 then warns of it.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace kernel {
+
+namespace generic {
+using adamant::generic::simd;
+#if defined(__x86_64__) // see simd::has_fast_paths
+#define ADAMANT_NO_FAST_PATHS
+#endif
+#include <adamant/detail/kernels/block_squares.inl>
+#include <adamant/detail/kernels/fused_step.inl>
+#if !defined(                                                                                                          \
+    __x86_64__) // see simd::has_fast_paths: there the reference implementation does the rest, and records are copies
+#include <adamant/detail/kernels/column_scores.inl>
+#include <adamant/detail/kernels/gradient.inl>
+#include <adamant/detail/kernels/journal.inl>
+#endif
+#undef ADAMANT_NO_FAST_PATHS
+} // namespace generic
+
+#if defined(__x86_64__)
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+namespace avx2 {
+#include <adamant/detail/kernels/avx2.inl>
+//
+#include <adamant/detail/kernels/block_squares.inl>
+#include <adamant/detail/kernels/column_scores.inl>
+#include <adamant/detail/kernels/fused_step.inl>
+//
+#include <adamant/detail/kernels/gradient.inl>
+#include <adamant/detail/kernels/journal.inl>
+} // namespace avx2
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#if defined(ADAMANT_EMULATED_AVX512)
+#elif defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))),                   \
+                             apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
+#endif
+namespace avx512 {
+#include <adamant/detail/kernels/avx512.inl>
+//
+#include <adamant/detail/kernels/block_squares.inl>
+#include <adamant/detail/kernels/column_scores.inl>
+#include <adamant/detail/kernels/fused_step.inl>
+//
+#include <adamant/detail/kernels/gradient.inl>
+#include <adamant/detail/kernels/journal.inl>
+} // namespace avx512
+#if defined(ADAMANT_EMULATED_AVX512)
+#elif defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+// The same code, told that the processor converts to bfloat16 by itself.
+namespace avx512_bf16 {
+using avx512::add_column_scores;
+using avx512::add_gradients;
+using avx512::add_scaled;
+using avx512::block_squares;
+using avx512::group_elems;
+using avx512::join_masters;
+using avx512::largest_bits;
+using avx512::round_weights;
+using avx512::split_masters;
+using avx512::tame_gradient;
+using avx512::undo_step;
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
+                         memory_access how) noexcept
+{
+    how.native_bfloat16 = true;
+    return avx512::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c, how);
+}
+template <class Grad, class WeightOut>
+std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access how,
+                         std::byte* record) noexcept
+{
+    how.native_bfloat16 = true;
+    return avx512::recorded_step<Grad, WeightOut>(a, n, c, how, record);
+}
+} // namespace avx512_bf16
+
+#endif // __x86_64__
+
+} // namespace kernel
+
+ADAMANT_END_NAMESPACE
+
+#if !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif

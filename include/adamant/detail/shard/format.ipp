@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What formats.hpp declares.
+#pragma once
+
+#include <string>
+
+#include <adamant/dtype.hpp>
+#include <adamant/formats.hpp>
+#include <adamant/detail/shard/format_kernels.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+ADAMANT_DECL std::string to_text(shard_dtypes const& types)
+{
+    std::string all;
+    for (dtype const type : types) {
+        all += all.empty() ? "" : "/";
+        all += type == dtype::none ? "-" : name(type);
+    }
+    return all;
+}
+
+#if defined(ADAMANT_HEADER_ONLY)
+
+namespace detail {
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+inline constexpr shard_format format_to_step = {dtypes_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>,
+                                                kernel::step_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, nullptr};
+}
+
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+shard_format const& step_format() noexcept
+{
+    return detail::format_to_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>;
+}
+template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+shard_format const& optimizer_format() noexcept
+{
+    return detail::format_with_all<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>;
+}
+
+#endif
+
+namespace kernel {
+
+ADAMANT_DECL std::size_t step_elems_for(isa tier) noexcept
+{
+    return group_elems_of(tier);
+}
+ADAMANT_DECL sum_kernels_function sum_kernels_of(dtype sum) noexcept
+{
+    if (sum == dtype::float32)
+        return &sum_kernels_for<float>;
+    return sum == dtype::bfloat16 ? &sum_kernels_for<bfloat16> : nullptr;
+}
+} // namespace kernel
+
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// What shard.hpp declares.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include <adamant/dtype.hpp>
+#include <adamant/error.hpp>
+#include <adamant/shard.hpp>
+#include <adamant/detail/kernels/step_pointers.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+ADAMANT_DECL void check_size(char const* array, std::size_t found, std::size_t size, dtype type)
+{
+    std::size_t const together = elems_together(type);
+    if (together != 1 && found != (size + together - 1) / together)
+        throw_invalid_argument({"param has ", size, " elements but ", array, " has ", found, " groups of ", together,
+                                "; it needs ", (size + together - 1) / together});
+    if (together == 1 && found != size)
+        throw_invalid_argument({"param has ", size, " elements but ", array, " has ", found,
+                                "; the arrays of a shard must have one size"});
+}
+
+ADAMANT_DECL void check_arrays(shard_dtypes const& types, kernel::step_pointers const& pointers, std::size_t size)
+{
+    if (size > std::numeric_limits<std::size_t>::max() / 8)
+        throw_invalid_argument(
+            {"a shard of ", size, " elements does not fit in memory; was a negative size converted?"});
+    std::uint64_t const begin = pointers.place.begin;
+    if (begin > std::numeric_limits<std::uint64_t>::max() - size)
+        throw_invalid_argument({"cannot place ", size, " elements at element ", begin,
+                                " of a parameter: their numbers exceed 64 bits. Was a negative begin converted?"});
+    if (std::size_t const together = elems_together(types); begin % together != 0)
+        throw_invalid_argument({"cannot begin a shard at element ", begin, ": its 8-bit moments are in groups of ",
+                                together, ". Begin at a multiple of that."});
+    std::byte const* const begins[shard_arrays] = {pointers.param, pointers.grad, pointers.exp_avg, pointers.exp_avg_sq,
+                                                   pointers.weight_out};
+    for (std::size_t a = 0; a < shard_arrays; ++a) {
+        std::size_t const bytes = array_bytes(types[a], size);
+        if (bytes == 0)
+            continue;
+        if (begins[a] == nullptr)
+            throw_invalid_argument({shard_array::names[a], " is null, but the shard has ", size, " elements"});
+        for (std::size_t b = 0; b < a; ++b) {
+            auto const first = reinterpret_cast<std::uintptr_t>(begins[a]);
+            auto const second = reinterpret_cast<std::uintptr_t>(begins[b]);
+            if (first < second + array_bytes(types[b], size) && second < first + bytes)
+                throw_invalid_argument({shard_array::names[b], " and ", shard_array::names[a],
+                                        " overlap in memory; every array of a shard needs its own"});
+        }
+    }
+}
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU time that containers and batch systems leave a process, by the quotas of its cgroups.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+
+#include <adamant/detail/core/abi.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+// A quota is shared by all processes of the cgroup, whichever CPUs they run on. Once it is used up, all threads stop
+// until the next period, so each further thread slows a spinning team down.
+struct cpu_quota {
+    double cpus = 0;         // CPU time in each unit of time, 2.5 for two and a half CPUs; 0: no quota
+    std::string source = {}; // the file that sets it
+};
+
+// The least quota of this process's cgroups and their ancestors: cpu.max of version 2, cpu.cfs_quota_us over
+// cpu.cfs_period_us of version 1. root: the folder that has proc and sys; "" for this machine's. Thread-safe.
+[[nodiscard]] cpu_quota read_cpu_quota(std::string const& root = {});
+
+// How many of `threads` threads each rank can keep busy when `ranks` ranks share a quota; at least one.
+[[nodiscard]] inline std::size_t threads_within(double quota_cpus, unsigned ranks, std::size_t threads) noexcept
+{
+    if (!(quota_cpus > 0))
+        return threads;
+    double const each = quota_cpus / std::max(1u, ranks);
+    return each >= static_cast<double>(threads) ? threads : std::max<std::size_t>(static_cast<std::size_t>(each), 1);
+}
+
+ADAMANT_END_NAMESPACE
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/detail/topology/cpu_quota.ipp>
+#endif

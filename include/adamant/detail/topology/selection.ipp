@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: Apache-2.0
+// What cores.hpp declares.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include <adamant/cores.hpp>
+#include <adamant/error.hpp>
+#include <adamant/detail/core/default_mode.hpp>
+#include <adamant/detail/core/sorting.hpp>
+#include <adamant/detail/topology/core_sharing.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+
+class selector : core_sharing {
+public:
+    selector(machine const& machine, core_request const& request) : core_sharing(machine, request) {}
+
+    std::vector<rank_cores> select()
+    {
+        check_request();
+        find_masks();
+        std::vector<rank_cores> all;
+        if (bound_outside_)
+            for (unsigned r = 0; r < request_.ranks; ++r) {
+                usable_ = request_.masks[r] & machine_.allowed;
+                share_out(r, 1, all);
+            }
+        else
+            share_out(0, request_.ranks, all);
+        return all;
+    }
+
+private:
+    struct region { // what one rank has
+        core_list adam;
+        core_list host;
+        core_list both; // before it is split
+    };
+
+    static std::string count(std::size_t n, char const* what) { return text_of({n, " ", what, n == 1 ? "" : "s"}); }
+    static std::string or_none(index_set const& set) { return set.empty() ? "none" : to_list(set); }
+
+    void check_request() const
+    {
+        core_request const& r = request_;
+        auto const share = [](std::optional<double> const& value, char const* name, bool one_is_fine) {
+            if (value && !(*value > 0 && (*value < 1 || (one_is_fine && *value == 1))))
+                throw_invalid_argument({name, " is ", *value, ", but must be a share: above 0 and ",
+                                        one_is_fine ? "at most 1" : "below 1"});
+        };
+        share(r.cpuadam_cores_perc, "cpuadam_cores_perc", true);
+        share(r.pt_reserved_cores_perc, "pt_reserved_cores_perc", false);
+        if (r.cpuadam_cores && *r.cpuadam_cores == 0)
+            throw_invalid_argument({"0 cores were requested for the optimizer; it needs at least one"});
+        if (r.pt_reserved_cores && *r.pt_reserved_cores == 0)
+            throw_invalid_argument({"0 cores are to be reserved for the host; it keeps at least one"});
+        if (sizes() > 1)
+            throw_invalid_argument({"more than one of cpuadam_cores_perc, cpuadam_cores, pt_reserved_cores and "
+                                    "pt_reserved_cores_perc is set; each decides the others"});
+        if (r.ranks == 0)
+            throw_invalid_argument({"cores for 0 ranks were requested; there is at least one"});
+        if (r.masks.size() > 1 && r.masks.size() != r.ranks)
+            throw_invalid_argument({"the number of ranks is ", r.ranks, ", but masks are those of ", r.masks.size(),
+                                    "; give one for all, or one for each"});
+        if (!r.gpus.empty() && r.gpus.size() != r.ranks)
+            throw_invalid_argument(
+                {"the number of ranks is ", r.ranks, ", but GPUs are those of ", r.gpus.size(), "; give one for each"});
+    }
+    void find_masks()
+    {
+        usable_ = machine_.allowed;
+        for (pu_set const& mask : request_.masks)
+            bound_outside_ = bound_outside_ || mask != request_.masks.front();
+        if (!request_.masks.empty() && !bound_outside_)
+            usable_ &= request_.masks.front();
+        pu_set everyones = usable_;
+        if (bound_outside_) {
+            everyones = {};
+            for (unsigned a = 0; a < request_.ranks; ++a)
+                for (unsigned b = 0; b < a; ++b)
+                    if (request_.masks[a].intersects(request_.masks[b]))
+                        throw_invalid_argument({"ranks ", b, " and ", a, " have different masks that share PUs ",
+                                                to_list(request_.masks[a] & request_.masks[b]),
+                                                "; bind them apart, or all alike to have the mask shared out"});
+            for (pu_set const& mask : request_.masks)
+                everyones |= mask & machine_.allowed;
+        }
+        if (pu_set const missing = request_.list - everyones; !missing.empty())
+            throw_unavailable({"PUs ", to_list(missing), " of the list ", to_list(request_.list),
+                               " may not be used: of ", machine_.source, ", ", or_none(everyones), " are allowed",
+                               machine_.offline.intersects(missing)
+                                   ? text_of({", and ", to_list(machine_.offline), " are offline"})
+                                   : ""});
+    }
+
+    // Cores with PUs in a set.
+    core_list cores_of(pu_set const& pus) const
+    {
+        core_list cores;
+        for (unsigned c = 0; c < machine_.cores.size(); ++c)
+            if (machine_.cores[c].pus.intersects(pus))
+                cores.push_back(c);
+        return cores;
+    }
+
+    // Shares usable_ out to `ranks` ranks, the first of which is number `first`.
+    void share_out(unsigned first, unsigned ranks, std::vector<rank_cores>& all)
+    {
+        if (usable_.empty())
+            throw_unavailable({bound_outside_ ? "rank " + std::to_string(first) : std::string("this process"),
+                               " may use no PU: of ", machine_.source, ", ", or_none(machine_.allowed), " are allowed",
+                               request_.masks.empty()
+                                   ? ""
+                                   : ", and the mask is " + or_none(request_.masks[bound_outside_ ? first : 0])});
+        pu_set const own_list = request_.list & usable_;
+        bool const listed = !request_.list.empty();
+        if (listed && own_list.empty())
+            throw_unavailable({"rank ", first, " is bound to PUs ", to_list(usable_), ", none of which is in the list ",
+                               to_list(request_.list)});
+        core_list const pool = cores_of(listed ? own_list : usable_);
+        if (pool.size() < ranks)
+            throw_unavailable({count(ranks, "rank"), " cannot share ", count(pool.size(), "core"), " (PUs ",
+                               to_list(listed ? own_list : usable_), "); each needs one of its own"});
+        std::vector<region> regions(ranks);
+        std::vector<core_list> const parts = assign(pool, first, ranks);
+        idle_ = pool.size();
+        for (unsigned r = 0; r < ranks; ++r) {
+            regions[r].both = parts[r];
+            idle_ -= parts[r].size();
+        }
+        if (list_is_the_optimizers())
+            give_hosts_the_rest(regions);
+        else
+            for (unsigned r = 0; r < ranks; ++r)
+                split(regions[r], first + r);
+        pu_set const pus = listed && !list_is_the_optimizers() ? own_list : usable_;
+        for (unsigned r = 0; r < ranks; ++r)
+            all.push_back(describe(regions[r], first + r, listed ? own_list : usable_, pus));
+    }
+    // Refuses what a rank's n cores are too few for.
+    void check_size(std::size_t n, unsigned rank) const
+    {
+        auto const fail = [&](std::string const& asked, std::string const& do_this) {
+            throw_unavailable({"rank ", rank, " has ", count(n, "core"), " (",
+                               request_.ranks == 1 || bound_outside_
+                                   ? ""
+                                   : "its share of those of " + count(request_.ranks, "rank") + "; ",
+                               request_.list.empty() ? "" : "of the list " + to_list(request_.list) + "; ",
+                               "allowed are PUs ", to_list(usable_), "), but ", asked, "; ", do_this});
+        };
+        if (request_.cpuadam_cores) {
+            std::size_t const asked = *request_.cpuadam_cores;
+            if (n < asked + 1 && !(n == 1 && asked == 1))
+                fail(text_of({count(asked, "core"), asked == 1 ? " was" : " were",
+                              " requested for the optimizer, and one is kept for the host"}),
+                     "ask for at most " + std::to_string(std::max<std::size_t>(n - 1, 1)));
+        } else if (request_.pt_reserved_cores) {
+            std::size_t const kept = *request_.pt_reserved_cores;
+            if (n < kept + 1)
+                fail(text_of({count(kept, "core"), kept == 1 ? " is" : " are",
+                              " to be kept for the host, which leaves none for the optimizer"}),
+                     n == 1 ? "ask for a share instead, or allow more cores" : "keep at most " + std::to_string(n - 1));
+        }
+    }
+
+    // Splits a rank's cores. The optimizer's have memory of their own, lie in as few NUMA nodes as can be, near the
+    // GPU, fast or slow as asked, and are the last of those; the first ones, where the system's own work mostly is, are
+    // the host's.
+    void split(region& r, unsigned rank) const
+    {
+        check_size(r.both.size(), rank);
+        std::size_t const wanted = optimizer_share(r.both.size());
+        std::vector<unsigned char> const far = distances_of(r.both, rank, 1).front();
+        auto const better = [&](unsigned a, unsigned b) {
+            unsigned const fast_a = machine_.cores[a].efficiency;
+            unsigned const fast_b = machine_.cores[b].efficiency;
+            return request_.fast == fast_cores::optimizer ? fast_a > fast_b : fast_a < fast_b;
+        };
+        std::vector<group> groups = by_node(r.both);
+        std::reverse(groups.begin(), groups.end());
+        for (group& g : groups) {
+            std::reverse(g.cores.begin(), g.cores.end());
+            detail::sort_stably(g.cores, better);
+        }
+        detail::sort_stably(groups, [&](group const& a, group const& b) {
+            if ((a.node == no_node) != (b.node == no_node))
+                return b.node == no_node;
+            bool const a_fits = a.cores.size() >= wanted;
+            bool const b_fits = b.cores.size() >= wanted;
+            if (a_fits != b_fits)
+                return a_fits;
+            std::int64_t const a_far = distance(a.cores, a.cores.size(), far) * std::ssize(b.cores); // on the average
+            std::int64_t const b_far = distance(b.cores, b.cores.size(), far) * std::ssize(a.cores);
+            if (a_far != b_far)
+                return a_far < b_far;
+            if (!a_fits && a.cores.size() != b.cores.size())
+                return a.cores.size() > b.cores.size();
+            auto const end = static_cast<std::ptrdiff_t>(std::min({wanted, a.cores.size(), b.cores.size()}));
+            return std::lexicographical_compare(a.cores.begin(), a.cores.begin() + end, b.cores.begin(),
+                                                b.cores.begin() + end, better);
+        });
+        core_list candidates;
+        for (group const& g : groups) {
+            if (candidates.size() >= wanted)
+                break;
+            candidates.insert(candidates.end(), g.cores.begin(), g.cores.end());
+        }
+        detail::sort_stably(candidates, better);
+        r.adam.assign(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(wanted));
+        std::sort(r.adam.begin(), r.adam.end());
+        std::set_difference(r.both.begin(), r.both.end(), r.adam.begin(), r.adam.end(), std::back_inserter(r.host));
+    }
+
+    // An explicit list is the optimizer's. The other cores are the hosts', in order; a rank for which none is left
+    // keeps the first of its own.
+    void give_hosts_the_rest(std::vector<region>& regions) const
+    {
+        core_list rest;
+        core_list const listed = cores_of(request_.list);
+        core_list const usable = cores_of(usable_);
+        std::set_difference(usable.begin(), usable.end(), listed.begin(), listed.end(), std::back_inserter(rest));
+        // The ranks in the order of the machine, so that each gets cores that are close to its own.
+        std::vector<region*> order;
+        for (region& r : regions)
+            order.push_back(&r);
+        std::sort(order.begin(), order.end(), [](region const* a, region const* b) { return a->both < b->both; });
+        std::size_t begin = 0;
+        for (std::size_t k = 0; k < order.size(); ++k) {
+            region& r = *order[k];
+            std::size_t const end = rest.size() * (k + 1) / order.size();
+            r.adam = r.both;
+            r.host.assign(rest.begin() + static_cast<std::ptrdiff_t>(begin),
+                          rest.begin() + static_cast<std::ptrdiff_t>(end));
+            begin = end;
+            if (r.host.empty() && r.adam.size() > 1) {
+                r.host.assign(1, r.adam.front());
+                r.adam.erase(r.adam.begin());
+            }
+        }
+    }
+
+    pu_set pus_of(core_list const& cores, pu_set const& usable) const
+    {
+        pu_set pus;
+        for (unsigned const c : cores) {
+            pu_set const own = machine_.cores[c].pus & usable;
+            if (request_.smt == smt_policy::all)
+                pus |= own;
+            else
+                pus.insert(own.front());
+        }
+        return pus;
+    }
+
+    rank_cores describe(region const& r, unsigned rank, pu_set const& adams, pu_set const& hosts) const
+    {
+        rank_cores got;
+        got.rank = rank;
+        got.adam_pus = pus_of(r.adam, adams);
+        got.host_pus = pus_of(r.host, hosts);
+        std::size_t without_memory = 0;
+        for (unsigned const c : r.adam)
+            if (topology::numa_node const* const memory = machine_.memory_of(machine_.cores[c]); memory == nullptr)
+                ++without_memory;
+            else if (memory->allowed)
+                got.numa_nodes.insert(memory->os_index);
+        bool const none_local = without_memory == r.adam.size(); // then the nearest memory is in their packages, if any
+        if (none_local)
+            for (unsigned const c : r.adam)
+                for (topology::numa_node const& node : machine_.nodes)
+                    if (node.allowed && machine_.holds_state(node) &&
+                        machine_.cores[c].package < machine_.packages.size() &&
+                        node.pus.intersects(machine_.packages[machine_.cores[c].package].pus))
+                        got.numa_nodes.insert(node.os_index);
+
+        std::size_t const n = r.adam.size() + r.host.size();
+        std::string const nodes = (got.numa_nodes.size() == 1 ? "NUMA node " : "NUMA nodes ") + to_list(got.numa_nodes);
+        std::string why = text_of({"rank ", rank, " of ", request_.ranks, " has ", count(n, "core")});
+        if (bound_outside_)
+            why += ", those that it was bound to from outside";
+        else if (list_is_the_optimizers())
+            why += ", as the list says";
+        else if (request_.ranks > 1)
+            why += ", its share of " + std::to_string(cores_of(adams).size());
+        else
+            why += ", all that " + std::string(request_.list.empty() ? "are allowed" : "are in the list");
+        why += text_of({": ", r.adam.size(), " for the optimizer in "});
+        if (machine_.nodes.empty())
+            why += machine_.source;
+        else if (none_local) {
+            why += without_memory == 1 ? "a place with no local memory" : "places with no local memory";
+            if (!got.numa_nodes.empty())
+                why += " (the nearest is in " + nodes + ")";
+        } else {
+            if (got.numa_nodes.empty())
+                why += "a place whose memory is not allowed";
+            else
+                why += nodes;
+            if (without_memory != 0)
+                why += text_of({" (", without_memory, " of them with no local memory)"});
+        }
+        if (r.host.empty())
+            why += ", none for the host, whose threads share it";
+        else
+            why += text_of({", ", r.host.size(), " for the host"});
+        if (list_is_the_optimizers() && !r.host.empty() &&
+            (machine_.cores[r.host.front()].pus & request_.list).size() != 0)
+            why += " (the first of the list, as no other is left)";
+        if (auto const& perc = request_.cpuadam_cores_perc; perc && *perc == 1 && !r.host.empty())
+            why += " (one is always kept for it)";
+        if (machine_.hybrid())
+            why += std::string("; the fast cores go to the ") +
+                   (request_.fast == fast_cores::optimizer ? "optimizer" : "host") + " first";
+        if (topology::gpu const* const device = gpu_of(rank)) {
+            std::size_t const close = near(r.adam, device);
+            if (close == 0)
+                why += "; not near its GPU ";
+            else if (close == r.adam.size())
+                why += "; near its GPU ";
+            else
+                why += "; " + std::to_string(close) + " of " + count(r.adam.size(), "core") + " near its GPU ";
+            why += device->pci;
+            std::vector<unsigned char> const far = distances_of(r.adam, rank, 1).front();
+            if (auto const beside = std::count(far.begin(), far.end(), 1); beside != 0)
+                why += (close != 0                     ? text_of({", ", beside, " more "})
+                        : beside == std::ssize(r.adam) ? std::string(", but ")
+                                                       : text_of({", but ", beside, " "})) +
+                       "in its package";
+        }
+        why += request_.smt == smt_policy::all ? "; all PUs of each core" : "; one PU per core";
+        if (double const quota = quota_of_rank(); quota > 0) {
+            why += text_of({"; the CPU quota is ", machine_.quota.cpus, " of ", count(machine_.allowed.size(), "CPU")});
+            if (request_.ranks > 1)
+                why += text_of({", ", quota, " for each rank"});
+            if (static_cast<double>(got.adam_pus.size()) > std::max(quota, 1.0))
+                why += text_of({", less than the optimizer's ", count(got.adam_pus.size(), "thread")});
+        }
+        auto const torn = [&](unsigned c) { return bound_outside_ && shared_with_other(c, rank); };
+        if (std::any_of(r.adam.begin(), r.adam.end(), torn) || std::any_of(r.host.begin(), r.host.end(), torn))
+            why += "; another rank was bound to the other half of some of its cores";
+        if (idle_ != 0)
+            why += "; " + count(idle_, "core") + " in NUMA nodes without a rank " + (idle_ == 1 ? "is" : "are") +
+                   " left idle";
+        if (pu_set const absent =
+                request_.masks.empty() ? pu_set{} : request_.masks[bound_outside_ ? rank : 0] - machine_.allowed;
+            !absent.empty())
+            why += "; PUs " + to_list(absent) + " of the mask do not exist here or are not allowed";
+        if (!machine_.note.empty())
+            why += "; " + machine_.note;
+        got.why = std::move(why);
+        return got;
+    }
+
+    bool shared_with_other(unsigned c, unsigned rank) const
+    {
+        for (unsigned r = 0; r < request_.ranks; ++r)
+            if (r != rank && machine_.cores[c].pus.intersects(request_.masks[r]))
+                return true;
+        return false;
+    }
+
+    pu_set usable_;
+    std::size_t idle_ = 0; // cores of the pool that no rank has
+    bool bound_outside_ = false;
+};
+
+} // namespace detail
+
+ADAMANT_DECL std::vector<rank_cores> select_cores(machine const& machine, core_request const& request)
+{
+    detail::default_mode_scope const mode;
+    return detail::selector(machine, request).select();
+}
+
+ADAMANT_END_NAMESPACE

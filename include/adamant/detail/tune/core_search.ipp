@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tune.hpp declares.
+#pragma once
+
+#include <adamant/error.hpp>
+#include <adamant/tune.hpp>
+#include <adamant/detail/core/default_mode.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+ADAMANT_DECL unsigned fewest_within(std::vector<core_time> const& curve, double share)
+{
+    detail::default_mode_scope const mode;
+    double best = 0;
+    for (core_time const& at : curve)
+        best = best == 0 ? at.median_s : std::min(best, at.median_s);
+    for (core_time const& at : curve)
+        if (at.median_s <= (1 + share) * best)
+            return at.cores;
+    return 0;
+}
+
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tune.hpp declares.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+
+#include <adamant/dtype.hpp>
+#include <adamant/memory.hpp>
+#include <adamant/step.hpp>
+#include <adamant/tune.hpp>
+#include <adamant/detail/numerics/quantized8.hpp>
+#include <adamant/detail/tune/scattered.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+ADAMANT_DECL trial_step::trial_step(executor const& cpu, shard_format const& format, std::size_t n,
+                                    memory_options const& memory)
+    : format_(&format), n_(n)
+{
+    if (memory.check_available)
+        check_memory(memory_bytes(format.types, n));
+    for (std::size_t k = 0; k < 5; ++k)
+        blocks_.emplace_back(format.types[k] == dtype::none ? 0 : array_bytes(format.types[k], n) + k * apart, memory);
+    cpu.for_each_home(n, [&](slice part) {
+        for (std::size_t k = 0; k < 5; ++k)
+            fill(k, part);
+    });
+}
+
+ADAMANT_DECL std::byte* trial_step::array(std::size_t k) noexcept
+{
+    return format_->types[k] == dtype::none ? nullptr : blocks_[k].data() + k * apart;
+}
+
+ADAMANT_DECL double trial_step::seconds(executor const& cpu)
+{
+    coefficients const c = make_coefficients({.lr = 1e-5, .weight_decay = 0.01, .mode = decay_mode::decoupled}, 1000);
+    auto const from = std::chrono::steady_clock::now();
+    step(cpu, any_shard(*format_, {array(0), array(1), array(2), array(3), array(4)}, n_), c);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
+}
+
+ADAMANT_DECL void trial_step::fill(std::size_t k, slice part)
+{
+    std::byte* const to = array(k);
+    if (to == nullptr)
+        return;
+    auto const salt = static_cast<std::uint32_t>(k * 0x9e3779b9u);
+    constexpr float scales[] = {0.05f, 1e-3f, 3e-4f, 1e-6f, 0.05f};
+    dtype const type = format_->types[k];
+    float group[quantized_group_elems]; // of quantized8
+    std::size_t const made = std::min(part.end, part.begin + period_elems);
+    for (std::size_t i = part.begin; i < made; ++i) {
+        float const x = detail::around_zero(detail::scattered(static_cast<std::uint32_t>(i) ^ salt));
+        float const value = scales[k] * (k == 3 ? 0.1f + x * x : x);
+        switch (type) {
+        case dtype::float32: store_unaligned(to + 4 * i, value); break;
+        case dtype::bfloat16: store_unaligned(to + 2 * i, narrow<bfloat16>(value)); break;
+        case dtype::float16: store_unaligned(to + 2 * i, narrow<float16>(value)); break;
+        case dtype::split_float32: store_unaligned(to + 2 * i, split_master(value).low); break;
+        case dtype::quantized8:
+            group[i % quantized_group_elems] = value;
+            if (std::size_t const n = i % quantized_group_elems + 1; n == quantized_group_elems || i + 1 == made)
+                encode_group(k == 2 ? exp_avg_curve : exp_avg_sq_curve, group, n, false, {},
+                             to + array_bytes(type, i + 1 - n));
+            break;
+        default: break;
+        }
+    }
+    for (std::size_t i = made; i < part.end; i += period_elems) // which is far quicker
+        std::memcpy(to + array_bytes(type, i), to + array_bytes(type, part.begin),
+                    array_bytes(type, std::min(period_elems, part.end - i)));
+}
+
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tune.hpp declares.
+#pragma once
+
+#include <algorithm>
+#include <fstream>
+#include <string_view>
+
+#include <adamant/error.hpp>
+#include <adamant/executor.hpp>
+#include <adamant/tune.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+ADAMANT_DECL std::string cpu_model(std::string const& cpuinfo)
+{
+    std::ifstream file(cpuinfo);
+    file.exceptions(std::ios::badbit); // a line that finds no memory is not the end of the file
+    std::string arm;
+    for (std::string line; std::getline(file, line);) {
+        std::size_t const colon = line.find(':');
+        if (colon == std::string::npos)
+            continue;
+        auto const starts = [&](std::string_view key) { return line.starts_with(key); };
+        std::string const value = line.substr(std::min(colon + 2, line.size()));
+        if (starts("model name"))
+            return value;
+        if (starts("CPU implementer") && arm.empty())
+            arm = "CPU implementer " + value;
+        if (starts("CPU part")) {
+            arm += ", part " + value;
+            break;
+        }
+    }
+    return arm.empty() ? "unknown" : arm;
+}
+
+namespace detail {
+inline constexpr char const* quota_entry = "CPU quota";
+} // namespace detail
+
+ADAMANT_DECL tuning_key tuning_key_of(machine const& on, core_request const& request, shard_format const& format,
+                                      isa tier)
+{
+    auto const count = [](std::size_t n) { return std::to_string(n); };
+    std::string masks;
+    for (pu_set const& mask : request.masks)
+        masks += (masks.empty() ? "" : "; ") + to_list(mask);
+    std::string gpus;
+    for (std::string const& gpu : request.gpus)
+        gpus += (gpus.empty() ? "" : "; ") + gpu;
+    std::string nodes;
+    for (topology::numa_node const& node : on.nodes)
+        nodes += (nodes.empty() ? "" : "; ") + to_list(node.pus) + " " + std::string(name(node.kind));
+    tuning_key key{{{"processor", cpu_model()},
+                    {"packages", count(on.packages.size())},
+                    {"NUMA nodes", nodes},
+                    {"cores", count(on.cores.size())},
+                    {"allowed PUs", to_list(on.allowed)},
+                    {"instruction set", std::string(name(resolve_isa(tier)))},
+                    {"types", to_text(format.types)},
+                    {"ranks", count(request.ranks)},
+                    {"list of PUs", to_list(request.list)},
+                    {"masks of ranks", masks},
+                    {"GPUs of ranks", gpus},
+                    {"PUs of a core", request.smt == smt_policy::all ? "all" : "one"},
+                    {"fast cores for", request.fast == fast_cores::host ? "the host" : "the optimizer"},
+                    {"version", detail::text_of({ADAMANT_VERSION_MAJOR, ".", ADAMANT_VERSION_MINOR})}}};
+    if (on.quota.cpus > 0) // absent without a quota, so that older files stay valid
+        key.entries.emplace_back(detail::quota_entry, detail::text_of({on.quota.cpus}));
+    return key;
+}
+
+ADAMANT_DECL unsigned tuned_cores::host_cores() const noexcept
+{
+    return of - cores;
+}
+
+ADAMANT_DECL bool tuned_cores::all() const noexcept
+{
+    return finished && cores == of;
+}
+
+ADAMANT_DECL core_request tuned_cores::request(core_request asked) const
+{
+    asked.cpuadam_cores_perc.reset();
+    asked.pt_reserved_cores.reset();
+    asked.pt_reserved_cores_perc.reset();
+    asked.cpuadam_cores = std::max(1u, std::min(cores, of - (of > 1)));
+    return asked;
+}
+
+ADAMANT_DECL executor_options tuned_cores::options() const
+{
+    return {.max_chunk_elems = max_chunk_elems, .prefetch_bytes = prefetch_bytes};
+}
+
+ADAMANT_DECL void check_key(tuned_cores const& saved, tuning_key const& here)
+{
+    std::string differences;
+    auto const value = [](tuning_key const& in, std::string const& name) -> std::string {
+        for (auto const& [key, text] : in.entries)
+            if (key == name)
+                return text.empty() ? "none" : text;
+        return name == detail::quota_entry ? "none" : "not known";
+    };
+    auto const compare = [&](tuning_key const& names) {
+        for (auto const& entry : names.entries)
+            if (std::string const then = value(saved.key, entry.first), now = value(here, entry.first);
+                then != now && differences.find(entry.first + " was ") == std::string::npos)
+                differences += (differences.empty() ? "" : "; ") + entry.first + " was " + then + " and is " + now;
+    };
+    compare(here);
+    compare(saved.key);
+    if (!differences.empty())
+        detail::throw_unavailable(
+            {"this tuning result is for another machine or other work: ", differences, "; tune again"});
+}
+
+ADAMANT_END_NAMESPACE

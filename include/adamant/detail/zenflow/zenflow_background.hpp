@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes on beside steps: gradients are added up, what the last window has put off is stepped, and its weights land,
+// in host memory or on the device.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include <adamant/error.hpp>
+#include <adamant/zenflow.hpp>
+#include <adamant/detail/zenflow/device_home.hpp>
+#include <adamant/detail/zenflow/put_off_step.hpp>
+#include <adamant/detail/zenflow/zenflow_model.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+class zenflow_background {
+public:
+    explicit zenflow_background(zenflow_model& model)
+        : model_(model), worker_(model.cpu, [this] { try_to_bring_down_rest(); })
+    {
+    }
+
+    // Room for as many params as there are. overlaps: there is a thread for it.
+    void lay_out(bool overlaps)
+    {
+        if (overlaps)
+            worker_.have_team();
+        now_->parts.resize(model_.size());
+        next_->parts.resize(model_.size());
+        staged_.assign(model_.size(), not_staged);
+        landing_.resize(model_.size());
+        for (std::size_t i = 0; i < model_.size(); ++i)
+            landing_[i].reserve(model_.matrices[i].columns());
+    }
+    [[nodiscard]] kernel::memory_access access() const noexcept { return worker_.access(); }
+
+    // ---- The device
+
+    [[nodiscard]] device_home* home() const noexcept { return home_.get(); }
+    void leave_home() noexcept { home_.reset(); }
+    // All weights go up.
+    void move_to(std::shared_ptr<device> on, void const* owner, std::vector<device_arrays> const& arrays,
+                 double timeout_s)
+    {
+        worker_.have_team();
+        home_ = std::make_unique<device_home>(std::move(on), owner, model_.matrices, arrays, timeout_s);
+        try {
+            copy_weights(false);
+        } catch (...) {
+            home_.reset();
+            throw;
+        }
+        nothing_is_staged();
+    }
+    void copy_weights(bool home)
+    {
+        try {
+            for (std::size_t i = 0; i < model_.size(); ++i)
+                home_->copy_weights(i, home);
+            home_->wait();
+        } catch (...) {
+            home_->settle(); // the arrays are the caller's again
+            throw;
+        }
+    }
+    // The host's arrays show what the device has.
+    void come_home()
+    {
+        if (home_ == nullptr)
+            return;
+        try {
+            home_->bring_home();
+            copy_weights(true);
+        } catch (device_error const&) { // or what has failed in the background would do so in every call
+            take_back();
+            throw;
+        }
+    }
+    // In a forked child process, throws unavailable. Whether something was under way at the fork.
+    void check_process() const { worker_.check_process(); }
+    [[nodiscard]] bool in_this_process() const noexcept { return worker_.in_this_process(); }
+    [[nodiscard]] bool is_left_behind() const noexcept
+    {
+        return worker_.is_left_behind() || (home_ != nullptr && !worker_.in_this_process());
+    }
+    // The same where nothing but that is in the way.
+    void check_at_rest() const
+    {
+        if (worker_.is_left_behind())
+            worker_.check_process();
+    }
+    // In a handler of a device_error: what the device has is as before the step. Throws where it does not come back.
+    void take_back()
+    {
+        settle(); // or something could be staged meanwhile
+        nothing_is_staged();
+        if (!home_->take_back()) {
+            is_lost_ = true;
+            rethrow_as_device_error(
+                "; it does not come back from that, so what it has is of no known step: load() a state");
+        }
+    }
+    // What is there is of no known step, until a state has been loaded.
+    [[nodiscard]] bool is_lost() const noexcept { return is_lost_; }
+    void set_lost(bool lost) noexcept { is_lost_ = lost; }
+
+    // ---- Gradients of a step
+
+    void begin_step()
+    {
+        std::lock_guard const lock(down_mutex_);
+        waiting_down_.clear();
+        down_ = 0;
+        waiting_down_.reserve(model_.size());
+    }
+    // The gradient comes down when what lies there has been added up.
+    void bring_down(std::size_t param)
+    {
+        std::lock_guard const lock(down_mutex_);
+        if (sums_.is_done())
+            home_->gradients().bring_down(param);
+        else
+            waiting_down_.push_back(param);
+    }
+    // The step is given up: once this returns, no gradient comes down to the caller's arrays any more. Throws
+    // device_error where the device has failed, whether or not it comes back; see is_lost().
+    void give_up_gradients()
+    {
+        if (home_ == nullptr)
+            return;
+        {
+            std::lock_guard const lock(down_mutex_);
+            waiting_down_.clear();
+            down_ = 0;
+        }
+        try {
+            home_->wait();
+        } catch (device_error const&) {
+            take_back();
+            throw;
+        }
+    }
+    void finish_sums()
+    {
+        worker_.finish(sums_);
+        bring_down_rest();
+    }
+    [[nodiscard]] double take_busy_s_of_sums() noexcept { return sums_.take_busy_s(); }
+    void begin_sums(std::vector<sum_tile> tiles) noexcept { sums_.begin(std::move(tiles)); }
+
+    // ---- What was put off
+
+    // The plan of what this window has put off, to be filled in.
+    [[nodiscard]] put_off_step& next() noexcept { return *next_; }
+    // Whose weights are still to land.
+    [[nodiscard]] put_off_step& now() noexcept { return *now_; }
+    // next(), which has been prepared, is now(), and begins. All before it has landed.
+    void begin_next() noexcept
+    {
+        std::swap(now_, next_);
+        nothing_is_staged();
+        now_->is_through = {};
+        if (home_ != nullptr)
+            now_->is_through = [this](std::size_t matrix) {
+                try {
+                    staged_[matrix] = home_->stage(matrix);
+                } catch (std::bad_alloc const&) { // it goes up when it lands
+                }
+            };
+        now_->begin();
+    }
+    // Goes on in the background. but_put_off: not with what was put off.
+    void go_on(bool but_put_off) noexcept
+    {
+        worker_.go_on(sums_, but_put_off || landing_is_due_ ? nullptr : now_.get(), model_.matrices);
+    }
+    // Nothing goes on in the background.
+    void settle() { worker_.finish(sums_, *now_, model_.matrices); }
+    // Nothing is to land any more, of what there was.
+    void forget()
+    {
+        now_->forget();
+        landing_is_due_ = false;
+        nothing_is_staged();
+    }
+
+    void finish_and_land()
+    {
+        if (!now_->is_there())
+            return;
+        settle();
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            list_columns(now_->parts[i].columns, 1, landing_[i]);
+            if (home_ == nullptr && !landing_[i].empty())
+                model_.copy_weights(i); // those of all other columns are what their masters say already
+        }
+        now_->forget();
+        landing_is_due_ = home_ != nullptr;
+        try_to_land();
+    }
+    void finish_and_land(zenflow_report& report)
+    {
+        if (!now_->is_there())
+            return;
+        auto const start = std::chrono::steady_clock::now();
+        settle();
+        report.put_off_s = now_->take_busy_s() / std::max(1u, model_.cpu.threads());
+        auto const done = std::chrono::steady_clock::now();
+        finish_and_land();
+        report.waited_s = std::chrono::duration<double>(done - start).count();
+        report.landing_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - done).count();
+    }
+    // What the last call has left to land. steps: that were taken.
+    void catch_up(std::uint64_t steps)
+    {
+        try_to_land();
+        require_landed(steps);
+    }
+    // Where nothing but landing was to be done.
+    void require_landed(std::uint64_t steps)
+    {
+        rethrow_landing_error(steps);
+        if (landing_is_due_)
+            throw std::bad_alloc(); // all other errors are kept
+    }
+    void rethrow_landing_error(std::uint64_t steps)
+    {
+        if (landing_error_ == nullptr)
+            return;
+        try {
+            std::rethrow_exception(std::exchange(landing_error_, nullptr));
+        } catch (device_error const&) {
+            rethrow_as_device_error(text_of({"; step ", steps,
+                                             " has been taken all the same, and the weights that "
+                                             "could not land do so before anything else"}));
+        }
+    }
+
+private:
+    void bring_down_rest()
+    {
+        std::lock_guard const lock(down_mutex_);
+        if (!sums_.is_done())
+            return;
+        for (; down_ < waiting_down_.size(); ++down_)
+            home_->gradients().bring_down(waiting_down_[down_]);
+        waiting_down_.clear();
+        down_ = 0;
+    }
+    void try_to_bring_down_rest() noexcept
+    {
+        try {
+            bring_down_rest();
+        } catch (std::bad_alloc const&) { // finish_sums() does
+        }
+    }
+    void nothing_is_staged() noexcept { std::fill(staged_.begin(), staged_.end(), not_staged); }
+    void come_back() noexcept
+    {
+        nothing_is_staged();
+        (void)home_->come_back(); // where it does not, the next attempt fails, and asks again
+    }
+    // On the device. Where it fails that is known by landing_is_due_, and nothing else is done with it before.
+    void try_to_land() noexcept
+    {
+        if (!landing_is_due_)
+            return;
+        try {
+            for (std::size_t i = 0; i < model_.size(); ++i) {
+                if (!landing_[i].empty() && !home_->is_staged(staged_[i]))
+                    staged_[i] = home_->stage(i);
+                home_->land(i, landing_[i]);
+            }
+            home_->wait();
+            landing_is_due_ = false;
+        } catch (std::bad_alloc const&) { // which is nothing to stop a step for that has been taken
+            come_back();
+        } catch (...) {
+            landing_error_ = std::current_exception();
+            come_back();
+        }
+    }
+
+    zenflow_model& model_;
+    static constexpr std::uint64_t not_staged = ~std::uint64_t{0};
+    std::vector<std::uint64_t>
+        staged_; // of each matrix: whether its weights by columns are up, see device_home::stage()
+    std::vector<std::vector<std::uint32_t>> landing_; // columns that land
+    bool landing_is_due_ = false;
+    bool is_lost_ = false;
+    std::exception_ptr landing_error_;
+    std::unique_ptr<device_home> home_; // null without a device
+    sum_work sums_;
+    std::mutex down_mutex_;
+    std::vector<std::size_t> waiting_down_; // params whose gradients are still to come down,
+    std::size_t down_ = 0;                  // from this one on
+    std::unique_ptr<put_off_step> now_ = std::make_unique<put_off_step>();
+    std::unique_ptr<put_off_step> next_ = std::make_unique<put_off_step>();
+    put_off_worker worker_; // last: its threads use the others
+};
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of zenflow_optimizer: which calls may come when, what a device has, and the state.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <adamant/error.hpp>
+#include <adamant/zenflow.hpp>
+#include <adamant/detail/engine/decision.hpp>
+#include <adamant/detail/engine/step_plan.hpp>
+#include <adamant/detail/numerics/float_mode.hpp>
+#include <adamant/detail/zenflow/zenflow_background.hpp>
+#include <adamant/detail/zenflow/zenflow_course.hpp>
+#include <adamant/detail/zenflow/zenflow_loading.hpp>
+#include <adamant/detail/zenflow/zenflow_model.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+class zenflow_core {
+public:
+    zenflow_core(executor const& cpu, zenflow_options zenflow, optimizer_options options)
+        : zenflow_(checked(std::move(zenflow))), options_(checked(std::move(options))), model_(cpu)
+    {
+        if (options_.loss_scaling)
+            scaler_ = initial_state(*options_.loss_scaling);
+        if (auto const& threads = model_.cpu.team(); threads != nullptr && threads->bound())
+            pus_ = to_list(threads->bound_to());
+    }
+
+    // Must not be touched: this process was forked while work was under way.
+    [[nodiscard]] bool is_left_behind() const noexcept
+    {
+        return background_.is_left_behind() || (is_open_ && !background_.in_this_process());
+    }
+    [[nodiscard]] registry const& registered() const noexcept { return model_.registry; }
+    [[nodiscard]] zenflow_position const& position() const noexcept { return course_.position(); }
+    [[nodiscard]] double loss_scale() const noexcept { return scaler_ ? scaler_->scale : 1.0; }
+    [[nodiscard]] executor const& cpu() const noexcept { return model_.cpu; }
+
+    // ---- Set-up
+
+    std::size_t add_group(parameter_group group) { return model_.registry.add_group(std::move(group)); }
+    void set_hyperparameters(std::size_t group, hyperparameters const& hyper)
+    {
+        no_traps_scope const no_traps;
+        model_.registry.set_hyperparameters(group, hyper);
+    }
+    std::size_t add_param(std::size_t group, std::string const& name, any_shard const& shard, std::size_t columns,
+                          void* weights, shard_place place)
+    {
+        no_traps_scope const no_traps;
+        if (position().steps != 0)
+            throw_invalid_argument(
+                {"a param '", name, "' is to be added after ", position().steps, " steps; add all params first"});
+        return model_.add_param(group, name, shard, columns, weights, std::move(place));
+    }
+    void set_gradient(std::size_t param, void const* grad)
+    {
+        background_.check_at_rest();
+        model_.registry.require_shard(param);
+        if (is_open_)
+            awaited("set_gradient()", param);
+        if (background_.home() != nullptr && !is_empty(param)) {
+            if (grad == model_.matrices[param].shard().data(shard_array::grad))
+                return;
+            throw_invalid_argument({"param ", model_.registry.text(param),
+                                    " is given another gradient in host memory, but its gradients are made on a device "
+                                    "(see set_device_arrays()), and come down to where they did"});
+        }
+        background_.finish_sums();
+        model_.set_gradient(param, grad);
+    }
+    [[nodiscard]] bool is_empty(std::size_t param) const noexcept { return model_.is_empty(param); }
+    // Bytes of the sums.
+    [[nodiscard]] std::size_t memory_bytes() const noexcept
+    {
+        std::size_t elems = 0;
+        for (zenflow_matrix const& m : model_.matrices)
+            elems += m.size();
+        return elems * sizeof(float) * (zenflow_.overlap ? 2 : 1);
+    }
+    void prepare()
+    {
+        no_traps_scope const no_traps;
+        lay_out();
+    }
+
+    // ---- Steps
+
+    void between_steps(char const* call) const
+    {
+        background_.check_at_rest();
+        if (!is_open_)
+            return;
+        background_.check_process();
+        throw_invalid_argument({call, " is called while a step is under way; finish() or abandon() it first"});
+    }
+    void begin_step(step_values const& values)
+    {
+        no_traps_scope const no_traps;
+        between_steps("begin_step()");
+        if (background_.is_lost())
+            throw_invalid_argument(
+                {"the last load() failed in the middle, or a device has stopped answering, so params and "
+                 "moments are of no known step; load() a state"});
+        background_.check_process();
+        if (model_.cpu.team() != nullptr)
+            model_.cpu.team()->check_submit();
+        lay_out();
+        background_.catch_up(position().steps);
+        rounded_to_nearest([&] {
+            make_terms(terms_, values, options_, model_.registry.groups().size(), position().steps + 1, loss_scale());
+        });
+        started_ = std::chrono::steady_clock::now();
+        if (device_home* const home = background_.home())
+            usage_before_ = home->device().usage();
+        submitted_.assign(model_.size(), shard_in_step::awaited);
+        background_.begin_step();
+        is_open_ = true;
+    }
+    void submit(std::size_t param)
+    {
+        no_traps_scope const no_traps;
+        awaited("submit()", param);
+        if (device_home* const home = background_.home()) {
+            home->gradients().submit(param);
+            background_.bring_down(param);
+        }
+        submitted_[param] = shard_in_step::submitted;
+    }
+    void leave_out(std::size_t param)
+    {
+        awaited("leave_out()", param);
+        submitted_[param] = shard_in_step::left_out;
+    }
+    zenflow_report finish()
+    {
+        no_traps_scope const no_traps;
+        background_.check_process();
+        if (!is_open_)
+            throw_invalid_argument({"finish() is called, but no step is open; begin_step() first"});
+        model_.present.resize(model_.size());
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            if (submitted_[i] == shard_in_step::awaited)
+                throw_invalid_argument({"finish() is called, but param ", model_.registry.text(i),
+                                        " has not been submitted; submit() it, or leave_out() it"});
+            model_.present[i] = submitted_[i] == shard_in_step::submitted;
+        }
+        background_.finish_sums();
+        zenflow_report report;
+        double const threads = std::max(1u, model_.cpu.threads());
+        report.sums_s = background_.take_busy_s_of_sums() / threads;
+        report.tier = model_.cpu.tier();
+        report.threads = model_.cpu.threads();
+        report.pus = pus_;
+        report.cpu_quota = model_.cpu.cpu_quota();
+        report.step = position().steps + 1;
+        report.loss_scale = terms_.loss_scale;
+        try {
+            norm_verdict const verdict = course_.norm(terms_, report);
+            auto const known = std::chrono::steady_clock::now();
+            report.gradients.seconds = std::chrono::duration<double>(known - started_).count();
+            if (!verdict.skips)
+                course_.apply(terms_, verdict, report);
+            is_open_ = false;
+            if (scaler_ && terms_.moves_scaler)
+                rounded_to_nearest(
+                    [&] { scaler_ = after_step(*scaler_, *options_.loss_scaling, report.nonfinite_grads != 0); });
+            report.update.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - known).count();
+        } catch (device_error const&) {
+            is_open_ = false;
+            background_.take_back();
+            throw;
+        }
+        course_.go_on();
+        background_.rethrow_landing_error(position().steps);
+        report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+        if (background_.home() != nullptr)
+            report_device(report);
+        if (report.warm_up) { // inside, it is a window of one step in which nothing is selected
+            report.elements += std::exchange(report.put_off_stepped, 0);
+            report.put_off = 0;
+            report.window_ended = false;
+        }
+        return report;
+    }
+    void abandon()
+    {
+        no_traps_scope const no_traps;
+        background_.check_process();
+        if (!is_open_)
+            throw_invalid_argument({"abandon() is called, but no step is open; begin_step() first"});
+        is_open_ = false;
+        background_.give_up_gradients();
+    }
+    // gradients: null for a param that takes no part.
+    template <class Present>
+    zenflow_report step(step_values const& values, Present const& present)
+    {
+        begin_step(values);
+        try {
+            for (std::size_t i = 0; i < model_.size(); ++i) {
+                if (present(i))
+                    submit(i);
+                else
+                    leave_out(i);
+            }
+            return finish();
+        } catch (...) {
+            give_up_and_rethrow();
+        }
+    }
+    // What is stepped in the background is finished, and all weights are those of the masters.
+    void land()
+    {
+        no_traps_scope const no_traps;
+        between_steps("land()");
+        background_.check_process();
+        lay_out();
+        background_.catch_up(position().steps);
+        background_.finish_and_land();
+        background_.require_landed(position().steps);
+    }
+
+    // ---- A device
+
+    void set_device_arrays(std::size_t param, device_arrays const& arrays)
+    {
+        model_.registry.require_shard(param);
+        if (background_.home() != nullptr)
+            throw_invalid_argument(
+                {"set_device_arrays() is called after place(); take everything back with place(nullptr) "
+                 "first"});
+        if (!arrays.grad || !arrays.weight_out || arrays.grad.address % 16 != 0 || arrays.weight_out.address % 16 != 0)
+            throw_invalid_argument({"param ", model_.registry.text(param),
+                                    " needs an array of gradients and one of weights on the "
+                                    "device, each at a multiple of 16 bytes"});
+        device_arrays_.resize(std::max(device_arrays_.size(), model_.size()));
+        device_arrays_[param] = arrays;
+    }
+    void place(std::shared_ptr<device> on)
+    {
+        no_traps_scope const no_traps;
+        between_steps("place()");
+        background_.check_process();
+        lay_out();
+        background_.catch_up(position().steps);
+        background_.settle();
+        if (on != nullptr) {
+            device_arrays_.resize(model_.size());
+            for (std::size_t i = 0; i < model_.size(); ++i)
+                if (!device_arrays_[i].grad && !model_.is_empty(i))
+                    throw_invalid_argument({"param ", model_.registry.text(i),
+                                            " has no arrays on the device; tell them by "
+                                            "set_device_arrays() before place()"});
+        }
+        background_.come_home();
+        background_.leave_home();
+        if (on != nullptr)
+            background_.move_to(std::move(on), this, device_arrays_, options_.device_timeout_s);
+    }
+    // ---- State
+
+    [[nodiscard]] std::vector<std::uint8_t> const& selected(std::size_t param) const
+    {
+        model_.registry.require_shard(param);
+        return model_.params[param].selected;
+    }
+    [[nodiscard]] std::vector<std::uint64_t> const& counts(std::size_t param) const
+    {
+        model_.registry.require_shard(param);
+        return model_.params[param].counts;
+    }
+    [[nodiscard]] zenflow_state state()
+    {
+        no_traps_scope const no_traps;
+        between_steps("state()");
+        lay_out();
+        background_.catch_up(position().steps);
+        background_.settle();
+        background_.come_home();
+        zenflow_state all{position(), course_.put_off_norm(), scaler_, model_.registry.groups(), {}};
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            all.params.push_back(view_of(model_, i));
+            if (background_.now().is_there())
+                all.params.back().landing = background_.now().parts[i].columns;
+        }
+        return all;
+    }
+    // The states of all ranks that there were, in any order.
+    void load(std::vector<zenflow_state const*> const& from)
+    {
+        no_traps_scope const no_traps;
+        between_steps("load()");
+        background_.check_process();
+        lay_out();
+        zenflow_loading const loading(model_, from, scaler_.has_value());
+        zenflow_state const& first = *from.front();
+        std::vector<parameter_group> groups = first.groups;
+        background_.settle();
+        background_.set_lost(true);
+        if (device_home* const home = background_.home()) {
+            if (!home->device().reset(std::chrono::steady_clock::now() + std::chrono::seconds(1)))
+                throw_device_error({home->device().name(), " does not answer, so no state can be loaded to it; place() "
+                                                           "another device, or place(nullptr), and load() the state"});
+            home->drop();
+        }
+        background_.forget();
+        model_.use_first_sums();
+        bool any_landing = false;
+        for (std::size_t i = 0; i < model_.size(); ++i)
+            any_landing = loading.load(i) || any_landing;
+        course_.go_on_from(first.position, first.put_off_norm);
+        scaler_ = first.loss_scaler;
+        model_.registry.replace_groups(std::move(groups));
+        if (any_landing) {
+            for (std::size_t i = 0; i < model_.size(); ++i) {
+                std::vector<std::uint8_t>& landing = model_.params[i].landing;
+                background_.now().parts[i].columns = landing;
+                std::fill(landing.begin(), landing.end(), std::uint8_t{0});
+            }
+            background_.now().begin_done();
+        }
+        if (background_.home() != nullptr)
+            background_.copy_weights(false);
+        background_.set_lost(false);
+    }
+
+private:
+    static zenflow_options checked(zenflow_options options)
+    {
+        validate(options);
+        return options;
+    }
+    static optimizer_options checked(optimizer_options options)
+    {
+        validate(options);
+        if (options.keep_last_step || options.weights_ready)
+            throw_invalid_argument({"an optimizer that puts gradients off has no ",
+                                    options.keep_last_step ? "rollback(), so keep_last_step" : "weights_ready, so it",
+                                    " must not be set"});
+        return options;
+    }
+
+    // In an exception handler, for a call that leaves no step open. Throws what is being handled, with what it means
+    // for the state where that is inconsistent now.
+    [[noreturn]] void give_up_and_rethrow()
+    {
+        if (!std::exchange(is_open_, false))
+            throw; // finish() has done this
+        try {
+            background_.give_up_gradients();
+        } catch (device_error const&) { // not what went wrong first
+        }
+        if (!background_.is_lost())
+            throw;
+        rethrow_as_device_error("; the device has failed, too, and does not come back from that, so what it has is of "
+                                "no known step: load() a state");
+    }
+    void awaited(char const* call, std::size_t param) const
+    {
+        background_.check_process();
+        if (!is_open_)
+            throw_invalid_argument({call, " is called, but no step is open; begin_step() first"});
+        model_.registry.require_shard(param);
+        if (submitted_[param] != shard_in_step::awaited)
+            throw_invalid_argument({"param ", model_.registry.text(param), " has been ",
+                                    submitted_[param] == shard_in_step::submitted ? "submitted" : "left out",
+                                    " in this step already"});
+    }
+
+    void lay_out()
+    {
+        if (model_.is_laid_out)
+            return;
+        background_.lay_out(zenflow_.overlap);
+        model_.lay_out(zenflow_.overlap ? 2 : 1);
+    }
+
+    void report_device(zenflow_report& report) const
+    {
+        device_usage const now = background_.home()->device().usage();
+        auto const bytes = [&](device_lane lane) {
+            auto const i = static_cast<std::size_t>(lane);
+            return static_cast<std::size_t>(now.bytes[i] - usage_before_.bytes[i]);
+        };
+        auto const seconds = [&](device_lane lane) {
+            auto const i = static_cast<std::size_t>(lane);
+            return now.busy_s[i] - usage_before_.busy_s[i];
+        };
+        std::size_t const on_cpu = report.warm_up ? report.put_off_stepped : 0;
+        std::size_t const all = report.elements + on_cpu;
+        report.ratio = all == 0 ? 1 : static_cast<double>(on_cpu) / static_cast<double>(all);
+        report.device = {
+            report.elements,          seconds(device_lane::work), seconds(device_lane::up), seconds(device_lane::down),
+            bytes(device_lane::work), bytes(device_lane::up),     bytes(device_lane::down)};
+    }
+
+    zenflow_options zenflow_;
+    optimizer_options options_;
+    zenflow_model model_;
+    std::vector<shard_in_step> submitted_; // of the step that is open
+    std::chrono::steady_clock::time_point started_;
+    std::string pus_;
+    step_terms terms_;
+    std::optional<loss_scaler_state> scaler_;
+    bool is_open_ = false;
+    std::vector<device_arrays> device_arrays_;
+    device_usage usage_before_;
+    zenflow_background background_{model_}; // its threads use the model
+    zenflow_course course_{model_, zenflow_, options_, background_};
+};
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a step reads of the gradients before anything is written: their norm, the scores of their columns, and what a
+// window has come to.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include <adamant/error.hpp>
+#include <adamant/zenflow.hpp>
+#include <adamant/detail/engine/decision.hpp>
+#include <adamant/detail/numerics/float_mode.hpp>
+#include <adamant/detail/numerics/squares_total.hpp>
+#include <adamant/detail/step/column_scores.hpp>
+#include <adamant/detail/zenflow/column_selection.hpp>
+#include <adamant/detail/zenflow/device_home.hpp>
+#include <adamant/detail/zenflow/zenflow_model.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+class zenflow_gradients {
+public:
+    zenflow_gradients(zenflow_model& model, zenflow_options const& zenflow, optimizer_options const& options)
+        : model_(model), zenflow_(zenflow), options_(options)
+    {
+    }
+
+    // Judges this step by the norm of all gradients. home: where they are, or null.
+    [[nodiscard]] norm_verdict norm(device_home* home, step_terms const& terms, zenflow_report& report) const
+    {
+        bool const skips = options_.on_nonfinite == nonfinite_policy::skip;
+        report.measured = terms.max_norm != 0 || skips || options_.reduce || terms.zero_nonfinite ||
+                          (options_.loss_scaling && terms.moves_scaler);
+        report.global_norm = std::numeric_limits<double>::quiet_NaN();
+        norm_verdict verdict;
+        squares_total all;
+        if (home != nullptr)
+            all = home->gradients().squares(model_.present); // and all gradients are down
+        if (!report.measured)
+            return verdict;
+        std::mutex mutex;
+        for_each_part(model_.cpu, home != nullptr ? 0 : model_.blocks.size(), model_.all_elems, [&](std::size_t at) {
+            zenflow_part const& p = model_.blocks[at];
+            if (!model_.takes_part(p.param))
+                return;
+            float_mode_scope const mode(subnormals::flushed);
+            squares_total own;
+            scratch_block scratch;
+            for (std::size_t b = p.begin; b < p.end; ++b)
+                own.add(model_.matrices[p.param].shard().gradient(b, false, {}, true, scratch).squares);
+            std::lock_guard const lock(mutex);
+            all.add(own);
+        });
+        if (options_.reduce)
+            all = reduced(options_, all);
+        rounded_to_nearest([&] { verdict = judge(all.rounded(), terms.loss_scale, terms.max_norm, skips); });
+        report.nonfinite_grads = all.nonfinite();
+        report.global_norm = verdict.norm;
+        report.clip_coefficient = verdict.clip;
+        report.outcome = verdict.skips ? step_outcome::skipped : step_outcome::applied;
+        if (report.nonfinite_grads != 0)
+            find_first_nonfinite(report);
+        return verdict;
+    }
+    // Sets what is wanted of each param by the scores of its columns, over all ranks.
+    // home: where gradients are read, or null: in host memory.
+    void select(device_home* home) const
+    {
+        std::vector<std::int64_t> numbers(model_.size());
+        std::vector<std::uint32_t> const there =
+            home != nullptr ? home->gradients().largest(model_.present) : std::vector<std::uint32_t>();
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            zenflow_matrix const& m = model_.matrices[i];
+            float& own = model_.params[i].largest;
+            own = 0;
+            if (home != nullptr)
+                own = std::bit_cast<float>(there[i]);
+            else if (model_.is_matrix(i) && model_.takes_part(i))
+                own = largest_magnitude(model_.cpu, m.shard().data(shard_array::grad),
+                                        m.shard().type(shard_array::grad), m.size());
+            numbers[i] = std::bit_cast<std::int32_t>(own); // in the order of magnitudes
+        }
+        if (zenflow_.reduce_columns)
+            zenflow_.reduce_columns(numbers, column_reduction::max);
+        std::vector<std::int64_t> scores;
+        std::vector<float> scales;
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            zenflow_matrix const& m = model_.matrices[i];
+            auto const largest = std::bit_cast<float>(static_cast<std::uint32_t>(numbers[i]));
+            if (numbers[i] < std::bit_cast<std::int32_t>(model_.params[i].largest) || !is_finite(largest))
+                throw_invalid_argument({"reduce_columns was given ", double{model_.params[i].largest},
+                                        " as the bits of a float, ", "and left ", numbers[i],
+                                        ", which is not the largest of all ranks' numbers"});
+            model_.params[i].largest = largest;
+            rounded_to_nearest(
+                [&] { scales.push_back(column_score_scale_for(model_.params[i].largest, zenflow_.score).scale); });
+            std::size_t const first = scores.size();
+            scores.resize(first + m.columns());
+            if (home == nullptr && model_.takes_part(i) && m.size() != 0)
+                add_column_scores(model_.cpu, m.shard().data(shard_array::grad), m.shard().type(shard_array::grad),
+                                  m.rows(), m.columns(), largest, zenflow_.score, std::span(scores).subspan(first));
+        }
+        if (home != nullptr)
+            home->gradients().add_scores(model_.present, zenflow_.score, scales, scores);
+        if (zenflow_.reduce_columns)
+            zenflow_.reduce_columns(scores, column_reduction::sum);
+        std::vector<column_candidates> candidates;
+        std::size_t first = 0;
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            std::size_t const n = model_.matrices[i].columns();
+            double unit = 1;
+            rounded_to_nearest([&] { unit = column_score_scale_for(model_.params[i].largest, zenflow_.score).unit; });
+            if (model_.is_matrix(i))
+                candidates.push_back({std::span(scores).subspan(first, n), unit, model_.matrices[i].all_rows(),
+                                      model_.params[i].wanted});
+            first += n;
+        }
+        if (std::any_of(scores.begin(), scores.end(), [](std::int64_t score) { return score < 0; }))
+            throw_invalid_argument({"reduce_columns left a score below 0, which no sum of scores is"});
+        if (zenflow_.scope == selection_scope::all_params)
+            select_columns(candidates, zenflow_.topk_ratio);
+        else
+            for (column_candidates const& each : candidates)
+                select_columns(each.scores, zenflow_.topk_ratio, each.selected);
+    }
+    struct window_squares {
+        grad_squares done, put_off;
+    };
+    // The squares of what this step does at once, and of what will have been put off after it, over all ranks.
+    [[nodiscard]] window_squares squares_of_window() const
+    {
+        squares_total done, put_off;
+        std::mutex mutex;
+        for_each_part(model_.cpu, model_.blocks.size(), model_.all_elems, [&](std::size_t at) {
+            zenflow_part const& p = model_.blocks[at];
+            zenflow_param_state const& own = model_.params[p.param];
+            if (!model_.is_matrix(p.param))
+                return;
+            zenflow_matrix const& m = model_.matrices[p.param];
+            float const* const sums = own.summed == 0 ? nullptr : model_.sums_of(p.param);
+            squares_total own_done, own_put_off;
+            for (std::size_t b = p.begin; b < p.end; ++b) {
+                if (model_.takes_part(p.param) && !own.list.empty())
+                    own_done.add(m.squares_of_gradient(b, own.steps[0], own.wanted, 1, nullptr));
+                if (own.list.size() == m.columns())
+                    continue;
+                if (model_.takes_part(p.param))
+                    own_put_off.add(m.squares_of_gradient(b, own.added, own.wanted, 0, sums));
+                else if (sums != nullptr)
+                    own_put_off.add(m.squares_of_sums(b, sums, own.wanted, 0));
+            }
+            std::lock_guard const lock(mutex);
+            done.add(own_done);
+            put_off.add(own_put_off);
+        });
+        if (options_.reduce) {
+            done = reduced(options_, done);
+            put_off = reduced(options_, put_off);
+        }
+        return {done.rounded(), put_off.rounded()};
+    }
+
+private:
+    void find_first_nonfinite(zenflow_report& report) const
+    {
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            offload_shard const& s = model_.matrices[i].shard();
+            for (std::size_t b = 0; model_.takes_part(i) && b < s.blocks(); ++b) {
+                scratch_block scratch;
+                float_mode_scope const mode(subnormals::flushed);
+                if (s.gradient(b, false, {}, true, scratch).squares.nonfinite == 0)
+                    continue;
+                report.first_nonfinite = optimizer_report::place{i, s.first_nonfinite(b, false)};
+                return;
+            }
+        }
+    }
+
+    zenflow_model& model_;
+    zenflow_options const& zenflow_;
+    optimizer_options const& options_;
+};
+
+} // namespace detail
+ADAMANT_END_NAMESPACE

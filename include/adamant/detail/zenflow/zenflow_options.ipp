@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// What zenflow.hpp declares.
+#pragma once
+
+#include <adamant/error.hpp>
+#include <adamant/zenflow.hpp>
+#include <adamant/detail/core/default_mode.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+ADAMANT_DECL void validate(zenflow_options const& options)
+{
+    detail::default_mode_scope const mode;
+    if (!(options.topk_ratio >= 0 && options.topk_ratio <= 1))
+        detail::throw_invalid_argument({"topk_ratio is ", options.topk_ratio, ", but must be from 0 to 1"});
+    if (options.select_interval == 0)
+        detail::throw_invalid_argument({"select_interval is 0, but must be at least 1"});
+    if (options.update_interval == 0u)
+        detail::throw_invalid_argument({"update_interval is 0, but must be at least 1"});
+    if (!(options.auto_ratio >= 0) || options.auto_ratio > 1e300)
+        detail::throw_invalid_argument({"auto_ratio is ", options.auto_ratio, ", but must be finite and at least 0"});
+    if (options.most_put_off == 0)
+        detail::throw_invalid_argument({"most_put_off is 0, but must be at least 1"});
+}
+
+ADAMANT_DECL bool is_in_warm_up(zenflow_options const& options, zenflow_position const& at) noexcept
+{
+    return at.steps < options.full_warm_up_rounds;
+}
+
+ADAMANT_DECL bool selects_next(zenflow_options const& options, zenflow_position const& at) noexcept
+{
+    return !is_in_warm_up(options, at) && at.in_window == 0 &&
+           (!at.has_selection || at.since_selection >= options.select_interval);
+}
+
+ADAMANT_DECL bool ends_window(zenflow_options const& options, zenflow_position const& at,
+                              double put_off_squares) noexcept
+{
+    detail::default_mode_scope const mode;
+    if (at.steps <= options.full_warm_up_rounds) // the step was one of the warm-up
+        return true;
+    if (options.update_interval)
+        return at.in_window >= *options.update_interval;
+    return at.in_window >= options.most_put_off ||
+           (put_off_squares > 0 && put_off_squares >= options.auto_ratio * at.done_squares);
+}
+
+ADAMANT_DECL zenflow_options zenflow_options_of(zenflow_config const& config)
+{
+    zenflow_options options;
+    options.topk_ratio = config.topk_ratio;
+    options.select_interval = config.select_interval;
+    options.update_interval = config.update_interval;
+    options.full_warm_up_rounds = config.full_warm_up_rounds;
+    options.overlap = config.overlap;
+    validate(options);
+    return options;
+}
+
+ADAMANT_END_NAMESPACE

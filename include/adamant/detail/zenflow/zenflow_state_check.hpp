@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The check of a zenflow_state, for every file format.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <adamant/error.hpp>
+#include <adamant/formats.hpp>
+#include <adamant/zenflow.hpp>
+#include <adamant/detail/core/default_mode.hpp>
+#include <adamant/detail/core/sorting.hpp>
+#include <adamant/detail/core/utf8.hpp>
+#include <adamant/detail/io/state_check.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// The type of a matrix' weights.
+constexpr dtype weights_type(shard_dtypes const& types) noexcept
+{
+    return types[types[shard_array::weight_out] == dtype::none ? shard_array::param : shard_array::weight_out];
+}
+
+// What the concepts of formats.hpp say, of values.
+constexpr bool are_shard_types(shard_dtypes const& types) noexcept
+{
+    using enum dtype;
+    auto const is_element = [](dtype type) { return type == float32 || type == bfloat16 || type == float16; };
+    auto const is_moment = [](dtype type) { return type == float32 || type == bfloat16 || type == quantized8; };
+    auto const [param, grad, exp_avg, exp_avg_sq, weight_out] = types;
+    if (!is_element(grad) || !is_moment(exp_avg) || !is_moment(exp_avg_sq) ||
+        (exp_avg == quantized8) != (exp_avg_sq == quantized8))
+        return false;
+    if (param == split_float32)
+        return weight_out == bfloat16;
+    return is_element(param) &&
+           (weight_out == none || (param == float32 && weight_out != float32 && is_element(weight_out)));
+}
+
+inline void check_param(zenflow_state_param const& p, std::size_t number, std::size_t groups)
+{
+    if (p.name.empty())
+        throw_invalid_argument({"param ", number, " has no name"});
+    check_utf8("the name of a param", p.name);
+    auto const refuse = [&](std::initializer_list<text_part> what) {
+        throw_invalid_argument({"param ", in_quotes(p.name), ' ', text_of(what)});
+    };
+    if (p.group >= groups)
+        refuse({"is in group ", p.group, ", but there are ", groups});
+    if (!are_shard_types(p.types))
+        refuse({"has arrays of types that no shard has: ", name(p.types[0]), ", ", name(p.types[1]), ", ",
+                name(p.types[2]), ", ", name(p.types[3]), " and ", name(p.types[4])});
+    bool const is_matrix = p.columns != 0;
+    static_cast<void>(
+        element_count({p.name, is_matrix ? std::vector{p.all_rows, p.columns} : std::vector{p.all_rows}}));
+    if (p.first_row > p.all_rows || p.rows > p.all_rows - p.first_row)
+        refuse({"has ", p.rows, " rows from ", p.first_row, ", but all of it has ", p.all_rows});
+    std::size_t const together = elems_together(p.types);
+    bool const ends = !is_matrix && p.first_row + p.rows == p.all_rows;
+    if (p.first_row % together != 0 || (p.rows % together != 0 && !ends))
+        refuse({"has rows ", range_text(p.first_row, p.first_row + p.rows), " of ", p.all_rows, ", but groups of ",
+                together, " rows are not cut"});
+    if (p.counts.size() != (is_matrix ? p.columns : 1) || p.selected.size() != p.columns ||
+        p.landing.size() != p.columns)
+        refuse({"has ", p.columns, " columns, but counts of ", p.counts.size(), " and flags of ", p.selected.size(),
+                " and ", p.landing.size()});
+    for (auto const* const flags : {&p.selected, &p.landing})
+        if (std::any_of(flags->begin(), flags->end(), [](auto flag) { return flag > 1; }))
+            refuse({"has a flag of a column that is neither 0 nor 1"});
+    for (shard_array::index const which : state_arrays)
+        if (is_state(p.types, which) && p.arrays[which] == nullptr && p.rows != 0)
+            refuse({"has no data of ", shard_array::names[which]});
+    if (is_matrix && p.summed != 0 && p.sums == nullptr && p.rows != 0)
+        refuse({"has put off ", p.summed, " steps, but has no sums"});
+}
+
+// Numbers of the params that are written: all, but of those without rows at one place only the first. Throws what
+// validate() throws.
+inline std::vector<std::size_t> checked_params(zenflow_state const& state)
+{
+    default_mode_scope const mode;
+    check_groups(state.groups);
+    check_loss_scaler(state.loss_scaler);
+    check_metadata(state.metadata);
+    for (std::size_t i = 0; i < state.params.size(); ++i)
+        check_param(state.params[i], i, state.groups.size());
+    std::vector<std::size_t> const order =
+        sorted_order(state.params, [](zenflow_state_param const& a, zenflow_state_param const& b) {
+            if (int const less = a.name.compare(b.name); less != 0)
+                return less < 0;
+            return a.first_row != b.first_row ? a.first_row < b.first_row : a.rows < b.rows;
+        });
+    std::vector<std::size_t> result;
+    for (std::size_t k = 0; k < order.size(); ++k) {
+        zenflow_state_param const& p = state.params[order[k]];
+        zenflow_state_param const* const last = k == 0 ? nullptr : &state.params[order[k - 1]];
+        if (last == nullptr || last->name != p.name) {
+            result.push_back(order[k]);
+            continue;
+        }
+        if (last->columns != p.columns || last->all_rows != p.all_rows || last->types != p.types ||
+            last->group != p.group)
+            throw_invalid_argument({"params ", order[k - 1], " and ", order[k], " are both of ", in_quotes(p.name),
+                                    ", but differ in columns, rows, types or group"});
+        if (last->first_row + last->rows > p.first_row)
+            throw_invalid_argument({"params ", order[k - 1], " and ", order[k], " are both of ", in_quotes(p.name),
+                                    ", and overlap: rows ", range_text(last->first_row, last->first_row + last->rows),
+                                    " and ", range_text(p.first_row, p.first_row + p.rows)});
+        if (last->first_row != p.first_row || last->rows != p.rows)
+            result.push_back(order[k]);
+    }
+    std::sort(result.begin(), result.end());
+    return result;
+}
+
+} // namespace detail
+
+// Throws invalid_argument naming the first problem: hyperparameters that validate() refuses; a loss scale whose inverse
+// float does not hold; groups without a name or with the same one; params without a name; names and metadata that are
+// not UTF-8, or metadata with a key of the library's; an index out of range; rows past the param's end, or that
+// overlap; types that no shard has; counts and flags of other columns; arrays that are null. A state may be one rank's.
+// Reads no arrays. Thread-safe.
+inline void validate(zenflow_state const& state)
+{
+    static_cast<void>(detail::checked_params(state));
+}
+
+ADAMANT_END_NAMESPACE

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// Element types and conversions between them.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+#include <adamant/detail/core/abi.hpp>
+
+// The element types of a shard: float, storage types of 16 bits, and of 8 bits in groups.
+
+ADAMANT_BEGIN_NAMESPACE
+
+// bfloat16: sign, 8 exponent bits, 7 mantissa bits: the upper half of a float32. Storage only; see widen() and
+// narrow() in dtype.hpp. Same layout as the 16-bit integer that holds it elsewhere (torch, CUDA).
+struct bfloat16 {
+    std::uint16_t bits;
+    friend bool operator==(bfloat16, bfloat16) = default; // compares bits: NaN equals itself, -0 differs from +0
+};
+
+// IEEE 754 binary16: sign, 5 exponent bits, 10 mantissa bits. Storage only, as above.
+struct float16 {
+    std::uint16_t bits;
+    friend bool operator==(float16, float16) = default;
+};
+
+// The lower half of a float32 master whose upper half is a bfloat16 weight; see split_master() in dtype.hpp.
+struct split_float32 {
+    std::uint16_t bits;
+    friend bool operator==(split_float32, split_float32) = default;
+};
+
+// A group of 64 moments of 8 bits with their scale, see detail/numerics/quantized8.hpp. An array of n elements has a
+// group for each 64 of them, and one for what is left.
+inline constexpr std::size_t quantized_group_elems = 64;
+struct quantized8 {
+    std::uint8_t codes[quantized_group_elems];
+    float scale;
+    friend bool operator==(quantized8 const&, quantized8 const&) = default;
+};
+
+static_assert(sizeof(quantized8) == 68);
+static_assert(sizeof(bfloat16) == 2 && sizeof(float16) == 2 && sizeof(split_float32) == 2 && sizeof(float) == 4);
+
+// The same types as a value, for reports. `none` stands for an array that is not there (no weight_out).
+enum class dtype : std::uint8_t { none, float32, bfloat16, float16, split_float32, quantized8 };
+
+[[nodiscard]] constexpr std::string_view name(dtype type) noexcept
+{
+    switch (type) {
+    case dtype::float32: return "float32";
+    case dtype::bfloat16: return "bfloat16";
+    case dtype::float16: return "float16";
+    case dtype::split_float32: return "split_float32";
+    case dtype::quantized8: return "quantized8";
+    case dtype::none: break;
+    }
+    return "none";
+}
+
+// Elements that are stored together: 1, or a group. Arrays are cut at multiples of it.
+[[nodiscard]] constexpr std::size_t elems_together(dtype type) noexcept
+{
+    return type == dtype::quantized8 ? quantized_group_elems : 1;
+}
+// Size in bytes of what is stored together; 0 for none.
+[[nodiscard]] constexpr std::size_t size_bytes(dtype type) noexcept
+{
+    switch (type) {
+    case dtype::none: return 0;
+    case dtype::float32: return sizeof(float);
+    case dtype::quantized8: return sizeof(quantized8);
+    default: return sizeof(bfloat16);
+    }
+}
+// Bytes of an array of n elements; and, for a multiple of elems_together(), where element n is in one.
+[[nodiscard]] constexpr std::size_t array_bytes(dtype type, std::size_t n) noexcept
+{
+    return type == dtype::quantized8 ? (n + quantized_group_elems - 1) / quantized_group_elems * sizeof(quantized8)
+                                     : n * size_bytes(type);
+}
+// Bytes that an element takes, on average over a long array.
+[[nodiscard]] constexpr double bytes_each(dtype type) noexcept
+{
+    return static_cast<double>(size_bytes(type)) / static_cast<double>(elems_together(type));
+}
+
+// dtype_of<T>: the value that names the C++ type; void is none. Any other type does not compile.
+template <class T>
+inline constexpr dtype dtype_of = [] {
+    static_assert(
+        sizeof(T) == 0,
+        "adamant knows the element types float, adamant::bfloat16, adamant::float16, adamant::split_float32 and "
+        "adamant::quantized8");
+    return dtype::none;
+}();
+template <>
+inline constexpr dtype dtype_of<void> = dtype::none;
+template <>
+inline constexpr dtype dtype_of<float> = dtype::float32;
+template <>
+inline constexpr dtype dtype_of<bfloat16> = dtype::bfloat16;
+template <>
+inline constexpr dtype dtype_of<float16> = dtype::float16;
+template <>
+inline constexpr dtype dtype_of<split_float32> = dtype::split_float32;
+template <>
+inline constexpr dtype dtype_of<quantized8> = dtype::quantized8;
+
+ADAMANT_END_NAMESPACE
+
+// Scalar conversions between the storage types and float, and the library's flush. Integer arithmetic only, so the
+// results do not depend on the floating-point mode. Thread-safe; none throws. Formats: IEEE 754-2019 section 3.6 for
+// binary16 and binary32; bfloat16 is binary32 cut to its upper 16 bits.
+
+ADAMANT_BEGIN_INLINE_NAMESPACE
+
+inline constexpr std::uint32_t float_sign_bit = 0x80000000u;
+inline constexpr std::uint32_t float_abs_mask = 0x7fffffffu;
+inline constexpr std::uint32_t float_infinity_bits = 0x7f800000u;
+inline constexpr std::uint32_t float_min_normal_bits = 0x00800000u; // 2^-126
+inline constexpr std::uint32_t canonical_nan_bits = 0x7fc00000u;    // the one NaN that a step ever writes
+
+// Exact, for every value.
+[[nodiscard]] constexpr float widen(float x) noexcept
+{
+    return x;
+}
+[[nodiscard]] constexpr float widen(bfloat16 x) noexcept
+{
+    return std::bit_cast<float>(std::uint32_t{x.bits} << 16);
+}
+[[nodiscard]] constexpr float widen(float16 x) noexcept
+{
+    std::uint32_t const sign = (x.bits & 0x8000u) << 16;
+    std::uint32_t const abs = x.bits & 0x7fffu;
+    if (abs >= 0x7c00u) // infinity or NaN, the payload moved up
+        return std::bit_cast<float>(sign | float_infinity_bits | (abs & 0x3ffu) << 13);
+    if (abs >= 0x0400u) // normal: the exponent's bias goes from 15 to 127
+        return std::bit_cast<float>(sign | ((abs << 13) + (112u << 23)));
+    if (abs == 0)
+        return std::bit_cast<float>(sign);
+    auto const top = static_cast<std::uint32_t>(std::bit_width(abs)) - 1; // subnormal: abs * 2^-24, 1.x * 2^(top-24)
+    return std::bit_cast<float>(sign | (top + 103u) << 23 | ((abs << (23 - top)) & 0x007fffffu));
+}
+
+// Round to nearest, ties to even; too large goes to infinity; every NaN becomes the quiet NaN without a sign.
+template <class T>
+[[nodiscard]] constexpr T narrow(float x) noexcept;
+
+template <>
+[[nodiscard]] constexpr float narrow<float>(float x) noexcept
+{
+    return x;
+}
+template <>
+[[nodiscard]] constexpr bfloat16 narrow<bfloat16>(float x) noexcept
+{
+    std::uint32_t const bits = std::bit_cast<std::uint32_t>(x);
+    if ((bits & float_abs_mask) > float_infinity_bits)
+        return {0x7fc0};
+    return {static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+}
+template <>
+[[nodiscard]] constexpr float16 narrow<float16>(float x) noexcept
+{
+    std::uint32_t const bits = std::bit_cast<std::uint32_t>(x);
+    std::uint32_t const sign = bits >> 16 & 0x8000u;
+    std::uint32_t const abs = bits & float_abs_mask;
+    if (abs > float_infinity_bits)
+        return {0x7e00};
+    if (abs >= 0x47800000u) // 2^16 and above; what lies between 65520 and 2^16 overflows by the rounding below
+        return {static_cast<std::uint16_t>(sign | 0x7c00u)};
+    std::uint32_t shift = 13; // how many low bits of the mantissa go
+    std::uint32_t mantissa = abs - (112u << 23);
+    if (abs < 0x38800000u) {   // below 2^-14: a binary16 subnormal, a multiple of 2^-24
+        if (abs < 0x33000000u) // below 2^-25: rounds to zero
+            return {static_cast<std::uint16_t>(sign)};
+        shift = 126u - (abs >> 23);
+        mantissa = (abs & 0x007fffffu) | 0x00800000u;
+    }
+    std::uint32_t const half = (1u << (shift - 1)) - 1;
+    return {static_cast<std::uint16_t>(sign | (mantissa + half + (mantissa >> shift & 1u)) >> shift)};
+}
+
+// A float32 in two halves. The weight is the number rounded to bfloat16, to nearest, ties away from zero; because of
+// that the pair is one to one: bits = (weight << 16) + low, with low from -2^15 to 2^15 - 1. A NaN becomes the
+// canonical one, as the lower bits of others would carry out of the upper half.
+struct split_parts {
+    bfloat16 weight;
+    split_float32 low;
+};
+[[nodiscard]] constexpr split_parts split_master(float x) noexcept
+{
+    std::uint32_t const own = std::bit_cast<std::uint32_t>(x);
+    std::uint32_t const bits = (own & float_abs_mask) > float_infinity_bits ? canonical_nan_bits : own;
+    return {{static_cast<std::uint16_t>((bits + 0x8000u) >> 16)}, {static_cast<std::uint16_t>(bits)}};
+}
+[[nodiscard]] constexpr float joined_master(bfloat16 weight, split_float32 low) noexcept
+{
+    std::uint32_t const borrowed = low.bits >> 15; // a low half of 2^15 and above counts as negative
+    return std::bit_cast<float>((std::uint32_t{weight.bits} << 16) + low.bits - (borrowed << 16));
+}
+
+// Zero of x's sign where |x| <= 2^-126, else x. The smallest normal number goes too, because processors in
+// flush-to-zero mode disagree about results that round to it.
+[[nodiscard]] constexpr float flush(float x) noexcept
+{
+    std::uint32_t const bits = std::bit_cast<std::uint32_t>(x);
+    return (bits & float_abs_mask) <= float_min_normal_bits ? std::bit_cast<float>(bits & float_sign_bit) : x;
+}
+// A bfloat16 shares float32's exponents, hence its subnormals; a float16's subnormals are ordinary values here.
+[[nodiscard]] constexpr bfloat16 flush(bfloat16 x) noexcept
+{
+    return (x.bits & 0x7fffu) <= 0x0080u ? bfloat16{static_cast<std::uint16_t>(x.bits & 0x8000u)} : x;
+}
+[[nodiscard]] constexpr float16 flush(float16 x) noexcept
+{
+    return x;
+}
+
+[[nodiscard]] constexpr bool is_nan(float x) noexcept
+{
+    return (std::bit_cast<std::uint32_t>(x) & float_abs_mask) > float_infinity_bits;
+}
+[[nodiscard]] constexpr bool is_finite(float x) noexcept
+{
+    return (std::bit_cast<std::uint32_t>(x) & float_abs_mask) < float_infinity_bits;
+}
+
+// One element from or to any address: arrays may lie at any byte offset.
+template <class T>
+[[nodiscard]] inline T load_unaligned(std::byte const* address) noexcept
+{
+    T value;
+    std::memcpy(&value, address, sizeof value);
+    return value;
+}
+template <class T>
+inline void store_unaligned(std::byte* address, T value) noexcept
+{
+    std::memcpy(address, &value, sizeof value);
+}
+
+ADAMANT_END_INLINE_NAMESPACE

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device emulated by CPU threads, for tests of engines without a GPU.
+//
+// A device that is emulated in host memory, for tests and for machines without a GPU. Its memory has addresses that
+// cannot be dereferenced, it works in threads of its own, and it is as slow and as unreliable as it is told to be.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <adamant/device.hpp>
+#include <adamant/detail/exec/this_process.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+struct emulation_options {
+    std::string name = "emulated device";
+    std::size_t memory_bytes = std::size_t{1} << 40;
+    // The rates to emulate; the machine's own rates are an upper bound. Links are usually specified for each direction.
+    double work_bytes_per_s = std::numeric_limits<double>::infinity();
+    double up_bytes_per_s = std::numeric_limits<double>::infinity();
+    double down_bytes_per_s = std::numeric_limits<double>::infinity();
+    double latency_s = 0; // of each enqueued operation
+};
+
+// The operations that can be made to fail.
+enum class device_operation : std::uint8_t { copy_up, copy_down, work, allocate };
+
+class emulated_device final : public device {
+public:
+    // Throws invalid_argument for rates that are not above 0, and what std::thread throws.
+    explicit emulated_device(emulation_options options = {});
+    // Drops work that has not begun. A forked child process has no such threads: there the device
+    // is leaked, and functions that may throw throw unavailable.
+    ~emulated_device() override;
+
+    [[nodiscard]] std::string name() const override { return options_.name; }
+    [[nodiscard]] device_memory memory() const override;
+
+    [[nodiscard]] device_ptr allocate(std::size_t bytes) override;
+    void release(device_ptr memory) noexcept override;
+
+    void copy_up(device_ptr to, void const* from, std::size_t bytes) override;
+    void copy_down(void* to, device_ptr from, std::size_t bytes) override;
+    void gather_columns(column_copy const& what) override;
+    void scatter_columns(column_copy const& what) override;
+    void find_largest(column_scoring const& what) override;
+    void score_columns(column_scoring const& what) override;
+    void call(device_lane lane, std::function<void()> function) override;
+
+    [[nodiscard]] device_mark mark(device_lane lane) override;
+    void follow(device_lane lane, device_mark before) override;
+    [[nodiscard]] bool wait_until(device_mark until, clock::time_point deadline) override;
+    [[nodiscard]] bool reset(clock::time_point deadline) noexcept override;
+
+    [[nodiscard]] std::shared_ptr<std::byte> pinned(std::size_t bytes) override;
+
+    // These two are in emulated_part.hpp.
+    [[nodiscard]] std::unique_ptr<device_part> make_part(std::vector<device_piece> pieces, bool with_records) override;
+    [[nodiscard]] std::size_t part_bytes(std::span<device_piece const> pieces,
+                                         bool with_records) const noexcept override;
+
+    [[nodiscard]] device_usage usage() const override;
+
+    // Operation number `after` of that kind from now on, counted from 0, fails; or it hangs until resume(), or until
+    // reset(), which waits for it until its deadline, drops it.
+    void fail(device_operation kind, std::size_t after = 0);
+    void hang(device_operation kind, std::size_t after = 0);
+    // From now on nothing hangs or fails. Work that hung continues, unless it has been dropped.
+    void resume();
+
+    // Where device memory really is, for tests; not synchronised with the lanes. Throws device_error for memory that
+    // has not been allocated.
+    [[nodiscard]] std::byte* real(device_ptr at, std::size_t bytes) const;
+
+private:
+    friend class emulated_part;
+    static constexpr std::size_t alignment = 256;
+    struct block {
+        std::byte* real;
+        std::size_t bytes;
+    };
+    struct fault {
+        static constexpr int none = 0, fails = 1, hangs = 2;
+        std::size_t after = 0;
+        int kind = none;
+    };
+    struct operation {
+        std::function<void()> run = {};
+        device_mark after = {};
+        bool waits = false; // for `after`, and does nothing else
+        bool costs = false; // time
+        device_operation kind = device_operation::work;
+        std::size_t bytes = 0;
+        std::string what = {};
+        std::uint64_t generation = 0;
+    };
+    struct lane_state {
+        std::deque<operation> queue;
+        std::uint64_t enqueued = 0;
+        std::uint64_t passed = 0; // done, or dropped
+        clock::time_point free_at = {};
+        std::thread thread;
+    };
+
+    // Throws unavailable in a forked child process, where its threads are gone and the lock may be
+    // held forever.
+    [[nodiscard]] std::unique_lock<std::mutex> locked() const;
+    [[nodiscard]] bool is_idle() const noexcept;
+    // Until nothing is left to do, or what hangs keeps it from that: then all is dropped.
+    void drain() noexcept;
+    [[nodiscard]] lane_state& of(device_lane lane) noexcept;
+    [[nodiscard]] fault& fault_of(device_operation kind) noexcept;
+    void set_fault(device_operation kind, fault f);
+    // Counts one operation; what is to become of it.
+    static int due(fault& f) noexcept;
+    [[nodiscard]] double rate(device_lane lane) const noexcept;
+
+    void enqueue(device_lane lane, device_operation kind, std::size_t bytes, std::string what,
+                 std::function<void()> run);
+    void copy_columns(column_copy const& what, bool gathers);
+    void push(device_lane lane, operation op);
+    void stop() noexcept;
+
+    void serve(lane_state& lane);
+    [[nodiscard]] bool dropped(operation const& op) const noexcept;
+    void perform(lane_state& lane, operation& op, std::unique_lock<std::mutex>& lock);
+
+    emulation_options options_;
+    mutable std::mutex mutex_; // guards everything below
+    detail::process_bound<std::condition_variable> changed_;
+    detail::process_bound<std::map<std::uint64_t, block>> blocks_;
+    std::uint64_t next_address_ = 0xada0'0000'0000'0000; // which no processor takes for an address
+    std::size_t used_bytes_ = 0;
+    detail::process_bound<std::string> error_;
+    std::uint64_t generation_ = 0;
+    unsigned running_ = 0; // outside the lock
+    bool hung_ = false;
+    bool stopping_ = false;
+    fault faults_[4];
+    device_usage usage_;
+    detail::process_bound<std::array<lane_state, device_lanes>> lanes_;
+};
+
+ADAMANT_END_NAMESPACE
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/detail/device/emulated_device.ipp>
+#endif

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shards: views of the arrays of one parameter.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <adamant/formats.hpp>
+
+// A shard: the five arrays of one stretch of parameters, as the caller owns them.
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+
+template <class T>
+inline constexpr bool is_span = false;
+template <class T, std::size_t N>
+inline constexpr bool is_span<std::span<T, N>> = true;
+
+template <class Range>
+using element_of = std::iter_value_t<decltype(std::data(std::declval<Range&>()))>;
+
+// Throws what shard's constructors do about arrays that are null, too large or overlap.
+void check_arrays(shard_dtypes const& types, kernel::step_pointers const& pointers, std::size_t size);
+// Throws where an array of that type has another size than a param of `size` elements wants.
+void check_size(char const* array, std::size_t found, std::size_t size, dtype type = dtype::float32);
+
+} // namespace detail
+
+// A vector that lives on, or a span: not a temporary vector, whose elements would be gone before the first step.
+template <class Range>
+concept array_range = (std::is_lvalue_reference_v<Range> ||
+                       detail::is_span<std::remove_cvref_t<Range>>)&&requires(std::remove_reference_t<Range>& r)
+{
+    {
+        std::data(r)
+        } -> std::contiguous_iterator;
+    {
+        std::size(r)
+        } -> std::convertible_to<std::size_t>;
+};
+ADAMANT_END_NAMESPACE
+
+ADAMANT_BEGIN_INLINE_NAMESPACE
+
+// A view of `size()` elements in up to five arrays, none of which it owns; they must outlive it. Any array may lie at
+// any address (of no particular alignment); no two may overlap. Copyable; const access from many threads is fine, but
+// two steps over the same arrays at once are a data race.
+//
+//   param       master weights, read and written                float, bfloat16, float16, split_float32
+//   grad        read                                            float, bfloat16, float16
+//   exp_avg     first moment, read and written; start at 0      float, bfloat16, quantized8
+//   exp_avg_sq  second moment, read and written; start at 0     float, bfloat16, quantized8 if exp_avg is
+//   weight_out  the new weights rounded to 16 bits, written     bfloat16, float16, or void: none; needs a float param
+//
+// With a param of split_float32, weight_out is bfloat16, read and written: the master's upper half, see
+// split_masters(). Moments of quantized8 are arrays of (n + 63) / 64 groups; zero bytes are zeros.
+template <param_storage Param, element_type Grad, moment_type ExpAvg, second_moment_type<ExpAvg> ExpAvgSq = ExpAvg,
+          weight_out_type<Param> WeightOut = void>
+class shard {
+public:
+    using param_type = Param;
+    using grad_type = Grad;
+    using exp_avg_type = ExpAvg;
+    using exp_avg_sq_type = ExpAvgSq;
+    using weight_out_type = WeightOut;
+    static constexpr shard_dtypes dtypes = {dtype_of<Param>, dtype_of<Grad>, dtype_of<ExpAvg>, dtype_of<ExpAvgSq>,
+                                            dtype_of<WeightOut>};
+
+    // From pointers to n elements each. Throws invalid_argument, naming the array, for a null pointer with n > 0 and
+    // for two arrays that overlap. This form takes misaligned pointers; none is read through its own type.
+    shard(Param* param, Grad const* grad, ExpAvg* exp_avg, ExpAvgSq* exp_avg_sq,
+          std::size_t n) requires std::is_void_v<WeightOut>
+        : shard(param, grad, exp_avg, exp_avg_sq, static_cast<void*>(nullptr), n, unchecked{})
+    {
+        detail::check_arrays(dtypes, pointers_, size_);
+    }
+    shard(Param* param, Grad const* grad, ExpAvg* exp_avg, ExpAvgSq* exp_avg_sq, WeightOut* weight_out,
+          std::size_t n) requires(!std::is_void_v<WeightOut>)
+        : shard(param, grad, exp_avg, exp_avg_sq, static_cast<void*>(weight_out), n, unchecked{})
+    {
+        detail::check_arrays(dtypes, pointers_, size_);
+    }
+
+    // From vectors, spans or other contiguous ranges, but no temporary that owns its elements. Throws invalid_argument
+    // also where their sizes differ.
+    template <array_range P, array_range G, array_range M, array_range V>
+        requires std::is_void_v<WeightOut> shard(P&& param, G&& grad, M&& exp_avg, V&& exp_avg_sq)
+            : shard(std::data(param), std::data(grad), std::data(exp_avg), std::data(exp_avg_sq), std::size(param))
+        {
+            detail::check_size("grad", std::size(grad), size_);
+            detail::check_size("exp_avg", std::size(exp_avg), size_, dtypes[shard_array::exp_avg]);
+            detail::check_size("exp_avg_sq", std::size(exp_avg_sq), size_, dtypes[shard_array::exp_avg_sq]);
+        }
+        template <array_range P, array_range G, array_range M, array_range V, array_range W>
+            requires(!std::is_void_v<WeightOut>)
+        shard(P&& param, G&& grad, M&& exp_avg, V&& exp_avg_sq, W&& weight_out)
+            : shard(std::data(param), std::data(grad), std::data(exp_avg), std::data(exp_avg_sq), std::data(weight_out),
+                    std::size(param))
+        {
+            detail::check_size("grad", std::size(grad), size_);
+            detail::check_size("exp_avg", std::size(exp_avg), size_, dtypes[shard_array::exp_avg]);
+            detail::check_size("exp_avg_sq", std::size(exp_avg_sq), size_, dtypes[shard_array::exp_avg_sq]);
+            detail::check_size("weight_out", std::size(weight_out), size_);
+        }
+
+        [[nodiscard]] std::size_t size() const noexcept
+        {
+            return size_;
+        }
+        [[nodiscard]] kernel::step_pointers const& pointers() const noexcept
+        {
+            return pointers_;
+        }
+
+        // Bytes that a step over one element has to read and write, counting a read-modify-write as both; on average,
+        // where elements share a scale.
+        [[nodiscard]] static constexpr double bytes_per_element() noexcept
+        {
+            return step_bytes(dtypes);
+        }
+
+    private:
+        struct unchecked {};
+        shard(void* param, void const* grad, void* exp_avg, void* exp_avg_sq, void* weight_out, std::size_t n,
+              unchecked) noexcept
+            : pointers_{static_cast<std::byte*>(param), static_cast<std::byte const*>(grad),
+                        static_cast<std::byte*>(exp_avg), static_cast<std::byte*>(exp_avg_sq),
+                        static_cast<std::byte*>(weight_out)},
+              size_(n)
+        {
+        }
+
+        kernel::step_pointers pointers_;
+        std::size_t size_;
+};
+
+template <class P, class G, class M, class V>
+shard(P*, G const*, M*, V*, std::size_t) -> shard<P, G, M, V>;
+template <class P, class G, class M, class V, class W>
+shard(P*, G const*, M*, V*, W*, std::size_t) -> shard<P, G, M, V, W>;
+template <array_range P, array_range G, array_range M, array_range V>
+shard(P&&, G&&, M&&, V&&)
+    -> shard<detail::element_of<P>, detail::element_of<G>, detail::element_of<M>, detail::element_of<V>>;
+template <array_range P, array_range G, array_range M, array_range V, array_range W>
+shard(P&&, G&&, M&&, V&&, W&&) -> shard<detail::element_of<P>, detail::element_of<G>, detail::element_of<M>,
+                                        detail::element_of<V>, detail::element_of<W>>;
+
+ADAMANT_END_INLINE_NAMESPACE
+
+// A shard of any types: its arrays, its size and its format.
+
+ADAMANT_BEGIN_NAMESPACE
+
+// A view as shard is, from which it converts.
+class any_shard {
+public:
+    template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+    ADAMANT_ALWAYS_INLINE
+    any_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of) noexcept // NOLINT: meant to convert
+        : any_shard(step_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), of.pointers(), of.size())
+    {
+    }
+    // From arrays whose types are known at run time, unchecked.
+    ADAMANT_ALWAYS_INLINE any_shard(shard_format const& format, kernel::step_pointers const& pointers,
+                                    std::size_t size) noexcept
+        : pointers_(pointers), size_(size), format_(&format)
+    {
+    }
+
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    // The same shard as elements of that parameter, by which stochastic rounding goes. Without, it is elements 0 to
+    // size() of parameter 0. An optimizer goes by the names and places that it was given.
+    [[nodiscard]] any_shard at(place_in_param const& place) const noexcept
+    {
+        any_shard placed = *this;
+        placed.pointers_.place = place;
+        return placed;
+    }
+    [[nodiscard]] kernel::step_pointers const& pointers() const noexcept { return pointers_; }
+    [[nodiscard]] shard_format const& format() const noexcept { return *format_; }
+    // Reads no other pointer: a gradient may be changed while threads are at work on the rest.
+    [[nodiscard]] std::byte* data(shard_array::index array) const noexcept
+    {
+        switch (array) {
+        case shard_array::param: return pointers_.param;
+        case shard_array::grad: return const_cast<std::byte*>(pointers_.grad);
+        case shard_array::exp_avg: return pointers_.exp_avg;
+        case shard_array::exp_avg_sq: return pointers_.exp_avg_sq;
+        default: return pointers_.weight_out;
+        }
+    }
+    // Bytes of n elements in that array, and where element n is.
+    [[nodiscard]] std::size_t bytes(std::size_t array, std::size_t n) const noexcept
+    {
+        return array_bytes(format_->types[array], n);
+    }
+    // The kernel for its types on a tier that resolve_isa() returned.
+    [[nodiscard]] kernel::step_function step_for(isa tier) const noexcept { return format_->step_for(tier); }
+    // See step_bytes() in formats.hpp: on average, and of a step over the whole shard.
+    [[nodiscard]] double bytes_per_element() const noexcept { return step_bytes(format_->types); }
+    [[nodiscard]] std::size_t bytes_moved() const noexcept { return step_bytes(format_->types, size_); }
+
+private:
+    kernel::step_pointers pointers_;
+    std::size_t size_;
+    shard_format const* format_;
+};
+
+// What an optimizer takes: a shard of any types, with the kernels for its steps, and an array to add gradients up in.
+
+// A view as shard is, from which it converts.
+class optimizer_shard : public any_shard {
+public:
+    template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
+    ADAMANT_ALWAYS_INLINE
+    optimizer_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of) noexcept // NOLINT: meant to convert
+        : any_shard(optimizer_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), of.pointers(), of.size())
+    {
+    }
+    // Of types that are known at run time. In a header-only program the format has to be one of optimizer_format().
+    ADAMANT_ALWAYS_INLINE explicit optimizer_shard(any_shard const& of) noexcept : any_shard(of) {}
+};
+
+// An array for optimizer::accumulate(), of the shard's size, of float or bfloat16; or none. A view.
+class accumulator_array {
+public:
+    accumulator_array() = default;
+    // Of a type that is known at run time: float32 or bfloat16, or none; add_shard() refuses others.
+    ADAMANT_ALWAYS_INLINE accumulator_array(void* array, dtype of) noexcept
+        : data_(array), type_(of), kernels_(kernel::sum_kernels_of(of))
+    {
+    }
+    // A template, so that programs without accumulators have none of their kernels.
+    template <sum_type T>
+    ADAMANT_ALWAYS_INLINE accumulator_array(T* array) noexcept // NOLINT: meant to convert
+        : data_(array), type_(dtype_of<T>), kernels_(&kernel::sum_kernels_for<T>)
+    {
+    }
+    // A vector that lives on, a span or a buffer.
+    template <array_range Range>
+        requires sum_type<std::remove_cvref_t<detail::element_of<Range>>>
+            ADAMANT_ALWAYS_INLINE accumulator_array(Range&& array)
+    noexcept // NOLINT: meant to convert
+        : accumulator_array(std::data(array))
+    {
+        size_ = std::size(array);
+    }
+
+    [[nodiscard]] void* data() const noexcept { return data_; }
+    [[nodiscard]] dtype type() const noexcept { return type_; } // none: there is no array
+    // Where it is known; then it has to be the shard's.
+    [[nodiscard]] std::optional<std::size_t> size() const noexcept { return size_; }
+    // Null for a type that no accumulator has.
+    [[nodiscard]] kernel::sum_kernels_function kernels() const noexcept { return kernels_; }
+
+private:
+    void* data_ = nullptr;
+    dtype type_ = dtype::none;
+    std::optional<std::size_t> size_ = {};
+    kernel::sum_kernels_function kernels_ = nullptr;
+};
+
+// Many shards as one: what a step over all tensors of a model works on.
+
+// A shard and its parameter group: shards of one group are stepped with the same coefficients.
+struct grouped_shard {
+    any_shard shard;
+    std::size_t group = 0;
+};
+
+// Shards in an order of their own, set up once and stepped together many times: one hand-over to the threads, however
+// many there are. Owns none of the arrays. Const access from many threads is fine.
+class shard_list {
+public:
+    // Throws invalid_argument, naming the shards by their place, where an array that is written overlaps one of another
+    // shard: two threads would work on it at once. Takes time in proportion to n log n of the number of shards.
+    explicit shard_list(std::vector<grouped_shard> shards);
+    // All in one group, number 0.
+    explicit shard_list(std::vector<any_shard> const& shards);
+
+    [[nodiscard]] std::size_t size() const noexcept { return shards_.size(); }
+    [[nodiscard]] grouped_shard const& operator[](std::size_t i) const noexcept;
+    // Groups are numbered from 0 to this; 0 for an empty list.
+    [[nodiscard]] std::size_t groups() const noexcept { return groups_; }
+    // Of all shards together.
+    [[nodiscard]] std::size_t elements() const noexcept { return elements_; }
+    [[nodiscard]] std::size_t bytes_moved() const noexcept { return bytes_moved_; }
+
+    // The shards lie end to end on a line of granules (see granule_elems), each beginning at a granule of its own.
+    [[nodiscard]] std::size_t granules() const noexcept { return begins_.back(); }
+
+    // Calls piece(grouped_shard, begin, end) for what lies in granules first to last - 1, in order: elements of a
+    // shard.
+    template <class Piece>
+    void for_each_piece(std::size_t first, std::size_t last, Piece const& piece) const
+    {
+        if (first >= last)
+            return;
+        auto next = std::upper_bound(begins_.begin(), begins_.end(), first);
+        for (auto i = static_cast<std::size_t>(next - begins_.begin()) - 1; i < shards_.size() && begins_[i] < last;
+             ++i) {
+            std::size_t const begin = first > begins_[i] ? (first - begins_[i]) * granule_elems : 0;
+            std::size_t const end = std::min(shards_[i].shard.size(), (last - begins_[i]) * granule_elems);
+            if (begin < end)
+                piece(shards_[i], begin, end);
+        }
+    }
+
+private:
+    static std::vector<grouped_shard> in_one_group(std::vector<any_shard> const& shards);
+
+    void check_shards() const;
+
+    std::vector<grouped_shard> shards_;
+    std::vector<std::size_t> begins_; // in granules, one more than shards
+    std::size_t elements_ = 0;
+    std::size_t bytes_moved_ = 0;
+    std::size_t groups_ = 0;
+};
+
+ADAMANT_END_NAMESPACE
+
+#if defined(ADAMANT_HEADER_ONLY)
+#include <adamant/detail/shard/shard.ipp>
+#include <adamant/detail/shard/shard_list.ipp>
+#endif

@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libadamant_c through ctypes: its functions, structs and errors. The GIL is free during every call."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import os
+import sys
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+
+from ._signals import whole
+
+C_VERSION = 1
+
+
+class Error(Exception):
+    """What the library refuses or cannot do; the text says what was asked, what was found and what to do."""
+
+
+class InvalidArgument(Error, ValueError):
+    """The request can never be right."""
+
+
+class Unavailable(Error, RuntimeError):
+    """The request is well formed, but this machine, file system or build cannot serve it."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """There is too little memory; nothing has changed."""
+
+
+class Corrupted(Error, RuntimeError):
+    """A file, or a state in memory, is damaged."""
+
+
+class ReduceFailed(Error, RuntimeError):
+    """The reduction over ranks has failed; nothing has changed."""
+
+
+class Internal(Error, RuntimeError):
+    """A defect of the library."""
+
+
+class DeviceFailed(Error, RuntimeError):
+    """A device has failed at something, or has stopped answering."""
+
+
+_errors: Dict[int, Type[Error]] = {
+    1: InvalidArgument,
+    2: Unavailable,
+    3: OutOfMemory,
+    4: Corrupted,
+    5: ReduceFailed,
+    6: Internal,
+    7: DeviceFailed,
+}
+
+
+def whole_number(value: Any, what: str, most: int = 2**64 - 1, least: int = 0) -> int:
+    """Checks an integer before ctypes truncates it silently. Raises InvalidArgument for any
+    other value, and for booleans."""
+    if type(value) is int and least <= value <= most:
+        return value
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or not least <= number <= most:
+        raise InvalidArgument(f"{what} is {value!r}, but must be a whole number from {least} to {most}")
+    return number
+
+
+_unsigned_fields = {c_uint32: 2**32 - 1, c_uint64: 2**64 - 1, c_size_t: 2 ** (8 * ctypes.sizeof(c_size_t)) - 1}
+
+
+class Struct(ctypes.Structure):
+    """A struct that says its size. initialised() makes one with the library's defaults. Setting a field that counts
+    something raises InvalidArgument for what is no such number."""
+
+    name_in_c: str
+    _most: Dict[str, int] = {}
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls._most = {name: _unsigned_fields[kind] for name, kind in cls._fields_ if kind in _unsigned_fields}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        most = self._most.get(name)
+        super().__setattr__(name, value if most is None else whole_number(value, name, most))
+
+    @classmethod
+    def initialised(cls, **values: Any) -> Any:
+        it = cls()
+        check(getattr(library(), cls.name_in_c + "_init")(ctypes.byref(it), ctypes.sizeof(cls)))
+        for name, value in values.items():
+            setattr(it, name, value)
+        return it
+
+
+_size = ("struct_bytes", c_size_t)
+
+
+class CoreOptions(Struct):
+    name_in_c = "adamant_core_options"
+    _fields_ = [_size, ("cpuadam_cores_perc", c_double), ("pt_reserved_cores_perc", c_double),
+                ("cpuadam_cores", c_uint32), ("pt_reserved_cores", c_uint32), ("ranks", c_uint32), ("rank", c_uint32),
+                ("pus", c_char_p), ("machine", c_char_p), ("every_pu_of_cores", c_int32),
+                ("fast_cores_to_host", c_int32), ("allowed", c_char_p), ("masks", POINTER(c_char_p)),
+                ("mask_count", c_size_t), ("gpus", POINTER(c_char_p)), ("gpu_count", c_size_t), ("cpu_quota", c_double)]
+
+
+class ExecutorOptions(Struct):
+    name_in_c = "adamant_executor_options"
+    _fields_ = [_size, ("isa", c_char_p), ("pus", c_char_p), ("threads", c_uint32), ("bind", c_int32),
+                ("min_slice_elems", c_size_t), ("max_chunk_elems", c_size_t), ("prefetch_bytes", c_size_t),
+                ("team", c_void_p)]
+
+
+class TeamOptions(Struct):
+    name_in_c = "adamant_team_options"
+    _fields_ = [_size, ("pus", c_char_p), ("spin_ns", c_uint64), ("threads", c_uint32), ("bind", c_int32)]
+
+
+class LossScaling(Struct):
+    name_in_c = "adamant_loss_scaling"
+    _fields_ = [_size, ("initial_scale", c_double), ("growth_factor", c_double), ("backoff_factor", c_double),
+                ("min_scale", c_double), ("max_scale", c_double), ("growth_interval", c_uint32),
+                ("hysteresis", c_uint32)]
+
+
+class OptimizerOptions(Struct):
+    name_in_c = "adamant_optimizer_options"
+    _fields_ = [_size, ("max_norm", c_double), ("max_abs_grad", c_double), ("on_nonfinite", c_int32),
+                ("speculate", c_int32), ("loss_scaling", POINTER(LossScaling)), ("journal_budget_bytes", c_size_t),
+                ("keep_last_step", c_int32), ("reduce", c_void_p), ("reduce_user", c_void_p),
+                ("device_timeout_s", c_double), ("device_records", c_int32), ("weights_ready", c_void_p),
+                ("weights_ready_user", c_void_p)]
+
+
+class Hyperparameters(Struct):
+    name_in_c = "adamant_hyperparameters"
+    _fields_ = [_size, ("lr", c_double), ("beta1", c_double), ("beta2", c_double), ("eps", c_double),
+                ("weight_decay", c_double), ("decay", c_int32), ("bias_correction", c_int32),
+                ("exp_avg_sq_rounding", c_int32), ("param_rounding", c_int32), ("rounding_seed", c_uint64)]
+
+
+class Shard(Struct):
+    name_in_c = "adamant_shard"
+    _fields_ = [_size, ("elements", c_size_t), ("param", c_void_p), ("grad", c_void_p), ("exp_avg", c_void_p),
+                ("exp_avg_sq", c_void_p), ("weight_out", c_void_p), ("accumulator", c_void_p),
+                ("param_dtype", c_int32), ("grad_dtype", c_int32), ("exp_avg_dtype", c_int32),
+                ("exp_avg_sq_dtype", c_int32), ("weight_out_dtype", c_int32), ("accumulator_dtype", c_int32),
+                ("shape", POINTER(c_size_t)), ("dims", c_size_t), ("begin", c_size_t), ("rounding_stream", c_uint64)]
+
+
+class StepValues(Struct):
+    name_in_c = "adamant_step_values"
+    _fields_ = [_size, ("has_loss_scale", c_int32), ("has_max_norm", c_int32), ("has_max_abs_grad", c_int32),
+                ("loss_scale", c_double), ("max_norm", c_double), ("max_abs_grad", c_double),
+                ("lr", POINTER(c_double)), ("lr_count", c_size_t)]
+
+
+class Report(Struct):
+    """What a step reports; the fields are those of adamant_report in adamant/adamant.h."""
+
+    name_in_c = "adamant_report"
+    _fields_ = [_size, ("step", c_uint64), ("outcome", c_int32), ("speculated", c_int32), ("rolled_back", c_int32),
+                ("has_first_nonfinite", c_int32), ("first_nonfinite_shard", c_size_t),
+                ("first_nonfinite_index", c_size_t), ("nonfinite_grads", c_uint64), ("loss_scale", c_double),
+                ("global_norm", c_double), ("clip_coefficient", c_double), ("elements", c_size_t),
+                ("shards_waited", c_size_t), ("journal_bytes", c_size_t), ("seconds", c_double),
+                ("gradients_seconds", c_double), ("update_seconds", c_double), ("gradients_bytes", c_size_t),
+                ("update_bytes", c_size_t), ("threads", c_uint32), ("isa", c_char_p), ("pus", c_char_p),
+                ("ratio", c_double), ("cpu_busy_seconds", c_double), ("device_work_seconds", c_double),
+                ("device_up_seconds", c_double), ("device_down_seconds", c_double), ("device_elements", c_size_t),
+                ("device_work_bytes", c_size_t), ("device_up_bytes", c_size_t), ("device_down_bytes", c_size_t),
+                ("measured", c_int32), ("cpu_quota", c_double)]
+
+    # Of an optimizer that puts gradients off.
+    zenflow: Optional["ZenFlowReport"] = None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the step changed nothing, as a gradient was not finite."""
+        return self.outcome == 1
+
+
+class ZenFlowOptions(Struct):
+    name_in_c = "adamant_zenflow_options"
+    _fields_ = [_size, ("topk_ratio", c_double), ("select_interval", c_size_t), ("update_interval", c_size_t),
+                ("auto_ratio", c_double), ("most_put_off", c_size_t), ("full_warm_up_rounds", c_size_t),
+                ("score", c_int32), ("scope", c_int32), ("overlap", c_int32), ("reduce_columns", c_void_p),
+                ("reduce_columns_user", c_void_p)]
+
+
+class ZenFlowReport(Struct):
+    """What a step that puts gradients off reports besides; the fields are those of adamant_zenflow_report in
+    adamant/adamant.h."""
+
+    name_in_c = "adamant_zenflow_report"
+    _fields_ = [_size, ("warm_up", c_int32), ("selected", c_int32), ("columns_moved", c_size_t), ("put_off", c_size_t),
+                ("window_ended", c_int32), ("put_off_skipped", c_int32), ("put_off_stepped", c_size_t),
+                ("waited_seconds", c_double), ("landing_seconds", c_double), ("sums_seconds", c_double),
+                ("put_off_seconds", c_double)]
+
+
+class ZenFlowPosition(Struct):
+    name_in_c = "adamant_zenflow_position"
+    _fields_ = [_size, ("steps", c_uint64), ("since_selection", c_uint64), ("in_window", c_uint64),
+                ("has_selection", c_int32), ("has_loss_scaler", c_int32), ("loss_scale", c_double),
+                ("good_steps", c_uint32), ("hysteresis_left", c_uint32), ("done_squares", c_double),
+                ("put_off_norm", c_double)]
+
+
+class ZenFlowParam(Struct):
+    name_in_c = "adamant_zenflow_param"
+    _fields_ = [_size, ("name", c_char_p), ("columns", c_size_t), ("all_rows", c_size_t), ("first_row", c_size_t),
+                ("rows", c_size_t), ("param", c_void_p), ("exp_avg", c_void_p), ("exp_avg_sq", c_void_p),
+                ("weight_out", c_void_p), ("weights", c_void_p), ("counts", c_void_p), ("selected", c_void_p),
+                ("landing", c_void_p), ("sums", c_void_p), ("summed", c_uint64), ("param_dtype", c_int32),
+                ("exp_avg_dtype", c_int32), ("exp_avg_sq_dtype", c_int32), ("weight_out_dtype", c_int32)]
+
+
+SQUARES_WORDS = 21
+Reduce = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(c_int64), c_size_t)
+ReduceColumns = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(c_int64), c_size_t, c_int32)
+WeightsReady = ctypes.CFUNCTYPE(None, c_void_p, c_size_t, c_size_t, c_size_t)
+
+_p = c_void_p
+_functions: Dict[str, List[Any]] = {
+    "adamant_select_cores": [_p, c_char_p, c_size_t, c_char_p, c_size_t],
+    "adamant_allowed_pus": [c_char_p, c_size_t],
+    "adamant_cpu_quota": [_p, c_char_p, c_size_t],
+    "adamant_executor_create": [_p, _p],
+    "adamant_executor_describe": [_p, POINTER(c_char_p), POINTER(c_uint32), POINTER(c_char_p)],
+    "adamant_step_shard": [_p, _p, _p, c_uint64, c_double, c_double, _p],
+    "adamant_split_masters": [_p, c_size_t, _p, _p],
+    "adamant_join_masters": [_p, _p, c_size_t, _p],
+    "adamant_sum_of_squares": [_p, _p, c_int32, c_size_t, POINTER(c_double), POINTER(c_uint64)],
+    "adamant_add_squares": [_p, _p, c_int32, c_size_t, _p],
+    "adamant_round_squares": [_p, POINTER(c_double), POINTER(c_uint64)],
+    "adamant_optimizer_create": [_p, _p, _p],
+    "adamant_add_group": [_p, c_char_p, _p, c_int32, POINTER(c_size_t)],
+    "adamant_set_hyperparameters": [_p, c_size_t, _p],
+    "adamant_get_hyperparameters": [_p, c_size_t, _p],
+    "adamant_group_count": [_p, POINTER(c_size_t)],
+    "adamant_add_shard": [_p, c_size_t, c_char_p, _p, POINTER(c_size_t)],
+    "adamant_shard_count": [_p, POINTER(c_size_t)],
+    "adamant_set_gradient": [_p, c_size_t, _p],
+    "adamant_memory_bytes": [_p, c_int32, POINTER(c_size_t)],
+    "adamant_prepare": [_p, c_int32],
+    "adamant_steps": [_p, POINTER(c_uint64)],
+    "adamant_set_steps": [_p, c_uint64],
+    "adamant_loss_scale": [_p, POINTER(c_double)],
+    "adamant_step": [_p, _p, _p],
+    "adamant_step_gradients": [_p, _p, c_size_t, _p, _p],
+    "adamant_begin_step": [_p, _p],
+    "adamant_submit": [_p, c_size_t],
+    "adamant_submit_gradient": [_p, c_size_t, _p],
+    "adamant_leave_out": [_p, c_size_t],
+    "adamant_finish": [_p, _p],
+    "adamant_abandon": [_p],
+    "adamant_rollback": [_p],
+    "adamant_accumulate": [_p, c_size_t],
+    "adamant_clear_accumulators": [_p],
+    "adamant_cuda_device_create": [c_int32, _p],
+    "adamant_cuda_device_follow": [_p, _p],
+    "adamant_deepspeed_parse": [c_char_p, c_size_t, _p],
+    "adamant_deepspeed_apply": [_p, _p, _p, _p, _p, _p],
+    "adamant_save_safetensors": [_p, c_char_p],
+    "adamant_check_can_save": [c_char_p],
+    "adamant_load_safetensors": [_p, POINTER(c_char_p), c_size_t],
+    "adamant_zenflow_create": [_p, _p, _p, _p],
+    "adamant_zenflow_add_group": [_p, c_char_p, _p, c_int32, POINTER(c_size_t)],
+    "adamant_zenflow_set_hyperparameters": [_p, c_size_t, _p],
+    "adamant_zenflow_add_param": [_p, c_size_t, c_char_p, _p, c_size_t, _p, POINTER(c_size_t)],
+    "adamant_zenflow_memory_bytes": [_p, POINTER(c_size_t)],
+    "adamant_zenflow_prepare": [_p],
+    "adamant_zenflow_step_gradients": [_p, _p, c_size_t, _p, _p, _p],
+    "adamant_zenflow_set_gradient": [_p, c_size_t, _p],
+    "adamant_zenflow_begin_step": [_p, _p],
+    "adamant_zenflow_submit": [_p, c_size_t],
+    "adamant_zenflow_leave_out": [_p, c_size_t],
+    "adamant_zenflow_finish": [_p, _p, _p],
+    "adamant_zenflow_abandon": [_p],
+    "adamant_zenflow_set_device_arrays": [_p, c_size_t, c_uint64, c_uint64],
+    "adamant_zenflow_place": [_p, _p],
+    "adamant_zenflow_land": [_p],
+    "adamant_zenflow_loss_scale": [_p, POINTER(c_double)],
+    "adamant_zenflow_get_position": [_p, _p],
+    "adamant_zenflow_get_param": [_p, c_size_t, _p],
+    "adamant_zenflow_load": [_p, _p, _p, c_size_t],
+    "adamant_zenflow_save_safetensors": [_p, c_char_p],
+    "adamant_zenflow_load_safetensors": [_p, POINTER(c_char_p), c_size_t],
+}
+_frees = ["adamant_executor_free", "adamant_optimizer_free", "adamant_deepspeed_free", "adamant_device_free",
+          "adamant_zenflow_free"]
+
+_loaded: Optional[Any] = None
+
+
+def library_path() -> Path:
+    """Where libadamant_c is: in this package, or where the environment variable ADAMANT_C_LIBRARY says."""
+    named = os.environ.get("ADAMANT_C_LIBRARY")
+    if named:
+        return Path(named)
+    beside = sorted(Path(__file__).parent.glob("libadamant_c.so*"))
+    if not beside:
+        raise Unavailable(f"there is no libadamant_c.so in {Path(__file__).parent}; install the package with pip, or "
+                          "set ADAMANT_C_LIBRARY to the path of the library")
+    return beside[0]
+
+
+def library() -> Any:
+    """The library, which the first call loads."""
+    global _loaded
+    if _loaded is None:
+        path = library_path()
+        try:
+            found = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be loaded: {error}") from None
+        found.adamant_c_version.restype = c_uint32
+        if found.adamant_c_version() != C_VERSION:
+            raise Unavailable(f"{path} has version {found.adamant_c_version()} of the C interface, but this package "
+                              f"was written for version {C_VERSION}; install both from the same sources")
+        found.adamant_last_error.restype = c_char_p
+        found.adamant_version.restype = c_char_p
+        for struct in Struct.__subclasses__():
+            getattr(found, struct.name_in_c + "_init").argtypes = [c_void_p, c_size_t]
+        for name, arguments in _functions.items():
+            getattr(found, name).argtypes = arguments
+            getattr(found, name).restype = c_int32
+        for name in _frees:
+            getattr(found, name).argtypes = [c_void_p]
+            getattr(found, name).restype = None
+        _loaded = found
+    return _loaded
+
+
+def check(status: int) -> None:
+    """Raises what a call's status says, with the library's words."""
+    if status != 0:
+        text = library().adamant_last_error().decode("utf-8", "replace")
+        raise _errors.get(status, Error)(text)
+
+
+class Handle:
+    """Something that the library made, which is freed with this object; not in a process forked from its own."""
+
+    free_function: str
+
+    def __init__(self, create: Callable[[Any], int]):
+        self._pid = os.getpid()
+        made = c_void_p()
+        self.pointer: Optional[int] = None
+        with whole:
+            check(create(ctypes.byref(made)))
+            self.pointer = made.value
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that it was made in."""
+        return os.getpid() == self._pid
+
+    def close(self) -> None:
+        pointer, self.pointer = getattr(self, "pointer", None), None
+        if pointer and self.here and _loaded is not None:
+            getattr(_loaded, self.free_function)(pointer)
+
+    def leak(self) -> None:
+        """Drops the handle without freeing the object, whose destructor would access freed memory."""
+        self.pointer = None
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # the module's own names may be gone
+            self.close()
+
+
+def texts(values: Tuple[str, ...]) -> Any:
+    return (c_char_p * len(values))(*[value.encode() for value in values])

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every Python example runs, and ranks end with the same bits. A DeepSpeed job moves here and back."""
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import deepspeed_suite
+
+examples = Path(__file__).parents[2] / "examples"
+
+
+def run(*command, env=os.environ):
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=600, cwd=examples,
+                          env={**env, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"})
+    # PyTorch 2.15: where the interpreter ends while a thread of gloo drops its last work, that thread takes the
+    # interpreter's lock, and the process aborts. All has been done by then.
+    late = "terminate called without an active exception" in done.stderr
+    assert done.returncode == 0 or late, done.stdout + done.stderr
+    return done.stdout
+
+
+def ranks(count, name, *arguments, **more):
+    return run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), name, *arguments, **more)
+
+
+def test_every_example_is_run_here():
+    here = Path(__file__).read_text()
+    for path in examples.glob("*.py"):
+        if path.name == "ctypes_loop.py":  # without the package: the C library's tests run it
+            continue
+        assert f'"{path.name}"' in here, f"no test runs {path.name}"
+        assert len(path.read_text().splitlines()) < 80, path.name
+
+
+def test_numpy_loop():
+    out = run("numpy_loop.py")
+    assert out.endswith("saved and loaded: True\n") and float(re.search(r"step 151: loss (\S+),", out)[1]) < 0.01
+
+
+def test_torch_loop():
+    pytest.importorskip("torch")
+    assert float(re.search(r"^loss (\S+)", run("torch_loop.py"), re.M)[1]) < 4
+
+
+def test_ddp():
+    pytest.importorskip("torch")
+    ends = re.findall(r"rank \d: (norm \S+, weights [0-9a-f]{16})", ranks(2, "ddp.py"))  # perhaps on one line
+    assert len(ends) == 2 and ends[0] == ends[1]
+
+
+def test_fsdp2_has_the_same_bits_on_one_and_two_ranks():
+    pytest.importorskip("torch")
+    ends = [re.search(r"ranks: (.*)", ranks(count, "fsdp2.py"))[1] for count in (1, 2)]
+    assert ends[0] == ends[1]
+
+
+# Hugging Face. Runs that resume have to end with the same bits.
+
+def test_trainer(tmp_path):
+    pytest.importorskip("transformers")
+    whole = run("trainer.py", "--folder", str(tmp_path))
+    losses = [float(loss) for loss in re.findall(r"'loss': '?([\d.]+)", whole)]
+    assert len(losses) == 4 and losses[-1] < 0.6 * losses[0]
+    resumed = run("trainer.py", "--folder", str(tmp_path), "--resume", str(tmp_path / "checkpoint-10"))
+    assert len(re.findall("'loss'", resumed)) == 2
+    ends = [re.search(r"^step 20: .*", out, re.M)[0] for out in (whole, resumed)]
+    assert ends[0] == ends[1]
+    assert float(re.search("clipped by (.*),", ends[0])[1]) < 1
+
+
+def test_trainer_overlaps_once_it_leaves_gradients_alone(tmp_path):
+    pytest.importorskip("transformers")
+
+    def ends(overlap, *lines):
+        text = (examples / "trainer.py").read_text().replace("accumulation_steps=2", "accumulation_steps=1")
+        text = text.replace("master=True", f"master=True, overlap={overlap}")
+        script = tmp_path / "changed.py"
+        script.write_text(text.replace("\ntrainer = ", "\n".join(["", *lines, "trainer = "])))
+        return re.search(r"^step 20: .*", run(str(script), "--folder", str(tmp_path)), re.M)[0]
+
+    with pytest.raises(AssertionError, match=r"was changed after backward\(\)"):
+        ends(True)
+    assert ends(True, "Trainer._get_grad_norm = lambda *_, **__: None") == ends(False)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_accelerate_loop(count, tmp_path):
+    pytest.importorskip("accelerate"), pytest.importorskip("transformers")
+    whole = ranks(count, "accelerate_loop.py", "--folder", str(tmp_path))
+    losses = [float(loss) for loss in re.findall(r"loss (\S+),", whole)]
+    assert len(losses) == 4 and losses[-1] < 0.6 * losses[0]
+    assert len(re.findall("clipped by 0", whole)) >= 3
+    resumed = ranks(count, "accelerate_loop.py", "--folder", str(tmp_path), "--resume", str(tmp_path / "epoch1"))
+    assert re.findall(r"epoch 2.*|epoch 3.*", whole) == re.findall("epoch.*", resumed)
+    weights = [re.findall("weights (.*)", out) for out in (whole, resumed)]
+    assert weights[0] == weights[1] == weights[0][:1] * count
+
+
+# DeepSpeed
+
+class Job:
+    """A DeepSpeed job and its folder: on two ranks in bfloat16, on one in float32."""
+
+    def __init__(self, kind, home):
+        self.ranks, self.folder = (2 if kind == "bf16" else 1), home / "saved"
+        self._config, self._home = home / "config.json", home
+        config = json.loads((examples / "deepspeed_job.json").read_text())
+        config["bf16"]["enabled"] = kind == "bf16"
+        self._config.write_text(json.dumps(config))
+
+    def run(self, own, steps, resume=None, by_line=False, folder=None):
+        """The losses of these steps, by their numbers."""
+        env, script = deepspeed_suite.environment(self._home, own), examples / "deepspeed_job.py"
+        if by_line:
+            del env["ADAMANT_DEEPSPEED"]
+            text = script.read_text().replace("\n# import adamant.deepspeed\n", "\nimport adamant.deepspeed\n")
+            script = self._home / "changed.py"
+            script.write_text(text)
+        out = ranks(self.ranks, str(script), "--config", str(self._config), "--folder", str(folder or self.folder),
+                    "--steps", str(steps), *(["--resume", resume] if resume else []), env=env)
+        assert re.search("by (.*)", out)[1] == ("cpu_adam" if own else "adamant.deepspeed")
+        return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+): loss (\S+),", out, re.M)}
+
+
+@pytest.fixture(scope="module")
+def deepspeeds_own_op(tmp_path_factory):
+    pytest.importorskip("deepspeed")
+    env = deepspeed_suite.environment(tmp_path_factory.mktemp("op"), own=True)
+    build = "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load()"
+    built = subprocess.run([sys.executable, "-c", build], capture_output=True, text=True, env=env)
+    if built.returncode != 0:
+        pytest.skip(f"DeepSpeed's own op cannot be built here: {built.stderr.strip().splitlines()[-1]}")
+
+
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def moved(request, deepspeeds_own_op, tmp_path_factory):
+    """A job that has moved here after step 10, by a line or by the environment, and back after step 20. Its losses."""
+    job, by_line = Job(request.param, tmp_path_factory.mktemp("job")), request.param == "fp32"
+    losses = job.run(True, 10)
+    losses.update(job.run(False, 20, "step10", by_line))
+    losses.update(job.run(True, 30, "step20"))
+    return request.param, job, losses
+
+
+def test_deepspeed_job_moves_here_and_back(moved, tmp_path):
+    kind, job, losses = moved
+    stayed = job.run(True, 30, folder=tmp_path)
+    assert sorted(losses) == sorted(stayed) == list(range(1, 31)) and stayed[30] < 0.8 * stayed[1]
+    worst = max(abs(losses[step] - loss) / loss for step, loss in stayed.items())
+    print(f"{kind}: losses {stayed[1]:.6f} to {stayed[30]:.6f}, largest relative difference {worst:.1e}")
+    # Seen: 2e-7 and 7e-4. Where a resumed run starts without its moments it is 4e-2 with either.
+    assert worst <= {"fp32": 1e-5, "bf16": 1e-2}[kind]
+
+
+def compare(left, right, path=""):
+    """Sees that two saved trees have the same keys, types and bits, and yields the places of tensors."""
+    torch = pytest.importorskip("torch")
+    assert type(left) is type(right), path
+    if isinstance(left, torch.Tensor):
+        assert left.dtype == right.dtype and left.shape == right.shape, path
+        bits = [one.detach().contiguous().reshape(-1).view(torch.uint8) for one in (left, right)]
+        assert torch.equal(*bits), path
+        yield path
+    elif isinstance(left, dict):
+        assert list(left) == list(right), path
+        for key in left:
+            yield from compare(left[key], right[key], f"{path}.{key}")
+    elif isinstance(left, (list, tuple)):
+        assert len(left) == len(right), path
+        for number, pair in enumerate(zip(left, right)):
+            yield from compare(*pair, f"{path}.{number}")
+    elif isinstance(left, (int, float, str)):
+        assert left == right, path
+
+
+@pytest.mark.parametrize("tag, own", [("step10", False), ("step20", True)])
+def test_deepspeed_checkpoints_pass_from_one_op_to_the_other(tag, own, moved, tmp_path):
+    torch = pytest.importorskip("torch")
+    _, job, _ = moved
+    folder = tmp_path / "copy"
+    shutil.copytree(job.folder, folder)
+    for path in (folder / tag).glob("*.pt"):
+        path.rename(path.with_suffix(".before"))
+        shutil.copy(path.with_suffix(".before"), path)
+    assert job.run(own, int(tag[4:]), tag, folder=folder) == {}  # only loads and saves
+    names = []
+    for path in (folder / tag).glob("*.pt"):
+        assert path.stat().st_mtime > path.with_suffix(".before").stat().st_mtime
+        before, after = [torch.load(path.with_suffix(suffix), map_location="cpu", weights_only=False)
+                         for suffix in (".before", ".pt")]
+        names += compare(before, after)
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert len([one for one in names if one.endswith("." + name)]) >= job.ranks

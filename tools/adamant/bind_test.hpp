@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include <adamant/cores.hpp>
+
+namespace cli {
+
+// Starts the optimizer's team of each of these ranks on its PUs, on this machine, and reads the bindings back from the
+// kernel. Returns the exit status: 0 where every thread is where it belongs, else 1.
+int bind_test(std::vector<adamant::rank_cores> const& ranks);
+
+} // namespace cli

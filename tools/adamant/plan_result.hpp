@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan: what was asked for, and all that follows from it.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <adamant/device.hpp>
+#include <adamant/split.hpp>
+
+#include "plan_memory.hpp"
+#include "plan_time.hpp"
+#include "plan_ways.hpp"
+
+namespace cli {
+
+struct plan_result {
+    plan_request request;
+    std::size_t share_elems = 0;
+    bool fits = false;
+    fitting_range range;
+    fitting_range roomy; // those that leave headroom, too; as range where none does
+    bool roomy_exists = false;
+    adamant::placement split;
+    memory_plan memory;
+    plan_rates rates;
+    std::optional<adamant::step_forecast> best;     // of those in roomy, or of all where none fits
+    std::optional<adamant::step_forecast> forecast; // of the plan's ratio
+    std::optional<zenflow_plan> zenflow;            // where the request has it
+    std::string ratio_from;                         // who chose it
+    std::vector<std::string> advice;                // what would make it fit
+};
+
+// "3% of each memory"
+std::string headroom_text();
+
+plan_result make_plan(plan_request const& request, given_rates const& given);
+
+// Lines of at most 100 columns.
+std::string plan_text(plan_result const& plan);
+// The lanes of a step, or of a window of steps, one below the other, over the time.
+std::string draw_timeline(adamant::step_forecast const& step);
+std::string draw_timeline(zenflow_forecast const& window);
+// An object.
+std::string plan_json(plan_result const& plan);
+
+} // namespace cli

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// The time is the maximum of linear functions of two numbers, the ratio and the share of all elements that is stepped
+// before the norm is known. It is convex in both, so the best of each is found by halving.
+
+#include "plan_step.hpp"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <adamant/split.hpp>
+
+namespace cli {
+
+namespace {
+
+using namespace adamant;
+
+struct candidate {
+    forecast_lane bound_by;
+    double seconds;
+};
+
+// The times of one split.
+class timed_split {
+public:
+    timed_split(speculation_rates const& r, double ratio, double early) : r_(r), ratio_(ratio), early_(early)
+    {
+        step_rates const& rates = r.rates;
+        detail::whole_times const all = detail::times_of_all(rates);
+        double const begin = rates.overlaps_backward ? 0 : rates.backward_s;
+        late_ = ratio - early;
+        down_ = begin + ratio * all.down;
+        first_pass_ = begin + early * all.cpu * (1 + r.record_cost) + late_ * rates.elems / r.measured_elems_per_s;
+        norm_ = {{rates.backward_s > 0 ? forecast_lane::backward : forecast_lane::forward, rates.backward_s},
+                 {forecast_lane::down, down_},
+                 {forecast_lane::cpu, first_pass_}};
+        for (candidate const& one : norm_)
+            norm_s_ = std::max(norm_s_, one.seconds);
+        cpu_late_s_ = late_ * all.cpu;
+        up_s_ = begin + ratio * all.up;
+        up_late_s_ = late_ * all.up;
+        device_s_ = (1 - ratio) * all.device;
+    }
+
+    // All that ends a step, with forward; the first of the longest is what bounds it.
+    [[nodiscard]] candidate longest() const
+    {
+        step_rates const& rates = r_.rates;
+        double const after_cpu = rates.fixed_s + (rates.overlaps_forward ? ratio_ : 1) * rates.forward_s;
+        double const after_device = rates.fixed_s + rates.forward_s;
+        candidate result{norm_.front().bound_by, rates.backward_s + after_device};
+        auto const consider = [&](forecast_lane lane, double seconds) {
+            if (seconds > result.seconds * (1 + 1e-12)) // a difference of roundings does not count
+                result.bound_by = lane;
+            result.seconds = std::max(result.seconds, seconds);
+        };
+        for (candidate const& one : norm_) {
+            consider(one.bound_by, one.seconds + (one.bound_by == forecast_lane::backward ? after_device : after_cpu));
+            if (late_ > 0) {
+                consider(forecast_lane::cpu, one.seconds + cpu_late_s_ + after_cpu);
+                consider(forecast_lane::up, one.seconds + up_late_s_ + after_cpu);
+            }
+            if (ratio_ < 1 && !r_.device_speculates)
+                consider(forecast_lane::device, one.seconds + device_s_ + after_device);
+        }
+        consider(forecast_lane::up, up_s_ + after_cpu);
+        consider(forecast_lane::device, rates.backward_s + device_s_ + after_device);
+        return result;
+    }
+
+    [[nodiscard]] step_forecast forecast() const
+    {
+        step_rates const& rates = r_.rates;
+        candidate const last = longest();
+        step_forecast result;
+        result.ratio = ratio_;
+        result.step_s = last.seconds;
+        result.update_s = std::max(0.0, last.seconds - rates.backward_s - rates.forward_s);
+        result.bound_by = last.bound_by;
+        auto const span = [&](forecast_lane on, double begin, double end) {
+            if (end > begin)
+                result.timeline.push_back({on, begin, end});
+        };
+        double const begin = rates.overlaps_backward ? 0 : rates.backward_s;
+        double const made = std::max(begin, ratio_ * rates.backward_s); // the CPU's last gradient
+        span(forecast_lane::backward, 0, rates.backward_s);
+        double const down = std::max(made, down_);
+        if (ratio_ > 0 && down_ > begin)
+            span(forecast_lane::down, begin, down);
+        double up = begin;
+        if (ratio_ > 0 && early_ > 0) {
+            double const stepped = std::max(down, first_pass_);
+            span(forecast_lane::cpu, begin, stepped);
+            up = std::max(stepped, begin + (up_s_ - begin) * early_ / ratio_);
+            if (up_s_ > begin)
+                span(forecast_lane::up, begin, up);
+        } else if (first_pass_ > down) { // measuring takes longer than the gradients' way
+            span(forecast_lane::cpu, begin, first_pass_);
+        }
+        if (late_ > 0) {
+            span(forecast_lane::cpu, norm_s_, norm_s_ + cpu_late_s_);
+            double const from = std::max(up, norm_s_);
+            if (up_late_s_ > 0)
+                span(forecast_lane::up, from, std::max(norm_s_ + cpu_late_s_, from + up_late_s_));
+        }
+        double const device_begin = r_.device_speculates ? rates.backward_s : norm_s_;
+        double const device_end = device_s_ > 0 ? device_begin + device_s_ : rates.backward_s;
+        span(forecast_lane::device, device_begin, device_end);
+        double const cpu_layers = rates.overlaps_forward ? ratio_ * rates.forward_s : rates.forward_s;
+        double const cpu_layers_begin = result.step_s - cpu_layers;
+        if (rates.overlaps_forward)
+            span(forecast_lane::forward, device_end + rates.fixed_s,
+                 std::min(device_end + rates.fixed_s + (1 - ratio_) * rates.forward_s, cpu_layers_begin));
+        span(forecast_lane::forward, cpu_layers_begin, result.step_s);
+        return result;
+    }
+
+private:
+    speculation_rates const& r_;
+    double ratio_;
+    double early_; // of all elements: on the CPU, before the norm is known
+    double late_ = 0;
+    double down_ = 0;
+    double first_pass_ = 0;
+    std::vector<candidate> norm_; // when it is known
+    double norm_s_ = 0;
+    double cpu_late_s_ = 0;
+    double up_s_ = 0;
+    double up_late_s_ = 0;
+    double device_s_ = 0;
+};
+
+// The minimum of a convex function on [low, high]; the last one if there are several.
+template <class Function>
+double last_minimum(double low, double high, Function const& f)
+{
+    constexpr int halvings = 80;
+    double const end = high;
+    double begin = low;
+    for (int i = 0; i < halvings; ++i) {
+        double const a = begin + (high - begin) / 3;
+        double const b = high - (high - begin) / 3;
+        (f(a) <= f(b) ? high : begin) = f(a) <= f(b) ? b : a;
+    }
+    double good = f(low) <= f(begin) ? low : begin;
+    double const most = f(good) * (1 + 1e-12); // what differs by a rounding does not differ
+    if (f(end) <= most)
+        return end;
+    double bad = end;
+    for (int i = 0; i < halvings; ++i) {
+        double const middle = good + (bad - good) / 2;
+        (f(middle) <= most ? good : bad) = middle;
+    }
+    return good;
+}
+
+double best_early(speculation_rates const& r, double ratio)
+{
+    // Exactly the ratio where everything has room, so that nothing is left for later.
+    double const room = r.speculative_share >= 1 ? ratio : ratio * std::max(r.speculative_share, 0.0);
+    return room > 0
+               ? last_minimum(0, room, [&](double early) { return timed_split(r, ratio, early).longest().seconds; })
+               : 0;
+}
+
+} // namespace
+
+step_forecast forecast_step(speculation_rates const& r, double ratio)
+{
+    static_cast<void>(adamant::forecast(r.rates, ratio)); // looks at all rates
+    return timed_split(r, ratio, best_early(r, ratio)).forecast();
+}
+
+step_forecast best_step(speculation_rates const& r, double least, double most)
+{
+    static_cast<void>(best_ratio(r.rates, least, most));
+    double const ratio =
+        last_minimum(least, most, [&](double at) { return timed_split(r, at, best_early(r, at)).longest().seconds; });
+    return forecast_step(r, ratio);
+}
+
+} // namespace cli

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// ZenFlow beside the two ways of a plan that puts nothing off: times, bytes over the link, memory.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <adamant/device.hpp>
+
+#include "plan_memory.hpp"
+#include "plan_time.hpp"
+#include "plan_zenflow.hpp"
+
+namespace cli {
+
+struct offload_way {
+    std::string key;  // in JSON
+    std::string name; // for people
+    std::optional<double> step_s = {};
+    std::optional<double> stall_s = {}; // of it, on average: the GPU waits for the link or the host, or weights land
+    double down_bytes = 0;              // of a step, on average; the same for the next
+    double up_bytes = 0;
+    memory_plan memory = {};
+    bool fits = false;
+};
+
+struct zenflow_plan {
+    std::size_t selected_elems = 0; // of one GPU's share, with its vectors
+    std::size_t put_off_elems = 0;
+    std::optional<zenflow_forecast> forecast;
+    std::vector<offload_way> ways; // plain offloading, the plan's own, ZenFlow
+};
+
+// request.zenflow is there. Plain offloading and speculation have the plan's split.
+zenflow_plan plan_zenflow(plan_request const& request, plan_rates const& rates, adamant::placement const& split,
+                          memory_plan const& memory, std::optional<adamant::step_forecast> const& forecast);
+
+} // namespace cli

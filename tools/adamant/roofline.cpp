@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// `adamant roofline`: what this machine can do for an optimizer step, and how near real steps come to it.
+
+#include "roofline.hpp"
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <adamant/cores.hpp>
+#include <adamant/memory.hpp>
+#include <adamant/tune.hpp>
+
+#include "cores_text.hpp"
+#include "output_file.hpp"
+#include "plan_numbers.hpp"
+#include "roofline_report.hpp"
+#include "surroundings.hpp"
+
+namespace cli {
+
+namespace {
+
+using namespace adamant;
+
+struct request {
+    std::size_t params;
+    unsigned ranks;
+    std::optional<double> perc;
+    std::vector<unsigned> threads;
+    roofline_options measure;
+    bool job;
+    std::string note; // on what was asked for and is not done
+    std::string json, csv, plot;
+};
+
+std::vector<unsigned> counts(std::string const& text, unsigned most)
+{
+    std::vector<unsigned> all;
+    if (text.empty()) {
+        for (unsigned n = 1; n < most; n *= 2)
+            all.push_back(n);
+        all.push_back(most);
+        return all;
+    }
+    for (std::size_t begin = 0; begin <= text.size();) {
+        std::size_t const end = std::min(text.find(',', begin), text.size());
+        double const n = plain_number("--threads", text.substr(begin, end - begin), 1, most,
+                                      "numbers of cores from 1 to " + std::to_string(most) + ", with commas");
+        all.push_back(static_cast<unsigned>(n));
+        begin = end + 1;
+    }
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    return all;
+}
+
+request read_request(arguments& options, machine const& on, unsigned cores)
+{
+    request r;
+    r.params = element_count("--params", options.value("--params", "3085938688"));
+    r.ranks = options.number("--ranks", 1, 1, static_cast<unsigned>(on.cores.size()));
+    if (std::optional<std::string> const text = options.value("--perc"))
+        if (double const share =
+                plain_number("--perc", *text, 1e-9, 1, "a share of a rank's cores, above 0 and at most 1");
+            share < 1) // all of them is what there is without
+            r.perc = share;
+    if (r.params < r.ranks * std::size_t{4096})
+        throw usage_error("--params is " + grouped(r.params) + ", but a rank has 4,096 at the least");
+    r.measure.types = parse_types(options.value("--dtypes", "mixed,f32,bf16_f32,bf16"));
+    for (named_types const& types : r.measure.types)
+        static_cast<void>(limit_loops(types.format->types)); // throws for those without
+    r.threads = counts(options.value("--threads", ""), cores);
+    r.measure.bytes = byte_count("--bytes", options.value("--bytes", "2.25GB"));
+    if (std::size_t const most = available_memory().bytes / 3; r.measure.bytes > most) {
+        r.note = "arrays: " + size_text(r.measure.bytes) +
+                 " are asked for, but of the available memory a third is taken, " + size_text(most);
+        r.measure.bytes = most;
+    }
+    r.measure.rounds = options.number("--rounds", 9, 1, 999);
+    r.job = !options.flag("--no-job");
+    r.json = options.value("--json", "");
+    r.csv = options.value("--csv", "", "-");
+    r.plot = options.value("--plot", "");
+    if (!r.plot.empty())
+        check_picture(r.plot);
+    options.done();
+    return r;
+}
+
+std::string clock_text(double before, double after)
+{
+    std::string const governor = clock_governor();
+    if (before == 0)
+        return governor.empty() ? "clock: not known" : "clock: governor " + governor;
+    return "clock: " + fixed(before, 2) + " GHz before, " + fixed(after, 2) + " GHz after" +
+           (governor.empty() ? "" : ", governor " + governor);
+}
+
+// The nodes that have cores, where there are several.
+std::vector<roofline_place> node_places(machine const& on)
+{
+    std::vector<roofline_place> all;
+    for (unsigned n = 0; n < on.nodes.size(); ++n) {
+        roofline_place place;
+        for (topology::core const& c : on.cores)
+            if (c.node == n && c.pus.intersects(on.allowed))
+                place.pus.insert((c.pus & on.allowed).front());
+        if (!place.pus.empty() && on.nodes[n].allowed) {
+            place.nodes.insert(on.nodes[n].os_index);
+            all.push_back(place);
+        }
+    }
+    if (all.size() < 2)
+        all.clear();
+    return all;
+}
+
+void refuse_two_streams(output_file const& json, output_file const& csv)
+{
+    if (json.is_stdout() && csv.is_stdout())
+        throw usage_error("--json and --csv are both to go to stdout; give one of them a file");
+}
+
+// What was measured before.
+int show(arguments& options, std::string const& from)
+{
+    std::string const csv_path = options.value("--csv", "", "-");
+    std::string const picture_path = options.value("--plot", "");
+    output_file json(options.value("--json", ""));
+    options.done("beside --from, which measures nothing");
+    if (!picture_path.empty())
+        check_picture(picture_path);
+    output_file csv(csv_path);
+    refuse_two_streams(json, csv);
+    output_file picture(picture_path);
+    roofline_found const found = read_run(from);
+    if (!csv.is_stdout() && !json.is_stdout())
+        std::fputs(to_text(found).c_str(), stdout);
+    json.write(to_json(found));
+    csv.write(to_csv(found));
+    if (!picture_path.empty())
+        picture.write(drawn(picture_path, picture_of(found)));
+    return 0;
+}
+
+} // namespace
+
+int roofline(arguments& options)
+{
+    if (std::optional<std::string> const from = options.value("--from"))
+        return show(options, *from);
+    machine const on = machine_of();
+    core_request alone;
+    unsigned const cores = adamant::detail::cores_of_each_rank(on, alone);
+    request const r = read_request(options, on, cores);
+    core_request together;
+    together.ranks = r.ranks;
+    job_request job;
+    job.params = r.params;
+    job.rounds = r.measure.rounds;
+    job.types = r.measure.types.front();
+    if (r.perc) {
+        together.cpuadam_cores_perc = r.perc;
+        job.ranks = select_cores(on, together);
+    } else {
+        unsigned const each = adamant::detail::cores_of_each_rank(on, together);
+        job.ranks = adamant::detail::cores_for_trial(on, together, each, each);
+    }
+
+    output_file json(r.json); // before anything is measured, so that nothing is measured in vain
+    output_file csv(r.csv);
+    refuse_two_streams(json, csv);
+    output_file picture(r.plot);
+    roofline_found found;
+    found.machine = describe(on);
+    found.date = date_and_time();
+    found.params = r.params;
+    interruption const interrupt;
+    others const besides;
+    double const clock_before = measured_clock_ghz();
+    bool job_failed = false;
+    if (!r.note.empty())
+        found.notes.push_back(r.note);
+    {
+        std::vector<roofline_place> const nodes = node_places(on);
+        roofline_options of_nodes = r.measure;
+        of_nodes.types.resize(1, r.measure.types.front());
+        progress bar(expected_rounds(r.measure) * static_cast<double>(r.threads.size()) +
+                     expected_rounds(of_nodes) * static_cast<double>(nodes.size()) +
+                     (r.job ? expected_rounds(job) : 0));
+        std::vector<std::vector<limit_loop>> best;
+        std::vector<std::vector<limit_loop>> best_on_node;
+        for (unsigned const count : r.threads)
+            if (!interruption::noted())
+                measure_place({adamant::detail::cores_for_trial(on, alone, count, cores)[0].adam_pus, {}}, r.measure,
+                              bar, found.rows, best);
+        for (roofline_place const& node : nodes)
+            if (!interruption::noted())
+                measure_place(node, of_nodes, bar, found.rows, best_on_node);
+        if (r.job && !interruption::noted() && !best.empty()) {
+            job.loops = best.front();
+            try {
+                found.job = run_job(job, bar);
+            } catch (adamant::unavailable const& failed) { // what was measured is not lost for that
+                found.warnings.push_back(std::string("the whole job has failed: ") + failed.what());
+                job_failed = true;
+            }
+        }
+    }
+    found.interrupted = interruption::noted();
+    found.notes.push_back(clock_text(clock_before, measured_clock_ghz()));
+    found.notes.push_back(
+        "huge pages: the kernel says \"" + huge_page_state() + "\"" +
+        (found.job ? "; " + fixed(100 * found.job->huge_share, 0) + "% of the job's arrays lie in them" : ""));
+    add_others(found, besides.busy());
+    std::size_t last_caches = 0;
+    for (topology::cache const& c : on.caches)
+        last_caches += c.level == 3 ? c.bytes : 0;
+    auto const warn_of_cache = [&](std::string const& what, std::size_t bytes, char const* option) {
+        if (bytes < 4 * last_caches)
+            found.warnings.push_back(what + " of " + size_text(bytes) + " lie in part in the last caches (" +
+                                     size_text(last_caches) + "): this is not the limit of memory; give more " +
+                                     option);
+    };
+    warn_of_cache("arrays", r.measure.bytes, "--bytes");
+    if (found.job)
+        warn_of_cache("the job's arrays", memory_bytes(job.types.format->types, found.job->params_measured),
+                      "--params");
+    if (!csv.is_stdout() && !json.is_stdout())
+        std::fputs(to_text(found).c_str(), stdout);
+    json.write(to_json(found));
+    csv.write(to_csv(found));
+    if (!r.plot.empty())
+        picture.write(drawn(r.plot, picture_of(found)));
+    return found.interrupted ? 128 + SIGINT : job_failed ? 2 : 0;
+}
+
+} // namespace cli

@@ -1,0 +1,494 @@
+// SPDX-License-Identifier: Apache-2.0
+// A trainer of its own on top of the library: a small character-level language model learned from real text, with
+// bfloat16 weights and gradients, master weights and moments of float32 or another format, clipping, a loss scale and
+// checkpoints. Each layer is stepped as soon as backward has its gradient.
+//
+// The weights it ends with have the same bits for every instruction set, number of threads, compiler and CPU; the
+// digest printed last is there to be compared. The step promises that; the rest of this file and of its headers keeps
+// to these rules:
+//   - one thread makes each sum, in a fixed order; threads only share out the sums among themselves;
+//   - nothing from libm or the standard distributions, which differ between machines, reaches a weight;
+//   - a * b + c is two roundings. The language lets a compiler make it one, so this program has to be compiled with
+//     -ffp-contract=off, and refuses to run when it was not.
+// Where other programs keep the CPU busy, OMP_WAIT_POLICY=passive in the environment makes it many times faster: by
+// default OpenMP's threads wait for each other in busy loops.
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include <adamant/adamant.hpp>
+#include <adamant/cores.hpp>
+#include <adamant/formats.hpp>
+#include <adamant/memory.hpp>
+#include <adamant/resctrl.hpp>
+#include <adamant/safetensors.hpp>
+#include <adamant/split.hpp>
+#include <adamant/tune.hpp>
+#include <adamant/zenflow.hpp>
+#include <adamant/zenflow_safetensors.hpp>
+
+#include "text_model.hpp"
+#include "text_run.hpp"
+
+namespace {
+
+using namespace text_model;
+
+[[noreturn]] void fail(int status, std::string const& message)
+{
+    std::fprintf(stderr, "train_text: %s\n", message.c_str());
+    std::exit(status);
+}
+
+constexpr char const* help = R"(train_text: trains a small language model on the licence texts of this machine
+
+  --steps N           (default 10000)
+  --seed N            of the first weights and of what is drawn (default 1)
+  --batch N           examples of a step (default 128)
+  --state NAME        what masters and moments are stored as: float32 (default),
+                      split_float32, bfloat16, quantized8,
+                      split_float32+bfloat16 or split_float32+quantized8
+  --zenflow SHARE     steps that share of each matrix' columns at once, and puts
+                      the others off (default: puts nothing off)
+  --update-interval N for so many steps (default 4)
+  --select-interval N and selects anew after so many (default 16)
+  --text FILE         what is learned instead of /usr/share/common-licenses
+  --threads N         of the optimizer (default 0: all)
+  --cores-perc SHARE  instead: the optimizer's share of the cores, such as 0.8
+  --isa NAME          automatic (default), scalar, generic, avx2, avx512 or
+                      avx512_bf16
+  --loss-scale SCALE  dynamic (default), or a number
+  --checkpoint FILE   where to save
+  --every STEPS       how often (default 1000)
+  --resume FILE       the checkpoint to go on from, of a run with the same
+                      options
+  --help              this text; -h is the same
+)";
+
+option_values const defaults{{"--steps", "10000"},
+                             {"--seed", "1"},
+                             {"--threads", "0"}, // 0: all
+                             {"--batch", "128"},
+                             {"--isa", "automatic"},
+                             {"--state", "float32"},
+                             {"--zenflow", ""}, // empty: nothing is put off
+                             {"--update-interval", "4"},
+                             {"--select-interval", "16"},
+                             {"--text", ""},              // empty: the licences
+                             {"--cores-perc", ""},        // empty: as --threads says
+                             {"--loss-scale", "dynamic"}, // or a number
+                             {"--checkpoint", ""},
+                             {"--every", "1000"}, // where to save, and after how many steps
+                             {"--resume", ""}};   // which checkpoint to go on from
+
+// Who optimizes, where its state lies, and how many threads are left to compute with.
+struct workers {
+    adamant::executor optimizer;
+    adamant::memory_options memory;
+    unsigned host_threads;
+};
+
+adamant::shard_dtypes types_of(option_values const& values)
+{
+    std::string const& state = values.at("--state");
+    std::optional<adamant::shard_dtypes> const types =
+        adamant::types_of_state(state, adamant::dtype::bfloat16, adamant::dtype::bfloat16);
+    if (!types)
+        fail(2, "--state is '" + state +
+                    "', but must be float32, split_float32, bfloat16, quantized8, split_float32+bfloat16 or "
+                    "split_float32+quantized8");
+    return *types;
+}
+
+// What a mixed-precision trainer holds of each tensor besides the weights and gradients that the model computes with:
+// arrays of these types. Moments begin as zeros, which zero bytes are in each.
+struct tensor_state {
+    adamant::buffer<std::byte> master, exp_avg, exp_avg_sq;
+
+    tensor_state(adamant::shard_dtypes const& types, size_t n, workers const& on)
+        : master(zeros(types[0], n, on)), exp_avg(zeros(types[2], n, on)), exp_avg_sq(zeros(types[3], n, on))
+    {
+    }
+    // Its masters are the first weights. In two halves, one of them is the weight.
+    void set_masters(adamant::shard_dtypes const& types, float const* first, tensor& of)
+    {
+        if (has_split_param(types))
+            adamant::split_masters(first, of.weight.size(), of.weight.data(),
+                                   reinterpret_cast<adamant::split_float32*>(master.data()));
+        else
+            std::memcpy(master.data(), first, master.size());
+    }
+    // weight: where else its weights are written; null: where the model has them.
+    adamant::optimizer_shard shard(adamant::shard_dtypes const& types, tensor const& of, bfloat16* weight = nullptr)
+    {
+        adamant::kernel::step_pointers const arrays{
+            master.data(), std::as_bytes(of.grad).data(), exp_avg.data(), exp_avg_sq.data(),
+            reinterpret_cast<std::byte*>(weight != nullptr ? weight : of.weight.data())};
+        return adamant::optimizer_shard({*adamant::find_format(types), arrays, of.weight.size()});
+    }
+
+private:
+    static adamant::buffer<std::byte> zeros(adamant::dtype type, size_t n, workers const& on)
+    {
+        return adamant::make_buffer<std::byte>(on.optimizer, array_bytes(type, n), on.memory);
+    }
+};
+
+// The beginning of the held-out text, and how the model goes on.
+void print_sample(model& net, corpus const& text, generator& random)
+{
+    std::vector<std::uint8_t> written(text.held_out.begin(), text.held_out.begin() + context_chars);
+    while (written.size() < 300) {
+        float const* const p = net.forward({written.data() + written.size() - context_chars}).row(0);
+        float left = random.uniform();
+        size_t k = 0;
+        while (k + 1 < text.bytes.size() && (left -= p[k]) >= 0.0f)
+            ++k;
+        written.push_back(static_cast<std::uint8_t>(k));
+    }
+    std::printf("---- sample\n");
+    for (std::uint8_t const k : written) {
+        char const c = text.bytes[k];
+        std::putchar(c == '\n' || (c >= ' ' && c <= '~') ? c : '?');
+    }
+    std::printf("\n----\n");
+}
+
+// ---- Training ----
+
+// A second thread pays from 16384 elements a thread on; fewer are for the sake of the example.
+constexpr size_t min_slice_elems = 4096;
+
+// With --cores-perc the optimizer and the rest of the program get cores of their own, as an offload engine would divide
+// them; else both use the same.
+workers hire(option_values const& values)
+{
+    adamant::isa const tier = adamant::parse_isa(values.at("--isa"));
+    auto const threads = static_cast<unsigned>(number(values, "--threads", 0, 1024));
+    if (values.at("--cores-perc").empty()) {
+        adamant::executor const cpu({.tier = tier, .threads = threads, .min_slice_elems = min_slice_elems});
+        return {cpu, {}, cpu.threads()};
+    }
+#if defined(ADAMANT_NO_HWLOC)
+    fail(2, "--cores-perc needs hwloc, which this program was compiled without");
+#else
+    if (threads != 0)
+        fail(2, "--cores-perc and --threads both say how many threads there are; give one of them");
+    char* end = nullptr;
+    double const share = std::strtod(values.at("--cores-perc").c_str(), &end);
+    if (*end != '\0')
+        fail(2, "--cores-perc is '" + values.at("--cores-perc") + "', but it is a share of the cores, such as 0.5");
+    adamant::local_rank const self = adamant::rank_from_environment();
+    adamant::rank_cores const cores =
+        adamant::select_cores(adamant::live_machine(), {.cpuadam_cores_perc = share, .ranks = self.ranks})[self.rank];
+    std::printf("%s: optimizer on PUs %s, host on %s\n", cores.why.c_str(), to_list(cores.adam_pus).c_str(),
+                cores.host_pus.empty() ? "the same" : to_list(cores.host_pus).c_str());
+    auto const team = std::make_shared<adamant::team>(adamant::team_options{.pus = cores.adam_pus});
+    return {adamant::executor(team, tier, min_slice_elems),
+            {.nodes = cores.numa_nodes},
+            std::max(1u, static_cast<unsigned>(cores.host_pus.size()))};
+#endif
+}
+
+adamant::optimizer_options optimizer_options(option_values const& values)
+{
+    adamant::optimizer_options options{.max_norm = max_grad_norm};
+    std::string const& scale = values.at("--loss-scale");
+    if (scale == "dynamic")
+        options.loss_scaling = adamant::loss_scaling_options{};
+    return options;
+}
+
+// The share of the columns that are stepped at once, if gradients are put off.
+std::optional<double> zenflow_share(option_values const& values)
+{
+    std::string const& text = values.at("--zenflow");
+    if (text.empty())
+        return {};
+    char* end = nullptr;
+    double const share = std::strtod(text.c_str(), &end);
+    if (*end != '\0')
+        fail(2, "--zenflow is '" + text + "', but it is a share of the columns, such as 0.1");
+    return share;
+}
+
+// What the loss is to be multiplied with, if it does not change.
+std::optional<double> fixed_loss_scale(option_values const& values)
+{
+    std::string const& text = values.at("--loss-scale");
+    if (text == "dynamic")
+        return {};
+    char* end = nullptr;
+    double const scale = std::strtod(text.c_str(), &end);
+    if (*end != '\0' || !(scale > 0 && scale <= 0x1p100))
+        fail(2, "--loss-scale is '" + text + "', but must be dynamic or a number above 0");
+    return scale;
+}
+
+// What a run's weights depend on besides the state that an optimizer has: kept in checkpoints, so that no other run
+// goes on from one and calls the result its own.
+std::map<std::string, std::string> identity_of_run(option_values const& values, corpus const& text)
+{
+    std::map<std::string, std::string> result = common_identity("train_text", values, text);
+    std::optional<double> const scale = fixed_loss_scale(values);
+    char digits[40] = "dynamic";
+    if (scale)
+        std::snprintf(digits, sizeof digits, "%.17g", *scale);
+    result["train_text.loss-scale"] = digits;
+    result["train_text.state"] = values.at("--state");
+    if (std::optional<double> const share = zenflow_share(values)) {
+        result["train_text.zenflow"] = {digits, std::to_chars(digits, std::end(digits), *share).ptr};
+        for (char const* const option : {"--update-interval", "--select-interval"})
+            result[std::string("train_text.") + (option + 2)] = std::to_string(number(values, option, 1, 1'000'000));
+    }
+    return result;
+}
+
+// What steps the model: an optimizer, or one that puts gradients off, whose state lies by columns.
+class stepper {
+public:
+    stepper(option_values const& values, workers const& on, adamant::shard_dtypes const& types)
+        : types_(types), plain(on.optimizer, optimizer_options(values))
+    {
+        std::optional<double> const share = zenflow_share(values);
+        if (!share) {
+            plain.add_group("all", hyper);
+            return;
+        }
+        put_off.emplace(on.optimizer,
+                        adamant::zenflow_options{.topk_ratio = *share,
+                                                 .select_interval = number(values, "--select-interval", 1, 1'000'000),
+                                                 .update_interval = number(values, "--update-interval", 1, 1'000'000)},
+                        optimizer_options(values));
+        put_off->add_group("all", hyper);
+    }
+    // The masters that are to begin with, by rows.
+    void add(tensor& of, tensor_state& state, float const* first)
+    {
+        size_t const rows = of.wide.rows, columns = of.wide.columns;
+        if (!put_off || rows == 1 || columns == 1) {
+            state.set_masters(types_, first, of);
+            if (put_off)
+                put_off->add_param({0, of.name, state.shard(types_, of)});
+            else
+                plain.add_shard(
+                    {.group = 0, .name = of.name, .shard = state.shard(types_, of), .place = {{rows, columns}}});
+            return;
+        }
+        std::vector<float> by_columns(rows * columns);
+        for (size_t i = 0; i < by_columns.size(); ++i)
+            by_columns[i] = first[i % rows * columns + i / rows];
+        std::vector<adamant::bfloat16>& weight = weights_.emplace_back(rows * columns);
+        if (has_split_param(types_)) {
+            adamant::split_masters(by_columns.data(), by_columns.size(), weight.data(),
+                                   reinterpret_cast<adamant::split_float32*>(state.master.data()));
+        } else {
+            std::memcpy(state.master.data(), by_columns.data(), state.master.size());
+            for (size_t i = 0; i < weight.size(); ++i)
+                weight[i] = adamant::narrow<adamant::bfloat16>(by_columns[i]);
+        }
+        for (size_t i = 0; i < weight.size(); ++i)
+            of.weight[i % rows * columns + i / rows] = weight[i];
+        put_off->add_param({0, of.name, state.shard(types_, of, weight.data()), columns, of.weight.data()});
+    }
+    [[nodiscard]] std::uint64_t steps() const { return put_off ? put_off->steps() : plain.steps(); }
+    [[nodiscard]] double loss_scale() const { return put_off ? put_off->loss_scale() : plain.loss_scale(); }
+    void begin_step(adamant::step_values const& values)
+    {
+        put_off ? put_off->begin_step(values) : plain.begin_step(values);
+    }
+    void submit(size_t i) { put_off ? put_off->submit(i) : plain.submit(i); }
+    adamant::optimizer_report finish() { return put_off ? put_off->finish() : plain.finish(); }
+
+    void save(std::string const& file, std::map<std::string, std::string> const& run)
+    {
+        if (put_off)
+            save(file, run, put_off->state());
+        else
+            save(file, run, plain.state());
+    }
+    // Goes on from a checkpoint of that run.
+    void resume(std::string const& file, std::map<std::string, std::string> const& run)
+    {
+        if (put_off) {
+            auto const saved = opened<adamant::zenflow_safetensors_state, adamant::safetensors_state>(
+                file, "without --zenflow, but this one has it; leave it out");
+            require_same_run("train_text", run, saved.state().metadata, file);
+            put_off->load(saved.state());
+        } else {
+            auto const saved = opened<adamant::safetensors_state, adamant::zenflow_safetensors_state>(
+                file, "with --zenflow, but this one is without it; give it");
+            require_same_run("train_text", run, saved.state().metadata, file);
+            plain.load(saved.state());
+        }
+    }
+
+private:
+    template <class State>
+    static void save(std::string const& file, std::map<std::string, std::string> const& run, State state)
+    {
+        state.metadata = run;
+        adamant::save_safetensors(file, state);
+    }
+    template <class Kind>
+    static bool holds(std::string const& file)
+    {
+        try {
+            Kind const saved{std::filesystem::path(file)};
+            return true;
+        } catch (adamant::error const&) {
+            return false;
+        }
+    }
+    // A checkpoint of this kind of state. other: what a run is that has saved the other kind.
+    template <class Kind, class OtherKind>
+    static Kind opened(std::string const& file, char const* other)
+    {
+        try {
+            return Kind(std::filesystem::path(file));
+        } catch (adamant::invalid_argument const&) {
+            if (!holds<OtherKind>(file))
+                throw;
+        }
+        fail(2, "--resume: '" + file + "' is of a run " + other +
+                    " to go on with that run, or leave out --resume to begin another");
+    }
+
+    adamant::shard_dtypes types_;
+    std::vector<std::vector<adamant::bfloat16>> weights_; // by columns
+
+public:
+    adamant::optimizer plain;
+    std::optional<adamant::zenflow_optimizer> put_off;
+};
+
+void train(option_values const& values)
+{
+    size_t const steps = number(values, "--steps", 1, 100'000'000);
+    size_t const batch_size = number(values, "--batch", 1, 4096);
+    size_t const seed = number(values, "--seed", 0, ~size_t{0});
+    size_t const save_every = number(values, "--every", 1, ~size_t{0});
+    std::string const& checkpoint = values.at("--checkpoint");
+    std::optional<double> const loss_scale = fixed_loss_scale(values);
+    adamant::shard_dtypes const types = types_of(values);
+    if (!checkpoint.empty())
+        // Now rather than after the first thousand steps.
+        if (adamant::save_report const report = adamant::check_can_save(checkpoint); !report.reason.empty())
+            std::fprintf(stderr, "train_text: checkpoints will be complete, but %s\n", report.reason.c_str());
+    generator random{seed};
+    workers const on = hire(values);
+    adamant::executor const& cpu = on.optimizer;
+    corpus const text = load_corpus(values.at("--text"));
+    print(text);
+    model net(text.bytes.size(), on.host_threads);
+    std::vector<float> const first_weights = net.draw_weights(random);
+    auto const tensors = net.tensors();
+    std::vector<tensor_state> states;
+    stepper optimizer(values, on, types);
+    float const* drawn = first_weights.data();
+    for (tensor* each : tensors) {
+        tensor_state& state = states.emplace_back(types, each->weight.size(), on);
+        optimizer.add(*each, state, drawn);
+        drawn += each->weight.size();
+    }
+    net.widen_weights();
+    std::map<std::string, std::string> const run = identity_of_run(values, text);
+    if (std::string const& file = values.at("--resume"); !file.empty()) {
+        optimizer.resume(file, run);
+        std::printf("resumed after step %zu\n", static_cast<size_t>(optimizer.steps()));
+        net.widen_weights();
+    }
+
+    bool const terminal = isatty(STDOUT_FILENO) != 0;
+    size_t const report_every = terminal ? 20 : std::max<size_t>(steps / 10, 1);
+    size_t const first = optimizer.steps();
+    size_t skipped = 0;
+    double recent_loss = 0; // over some hundred steps
+    std::chrono::duration<double> seconds{};
+    auto const start = std::chrono::steady_clock::now();
+    while (optimizer.steps() < steps) {
+        size_t const t = optimizer.steps() + 1;
+        batch const contexts = draw_batch(text, batch_size, seed, t);
+        double const loss = loss_sum(net.forward(contexts), contexts) / static_cast<double>(batch_size);
+        recent_loss += (loss - recent_loss) / static_cast<double>(std::min<size_t>(t - first, 100));
+
+        double const lr[] = {learning_rate(t, steps)};
+        optimizer.begin_step({.loss_scale = loss_scale, .lr = lr});
+        // Each layer is stepped while the gradients of those before it are still being computed.
+        net.backward(contexts, static_cast<float>(loss_scale.value_or(optimizer.loss_scale())),
+                     [&](tensor const& ready) {
+                         optimizer.submit(
+                             static_cast<size_t>(std::find(tensors.begin(), tensors.end(), &ready) - tensors.begin()));
+                     });
+        adamant::optimizer_report const report = optimizer.finish();
+        if (report.outcome == adamant::step_outcome::skipped) { // the same batch again, with a smaller loss scale
+            ++skipped;
+            if (loss_scale || report.loss_scale == optimizer.loss_scale())
+                fail(1, "the gradients of step " + std::to_string(t) + " are not finite at a loss scale of " +
+                            std::to_string(report.loss_scale));
+            continue;
+        }
+        net.widen_weights();
+
+        seconds = std::chrono::steady_clock::now() - start;
+        if (t % report_every == 0 || t == steps) {
+            std::printf("%sstep %zu of %zu, loss %.3f, lr %.2e, norm %.2f, %.0f tokens/s%s", terminal ? "\r" : "", t,
+                        steps, recent_loss, lr[0], report.global_norm,
+                        static_cast<double>((t - first) * batch_size) / seconds.count(),
+                        terminal && t < steps ? "  " : "\n");
+            std::fflush(stdout);
+        }
+        if (!checkpoint.empty() && (t % save_every == 0 || t == steps))
+            optimizer.save(checkpoint, run);
+    }
+    if (optimizer.put_off) {
+        optimizer.put_off->land();
+        net.widen_weights();
+    }
+    std::printf("%.1f s, tier %s, %u threads, %zu steps skipped; losses are in nats per character\n"
+                "training loss %.4f\n",
+                seconds.count(), name(cpu.tier()).data(), cpu.threads(), skipped, recent_loss);
+    print_held_out_loss(net, text);
+    print_sample(net, text, random);
+    digest weights;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+        weights.add(states[i].master);
+        weights.add(tensors[i]->weight);
+    }
+    std::printf("weights digest %s\n", weights.text().c_str());
+}
+
+} // namespace
+
+int main(int argc, char** argv)
+{
+    try {
+        if (contracts())
+            fail(1, "was compiled so that a * b + c is rounded once; compile it with -ffp-contract=off");
+        option_values const values = parse_options("train_text", argc, argv, defaults);
+        if (values.empty())
+            std::fputs(help, stdout);
+        else
+            train(values);
+        if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+            fail(1, "the output could not be written; is the disk full?");
+    } catch (adamant::error const& e) {
+        fail(2, e.what());
+    } catch (std::exception const& e) {
+        fail(1, e.what());
+    }
+}
