@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include <adamant/isa.hpp>
-#include <adamant/detail/kernels/step_pointers.hpp>
+#include <adamant/detail/core/granule.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 

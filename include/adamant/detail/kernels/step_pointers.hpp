@@ -25,9 +25,6 @@ struct step_pointers {
     place_in_param place = {};
 };
 
-// See adamant::default_prefetch_bytes().
-inline constexpr std::uint32_t default_prefetch_bytes = 2048;
-
 // How a step goes to memory, which changes its speed and never its bits; and of which type the gradient is.
 struct memory_access {
     bool stream = false;                                   // store weight_out past the caches
