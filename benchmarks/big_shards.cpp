@@ -34,8 +34,8 @@ void big_shard(benchmark::State& state, executor const& cpu, std::size_t n, page
     std::optional<arrays> of_mixed;
     adamant::coefficients nearest = c;
     nearest.rounding = {};
-    adamant::coefficients by_chance = c;
-    by_chance.rounding.param = true;
+    adamant::coefficients stochastic = c;
+    stochastic.rounding.param = true;
     if constexpr (has_split_param(Shard::dtypes) || in_groups) {
         of_mixed.emplace(mixed::dtypes, n, pages);
         fill<mixed>(cpu, *of_mixed, n, content::ordinary);
@@ -45,7 +45,7 @@ void big_shard(benchmark::State& state, executor const& cpu, std::size_t n, page
     if constexpr (std::is_same_v<Shard, bf16> || in_groups)
         contenders.push_back({part_in_race::aside, "nearest", "", [&] { adamant::step(cpu, shard, nearest); }});
     if constexpr (std::is_same_v<Shard, bf16>) {
-        contenders.push_back({part_in_race::aside, "chance", "", [&] { adamant::step(cpu, shard, by_chance); }});
+        contenders.push_back({part_in_race::aside, "chance", "", [&] { adamant::step(cpu, shard, stochastic); }});
     }
     add_limits<Shard>(contenders, cpu, a, n);
     bool const has_openmp = add_plain<Shard>(contenders, cpu, a, n, c) && cpu.threads() > 1;

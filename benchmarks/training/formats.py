@@ -111,7 +111,7 @@ def one_over(scale: Tensor) -> Tensor:
 
 # 8 bits as the library has them: adamant/detail/numerics/quantized8.hpp says why. Halved bits are a curve of straight
 # pieces close to the square root, quartered ones one close to the fourth root; codes are whole numbers on those
-# curves, and are rounded by chance or to nearest. Scales are float32: what keeps decaying is the scale.
+# curves, and are rounded stochastically or to nearest. Scales are float32: what keeps decaying is the scale.
 
 LEAST_SCALE = 2.0 ** -80
 
@@ -134,12 +134,12 @@ def noise8(x: Tensor, random: torch.Generator) -> Tensor:
     return noise16(x, random) & 0xff
 
 
-def quantized8_store_m(m: Tensor, random: torch.Generator, by_chance: bool) -> Kept:
+def quantized8_store_m(m: Tensor, random: torch.Generator, stochastic: bool) -> Kept:
     m = groups(m, 64)
     scale = quantized8_scale(m, LEAST_SCALE)
     y = quantized8_code(m, scale, 1, 0x27400000)
-    if by_chance:
-        # What is below code 1 becomes zero: by chance it would come up to code 1 from far below, while its v may
+    if stochastic:
+        # What is below code 1 becomes zero: stochastically it would come up to code 1 from far below, while its v may
         # go down.
         q = torch.where(y < 256, torch.zeros_like(y), (y + noise8(m, random)) >> 8)
     else:
@@ -154,12 +154,12 @@ def quantized8_load_m(kept: Kept, shape: torch.Size) -> Tensor:
     return whole(scale * z.copysign(q.float()), shape)
 
 
-def quantized8_store_v(v: Tensor, random: torch.Generator, by_chance: bool) -> Kept:
+def quantized8_store_v(v: Tensor, random: torch.Generator, stochastic: bool) -> Kept:
     v = groups(v, 64)
     scale = quantized8_scale(v, 2.0 ** -126)
     y = quantized8_code(v, scale, 2, 0x37a00000)
     # Never zero: an m that lives over a v of zero makes an update of m / eps.
-    return ((y + (noise8(v, random) if by_chance else 128)) >> 8).clamp(1, 255).to(torch.uint8), scale
+    return ((y + (noise8(v, random) if stochastic else 128)) >> 8).clamp(1, 255).to(torch.uint8), scale
 
 
 def quantized8_load_v(kept: Kept, shape: torch.Size) -> Tensor:
@@ -167,13 +167,13 @@ def quantized8_load_v(kept: Kept, shape: torch.Size) -> Tensor:
     return whole(scale * floats((bits(q.float()) - 0x33a00000) << 2), shape)
 
 
-def quantized8(by_chance: bool) -> tuple[Storage, Storage]:
-    return (Storage(lambda m, random: quantized8_store_m(m, random, by_chance), quantized8_load_m, 1 + 4 / 64),
-            Storage(lambda v, random: quantized8_store_v(v, random, by_chance), quantized8_load_v, 1 + 4 / 64))
+def quantized8(stochastic: bool) -> tuple[Storage, Storage]:
+    return (Storage(lambda m, random: quantized8_store_m(m, random, stochastic), quantized8_load_m, 1 + 4 / 64),
+            Storage(lambda v, random: quantized8_store_v(v, random, stochastic), quantized8_load_v, 1 + 4 / 64))
 
 
-quantized8_m, quantized8_v = quantized8(by_chance=True)
-nearest8_m, nearest8_v = quantized8(by_chance=False)
+quantized8_m, quantized8_v = quantized8(stochastic=True)
+nearest8_m, nearest8_v = quantized8(stochastic=False)
 
 
 # What the library's 8 bits were made of: the same curves with codes of 1/127 and 1/255 of them, to nearest. What
@@ -263,13 +263,13 @@ FORMATS: dict[str, Format] = {
     "split_float32": Format(split, float32, float32, "the same master in two halves, weights bfloat16"),
     "bfloat16_nearest": Format(float32, bfloat16, bfloat16, "m and v bfloat16, both to nearest"),
     "bfloat16": Format(float32, bfloat16, bfloat16_stochastic, "m bfloat16 nearest, v bfloat16 stochastic"),
-    "quantized8": Format(float32, quantized8_m, quantized8_v, "m and v 8 bits, rounded by chance"),
+    "quantized8": Format(float32, quantized8_m, quantized8_v, "m and v 8 bits, rounded stochastically"),
     "quantized8_nearest": Format(float32, nearest8_m, nearest8_v, "the same, rounded to nearest"),
-    "split_quantized8": Format(split, quantized8_m, quantized8_v, "split master, m and v 8 bits by chance"),
+    "split_quantized8": Format(split, quantized8_m, quantized8_v, "split master, m and v 8 bits stochastically"),
     "companding8": Format(float32, companding8_m, companding8_v, "m and v 8 bits, as proposed at first, nearest"),
     "flashoptim8": Format(float32, flash_m, flash_v, "m and v 8 bits by FlashOptim's formula"),
     "param_bfloat16_nearest": Format(bfloat16, float32, float32, "params bfloat16 to nearest"),
     "param_bfloat16": Format(bfloat16_stochastic, float32, float32, "params bfloat16 stochastic"),
     "param_bfloat16_quantized8": Format(bfloat16_stochastic, quantized8_m, quantized8_v,
-                                        "params bfloat16 stochastic, m and v 8 bits by chance"),
+                                        "params bfloat16 stochastic, m and v 8 bits stochastically"),
 }

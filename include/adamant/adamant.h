@@ -212,7 +212,7 @@ enum {
 typedef int32_t adamant_rounding; /* of arrays of bfloat16 that the next step reads again */
 enum {
     ADAMANT_ROUND_NEAREST = 0,
-    /* Up or down by chance, so that the mean of many roundings is the exact value. The chance is a pure function of
+    /* Up or down stochastically, so that the mean of many roundings is the exact value. The chance is a pure function of
      * seed, step, parameter and element. */
     ADAMANT_ROUND_STOCHASTIC = 1
 };
@@ -240,7 +240,7 @@ ADAMANT_C_API adamant_status adamant_hyperparameters_init(adamant_hyperparameter
  * that were infinite or NaN, which went into the step as they were, is written to *nonfinite, which may be null. The
  * shard's accumulator must be ADAMANT_NONE. Its begin and rounding_stream say which elements it has, for stochastic
  * rounding; its shape is not looked at. Has the same bits as adamant_step() with the same values, where nothing is
- * rounded by chance: an optimizer goes by the parameter's name. From any thread, for shards that do not overlap.
+ * rounded stochastically: an optimizer goes by the parameter's name. From any thread, for shards that do not overlap.
  * invalid argument, before anything is written: types, pointers, hyperparameters or factors that cannot be, and step
  * number 0. */
 ADAMANT_C_API adamant_status adamant_step_shard(const adamant_executor* executor, const adamant_shard* shard,

@@ -117,8 +117,8 @@ inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_
 {
     return elems_together(types[shard_array::exp_avg]);
 }
-// Whether a step rounds an array of these types by chance.
-[[nodiscard]] constexpr bool rounds_by_chance(shard_dtypes const& types, step_rounding const& how) noexcept
+// Whether a step rounds an array of these types stochastically.
+[[nodiscard]] constexpr bool rounds_stochastically(shard_dtypes const& types, step_rounding const& how) noexcept
 {
     using namespace shard_array;
     return (how.param && types[param] == dtype::bfloat16) ||

@@ -68,13 +68,13 @@ template <class T>
     return flush(narrow<T>(x));
 }
 
-// The same for an array that may be rounded by chance: see detail/numerics/rounding.hpp.
+// The same for an array that may be rounded stochastically: see detail/numerics/rounding.hpp.
 template <class T>
-[[nodiscard]] constexpr T stored(float x, bool by_chance, std::uint16_t random) noexcept
+[[nodiscard]] constexpr T stored(float x, bool stochastic, std::uint16_t random) noexcept
 {
     if constexpr (std::is_same_v<T, bfloat16>) {
-        if (by_chance)
-            return rounded_by_chance(x, random);
+        if (stochastic)
+            return stochastically_rounded(x, random);
     }
     return stored<T>(x);
 }

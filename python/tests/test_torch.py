@@ -238,7 +238,7 @@ def random_halves(seed, step, name, count, array):
         return (x * (x + x + np.uint32(1)) >> np.uint32(16)) ^ (x & np.uint32(0xFFFF))
 
 
-def rounded_by_chance(values, halves):
+def stochastically_rounded(values, halves):
     return ((values.view(np.uint32) + halves) >> np.uint32(16)).astype(np.uint16)
 
 
@@ -255,7 +255,7 @@ def test_second_moments_of_bfloat16_are_rounded_by_chance():
         if rounding == "nearest":
             assert (found == torch.tensor(exact).bfloat16().view(torch.int16).numpy().view(np.uint16)).all()
         else:
-            assert (found == rounded_by_chance(exact, random_halves(7, 1, "group0.0", 70000, 1))).all()
+            assert (found == stochastically_rounded(exact, random_halves(7, 1, "group0.0", 70000, 1))).all()
 
 
 # quantized8, by its definition in detail/numerics/quantized8.hpp: how often bits are halved, the offset of codes in 256ths, the
@@ -272,7 +272,7 @@ def decoded(name, groups, count):
 
 
 def encoded(name, x, halves=None):
-    """Nearest, or by chance with these random halves."""
+    """Nearest, or stochastically with these random halves."""
     shift, offset, least, most, byte, zero_below = curves[name]
     x, r = (np.append(a, np.zeros(-len(x) % 64, a.dtype)).reshape(-1, 64) for a in (x, x if halves is None else halves))
     largest = abs(x).max(1, keepdims=True)

@@ -234,10 +234,10 @@ private:
         else
             adamant::store_unaligned(at, adamant::reference::stored<adamant::float16>(x));
     }
-    static void store(std::byte* at, dtype type, float x, bool by_chance, std::uint16_t random)
+    static void store(std::byte* at, dtype type, float x, bool stochastic, std::uint16_t random)
     {
-        if (by_chance && type == dtype::bfloat16)
-            adamant::store_unaligned(at, adamant::rounded_by_chance(x, random));
+        if (stochastic && type == dtype::bfloat16)
+            adamant::store_unaligned(at, adamant::stochastically_rounded(x, random));
         else
             store(at, type, x);
     }

@@ -14,9 +14,9 @@ namespace {
 struct group {
     std::byte bytes[sizeof(quantized8)];
 
-    group(code_curve const& on, std::vector<float> const& x, bool by_chance = false, rounding_line const& line = {1, 3})
+    group(code_curve const& on, std::vector<float> const& x, bool stochastic = false, rounding_line const& line = {1, 3})
     {
-        encode_group(on, x.data(), x.size(), by_chance, line, bytes);
+        encode_group(on, x.data(), x.size(), stochastic, line, bytes);
     }
     [[nodiscard]] float scale() const { return load_unaligned<float>(bytes + quantized_group_elems); }
     [[nodiscard]] std::vector<float> decoded(code_curve const& on) const
@@ -92,8 +92,8 @@ TEST_CASE("8 bits: codes are monotone, for a dense sweep, and stand still when t
             bool const is_signed = on.least == 0;
             group const once(on, spread(random, is_signed, 20, largest), round % 2 == 0);
             for (std::uint32_t const start : {0u, 0xffffffffu, static_cast<std::uint32_t>(random())})
-                for (bool const by_chance : {false, true})
-                    REQUIRE(same_bits(once, group(on, once.decoded(on), by_chance, {start, 0x10001})));
+                for (bool const stochastic : {false, true})
+                    REQUIRE(same_bits(once, group(on, once.decoded(on), stochastic, {start, 0x10001})));
         }
     }
 }
@@ -105,8 +105,8 @@ TEST_CASE("8 bits: every code comes back from what it stands for")
             std::vector<float> x(2, on.least == 0 ? decoded_exp_avg(127, 1.0f) : decoded_exp_avg_sq(255, 1.0f));
             auto const code = static_cast<std::uint8_t>(q);
             x[1] = on.least == 0 ? decoded_exp_avg(code, 1.0f) : decoded_exp_avg_sq(code, 1.0f);
-            for (int by_chance = 0; by_chance < 2; ++by_chance) {
-                group const stored(on, x, by_chance != 0, {0xffffffffu, 1});
+            for (int stochastic = 0; stochastic < 2; ++stochastic) {
+                group const stored(on, x, stochastic != 0, {0xffffffffu, 1});
                 CHECK(stored.scale() == 1);
                 CHECK(stored.code(on, 0) == on.most);
                 CHECK(stored.code(on, 1) == q);
@@ -114,7 +114,7 @@ TEST_CASE("8 bits: every code comes back from what it stands for")
         }
 }
 
-TEST_CASE("8 bits: a code is next to its number, and the mean of those by chance is the number")
+TEST_CASE("8 bits: a code is next to its number, and the mean of those stochastically is the number")
 {
     test::random_bits random(2);
     for (code_curve const& on : {exp_avg_curve, exp_avg_sq_curve}) {
@@ -139,7 +139,7 @@ TEST_CASE("8 bits: a code is next to its number, and the mean of those by chance
                 mean += value(code) / 256;
             }
             REQUIRE(most - least <= 1);
-            REQUIRE((nearest == least || nearest == most || most == 0)); // by chance, below code 1 is zero
+            REQUIRE((nearest == least || nearest == most || most == 0)); // stochastically, below code 1 is zero
             if (least >= 4) // from where on all codes lie on straight lines; 1/512 of their distance is lost
                 REQUIRE(std::fabs(mean - exact) <= (value(least + 1) - value(least)) / 500);
         }
@@ -219,10 +219,10 @@ TEST_CASE("8 bits: thresholds of scales, one number above and below each")
 TEST_CASE("8 bits: codes go to +-127 where the scale is zero and a first moment is just below 2^-80")
 {
     for (std::uint32_t largest = test::bits(0x1.f8p-81f); largest < test::bits(0x1p-80f); largest += 0x101)
-        for (bool const by_chance : {false, true})
+        for (bool const stochastic : {false, true})
             for (std::uint32_t const start : {0u, 0xffffffffu, 0x12345678u}) {
                 float const x = test::from_bits(largest);
-                group const stored(exp_avg_curve, {x, -x, x / 2, -x / 2}, by_chance, {start, 0x10001});
+                group const stored(exp_avg_curve, {x, -x, x / 2, -x / 2}, stochastic, {start, 0x10001});
                 REQUIRE(test::bits(stored.scale()) == 0);
                 REQUIRE(stored.code(exp_avg_curve, 0) == 127);
                 REQUIRE(stored.code(exp_avg_curve, 1) == -127);
@@ -236,8 +236,8 @@ TEST_CASE("v_rounds_to_zero: a second moment that lives is never zero, and never
     for (float const v : {0x1p-125f, 0x1p-112f, 0x1p-90f, 0x1p-80f, 1.0f, 0x1p126f}) {
         std::vector<float> x(64);
         x[5] = v;
-        for (bool const by_chance : {false, true})
-            for (float const each : group(exp_avg_sq_curve, x, by_chance).decoded(exp_avg_sq_curve))
+        for (bool const stochastic : {false, true})
+            for (float const each : group(exp_avg_sq_curve, x, stochastic).decoded(exp_avg_sq_curve))
                 REQUIRE(each >= 0x1p-112f); // the smallest
     }
 }

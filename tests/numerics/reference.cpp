@@ -92,7 +92,7 @@ errors measure(hyperparameters const& h)
 
 } // namespace
 
-// Both are some roundings of the same size, so the one is below the other by chance; 1 % covers the chance.
+// Both are some roundings of the same size, so the one is below the other stochastically; 1 % covers the chance.
 TEST_CASE("decay_mode: the reference implementation is no further from exact Adam and AdamW than PyTorch's formula, "
           "with large decay too",
           "[slow]")

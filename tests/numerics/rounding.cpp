@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stochastic rounding: that it rounds by chance as it should, and that its chance is random enough.
+// Stochastic rounding: that it rounds stochastically as it should, and that its chance is random enough.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -38,14 +38,14 @@ double deviations_of_products(double sum, std::size_t n)
 
 } // namespace
 
-TEST_CASE("rounding by chance: exact values stay, others go to a neighbour, as often as they lie near it")
+TEST_CASE("stochastic rounding: exact values stay, others go to a neighbour, as often as they lie near it")
 {
     for (std::uint32_t const upper : {0x3f80u, 0x3f81u, 0xbf80u, 0x0081u, 0x7f7fu, 0xff7fu, 0x4000u})
         for (std::uint32_t const lower : {0u, 1u, 0x7fffu, 0x8000u, 0xffffu}) {
             float const x = from_bits(upper << 16 | lower);
             std::size_t up = 0;
             for (std::uint32_t random = 0; random < 0x10000; ++random) {
-                bfloat16 const found = rounded_by_chance(x, static_cast<std::uint16_t>(random));
+                bfloat16 const found = stochastically_rounded(x, static_cast<std::uint16_t>(random));
                 REQUIRE((found.bits == upper || found.bits == upper + 1));
                 up += found.bits != upper;
             }
@@ -54,20 +54,20 @@ TEST_CASE("rounding by chance: exact values stay, others go to a neighbour, as o
         }
 }
 
-TEST_CASE("rounding by chance: infinities, NaNs, zeros, and what is flushed")
+TEST_CASE("stochastic rounding: infinities, NaNs, zeros, and what is flushed")
 {
     for (std::uint16_t const random : {std::uint16_t{0}, std::uint16_t{0xffff}, std::uint16_t{0x8000}}) {
-        CHECK(rounded_by_chance(INFINITY, random).bits == 0x7f80);
-        CHECK(rounded_by_chance(-INFINITY, random).bits == 0xff80);
-        CHECK(rounded_by_chance(from_bits(0xffc12345u), random).bits == 0x7fc0);
-        CHECK(rounded_by_chance(from_bits(0x7f800001u), random).bits == 0x7fc0);
-        CHECK(rounded_by_chance(0.0f, random).bits == 0);
-        CHECK(rounded_by_chance(-0.0f, random).bits == 0x8000);
-        CHECK(rounded_by_chance(0x1p-126f, random).bits == 0);
-        CHECK(rounded_by_chance(from_bits(0x80800000u), random).bits == 0x8000);
+        CHECK(stochastically_rounded(INFINITY, random).bits == 0x7f80);
+        CHECK(stochastically_rounded(-INFINITY, random).bits == 0xff80);
+        CHECK(stochastically_rounded(from_bits(0xffc12345u), random).bits == 0x7fc0);
+        CHECK(stochastically_rounded(from_bits(0x7f800001u), random).bits == 0x7fc0);
+        CHECK(stochastically_rounded(0.0f, random).bits == 0);
+        CHECK(stochastically_rounded(-0.0f, random).bits == 0x8000);
+        CHECK(stochastically_rounded(0x1p-126f, random).bits == 0);
+        CHECK(stochastically_rounded(from_bits(0x80800000u), random).bits == 0x8000);
     }
-    CHECK(rounded_by_chance(from_bits(0x00801234u), 0).bits == 0);
-    CHECK(rounded_by_chance(from_bits(0x00801234u), 0xffff).bits == 0x0081);
+    CHECK(stochastically_rounded(from_bits(0x00801234u), 0).bits == 0);
+    CHECK(stochastically_rounded(from_bits(0x00801234u), 0xffff).bits == 0x0081);
 }
 
 TEST_CASE("random numbers are a contract: these never change")
@@ -167,16 +167,16 @@ TEST_CASE("sums of roundings: as large as those of independent ones, over elemen
     CHECK(std::fabs(over_steps / expected - 1) < 0.05);
 }
 
-TEST_CASE("stuck_bf16: a second moment of bfloat16 comes down by chance, and not by rounding to nearest")
+TEST_CASE("stuck_bf16: a second moment of bfloat16 comes down stochastically, and not by rounding to nearest")
 {
-    auto const decayed = [](bool by_chance) {
+    auto const decayed = [](bool stochastic) {
         double sum = 0;
         std::size_t const elements = 256;
         for (std::size_t i = 0; i < elements; ++i) {
             float v = 1;
             for (std::uint64_t step = 1; step <= 1000; ++step) {
                 float const next = v * 0.999f;
-                v = widen(by_chance ? rounded_by_chance(next, static_cast<std::uint16_t>(number(0, step, 1, i)))
+                v = widen(stochastic ? stochastically_rounded(next, static_cast<std::uint16_t>(number(0, step, 1, i)))
                                     : narrow<bfloat16>(next));
             }
             sum += static_cast<double>(v);

@@ -178,7 +178,7 @@ TEST_CASE("masters are split and joined in place")
     }
 }
 
-TEST_CASE("rounding by chance does not depend on how a param is cut, nor on the order of its shards")
+TEST_CASE("stochastic rounding does not depend on how a param is cut, nor on the order of its shards")
 {
     std::size_t const n = 150'001;
     std::vector<std::size_t> const whole = {0, n};

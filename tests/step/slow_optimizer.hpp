@@ -121,11 +121,11 @@ inline void store(test::array& to, dtype type, std::size_t i, float x)
         store<float16>(to, i, x);
 }
 
-// The same, by chance where it has to be.
-inline void store(test::array& to, dtype type, std::size_t i, float x, bool by_chance, std::uint16_t random)
+// The same, stochastically where it has to be.
+inline void store(test::array& to, dtype type, std::size_t i, float x, bool stochastic, std::uint16_t random)
 {
-    if (by_chance && type == dtype::bfloat16)
-        store_unaligned(to.data() + i * sizeof(bfloat16), rounded_by_chance(x, random));
+    if (stochastic && type == dtype::bfloat16)
+        store_unaligned(to.data() + i * sizeof(bfloat16), stochastically_rounded(x, random));
     else
         store(to, type, i, x);
 }
@@ -162,18 +162,18 @@ struct moments {
     void put(tensor& to, coefficients const& c) const
     {
         bool const coded = is_coded(to);
-        bool const by_chance = c.rounding.exp_avg_sq;
+        bool const stochastic = c.rounding.exp_avg_sq;
         for (std::size_t i = 0; i < to.size(); i += coded ? quantized_group_elems : 1) {
             rounding_line const line = rounding_lines_at(c.rounding.key, to.place, i).exp_avg_sq;
             if (coded) {
                 std::size_t const n = std::min(quantized_group_elems, to.size() - i);
-                encode_group(exp_avg_curve, exp_avg.data() + i, n, by_chance, line.from(i),
+                encode_group(exp_avg_curve, exp_avg.data() + i, n, stochastic, line.from(i),
                              group(to.expected[slow::exp_avg], i));
-                encode_group(exp_avg_sq_curve, exp_avg_sq.data() + i, n, by_chance, line.from(i),
+                encode_group(exp_avg_sq_curve, exp_avg_sq.data() + i, n, stochastic, line.from(i),
                              group(to.expected[slow::exp_avg_sq], i));
             } else {
                 store(to.expected[slow::exp_avg], to.types[slow::exp_avg], i, exp_avg[i]);
-                store(to.expected[slow::exp_avg_sq], to.types[slow::exp_avg_sq], i, exp_avg_sq[i], by_chance,
+                store(to.expected[slow::exp_avg_sq], to.types[slow::exp_avg_sq], i, exp_avg_sq[i], stochastic,
                       random_half(line, i));
             }
         }

@@ -12,7 +12,7 @@ from ._library import InvalidArgument, Shard, Unavailable, check, library
 from .executor import Executor
 from .optimizer import Optimizer
 
-# As DeepSpeed rounds: its interface does not say which parameter a tensor is of, which rounding by chance goes by.
+# As DeepSpeed rounds: its interface does not say which parameter a tensor is of, which stochastic rounding goes by.
 rounding: Dict[str, Any] = {"exp_avg_sq_rounding": "nearest"}
 
 _float16_chunk = 1 << 20

@@ -212,7 +212,7 @@ class StepGroup:
         self.strides.append(mine.stride())
         self.dtypes.append(kind)
         self.in_order = self.in_order and mine.is_contiguous()
-        # Rounding by chance goes by the element's place in the whole param.
+        # stochastic rounding goes by the element's place in the whole param.
         of_whole = {"shape": param.shape, "begin": first_element(param)} if hasattr(param, "to_local") else {}
         with named(name):
             self.native.add_shard(group, name, **given, **of_whole)

@@ -37,7 +37,7 @@ def hyperparameters(lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999), eps
 
     Args:
         exp_avg_sq_rounding, param_rounding: how second moments and params of bfloat16 are rounded, "nearest" or
-            "stochastic": by chance, which depends on rounding_seed, the step, the param's name and the element alone.
+            "stochastic": stochastically, which depends on rounding_seed, the step, the param's name and the element alone.
             exp_avg_sq_rounding is of both moments' codes where they are quantized8.
     """
     return Hyperparameters.initialised(lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay,

@@ -13,7 +13,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Other bytes, another order or another length give another sum, except by chance. Do not store it: it may change with
+// Other bytes, another order or another length give another sum, except stochastically. Do not store it: it may change with
 // any version. Eight chains let the multiplications overlap. Both halves of a product count: the lower one alone hands
 // a changed sign on as one bit, which another sign, further on, takes back.
 [[nodiscard]] inline std::uint64_t checksum(std::byte const* at, std::size_t bytes) noexcept

@@ -74,7 +74,7 @@ __device__ inline void store_codes(void* array, std::size_t at, raw_group const&
     return __uint_as_float(bits < least ? least : bits);
 }
 // See encoded(), for an element that is finite.
-[[nodiscard]] __device__ inline std::uint32_t gpu_encoded(code_curve const& on, float x, float inverse, bool by_chance,
+[[nodiscard]] __device__ inline std::uint32_t gpu_encoded(code_curve const& on, float x, float inverse, bool stochastic,
                                                           std::uint32_t random)
 {
     std::uint32_t const own = __float_as_uint(x);
@@ -83,14 +83,14 @@ __device__ inline void store_codes(void* array, std::size_t at, raw_group const&
     int const in_256ths = static_cast<int>(__float_as_uint(y) - 0x4b000000u);
     bool const is_signed = on.least == 0;
     bool const negative = is_signed && (own & float_sign_bit) != 0;
-    int const add = by_chance ? static_cast<int>(random >> on.random_shift & 0xffu) : negative ? 127 : 128;
+    int const add = stochastic ? static_cast<int>(random >> on.random_shift & 0xffu) : negative ? 127 : 128;
     int q = ((negative ? -in_256ths : in_256ths) + add) >> 8;
     int const least = is_signed ? -on.most : on.least;
     q = q < least ? least : q > on.most ? on.most : q;
-    return static_cast<std::uint32_t>(by_chance && is_signed && in_256ths < 256 ? 0 : q) & 0xffu;
+    return static_cast<std::uint32_t>(stochastic && is_signed && in_256ths < 256 ? 0 : q) & 0xffu;
 }
 [[nodiscard]] __device__ inline raw_group encoded_group(code_curve const& on, float_group const& of,
-                                                        std::uint32_t largest, bool by_chance,
+                                                        std::uint32_t largest, bool stochastic,
                                                         std::uint32_t const (&random)[group_elems])
 {
     float const scale = gpu_scale_of_group(on, largest);
@@ -102,7 +102,7 @@ __device__ inline void store_codes(void* array, std::size_t at, raw_group const&
     raw_group raw = {{0, bits, 0, 0}};
     ADAMANT_GPU_UNROLL(4)
     for (unsigned k = 0; k < group_elems; ++k)
-        raw.word[0] |= gpu_encoded(on, spoilt ? 0.0f : of.value[k], inverse, by_chance, random[k]) << 8 * k;
+        raw.word[0] |= gpu_encoded(on, spoilt ? 0.0f : of.value[k], inverse, stochastic, random[k]) << 8 * k;
     return raw;
 }
 
@@ -111,7 +111,7 @@ struct moment_codes {
 };
 // Both moments of the elements from `at` on, as encode_group() leaves them. All threads of a group of codes call this.
 [[nodiscard]] __device__ inline moment_codes encoded_moments(float_group const& exp_avg, float_group const& exp_avg_sq,
-                                                             bool by_chance, rounding_line const& line, std::size_t at)
+                                                             bool stochastic, rounding_line const& line, std::size_t at)
 {
     std::uint32_t largest[2] = {0, 0};
     ADAMANT_GPU_UNROLL(4)
@@ -129,13 +129,13 @@ struct moment_codes {
             largest[i] = largest[i] < other ? other : largest[i];
         }
     std::uint32_t random[group_elems] = {0, 0, 0, 0};
-    if (by_chance)
+    if (stochastic)
         for (unsigned k = 0; k < group_elems; ++k)
             random[k] = random_half(line, at + k);
     constexpr code_curve exp_avg_on = exp_avg_curve;
     constexpr code_curve exp_avg_sq_on = exp_avg_sq_curve;
-    return {encoded_group(exp_avg_on, exp_avg, largest[0], by_chance, random),
-            encoded_group(exp_avg_sq_on, exp_avg_sq, largest[1], by_chance, random)};
+    return {encoded_group(exp_avg_on, exp_avg, largest[0], stochastic, random),
+            encoded_group(exp_avg_sq_on, exp_avg_sq, largest[1], stochastic, random)};
 }
 
 } // namespace detail::cuda

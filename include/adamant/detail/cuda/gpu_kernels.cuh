@@ -135,14 +135,14 @@ struct block_randoms {
     rounding_lines lines[2];
     std::size_t second_begin; // the piece's element with which the second begins
 };
-// What rounds to bfloat16 by chance.
-__device__ inline void round_by_chance(raw_group& raw, float_group const& of, block_randoms const& randoms,
+// What rounds to bfloat16 stochastically.
+__device__ inline void round_stochastically(raw_group& raw, float_group const& of, block_randoms const& randoms,
                                        rounding_line rounding_lines::*array, std::size_t at)
 {
     raw = {{0, 0, 0, 0}};
     for (unsigned k = 0; k < group_elems; ++k) {
         rounding_line const& line = randoms.lines[at + k >= randoms.second_begin].*array;
-        raw.word[k / 2] |= stored_by_chance(of.value[k], random_half(line, at + k)) << (k % 2 * 16);
+        raw.word[k / 2] |= stored_stochastically(of.value[k], random_half(line, at + k)) << (k % 2 * 16);
     }
 }
 
@@ -167,7 +167,7 @@ __device__ inline void set_moments(raw_state& now, piece const& p, step_rounding
         now.exp_avg = stored_group(exp_avg, type_of<ExpAvg>(p, shard_array::exp_avg));
         now.exp_avg_sq = stored_group(exp_avg_sq, exp_avg_sq_type);
         if (rounding.exp_avg_sq && exp_avg_sq_type == dtype::bfloat16)
-            round_by_chance(now.exp_avg_sq, exp_avg_sq, randoms, &rounding_lines::exp_avg_sq, at);
+            round_stochastically(now.exp_avg_sq, exp_avg_sq, randoms, &rounding_lines::exp_avg_sq, at);
     }
 }
 
@@ -204,7 +204,7 @@ __device__ inline void step_group(piece const& p, group_rules const& rules, bloc
     if (is_split)
         split_group(param, now.weight, now.param);
     if (rules.c.rounding.param && param_type == dtype::bfloat16)
-        round_by_chance(now.param, param, randoms, &rounding_lines::param, at);
+        round_stochastically(now.param, param, randoms, &rounding_lines::param, at);
     store_state<Param, ExpAvg, ExpAvgSq>(p, false, at, count, now);
     if (dtype const out = type_of<WeightOut>(p, arrays::weight_out); out != dtype::none && !is_split)
         store_group(p.arrays[arrays::weight_out], at, count, out, stored_group(param, out));
@@ -266,8 +266,8 @@ __global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Para
             }
         }
     }
-    if (constexpr bool rounds_by_chance = Param == any_dtype || is_coded<ExpAvg>;
-        rounds_by_chance && (of.tasks & steps) != 0 && thread == 0) {
+    if (constexpr bool rounds_stochastically = Param == any_dtype || is_coded<ExpAvg>;
+        rounds_stochastically && (of.tasks & steps) != 0 && thread == 0) {
         std::uint64_t const key = of.group[p.group - of.first_group].c.rounding.key;
         randoms.second_begin = rounding_line_end(p.place, b.begin);
         randoms.lines[0] = rounding_lines_at(key, p.place, b.begin);

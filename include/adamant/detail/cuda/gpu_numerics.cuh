@@ -64,8 +64,8 @@ namespace detail::cuda {
     return (bits & 0x7fffu) > 0x7c00u ? 0x7e00u : bits;
 }
 
-// rounded_by_chance() of what flush() and canonical() have returned, as bits.
-[[nodiscard]] __device__ inline std::uint32_t stored_by_chance(float x, std::uint32_t random)
+// stochastically_rounded() of what flush() and canonical() have returned, as bits.
+[[nodiscard]] __device__ inline std::uint32_t stored_stochastically(float x, std::uint32_t random)
 {
     if (!is_finite(x))
         return stored_bfloat16(x);

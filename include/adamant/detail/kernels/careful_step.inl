@@ -104,18 +104,18 @@ ADAMANT_SIMD void narrow_few(careful_buffer const& from, std::size_t n, std::byt
         narrow_few<float16>(from, n, to);
 }
 
-// The same for an array that may be rounded by chance.
-ADAMANT_SIMD void narrow_few(dtype type, bool by_chance, rounding_line const& line, careful_buffer const& from,
+// The same for an array that may be rounded stochastically.
+ADAMANT_SIMD void narrow_few(dtype type, bool stochastic, rounding_line const& line, careful_buffer const& from,
                              std::byte* array, std::size_t begin, std::size_t n)
 {
-    if (!by_chance || type != dtype::bfloat16) {
+    if (!stochastic || type != dtype::bfloat16) {
         narrow_few(type, from, array, begin, n);
         return;
     }
     for (std::size_t i = 0; i < n; ++i) {
         float x;
         __builtin_memcpy(&x, from.floats + i * sizeof x, sizeof x);
-        bfloat16 const rounded = rounded_by_chance(x, random_half(line, begin + i));
+        bfloat16 const rounded = stochastically_rounded(x, random_half(line, begin + i));
         __builtin_memcpy(array + (begin + i) * sizeof rounded, &rounded, sizeof rounded);
     }
 }

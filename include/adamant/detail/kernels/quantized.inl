@@ -66,12 +66,12 @@ ADAMANT_SIMD simd::u32 encode_exp_avg_sq(simd::f32 x, simd::f32 inverse, code_co
 
 // Random halves of a group's elements, two vectors at a time; detail/numerics/rounding.hpp.
 struct code_randoms {
-    bool by_chance;
+    bool stochastic;
     random_place next;    // vector
     random_place to_next; // the distance
 
-    ADAMANT_SIMD code_randoms(bool is_by_chance, rounding_line const& line, std::size_t i)
-        : by_chance(is_by_chance), next(line, i, 1), to_next(random_place::distance(line, simd::lanes))
+    ADAMANT_SIMD code_randoms(bool is_stochastic, rounding_line const& line, std::size_t i)
+        : stochastic(is_stochastic), next(line, i, 1), to_next(random_place::distance(line, simd::lanes))
     {
     }
     ADAMANT_SIMD code_words draw(code_constants const& k)
@@ -119,7 +119,7 @@ ADAMANT_SIMD code_pair encode_pair(simd::f32 const (&m)[2], simd::f32 const (&v)
         simd::pack_signed(encode_exp_avg(m[0], m_inverse, constants), encode_exp_avg(m[1], m_inverse, constants));
     code_words const v_words = simd::pack_unsigned(encode_exp_avg_sq(v[0], v_inverse, constants),
                                                    encode_exp_avg_sq(v[1], v_inverse, constants));
-    if (random.by_chance) {
+    if (random.stochastic) {
         code_words const r = random.draw(constants);
         return {simd::upper_byte_signed(simd::plus_words(m_words, simd::lower_byte(r)),
                                         simd::words_above(simd::magnitude(m_words), 255)),
@@ -159,7 +159,7 @@ ADAMANT_SIMD void store_codes(code_words const (&m)[code_vectors / 2], code_word
         }
     }
 }
-[[gnu::noinline]] inline void encode_moments(float const* m, float const* v, std::size_t groups, bool by_chance,
+[[gnu::noinline]] inline void encode_moments(float const* m, float const* v, std::size_t groups, bool stochastic,
                                              rounding_line const& line, std::byte* exp_avg,
                                              std::byte* exp_avg_sq) noexcept
 {
@@ -180,10 +180,10 @@ ADAMANT_SIMD void store_codes(code_words const (&m)[code_vectors / 2], code_word
         // Scales and codes that are limited, and what is not finite.
         constexpr std::uint32_t most = largest_divisor_bits - 0x01000000u;
         if (largest.a > most || largest.b > most || exp_avg_codes_overflow(largest.a)) [[unlikely]] {
-            scalar::encode_moments(m + first, v + first, 1, by_chance, line.from(first), m_group, v_group);
+            scalar::encode_moments(m + first, v + first, 1, stochastic, line.from(first), m_group, v_group);
             continue;
         }
-        code_randoms random(by_chance, line, first);
+        code_randoms random(stochastic, line, first);
         group_scales const scales = scales_of(largest);
         simd::f32 const m_inverse = simd::set(scales.exp_avg_inverse);
         simd::f32 const v_inverse = simd::set(scales.exp_avg_sq_inverse);

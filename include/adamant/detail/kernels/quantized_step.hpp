@@ -22,7 +22,7 @@ inline constexpr bool is_quantized = std::is_same_v<Moment, quantized8>;
 struct quantized_codec {
     void (*decode)(std::byte const* exp_avg, std::byte const* exp_avg_sq, std::size_t groups, float* m, float* v,
                    std::uint32_t prefetch_bytes) noexcept;
-    void (*encode)(float const* m, float const* v, std::size_t groups, bool by_chance, rounding_line const& line,
+    void (*encode)(float const* m, float const* v, std::size_t groups, bool stochastic, rounding_line const& line,
                    std::byte* exp_avg, std::byte* exp_avg_sq) noexcept;
 };
 
@@ -121,14 +121,14 @@ inline void decode_moments(std::byte const* exp_avg, std::byte const* exp_avg_sq
         decode_exp_avg_sq(exp_avg_sq + g * sizeof(quantized8), v + g * quantized_group_elems);
     }
 }
-inline void encode_moments(float const* m, float const* v, std::size_t groups, bool by_chance,
+inline void encode_moments(float const* m, float const* v, std::size_t groups, bool stochastic,
                            rounding_line const& line, std::byte* exp_avg, std::byte* exp_avg_sq) noexcept
 {
     for (std::size_t g = 0; g < groups; ++g) {
         std::size_t const at = g * quantized_group_elems;
-        encode_group(exp_avg_curve, m + at, quantized_group_elems, by_chance, line.from(at),
+        encode_group(exp_avg_curve, m + at, quantized_group_elems, stochastic, line.from(at),
                      exp_avg + g * sizeof(quantized8));
-        encode_group(exp_avg_sq_curve, v + at, quantized_group_elems, by_chance, line.from(at),
+        encode_group(exp_avg_sq_curve, v + at, quantized_group_elems, stochastic, line.from(at),
                      exp_avg_sq + g * sizeof(quantized8));
     }
 }

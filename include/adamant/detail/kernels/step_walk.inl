@@ -133,13 +133,13 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
             simd::stream_fence();
         return nonfinite;
     } else {
-        constexpr bool may_round_by_chance = std::is_same_v<Param, bfloat16> || std::is_same_v<ExpAvgSq, bfloat16>;
-        bool const by_chance = may_round_by_chance && (c.rounding.param || c.rounding.exp_avg_sq);
+        constexpr bool may_round_stochastically = std::is_same_v<Param, bfloat16> || std::is_same_v<ExpAvgSq, bfloat16>;
+        bool const stochastic = may_round_stochastically && (c.rounding.param || c.rounding.exp_avg_sq);
         step_scalars scalars{c, {}};
         std::uint64_t nonfinite = 0;
         for (std::size_t stop; begin < end; begin = stop) {
             stop = end;
-            if (by_chance) {
+            if (stochastic) {
                 scalars.lines = rounding_lines_at(c.rounding.key, a.place, begin);
                 std::size_t const line_end = rounding_line_end(a.place, begin);
                 stop = line_end < end ? line_end : end;

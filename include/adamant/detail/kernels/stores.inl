@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the fast paths store what the next step reads: rounded to nearest, or to bfloat16 by chance. Included by
+// How the fast paths store what the next step reads: rounded to nearest, or to bfloat16 stochastically. Included by
 // detail/kernels/fused_step.inl, once per instruction set.
 
 // A line of random numbers at the elements of a vector, see random_half(). Both x and 2 x + 1 grow from vector to
@@ -40,7 +40,7 @@ struct random_place {
 };
 
 // The random numbers for an array of T, of the pair of vectors that is stored next. There are none where T is not
-// rounded by chance.
+// rounded stochastically.
 template <class T>
 struct random_vectors {
     template <bool Interleaved>
@@ -50,15 +50,15 @@ struct random_vectors {
 };
 template <>
 struct random_vectors<bfloat16> {
-    bool by_chance;
+    bool stochastic;
     random_place first;     // vector of the pair
     random_place to_second; // the distance
     random_place to_next;   // pair
 
     template <bool Interleaved>
-    ADAMANT_SIMD void begin(bool is_by_chance, rounding_line const& line, std::size_t i)
+    ADAMANT_SIMD void begin(bool is_stochastic, rounding_line const& line, std::size_t i)
     {
-        by_chance = is_by_chance;
+        stochastic = is_stochastic;
         constexpr bool alternate = Interleaved && simd::interleaves;
         first = random_place(line, i, alternate ? 2 : 1);
         to_second = random_place::distance(line, alternate ? 1 : simd::lanes);
@@ -97,7 +97,7 @@ ADAMANT_SIMD void store_rounded(std::byte* address, simd::f32 a, simd::f32 b, bo
                                 [[maybe_unused]] random_vectors<T>& random)
 {
     if constexpr (std::is_same_v<T, bfloat16>) {
-        if (random.by_chance) {
+        if (random.stochastic) {
             random_place const second = random.first.plus(random.to_second);
             simd::template store_upper_halves<Interleaved>(address, simd::add(simd::bits(a), random.first.halves()),
                                                            simd::add(simd::bits(b), second.halves()));

@@ -15,7 +15,7 @@
 // Encoding. The scale is 64/63 of the largest magnitude, rounded to 18 bits, and at least 2^-80: so every second moment
 // is far above 2^-126. It is zero for a group of zeros, and of first moments below 2^-80. Then for each element
 //     z = |x| * (1 / min(scale, 2^125))      y = float((bits(z) >> shift) + offset), to the nearest integer, in 256ths
-// and y becomes a code: to nearest, or by chance, which is up with as many 256ths as y is above a code. On a piece of
+// and y becomes a code: to nearest, or stochastically, which is up with as many 256ths as y is above a code. On a piece of
 // the curve that has the mean of exact arithmetic. Under rounding to nearest what moves less than half a code stands
 // still: a second moment, by 0.1% a step where codes are 2% apart or more, and a first moment of code 9 or less, by
 // 10%. What was decoded has the same scale and codes again, by either: z differs from z(q) by less than 2^-22 of it,
@@ -97,8 +97,8 @@ inline constexpr float scale_over_largest = 0x1.041042p+0f;        // 64/63
     return std::bit_cast<float>((q - exp_avg_sq_curve.decode_offset) << exp_avg_sq_curve.shift) * scale;
 }
 
-// The code of an element, as it is stored. inverse: inverse_of_scale(); random: random_half(), or none by chance.
-[[nodiscard]] ADAMANT_ALWAYS_INLINE std::uint8_t encoded(code_curve const& on, float x, float inverse, bool by_chance,
+// The code of an element, as it is stored. inverse: inverse_of_scale(); random: random_half(), or none stochastically.
+[[nodiscard]] ADAMANT_ALWAYS_INLINE std::uint8_t encoded(code_curve const& on, float x, float inverse, bool stochastic,
                                                          std::uint16_t random) noexcept
 {
     std::uint32_t const own = std::bit_cast<std::uint32_t>(x);
@@ -110,8 +110,8 @@ inline constexpr float scale_over_largest = 0x1.041042p+0f;        // 64/63
     bool const negative = on.least == 0 && (own & float_sign_bit) != 0;
     std::int32_t const at = negative ? -in_256ths : in_256ths;
     // A negative number's ties go away from zero, too, and its chance is of the code below it.
-    std::int32_t const add = by_chance ? random >> on.random_shift & 0xff : negative ? 127 : 128;
-    if (by_chance && on.least == 0 && in_256ths < 256)
+    std::int32_t const add = stochastic ? random >> on.random_shift & 0xff : negative ? 127 : 128;
+    if (stochastic && on.least == 0 && in_256ths < 256)
         return 0;
     std::int32_t const q = (at + add) >> 8;
     std::int32_t const least = on.least == 0 ? -on.most : on.least;
@@ -120,7 +120,7 @@ inline constexpr float scale_over_largest = 0x1.041042p+0f;        // 64/63
 
 // One group, of n elements (1 to 64); further codes are those of zeros. By chance, element i has random_half(line, i).
 // The mode of the caller is to round to nearest, and small results may be flushed or not.
-inline void encode_group(code_curve const& on, float const* x, std::size_t n, bool by_chance, rounding_line const& line,
+inline void encode_group(code_curve const& on, float const* x, std::size_t n, bool stochastic, rounding_line const& line,
                          std::byte* group) noexcept
 {
     std::uint32_t largest = 0;
@@ -133,7 +133,7 @@ inline void encode_group(code_curve const& on, float const* x, std::size_t n, bo
     float const inverse = spoilt ? 0.0f : inverse_of_scale(scale);
     for (std::size_t i = 0; i < quantized_group_elems; ++i)
         group[i] = static_cast<std::byte>(
-            encoded(on, i < n && !spoilt ? x[i] : 0.0f, inverse, by_chance, random_half(line, i)));
+            encoded(on, i < n && !spoilt ? x[i] : 0.0f, inverse, stochastic, random_half(line, i)));
     store_unaligned(group + quantized_group_elems, scale);
 }
 // And back, all 64.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stochastic rounding to bfloat16: up or down by chance, in proportion to what is cut off, so that the mean of many
+// Stochastic rounding to bfloat16: up or down stochastically, in proportion to what is cut off, so that the mean of many
 // roundings is the exact value. The chance is a pure function of (seed, step, parameter, element): the bits are the
 // same for any instruction set, cut, side and rank, and a step that is taken again rounds as it did.
 //
@@ -135,7 +135,7 @@ rounding_lines_at(std::uint64_t key, place_in_param const& place, std::size_t in
 }
 // x rounded up, away from zero, in random / 2^16 of the cases that lie so far above the lower neighbour, but never to
 // infinity, and flushed. Infinity and NaN are rounded as narrow() does.
-[[nodiscard]] ADAMANT_ALWAYS_INLINE constexpr bfloat16 rounded_by_chance(float x, std::uint16_t random) noexcept
+[[nodiscard]] ADAMANT_ALWAYS_INLINE constexpr bfloat16 stochastically_rounded(float x, std::uint16_t random) noexcept
 {
     std::uint32_t const bits = std::bit_cast<std::uint32_t>(x);
     if (!is_finite(x))

@@ -31,7 +31,7 @@ public:
     [[nodiscard]] bool takes(grouped_shard const& s, std::size_t elems) const noexcept
     {
         return elems < smaller_than_ && elems_together(s.shard.format().types) == 1 &&
-               !rounds_by_chance(s.shard.format().types, of_groups_[s.group].rounding);
+               !rounds_stochastically(s.shard.format().types, of_groups_[s.group].rounding);
     }
     // Elements [begin, end) of s, as few as it takes. They are stepped by finish() at the latest; the shard stays where
     // it is until then.

@@ -26,7 +26,7 @@ struct resident {
     std::vector<std::uint32_t> const* list; // of columns
     std::vector<std::uint32_t> const* step_of;
     std::size_t steps; // how many different ones there are
-    bool by_chance;    // something is rounded by chance, which goes by the place in the param
+    bool stochastic;    // something is rounded stochastically, which goes by the place in the param
 };
 
 class device_home {
@@ -268,19 +268,19 @@ private:
             }
         }
     }
-    // Columns of one step that lie beside one another are one piece; by chance only where the param has them so, too.
+    // Columns of one step that lie beside one another are one piece; stochastically only where the param has them so, too.
     void add_pieces(std::size_t i, resident const& what, std::vector<device_piece>& pieces)
     {
         place_of_resident const& r = residents_[i];
         zenflow_matrix const& m = matrices_[i];
         offload_shard const& s = m.shard();
-        bool const whole = r.pitch == rows(i) && (!what.by_chance || m.all_rows() == rows(i));
+        bool const whole = r.pitch == rows(i) && (!what.stochastic || m.all_rows() == rows(i));
         if (pieces.empty())
             param_of_piece_.clear();
         for (std::size_t k = 0, end = 0; k < r.list.size() && rows(i) != 0; k = end) {
             std::uint32_t const step = (*what.step_of)[r.list[k]];
             for (end = k + 1; end < r.list.size() && whole && (*what.step_of)[r.list[end]] == step &&
-                              (!what.by_chance || r.list[end] == r.list[end - 1] + 1);)
+                              (!what.stochastic || r.list[end] == r.list[end - 1] + 1);)
                 ++end;
             device_piece piece;
             for (shard_array::index const which : state_arrays)

@@ -146,7 +146,7 @@ private:
             for (std::size_t i = 0; i < model_.size(); ++i) {
                 zenflow_param_state const& own = model_.params[i];
                 all.push_back({model_.is_matrix(i) ? &own.list : &one, &own.step_of, own.steps.size(),
-                               !own.steps.empty() && rounds_by_chance(model_.matrices[i].shard().format().types,
+                               !own.steps.empty() && rounds_stochastically(model_.matrices[i].shard().format().types,
                                                                       own.steps[0].c.rounding)});
             }
             home.send(all);
