@@ -114,7 +114,7 @@ class Matrix:
     def choose(self, columns: Tensor) -> None:
         is_selected = torch.zeros(self.columns, dtype=torch.bool)
         is_selected[columns] = True
-        self.selected, self.put_off = is_selected.nonzero().flatten(), (~is_selected).nonzero().flatten()
+        self.selected, self.deferred = is_selected.nonzero().flatten(), (~is_selected).nonzero().flatten()
 
     def transposed(self, value: Tensor) -> Tensor:
         return value.view(-1, self.columns).t()
@@ -173,7 +173,7 @@ class ZenFlow(Stepper):
             of.sum = g.clone() if self.in_window == 1 else of.sum + g
         if self.in_window == s.update_interval:
             for of in self.matrices:
-                self._step_put_off(of, lr)
+                self._step_deferred(of, lr)
             self.window, self.in_window = self.window + 1, 0
 
     def _select(self) -> None:
@@ -204,17 +204,17 @@ class ZenFlow(Stepper):
                 kept[columns] = rounded(kept[columns])
         self._show(of, columns)
 
-    def _step_put_off(self, of: Matrix, lr: float) -> None:
+    def _step_deferred(self, of: Matrix, lr: float) -> None:
         if self.schedule.overlap:
-            self._show(of, of.put_off)  # what the window before has made
+            self._show(of, of.deferred)  # what the window before has made
         # Where selected columns have moments of their own, the others see the gradients of all.
-        columns = of.every if self.are_apart else of.put_off
+        columns = of.every if self.are_apart else of.deferred
         selected = of.master[of.selected]
         number = torch.full_like(columns, self.taken) if "micro_steps" in self.shortcuts else None
         self._update(of, self._pair(of), columns, of.sum[columns] * (1 / self.in_window), lr, number)
         of.master[of.selected] = selected
         if not self.schedule.overlap:
-            self._show(of, of.put_off)
+            self._show(of, of.deferred)
 
     def _pair(self, of: Matrix) -> Moments:
         return of.pairs[self.window % len(of.pairs)]

@@ -1132,7 +1132,7 @@ typedef struct adamant_zenflow_options {
     size_t select_interval; /* 16; a window's first step selects where so many steps were taken since the last time */
     size_t update_interval; /* 4; steps in a window; 0: it ends as soon as what was put off outweighs what was done */
     double auto_ratio;      /* 1; for 0: how much it has to weigh, in squared norms */
-    size_t most_put_off;    /* 64; for 0: the most steps in a window */
+    size_t max_deferred;    /* 64; for 0: the most steps in a window */
     size_t full_warm_up_rounds;            /* 0; so many steps at first are plain steps of everything */
     adamant_column_score score;            /* ADAMANT_COLUMN_MAGNITUDE */
     adamant_selection_scope scope;         /* ADAMANT_SELECT_EACH_PARAM */
@@ -1180,16 +1180,16 @@ typedef struct adamant_zenflow_report {
     int32_t warm_up;      /* a plain step of everything */
     int32_t selected;     /* columns were selected anew */
     size_t columns_moved; /* so many of which were not selected before */
-    size_t put_off;       /* elements whose gradients were added up */
+    size_t deferred;       /* elements whose gradients were added up */
     int32_t
-        window_ended; /* and put_off_stepped elements are stepped with what was added up, now or in the background */
-    int32_t put_off_skipped; /* what was added up was not finite, and was dropped */
-    size_t put_off_stepped;
+        window_ended; /* and deferred_stepped elements are stepped with what was added up, now or in the background */
+    int32_t deferred_skipped; /* what was added up was not finite, and was dropped */
+    size_t deferred_stepped;
     double waited_seconds;  /* for what the window before had put off */
     double landing_seconds; /* and then for its weights to come into use */
     /* How long the executor's threads have worked, on average, on the sums of the step before (with a device), ... */
     double sums_seconds;
-    double put_off_seconds; /* ... and, where a window ends, on what the one before it had put off */
+    double deferred_seconds; /* ... and, where a window ends, on what the one before it had put off */
 } adamant_zenflow_report;
 /* Sets struct_bytes, and all else to zero. */
 ADAMANT_C_API adamant_status adamant_zenflow_report_init(adamant_zenflow_report* report, size_t struct_bytes);
@@ -1270,7 +1270,7 @@ typedef struct adamant_zenflow_position {
     uint32_t good_steps;
     uint32_t hysteresis_left;
     double done_squares; /* for update_interval 0 */
-    double put_off_norm; /* a bound of what has been put off */
+    double deferred_norm; /* a bound of what has been put off */
 } adamant_zenflow_position;
 /* Sets struct_bytes, and all else to zero. */
 ADAMANT_C_API adamant_status adamant_zenflow_position_init(adamant_zenflow_position* position, size_t struct_bytes);

@@ -47,10 +47,10 @@ struct zenflow_options {
     // A window has so many steps. Absent: it ends as soon as what has been put off outweighs what was done, that is
     // when the squared norm of the sum of the gradients that were put off is above 0 and at least auto_ratio times the
     // sum of the squared norms of those of selected columns (vectors count on neither side); at the latest after
-    // most_put_off steps, also where all gradients are zero.
+    // max_deferred steps, also where all gradients are zero.
     std::optional<std::size_t> update_interval = 4;
     double auto_ratio = 1;
-    std::size_t most_put_off = 64;
+    std::size_t max_deferred = 64;
     std::size_t full_warm_up_rounds = 0; // so many steps at first are plain steps of everything
     // Whether what was put off in a window is stepped while the next one goes on, and its weights land at the end of
     // that; else at once. Changes when weights are seen, and nothing else of how they are computed.
@@ -83,12 +83,12 @@ struct zenflow_position {
 };
 
 // Whether the next step is a plain step of everything; whether it selects; and, after a step that is counted in it
-// already, whether the window ends. put_off_squares: the squared norm of what has been put off, for update_interval
+// already, whether the window ends. deferred_squares: the squared norm of what has been put off, for update_interval
 // absent. Pure.
 [[nodiscard]] bool is_in_warm_up(zenflow_options const& options, zenflow_position const& at) noexcept;
 [[nodiscard]] bool selects_next(zenflow_options const& options, zenflow_position const& at) noexcept;
 [[nodiscard]] bool ends_window(zenflow_options const& options, zenflow_position const& at,
-                               double put_off_squares) noexcept;
+                               double deferred_squares) noexcept;
 
 // The report of a step that puts gradients off.
 
@@ -96,16 +96,16 @@ struct zenflow_report : optimizer_report { // elements: those that were stepped 
     bool warm_up = false;                  // a plain step of all elements: nothing is deferred, and no window ends
     bool selected = false;                 // columns were selected anew,
     std::size_t columns_moved = 0;         // so many of which were not selected before
-    std::size_t put_off = 0;               // elements whose gradients were added up
+    std::size_t deferred = 0;               // elements whose gradients were added up
     bool window_ended = false;             // and so many of them are stepped with what has been added up: now, or, with
-    std::size_t put_off_stepped = 0;       // overlap, while the next window goes on
-    bool put_off_skipped = false; // what was added up was not finite, and was dropped whole (nonfinite_policy::skip)
+    std::size_t deferred_stepped = 0;       // overlap, while the next window goes on
+    bool deferred_skipped = false; // what was added up was not finite, and was dropped whole (nonfinite_policy::skip)
     double waited_s = 0;          // for what the last window had put off, when this one ended
     double landing_s = 0;         // and then for its weights to come into use
     // How long the executor's threads have worked, on average, on the sums of the step before (with a device), and,
     // where a window ends, on what the one before it had put off.
     double sums_s = 0;
-    double put_off_s = 0;
+    double deferred_s = 0;
 };
 
 // The state of an optimizer that puts gradients off, as plain data: all that another one needs to go on with the same
@@ -138,7 +138,7 @@ struct zenflow_state_param {
 
 struct zenflow_state {
     zenflow_position position;
-    double put_off_norm = 0; // the sum of the norms in this window, for a bound of what has been put off
+    double deferred_norm = 0; // the sum of the norms in this window, for a bound of what has been put off
     std::optional<loss_scaler_state> loss_scaler;
     std::vector<parameter_group> groups;
     std::vector<zenflow_state_param> params;

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import adamant  # noqa: E402
-from adamant import _library, _put_off, _put_off_device  # noqa: E402
+from adamant import _library, _deferred, _deferred_device  # noqa: E402
 from adamant.torch import AdamW  # noqa: E402
 
 from optimizer_modes import position_of  # noqa: E402
@@ -36,7 +36,7 @@ library.on_host_fail_copy.argtypes = [ctypes.c_uint32]
 library.on_host_set_device.argtypes = [ctypes.c_size_t, ctypes.c_int32]
 library.adamant_device_allocate.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64)]
 
-gpu = _put_off_device.Device(0)
+gpu = _deferred_device.Device(0)
 there = []  # begin and end of what was allocated on it
 stream = library.on_host_stream()  # the caller's
 
@@ -61,7 +61,7 @@ def is_there(tensor):
     return not tensor.numel() or any(begin <= tensor.data_ptr() < end for begin, end in there)
 
 
-class HomeOnHost(_put_off_device.Home):
+class HomeOnHost(_deferred_device.Home):
     made = []
 
     def __init__(self, device):
@@ -109,8 +109,8 @@ def gpu_of(params):
 
 @pytest.fixture(autouse=True)
 def imitated(monkeypatch):
-    monkeypatch.setattr(_put_off.PutOff, "new_home", HomeOnHost)
-    monkeypatch.setattr(_put_off.PutOff, "home_of", staticmethod(gpu_of))
+    monkeypatch.setattr(_deferred.Deferred, "new_home", HomeOnHost)
+    monkeypatch.setattr(_deferred.Deferred, "home_of", staticmethod(gpu_of))
     HomeOnHost.made.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -141,7 +141,7 @@ def step(runs, t, change=lambda params: None):
 
 
 @each_format
-@pytest.mark.parametrize("more", [{}, {"update_interval": "auto", "most_put_off": 3, "overlap": False},
+@pytest.mark.parametrize("more", [{}, {"update_interval": "auto", "max_deferred": 3, "overlap": False},
                                   {"full_warm_up_rounds": 2}], ids=str)
 def test_params_on_a_gpu_have_the_bits_of_those_in_host_memory(kind, options, more):
     runs = pair(kind, zenflow={**window, **more}, on_nonfinite="skip", **options)
@@ -155,7 +155,7 @@ def test_params_on_a_gpu_have_the_bits_of_those_in_host_memory(kind, options, mo
         here, away = step(runs, t, change)
         for name in ("outcome", "elements", "global_norm", "nonfinite_grads", "clip_coefficient"):
             assert getattr(here, name) == getattr(away, name), name
-        for name in ("warm_up", "selected", "columns_moved", "put_off", "window_ended", "put_off_stepped"):
+        for name in ("warm_up", "selected", "columns_moved", "deferred", "window_ended", "deferred_stepped"):
             assert getattr(here.zenflow, name) == getattr(away.zenflow, name), name
         assert here.device_elements == 0 and away.skipped == (t == 7)
         if away.zenflow.warm_up:  # a plain step of all elements; the device steps only vectors
@@ -278,7 +278,7 @@ def test_gradients_are_taken_when_the_callers_stream_has_made_them():
     runs = pair(f32, sizes=[(640, 40), (300,)])
     for t in range(30):
         step(runs, t)
-    assert len(runs[1][1]._put_off.home.events) == 30
+    assert len(runs[1][1]._deferred.home.events) == 30
     assert same(*(bits(*run) for run in runs))
 
 
@@ -290,7 +290,7 @@ def test_nothing_is_left_on_the_device():
     steps(params, optimizer, 0, 5)
     of_tensors = sum(end - begin for begin, end in there[known:])
     assert library.on_host_used_bytes() > before + of_tensors + sum(p.numel() for p in params) * 4
-    native = optimizer._put_off.native  # which an error's traceback may keep, too
+    native = optimizer._deferred.native  # which an error's traceback may keep, too
     optimizer.load_state_dict(optimizer.state_dict())
     assert native.pointer is None and library.on_host_used_bytes() == before + of_tensors
     steps(params, optimizer, 5, 9)
@@ -361,7 +361,7 @@ def test_an_error_in_a_step_leaves_everything_as_it_was(monkeypatch):
         step(runs, t)
     params, optimizer = runs[1]
     before = bits(params, optimizer)
-    native = optimizer._put_off.native
+    native = optimizer._deferred.native
     call, failed = native._call, []
 
     def failing(function, *arguments):
@@ -419,7 +419,7 @@ def test_what_of_torch_a_gpu_is_known_by(monkeypatch):
 
         def numel(self):
             return self.count
-    of = _put_off_device.home_of
+    of = _deferred_device.home_of
     assert of([On("cpu"), On("cpu")]) == (None, "") and of([]) == (None, "")
     assert of([On("cuda:1"), On("cpu", 0)]) == (torch.device("cuda", 1), "")
     assert of([On("cuda:1"), On("cpu")]) == (None, "params are on cpu and cuda:1, but must all be on one GPU for that")

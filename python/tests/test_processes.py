@@ -266,7 +266,7 @@ def test_a_shard_that_the_library_knows_is_kept_after_an_interrupt():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_put_off_and_handlers_are_back_afterwards(number):
+def test_signals_are_deferred_and_handlers_are_back_afterwards(number):
     from adamant._signals import whole
 
     def handler(*_):

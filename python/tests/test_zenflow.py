@@ -162,11 +162,11 @@ class ByColumns:
                 else:
                     column.sum = g if column.sum is None else column.sum + g
                     column.summed += 1
-        put_off = [column for i, of in enumerate(self.columns) for c, column in enumerate(of)
+        deferred = [column for i, of in enumerate(self.columns) for c, column in enumerate(of)
                    if c not in self.chosen[i] and column.summed]
         if z.update_interval == "auto":
-            squares = sum(float((column.sum * column.sum).sum()) for column in put_off)
-            ends = self.in_window >= z.most_put_off or squares > 0 and squares >= z.auto_ratio * self.done
+            squares = sum(float((column.sum * column.sum).sum()) for column in deferred)
+            ends = self.in_window >= z.max_deferred or squares > 0 and squares >= z.auto_ratio * self.done
         else:
             ends = self.in_window >= z.update_interval
         if ends:
@@ -175,7 +175,7 @@ class ByColumns:
                 for column in of:
                     if column.behind:
                         column.behind, column.weight = False, column.master
-            for column in put_off:
+            for column in deferred:
                 column.update(column.sum / column.summed, self.hyper)
                 column.sum, column.summed, column.behind = None, 0, z.overlap
                 column.weight = column.weight if z.overlap else column.master
@@ -187,7 +187,7 @@ cases = [{}, {"overlap": False}, {"topk_ratio": 0.0}, {"topk_ratio": 0.5, "overl
          {"score": "square"}, {"scope": "all_params"}, {"scope": "all_params", "score": "square", "topk_ratio": 0.4},
          {"full_warm_up_rounds": 3}, {"full_warm_up_rounds": 2, "overlap": False}, {"update_interval": 1},
          {"update_interval": 5, "select_interval": 1}, {"update_interval": "auto"},
-         {"update_interval": "auto", "auto_ratio": 0.2, "overlap": False}, {"update_interval": "auto", "most_put_off": 3,
+         {"update_interval": "auto", "auto_ratio": 0.2, "overlap": False}, {"update_interval": "auto", "max_deferred": 3,
                                                                             "auto_ratio": 50.0}]
 
 
@@ -248,7 +248,7 @@ plain = pytest.mark.parametrize("zenflow", [{"topk_ratio": 1.0}, {"update_interv
 @plain
 @pytest.mark.parametrize("more", [{}, {"max_norm": 0.5}, {"on_nonfinite": "skip"}, {"on_nonfinite": "zero", "max_norm": 9.0},
                                   {"maximize": True, "eps": 1e-3}], ids=str)
-def test_nothing_put_off_has_the_bits_of_the_plain_step(zenflow, more):
+def test_nothing_deferred_has_the_bits_of_the_plain_step(zenflow, more):
     params, others = params_of(), params_of()
     first, second = AdamW(params, lr=0.01, zenflow=zenflow, **more), AdamW(others, lr=0.01, **more)
     for t in range(12):
@@ -274,7 +274,7 @@ def test_nothing_put_off_has_the_bits_of_the_plain_step(zenflow, more):
 
 @plain
 @each_format
-def test_nothing_put_off_has_the_bits_of_the_plain_step_over_the_same_arrays(kind, options, zenflow):
+def test_nothing_deferred_has_the_bits_of_the_plain_step_over_the_same_arrays(kind, options, zenflow):
     """The plain optimizer's params lie by columns."""
     params = params_of(kind)
     turned = [torch.nn.Parameter(p.detach().movedim(-1, 0).contiguous() if p.dim() > 1 else p.detach().clone()) for p in params]
@@ -473,7 +473,7 @@ def test_what_reports_say():
         report = optimizer.last_report
         more = report.zenflow
         assert report.elements == 5 * 64 + 20 and not report.skipped
-        seen.append((more.selected, more.put_off, more.window_ended, more.put_off_stepped))
+        seen.append((more.selected, more.deferred, more.window_ended, more.deferred_stepped))
     assert [bool(each[0]) for each in seen] == [True, False, False, False, False, False, True]
     assert {each[1] for each in seen} == {15 * 64} and [each[2] for each in seen] == [0, 0, 1, 0, 0, 1, 0]
     assert [each[3] for each in seen] == [0, 0, 15 * 64, 0, 0, 15 * 64, 0]
@@ -618,7 +618,7 @@ def test_the_way_out_of_zenflow_is_a_selection_of_everything():
     reports = []
     for t in range(8, 14):
         steps(others, second, t, t + 1)
-        reports.append(second.last_report.zenflow.put_off)
+        reports.append(second.last_report.zenflow.deferred)
     assert reports[-1] == 0 and reports[0] > 0
 
 
@@ -733,7 +733,7 @@ def test_weights_that_are_written_while_columns_have_yet_to_land(kind, options):
     assert same(bits(params, optimizer), end)
 
 
-def test_what_others_write_elsewhere_lands_beside_what_was_put_off():
+def test_what_others_write_elsewhere_lands_beside_what_was_deferred():
     """Of params in other memory the weights before are known, so that elements that were written stay, and others land."""
     runs = []
     for written in (False, True):
@@ -754,7 +754,7 @@ def test_what_others_write_elsewhere_lands_beside_what_was_put_off():
 
 # What is not finite
 
-def test_what_is_not_finite_in_what_is_put_off():
+def test_what_is_not_finite_in_what_is_deferred():
     for policy, count in (("skip", 3), ("apply", 4), ("zero", 4)):
         params = params_of()
         optimizer = AdamW(params, on_nonfinite=policy, zenflow=window)
@@ -813,7 +813,7 @@ def test_options_that_cannot_be():
                         ({"select_interval": 0}, "select_interval is 0"),
                         ({"update_interval": 0}, "update_interval is 0.*auto"),
                         ({"update_interval": "never"}, "'never'"), ({"update_interval": 2.0}, "update_interval is 2.0"),
-                        ({"most_put_off": 0}, "most_put_off is 0"), ({"full_warm_up_rounds": -1}, "full_warm_up_rounds is -1"),
+                        ({"max_deferred": 0}, "max_deferred is 0"), ({"full_warm_up_rounds": -1}, "full_warm_up_rounds is -1"),
                         ({"auto_ratio": -0.1}, "auto_ratio is -0.1"), ({"score": "norm"}, "score is 'norm'.*magnitude, square"),
                         ({"scope": "model"}, "scope is 'model'"), ({"topk": 0.1}, "zenflow has topk, but may have topk_ratio"),
                         ("on", "zenflow is 'on'")):
@@ -959,7 +959,7 @@ print(all(map(torch.equal, params, theirs[0])) and theirs[1] == position_of(opti
 def test_a_process_ends_while_threads_work_in_the_background():
     code = """
 import atexit
-atexit.register(lambda: print(optimizer._put_off.native.pointer))  # after what is registered later
+atexit.register(lambda: print(optimizer._deferred.native.pointer))  # after what is registered later
 import torch
 from adamant.torch import AdamW
 params = [torch.nn.Parameter(torch.ones(2048, 1024)) for _ in range(2)]
@@ -968,7 +968,7 @@ for _ in range(4):
     for p in params:
         p.grad = torch.full_like(p, 0.5)
     optimizer.step()
-print(optimizer._put_off.native.pointer is not None)
+print(optimizer._deferred.native.pointer is not None)
 """
     assert run(code) == ["True", "None"]
 
@@ -1184,9 +1184,9 @@ def trained(options, steps=150, kind=f32, **more):
 
 
 def test_a_model_learns_as_with_adamw():
-    plain, put_off = trained(None), trained({"topk_ratio": 0.2, "update_interval": 2})
+    plain, deferred = trained(None), trained({"topk_ratio": 0.2, "update_interval": 2})
     low = trained(ZenFlow(topk_ratio=0.2, update_interval="auto"), kind=bf16, state_format="split_float32+quantized8")
-    assert plain < 0.2 and put_off < 0.6 and low < 0.6, (plain, put_off, low)
+    assert plain < 0.2 and deferred < 0.6 and low < 0.6, (plain, deferred, low)
 
 
 def test_the_example_of_the_page(capsys):
@@ -1204,5 +1204,5 @@ def test_the_example_of_the_page(capsys):
         optimizer.step()
     optimizer.land()  # before the model is evaluated, or saved for others
     report = optimizer.last_report
-    print(f"loss {loss.item():.2f}: {report.elements} elements stepped at once, {report.zenflow.put_off} put off")
+    print(f"loss {loss.item():.2f}: {report.elements} elements stepped at once, {report.zenflow.deferred} put off")
     assert capsys.readouterr().out.startswith("loss 0.") and report.elements == 2 * 256 + 26 * 5 + 256 + 5

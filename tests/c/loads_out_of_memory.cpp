@@ -88,11 +88,11 @@ struct plain {
     [[nodiscard]] auto numbers() { return std::tuple(by.steps(), by.loss_scale(), by.state().groups[0].hyper.lr); }
 };
 
-struct put_off {
+struct deferred {
     arrays of;
     zenflow_optimizer by;
 
-    put_off(shard_dtypes const& types, unsigned seed)
+    deferred(shard_dtypes const& types, unsigned seed)
         : of(types, seed),
           by(one_thread(), {.topk_ratio = 0.2, .select_interval = 2, .update_interval = 2, .overlap = true},
              {.loss_scaling = loss_scaling_options{.initial_scale = 2.0 + seed}})
@@ -166,8 +166,8 @@ TEST_CASE("A load into a zenflow optimizer that runs out of memory changes nothi
     for (shard_dtypes const& types : formats)
         for (unsigned const steps : {2u, 3u, 5u}) { // at the end of a window, with weights to publish, and inside
             INFO(to_text(types) << " after " << steps << " steps");
-            put_off from(types, steps);
+            deferred from(types, steps);
             zenflow_state const state = from.by.state();
-            load_with_failures(types, state, from, [](put_off&) {});
+            load_with_failures(types, state, from, [](deferred&) {});
         }
 }

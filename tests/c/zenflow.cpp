@@ -160,8 +160,8 @@ TEST_CASE("C: zenflow has the bits of C++, and goes on from its state")
         REQUIRE(more.selected == report.selected);
         REQUIRE(more.columns_moved == report.columns_moved);
         REQUIRE(more.window_ended == report.window_ended);
-        REQUIRE(more.put_off == report.put_off);
-        REQUIRE(more.put_off_stepped == report.put_off_stepped);
+        REQUIRE(more.deferred == report.deferred);
+        REQUIRE(more.deferred_stepped == report.deferred_stepped);
         (void)by.state();
         adamant_zenflow_position at = initialised(adamant_zenflow_position_init);
         ok(adamant_zenflow_get_position(of.get(), &at));
@@ -249,7 +249,7 @@ TEST_CASE("C: zenflow on a device has the bits of the host, gradient by gradient
     zenflow const of = make(a, zenflow_options(), o);
     std::unique_ptr<place_on_device> there;
     std::vector<float> elsewhere(arrays::length); // for gradients
-    double sums_seconds = 0, put_off_seconds = 0, landing_seconds = 0;
+    double sums_seconds = 0, deferred_seconds = 0, landing_seconds = 0;
     std::size_t moved = 0;
     for (int i = 0; i < 20; ++i) {
         INFO("step " << i);
@@ -291,15 +291,15 @@ TEST_CASE("C: zenflow on a device has the bits of the host, gradient by gradient
         REQUIRE((r.device_down_bytes != 0) == (there != nullptr));
         REQUIRE(more.selected == expected_more.selected);
         REQUIRE(more.columns_moved == expected_more.columns_moved);
-        REQUIRE(more.put_off == expected_more.put_off);
+        REQUIRE(more.deferred == expected_more.deferred);
         REQUIRE(more.window_ended == expected_more.window_ended);
-        REQUIRE(more.put_off_stepped == expected_more.put_off_stepped);
+        REQUIRE(more.deferred_stepped == expected_more.deferred_stepped);
         REQUIRE((std::isfinite(more.sums_seconds) && more.sums_seconds >= 0));
         moved += more.columns_moved;
         sums_seconds += there != nullptr ? more.sums_seconds : 0;
-        put_off_seconds += more.put_off_seconds;
+        deferred_seconds += more.deferred_seconds;
         landing_seconds += more.landing_seconds;
-        REQUIRE((more.window_ended != 0 || more.landing_seconds + more.put_off_seconds == 0));
+        REQUIRE((more.window_ended != 0 || more.landing_seconds + more.deferred_seconds == 0));
         if (there != nullptr)
             there->compare(host);
         if (i % 3 != 2 && there != nullptr)
@@ -311,7 +311,7 @@ TEST_CASE("C: zenflow on a device has the bits of the host, gradient by gradient
     }
     REQUIRE(moved > arrays::columns * 2 / 5);
     REQUIRE(sums_seconds > 0);
-    REQUIRE(put_off_seconds > 0);
+    REQUIRE(deferred_seconds > 0);
     REQUIRE(landing_seconds > 0);
     ok(adamant_zenflow_land(of.get()));
     ok(adamant_zenflow_land(expected.get()));

@@ -55,7 +55,7 @@ owned_zenflow_state small_state()
     random_bits random(3);
     zenflow_state& state = result.state;
     state.position = {7, 3, 1, true, 0.1};
-    state.put_off_norm = 0.3;
+    state.deferred_norm = 0.3;
     state.loss_scaler = loss_scaler_state{1024, 3, 2};
     state.groups = {{"all", {.lr = 0.1, .weight_decay = 0.01, .mode = decay_mode::decoupled}, false}};
     state.metadata = {{"seed", "11"}};
@@ -169,7 +169,7 @@ TEST_CASE("ZenFlow's file is laid out as it says")
     CHECK(state["loss_scaler"]["scale"] == 1024.0);
     CHECK(state["position"] ==
           json{{"since_selection", 3}, {"in_window", 1}, {"has_selection", true}, {"done_squares", 0.1}});
-    CHECK(state["put_off_norm"] == 0.3);
+    CHECK(state["deferred_norm"] == 0.3);
     CHECK(state["params"][1] == json{{"name", "half"},
                                      {"group", 0},
                                      {"columns", 2},
@@ -378,12 +378,12 @@ TEST_CASE("a header of ZenFlow's with a right checksum is not believed either")
     CHECK(mentions(renamed("w.param", ""), {"no name"}));
     CHECK(mentions(renamed("w.weights", "w.weight"), {"'w.weight' is of no param"})); // weights may be missing
     CHECK(mentions(renamed("half.param[1:3]", "half.param"), {"there is no tensor 'half.param[1:3]'"}));
-    for (char const* const key : {"groups", "loss_scaler", "params", "position", "put_off_norm"})
+    for (char const* const key : {"groups", "loss_scaler", "params", "position", "deferred_norm"})
         CHECK(mentions(state([&](json& s) { s.erase(key); }), {"the state", "5 members"}));
-    CHECK(mentions(state([](json& s) { s["put_off_norm"] = "nan"; }), {"'put_off_norm'"}));
-    CHECK(mentions(state([](json& s) { s["put_off_norm"] = "3ff0000000000000"; }), {"'put_off_norm'"}));
-    CHECK(mentions(state([](json& s) { s["put_off_norm"] = "7FF0000000000000"; }), {"'put_off_norm'"}));
-    CHECK(mentions(state([](json& s) { s["put_off_norm"] = 1; }), {"'put_off_norm'"}));
+    CHECK(mentions(state([](json& s) { s["deferred_norm"] = "nan"; }), {"'deferred_norm'"}));
+    CHECK(mentions(state([](json& s) { s["deferred_norm"] = "3ff0000000000000"; }), {"'deferred_norm'"}));
+    CHECK(mentions(state([](json& s) { s["deferred_norm"] = "7FF0000000000000"; }), {"'deferred_norm'"}));
+    CHECK(mentions(state([](json& s) { s["deferred_norm"] = 1; }), {"'deferred_norm'"}));
     CHECK(mentions(state([](json& s) { s["position"]["in_window"] = -1; }), {"the position", "'in_window'"}));
     CHECK(mentions(state([](json& s) { s["position"]["has_selection"] = 1; }), {"'has_selection'"}));
     CHECK(mentions(state([](json& s) { s["params"][0]["types"][0] = "float"; }), {"param 0", "a type that is none"}));

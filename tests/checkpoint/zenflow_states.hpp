@@ -77,7 +77,7 @@ inline owned_zenflow_state random_zenflow_state(random_bits& random)
     zenflow_state& state = result.state;
     state.position = {random() >> random.below(64), random() >> random.below(64), random() >> random.below(64),
                       random.below(2) == 0, any_number(random)};
-    state.put_off_norm = any_number(random);
+    state.deferred_norm = any_number(random);
     state.loss_scaler = plain.state.loss_scaler;
     state.groups = plain.state.groups;
     state.metadata = plain.state.metadata;
@@ -134,8 +134,8 @@ inline std::string difference(adamant::zenflow_state const& a, adamant::zenflow_
     if (x.since_selection != y.since_selection || x.in_window != y.in_window || x.has_selection != y.has_selection ||
         bits(x.done_squares) != bits(y.done_squares))
         return "position";
-    if (bits(a.put_off_norm) != bits(b.put_off_norm))
-        return "put_off_norm";
+    if (bits(a.deferred_norm) != bits(b.deferred_norm))
+        return "deferred_norm";
     if (a.params.size() != b.params.size())
         return "how many params";
     for (std::size_t i = 0; i < a.params.size(); ++i) {

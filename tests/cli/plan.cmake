@@ -151,7 +151,7 @@ set(rates --gpu-rate 1e15 --link 5)
 # many of records. On the host all gradients, sums and weights, and an image of that state and of room for 4 of gradients.
 string(CONCAT figures
     "zenflow,update_interval|4|zenflow,select_interval||zenflow,selections_counted|OFF|zenflow,overlap|ON|"
-    "zenflow,selected_elems|50000000|zenflow,put_off_elems|450000000|zenflow,ways,plain,down_bytes|2000000000|"
+    "zenflow,selected_elems|50000000|zenflow,deferred_elems|450000000|zenflow,ways,plain,down_bytes|2000000000|"
     "zenflow,ways,plain,up_bytes|2000000000|zenflow,ways,plain,host,items,journal|0|"
     "zenflow,ways,speculation,down_bytes|2000000000|zenflow,ways,zenflow,down_bytes|2000000000|"
     "zenflow,ways,zenflow,up_bytes|500000000|zenflow,ways,zenflow,fits|ON|"
@@ -209,9 +209,9 @@ shows(0 "\n  ZenFlow +2.10 s +700 ms .*\n  up .* 8.00 s\n" ${zenflow} --gpu-rate
       --backward 1 --forward 0.4 --zenflow 0.1)
 # Nothing selected, and all: then gradients come down all the same, and sums have their memory.
 json(0 ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 0
-     "zenflow,selected_elems|0|zenflow,put_off_elems|500000000|zenflow,ways,zenflow,gpu,items,device_state|0|zenflow,ways,zenflow,gpu,items,selected_columns|0|zenflow,ways,zenflow,host,items,sums|4000000000|zenflow,ways,zenflow,host,items,selected_image|0")
+     "zenflow,selected_elems|0|zenflow,deferred_elems|500000000|zenflow,ways,zenflow,gpu,items,device_state|0|zenflow,ways,zenflow,gpu,items,selected_columns|0|zenflow,ways,zenflow,host,items,sums|4000000000|zenflow,ways,zenflow,host,items,selected_image|0")
 json(0 ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 1 --no-overlap
-     "zenflow,put_off_elems|0|zenflow,ways,zenflow,stall_s|0|zenflow,ways,zenflow,down_bytes|2000000000|zenflow,ways,zenflow,up_bytes|0|zenflow,host_s|0|zenflow,ways,zenflow,gpu,items,device_state|4000000000|zenflow,ways,zenflow,host,items,sums|2000000000|zenflow,overlap|OFF")
+     "zenflow,deferred_elems|0|zenflow,ways,zenflow,stall_s|0|zenflow,ways,zenflow,down_bytes|2000000000|zenflow,ways,zenflow,up_bytes|0|zenflow,host_s|0|zenflow,ways,zenflow,gpu,items,device_state|4000000000|zenflow,ways,zenflow,host,items,sums|2000000000|zenflow,overlap|OFF")
 # A plain step with half on the GPU: 100 ms after the norm. The CPU takes 250 ms, or 50.
 set(rates --ratio 0.5 --journal 0 --gpu-rate 2.5e9 --link 100000 --backward 2 --forward 1 --zenflow 0.1)
 shows(0 "\n  plain, ratio 0.5 +3.25 s +150 ms " ${small} ${rates} --cpu-rate 1e9)
@@ -362,7 +362,7 @@ file(WRITE ${file} "# a model\nembed.weight [1000, 64]\n\nlayers.0.w (64x256)\nl
 json(0 --shapes ${file} --gpus GH200 --hidden 64 --vocab 1000 "model,params|96832|model,tensors|4|model,layers|2|gpu,items,logits|49152000")
 shows(0 "activations +0.0 GB  not known: give --hidden" --gpus GH200 --shapes ${file})
 # Of 64 and 256 columns 6.4 and 25.6 are 6 and 26, and the norm is a vector; a small share is one column.
-string(CONCAT figures "zenflow,selected_elems|9392|zenflow,put_off_elems|87440|"
+string(CONCAT figures "zenflow,selected_elems|9392|zenflow,deferred_elems|87440|"
     "zenflow,ways,zenflow,gpu,items,device_records|112704|zenflow,ways,zenflow,gpu,items,selected_columns|37440|")
 # The norm comes down, but is not added up and goes up by itself: matrices have 96768 elements.
 string(APPEND figures

@@ -49,9 +49,9 @@ endfunction()
 set(file ${SCRATCH}/train_resume.safetensors)
 killed_and_resumed(${file} 12 --steps 300 --batch 64)
 # Gradients that are put off: in the middle of windows, too.
-set(put_off_file ${SCRATCH}/train_resume_zenflow.safetensors)
-set(put_off --zenflow 0.2 --update-interval 7 --select-interval 21)
-killed_and_resumed(${put_off_file} 6 --steps 200 --batch 64 ${put_off})
+set(deferred_file ${SCRATCH}/train_resume_zenflow.safetensors)
+set(deferred --zenflow 0.2 --update-interval 7 --select-interval 21)
+killed_and_resumed(${deferred_file} 6 --steps 200 --batch 64 ${deferred})
 
 function(refuses expected)
     execute_process(COMMAND ${TRAIN_TEXT} ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err TIMEOUT 60)
@@ -72,16 +72,16 @@ refuses("learned from another text" ${same} --text ${CMAKE_CURRENT_LIST_FILE})
 refuses("/none/a: the folder cannot be opened" ${same} --checkpoint ${SCRATCH}/none/a)
 refuses("only a file can be replaced" ${same} --checkpoint ${SCRATCH})
 refuses("is of a run with --seed 1" ${same} --seed 2 --checkpoint ${file}) # after it was found that it can be written
-refuses("is of a run without --zenflow, but this one has it; leave it out" ${same} ${put_off})
-set(same --text ${text} --steps 200 --batch 64 --resume ${put_off_file})
+refuses("is of a run without --zenflow, but this one has it; leave it out" ${same} ${deferred})
+set(same --text ${text} --steps 200 --batch 64 --resume ${deferred_file})
 refuses("is of a run with --zenflow, but this one is without it; give it" ${same})
-refuses("is of a run with --zenflow 0.2, but this one has --zenflow 0.3; give --zenflow 0.2" ${same} ${put_off}
+refuses("is of a run with --zenflow 0.2, but this one has --zenflow 0.3; give --zenflow 0.2" ${same} ${deferred}
         --zenflow 0.3)
-refuses("is of a run with --update-interval 7, but this one has --update-interval 4" ${same} ${put_off}
+refuses("is of a run with --update-interval 7, but this one has --update-interval 4" ${same} ${deferred}
         --update-interval 4)
-refuses("is of a run with --select-interval 21, but this one has --select-interval 20" ${same} ${put_off}
+refuses("is of a run with --select-interval 21, but this one has --select-interval 20" ${same} ${deferred}
         --select-interval 20)
-refuses("is of a run with --seed 1, but this one has --seed 2" ${same} ${put_off} --seed 2)
+refuses("is of a run with --seed 1, but this one has --seed 2" ${same} ${deferred} --seed 2)
 refuses("--zenflow is '0.2x', but it is a share" ${same} --zenflow 0.2x)
 file(SHA256 ${file} after)
 if(NOT before STREQUAL after OR EXISTS ${file}.part OR EXISTS ${SCRATCH}/none)

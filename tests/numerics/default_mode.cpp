@@ -107,7 +107,7 @@ state_dict plain_state(std::size_t rank)
     }
     return state;
 }
-zenflow_state put_off_state()
+zenflow_state deferred_state()
 {
     zenflow_state state{zenflow_position{}, 0.1, loss_scaler_state{0.3, 5, 1}, {group()}, {}};
     zenflow_state_param p;
@@ -162,9 +162,9 @@ std::vector<call> calls(std::filesystem::path const& folder)
         return f;
     });
     add_call("validate(state)", [] { return validate(plain_state(1)), found{}; });
-    add_call("validate(zenflow_state)", [] { return validate(put_off_state()), found{}; });
+    add_call("validate(zenflow_state)", [] { return validate(deferred_state()), found{}; });
     add_call("a state in memory", [] { return there_and_back<safetensors_state>(plain_state(0)); });
-    add_call("a zenflow_state in memory", [] { return there_and_back<zenflow_safetensors_state>(put_off_state()); });
+    add_call("a zenflow_state in memory", [] { return there_and_back<zenflow_safetensors_state>(deferred_state()); });
     add_call("validate(hyperparameters)", [] { return validate(group().hyper), found{}; });
     add_call("hyperparameters that are none", [=] { return validate(hyperparameters{.lr = nan}), found{}; });
     add_call("validate(grad_scaling)",

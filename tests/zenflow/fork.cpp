@@ -126,7 +126,7 @@ bool same_bits(plain const& x, plain const& y)
 }
 
 // A matrix and a vector, without a device or with one.
-struct put_off {
+struct deferred {
     static constexpr std::size_t rows = 64, columns = 32, n = rows * columns;
     std::shared_ptr<team> threads = two_threads();
     std::vector<float> param = std::vector<float>(n, 0.5f), m = std::vector<float>(n), v = std::vector<float>(n);
@@ -135,7 +135,7 @@ struct put_off {
                        bias_m = std::vector<float>(rows), bias_v = std::vector<float>(rows);
     std::unique_ptr<zenflow_optimizer> steps;
 
-    explicit put_off(executor const& cpu)
+    explicit deferred(executor const& cpu)
     {
         for (std::size_t i = 0; i < n; ++i)
             grad[i] = 0.001f * static_cast<float>(i % 97);
@@ -150,7 +150,7 @@ struct put_off {
         steps->add_param({.group = 0, .name = "vector", .shard = shard(bias, bias_grad, bias_m, bias_v)});
         steps->prepare();
     }
-    put_off() : put_off(on(two_threads())) {}
+    deferred() : deferred(on(two_threads())) {}
     void place(std::shared_ptr<device> const& gpu)
     {
         for (std::size_t i = 0; i < 2; ++i) {
@@ -187,7 +187,7 @@ struct put_off {
     }
 };
 
-bool same_bits(put_off const& x, put_off const& y)
+bool same_bits(deferred const& x, deferred const& y)
 {
     return x.param == y.param && x.m == y.m && x.v == y.v && x.weights == y.weights && x.bias == y.bias &&
            x.bias_m == y.bias_m && x.bias_v == y.bias_v;
@@ -335,7 +335,7 @@ TEST_CASE("fork: a device by itself, idle and at work", "[once]")
 TEST_CASE("fork: during zenflow's deferred update in the background", "[once]")
 {
     auto const threads = two_threads();
-    put_off m(on(threads)), alone;
+    deferred m(on(threads)), alone;
     for (int i = 0; i < 4; ++i)
         alone.steps->step();
     m.steps->step();
@@ -360,7 +360,7 @@ TEST_CASE("fork: in an open step of zenflow", "[once]")
 {
     for (bool const has_device : {false, true}) {
         INFO("device: " << has_device);
-        put_off m, alone;
+        deferred m, alone;
         auto gpu = std::make_shared<emulated_device>();
         if (has_device)
             m.place(gpu);

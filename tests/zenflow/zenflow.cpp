@@ -387,7 +387,7 @@ run_options random_run(std::uint64_t seed)
     of.zenflow.update_interval = 1 + random.below(5);
     if (random.below(4) == 0)
         of.zenflow.update_interval.reset();
-    of.zenflow.most_put_off = 1 + random.below(8);
+    of.zenflow.max_deferred = 1 + random.below(8);
     of.zenflow.full_warm_up_rounds = random.below(3) == 0 ? random.below(4) : 0;
     of.zenflow.overlap = random.below(3) != 0;
     of.options.max_norm = random.below(2) == 0 ? 0.05 : 0;
@@ -963,20 +963,20 @@ TEST_CASE("zenflow: the report")
     zenflow_report const first = step();
     CHECK(first.warm_up);
     CHECK(!first.window_ended);
-    CHECK(first.put_off == 0);
-    CHECK(first.put_off_stepped == 0);
+    CHECK(first.deferred == 0);
+    CHECK(first.deferred_stepped == 0);
     CHECK(first.elements == 330);
     zenflow_report const second = step();
     CHECK(!second.warm_up);
     CHECK(second.selected);
     CHECK(second.columns_moved == 5);
     CHECK(second.elements == 5 * 16 + 10);
-    CHECK(second.put_off == 15 * 16);
+    CHECK(second.deferred == 15 * 16);
     CHECK(!second.window_ended);
     zenflow_report const third = step();
     CHECK(third.window_ended);
     CHECK(!third.selected);
-    CHECK(third.put_off_stepped == 15 * 16);
+    CHECK(third.deferred_stepped == 15 * 16);
     CHECK(by.position() == zenflow_position{3, 2, 0, true, 0});
     CHECK(by.memory_bytes() == 320 * 4 * 2);
     CHECK(by.steps() == 3);
@@ -1018,14 +1018,14 @@ TEST_CASE("zenflow: a loss scale backs off in a step that is taken with what is 
             CHECK(by.step().outcome == step_outcome::applied);
             return by.loss_scale();
         };
-        zenflow_optimizer put_off(executor({.threads = 1}), {}, options);
+        zenflow_optimizer deferred(executor({.threads = 1}), {}, options);
         optimizer whole(executor({.threads = 1}), options);
         CHECK((plain ? scale_after_step(whole,
                                         [&] {
                                             whole.add_shard({0, "v", shard(param, grad, m, v)});
                                         })
-                     : scale_after_step(put_off, [&] {
-                           put_off.add_param({0, "v", shard(param, grad, m, v)});
+                     : scale_after_step(deferred, [&] {
+                           deferred.add_param({0, "v", shard(param, grad, m, v)});
                        })) == 512);
     }
 }
@@ -1047,7 +1047,7 @@ TEST_CASE("zenflow: errors say what was asked and what was found, and change not
                    {"update_interval"}));
     CHECK(mentions(refusal([] { zenflow_optimizer(executor({.threads = 1}), {.auto_ratio = -1}); }), {"auto_ratio"}));
     CHECK(
-        mentions(refusal([] { zenflow_optimizer(executor({.threads = 1}), {.most_put_off = 0}); }), {"most_put_off"}));
+        mentions(refusal([] { zenflow_optimizer(executor({.threads = 1}), {.max_deferred = 0}); }), {"max_deferred"}));
     CHECK(mentions(refusal([] { zenflow_optimizer(executor({.threads = 1}), {}, {.keep_last_step = true}); }),
                    {"keep_last_step"}));
     CHECK(mentions(refusal([&] { by.step({.max_norm = -1.0}); }), {"max_norm"}));
@@ -1363,7 +1363,7 @@ TEST_CASE("zenflow: options of a DeepSpeed configuration", "[once]")
 
 TEST_CASE("zenflow: the schedule's corners", "[once]")
 {
-    zenflow_options const automatic{.update_interval = std::nullopt, .auto_ratio = 2, .most_put_off = 5};
+    zenflow_options const automatic{.update_interval = std::nullopt, .auto_ratio = 2, .max_deferred = 5};
     CHECK(!ends_window(automatic, {.steps = 9, .in_window = 1, .done_squares = 1}, 1.9));
     CHECK(ends_window(automatic, {.steps = 9, .in_window = 1, .done_squares = 1}, 2));
     CHECK(!ends_window(automatic, {.steps = 9, .in_window = 1, .done_squares = 0}, 0)); // all gradients are zero, ...

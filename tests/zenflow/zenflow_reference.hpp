@@ -112,11 +112,11 @@ public:
             !warm_up && at.in_window == 0 && (!at.has_selection || at.since_selection >= zenflow.select_interval);
         if (selects)
             select(present);
-        squares_total put_off_squares, done_squares;
+        squares_total deferred_squares, done_squares;
         for (std::size_t i = 0; i < params.size(); ++i) {
             param& p = params[i];
             std::vector<float> scaled(p.a->rows * p.a->columns), masked_done(scaled.size()),
-                masked_put_off(scaled.size());
+                masked_deferred(scaled.size());
             for (std::size_t k = 0; k < scaled.size(); ++k) { // by rows
                 float const infinity = std::numeric_limits<float>::infinity();
                 double const factor = (groups[p.group].maximize ? -clip : clip) / scale;
@@ -138,7 +138,7 @@ public:
                     if (takes_part(i))
                         p.sums[k] = p.summed == 0 ? scaled[k] : reference::added(scaled[k], p.sums[k]);
                     masked_done[k] = now && takes_part(i) ? scaled[k] : 0;
-                    masked_put_off[k] = now || p.summed + takes_part(i) == 0 ? 0 : p.sums[k];
+                    masked_deferred[k] = now || p.summed + takes_part(i) == 0 ? 0 : p.sums[k];
                 }
             }
             p.summed += takes_part(i);
@@ -146,12 +146,12 @@ public:
                 std::size_t const n = std::min<std::size_t>(4096, scaled.size() - b);
                 done_squares.add(
                     reference::block_squares<float>(reinterpret_cast<std::byte const*>(masked_done.data() + b), n));
-                put_off_squares.add(
-                    reference::block_squares<float>(reinterpret_cast<std::byte const*>(masked_put_off.data() + b), n));
+                deferred_squares.add(
+                    reference::block_squares<float>(reinterpret_cast<std::byte const*>(masked_deferred.data() + b), n));
             }
         }
         double const done = done_squares.rounded().sum;
-        double const put_off_sum = put_off_squares.rounded().sum;
+        double const deferred_sum = deferred_squares.rounded().sum;
         ++at.steps;
         ++at.in_window;
         at.since_selection = selects ? 1 : at.since_selection + !warm_up;
@@ -159,12 +159,12 @@ public:
         bool ends = warm_up || (zenflow.update_interval && at.in_window >= *zenflow.update_interval);
         if (!warm_up && !zenflow.update_interval) {
             at.done_squares += done;
-            ends = at.in_window >= zenflow.most_put_off ||
-                   (put_off_sum > 0 && put_off_sum >= zenflow.auto_ratio * at.done_squares);
+            ends = at.in_window >= zenflow.max_deferred ||
+                   (deferred_sum > 0 && deferred_sum >= zenflow.auto_ratio * at.done_squares);
         }
         if (!ends)
             return true;
-        bool const drops = options.on_nonfinite == nonfinite_policy::skip && put_off_squares.nonfinite() != 0;
+        bool const drops = options.on_nonfinite == nonfinite_policy::skip && deferred_squares.nonfinite() != 0;
         for (param& p : params) {
             for (std::size_t c = 0; c < p.landing.size(); ++c)
                 if (p.landing[c] != 0)

@@ -128,7 +128,7 @@ std::string of(zenflow_plan const& plan, plan_request const& r)
                    {"selections_counted", boolean(asked.select_interval != 0)},
                    {"overlap", boolean(asked.overlap)},
                    {"selected_elems", number(plan.selected_elems)},
-                   {"put_off_elems", number(plan.put_off_elems)},
+                   {"deferred_elems", number(plan.deferred_elems)},
                    {"window_s", window(&zenflow_forecast::window_s)},
                    {"host_s", window(&zenflow_forecast::host_s)},
                    {"ways", "{" + all.substr(1, all.size() - 2) + "}"},

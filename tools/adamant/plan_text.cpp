@@ -228,7 +228,7 @@ private:
         std::string const steps = plural(asked.update_interval, "step");
         out_ += "\n" + wrapped("", "ZenFlow: " + grouped(zenflow.selected_elems) + " parameters selected, " +
                                        shortest(asked.topk_ratio) + " of the columns and all vectors; " +
-                                       grouped(zenflow.put_off_elems) + " put off for " + steps +
+                                       grouped(zenflow.deferred_elems) + " put off for " + steps +
                                        (asked.overlap ? ", and stepped during the next window" : ""));
         auto const row = [&](std::string const& name, std::initializer_list<std::string> cells,
                              std::string const& end) {

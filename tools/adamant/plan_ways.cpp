@@ -48,13 +48,13 @@ std::size_t image_bytes(plan_request const& r, selected_part const& part)
 
 // Without a journal, for the host takes nothing back, but with records on the GPU; and of what the GPU has no pages are
 // given back, for its columns lie between others.
-memory_plan zenflow_memory(plan_request r, selected_part const& part, std::size_t put_off)
+memory_plan zenflow_memory(plan_request r, selected_part const& part, std::size_t deferred)
 {
     std::size_t const selected = part.of_matrices + part.vectors;
     r.journal = 0;
     r.device_records = true;
     r.give_back = false;
-    memory_plan result = memory_of(r, put_off, selected);
+    memory_plan result = memory_of(r, deferred, selected);
     auto const change = [](std::vector<memory_item>& items, std::string_view key, char const* name, std::size_t bytes,
                            char const* meaning) {
         for (memory_item& one : items)
@@ -64,7 +64,7 @@ memory_plan zenflow_memory(plan_request r, selected_part const& part, std::size_
                 one.meaning = meaning;
             }
     };
-    std::size_t const gradients = array_product(r.grad, selected + put_off);
+    std::size_t const gradients = array_product(r.grad, selected + deferred);
     change(result.gpu, "device_gradients", "gradients", gradients,
            "whole, for their norm, and until what is selected has been stepped");
     result.gpu.push_back({'D', "selected_columns", "selected columns",
@@ -124,25 +124,25 @@ zenflow_plan plan_zenflow(plan_request const& r, plan_rates const& rates, placem
     selected_part const part = selected(r.of, r.gpus, asked.topk_ratio);
     zenflow_plan result;
     result.selected_elems = std::min(part.of_matrices + part.vectors, share);
-    result.put_off_elems = share - result.selected_elems;
+    result.deferred_elems = share - result.selected_elems;
 
-    zenflow_rates put_off = zenflow_rates_of(r, rates.rates);
-    put_off.selected_elems = static_cast<double>(result.selected_elems);
-    put_off.put_off_elems = static_cast<double>(result.put_off_elems);
-    put_off.all_elems = static_cast<double>(share);
-    put_off.matrix_elems = static_cast<double>(part.matrices);
-    put_off.update_interval = asked.update_interval;
-    put_off.overlap = asked.overlap;
+    zenflow_rates deferred = zenflow_rates_of(r, rates.rates);
+    deferred.selected_elems = static_cast<double>(result.selected_elems);
+    deferred.deferred_elems = static_cast<double>(result.deferred_elems);
+    deferred.all_elems = static_cast<double>(share);
+    deferred.matrix_elems = static_cast<double>(part.matrices);
+    deferred.update_interval = asked.update_interval;
+    deferred.overlap = asked.overlap;
     // Gradients of columns are gathered, a step makes records, and weights go to their rows.
-    put_off.device_step_bytes =
-        r.step_bytes() + adamant::state_bytes(r.types()) + 2 * (put_off.grad_bytes + put_off.weight_bytes);
-    put_off.landing_bytes = 2 * put_off.weight_bytes;
-    put_off.host_step_bytes = adamant::step_bytes({r.param, dtype::float32, r.exp_avg, r.exp_avg_sq, r.weight_out});
-    put_off.first_sum_bytes = put_off.grad_bytes + 4;
-    put_off.sum_bytes = put_off.grad_bytes + 8;
+    deferred.device_step_bytes =
+        r.step_bytes() + adamant::state_bytes(r.types()) + 2 * (deferred.grad_bytes + deferred.weight_bytes);
+    deferred.landing_bytes = 2 * deferred.weight_bytes;
+    deferred.host_step_bytes = adamant::step_bytes({r.param, dtype::float32, r.exp_avg, r.exp_avg_sq, r.weight_out});
+    deferred.first_sum_bytes = deferred.grad_bytes + 4;
+    deferred.sum_bytes = deferred.grad_bytes + 8;
     if (asked.select_interval != 0) {
-        put_off.moved_bytes = static_cast<double>(image_bytes(r, part));
-        put_off.selection_interval = (asked.select_interval - 1) / asked.update_interval + 1;
+        deferred.moved_bytes = static_cast<double>(image_bytes(r, part));
+        deferred.selection_interval = (asked.select_interval - 1) / asked.update_interval + 1;
     }
 
     std::string const ratio = ", ratio " + nearest_ratio(split.ratio());
@@ -157,14 +157,14 @@ zenflow_plan plan_zenflow(plan_request const& r, plan_rates const& rates, placem
     result.ways = {{"plain", "plain" + ratio}, {"speculation", "speculation" + ratio}, {"zenflow", "ZenFlow"}};
     result.ways[0].memory = memory_of(plain, split.cpu_elems, split.device_elems);
     result.ways[1].memory = is_plain ? memory_of(speculative, split.cpu_elems, split.device_elems) : memory;
-    result.ways[2].memory = zenflow_memory(r, part, result.put_off_elems);
+    result.ways[2].memory = zenflow_memory(r, part, result.deferred_elems);
     // Bytes are known without rates, and nothing crosses where there is no link.
-    zenflow_forecast const of_zenflow = forecast_zenflow(put_off);
+    zenflow_forecast const of_zenflow = forecast_zenflow(deferred);
     for (offload_way& way : result.ways) {
         bool const zenflow = way.key == "zenflow";
         double const elems = static_cast<double>(split.cpu_elems);
-        way.down_bytes = r.on.unified ? 0 : zenflow ? of_zenflow.down_bytes : put_off.grad_bytes * elems;
-        way.up_bytes = r.on.unified ? 0 : zenflow ? of_zenflow.up_bytes : put_off.weight_bytes * elems;
+        way.down_bytes = r.on.unified ? 0 : zenflow ? of_zenflow.down_bytes : deferred.grad_bytes * elems;
+        way.up_bytes = r.on.unified ? 0 : zenflow ? of_zenflow.up_bytes : deferred.weight_bytes * elems;
         way.fits = fits(way.memory, r.on);
     }
     if (forecast) {

@@ -28,7 +28,7 @@ struct offload_way {
 
 struct zenflow_plan {
     std::size_t selected_elems = 0; // of one GPU's share, with its vectors
-    std::size_t put_off_elems = 0;
+    std::size_t deferred_elems = 0;
     std::optional<zenflow_forecast> forecast;
     std::vector<offload_way> ways; // plain offloading, the plan's own, ZenFlow
 };

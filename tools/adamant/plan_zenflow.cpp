@@ -15,12 +15,12 @@ struct part_times {
     double device, landing, down, up, first_sum, sum, host_step;
     explicit part_times(zenflow_rates const& r)
         : device((r.device_step_bytes * r.selected_elems + r.grad_bytes * r.all_elems) / r.device_bytes_per_s),
-          landing(r.landing_bytes * r.put_off_elems / r.device_bytes_per_s),
+          landing(r.landing_bytes * r.deferred_elems / r.device_bytes_per_s),
           down(r.grad_bytes * r.all_elems / r.down_bytes_per_s),
-          up(r.put_off_elems > 0 ? r.weight_bytes * r.matrix_elems / r.up_bytes_per_s : 0),
-          first_sum(r.put_off_elems > 0 ? r.first_sum_bytes * r.matrix_elems / r.host_bytes_per_s : 0),
-          sum(r.put_off_elems > 0 ? r.sum_bytes * r.matrix_elems / r.host_bytes_per_s : 0),
-          host_step(r.host_step_bytes * r.put_off_elems / r.host_bytes_per_s)
+          up(r.deferred_elems > 0 ? r.weight_bytes * r.matrix_elems / r.up_bytes_per_s : 0),
+          first_sum(r.deferred_elems > 0 ? r.first_sum_bytes * r.matrix_elems / r.host_bytes_per_s : 0),
+          sum(r.deferred_elems > 0 ? r.sum_bytes * r.matrix_elems / r.host_bytes_per_s : 0),
+          host_step(r.host_step_bytes * r.deferred_elems / r.host_bytes_per_s)
     {
     }
 };
@@ -41,7 +41,7 @@ public:
         stall_s = 0;
         span(zenflow_lane::sums, 0, left_over_s);
         host_ = left_over_s;
-        put_off_ = r_.overlap ? t_.host_step : 0;
+        deferred_ = r_.overlap ? t_.host_step : 0;
         begun_ = -1;
         double gpu = 0;
         double added = left_over_s;
@@ -65,7 +65,7 @@ public:
             span(zenflow_lane::sums, host_, added);
             host_ = added;
             if (last && !r_.overlap && t_.host_step > 0) {
-                put_off_ = t_.host_step;
+                deferred_ = t_.host_step;
                 begun_ = -1;
                 step_until(std::numeric_limits<double>::infinity());
                 land(gpu, std::max(host_, begun_ + t_.up));
@@ -88,12 +88,12 @@ private:
     // As much of the step of what was put off as there is time for.
     void step_until(double end)
     {
-        double const takes = std::clamp(end - host_, 0.0, put_off_);
+        double const takes = std::clamp(end - host_, 0.0, deferred_);
         if (takes > 0 && begun_ < 0)
             begun_ = host_;
         span(zenflow_lane::host_step, host_, host_ + takes);
         host_ += takes;
-        put_off_ -= takes;
+        deferred_ -= takes;
     }
     // Weights that are all up by then come into use.
     void land(double& gpu, double up)
@@ -107,7 +107,7 @@ private:
     zenflow_rates const& r_;
     part_times const t_;
     double host_ = 0;    // until when it is busy
-    double put_off_ = 0; // what is left of that step
+    double deferred_ = 0; // what is left of that step
     double begun_ = -1;  // when it was begun; below 0: it was not
 };
 
@@ -130,7 +130,7 @@ zenflow_forecast forecast_zenflow(zenflow_rates const& r)
     result.stall_s = of.stall_s / steps + select_s;
     result.window_s = of.window_s;
     result.host_s = t.first_sum + (steps - 1) * t.sum + t.host_step;
-    double const up_elems = r.put_off_elems > 0 ? r.matrix_elems : 0;
+    double const up_elems = r.deferred_elems > 0 ? r.matrix_elems : 0;
     result.down_bytes = r.grad_bytes * r.all_elems + selections * r.moved_bytes;
     result.up_bytes = r.weight_bytes * up_elems / steps + selections * r.moved_bytes;
     result.timeline = std::move(of.timeline);

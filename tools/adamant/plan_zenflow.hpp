@@ -13,7 +13,7 @@ namespace cli {
 // Of one GPU and what of the host is for it. A rate that limits nothing is infinite.
 struct zenflow_rates {
     double selected_elems = 0; // those of vectors among them, which are always selected
-    double put_off_elems = 0;
+    double deferred_elems = 0;
     double all_elems = 0;            // whose gradients come down: rows come down whole
     double matrix_elems = 0;         // of the columns, selected or not: sums are by rows, and weights go up by matrices
     std::size_t update_interval = 4; // steps of a window, at least 1

@@ -302,7 +302,7 @@ void run_zenflow(zenflow_settings const& chosen)
         rates.backward_s = of.backward_s;
         rates.forward_s = of.forward_s;
         cli::zenflow_rates of_plain = rates;
-        of_plain.put_off_elems = of_plain.all_elems = of_plain.matrix_elems = static_cast<double>(elems);
+        of_plain.deferred_elems = of_plain.all_elems = of_plain.matrix_elems = static_cast<double>(elems);
         of_plain.update_interval = 1;
         of_plain.overlap = false;
         of_plain.first_sum_bytes = of_plain.landing_bytes = 0;
@@ -312,7 +312,7 @@ void run_zenflow(zenflow_settings const& chosen)
         rates.all_elems = static_cast<double>(elems);
         rates.matrix_elems = static_cast<double>(matrices);
         rates.selected_elems = median(with, [](measured const& m) { return static_cast<double>(m.report.elements); });
-        rates.put_off_elems = static_cast<double>(elems) - rates.selected_elems;
+        rates.deferred_elems = static_cast<double>(elems) - rates.selected_elems;
         rates.update_interval = chosen.update_interval;
         rates.overlap = chosen.overlap;
         step_list ending, others;
@@ -323,12 +323,12 @@ void run_zenflow(zenflow_settings const& chosen)
         rates.device_bytes_per_s = 1e18; // all that it does in a step is said to be its step
         rates.device_step_bytes = device_s * rates.device_bytes_per_s / std::max(1.0, rates.selected_elems);
         rates.landing_bytes = median(ending, [](measured const& m) { return m.report.landing_s; }) *
-                              rates.device_bytes_per_s / rates.put_off_elems;
+                              rates.device_bytes_per_s / rates.deferred_elems;
         rates.host_bytes_per_s = 1;
         rates.sum_bytes = rates.first_sum_bytes =
             median(with, [](measured const& m) { return m.report.sums_s; }) / rates.matrix_elems;
         rates.host_step_bytes =
-            median(ending, [](measured const& m) { return m.report.put_off_s; }) / rates.put_off_elems;
+            median(ending, [](measured const& m) { return m.report.deferred_s; }) / rates.deferred_elems;
 
         // Speculation steps one tensor after the other as their gradients come; beside a step it writes a record.
         namespace shard_array = adamant::shard_array;
@@ -352,12 +352,12 @@ void run_zenflow(zenflow_settings const& chosen)
         print_row("ZenFlow", mean(with, step_s), said.step_s, mean(with, step_s) - waits - works_s,
                   std::max(0.0, said.stall_s - landing_s / static_cast<double>(chosen.update_interval)),
                   mean(with, down_bytes), mean(with, up_bytes));
-        double const put_off_s = median(ending, [](measured const& m) { return m.report.put_off_s; });
+        double const deferred_s = median(ending, [](measured const& m) { return m.report.deferred_s; });
         double const waited_s = mean(ending, [](measured const& m) { return m.report.waited_s; });
         std::printf(
             "  what a window has put off took the host %.1f of %.1f ms, and the device waited %.1f for it: %.1f%% "
             "hidden; landing took %.1f\n",
-            1e3 * put_off_s, 1e3 * said.window_s, 1e3 * waited_s, 100 * (1 - waited_s / put_off_s), 1e3 * landing_s);
+            1e3 * deferred_s, 1e3 * said.window_s, 1e3 * waited_s, 100 * (1 - waited_s / deferred_s), 1e3 * landing_s);
     }
     for (tensor const& t : model) {
         gpu->release(t.there.grad);

@@ -269,21 +269,21 @@ public:
             plain.add_group("all", hyper);
             return;
         }
-        put_off.emplace(on.optimizer,
+        deferred.emplace(on.optimizer,
                         adamant::zenflow_options{.topk_ratio = *share,
                                                  .select_interval = number(values, "--select-interval", 1, 1'000'000),
                                                  .update_interval = number(values, "--update-interval", 1, 1'000'000)},
                         optimizer_options(values));
-        put_off->add_group("all", hyper);
+        deferred->add_group("all", hyper);
     }
     // The masters that are to begin with, by rows.
     void add(tensor& of, tensor_state& state, float const* first)
     {
         size_t const rows = of.wide.rows, columns = of.wide.columns;
-        if (!put_off || rows == 1 || columns == 1) {
+        if (!deferred || rows == 1 || columns == 1) {
             state.set_masters(types_, first, of);
-            if (put_off)
-                put_off->add_param({0, of.name, state.shard(types_, of)});
+            if (deferred)
+                deferred->add_param({0, of.name, state.shard(types_, of)});
             else
                 plain.add_shard(
                     {.group = 0, .name = of.name, .shard = state.shard(types_, of), .place = {{rows, columns}}});
@@ -303,32 +303,32 @@ public:
         }
         for (size_t i = 0; i < weight.size(); ++i)
             of.weight[i % rows * columns + i / rows] = weight[i];
-        put_off->add_param({0, of.name, state.shard(types_, of, weight.data()), columns, of.weight.data()});
+        deferred->add_param({0, of.name, state.shard(types_, of, weight.data()), columns, of.weight.data()});
     }
-    [[nodiscard]] std::uint64_t steps() const { return put_off ? put_off->steps() : plain.steps(); }
-    [[nodiscard]] double loss_scale() const { return put_off ? put_off->loss_scale() : plain.loss_scale(); }
+    [[nodiscard]] std::uint64_t steps() const { return deferred ? deferred->steps() : plain.steps(); }
+    [[nodiscard]] double loss_scale() const { return deferred ? deferred->loss_scale() : plain.loss_scale(); }
     void begin_step(adamant::step_values const& values)
     {
-        put_off ? put_off->begin_step(values) : plain.begin_step(values);
+        deferred ? deferred->begin_step(values) : plain.begin_step(values);
     }
-    void submit(size_t i) { put_off ? put_off->submit(i) : plain.submit(i); }
-    adamant::optimizer_report finish() { return put_off ? put_off->finish() : plain.finish(); }
+    void submit(size_t i) { deferred ? deferred->submit(i) : plain.submit(i); }
+    adamant::optimizer_report finish() { return deferred ? deferred->finish() : plain.finish(); }
 
     void save(std::string const& file, std::map<std::string, std::string> const& run)
     {
-        if (put_off)
-            save(file, run, put_off->state());
+        if (deferred)
+            save(file, run, deferred->state());
         else
             save(file, run, plain.state());
     }
     // Goes on from a checkpoint of that run.
     void resume(std::string const& file, std::map<std::string, std::string> const& run)
     {
-        if (put_off) {
+        if (deferred) {
             auto const saved = opened<adamant::zenflow_safetensors_state, adamant::safetensors_state>(
                 file, "without --zenflow, but this one has it; leave it out");
             require_same_run("train_text", run, saved.state().metadata, file);
-            put_off->load(saved.state());
+            deferred->load(saved.state());
         } else {
             auto const saved = opened<adamant::safetensors_state, adamant::zenflow_safetensors_state>(
                 file, "with --zenflow, but this one is without it; give it");
@@ -373,7 +373,7 @@ private:
 
 public:
     adamant::optimizer plain;
-    std::optional<adamant::zenflow_optimizer> put_off;
+    std::optional<adamant::zenflow_optimizer> deferred;
 };
 
 void train(option_values const& values)
@@ -455,8 +455,8 @@ void train(option_values const& values)
         if (!checkpoint.empty() && (t % save_every == 0 || t == steps))
             optimizer.save(checkpoint, run);
     }
-    if (optimizer.put_off) {
-        optimizer.put_off->land();
+    if (optimizer.deferred) {
+        optimizer.deferred->land();
         net.widen_weights();
     }
     std::printf("%.1f s, tier %s, %u threads, %zu steps skipped; losses are in nats per character\n"

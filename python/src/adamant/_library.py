@@ -191,7 +191,7 @@ class Report(Struct):
 class ZenFlowOptions(Struct):
     name_in_c = "adamant_zenflow_options"
     _fields_ = [_size, ("topk_ratio", c_double), ("select_interval", c_size_t), ("update_interval", c_size_t),
-                ("auto_ratio", c_double), ("most_put_off", c_size_t), ("full_warm_up_rounds", c_size_t),
+                ("auto_ratio", c_double), ("max_deferred", c_size_t), ("full_warm_up_rounds", c_size_t),
                 ("score", c_int32), ("scope", c_int32), ("overlap", c_int32), ("reduce_columns", c_void_p),
                 ("reduce_columns_user", c_void_p)]
 
@@ -201,10 +201,10 @@ class ZenFlowReport(Struct):
     adamant/adamant.h."""
 
     name_in_c = "adamant_zenflow_report"
-    _fields_ = [_size, ("warm_up", c_int32), ("selected", c_int32), ("columns_moved", c_size_t), ("put_off", c_size_t),
-                ("window_ended", c_int32), ("put_off_skipped", c_int32), ("put_off_stepped", c_size_t),
+    _fields_ = [_size, ("warm_up", c_int32), ("selected", c_int32), ("columns_moved", c_size_t), ("deferred", c_size_t),
+                ("window_ended", c_int32), ("deferred_skipped", c_int32), ("deferred_stepped", c_size_t),
                 ("waited_seconds", c_double), ("landing_seconds", c_double), ("sums_seconds", c_double),
-                ("put_off_seconds", c_double)]
+                ("deferred_seconds", c_double)]
 
 
 class ZenFlowPosition(Struct):
@@ -212,7 +212,7 @@ class ZenFlowPosition(Struct):
     _fields_ = [_size, ("steps", c_uint64), ("since_selection", c_uint64), ("in_window", c_uint64),
                 ("has_selection", c_int32), ("has_loss_scaler", c_int32), ("loss_scale", c_double),
                 ("good_steps", c_uint32), ("hysteresis_left", c_uint32), ("done_squares", c_double),
-                ("put_off_norm", c_double)]
+                ("deferred_norm", c_double)]
 
 
 class ZenFlowParam(Struct):

@@ -37,7 +37,7 @@ adamant_zenflow_options about<adamant_zenflow_options>::defaults()
             from.select_interval,
             from.update_interval.value_or(0),
             from.auto_ratio,
-            from.most_put_off,
+            from.max_deferred,
             from.full_warm_up_rounds,
             static_cast<adamant_column_score>(from.score),
             static_cast<adamant_selection_scope>(from.scope),
@@ -68,7 +68,7 @@ static zenflow_options from_c(adamant_zenflow_options const& from)
                        .select_interval = from.select_interval,
                        .update_interval = unless_zero(from.update_interval),
                        .auto_ratio = from.auto_ratio,
-                       .most_put_off = from.most_put_off,
+                       .max_deferred = from.max_deferred,
                        .full_warm_up_rounds = from.full_warm_up_rounds,
                        .overlap = from.overlap != 0};
     if (from.reduce_columns != nullptr)
@@ -102,8 +102,8 @@ static void give_reports(zenflow_report const& from, adamant_report* report, ada
     give_report(from, report);
     if (more != nullptr)
         write(adamant_zenflow_report{sizeof(adamant_zenflow_report), from.warm_up, from.selected, from.columns_moved,
-                                     from.put_off, from.window_ended, from.put_off_skipped, from.put_off_stepped,
-                                     from.waited_s, from.landing_s, from.sums_s, from.put_off_s},
+                                     from.deferred, from.window_ended, from.deferred_skipped, from.deferred_stepped,
+                                     from.waited_s, from.landing_s, from.sums_s, from.deferred_s},
               more);
 }
 
@@ -111,7 +111,7 @@ static zenflow_state from_c(adamant_zenflow_position const& at, zenflow_optimize
 {
     zenflow_state to;
     to.position = {at.steps, at.since_selection, at.in_window, at.has_selection != 0, at.done_squares};
-    to.put_off_norm = at.put_off_norm;
+    to.deferred_norm = at.deferred_norm;
     if (at.has_loss_scaler != 0)
         to.loss_scaler = loss_scaler_state{at.loss_scale, at.good_steps, at.hysteresis_left};
     to.groups = of.groups();
@@ -305,7 +305,7 @@ adamant_status adamant_zenflow_get_position(adamant_zenflow* zenflow, adamant_ze
             at.hysteresis_left = state.loss_scaler->hysteresis_left;
         }
         at.done_squares = state.position.done_squares;
-        at.put_off_norm = state.put_off_norm;
+        at.deferred_norm = state.deferred_norm;
         write(at, position);
     });
 }

@@ -17,7 +17,7 @@
 #include <adamant/error.hpp>
 #include <adamant/zenflow.hpp>
 #include <adamant/detail/zenflow/device_home.hpp>
-#include <adamant/detail/zenflow/put_off_step.hpp>
+#include <adamant/detail/zenflow/deferred_update.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -161,9 +161,9 @@ public:
     // ---- What was put off
 
     // The plan of what this window has put off, to be filled in.
-    [[nodiscard]] put_off_step& next() noexcept { return *next_; }
+    [[nodiscard]] deferred_update& next() noexcept { return *next_; }
     // Whose weights are still to land.
-    [[nodiscard]] put_off_step& now() noexcept { return *now_; }
+    [[nodiscard]] deferred_update& now() noexcept { return *now_; }
     // next(), which has been prepared, is now(), and begins. All before it has landed.
     void begin_next() noexcept
     {
@@ -179,10 +179,10 @@ public:
             };
         now_->begin();
     }
-    // Goes on in the background. but_put_off: not with what was put off.
-    void go_on(bool but_put_off) noexcept
+    // Goes on in the background. but_deferred: not with what was put off.
+    void go_on(bool but_deferred) noexcept
     {
-        worker_.go_on(sums_, but_put_off || landing_is_due_ ? nullptr : now_.get(), model_.matrices);
+        worker_.go_on(sums_, but_deferred || landing_is_due_ ? nullptr : now_.get(), model_.matrices);
     }
     // Nothing goes on in the background.
     void settle() { worker_.finish(sums_, *now_, model_.matrices); }
@@ -214,7 +214,7 @@ public:
             return;
         auto const start = std::chrono::steady_clock::now();
         settle();
-        report.put_off_s = now_->take_busy_s() / std::max(1u, model_.cpu.threads());
+        report.deferred_s = now_->take_busy_s() / std::max(1u, model_.cpu.threads());
         auto const done = std::chrono::steady_clock::now();
         finish_and_land();
         report.waited_s = std::chrono::duration<double>(done - start).count();
@@ -304,9 +304,9 @@ private:
     std::mutex down_mutex_;
     std::vector<std::size_t> waiting_down_; // params whose gradients are still to come down,
     std::size_t down_ = 0;                  // from this one on
-    std::unique_ptr<put_off_step> now_ = std::make_unique<put_off_step>();
-    std::unique_ptr<put_off_step> next_ = std::make_unique<put_off_step>();
-    put_off_worker worker_; // last: its threads use the others
+    std::unique_ptr<deferred_update> now_ = std::make_unique<deferred_update>();
+    std::unique_ptr<deferred_update> next_ = std::make_unique<deferred_update>();
+    deferred_worker worker_; // last: its threads use the others
 };
 
 } // namespace detail

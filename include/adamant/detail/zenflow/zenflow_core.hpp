@@ -187,8 +187,8 @@ public:
         if (background_.home() != nullptr)
             report_device(report);
         if (report.warm_up) { // inside, it is a window of one step in which nothing is selected
-            report.elements += std::exchange(report.put_off_stepped, 0);
-            report.put_off = 0;
+            report.elements += std::exchange(report.deferred_stepped, 0);
+            report.deferred = 0;
             report.window_ended = false;
         }
         return report;
@@ -288,7 +288,7 @@ public:
         background_.catch_up(position().steps);
         background_.settle();
         background_.come_home();
-        zenflow_state all{position(), course_.put_off_norm(), scaler_, model_.registry.groups(), {}};
+        zenflow_state all{position(), course_.deferred_norm(), scaler_, model_.registry.groups(), {}};
         for (std::size_t i = 0; i < model_.size(); ++i) {
             all.params.push_back(view_of(model_, i));
             if (background_.now().is_there())
@@ -319,7 +319,7 @@ public:
         bool any_landing = false;
         for (std::size_t i = 0; i < model_.size(); ++i)
             any_landing = loading.load(i) || any_landing;
-        course_.go_on_from(first.position, first.put_off_norm);
+        course_.go_on_from(first.position, first.deferred_norm);
         scaler_ = first.loss_scaler;
         model_.registry.replace_groups(std::move(groups));
         if (any_landing) {
@@ -397,7 +397,7 @@ private:
             auto const i = static_cast<std::size_t>(lane);
             return now.busy_s[i] - usage_before_.busy_s[i];
         };
-        std::size_t const on_cpu = report.warm_up ? report.put_off_stepped : 0;
+        std::size_t const on_cpu = report.warm_up ? report.deferred_stepped : 0;
         std::size_t const all = report.elements + on_cpu;
         report.ratio = all == 0 ? 1 : static_cast<double>(on_cpu) / static_cast<double>(all);
         report.device = {

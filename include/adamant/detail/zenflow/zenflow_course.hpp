@@ -32,11 +32,11 @@ public:
 
     [[nodiscard]] zenflow_position const& position() const noexcept { return position_; }
     // The sum of the norms of what has been put off in this window: no element of it is larger.
-    [[nodiscard]] double put_off_norm() const noexcept { return put_off_norm_; }
-    void go_on_from(zenflow_position const& position, double put_off_norm) noexcept
+    [[nodiscard]] double deferred_norm() const noexcept { return deferred_norm_; }
+    void go_on_from(zenflow_position const& position, double deferred_norm) noexcept
     {
         position_ = position;
-        put_off_norm_ = put_off_norm;
+        deferred_norm_ = deferred_norm;
     }
 
     // Whether there is a step, and how it is clipped.
@@ -68,9 +68,9 @@ public:
         ++after.in_window;
         after.since_selection = selects ? 1 : after.since_selection + !warm_up;
         after.has_selection = after.has_selection || selects;
-        double const put_off_norm = put_off_norm_ + (report.measured ? verdict.norm * verdict.clip : 0);
+        double const deferred_norm = deferred_norm_ + (report.measured ? verdict.norm * verdict.clip : 0);
         // Without a norm nobody asks whether what was added up is finite.
-        bool const is_finite_for_sure = put_off_norm < 1e38 || !report.measured;
+        bool const is_finite_for_sure = deferred_norm < 1e38 || !report.measured;
         bool const automatic = !zenflow_.update_interval && !warm_up;
         bool ends = false;
         zenflow_gradients::window_squares squares;
@@ -78,13 +78,13 @@ public:
             squares = gradients_.squares_of_window();
         rounded_to_nearest([&] {
             after.done_squares += automatic ? squares.done.sum : 0;
-            ends = ends_window(zenflow_, after, squares.put_off.sum);
+            ends = ends_window(zenflow_, after, squares.deferred.sum);
         });
         bool drops = false;
         if (ends) {
-            plan.put_off(background_.next());
+            plan.deferred(background_.next());
             background_.next().prepare(model_.matrices);
-            drops = options_.on_nonfinite == nonfinite_policy::skip && squares.put_off.nonfinite != 0;
+            drops = options_.on_nonfinite == nonfinite_policy::skip && squares.deferred.nonfinite != 0;
             background_.next().zero_nonfinite = terms.zero_nonfinite && !is_finite_for_sure;
         }
 
@@ -100,7 +100,7 @@ public:
         }
         count_selected(report);
         position_ = after;
-        put_off_norm_ = put_off_norm;
+        deferred_norm_ = deferred_norm;
         bool const waits = home == nullptr || (ends && (warm_up || !zenflow_.overlap));
         if (waits) {
             background_.begin_sums(std::move(sums));
@@ -160,7 +160,7 @@ private:
     void change_selection(zenflow_report& report)
     {
         report.selected = true;
-        put_off_step& now = background_.now();
+        deferred_update& now = background_.now();
         for (std::size_t i = 0; i < model_.size(); ++i) {
             zenflow_param_state& own = model_.params[i];
             if (!model_.is_matrix(i))
@@ -219,19 +219,19 @@ private:
     void end_window(bool warm_up, bool drops, zenflow_report& report)
     {
         report.window_ended = true;
-        report.put_off_skipped = drops;
+        report.deferred_skipped = drops;
         background_.finish_and_land(report);
         for (std::size_t i = 0; i < model_.size(); ++i) {
-            put_off_part const& p = background_.next().parts[i];
+            deferred_part const& p = background_.next().parts[i];
             for (std::size_t c = 0; c < p.columns.size() && !drops; ++c) {
                 model_.params[i].counts[c] += p.columns[c];
-                report.put_off_stepped += p.columns[c] != 0 ? model_.matrices[i].rows() : 0;
+                report.deferred_stepped += p.columns[c] != 0 ? model_.matrices[i].rows() : 0;
             }
             model_.params[i].summed = 0;
         }
         position_.in_window = 0;
         position_.done_squares = 0;
-        put_off_norm_ = 0;
+        deferred_norm_ = 0;
         if (drops)
             return;
         background_.begin_next();
@@ -247,7 +247,7 @@ private:
     zenflow_gradients gradients_{model_, zenflow_, options_};
     host_home host_{model_};
     zenflow_position position_;
-    double put_off_norm_ = 0;
+    double deferred_norm_ = 0;
 };
 
 } // namespace detail

@@ -131,12 +131,12 @@ public:
                 select_columns(each.scores, zenflow_.topk_ratio, each.selected);
     }
     struct window_squares {
-        grad_squares done, put_off;
+        grad_squares done, deferred;
     };
     // The squares of what this step does at once, and of what will have been put off after it, over all ranks.
     [[nodiscard]] window_squares squares_of_window() const
     {
-        squares_total done, put_off;
+        squares_total done, deferred;
         std::mutex mutex;
         for_each_part(model_.cpu, model_.blocks.size(), model_.all_elems, [&](std::size_t at) {
             zenflow_part const& p = model_.blocks[at];
@@ -145,26 +145,26 @@ public:
                 return;
             zenflow_matrix const& m = model_.matrices[p.param];
             float const* const sums = own.summed == 0 ? nullptr : model_.sums_of(p.param);
-            squares_total own_done, own_put_off;
+            squares_total own_done, own_deferred;
             for (std::size_t b = p.begin; b < p.end; ++b) {
                 if (model_.takes_part(p.param) && !own.list.empty())
                     own_done.add(m.squares_of_gradient(b, own.steps[0], own.wanted, 1, nullptr));
                 if (own.list.size() == m.columns())
                     continue;
                 if (model_.takes_part(p.param))
-                    own_put_off.add(m.squares_of_gradient(b, own.added, own.wanted, 0, sums));
+                    own_deferred.add(m.squares_of_gradient(b, own.added, own.wanted, 0, sums));
                 else if (sums != nullptr)
-                    own_put_off.add(m.squares_of_sums(b, sums, own.wanted, 0));
+                    own_deferred.add(m.squares_of_sums(b, sums, own.wanted, 0));
             }
             std::lock_guard const lock(mutex);
             done.add(own_done);
-            put_off.add(own_put_off);
+            deferred.add(own_deferred);
         });
         if (options_.reduce) {
             done = reduced(options_, done);
-            put_off = reduced(options_, put_off);
+            deferred = reduced(options_, deferred);
         }
-        return {done.rounded(), put_off.rounded()};
+        return {done.rounded(), deferred.rounded()};
     }
 
 private:

@@ -19,8 +19,8 @@ ADAMANT_DECL void validate(zenflow_options const& options)
         detail::throw_invalid_argument({"update_interval is 0, but must be at least 1"});
     if (!(options.auto_ratio >= 0) || options.auto_ratio > 1e300)
         detail::throw_invalid_argument({"auto_ratio is ", options.auto_ratio, ", but must be finite and at least 0"});
-    if (options.most_put_off == 0)
-        detail::throw_invalid_argument({"most_put_off is 0, but must be at least 1"});
+    if (options.max_deferred == 0)
+        detail::throw_invalid_argument({"max_deferred is 0, but must be at least 1"});
 }
 
 ADAMANT_DECL bool is_in_warm_up(zenflow_options const& options, zenflow_position const& at) noexcept
@@ -35,15 +35,15 @@ ADAMANT_DECL bool selects_next(zenflow_options const& options, zenflow_position 
 }
 
 ADAMANT_DECL bool ends_window(zenflow_options const& options, zenflow_position const& at,
-                              double put_off_squares) noexcept
+                              double deferred_squares) noexcept
 {
     detail::default_mode_scope const mode;
     if (at.steps <= options.full_warm_up_rounds) // the step was one of the warm-up
         return true;
     if (options.update_interval)
         return at.in_window >= *options.update_interval;
-    return at.in_window >= options.most_put_off ||
-           (put_off_squares > 0 && put_off_squares >= options.auto_ratio * at.done_squares);
+    return at.in_window >= options.max_deferred ||
+           (deferred_squares > 0 && deferred_squares >= options.auto_ratio * at.done_squares);
 }
 
 ADAMANT_DECL zenflow_options zenflow_options_of(zenflow_config const& config)

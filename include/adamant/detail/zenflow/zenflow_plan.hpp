@@ -9,7 +9,7 @@
 #include <adamant/zenflow.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
-#include <adamant/detail/zenflow/put_off_step.hpp>
+#include <adamant/detail/zenflow/deferred_update.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -46,13 +46,13 @@ public:
         return bytes;
     }
     // The window ends with this step: how what has been put off is stepped.
-    void put_off(put_off_step& next) const
+    void deferred(deferred_update& next) const
     {
         next.zero_nonfinite = false;
         std::vector<std::uint32_t> list;
         for (std::size_t i = 0; i < model_.size(); ++i) {
             zenflow_param_state const& own = model_.params[i];
-            put_off_part& p = next.parts[i];
+            deferred_part& p = next.parts[i];
             std::uint64_t const summed = own.summed + model_.takes_part(i);
             p.columns.assign(model_.matrices[i].columns(), 0);
             p.sums = nullptr;
@@ -79,7 +79,7 @@ public:
         }
         for (std::size_t i = 0; i < model_.size(); ++i)
             if (model_.is_matrix(i) && model_.takes_part(i))
-                report.put_off +=
+                report.deferred +=
                     (model_.matrices[i].columns() - model_.params[i].list.size()) * model_.matrices[i].rows();
         return tiles;
     }

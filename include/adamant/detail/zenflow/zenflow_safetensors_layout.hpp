@@ -15,7 +15,7 @@
 // float32 scale. Where there are rows [BEGIN, END) alone, each of these names ends with "[BEGIN:END]".
 //
 // The metadata's adamant.format_version is "2", and adamant.state has groups with every hyperparameter, loss scaler or
-// null, position, put_off_norm, and params with all that is neither an array nor of each column. A number that is not
+// null, position, deferred_norm, and params with all that is neither an array nor of each column. A number that is not
 // finite is there as the 16 hex digits of its bits.
 #pragma once
 
@@ -130,7 +130,7 @@ inline std::string state_text(zenflow_state const& state, std::vector<std::size_
                 {"loss_scaler", loss_scaler_json(state.loss_scaler)},
                 {"params", std::move(entries)},
                 {"position", std::move(position)},
-                {"put_off_norm", number_json(state.put_off_norm)}}
+                {"deferred_norm", number_json(state.deferred_norm)}}
         .dump();
 }
 

@@ -69,7 +69,7 @@ inline zenflow_state zenflow_state_from_text(std::string_view text)
     zenflow_state state;
     state.loss_scaler = loss_scaler_from(all.at("loss_scaler"));
     state.groups = groups_from(all.array("groups"));
-    state.put_off_norm = number_from(all, "put_off_norm");
+    state.deferred_norm = number_from(all, "deferred_norm");
     json_members const position(all.at("position"), "the position", 4);
     state.position.since_selection = position.count<std::uint64_t>("since_selection");
     state.position.in_window = position.count<std::uint64_t>("in_window");

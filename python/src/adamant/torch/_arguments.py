@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._library import InvalidArgument
-from .._put_off_native import ZenFlow
+from .._deferred_native import ZenFlow
 from ..executor import Cores, allowed_pus, pus_of, pus_text, select_cores
 
 _moment_types = {"float32": torch.float32, "bfloat16": torch.bfloat16, "quantized8": torch.uint8}

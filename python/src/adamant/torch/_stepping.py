@@ -15,7 +15,7 @@ from .. import _threads
 from .._step_group import StepGroup
 from .._host_copies import local
 from .._library import SQUARES_WORDS, InvalidArgument, Report
-from .._put_off import PutOff
+from .._deferred import Deferred
 from .._ranks import Gradient, Ranks, norm_of, zero_redundancy_group
 from .._signals import whole
 from .._signature_module import CHANGED, NEW_GRADIENT, NO_GRADIENT, new_signature
@@ -80,7 +80,7 @@ class Steps(Backward, Saving):
         self._mirrors: Dict[int, Tuple[Tensor, Tensor]] = {}
         self._versions: Dict[int, Tuple[Any, ...]] = {}  # of params whose weights are elsewhere, too, when both were the same
         given = self._arguments.zenflow
-        self._put_off = PutOff(given) if given is not None else None
+        self._deferred = Deferred(given) if given is not None else None
         self._forget()
         self._watch()
 
@@ -301,7 +301,7 @@ class Steps(Backward, Saving):
             if self._arguments.accumulate > 1:
                 self._check_sums()
             try:
-                report = (self._put_off.step(self) if self._put_off is not None else
+                report = (self._deferred.step(self) if self._deferred is not None else
                           self._finish() if self._open is not None else self._step_all())
             finally:
                 self._signature.release()
@@ -408,9 +408,9 @@ class Steps(Backward, Saving):
         -----
         A run that publishes early continues with other bits than one that does not.
         """
-        if self._put_off is not None:
+        if self._deferred is not None:
             with whole:
-                self._put_off.land(self)
+                self._deferred.land(self)
 
     def take_weights(self) -> None:
         """Take the current weights as they are, into masters and host copies.
@@ -419,6 +419,6 @@ class Steps(Backward, Saving):
         write. With zenflow, deferred updates that are not published are dropped from the weights.
         """
         self._versions.clear()
-        if self._put_off is not None:
+        if self._deferred is not None:
             with whole:
-                self._put_off.take_weights(self)
+                self._deferred.take_weights(self)

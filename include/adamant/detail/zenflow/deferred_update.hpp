@@ -94,7 +94,7 @@ struct sum_tile {
 using sum_work = tiled_work<sum_tile>;
 
 // What one matrix has put off.
-struct put_off_part {
+struct deferred_part {
     std::vector<std::uint8_t> columns;  // a flag for each column: whether it is stepped
     std::vector<coefficients> steps;    // for each count of updates,
     std::vector<std::uint32_t> step_of; // and which of them each column takes
@@ -102,9 +102,9 @@ struct put_off_part {
     float scale = 1;                    // of the sums
 };
 
-class put_off_step {
+class deferred_update {
 public:
-    std::vector<put_off_part> parts; // of each matrix
+    std::vector<deferred_part> parts; // of each matrix
     bool zero_nonfinite = false;
     // If not empty, is called with each matrix that is through, in the thread that has finished it. Must not throw.
     std::function<void(std::size_t)> is_through = {};
@@ -173,7 +173,7 @@ private:
     void do_tile(std::vector<zenflow_matrix> const& of, tile const& what, std::vector<std::uint8_t> const& columns,
                  kernel::memory_access how) const noexcept
     {
-        put_off_part const& part = parts[what.matrix];
+        deferred_part const& part = parts[what.matrix];
         of[what.matrix].step_strip(what.strip, what.at, columns, part.sums, part.scale, zero_nonfinite, part.steps,
                                    part.step_of, how);
     }
@@ -185,17 +185,17 @@ private:
 };
 
 // Does that in a team's threads, while these have nothing else to do: sums first, then the step.
-class put_off_worker {
+class deferred_worker {
 public:
     // when_summed: is called, in any thread and perhaps more than once, when all gradients of a step have been added
     // up. Must not throw.
-    put_off_worker(executor const& cpu, std::function<void()> when_summed)
+    deferred_worker(executor const& cpu, std::function<void()> when_summed)
         : cpu_(cpu), team_(cpu.team()), when_summed_(std::move(when_summed))
     {
     }
-    put_off_worker(put_off_worker const&) = delete;
-    put_off_worker& operator=(put_off_worker const&) = delete;
-    ~put_off_worker() { rest(); }
+    deferred_worker(deferred_worker const&) = delete;
+    deferred_worker& operator=(deferred_worker const&) = delete;
+    ~deferred_worker() { rest(); }
 
     // Work in the background needs a thread. Throws what the team's constructor does.
     void have_team()
@@ -217,7 +217,7 @@ public:
     [[nodiscard]] bool in_this_process() const noexcept { return team_ == nullptr || team_->in_this_process(); }
     // Goes on with what there is; step: null, or one to go on with when sums are done. Returns at once. Where memory is
     // short nothing goes on, until finish().
-    void go_on(sum_work& sums, put_off_step* step, std::vector<zenflow_matrix> const& of) noexcept
+    void go_on(sum_work& sums, deferred_update* step, std::vector<zenflow_matrix> const& of) noexcept
     {
         if (step != nullptr && (!step->is_there() || step->is_done()))
             step = nullptr;
@@ -238,14 +238,14 @@ public:
         for_each_part(cpu_, sums.size(), sums.size() * 65536, [&](std::size_t) { (void)sums.do_next(add_up); });
         when_summed_();
     }
-    void finish(sum_work& sums, put_off_step& step, std::vector<zenflow_matrix> const& of)
+    void finish(sum_work& sums, deferred_update& step, std::vector<zenflow_matrix> const& of)
     {
         finish(sums);
         if (!step.is_there())
             return;
         rest();
         if (!step.is_done())
-            for_each_part(cpu_, step.tiles(), step.tiles() * put_off_step::tile_elems(),
+            for_each_part(cpu_, step.tiles(), step.tiles() * deferred_update::tile_elems(),
                           [&](std::size_t) { (void)step.do_next(of, access()); });
     }
     [[nodiscard]] kernel::memory_access access() const noexcept { return {false, cpu_.prefetch_bytes()}; }
@@ -259,9 +259,9 @@ private:
     void rest() noexcept { shift_.reset(); }
 
     struct shift {
-        put_off_worker const* worker;
+        deferred_worker const* worker;
         sum_work* sums;
-        put_off_step* step; // may be null
+        deferred_update* step; // may be null
         std::vector<zenflow_matrix> const* of;
         void operator()(unsigned) const noexcept
         {

@@ -23,8 +23,8 @@ from ._arrays import GROUP_ELEMS
 from ._step_group import check_groups, check_place, check_readable, check_tracked, first_element, named
 from ._host_copies import check_memory, flat, local
 from ._library import InvalidArgument, Report
-from ._put_off_device import Home, home_of, refusals
-from ._put_off_native import PutOffOptimizer, ZenFlow, position_fields
+from ._deferred_device import Home, home_of, refusals
+from ._deferred_native import DeferredOptimizer, ZenFlow, position_fields
 from ._quantized8 import is_quantized, moments
 from ._split_masters import joined, masters
 
@@ -36,7 +36,7 @@ known_to_library = ("step", "updates", "selected", "landing", "sums", "summed", 
 # State tensors that the library reads and writes in place.
 kept_tensors = (*moments, "by_columns", *masters)
 
-_natives: "weakref.WeakSet[PutOffOptimizer]" = weakref.WeakSet()
+_natives: "weakref.WeakSet[DeferredOptimizer]" = weakref.WeakSet()
 
 
 @atexit.register
@@ -314,7 +314,7 @@ class _Member:
 
     # State
 
-    def save(self, native: PutOffOptimizer, number: int, window: Tensor) -> None:
+    def save(self, native: DeferredOptimizer, number: int, window: Tensor) -> None:
         found, count, state = native.param(number), max(1, self.columns), self.state
         state["updates"] = _copied(found.counts, count, torch.int64)
         counted = state["updates"].max()
@@ -350,7 +350,7 @@ class _Member:
         return made, kept
 
 
-class PutOff:
+class Deferred:
     """What _Steps has where it is given zenflow.
 
     Where all params are on one GPU and the library has CUDA, what is stepped at once is stepped there. Otherwise
@@ -361,7 +361,7 @@ class PutOff:
 
     def __init__(self, options: ZenFlow):
         self.options = options
-        self.native: Optional[PutOffOptimizer] = None  # until the first step, and after load()
+        self.native: Optional[DeferredOptimizer] = None  # until the first step, and after load()
         self.members: List[_Member] = []
         self.hypers: Dict[int, Dict[str, Any]] = {}
         self.flags: Dict[int, bool] = {}  # which groups maximize
@@ -438,7 +438,7 @@ class PutOff:
             home.wait_for_caller()
         members = [_Member(of, group, param, home) for group, param in wanted]
         spread = of._process_group is not None
-        native = PutOffOptimizer(
+        native = DeferredOptimizer(
             of._executor(), self.options, max_norm=of._arguments.library_max_norm, on_nonfinite=of._arguments.on_nonfinite,
             reduce=of._reduce if spread and (of._needs_norm or self.options.is_automatic) else None,
             reduce_columns=of._reduce_columns if spread else None)
@@ -470,14 +470,14 @@ class PutOff:
         self.hypers, self.number_of, self.is_saved = hypers, number_of, True
         self.flags = self._flags_of(of)
 
-    def _load(self, native: PutOffOptimizer, members: List[_Member]) -> None:
+    def _load(self, native: DeferredOptimizer, members: List[_Member]) -> None:
         """Has the library go on from the states."""
         values = [member.values() for member in members]
         native.load(self.position, [made for made, _ in values])
         for member in members:
             member.note_versions()
 
-    def _get_ready(self, of: "_Steps") -> PutOffOptimizer:
+    def _get_ready(self, of: "_Steps") -> DeferredOptimizer:
         """Sees what has changed since the last step."""
         self._check_here()
         of._refuse_groups()
@@ -553,7 +553,7 @@ class PutOff:
             self._written()
         return report
 
-    def _step_there(self, native: PutOffOptimizer, home: Home) -> Report:
+    def _step_there(self, native: DeferredOptimizer, home: Home) -> Report:
         with torch.no_grad():
             present = [member.bring_there() for member in self.members]
         try:

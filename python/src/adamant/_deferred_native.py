@@ -18,7 +18,7 @@ from .optimizer import Calls, chosen, hyperparameters, nonfinite_policies, shard
 _scores = {"magnitude": 0, "square": 1}
 _scopes = {"each_param": 0, "all_params": 1}
 # What a state has of where a run is in its schedule.
-position_fields = ("steps", "since_selection", "in_window", "has_selection", "done_squares", "put_off_norm")
+position_fields = ("steps", "since_selection", "in_window", "has_selection", "done_squares", "deferred_norm")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ZenFlow:
         topk_ratio: the share of the columns that is stepped at once ("selected"), from 0 to 1. 1: nothing is put off.
         select_interval: a window's first step selects anew where so many steps have been taken since the last time.
         update_interval: steps in a window. "auto": it ends when the squared norm of what has been put off is at least
-            auto_ratio times the sum of the squared norms of what was stepped, at the latest after most_put_off steps.
+            auto_ratio times the sum of the squared norms of what was stepped, at the latest after max_deferred steps.
         full_warm_up_rounds: so many steps at first are plain steps of everything.
         score: what columns are selected by, the sum of their gradients' magnitudes, "magnitude", or "square".
         scope: "each_param": each matrix has its own share; "all_params": columns of all matrices compete for one share
@@ -43,14 +43,14 @@ class ZenFlow:
     select_interval: int = 16
     update_interval: Union[int, str] = 4
     auto_ratio: float = 1.0
-    most_put_off: int = 64
+    max_deferred: int = 64
     full_warm_up_rounds: int = 0
     score: str = "magnitude"
     scope: str = "each_param"
     overlap: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("select_interval", 1), ("update_interval", 1), ("most_put_off", 1), ("full_warm_up_rounds", 0)):
+        for name, least in (("select_interval", 1), ("update_interval", 1), ("max_deferred", 1), ("full_warm_up_rounds", 0)):
             value = getattr(self, name)
             if name == "update_interval" and value == "auto":
                 continue
@@ -87,7 +87,7 @@ class ZenFlow:
         return ZenFlowOptions.initialised(**values)
 
 
-class PutOffOptimizer(Calls):
+class DeferredOptimizer(Calls):
     """One such optimizer. The arrays of its params are kept alive; gradients are not.
 
     Args:
