@@ -1150,7 +1150,7 @@ typedef struct adamant_zenflow adamant_zenflow;
 ADAMANT_C_API adamant_status adamant_zenflow_create(const adamant_executor* executor,
                                                     const adamant_zenflow_options* zenflow,
                                                     const adamant_optimizer_options* options, adamant_zenflow** made);
-/* May be null. Finishes what goes on in the background; weights that have not landed stay as they are. */
+/* May be null. Finishes what goes on in the background; weights that have not published stay as they are. */
 ADAMANT_C_API void adamant_zenflow_free(adamant_zenflow* zenflow);
 
 /* As adamant_add_group() and adamant_set_hyperparameters(). */
@@ -1186,7 +1186,7 @@ typedef struct adamant_zenflow_report {
     int32_t deferred_skipped; /* what was added up was not finite, and was dropped */
     size_t deferred_stepped;
     double waited_seconds;  /* for what the window before had put off */
-    double landing_seconds; /* and then for its weights to come into use */
+    double publish_seconds; /* and then for its weights to come into use */
     /* How long the executor's threads have worked, on average, on the sums of the step before (with a device), ... */
     double sums_seconds;
     double deferred_seconds; /* ... and, where a window ends, on what the one before it had put off */
@@ -1223,9 +1223,9 @@ ADAMANT_C_API adamant_status adamant_zenflow_finish(adamant_zenflow* zenflow, ad
                                                     adamant_zenflow_report* more);
 /* Gives up the step that is open: nothing has changed. invalid argument: no step is open. device failed: as it says. */
 ADAMANT_C_API adamant_status adamant_zenflow_abandon(adamant_zenflow* zenflow);
-/* Finishes what goes on in the background and lets its weights land now, as at the end of training. Goes on with other
+/* Finishes what goes on in the background and lets its weights publish now, as at the end of training. Goes on with other
  * bits than a run in which this is not called. */
-ADAMANT_C_API adamant_status adamant_zenflow_land(adamant_zenflow* zenflow);
+ADAMANT_C_API adamant_status adamant_zenflow_flush(adamant_zenflow* zenflow);
 /* The factor for the next loss. */
 ADAMANT_C_API adamant_status adamant_zenflow_loss_scale(const adamant_zenflow* zenflow, double* scale);
 
@@ -1247,8 +1247,8 @@ ADAMANT_C_API adamant_status adamant_zenflow_set_device_arrays(adamant_zenflow* 
  * memory, are written when everything is taken back and when the state is asked for. The device's handle may be freed.
  *
  * Where a step ends with ADAMANT_DEVICE_FAILED, it has been taken back, by records on the device, and can be taken
- * again; weights of columns that were being selected may be those that were to land. Where only weights could not land,
- * the step has been taken, adamant_zenflow_get_position() counts it, and they land before anything else. Where the
+ * again; weights of columns that were being selected may be those that were to be published. Where only weights could not publish,
+ * the step has been taken, adamant_zenflow_get_position() counts it, and they publish before anything else. Where the
  * device does not come back from that within device_timeout_s, the error says that a state must be loaded.
  *
  * invalid argument: a param has no arrays there, the device has another optimizer's params or shards, and during a
@@ -1290,7 +1290,7 @@ typedef struct adamant_zenflow_param {
     const void* weights;     /* by rows; null: made from the masters when loaded */
     const uint64_t* counts;  /* of updates, for each column; of a vector, one */
     const uint8_t* selected; /* of each column: 0 or 1 */
-    const uint8_t* landing;  /* of each column: whether its weights follow at the end of the window */
+    const uint8_t* publishing;  /* of each column: whether its weights follow at the end of the window */
     const float* sums;       /* by rows; null where nothing has been put off in this window */
     uint64_t summed;         /* steps in them */
     adamant_dtype param_dtype;

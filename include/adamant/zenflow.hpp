@@ -52,7 +52,7 @@ struct zenflow_options {
     double auto_ratio = 1;
     std::size_t max_deferred = 64;
     std::size_t full_warm_up_rounds = 0; // so many steps at first are plain steps of everything
-    // Whether what was put off in a window is stepped while the next one goes on, and its weights land at the end of
+    // Whether what was put off in a window is stepped while the next one goes on, and its weights publish at the end of
     // that; else at once. Changes when weights are seen, and nothing else of how they are computed.
     bool overlap = true;
     // Where the rows of matrices are spread over ranks: adds up, or takes the largest of, the numbers of all ranks, as
@@ -101,7 +101,7 @@ struct zenflow_report : optimizer_report { // elements: those that were stepped 
     std::size_t deferred_stepped = 0;       // overlap, while the next window goes on
     bool deferred_skipped = false; // what was added up was not finite, and was dropped whole (nonfinite_policy::skip)
     double waited_s = 0;          // for what the last window had put off, when this one ended
-    double landing_s = 0;         // and then for its weights to come into use
+    double publish_s = 0;         // and then for its weights to come into use
     // How long the executor's threads have worked, on average, on the sums of the step before (with a device), and,
     // where a window ends, on what the one before it had put off.
     double sums_s = 0;
@@ -129,7 +129,7 @@ struct zenflow_state_param {
     std::vector<std::uint64_t> counts = {};  // of updates, for each column; of a vector, one
     std::vector<std::uint8_t> selected = {}; // of each column: 0 or 1
     // Columns whose masters are ahead of the weights, which follow at the end of the window.
-    std::vector<std::uint8_t> landing = {};
+    std::vector<std::uint8_t> publishing = {};
     float const* sums = nullptr; // by rows; null where nothing has been put off in this window
     std::uint64_t summed = 0;    // steps in them
     // If not null, loading and saving read what the pointers point to through it, as of a state_tensor.
@@ -183,8 +183,8 @@ struct zenflow_param {
 // takes an update with its gradient, and each other column's gradient, scaled and clipped as this step's, is added to
 // its sum. At the end of a window (see zenflow_options) each column that was not selected takes one update with its sum
 // times float(1 / number of steps in it), with the hyperparameters of the step that ends the window. With overlap the
-// executor's threads do that while they have nothing else to do, and its weights land at the end of the next window. A
-// column that is selected takes what it has put off at once, and its weights land at once.
+// executor's threads do that while they have nothing else to do, and its weights publish at the end of the next window. A
+// column that is selected takes what it has put off at once, and its weights publish at once.
 //
 // Every element has one master and one pair of moments. Every column has its own count of updates, by which its bias
 // correction goes. So the result is a pure function of gradients and options: the same bits for any instruction set,
@@ -204,7 +204,7 @@ struct zenflow_param {
 //
 // Errors: an exception leaves the optimizer as it was before the call. Where step() throws, nothing is copied between
 // the caller's arrays and a device any more, unless the device does not answer. In a process that was forked from the
-// team's, every call of a step, land(), place() and load() throw unavailable; where something was under way at the
+// team's, every call of a step, flush(), place() and load() throw unavailable; where something was under way at the
 // fork, so does every call but those that only look. There the destructor waits for nothing, and leaks what threads
 // were at work on.
 class zenflow_optimizer {
@@ -213,7 +213,7 @@ public:
     explicit zenflow_optimizer(executor const& cpu, zenflow_options zenflow = {}, optimizer_options options = {});
     zenflow_optimizer(zenflow_optimizer&& other) noexcept;
     zenflow_optimizer& operator=(zenflow_optimizer&& other) noexcept;
-    // Finishes what goes on in the background. Weights that have not landed stay as they are.
+    // Finishes what goes on in the background. Weights that have not published stay as they are.
     ~zenflow_optimizer();
 
     // As optimizer's.
@@ -272,7 +272,7 @@ public:
     //
     // Where the device fails or stops answering, finish() throws device_error and the step is taken back, by records on
     // the device: state, sums and schedule are as before it. (Weights of columns that were being selected may be those
-    // that were to land.) Where only weights could not land, the error says that the step has been taken, and they land
+    // that were to be published.) Where only weights could not publish, the error says that the step has been taken, and they publish
     // before anything else. Where the device does not come back, the error says that a state must be loaded.
     //
     // Throws invalid_argument where a param has no arrays there, or the device has another optimizer's params;
@@ -281,10 +281,10 @@ public:
 
     // ---- State
 
-    // Finishes what goes on in the background, and lets its weights land now, as at the end of training or before an
+    // Finishes what goes on in the background, and lets its weights publish now, as at the end of training or before an
     // evaluation. What is added up stays so. A run in which that is done goes on with other weights for the rest of a
     // window than one in which it is not, and so with other bits.
-    void land();
+    void flush();
 
     [[nodiscard]] std::uint64_t steps() const noexcept; // that were applied
     [[nodiscard]] zenflow_position const& position() const noexcept;

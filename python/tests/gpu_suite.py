@@ -168,7 +168,7 @@ def test_params_on_a_gpu_have_the_bits_of_those_in_host_memory(kind, options, mo
             assert same(*(bits(*run) for run in runs)), t
     assert moved > 5 + 3 + 2
     for _, optimizer in runs:
-        optimizer.land()
+        optimizer.flush()
     assert same(*(bits(*run) for run in runs))
 
 
@@ -216,19 +216,19 @@ def test_weights_that_others_write_go_into_the_masters(kind, options):
     assert same(*(bits(*run) for run in runs))
 
 
-def test_weights_that_are_written_while_columns_have_yet_to_land():
+def test_weights_that_are_written_while_columns_have_yet_to_be_published():
     params = params_of(bf16)
     optimizer = AdamW(params, lr=0.01, master=True, zenflow=window)
     steps(params, optimizer, 0, 4)
     with torch.no_grad():
         params[0][3] = 1.0
     draw(params, 4)
-    with pytest.raises(adamant.InvalidArgument, match=r"the weights of group0.0 were written while.*land\(\) before"):
+    with pytest.raises(adamant.InvalidArgument, match=r"the weights of group0.0 were written while.*publish\(\) before"):
         optimizer.step()
     optimizer.take_weights()
     optimizer.step()
     assert optimizer.last_report.device_elements
-    assert not optimizer.state_dict()["state"][0]["landing"].any()
+    assert not optimizer.state_dict()["state"][0]["publishing"].any()
 
 
 @pytest.mark.parametrize("what", ["param", "exp_avg", "exp_avg in place", "master_param", "gradients", "group"])

@@ -414,7 +414,7 @@ def test_from_then_on_it_is_as_a_new_optimizer_with_these_groups_and_states(mode
     for _ in range(3):
         run.step()
     if mode == "zenflow" and name.startswith("param"):
-        run.optimizer.land()  # otherwise writing weights is an error
+        run.optimizer.flush()  # otherwise writing weights is an error
     actions[name](run)
     assert_follows(run)
 
@@ -511,7 +511,7 @@ def test_moved_moments_memory_that_is_released_is_an_error(mode, what):
     if what != "param" and what not in run.optimizer.state[run.params[0]]:
         pytest.skip("the mode has none")
     if mode == "zenflow":
-        run.optimizer.land()
+        run.optimizer.flush()
     tensor = run.params[0].data if what == "param" else run.optimizer.state[run.params[0]][what]
     run.zero_grad()
     run.backward()
@@ -530,7 +530,7 @@ def test_moved_moments_memory_that_is_released_is_an_error(mode, what):
 def test_param_data_of_another_shape_is_an_error(mode):
     run = trained(mode)
     if mode == "zenflow":
-        run.optimizer.land()
+        run.optimizer.flush()
     run.params[2].data = torch.ones(80, 2, dtype=run.dtype)  # with another number of groups, too
     before = [bits(param) for param in run.known]
     with pytest.raises((adamant.Error, RuntimeError), match="group1.0"):

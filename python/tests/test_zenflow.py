@@ -216,8 +216,8 @@ def test_steps_are_those_of_one_column_at_a_time(options, max_norm):
             assert state[i]["updates"].tolist() == [column.count for column in of], (t, i)
             if params[i].dim() > 1:
                 assert set(state[i]["selected"].nonzero().flatten().tolist()) == reference.chosen[i], (t, i)
-                assert state[i]["landing"].tolist() == [column.behind for column in of], (t, i)
-    optimizer.land()
+                assert state[i]["publishing"].tolist() == [column.behind for column in of], (t, i)
+    optimizer.flush()
     for i, p in enumerate(params):
         expected = torch.stack([column.master for column in reference.columns[i]])
         expected = expected.view(p.shape) if p.dim() < 2 else expected.t().reshape(p.shape)
@@ -347,7 +347,7 @@ def test_what_was_asked_for_stays_as_it_was():
     optimizer = AdamW(params, lr=0.01, zenflow=window)
     steps(params, optimizer, 0, 4)
     saved = optimizer.state_dict()["state"][0]
-    names = ("step", "updates", "selected", "landing", "sums", "summed")
+    names = ("step", "updates", "selected", "publishing", "sums", "summed")
     before = {name: saved[name].clone() for name in names}
     steps(params, optimizer, 4, 9)
     assert all(torch.equal(saved[name], before[name]) for name in names)
@@ -421,7 +421,7 @@ def test_params_elsewhere_and_in_any_order_have_the_bits_of_those_in_host_memory
             assert all(map(same_bits, params, of)), t
     assert runs[2][0][2].stride() != params[2].stride()
     for of, optimizer in runs:
-        optimizer.land()
+        optimizer.flush()
     assert all(same(bits(params, runs[0][1]), bits(of, optimizer)) for of, optimizer in runs[1:])
 
 
@@ -451,7 +451,7 @@ def test_any_run_has_the_same_bits_here_elsewhere_and_from_states(seed):
                 optimizer.param_groups[0]["lr"] = 0.01 * chance[2]
             optimizer.step()
             if chance[3] < 0.3:
-                optimizer.land()
+                optimizer.flush()
                 if chance[3] < 0.15 and params[where].dim():
                     with torch.no_grad():
                         params[where][: len(params[where]) // 2] = 0.375
@@ -481,7 +481,7 @@ def test_what_reports_say():
     draw(params, 0)
     other.step()
     assert other.last_report.zenflow is None
-    other.land()
+    other.flush()
     other.take_weights()
 
 
@@ -622,14 +622,14 @@ def test_the_way_out_of_zenflow_is_a_selection_of_everything():
     assert reports[-1] == 0 and reports[0] > 0
 
 
-def test_halves_and_whole_masters_change_into_each_other_once_all_has_landed():
+def test_halves_and_whole_masters_change_into_each_other_once_all_has_published():
     params = params_of(bf16)
     first = AdamW(params, lr=0.01, master=True, zenflow=window)
     steps(params, first, 0, 4)
     for of, change in ((first.state_dict()["state"][0], split_master), (first.state[params[0]], split_master)):
-        with pytest.raises(adamant.InvalidArgument, match="after land()"):
+        with pytest.raises(adamant.InvalidArgument, match="after flush()"):
             change(of, params[0])
-    first.land()
+    first.flush()
     others = [torch.nn.Parameter(p.detach().clone()) for p in params]
     saved = copy.deepcopy(first.state_dict())
     saved["state"] = {i: split_master(state, others[i]) for i, state in saved["state"].items()}
@@ -638,8 +638,8 @@ def test_halves_and_whole_masters_change_into_each_other_once_all_has_landed():
     for begin in (4, 7):
         steps(params, first, begin, begin + 3)
         steps(others, second, begin, begin + 3)
-    first.land()
-    second.land()
+    first.flush()
+    second.flush()
     whole, saved = first.state_dict()["state"], copy.deepcopy(second.state_dict())
     saved["state"] = {i: joined_master(state, others[i]) for i, state in saved["state"].items()}
     for i in whole:
@@ -691,32 +691,32 @@ def test_weights_that_others_write_go_into_the_masters(kind, options, offload):
 
 
 @each_format
-def test_weights_that_are_written_while_columns_have_yet_to_land(kind, options):
+def test_weights_that_are_written_while_columns_have_yet_to_be_published(kind, options):
     def made():
         params = params_of(kind)
         optimizer = AdamW(params, lr=0.01, zenflow=window, **options)
         steps(params, optimizer, 0, 4)
         return params, optimizer
     params, optimizer = made()
-    assert optimizer.state_dict()["state"][0]["landing"].any()
+    assert optimizer.state_dict()["state"][0]["publishing"].any()
     with torch.no_grad():
         params[0][0] = 0.375
     before = bits(params, optimizer)
     draw(params, 4)
-    for call in (optimizer.step, optimizer.land, optimizer.step):
-        with pytest.raises(adamant.InvalidArgument, match="group0.0 were written while .*land.*take_weights"):
+    for call in (optimizer.step, optimizer.flush, optimizer.step):
+        with pytest.raises(adamant.InvalidArgument, match="group0.0 were written while .*publish.*take_weights"):
             call()
     assert same(bits(params, optimizer), before)
     # All as they are.
     optimizer.take_weights()
-    assert not optimizer.state_dict()["state"][0]["landing"].any()
+    assert not optimizer.state_dict()["state"][0]["publishing"].any()
     optimizer.param_groups[0].update(lr=0.0, weight_decay=0.0)
     start = [p.detach().clone() for p in params]
     steps(params, optimizer, 4, 11)
     assert all(map(same_bits, params, start))
-    # Or landed before.
+    # Or published before.
     params, optimizer = made()
-    optimizer.land()
+    optimizer.flush()
     with torch.no_grad():
         params[0][0] = 0.375
     steps(params, optimizer, 4, 5)
@@ -734,13 +734,13 @@ def test_weights_that_are_written_while_columns_have_yet_to_land(kind, options):
 
 
 def test_what_others_write_elsewhere_lands_beside_what_was_deferred():
-    """Of params in other memory the weights before are known, so that elements that were written stay, and others land."""
+    """Of params in other memory the weights before are known, so that elements that were written stay, and others publish."""
     runs = []
     for written in (False, True):
         params = params_of(bf16)
         optimizer = AdamW(params, lr=0.01, weight_decay=0, zenflow=window, offload=True, master=True)
         steps(params, optimizer, 0, 4)
-        landing = optimizer.state_dict()["state"][0]["landing"]
+        publishing = optimizer.state_dict()["state"][0]["publishing"]
         before = params[0].detach().clone()
         if written:
             with torch.no_grad():
@@ -748,7 +748,7 @@ def test_what_others_write_elsewhere_lands_beside_what_was_deferred():
         optimizer.param_groups[0]["lr"] = 0.0
         steps(params, optimizer, 4, 6)
         runs.append(params[0].detach().clone())
-    assert landing.sum() == 15 and not torch.equal(before[:, landing], runs[0][:, landing])
+    assert publishing.sum() == 15 and not torch.equal(before[:, publishing], runs[0][:, publishing])
     assert runs[1][:10].eq(0.375).all() and torch.equal(runs[1][10:], runs[0][10:])
 
 
@@ -765,7 +765,7 @@ def test_what_is_not_finite_in_what_is_deferred():
         optimizer.step()
         assert optimizer.last_report.skipped == (policy == "skip") == same(before, bits(params, optimizer))
         steps(params, optimizer, 3, 4)
-        optimizer.land()
+        optimizer.flush()
         assert position_of(optimizer)["steps"] == count
         assert params[0].isnan().any() == (policy == "apply")
 
@@ -781,8 +781,8 @@ def test_masters_that_are_nans_keep_their_bits_when_weights_are_written():
         params[0][:2] = float("nan")
     steps(params, optimizer, 3, 4)
     number = optimizer.state_dict()["state"][0]["master_param"].view(torch.int32)
-    landed = optimizer.state_dict()["state"][0]["selected"].logical_not()
-    assert number[0, landed].eq(0x7FC01234).all() and number[1, landed].eq(0x7FC00000).all()
+    published = optimizer.state_dict()["state"][0]["selected"].logical_not()
+    assert number[0, published].eq(0x7FC01234).all() and number[1, published].eq(0x7FC00000).all()
 
 
 def test_a_grad_scaler_skips_and_unscales():
@@ -1202,7 +1202,7 @@ def test_the_example_of_the_page(capsys):
         loss = (model(torch.randn(64, 20)) - 1).square().mean()
         loss.backward()
         optimizer.step()
-    optimizer.land()  # before the model is evaluated, or saved for others
+    optimizer.flush()  # before the model is evaluated, or saved for others
     report = optimizer.last_report
     print(f"loss {loss.item():.2f}: {report.elements} elements stepped at once, {report.zenflow.deferred} put off")
     assert capsys.readouterr().out.startswith("loss 0.") and report.elements == 2 * 256 + 26 * 5 + 256 + 5

@@ -117,7 +117,7 @@ TEST_CASE("C: a process that is forked in an open step of zenflow")
                      {"leave_out", [&] { return adamant_zenflow_leave_out(made, 0); }},
                      {"finish", [&] { return adamant_zenflow_finish(made, nullptr, nullptr); }},
                      {"abandon", [&] { return adamant_zenflow_abandon(made); }},
-                     {"land", [&] { return adamant_zenflow_land(made); }},
+                     {"publish", [&] { return adamant_zenflow_flush(made); }},
                      {"place", [&] { return adamant_zenflow_place(made, nullptr); }},
                      {"get_position", [&] { return adamant_zenflow_get_position(made, &at); }}});
     CHECK(test::is_destroyed_in_child(of));

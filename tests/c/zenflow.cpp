@@ -189,8 +189,8 @@ TEST_CASE("C: zenflow has the bits of C++, and goes on from its state")
     double scale = 0;
     ok(adamant_zenflow_loss_scale(of.get(), &scale));
     REQUIRE(scale == 1);
-    ok(adamant_zenflow_land(of.get()));
-    by.land();
+    ok(adamant_zenflow_flush(of.get()));
+    by.flush();
     REQUIRE(in_c_arrays == in_cpp);
 }
 
@@ -249,7 +249,7 @@ TEST_CASE("C: zenflow on a device has the bits of the host, gradient by gradient
     zenflow const of = make(a, zenflow_options(), o);
     std::unique_ptr<place_on_device> there;
     std::vector<float> elsewhere(arrays::length); // for gradients
-    double sums_seconds = 0, deferred_seconds = 0, landing_seconds = 0;
+    double sums_seconds = 0, deferred_seconds = 0, publish_seconds = 0;
     std::size_t moved = 0;
     for (int i = 0; i < 20; ++i) {
         INFO("step " << i);
@@ -298,8 +298,8 @@ TEST_CASE("C: zenflow on a device has the bits of the host, gradient by gradient
         moved += more.columns_moved;
         sums_seconds += there != nullptr ? more.sums_seconds : 0;
         deferred_seconds += more.deferred_seconds;
-        landing_seconds += more.landing_seconds;
-        REQUIRE((more.window_ended != 0 || more.landing_seconds + more.deferred_seconds == 0));
+        publish_seconds += more.publish_seconds;
+        REQUIRE((more.window_ended != 0 || more.publish_seconds + more.deferred_seconds == 0));
         if (there != nullptr)
             there->compare(host);
         if (i % 3 != 2 && there != nullptr)
@@ -312,9 +312,9 @@ TEST_CASE("C: zenflow on a device has the bits of the host, gradient by gradient
     REQUIRE(moved > arrays::columns * 2 / 5);
     REQUIRE(sums_seconds > 0);
     REQUIRE(deferred_seconds > 0);
-    REQUIRE(landing_seconds > 0);
-    ok(adamant_zenflow_land(of.get()));
-    ok(adamant_zenflow_land(expected.get()));
+    REQUIRE(publish_seconds > 0);
+    ok(adamant_zenflow_flush(of.get()));
+    ok(adamant_zenflow_flush(expected.get()));
     there->compare(host);
     there->on.reset(); // the optimizer keeps it
     ok(adamant_zenflow_place(of.get(), nullptr));
@@ -392,7 +392,7 @@ TEST_CASE("C: zenflow's calls in an order that cannot be, in C's words")
     std::string const under_way = "() is called while a step is under way; adamant_zenflow_finish() or "
                                   "adamant_zenflow_abandon() it first";
     refused(adamant_zenflow_begin_step(z, nullptr), "adamant_zenflow_begin_step" + under_way);
-    refused(adamant_zenflow_land(z), "adamant_zenflow_land" + under_way);
+    refused(adamant_zenflow_flush(z), "adamant_zenflow_flush" + under_way);
     arrays other;
     void const* const others[] = {other.grad.data(), other.vector_grad.data()};
     refused(adamant_zenflow_step_gradients(z, others, 2, nullptr, nullptr, nullptr),
@@ -460,7 +460,7 @@ TEST_CASE("C: memory that ends at any allocation of zenflow's calls")
             zenflow const of = make(whole, z, o);
             for (int i = 0; i < 8; ++i)
                 step(of.get(), whole, i);
-            ok(adamant_zenflow_land(of.get()));
+            ok(adamant_zenflow_flush(of.get()));
         }
         std::size_t const failed = fail_at_each_allocation([&](auto const& with_failure) {
             arrays a;
@@ -473,7 +473,7 @@ TEST_CASE("C: memory that ends at any allocation of zenflow's calls")
                     [&] { return adamant_zenflow_step_gradients(of.get(), grads, 2, nullptr, nullptr, nullptr); });
                 REQUIRE(position_of(of).steps == static_cast<std::uint64_t>(i) + 1);
             }
-            with_failure([&] { return adamant_zenflow_land(of.get()); });
+            with_failure([&] { return adamant_zenflow_flush(of.get()); });
             REQUIRE(a == whole);
         });
         REQUIRE(failed > 50);
@@ -583,13 +583,13 @@ TEST_CASE("C: zenflow's report of a program that knows less of it")
     zenflow const of = make(a, zenflow_options(), options());
     adamant_zenflow_report more = initialised(adamant_zenflow_report_init);
     std::memset(&more, 0x77, sizeof more);
-    more.struct_bytes = offsetof(adamant_zenflow_report, landing_seconds);
+    more.struct_bytes = offsetof(adamant_zenflow_report, publish_seconds);
     step(of.get(), a, 1, &more);
     REQUIRE(more.selected == 1);
-    REQUIRE(more.struct_bytes == offsetof(adamant_zenflow_report, landing_seconds));
+    REQUIRE(more.struct_bytes == offsetof(adamant_zenflow_report, publish_seconds));
     double untouched = 0;
     std::memset(&untouched, 0x77, sizeof untouched);
-    REQUIRE(more.landing_seconds == untouched);
+    REQUIRE(more.publish_seconds == untouched);
 }
 
 TEST_CASE("C: zenflow's reductions, and their failure")
@@ -663,7 +663,7 @@ TEST_CASE("C: zenflow's errors")
     refused(adamant_zenflow_set_gradient(nullptr, 0, a.grad.data()), "optimizer is a null");
     refused(adamant_zenflow_set_device_arrays(nullptr, 0, 256, 256), "optimizer is a null");
     refused(adamant_zenflow_place(nullptr, nullptr), "optimizer is a null");
-    refused(adamant_zenflow_land(nullptr), "optimizer is a null");
+    refused(adamant_zenflow_flush(nullptr), "optimizer is a null");
     refused(adamant_zenflow_loss_scale(nullptr, nullptr), "null");
     refused(adamant_zenflow_get_position(nullptr, &at), "optimizer is a null");
     refused(adamant_zenflow_get_param(nullptr, 0, &p), "optimizer is a null");

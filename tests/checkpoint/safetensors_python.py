@@ -103,7 +103,7 @@ def compare_zenflow(program, scratch):
     for name, rows, columns in ("w", "", 3), ("half", "[1:3]", 2):
         expected[f"{name}.counts{rows}"] = ("U64", [columns], counts(columns))
         expected[f"{name}.selected{rows}"] = ("BOOL", [columns], flags(columns, lambda c: c % 2 == 0))
-        expected[f"{name}.landing{rows}"] = ("BOOL", [columns], flags(columns, lambda c: c == 1))
+        expected[f"{name}.publishing{rows}"] = ("BOOL", [columns], flags(columns, lambda c: c == 1))
     found = {name: (tensor["dtype"], list(tensor["shape"]), bytes(tensor["data"]))
              for name, tensor in safetensors.deserialize(path.read_bytes())}
     compare("ZenFlow's names", sorted(found), sorted(expected))

@@ -116,9 +116,9 @@ std::vector<place_in_file> const& small_places()
         {"half.weights[1:3]", "BF16", {2, 2}, 8},
         {"b.param", "BF16", {3}, 6},
         {"w.selected", "BOOL", {3}, 3},
-        {"w.landing", "BOOL", {3}, 3},
+        {"w.publishing", "BOOL", {3}, 3},
         {"half.selected[1:3]", "BOOL", {2}, 2},
-        {"half.landing[1:3]", "BOOL", {2}, 2},
+        {"half.publishing[1:3]", "BOOL", {2}, 2},
     };
     return places;
 }
@@ -406,7 +406,7 @@ TEST_CASE("a header of ZenFlow's with a right checksum is not believed either")
     hash.add(std::string_view(bad).substr(bad.size() - 2));
     CHECK(mentions(
         load_refusal(edited_text(bad, "adamant.xxh3",
-                                 [&](json& d) { d["half.landing[1:3]"] = detail::digest_text(hash.digest()); })),
+                                 [&](json& d) { d["half.publishing[1:3]"] = detail::digest_text(hash.digest()); })),
         {"'half'", "neither 0 nor 1"}));
     // A header whose length puts sums beside the places of floats.
     std::string odd = header_of(good).dump();
@@ -438,7 +438,7 @@ TEST_CASE("states of ZenFlow that cannot be are not saved")
     CHECK(mentions(save_refusal([](state_ref s) { s.params[1].first_row = 5; }), {"'half'", "from 5"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].all_rows = ~std::size_t{0}; }), {"'w'", "memory"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].counts.pop_back(); }), {"'w'", "3 columns", "of 2"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].landing.clear(); }), {"'w'", "3 and 0"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].publishing.clear(); }), {"'w'", "3 and 0"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[2].counts.push_back(1); }), {"'b'", "counts of 2"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].selected[1] = 2; }), {"'w'", "neither 0 nor 1"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].arrays[2] = nullptr; }), {"'w'", "no data of exp_avg"}));
@@ -702,7 +702,7 @@ TEST_CASE("a file of ZenFlow for another implementation", "[python]")
             p.counts[c] = 1000000007 * (c + 1);
         for (std::size_t c = 0; c < p.columns; ++c) {
             p.selected[c] = c % 2 == 0;
-            p.landing[c] = c == 1;
+            p.publishing[c] = c == 1;
         }
     }
     save_safetensors(path, all.state);

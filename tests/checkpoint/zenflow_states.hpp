@@ -41,10 +41,10 @@ struct owned_zenflow_state {
         for (std::uint64_t& count : p.counts)
             count = random() >> random.below(64);
         p.selected.resize(p.columns);
-        p.landing.resize(p.columns);
+        p.publishing.resize(p.columns);
         for (std::size_t c = 0; c < p.columns; ++c) {
             p.selected[c] = random.below(2) == 0;
-            p.landing[c] = random.below(3) == 0;
+            p.publishing[c] = random.below(3) == 0;
         }
         if (p.columns != 0) {
             dtype const weights = p.types[p.types[4] == dtype::none ? 0 : 4];
@@ -145,7 +145,7 @@ inline std::string difference(adamant::zenflow_state const& a, adamant::zenflow_
         if (p.name != q.name || p.group != q.group || p.columns != q.columns || p.all_rows != q.all_rows ||
             p.first_row != q.first_row || p.rows != q.rows || p.types != q.types || p.summed != q.summed)
             return of("what is no array");
-        if (p.counts != q.counts || p.selected != q.selected || p.landing != q.landing)
+        if (p.counts != q.counts || p.selected != q.selected || p.publishing != q.publishing)
             return of("counts or flags");
         std::size_t const n = p.rows * std::max<std::size_t>(1, p.columns);
         auto const same = [](void const* one_at, void const* other_at, std::size_t bytes) {

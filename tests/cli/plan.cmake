@@ -143,7 +143,7 @@ a step with ratio 1
 # ZenFlow. Of each GPU's 5e8 elements, all in matrices, a tenth is selected; the host moves 2.5e9 * 20 B/s, so a byte of
 # each takes it 10 ms: adding up 80 ms in a window's first step and 120 ms in the others. A byte of each that is put off
 # takes it 9 ms, and their step 180 ms. Gradients of all come down in 400 ms, and weights of all go up in as much. They
-# land by 3.6 GB that the GPU moves: 180 ns, a quarter of it in each step.
+# publish by 3.6 GB that the GPU moves: 180 ns, a quarter of it in each step.
 set(zenflow ${small} --ratio 1 --exp-avg bf16 --exp-avg-sq bf16 --grad fp32 --weight-out none --journal 0
     --cpu-rate 2.5e9)
 set(rates --gpu-rate 1e15 --link 5)
@@ -158,7 +158,7 @@ string(CONCAT figures
     "zenflow,ways,zenflow,gpu,items,weights|2000000000|zenflow,ways,zenflow,gpu,items,gradient_buckets|800000000|"
     "zenflow,ways,zenflow,gpu,items,device_gradients|2000000000|zenflow,ways,zenflow,gpu,items,device_state|400000000|"
     "zenflow,ways,zenflow,gpu,items,device_records|400000000|zenflow,ways,zenflow,gpu,items,selected_columns|200000000|"
-    "zenflow,ways,zenflow,gpu,items,landing_weights|2000000000|"
+    "zenflow,ways,zenflow,gpu,items,publishing_weights|2000000000|"
     "zenflow,ways,zenflow,host,items,state|3600000000|zenflow,ways,zenflow,host,items,gradients|2000000000|"
     "zenflow,ways,zenflow,host,items,device_arrays|400000000|zenflow,ways,zenflow,host,items,journal|0|"
     "zenflow,ways,zenflow,host,items,sums|4000000000|zenflow,ways,zenflow,host,items,host_weights|2000000000|"
@@ -182,7 +182,7 @@ json(0 ${zenflow} --zenflow 0.1 --select-interval 16
 shows(0 "Selections[ \n]+are[ \n]+not[ \n]+counted[ \n]+\\(--select-interval\\)" ${zenflow} ${rates} --backward 2 --forward 1
       --zenflow 0.1)
 # At 40 GB/s the GPU reads 2 GB for the norm, and moves 2.2 GB for its step: of 44 bytes 20 are the step's, 8 records', 8
-# gradients' that are gathered, and 8 weights' that go to their rows. In the last step weights land in 90 ms.
+# gradients' that are gathered, and 8 weights' that go to their rows. In the last step weights publish in 90 ms.
 shows(0 "\n  ZenFlow +3.13 s +22.5 ms .*\n  GPU step .* 420 ms\n" ${zenflow} --link 5 --gpu-rate 2e9 --backward 2 --forward 1
       --zenflow 0.1)
 # The link is slower than backward, and begins when the sums are through: 480 ms after the first sums, 520 after others.
@@ -367,7 +367,7 @@ string(CONCAT figures "zenflow,selected_elems|9392|zenflow,deferred_elems|87440|
 # The norm comes down, but is not added up and goes up by itself: matrices have 96768 elements.
 string(APPEND figures
     "zenflow,ways,zenflow,down_bytes|193664|zenflow,ways,zenflow,up_bytes|48384|"
-    "zenflow,ways,zenflow,gpu,items,device_gradients|193664|zenflow,ways,zenflow,gpu,items,landing_weights|193536|"
+    "zenflow,ways,zenflow,gpu,items,device_gradients|193664|zenflow,ways,zenflow,gpu,items,publishing_weights|193536|"
     "zenflow,ways,zenflow,host,items,gradients|193664|zenflow,ways,zenflow,host,items,sums|774144|"
     "zenflow,ways,zenflow,host,items,device_arrays|131488|zenflow,ways,zenflow,host,items,host_weights|193536|"
     "zenflow,ways,zenflow,host,items,selected_image|150144")

@@ -175,7 +175,7 @@ struct deferred {
                 {"leave_out", [&] { o.leave_out(0); }},
                 {"finish", [&] { o.finish(); }},
                 {"abandon", [&] { o.abandon(); }},
-                {"land", [&] { o.land(); }},
+                {"publish", [&] { o.flush(); }},
                 {"place", [&] { o.place(nullptr); }},
                 {"load", [&] { o.load(zenflow_state{}); }}};
     }

@@ -418,7 +418,7 @@ static void random_runs(std::uint64_t first, std::uint64_t end)
             all.step(present);
             all.compare(all.random.below(3) == 0);
         }
-        all.ranks[0]->by->land();
+        all.ranks[0]->by->flush();
     }
 }
 
@@ -519,9 +519,9 @@ TEST_CASE("zenflow: without weights in the state they are made from the masters"
     all.begin(1, 0);
     all.ranks[0]->by->load(kept.state);
     for (auto& p : all.reference.params)
-        for (std::size_t c = 0; c < p.landing.size(); ++c) {
-            p.a->land(c);
-            p.landing[c] = 0;
+        for (std::size_t c = 0; c < p.publishing.size(); ++c) {
+            p.a->flush(c);
+            p.publishing[c] = 0;
         }
     all.compare(true);
     all.draw(false);
@@ -618,7 +618,7 @@ static void runs_with_failures(std::uint64_t first, std::uint64_t end)
             rank.take_gradients();
             on->resume(); // one fault at a time
             on->fail(kinds[all.random.below(3)], all.random.below(10 + 8 * of.shapes.size()));
-            bool taken = false, landed = true;
+            bool taken = false, published = true;
             for (int attempt = 0; !taken; ++attempt) {
                 REQUIRE(attempt < 4);
                 rank.take_gradients();
@@ -628,8 +628,8 @@ static void runs_with_failures(std::uint64_t first, std::uint64_t end)
                 } catch (device_error const& error) {
                     ++failures;
                     on->resume();
-                    landed = std::string(error.what()).find("has been taken all the same") == std::string::npos;
-                    taken = !landed;
+                    published = std::string(error.what()).find("has been taken all the same") == std::string::npos;
+                    taken = !published;
                     if (!taken) { // the same state as before
                         (void)rank.by->state();
                         REQUIRE(rank.by->position() == all.reference.at);
@@ -643,7 +643,7 @@ static void runs_with_failures(std::uint64_t first, std::uint64_t end)
                 }
             }
             REQUIRE(all.reference.step());
-            if (step % 3 != 2 && landed) { // what goes on in the background may still fail
+            if (step % 3 != 2 && published) { // what goes on in the background may still fail
                 all.compare(false);
                 continue;
             }
@@ -670,7 +670,7 @@ TEST_CASE("zenflow: a device that fails at anything leaves the step before, and 
 }
 
 // What had been enqueued before the failure still runs then.
-TEST_CASE("zenflow: weights that could not land do so at the next call, however slow the device is", "[both]")
+TEST_CASE("zenflow: weights that could not publish do so at the next call, however slow the device is", "[both]")
 {
     run_options of;
     of.zenflow = {.topk_ratio = 0.1, .select_interval = 100, .update_interval = 2};
@@ -684,13 +684,13 @@ TEST_CASE("zenflow: weights that could not land do so at the next call, however 
     }
     (void)rank.by->state();                 // everything has been stepped and is up
     on->fail(device_operation::copy_up, 1); // the second matrix's list of columns
-    CHECK(mentions(refusal<device_error>([&] { rank.by->land(); }), {"step 2 has been taken all the same"}));
+    CHECK(mentions(refusal<device_error>([&] { rank.by->flush(); }), {"step 2 has been taken all the same"}));
     on->resume();
-    rank.by->land();
+    rank.by->flush();
     for (auto& p : all.reference.params)
-        for (std::size_t c = 0; c < p.landing.size(); ++c)
-            if (std::exchange(p.landing[c], std::uint8_t{0}) != 0)
-                p.a->land(c);
+        for (std::size_t c = 0; c < p.publishing.size(); ++c)
+            if (std::exchange(p.publishing[c], std::uint8_t{0}) != 0)
+                p.a->flush(c);
     all.compare(true);
     for (int step = 0; step < 4; ++step) {
         all.draw(false);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a run of zenflow_optimizer must be: the whole model in one place, one element after another, with nothing done
-// early or late but the landing of weights.
+// early or late but the publishing of weights.
 #pragma once
 
 #include <algorithm>
@@ -49,9 +49,9 @@ struct zenflow_arrays {
             for (std::size_t i = 0; i < rows * columns; ++i)
                 of[4]->set(i, of[0]->get(i));
         for (std::size_t c = 0; c < columns; ++c)
-            land(c);
+            flush(c);
     }
-    void land(std::size_t column)
+    void flush(std::size_t column)
     {
         std::size_t const bytes = size_bytes(is_vector ? types[0] : source_type());
         for (std::size_t r = 0; r < rows && !is_vector; ++r)
@@ -83,7 +83,7 @@ public:
         std::size_t group;
         std::uint64_t number; // for stochastic rounding
         std::vector<std::uint64_t> counts;
-        std::vector<std::uint8_t> selected, landing;
+        std::vector<std::uint8_t> selected, publishing;
         std::vector<float> sums; // by rows
         std::uint64_t summed = 0;
     };
@@ -131,7 +131,7 @@ public:
                 bool const now = p.a->is_vector || (p.selected[c] != 0 && !warm_up);
                 if (takes_part(i) && now) {
                     update(p, c, scaled, 1.0f);
-                    p.a->land(c);
+                    p.a->flush(c);
                 }
                 for (std::size_t r = 0; r < p.a->rows && !p.a->is_vector; ++r) {
                     std::size_t const k = r * p.a->columns + c;
@@ -166,18 +166,18 @@ public:
             return true;
         bool const drops = options.on_nonfinite == nonfinite_policy::skip && deferred_squares.nonfinite() != 0;
         for (param& p : params) {
-            for (std::size_t c = 0; c < p.landing.size(); ++c)
-                if (p.landing[c] != 0)
-                    p.a->land(c);
-            std::fill(p.landing.begin(), p.landing.end(), std::uint8_t{0});
-            for (std::size_t c = 0; c < p.landing.size() && p.summed != 0 && !drops; ++c) {
+            for (std::size_t c = 0; c < p.publishing.size(); ++c)
+                if (p.publishing[c] != 0)
+                    p.a->flush(c);
+            std::fill(p.publishing.begin(), p.publishing.end(), std::uint8_t{0});
+            for (std::size_t c = 0; c < p.publishing.size() && p.summed != 0 && !drops; ++c) {
                 if (p.selected[c] != 0 && !warm_up)
                     continue;
                 update(p, c, p.sums, static_cast<float>(1.0 / static_cast<double>(p.summed)));
                 if (zenflow.overlap && !warm_up)
-                    p.landing[c] = 1;
+                    p.publishing[c] = 1;
                 else
-                    p.a->land(c);
+                    p.a->flush(c);
             }
             p.summed = 0;
         }
@@ -238,10 +238,10 @@ private:
             for (adamant::column_candidates const& each : all)
                 adamant::select_columns(each.scores, zenflow.topk_ratio, each.selected);
         for (param& p : params)
-            for (std::size_t c = 0; c < p.landing.size(); ++c)
-                if (p.landing[c] != 0 && p.selected[c] != 0) {
-                    p.a->land(c);
-                    p.landing[c] = 0;
+            for (std::size_t c = 0; c < p.publishing.size(); ++c)
+                if (p.publishing[c] != 0 && p.selected[c] != 0) {
+                    p.a->flush(c);
+                    p.publishing[c] = 0;
                 }
     }
 };

@@ -249,7 +249,7 @@ private:
                  r_.on.unified ? "" : memory(way.memory.host)},
                 way.fits ? "  fits" : "  TOO MUCH");
         constexpr std::string_view of_zenflow[] = {"device_gradients", "device_state",    "device_records",
-                                                   "selected_columns", "landing_weights", "sums",
+                                                   "selected_columns", "publishing_weights", "sums",
                                                    "host_weights",     "selected_image"};
         for (auto const& [where, items] : {std::pair("GPU: ", &zenflow.ways.back().memory.gpu),
                                            std::pair("host: ", &zenflow.ways.back().memory.host)})
@@ -262,7 +262,7 @@ private:
                                     one.meaning);
                 }
         out_ +=
-            wrapped("  ", std::string("The GPU stalls where it waits for the link or the host, and while weights land. "
+            wrapped("  ", std::string("The GPU stalls where it waits for the link or the host, and while weights publish. "
                                       "Plain offloading steps when the norm is known, speculation before that. ") +
                               (asked.select_interval == 0
                                    ? "Selections are not counted (--select-interval)."

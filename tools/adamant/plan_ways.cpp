@@ -71,7 +71,7 @@ memory_plan zenflow_memory(plan_request r, selected_part const& part, std::size_
                           array_product(r.grad, part.of_matrices) + array_product(r.weight_out, selected),
                           "gradients and new weights, one column after the other"});
     std::size_t const weights = array_product(r.weight(), part.matrices);
-    result.gpu.push_back({'T', "landing_weights", "weights to land", weights,
+    result.gpu.push_back({'T', "publishing_weights", "weights to be published", weights,
                           "of matrices, once more: they come up beside those in use"});
     bool const twice = r.zenflow->overlap;
     (r.on.unified ? result.gpu : result.host)
@@ -136,7 +136,7 @@ zenflow_plan plan_zenflow(plan_request const& r, plan_rates const& rates, placem
     // Gradients of columns are gathered, a step makes records, and weights go to their rows.
     deferred.device_step_bytes =
         r.step_bytes() + adamant::state_bytes(r.types()) + 2 * (deferred.grad_bytes + deferred.weight_bytes);
-    deferred.landing_bytes = 2 * deferred.weight_bytes;
+    deferred.publishing_bytes = 2 * deferred.weight_bytes;
     deferred.host_step_bytes = adamant::step_bytes({r.param, dtype::float32, r.exp_avg, r.exp_avg_sq, r.weight_out});
     deferred.first_sum_bytes = deferred.grad_bytes + 4;
     deferred.sum_bytes = deferred.grad_bytes + 8;

@@ -12,10 +12,10 @@ namespace {
 constexpr int most_windows = 200;
 
 struct part_times {
-    double device, landing, down, up, first_sum, sum, host_step;
+    double device, publishing, down, up, first_sum, sum, host_step;
     explicit part_times(zenflow_rates const& r)
         : device((r.device_step_bytes * r.selected_elems + r.grad_bytes * r.all_elems) / r.device_bytes_per_s),
-          landing(r.landing_bytes * r.deferred_elems / r.device_bytes_per_s),
+          publishing(r.publishing_bytes * r.deferred_elems / r.device_bytes_per_s),
           down(r.grad_bytes * r.all_elems / r.down_bytes_per_s),
           up(r.deferred_elems > 0 ? r.weight_bytes * r.matrix_elems / r.up_bytes_per_s : 0),
           first_sum(r.deferred_elems > 0 ? r.first_sum_bytes * r.matrix_elems / r.host_bytes_per_s : 0),
@@ -58,7 +58,7 @@ public:
             double const sum = i == 1 ? t_.first_sum : t_.sum;
             if (last && r_.overlap && t_.host_step > 0) { // what is left of the step, before the sums
                 step_until(std::numeric_limits<double>::infinity());
-                land(gpu, std::max(host_, begun_ + t_.up));
+                flush(gpu, std::max(host_, begun_ + t_.up));
             }
             host_ = std::max(host_, gpu);
             added = host_ + sum;
@@ -68,7 +68,7 @@ public:
                 deferred_ = t_.host_step;
                 begun_ = -1;
                 step_until(std::numeric_limits<double>::infinity());
-                land(gpu, std::max(host_, begun_ + t_.up));
+                flush(gpu, std::max(host_, begun_ + t_.up));
             }
             span(zenflow_lane::forward, gpu, gpu + r_.forward_s);
             gpu += r_.forward_s;
@@ -96,12 +96,12 @@ private:
         deferred_ -= takes;
     }
     // Weights that are all up by then come into use.
-    void land(double& gpu, double up)
+    void flush(double& gpu, double up)
     {
         span(zenflow_lane::up, begun_, t_.up > 0 ? up : begun_);
-        double const landed = std::max(gpu, up) + t_.landing;
-        stall_s += landed - gpu;
-        gpu = landed;
+        double const published = std::max(gpu, up) + t_.publishing;
+        stall_s += published - gpu;
+        gpu = published;
     }
 
     zenflow_rates const& r_;

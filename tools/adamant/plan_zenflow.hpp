@@ -19,11 +19,11 @@ struct zenflow_rates {
     std::size_t update_interval = 4; // steps of a window, at least 1
     bool overlap = true;             // step what a window has put off while the next one goes on
     // Bytes of an element: of its gradient, on its way down; of its weight, on its way up, and read and written when it
-    // lands; what a step on the GPU reads and writes; what the host's does, whose gradient is a sum in float32; and
+    // publishes; what a step on the GPU reads and writes; what the host's does, whose gradient is a sum in float32; and
     // what adding up does in a window's first step, and in the others.
     double grad_bytes = 2;
     double weight_bytes = 2;
-    double landing_bytes = 4;
+    double publishing_bytes = 4;
     double device_step_bytes = 28;
     double host_step_bytes = 30;
     double first_sum_bytes = 6;
@@ -61,7 +61,7 @@ struct zenflow_forecast {
 // selected; then the host adds up, during forward and the next backward. Without overlap a window's last step waits
 // until the host has added up and stepped, and the weights have gone up as they were stepped. With overlap the host
 // steps in the next window, whenever there is nothing to add up, and weights go up as they are stepped, beside those in
-// use; the last step of that window waits for it, and then they land. A selection stops the GPU while state comes down,
+// use; the last step of that window waits for it, and then they publish. A selection stops the GPU while state comes down,
 // and, after that, goes up.
 zenflow_forecast forecast_zenflow(zenflow_rates const& rates);
 

@@ -305,7 +305,7 @@ void run_zenflow(zenflow_settings const& chosen)
         of_plain.deferred_elems = of_plain.all_elems = of_plain.matrix_elems = static_cast<double>(elems);
         of_plain.update_interval = 1;
         of_plain.overlap = false;
-        of_plain.first_sum_bytes = of_plain.landing_bytes = 0;
+        of_plain.first_sum_bytes = of_plain.publishing_bytes = 0;
         of_plain.host_bytes_per_s = 1; // so that bytes are seconds
         of_plain.host_step_bytes =
             median(plain, [](measured const& m) { return m.report.update.seconds; }) / static_cast<double>(elems);
@@ -322,7 +322,7 @@ void run_zenflow(zenflow_settings const& chosen)
         double const device_s = median(others, [](measured const& m) { return m.report.update.seconds; });
         rates.device_bytes_per_s = 1e18; // all that it does in a step is said to be its step
         rates.device_step_bytes = device_s * rates.device_bytes_per_s / std::max(1.0, rates.selected_elems);
-        rates.landing_bytes = median(ending, [](measured const& m) { return m.report.landing_s; }) *
+        rates.publishing_bytes = median(ending, [](measured const& m) { return m.report.publish_s; }) *
                               rates.device_bytes_per_s / rates.deferred_elems;
         rates.host_bytes_per_s = 1;
         rates.sum_bytes = rates.first_sum_bytes =
@@ -347,17 +347,17 @@ void run_zenflow(zenflow_settings const& chosen)
                   median(plain, down_bytes), median(plain, up_bytes));
         print_row("speculation", median(speculated, step_s), said_speculation, median(speculated, step_s) - waits,
                   said_speculation - waits, median(speculated, down_bytes), median(speculated, up_bytes));
-        double const landing_s = median(ending, [](measured const& m) { return m.report.landing_s; });
-        double const works_s = device_s + landing_s / static_cast<double>(chosen.update_interval);
+        double const publish_s = median(ending, [](measured const& m) { return m.report.publish_s; });
+        double const works_s = device_s + publish_s / static_cast<double>(chosen.update_interval);
         print_row("ZenFlow", mean(with, step_s), said.step_s, mean(with, step_s) - waits - works_s,
-                  std::max(0.0, said.stall_s - landing_s / static_cast<double>(chosen.update_interval)),
+                  std::max(0.0, said.stall_s - publish_s / static_cast<double>(chosen.update_interval)),
                   mean(with, down_bytes), mean(with, up_bytes));
         double const deferred_s = median(ending, [](measured const& m) { return m.report.deferred_s; });
         double const waited_s = mean(ending, [](measured const& m) { return m.report.waited_s; });
         std::printf(
             "  what a window has put off took the host %.1f of %.1f ms, and the device waited %.1f for it: %.1f%% "
-            "hidden; landing took %.1f\n",
-            1e3 * deferred_s, 1e3 * said.window_s, 1e3 * waited_s, 100 * (1 - waited_s / deferred_s), 1e3 * landing_s);
+            "hidden; publishing took %.1f\n",
+            1e3 * deferred_s, 1e3 * said.window_s, 1e3 * waited_s, 100 * (1 - waited_s / deferred_s), 1e3 * publish_s);
     }
     for (tensor const& t : model) {
         gpu->release(t.there.grad);

@@ -456,7 +456,7 @@ void train(option_values const& values)
             optimizer.save(checkpoint, run);
     }
     if (optimizer.deferred) {
-        optimizer.deferred->land();
+        optimizer.deferred->flush();
         net.widen_weights();
     }
     std::printf("%.1f s, tier %s, %u threads, %zu steps skipped; losses are in nats per character\n"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .torch._stepping import Steps as _Steps
 
 # What the library knows, and states have when they were asked for.
-known_to_library = ("step", "updates", "selected", "landing", "sums", "summed", "window")
+known_to_library = ("step", "updates", "selected", "publishing", "sums", "summed", "window")
 # State tensors that the library reads and writes in place.
 kept_tensors = (*moments, "by_columns", *masters)
 
@@ -226,7 +226,7 @@ class _Member:
         if "updates" not in state:
             state["updates"] = torch.full((count,), int(state["step"]), dtype=torch.int64, device="cpu")
             state["summed"] = torch.tensor(0, device="cpu")
-            for name in ("selected", "landing") if self.columns else ():
+            for name in ("selected", "publishing") if self.columns else ():
                 state[name] = torch.zeros(count, dtype=torch.bool, device="cpu")
 
     def arrays(self) -> Dict[str, Tensor]:
@@ -260,7 +260,7 @@ class _Member:
 
     @torch.no_grad()
     def take_weights(self, as_loaded: bool) -> None:
-        """Takes over what differs from the masters. as_loaded: columns that have yet to land do not differ."""
+        """Takes over what differs from the masters. as_loaded: columns that have yet to be published do not differ."""
         weight = local(self.param.detach()).to("cpu")
         if not self.columns:
             if self.is_copied:
@@ -275,7 +275,7 @@ class _Member:
         else:
             changed = _differ(weight, self._upper())
             if self.columns:
-                changed.logical_and_(self.state["landing"].logical_not())
+                changed.logical_and_(self.state["publishing"].logical_not())
         if self.is_copied:
             self.weights.copy_(weight)
         if not bool(changed.any()):
@@ -322,7 +322,7 @@ class _Member:
         state["summed"] = torch.tensor(int(found.summed), device="cpu")
         state["window"] = window.clone()
         if self.columns:
-            for name in ("selected", "landing"):
+            for name in ("selected", "publishing"):
                 state[name] = _copied(getattr(found, name), count, torch.uint8).bool()
             # Always present: checkpoints of torch.distributed load only the keys that a new optimizer has.
             sums = (_copied(found.sums, self.mine.numel(), torch.float32).view(self.mine.shape)
@@ -340,7 +340,7 @@ class _Member:
                                   f"count in updates is {counted}. Set both")
         kept = [state["updates"].to(torch.int64).contiguous()]
         made = {"counts": kept[0].data_ptr(), "summed": int(state["summed"])}
-        for name in ("selected", "landing") if self.columns else ():
+        for name in ("selected", "publishing") if self.columns else ():
             kept.append(state[name].to(torch.uint8).contiguous())
             made[name] = kept[-1].data_ptr()
         if self.columns and made["summed"]:
@@ -522,11 +522,11 @@ class Deferred:
             return
         self.save()
         for member in written:
-            if member.columns and (not member.is_copied or self.home is not None) and bool(member.state["landing"].any()):
-                raise InvalidArgument(f"the weights of {member.name} were written while some of its columns have yet to land, "
-                                      "and nobody knows which elements of these are new. Call the optimizer's land() before "
+            if member.columns and (not member.is_copied or self.home is not None) and bool(member.state["publishing"].any()):
+                raise InvalidArgument(f"the weights of {member.name} were written while some of its columns have yet to be published, "
+                                      "and nobody knows which elements of these are new. Call the optimizer's flush() before "
                                       "weights are written; or take_weights() now, with which all weights count as they are, "
-                                      "and those that have yet to land do not; or load a state_dict()")
+                                      "and those that have yet to be published do not; or load a state_dict()")
         if self.home is not None:  # whose masters are to know of it, too
             assert self.native is not None
             self.native.close()
@@ -558,7 +558,7 @@ class Deferred:
             present = [member.bring_there() for member in self.members]
         try:
             report = native.step_there(home.event(), present)
-        except BaseException:  # weights may have landed all the same
+        except BaseException:  # weights may have published all the same
             self._written()
             raise
         if not report.skipped:
@@ -580,14 +580,14 @@ class Deferred:
         for member in self.members:
             member.version = member.version_now()
 
-    def land(self, of: "_Steps") -> None:
+    def flush(self, of: "_Steps") -> None:
         if self.native is None and not any(isinstance(state, dict) and "updates" in state
                                            for state in of.state.values()):
             return
         native = self._get_ready(of)
         if self.home is not None:
             self.home.wait_for_caller()  # who may still read the weights
-        native.land()
+        native.flush()
         self._written()
 
     def take_weights(self, of: "_Steps") -> None:
@@ -595,8 +595,8 @@ class Deferred:
         self.save()
         self.forget(of.state.values())
         for state in of.state.values():
-            if isinstance(state, dict) and "landing" in state:
-                state["landing"] = torch.zeros_like(state["landing"])
+            if isinstance(state, dict) and "publishing" in state:
+                state["publishing"] = torch.zeros_like(state["publishing"])
 
     # State
 
@@ -635,10 +635,10 @@ class Deferred:
                                           "adamant.torch.dequantized(state, param), for each state of state_dict['state'], and "
                                           'give the group the "state_format" "float32"')
                 continue
-            flags = ("selected", "landing") if columns else ()
+            flags = ("selected", "publishing") if columns else ()
             missing = [each for each in ("step", "summed", "window", "exp_avg", "exp_avg_sq", *flags) if each not in state]
             kinds = {"updates": torch.int64, "summed": torch.int64, "window": torch.float64, "selected": torch.bool,
-                     "landing": torch.bool, "sums": torch.float32, "by_columns": param.dtype}
+                     "publishing": torch.bool, "sums": torch.float32, "by_columns": param.dtype}
             for each, kind in kinds.items():
                 value = state.get(each)
                 if value is not None and not (isinstance(value, Tensor) and value.layout == torch.strided and

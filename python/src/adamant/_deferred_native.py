@@ -175,8 +175,8 @@ class DeferredOptimizer(Calls):
         self._call("adamant_zenflow_place", device.pointer)
         self._device = device
 
-    def land(self) -> None:
-        self._call("adamant_zenflow_land")
+    def flush(self) -> None:
+        self._call("adamant_zenflow_flush")
 
     # State
 
@@ -194,7 +194,7 @@ class DeferredOptimizer(Calls):
 
     def load(self, position: Dict[str, Any], values: Sequence[Dict[str, Any]]) -> None:
         """Goes on from there with the params' arrays as they are. values: of each param, what is not in these: counts,
-        selected, landing and sums by their addresses, and summed."""
+        selected, publishing and sums by their addresses, and summed."""
         params = (ZenFlowParam * len(values))()
         for number, of_param in enumerate(values):
             found = self.param(number)

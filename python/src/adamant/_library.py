@@ -203,7 +203,7 @@ class ZenFlowReport(Struct):
     name_in_c = "adamant_zenflow_report"
     _fields_ = [_size, ("warm_up", c_int32), ("selected", c_int32), ("columns_moved", c_size_t), ("deferred", c_size_t),
                 ("window_ended", c_int32), ("deferred_skipped", c_int32), ("deferred_stepped", c_size_t),
-                ("waited_seconds", c_double), ("landing_seconds", c_double), ("sums_seconds", c_double),
+                ("waited_seconds", c_double), ("publish_seconds", c_double), ("sums_seconds", c_double),
                 ("deferred_seconds", c_double)]
 
 
@@ -220,7 +220,7 @@ class ZenFlowParam(Struct):
     _fields_ = [_size, ("name", c_char_p), ("columns", c_size_t), ("all_rows", c_size_t), ("first_row", c_size_t),
                 ("rows", c_size_t), ("param", c_void_p), ("exp_avg", c_void_p), ("exp_avg_sq", c_void_p),
                 ("weight_out", c_void_p), ("weights", c_void_p), ("counts", c_void_p), ("selected", c_void_p),
-                ("landing", c_void_p), ("sums", c_void_p), ("summed", c_uint64), ("param_dtype", c_int32),
+                ("publishing", c_void_p), ("sums", c_void_p), ("summed", c_uint64), ("param_dtype", c_int32),
                 ("exp_avg_dtype", c_int32), ("exp_avg_sq_dtype", c_int32), ("weight_out_dtype", c_int32)]
 
 
@@ -288,7 +288,7 @@ _functions: Dict[str, List[Any]] = {
     "adamant_zenflow_abandon": [_p],
     "adamant_zenflow_set_device_arrays": [_p, c_size_t, c_uint64, c_uint64],
     "adamant_zenflow_place": [_p, _p],
-    "adamant_zenflow_land": [_p],
+    "adamant_zenflow_flush": [_p],
     "adamant_zenflow_loss_scale": [_p, POINTER(c_double)],
     "adamant_zenflow_get_position": [_p, _p],
     "adamant_zenflow_get_param": [_p, c_size_t, _p],

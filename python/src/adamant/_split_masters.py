@@ -45,9 +45,9 @@ def _with(state: Dict[str, Any], param: Tensor, name: str, value: Tensor) -> Dic
 
 def _refuse_behind(state: Dict[str, Any]) -> None:
     """With zenflow weights may be behind their masters."""
-    if bool(state["landing"].any()) if "landing" in state else "by_columns" in state:
+    if bool(state["publishing"].any()) if "publishing" in state else "by_columns" in state:
         raise InvalidArgument("the state's master may be ahead of the param, as zenflow has put something off; take the "
-                              "state from the optimizer's state_dict(), after land()")
+                              "state from the optimizer's state_dict(), after flush()")
 
 
 @torch.no_grad()

@@ -103,7 +103,7 @@ static void give_reports(zenflow_report const& from, adamant_report* report, ada
     if (more != nullptr)
         write(adamant_zenflow_report{sizeof(adamant_zenflow_report), from.warm_up, from.selected, from.columns_moved,
                                      from.deferred, from.window_ended, from.deferred_skipped, from.deferred_stepped,
-                                     from.waited_s, from.landing_s, from.sums_s, from.deferred_s},
+                                     from.waited_s, from.publish_s, from.sums_s, from.deferred_s},
               more);
 }
 
@@ -138,7 +138,7 @@ static zenflow_state_param from_c(adamant_zenflow_param const& from)
     to.counts.assign(&needed(from.counts, "counts"), from.counts + counts);
     if (from.columns != 0) {
         to.selected.assign(&needed(from.selected, "selected"), from.selected + from.columns);
-        to.landing.assign(&needed(from.landing, "landing"), from.landing + from.columns);
+        to.publishing.assign(&needed(from.publishing, "publishing"), from.publishing + from.columns);
     }
     to.sums = from.sums;
     to.summed = from.summed;
@@ -265,9 +265,9 @@ adamant_status adamant_zenflow_abandon(adamant_zenflow* zenflow)
 {
     return called([&] { changing(zenflow).abandon(); });
 }
-adamant_status adamant_zenflow_land(adamant_zenflow* zenflow)
+adamant_status adamant_zenflow_flush(adamant_zenflow* zenflow)
 {
-    return called([&] { changing(zenflow).land(); });
+    return called([&] { changing(zenflow).flush(); });
 }
 adamant_status adamant_zenflow_loss_scale(const adamant_zenflow* zenflow, double* scale)
 {
@@ -333,7 +333,7 @@ adamant_status adamant_zenflow_get_param(adamant_zenflow* zenflow, size_t number
                                     p.weights,
                                     p.counts.data(),
                                     p.selected.data(),
-                                    p.landing.data(),
+                                    p.publishing.data(),
                                     p.sums,
                                     p.summed,
                                     type(arrays::param),

@@ -48,7 +48,7 @@ public:
                 bytes += device_aligned(std::max<std::size_t>(1, columns(i)) * sizeof(std::uint32_t));
             }
             staging_ = on_->allocate(bytes);
-            landing_lists_.resize(matrices_.size());
+            publishing_lists_.resize(matrices_.size());
             gradients_.emplace(on_, matrices_, arrays_);
         } catch (...) {
             gradients_.reset();
@@ -193,13 +193,13 @@ public:
     // Whether that copy is on its way, or there: a reset may have dropped it.
     [[nodiscard]] bool is_staged(std::uint64_t number) const noexcept { return number == on_.resets(); }
     // Those of these columns come into use, when all that was staged is there. Enqueues.
-    void land(std::size_t param, std::vector<std::uint32_t> const& columns)
+    void flush(std::size_t param, std::vector<std::uint32_t> const& columns)
     {
         if (columns.empty())
             return;
-        landing_lists_[param] = columns;
+        publishing_lists_[param] = columns;
         device_ptr const list = staging_ + lists_[param];
-        on_->copy_up(list, landing_lists_[param].data(), columns.size() * sizeof(std::uint32_t));
+        on_->copy_up(list, publishing_lists_[param].data(), columns.size() * sizeof(std::uint32_t));
         on_->follow(device_lane::work, on_->mark(device_lane::up));
         zenflow_matrix const& m = matrices_[param];
         column_copy what;
@@ -328,9 +328,9 @@ private:
     void const* owner_;
     std::vector<zenflow_matrix> const& matrices_;
     std::vector<device_arrays> const arrays_; // of each param
-    device_ptr staging_;                      // weights by columns that wait to land, and lists of columns
+    device_ptr staging_;                      // weights by columns that wait to be published, and lists of columns
     std::vector<std::size_t> staged_, lists_;
-    std::vector<std::vector<std::uint32_t>> landing_lists_; // until they are up
+    std::vector<std::vector<std::uint32_t>> publishing_lists_; // until they are up
     std::optional<device_gradients> gradients_;
     // What is resident.
     device_ptr memory_;

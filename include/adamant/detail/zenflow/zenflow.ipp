@@ -122,9 +122,9 @@ ADAMANT_DECL void zenflow_optimizer::place(std::shared_ptr<device> on)
 {
     core_->place(std::move(on));
 }
-ADAMANT_DECL void zenflow_optimizer::land()
+ADAMANT_DECL void zenflow_optimizer::flush()
 {
-    core_->land();
+    core_->flush();
 }
 ADAMANT_DECL std::uint64_t zenflow_optimizer::steps() const noexcept
 {

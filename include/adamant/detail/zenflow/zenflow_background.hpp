@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes on beside steps: gradients are added up, what the last window has put off is stepped, and its weights land,
+// What goes on beside steps: gradients are added up, what the last window has put off is stepped, and its weights publish,
 // in host memory or on the device.
 #pragma once
 
@@ -38,9 +38,9 @@ public:
         now_->parts.resize(model_.size());
         next_->parts.resize(model_.size());
         staged_.assign(model_.size(), not_staged);
-        landing_.resize(model_.size());
+        publishing_.resize(model_.size());
         for (std::size_t i = 0; i < model_.size(); ++i)
-            landing_[i].reserve(model_.matrices[i].columns());
+            publishing_[i].reserve(model_.matrices[i].columns());
     }
     [[nodiscard]] kernel::memory_access access() const noexcept { return worker_.access(); }
 
@@ -162,9 +162,9 @@ public:
 
     // The plan of what this window has put off, to be filled in.
     [[nodiscard]] deferred_update& next() noexcept { return *next_; }
-    // Whose weights are still to land.
+    // Whose weights are still to be published.
     [[nodiscard]] deferred_update& now() noexcept { return *now_; }
-    // next(), which has been prepared, is now(), and begins. All before it has landed.
+    // next(), which has been prepared, is now(), and begins. All before it has published.
     void begin_next() noexcept
     {
         std::swap(now_, next_);
@@ -174,7 +174,7 @@ public:
             now_->is_through = [this](std::size_t matrix) {
                 try {
                     staged_[matrix] = home_->stage(matrix);
-                } catch (std::bad_alloc const&) { // it goes up when it lands
+                } catch (std::bad_alloc const&) { // it goes up when it publishes
                 }
             };
         now_->begin();
@@ -182,33 +182,33 @@ public:
     // Goes on in the background. but_deferred: not with what was put off.
     void go_on(bool but_deferred) noexcept
     {
-        worker_.go_on(sums_, but_deferred || landing_is_due_ ? nullptr : now_.get(), model_.matrices);
+        worker_.go_on(sums_, but_deferred || publishing_is_due_ ? nullptr : now_.get(), model_.matrices);
     }
     // Nothing goes on in the background.
     void settle() { worker_.finish(sums_, *now_, model_.matrices); }
-    // Nothing is to land any more, of what there was.
+    // Nothing is to be published any more, of what there was.
     void forget()
     {
         now_->forget();
-        landing_is_due_ = false;
+        publishing_is_due_ = false;
         nothing_is_staged();
     }
 
-    void finish_and_land()
+    void finish_and_flush()
     {
         if (!now_->is_there())
             return;
         settle();
         for (std::size_t i = 0; i < model_.size(); ++i) {
-            list_columns(now_->parts[i].columns, 1, landing_[i]);
-            if (home_ == nullptr && !landing_[i].empty())
+            list_columns(now_->parts[i].columns, 1, publishing_[i]);
+            if (home_ == nullptr && !publishing_[i].empty())
                 model_.copy_weights(i); // those of all other columns are what their masters say already
         }
         now_->forget();
-        landing_is_due_ = home_ != nullptr;
-        try_to_land();
+        publishing_is_due_ = home_ != nullptr;
+        try_to_publish();
     }
-    void finish_and_land(zenflow_report& report)
+    void finish_and_flush(zenflow_report& report)
     {
         if (!now_->is_there())
             return;
@@ -216,33 +216,33 @@ public:
         settle();
         report.deferred_s = now_->take_busy_s() / std::max(1u, model_.cpu.threads());
         auto const done = std::chrono::steady_clock::now();
-        finish_and_land();
+        finish_and_flush();
         report.waited_s = std::chrono::duration<double>(done - start).count();
-        report.landing_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - done).count();
+        report.publish_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - done).count();
     }
-    // What the last call has left to land. steps: that were taken.
+    // What the last call has left to be published. steps: that were taken.
     void catch_up(std::uint64_t steps)
     {
-        try_to_land();
-        require_landed(steps);
+        try_to_publish();
+        require_published(steps);
     }
-    // Where nothing but landing was to be done.
-    void require_landed(std::uint64_t steps)
+    // Where nothing but publishing was to be done.
+    void require_published(std::uint64_t steps)
     {
-        rethrow_landing_error(steps);
-        if (landing_is_due_)
+        rethrow_publishing_error(steps);
+        if (publishing_is_due_)
             throw std::bad_alloc(); // all other errors are kept
     }
-    void rethrow_landing_error(std::uint64_t steps)
+    void rethrow_publishing_error(std::uint64_t steps)
     {
-        if (landing_error_ == nullptr)
+        if (publishing_error_ == nullptr)
             return;
         try {
-            std::rethrow_exception(std::exchange(landing_error_, nullptr));
+            std::rethrow_exception(std::exchange(publishing_error_, nullptr));
         } catch (device_error const&) {
             rethrow_as_device_error(text_of({"; step ", steps,
                                              " has been taken all the same, and the weights that "
-                                             "could not land do so before anything else"}));
+                                             "could not publish do so before anything else"}));
         }
     }
 
@@ -270,23 +270,23 @@ private:
         nothing_is_staged();
         (void)home_->come_back(); // where it does not, the next attempt fails, and asks again
     }
-    // On the device. Where it fails that is known by landing_is_due_, and nothing else is done with it before.
-    void try_to_land() noexcept
+    // On the device. Where it fails that is known by publishing_is_due_, and nothing else is done with it before.
+    void try_to_publish() noexcept
     {
-        if (!landing_is_due_)
+        if (!publishing_is_due_)
             return;
         try {
             for (std::size_t i = 0; i < model_.size(); ++i) {
-                if (!landing_[i].empty() && !home_->is_staged(staged_[i]))
+                if (!publishing_[i].empty() && !home_->is_staged(staged_[i]))
                     staged_[i] = home_->stage(i);
-                home_->land(i, landing_[i]);
+                home_->flush(i, publishing_[i]);
             }
             home_->wait();
-            landing_is_due_ = false;
+            publishing_is_due_ = false;
         } catch (std::bad_alloc const&) { // which is nothing to stop a step for that has been taken
             come_back();
         } catch (...) {
-            landing_error_ = std::current_exception();
+            publishing_error_ = std::current_exception();
             come_back();
         }
     }
@@ -295,10 +295,10 @@ private:
     static constexpr std::uint64_t not_staged = ~std::uint64_t{0};
     std::vector<std::uint64_t>
         staged_; // of each matrix: whether its weights by columns are up, see device_home::stage()
-    std::vector<std::vector<std::uint32_t>> landing_; // columns that land
-    bool landing_is_due_ = false;
+    std::vector<std::vector<std::uint32_t>> publishing_; // columns that publish
+    bool publishing_is_due_ = false;
     bool is_lost_ = false;
-    std::exception_ptr landing_error_;
+    std::exception_ptr publishing_error_;
     std::unique_ptr<device_home> home_; // null without a device
     sum_work sums_;
     std::mutex down_mutex_;

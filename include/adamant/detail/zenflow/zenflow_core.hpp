@@ -182,7 +182,7 @@ public:
             throw;
         }
         course_.go_on();
-        background_.rethrow_landing_error(position().steps);
+        background_.rethrow_publishing_error(position().steps);
         report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
         if (background_.home() != nullptr)
             report_device(report);
@@ -220,15 +220,15 @@ public:
         }
     }
     // What is stepped in the background is finished, and all weights are those of the masters.
-    void land()
+    void flush()
     {
         no_traps_scope const no_traps;
-        between_steps("land()");
+        between_steps("flush()");
         background_.check_process();
         lay_out();
         background_.catch_up(position().steps);
-        background_.finish_and_land();
-        background_.require_landed(position().steps);
+        background_.finish_and_flush();
+        background_.require_published(position().steps);
     }
 
     // ---- A device
@@ -292,7 +292,7 @@ public:
         for (std::size_t i = 0; i < model_.size(); ++i) {
             all.params.push_back(view_of(model_, i));
             if (background_.now().is_there())
-                all.params.back().landing = background_.now().parts[i].columns;
+                all.params.back().publishing = background_.now().parts[i].columns;
         }
         return all;
     }
@@ -316,17 +316,17 @@ public:
         }
         background_.forget();
         model_.use_first_sums();
-        bool any_landing = false;
+        bool any_publishing = false;
         for (std::size_t i = 0; i < model_.size(); ++i)
-            any_landing = loading.load(i) || any_landing;
+            any_publishing = loading.load(i) || any_publishing;
         course_.go_on_from(first.position, first.deferred_norm);
         scaler_ = first.loss_scaler;
         model_.registry.replace_groups(std::move(groups));
-        if (any_landing) {
+        if (any_publishing) {
             for (std::size_t i = 0; i < model_.size(); ++i) {
-                std::vector<std::uint8_t>& landing = model_.params[i].landing;
-                background_.now().parts[i].columns = landing;
-                std::fill(landing.begin(), landing.end(), std::uint8_t{0});
+                std::vector<std::uint8_t>& publishing = model_.params[i].publishing;
+                background_.now().parts[i].columns = publishing;
+                std::fill(publishing.begin(), publishing.end(), std::uint8_t{0});
             }
             background_.now().begin_done();
         }

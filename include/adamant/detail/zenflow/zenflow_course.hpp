@@ -187,7 +187,7 @@ private:
             model_.copy_weights(i, own.late_list);
         }
     }
-    // The step that was to change it has failed. What was put off has been stepped early, and lands with all else.
+    // The step that was to change it has failed. What was put off has been stepped early, and publishes with all else.
     void keep_selection() noexcept
     {
         background_.settle(); // or it would be stepped again
@@ -220,7 +220,7 @@ private:
     {
         report.window_ended = true;
         report.deferred_skipped = drops;
-        background_.finish_and_land(report);
+        background_.finish_and_flush(report);
         for (std::size_t i = 0; i < model_.size(); ++i) {
             deferred_part const& p = background_.next().parts[i];
             for (std::size_t c = 0; c < p.columns.size() && !drops; ++c) {
@@ -236,7 +236,7 @@ private:
             return;
         background_.begin_next();
         if (warm_up || !zenflow_.overlap)
-            background_.finish_and_land(report);
+            background_.finish_and_flush(report);
         else
             model_.use_other_sums();
     }

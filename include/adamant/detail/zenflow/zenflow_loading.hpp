@@ -16,7 +16,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The state of param i, of which nothing is to land.
+// The state of param i, of which nothing is to be published.
 [[nodiscard]] inline zenflow_state_param view_of(zenflow_model& model, std::size_t i)
 {
     zenflow_matrix const& m = model.matrices[i];
@@ -34,7 +34,7 @@ namespace detail {
     view.weights = m.weights();
     view.counts = own.counts;
     view.selected = own.selected;
-    view.landing = own.landing;
+    view.publishing = own.publishing;
     view.summed = own.summed;
     view.sums = own.summed != 0 ? model.sums_of(i) : nullptr;
     return view;
@@ -93,7 +93,7 @@ public:
         }
     }
 
-    // Param i goes on from there. Returns whether columns of it are still to land. The source may be the param itself.
+    // Param i goes on from there. Returns whether columns of it are still to be published. The source may be the param itself.
     // Throws what reading a state of a file throws, with a part of the param overwritten.
     bool load(std::size_t i) const
     {
@@ -133,8 +133,8 @@ public:
             if (piece.begin != piece.end)
                 copy(*piece.from, piece.from->weights + (piece.begin - piece.from->first_row) * row_bytes,
                      (piece.end - piece.begin) * row_bytes, m.weights() + (piece.begin - m.first_row()) * row_bytes);
-        own.landing = any.landing;
-        return std::find(own.landing.begin(), own.landing.end(), 1) != own.landing.end();
+        own.publishing = any.publishing;
+        return std::find(own.publishing.begin(), own.publishing.end(), 1) != own.publishing.end();
     }
 
 private:
@@ -161,9 +161,9 @@ private:
             throw_invalid_argument({name, "has ", of.all_rows, " rows and ", of.columns, " columns, but the param has ",
                                     m.all_rows(), " and ", m.columns()});
         std::size_t const counts = m.columns() == 0 ? 1 : m.columns();
-        if (of.counts.size() != counts || of.selected.size() != m.columns() || of.landing.size() != m.columns())
+        if (of.counts.size() != counts || of.selected.size() != m.columns() || of.publishing.size() != m.columns())
             throw_invalid_argument({name, "has counts of ", of.counts.size(), " columns and flags of ",
-                                    of.selected.size(), " and ", of.landing.size(), ", but the param has ",
+                                    of.selected.size(), " and ", of.publishing.size(), ", but the param has ",
                                     m.columns()});
         for (shard_array::index const which : state_arrays)
             if (m.shard().is_state(which) &&

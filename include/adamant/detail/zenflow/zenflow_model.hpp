@@ -23,7 +23,7 @@ namespace detail {
 struct zenflow_param_state {
     std::vector<std::uint64_t> counts;          // of updates
     std::vector<std::uint8_t> selected, wanted; // of each column; wanted: by the selection that is being made
-    std::vector<std::uint8_t> landing;          // zeros
+    std::vector<std::uint8_t> publishing;          // zeros
     std::vector<std::uint8_t> before, late;     // what was selected; what takes its put-off update early,
     std::vector<std::uint32_t> late_list;       // as a list
     std::vector<std::uint32_t> list;            // the selected columns,
@@ -98,7 +98,7 @@ struct zenflow_model {
         own.counts.resize(columns == 0 ? 1 : columns);
         own.selected.resize(columns);
         own.wanted.resize(columns);
-        own.landing.resize(columns);
+        own.publishing.resize(columns);
         own.before.reserve(columns);
         own.late.reserve(columns);
         own.late_list.reserve(columns);

@@ -9,7 +9,7 @@
 //     PARAM.weights                                   by rows, [rows, columns]; not there where the state has none
 //     PARAM.sums                                      F32, [rows, columns]; where something has been put off
 //     PARAM.counts                                    U64, [columns]
-//     PARAM.selected, PARAM.landing                   BOOL, [columns]
+//     PARAM.selected, PARAM.publishing                   BOOL, [columns]
 // Of a vector: the first four, of the shape [rows], and PARAM.counts, of the shape [1]. Moments of quantized8 are
 // tensors of bytes, of the shape [columns, groups, 68], or [groups, 68] of a vector: of each group 64 codes, and a
 // float32 scale. Where there are rows [BEGIN, END) alone, each of these names ends with "[BEGIN:END]".
@@ -82,7 +82,7 @@ void each_tensor(Param& p, Visit const& visit)
         visit(zenflow_tensor{named("sums"), file_type_of(dtype::float32), {p.rows, p.columns}}, p.sums);
     visit(zenflow_tensor{named("counts"), zenflow_counts_type, {p.columns}}, p.counts);
     visit(zenflow_tensor{named("selected"), zenflow_flags_type, {p.columns}}, p.selected);
-    visit(zenflow_tensor{named("landing"), zenflow_flags_type, {p.columns}}, p.landing);
+    visit(zenflow_tensor{named("publishing"), zenflow_flags_type, {p.columns}}, p.publishing);
 }
 
 // Where a member's bytes are.

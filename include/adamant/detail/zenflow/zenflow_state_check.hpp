@@ -66,10 +66,10 @@ inline void check_param(zenflow_state_param const& p, std::size_t number, std::s
         refuse({"has rows ", range_text(p.first_row, p.first_row + p.rows), " of ", p.all_rows, ", but groups of ",
                 together, " rows are not cut"});
     if (p.counts.size() != (is_matrix ? p.columns : 1) || p.selected.size() != p.columns ||
-        p.landing.size() != p.columns)
+        p.publishing.size() != p.columns)
         refuse({"has ", p.columns, " columns, but counts of ", p.counts.size(), " and flags of ", p.selected.size(),
-                " and ", p.landing.size()});
-    for (auto const* const flags : {&p.selected, &p.landing})
+                " and ", p.publishing.size()});
+    for (auto const* const flags : {&p.selected, &p.publishing})
         if (std::any_of(flags->begin(), flags->end(), [](auto flag) { return flag > 1; }))
             refuse({"has a flag of a column that is neither 0 nor 1"});
     for (shard_array::index const which : state_arrays)

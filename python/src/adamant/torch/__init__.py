@@ -144,7 +144,7 @@ torch.optim.{name} whose step runs in native code, in one pass over memory.
     param's shape with `t.movedim(-1, 0)` contiguous; "by_columns" is a copy of the weights in that order. 8-bit moments need a
     multiple of 64 rows. Background threads work on states after step() returns, so read states from state_dict(), which
     waits. "step", "updates" and the other counts are in states from state_dict() to the next step(). Call
-    land() before weights are evaluated, saved or written.
+    flush() before weights are evaluated, saved or written.
 
     Examples
     --------

@@ -398,7 +398,7 @@ class Steps(Backward, Saving):
                 self._abandon(what)
                 self._overlaps = True
 
-    def land(self) -> None:
+    def flush(self) -> None:
         """Publish all weights now (zenflow).
 
         Waits for deferred updates of the last window and copies weights that are behind their masters. Call it before
@@ -410,7 +410,7 @@ class Steps(Backward, Saving):
         """
         if self._deferred is not None:
             with whole:
-                self._deferred.land(self)
+                self._deferred.flush(self)
 
     def take_weights(self) -> None:
         """Take the current weights as they are, into masters and host copies.
