@@ -60,7 +60,7 @@ def both_ways(torch, cores, width):
 def overlap_part(asked):
     """A transformer with a batch whose backward takes as long as the step, one core for each, and max_norm. Hidden is
     what backward alone and the step alone take more than both together, over the step alone. One step in 20 has
-    gradients four times as large; it is clipped, and so taken back."""
+    gradients four times as large; it is clipped, and so rolled back."""
     adam, host = two_cores()
     torch = imported("torch")
     torch.manual_seed(1)
@@ -72,7 +72,7 @@ def overlap_part(asked):
         if backward >= 0.95 * step:
             break
     after.scale = overlapped.scale = 0.5 / after.optimizer.last_report.global_norm
-    backwards, steps, both, clipped, taken_back = [], [], [], 0, 0
+    backwards, steps, both, clipped, rolled_back = [], [], [], 0, 0
     for number in range(-2, 4 * asked.rounds):
         batch, larger = torch.randn(1, tokens, width), LARGER if number % ODD_ONE == ODD_ONE // 2 else 1.0
         for trained in (after, overlapped)[::1 if number % 2 else -1]:
@@ -84,7 +84,7 @@ def overlap_part(asked):
             else:
                 both.append(backward + step)
                 clipped += trained.optimizer.last_report.clip_coefficient < 1
-                taken_back += trained.optimizer.last_report.rolled_back != 0
+                rolled_back += trained.optimizer.last_report.rolled_back != 0
     one_by_one = np.add(backwards, steps)
     p10, median, p90 = 100 * np.quantile((one_by_one - both) / steps, (0.1, 0.5, 0.9))
     ms = [1e3 * statistics.median(seconds) for seconds in (backwards, steps, one_by_one.tolist(), both)]
@@ -93,4 +93,4 @@ def overlap_part(asked):
         f"Overlap: {millions:.1f} M in {len(after.params)} tensors, {tokens} tokens, a core for backward, one for the "
         f"step, max_norm. Backward alone {ms[0]:.1f} ms, step alone {ms[1]:.1f}, one after the other {ms[2]:.1f}, both "
         f"with overlap=True {ms[3]:.1f}: {median:.0f}% of the step is hidden ({p10:.0f} to {p90:.0f}; at least 70 are "
-        f"aimed at). {clipped} of {len(both)} steps were clipped, {taken_back} taken back and done again."]
+        f"aimed at). {clipped} of {len(both)} steps were clipped, {rolled_back} rolled back and done again."]

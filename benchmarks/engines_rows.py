@@ -168,7 +168,7 @@ def both_optimizers(param, moment):
 
 
 def deepspeed_part(asked):
-    """DeepSpeedCPUAdam over one tensor: step(); step_subgroup(), which ours can take back; and rollback_subgroup()."""
+    """DeepSpeedCPUAdam over one tensor: step(); step_subgroup(), which ours can roll back; and rollback_subgroup()."""
     torch = imported("torch")
     imported("deepspeed")
     rows, elements = [], 2**18 if asked.quick else 2**24
@@ -195,4 +195,4 @@ def deepspeed_part(asked):
         if dtype == f32:  # its own has no others
             compare("rollback_subgroup()", *((lambda o=o: updated(o), lambda o=o: o.rollback_subgroup(0))
                                              for o in (ours, theirs)), 0.2)
-    return rows, ["DeepSpeed's own op takes back float32 only."]
+    return rows, ["DeepSpeed's own op rolls back float32 only."]

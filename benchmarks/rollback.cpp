@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step that began before its norm was known (training.hpp), and the way back.
+// A step that began before its norm was known (training.hpp), and the rollback.
 //
-//   rollback/right/HOW/elems:N/threads:T   nothing had to be taken back. Against a step that knows its norm, one that
+//   rollback/right/HOW/elems:N/threads:T   nothing had to be rolled back. Against a step that knows its norm, one that
 //                                          needs none, and a journal of plain copies; the limit moves one step's bytes
-//   rollback/wrong/HOW/elems:N/threads:T   what was stepped was taken back and done again with the clip coefficient.
+//   rollback/wrong/HOW/elems:N/threads:T   what was stepped was rolled back and done again with the clip coefficient.
 //                                          Against a clipped step that waited; the limit moves what that has to move
 //   rollback/undo/elems:N/threads:T        optimizer::rollback() of the last step, which reads the gradient twice; the
 //                                          limit moves those bytes and the state's
@@ -113,7 +113,7 @@ void wrong(State& state, executor const& cpu, std::size_t n)
     all.push_back({part_in_race::aside, "clipped", "", [&] { whole_step(opt, biting); }, data.before_step()});
     add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::twice, data.before_limit());
     race::run(state, all, {training_repeats_for(n)});
-    require(redone.clip_coefficient < 1 && redone.speculated == redone.rolled_back, "speculation that is taken back");
+    require(redone.clip_coefficient < 1 && redone.speculated == redone.rolled_back, "speculation that is rolled back");
     require_all_speculated<How>(redone);
     report(state, all, moving(n, step_bytes_after_norm));
     count_journal(state, redone, n);
@@ -136,7 +136,7 @@ void undo(State& state, executor const& cpu, std::size_t n)
                    }});
     add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::twice, data.before_limit());
     race::run(state, all);
-    require(last.outcome == adamant::step_outcome::applied, "steps that are taken back");
+    require(last.outcome == adamant::step_outcome::applied, "steps that are rolled back");
     report(state, all, moving(n, step_bytes_after_norm));
     count_journal(state, last, n);
 }

@@ -176,7 +176,7 @@ enum {
  * exp_avg, exp_avg_sq: the moments, read and written, zero before the first step; float32 or bfloat16, or both
  *              ADAMANT_QUANTIZED8: arrays of (elements + 63) / 64 groups, all bytes zero before the first step.
  * weight_out:  the new weights rounded, written; bfloat16 or float16 with a float32 param, else none. Before the first
- *              step it must hold the params, rounded: a step that is taken back leaves that there.
+ *              step it must hold the params, rounded: a step that is rolled back leaves that there.
  * accumulator: where adamant_accumulate() adds gradients up; float32, bfloat16 or none. */
 typedef struct adamant_shard {
     size_t struct_bytes;
@@ -520,7 +520,7 @@ enum {
 
 typedef int32_t adamant_speculation; /* whether shards are stepped before the norm is known; changes no bit */
 enum {
-    ADAMANT_SPECULATE_AUTOMATIC = 0, /* until finish, unless most of the last eight steps had to be taken back for it */
+    ADAMANT_SPECULATE_AUTOMATIC = 0, /* until finish, unless most of the last eight steps had to be rolled back for it */
     ADAMANT_SPECULATE_ALWAYS = 1,    /* all of them */
     ADAMANT_SPECULATE_NEVER = 2
 };
@@ -537,7 +537,7 @@ typedef int32_t (*adamant_reduce)(void* user, int64_t* words, size_t count);
 
 /* For an engine that copies weights to where they are used while other shards are still stepped. Called whenever
  * elements [begin, end) of a shard have new weights: mostly once a step, for all of a shard that the CPU has; again
- * where a step that was taken too early is taken back or done again, or a shard is stepped in parts. The last call
+ * where a step that was taken too early is rolled back or done again, or a shard is stepped in parts. The last call
  * before adamant_finish(), adamant_step(), adamant_wait(), adamant_abandon() or adamant_rollback() returns has the
  * weights that stay. Both param and weight_out are written then, and only the next step changes them. In the executor's
  * threads or the caller's, for different shards at once. It must not call this optimizer, nor wait for anyone who does,
@@ -565,7 +565,7 @@ typedef struct adamant_optimizer_options {
     adamant_weights_ready weights_ready; /* may be null */
     void* weights_ready_user;            /* passed to weights_ready */
 } adamant_optimizer_options;
-/* journal_budget_bytes bounds the records with which a step can be taken back; never more is allocated than one step's
+/* journal_budget_bytes bounds the records with which a step can be rolled back; never more is allocated than one step's
  * records can take. They take, in bytes per element, with float32 params and moments: 2 in the first step, 2.1 to 2.3
  * in ordinary training and 14 at most (12 with the instruction sets scalar and, on x86, generic); with other types as
  * much as params and moments themselves (6, 8 or 10); and an eighth more, as memory is handed out in pages.
@@ -581,7 +581,7 @@ typedef struct adamant_optimizer adamant_optimizer;
 ADAMANT_C_API adamant_status adamant_optimizer_create(const adamant_executor* executor,
                                                       const adamant_optimizer_options* options,
                                                       adamant_optimizer** made);
-/* May be null. Waits for a step that is under way. A step that was begun and not finished is taken back if
+/* May be null. Waits for a step that is under way. A step that was begun and not finished is rolled back if
  * adamant_abandon() could do that; if not, the shards that were submitted stay stepped, and the others are as before.
  */
 ADAMANT_C_API void adamant_optimizer_free(adamant_optimizer* optimizer);
@@ -726,7 +726,7 @@ ADAMANT_C_API adamant_status adamant_device_bytes(const adamant_optimizer* optim
  *
  * The device needs room for what it gets beside what it has. The last step can then no longer be rolled back.
  *
- * When a step ends with ADAMANT_DEVICE_FAILED, it has been taken back on both sides: state and accumulated gradients
+ * When a step ends with ADAMANT_DEVICE_FAILED, it has been rolled back on both sides: state and accumulated gradients
  * are as before it. For that the steps of both sides are recorded; see device_records of adamant_optimizer_options. A
  * device that does not answer in time does its part of that later, before anything else; until then the gradients of
  * the step must stay where they are on it.
@@ -738,7 +738,7 @@ ADAMANT_C_API adamant_status adamant_place(adamant_optimizer* optimizer, const a
                                            const adamant_placement* placement);
 /* Says that a shard's gradient is made on the device that adamant_place() is given next, and that its weights are
  * wanted there: in arrays of the caller's in the device's memory, with the shard's size and types, at multiples of 16
- * bytes, until all is taken back. The shard's own grad and weight_out are then where the CPU's part of them passes
+ * bytes, until all is rolled back. The shard's own grad and weight_out are then where the CPU's part of them passes
  * through. weight_out is 0 for a shard without; both 0: gradient and weights are in host memory. invalid argument:
  * shards are on a device already, an address that is missing or not such a multiple, no such shard, and during a step.
  */
@@ -772,7 +772,7 @@ typedef struct adamant_report {
     uint64_t step; /* the number of this step, from 1, whether it was applied or skipped */
     adamant_outcome outcome;
     int32_t speculated;           /* shards were stepped before the norm was known */
-    int32_t rolled_back;          /* and that was taken back, as the norm called for clipping or a skip */
+    int32_t rolled_back;          /* and that was rolled back, as the norm called for clipping or a skip */
     int32_t has_first_nonfinite;  /* whether the two fields below count: this process has nonfinite gradients */
     size_t first_nonfinite_shard; /* the first shard that has one, in the order of shards */
     size_t first_nonfinite_index; /* and the first such element of it */
@@ -1233,7 +1233,7 @@ ADAMANT_C_API adamant_status adamant_zenflow_loss_scale(const adamant_zenflow* z
  */
 
 /* Where the param's gradient is made and its weights are wanted, by rows, in the device's memory, at multiples of 16
- * bytes, until all is taken back: of every param with elements, before adamant_zenflow_place(). weight_out is of the
+ * bytes, until all is rolled back: of every param with elements, before adamant_zenflow_place(). weight_out is of the
  * type of `weights`; of a vector, of its weight_out, or of its param where there is none. invalid argument: params are
  * on a device already, an address that is missing or not such a multiple, no such param. */
 ADAMANT_C_API adamant_status adamant_zenflow_set_device_arrays(adamant_zenflow* zenflow, size_t param, uint64_t grad,
@@ -1244,9 +1244,9 @@ ADAMANT_C_API adamant_status adamant_zenflow_set_device_arrays(adamant_zenflow* 
  * pinned memory. It is added up while forward and backward go on, so grad is the optimizer's until the param's next
  * adamant_zenflow_submit(). What the host has stepped goes up while the next window goes on, beside the weights in use,
  * for which the device has room for all weights of matrices once more. `weights`, and the vectors' arrays in host
- * memory, are written when everything is taken back and when the state is asked for. The device's handle may be freed.
+ * memory, are written when everything is rolled back and when the state is asked for. The device's handle may be freed.
  *
- * Where a step ends with ADAMANT_DEVICE_FAILED, it has been taken back, by records on the device, and can be taken
+ * Where a step ends with ADAMANT_DEVICE_FAILED, it has been rolled back, by records on the device, and can be taken
  * again; weights of columns that were being selected may be those that were to be published. Where only weights could not publish,
  * the step has been taken, adamant_zenflow_get_position() counts it, and they publish before anything else. Where the
  * device does not come back from that within device_timeout_s, the error says that a state must be loaded.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The optimizer that an engine embeds: gradients in, weights out. It takes the norm, clips, checks for infinities and
 // NaNs, and steps, in one or two passes over memory. A step may begin before the last gradient is there; where that
-// turns out wrong, it is taken back to the last bit and done again.
+// turns out wrong, it is rolled back to the last bit and done again.
 #pragma once
 
 #include <chrono>
@@ -48,7 +48,7 @@ struct shard_to_add {
 // any order of shards, on any number of ranks, and however tensors are cut at multiples of that. Where nobody needs the
 // norm, gradients are read once (see optimizer_report::measured).
 //
-// Before the first step weight_out must hold the rounded params: a step that is taken back leaves that there.
+// Before the first step weight_out must hold the rounded params: a step that is rolled back leaves that there.
 //
 // A step() over few elements is done in the calling thread, as executor::for_each_slice() does slices, and one over any
 // number where the executor has no team. What goes on without the caller, begin_step() and step_async(), and steps with
@@ -154,7 +154,7 @@ public:
     // cannot be rolled back any more. The device needs room for the new pieces beside the old ones: a piece whose cut
     // moves is allocated anew.
     //
-    // Where an error says that the device has failed, or did not answer in time, the step is taken back on both sides:
+    // Where an error says that the device has failed, or did not answer in time, the step is rolled back on both sides:
     // state and accumulated gradients are as before it. For that, both sides record every step (see
     // journal_budget_bytes and device_records). A device that does not answer takes its part back later, before
     // anything else; until then the gradients of that step must stay where they are on it.
@@ -193,13 +193,13 @@ public:
     void submit(shard_id shard, void const* grad);
     // This shard has no gradient in this step and stays as it is. What was accumulated for it is forgotten.
     void leave_out(shard_id shard);
-    // Waits for what was submitted, and completes the step: it stays as it was taken, is taken back and done again with
+    // Waits for what was submitted, and completes the step: it stays as it was taken, is rolled back and done again with
     // the clip coefficient, or is skipped. Throws invalid_argument where a shard was neither submitted nor left out,
     // and what options.reduce throws; in both cases the step stays open: call finish() again, or abandon().
     optimizer_report finish();
-    // Gives up the open step: what it has stepped is taken back to the last bit, and accumulated gradients stay. Throws
+    // Gives up the open step: what it has stepped is rolled back to the last bit, and accumulated gradients stay. Throws
     // unavailable, and the step stays open, where that cannot be: in a step that needs no norm (it neither skips nor
-    // clips by it, and there is no reduce) what was submitted can be taken back only with keep_last_step.
+    // clips by it, and there is no reduce) what was submitted can be rolled back only with keep_last_step.
     void abandon();
 
     // Takes back the last step, which must have been applied with keep_last_step. Since then no step may have been

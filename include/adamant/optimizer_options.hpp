@@ -101,7 +101,7 @@ struct optimizer_report {
     std::uint64_t step = 0; // the number of this step, whether it was applied or skipped
     step_outcome outcome = step_outcome::applied;
     bool speculated = false;  // something was stepped before its norm was known
-    bool rolled_back = false; // and was taken back, because it had to be clipped or skipped
+    bool rolled_back = false; // and was rolled back, because it had to be clipped or skipped
     double loss_scale = 1;
     // Whether gradients were looked at before the step: where nobody clips by norm, scales the loss dynamically,
     // reduces over ranks, or asks that steps with infinities or NaNs be skipped or these be zeroed, that costs a pass
@@ -126,7 +126,7 @@ struct optimizer_report {
     std::size_t journal_bytes = 0; // of records written
     double seconds = 0;            // from its beginning to its end, with the time that gradients took to arrive
     step_phase gradients;          // until the norm was known: with what was stepped as gradients arrived
-    step_phase update;             // after that: the step, the rest of it, or the way back
+    step_phase update;             // after that: the step, the rest of it, or the rollback
     [[nodiscard]] std::size_t bytes_moved() const noexcept;
     isa tier = isa::scalar;
     unsigned threads = 0;
@@ -167,7 +167,7 @@ struct shard_place {
 
 // Whether begin_step() lets shards be stepped before the norm is known. It changes no bit of any result.
 enum class speculation : std::uint8_t {
-    automatic, // until finish() is called, unless most of the last eight steps had to be taken back. What finish()
+    automatic, // until finish() is called, unless most of the last eight steps had to be rolled back. What finish()
                // finds unstepped waits for the norm, which is near then, except where every step leaves a record
                // (keep_last_step, or a device)
     always,    // all of them
@@ -181,7 +181,7 @@ struct optimizer_options {
     // Dynamic loss scaling; absent: the scale is in the step_values, or 1.
     std::optional<loss_scaling_options> loss_scaling = {};
     speculation speculate = speculation::automatic;
-    // How many bytes the records may take that steps are taken back from. No more is allocated than the records of one
+    // How many bytes the records may take that steps are rolled back from. No more is allocated than the records of one
     // step can take. A record takes, in bytes an element, by the types of param and moments:
     //
     // - float32, moments float32: 2 in a first step, 2.1 to 2.3 in ordinary training, at most 14; 12 on the
@@ -200,7 +200,7 @@ struct optimizer_options {
     // How long a device may take for its part of a step before it counts as one that has stopped answering.
     double device_timeout_s = 300;
     // Whether a device has room for records of all its blocks: as much again as its params and moments. Without records
-    // it never begins before the norm is known, and a failure in the update itself cannot be taken back: the error says
+    // it never begins before the norm is known, and a failure in the update itself cannot be rolled back: the error says
     // so, and a state has to be loaded.
     bool device_records = true;
     // Where gradients are spread over ranks: adds the words of all ranks (see squares_total) and leaves the sums in
@@ -213,7 +213,7 @@ struct optimizer_options {
     std::function<void(std::span<std::int64_t, squares_total::word_count> words)> reduce = {};
     // For an engine that copies weights to where they are used while other shards are still stepped. Called whenever
     // elements [begin, end) of a shard have new weights: mostly once a step, for all of a shard that the CPU has; again
-    // where a step that was taken too early is taken back or done again, or a shard is stepped in parts. The last call
+    // where a step that was taken too early is rolled back or done again, or a shard is stepped in parts. The last call
     // before finish(), step(), wait(), abandon() or rollback() returns has the weights that stay. Both param and
     // weight_out are written then, and only the next step changes them. In the executor's threads or the caller's, for
     // different shards at once. Must not call this optimizer, nor wait for anyone who does, nor throw, which ends the

@@ -542,7 +542,7 @@ struct measured_step {
     double up_bytes = 0, up_s = 0;
 };
 
-// Of an optimizer's step. A step that was taken back and done again counts with the time of all of its work.
+// Of an optimizer's step. A step that was rolled back and done again counts with the time of all of its work.
 [[nodiscard]] measured_step measured_step_of(optimizer_report const& step) noexcept;
 
 struct follower_options {

@@ -270,7 +270,7 @@ public:
     // which the device has room for all weights of matrices once more. `weights` and the vectors' arrays in host memory
     // are written by state() and place(nullptr).
     //
-    // Where the device fails or stops answering, finish() throws device_error and the step is taken back, by records on
+    // Where the device fails or stops answering, finish() throws device_error and the step is rolled back, by records on
     // the device: state, sums and schedule are as before it. (Weights of columns that were being selected may be those
     // that were to be published.) Where only weights could not publish, the error says that the step has been taken, and they publish
     // before anything else. Where the device does not come back, the error says that a state must be loaded.

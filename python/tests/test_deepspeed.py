@@ -119,7 +119,7 @@ def test_torch_within_rounding(number, kind, correction):
 @pytest.mark.parametrize("grad", [f32, bf16, f16])
 @pytest.mark.parametrize("poison", [False, True])
 def test_rollback_restores_every_bit(param, moment, grad, poison):
-    size = 300007  # only the last update can be taken back
+    size = 300007  # only the last update can be rolled back
     arrays = tensors(param, moment, grad, size)
     groups = [tensors(param, moment, grad, size, seed) for seed in (1, 2)]
     update(1, 4, arrays)

@@ -289,7 +289,7 @@ def test_a_copy_that_fails_takes_the_step_back_and_the_next_one_works(monkeypatc
     assert optimizer.state[params[0]]["step"] == 2 and not same_bits(params[0], before[0])
 
 
-def test_a_copy_that_fails_in_a_step_that_cannot_be_taken_back_says_so(monkeypatch):
+def test_a_copy_that_fails_in_a_step_that_cannot_be_rolled_back_says_so(monkeypatch):
     monkeypatch.setattr(_host_copies.HostCopies, "new_lane", staticmethod(lambda device: BrokenLane()))
     params = params_of([(5000,), (3,)], torch.float32, 1)
     optimizer = AdamW(params, lr=0.01, offload=True)

@@ -96,10 +96,10 @@ TEST_CASE("C: an optimizer that is freed in the midst of a step leaves what the 
     model const fresh;
     model whole; // stepped
     ok(adamant_step(make_optimizer(whole).get(), nullptr, nullptr));
-    for (bool const takes_back : {true, false}) {
+    for (bool const rolls_back : {true, false}) {
         model m;
         adamant_optimizer_options p = options();
-        p.on_nonfinite = takes_back ? ADAMANT_NONFINITE_SKIP : ADAMANT_NONFINITE_APPLY; // which waits for no norm
+        p.on_nonfinite = rolls_back ? ADAMANT_NONFINITE_SKIP : ADAMANT_NONFINITE_APPLY; // which waits for no norm
         {
             optimizer const o = make_optimizer(m, p);
             ok(adamant_begin_step(o.get(), nullptr));
@@ -108,7 +108,7 @@ TEST_CASE("C: an optimizer that is freed in the midst of a step leaves what the 
             ok(adamant_leave_out(o.get(), 3));
         }
         for (std::size_t i = 0; i < m.tensors.size(); ++i) {
-            bool const stays_stepped = !takes_back && (i == 1 || i == 2);
+            bool const stays_stepped = !rolls_back && (i == 1 || i == 2);
             model::tensor const& expected = (stays_stepped ? whole : fresh).tensors[i];
             REQUIRE(m.tensors[i].param == expected.param);
             REQUIRE(m.tensors[i].exp_avg == expected.exp_avg);

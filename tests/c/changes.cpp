@@ -336,14 +336,14 @@ TEST_CASE("C: step count and loss scaler are set, for an engine that keeps state
     CHECK(mine.scale > 8);
 
     ok(adamant_set_steps(o.get(), 5));
-    refused(adamant_rollback(o.get()), "no step to take back");
+    refused(adamant_rollback(o.get()), "no step to roll back");
     CHECK(steps_of(o) == 5);
     s.scale = 0;
     refused(adamant_set_loss_scaler(o.get(), &s), "scale");
     s.scale = 4;
     ok(adamant_step(o.get(), nullptr, nullptr));
     ok(adamant_set_loss_scaler(o.get(), &s));
-    refused(adamant_rollback(o.get()), "no step to take back");
+    refused(adamant_rollback(o.get()), "no step to roll back");
     double scale = 0;
     ok(adamant_loss_scale(o.get(), &scale));
     CHECK(scale == 4);

@@ -279,7 +279,7 @@ TEST_CASE("C: devices and placements that cannot be")
     refused(adamant_place(o.get(), nullptr, nullptr), "adamant_place() is called while a step is under way");
     refused(adamant_update_host_arrays(o.get()), "adamant_update_host_arrays() is called while a step is under way");
     ok(adamant_abandon(o.get()));
-    ok(adamant_place(o.get(), nullptr, nullptr)); // nothing to take back
+    ok(adamant_place(o.get(), nullptr, nullptr)); // nothing to roll back
     ok(adamant_update_host_arrays(o.get()));
     CHECK((m.digest() == before && address == 7 && bytes == 7));
 

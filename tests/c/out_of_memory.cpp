@@ -202,7 +202,7 @@ TEST_CASE("C: memory that ends while teams, executors and buffers are made")
 }
 
 // A step, shard by shard; what it returns is that of the first call that fails. A submit() that has failed fails the
-// step, which adamant_finish() takes back; and so does adamant_finish().
+// step, which adamant_finish() rolls back; and so does adamant_finish().
 static adamant_status whole_step(adamant_optimizer* o)
 {
     if (adamant_status const status = adamant_begin_step(o, nullptr); status != ADAMANT_OK)

@@ -170,7 +170,7 @@ TEST_CASE("C: a step has the same bits in every way to take it")
                 ok(adamant_rollback(o.get()));
                 REQUIRE(steps_of(o) == 4);
                 REQUIRE(m.digest() != now);
-                refused(adamant_rollback(o.get()), "no step to take back");
+                refused(adamant_rollback(o.get()), "no step to roll back");
                 ok(adamant_step(o.get(), &v, nullptr));
                 REQUIRE(m.digest() == now);
             }

@@ -226,7 +226,7 @@ std::vector<group_step> all_steps()
 
 namespace {
 
-// Each combination of types from `first` on, by steps of `stride`: sums, the step, and going back, with many lengths,
+// Each combination of types from `first` on, by steps of `stride`: sums, the step, and rolling back, with many lengths,
 // kinds of values and kinds of coefficients.
 void check_combinations(std::size_t first, std::size_t stride)
 {

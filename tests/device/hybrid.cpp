@@ -423,7 +423,7 @@ TEST_CASE("Gradients that are added up move with their shards, and survive a ste
     CHECK(difference(run(0.8, true, true), alone) == "");
 }
 
-TEST_CASE("A step is taken back on both sides, if its gradients are still there on both")
+TEST_CASE("A step is rolled back on both sides, if its gradients are still there on both")
 {
     auto const& states = expected({}, {.max_norm = 0.0});
     for (double const ratio : {0.0, 0.5, 1.0}) {
@@ -441,7 +441,7 @@ TEST_CASE("A step is taken back on both sides, if its gradients are still there 
                 real[1] = kept;
             }
         m.gpu->fail(device_operation::work);
-        if (ratio != 1) // while the gradients are compared: nothing has been taken back yet
+        if (ratio != 1) // while the gradients are compared: nothing has been rolled back yet
             CHECK_THROWS_AS(m.steps->rollback(), device_error);
         m.gpu->resume();
         CHECK(difference(m.all(), states[2]) == "");
@@ -450,7 +450,7 @@ TEST_CASE("A step is taken back on both sides, if its gradients are still there 
         CHECK(difference(m.all(), states[1]) == "");
         (void)m.step(2, 1, {.max_norm = 0.0});
         m.gpu->fail(device_operation::work, 1);
-        if (ratio != 1) // while it is taken back: that is completed as soon as the device answers
+        if (ratio != 1) // while it is rolled back: that is completed as soon as the device answers
             CHECK_NOTHROW(m.steps->rollback());
         m.gpu->resume();
         if (ratio == 1)
@@ -496,7 +496,7 @@ TEST_CASE("Weights that cannot be sent when nothing else is left to do are sent 
     CHECK(difference(m.all(), states[3]) == "");
 }
 
-TEST_CASE("While a device has yet to take back its part, nothing that it needs for that can be changed", "[once]")
+TEST_CASE("While a device has yet to roll back its part, nothing that it needs for that can be changed", "[once]")
 {
     optimizer_options options;
     options.device_timeout_s = 0.3;
@@ -511,7 +511,7 @@ TEST_CASE("While a device has yet to take back its part, nothing that it needs f
     CHECK(difference(m.all(), states[0]) == "");
 }
 
-TEST_CASE("Weights come home with what is taken back, and a device that has nothing to do is let go")
+TEST_CASE("Weights come home with what is rolled back, and a device that has nothing to do is let go")
 {
     model m({}, 0.0);
     (void)m.step(1, 0, {.max_norm = 0.0});

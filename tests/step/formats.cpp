@@ -83,7 +83,7 @@ struct trained {
 
 } // namespace
 
-TEST_CASE("split masters have the bits of float32 mode in every step, also taken back")
+TEST_CASE("split masters have the bits of float32 mode in every step, also rolled back")
 {
     for (std::size_t const n : {std::size_t{1}, std::size_t{63}, std::size_t{5000}, std::size_t{70001}}) {
         trained whole(false, n, 5), split(true, n, 5);
@@ -259,7 +259,7 @@ struct coded {
 
 } // namespace
 
-TEST_CASE("8 bits: shards that begin at multiples of 64 have the bits of the whole, resumed and taken back, too")
+TEST_CASE("8 bits: shards that begin at multiples of 64 have the bits of the whole, resumed and rolled back, too")
 {
     std::size_t const n = 140007; // with three lines of random numbers
     coded whole(n, {0}), cut(n, {0, 192, 4160, 65472, 131136}, 1), resumed(n, {0, 70016});

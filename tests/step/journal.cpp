@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps that leave a record, and the way back, on the tier of this run: every bit, whatever the values.
+// Steps that leave a record, and the rollback, on the tier of this run: every bit, whatever the values.
 #include <adamant/formats.hpp>
 #include <adamant/detail/kernels/dispatch.hpp>
 
@@ -109,7 +109,7 @@ void check_all(test::random_bits& random)
 
 } // namespace
 
-TEST_CASE("lossy_rollback: a step is taken back to the bit, whatever the values")
+TEST_CASE("lossy_rollback: a step is rolled back to the bit, whatever the values")
 {
     test::random_bits random(20);
     check_all<float, void>(random);

@@ -308,7 +308,7 @@ TEST_CASE("A step that needs no norm is abandoned where it was recorded, else it
                 CHECK(data == before);
                 CHECK(o.steps() == 0);
             } else {
-                CHECK(message_of([&] { o.abandon(); }).find("8 blocks of it cannot be taken back; finish() the step") !=
+                CHECK(message_of([&] { o.abandon(); }).find("8 blocks of it cannot be rolled back; finish() the step") !=
                       std::string::npos);
                 o.submit(1);
                 CHECK(o.finish().step == 1);
@@ -484,7 +484,7 @@ TEST_CASE("rollback() wants the last step's gradients, and says so where it cann
     optimizer o(executor_of(1), {.max_norm = 1, .keep_last_step = true});
     o.add_group("all", usual_adamw);
     o.add_shard({.group = 0, .name = "w", .shard = data.view()});
-    CHECK(message_of([&] { o.rollback(); }).find("there is no step to take back") != std::string::npos);
+    CHECK(message_of([&] { o.rollback(); }).find("there is no step to roll back") != std::string::npos);
     simple const before = data;
     o.step();
     bfloat16 const kept = std::exchange(data.grad[7], narrow<bfloat16>(3.0f));
@@ -504,10 +504,10 @@ TEST_CASE("rollback() wants the last step's gradients, and says so where it cann
     o.rollback();
     CHECK(data == before);
     CHECK(o.steps() == 0);
-    CHECK(message_of([&] { o.rollback(); }).find("there is no step to take back") != std::string::npos);
+    CHECK(message_of([&] { o.rollback(); }).find("there is no step to roll back") != std::string::npos);
     data.grad[7] = narrow<bfloat16>(std::nanf(""));
     CHECK(o.step().outcome == step_outcome::skipped);
-    CHECK(message_of([&] { o.rollback(); }).find("there is no step to take back") != std::string::npos);
+    CHECK(message_of([&] { o.rollback(); }).find("there is no step to roll back") != std::string::npos);
 
     optimizer never(executor_of(1));
     CHECK(message_of([&] { never.rollback(); }).find("set keep_last_step") != std::string::npos);
@@ -526,7 +526,7 @@ TEST_CASE("rollback() wants the last step's gradients, and says so where it cann
     o.step({.max_norm = 0});
     simple more(50000);
     o.add_shard({.group = 0, .name = "more", .shard = more.view()});
-    CHECK(message_of([&] { o.rollback(); }).find("there is no step to take back") != std::string::npos);
+    CHECK(message_of([&] { o.rollback(); }).find("there is no step to roll back") != std::string::npos);
     CHECK(o.step({.max_norm = 0}).step == 2);
     o.rollback();
     CHECK(o.steps() == 1);

@@ -150,7 +150,7 @@ TEST_CASE("nothing goes while a step is under way, or while a device has shards"
     CHECK(message_of([&] { o.rollback(); }).find("removed") != std::string::npos);
     (void)o.step();
     o.remove_shard(0);
-    CHECK(message_of([&] { o.rollback(); }).find("there is no step to take back") != std::string::npos);
+    CHECK(message_of([&] { o.rollback(); }).find("there is no step to roll back") != std::string::npos);
 }
 
 TEST_CASE("gradients rotate through buffers: where they lie changes no bit", "[both]")
@@ -320,14 +320,14 @@ TEST_CASE("an engine restores its own step count and loss scaler")
 
     // A rollback gives back what was before the step, but not what was set since.
     o.set_steps(20);
-    CHECK(message_of([&] { o.rollback(); }).find("there is no step to take back") != std::string::npos);
+    CHECK(message_of([&] { o.rollback(); }).find("there is no step to roll back") != std::string::npos);
     (void)o.step();
     o.rollback();
     CHECK(o.steps() == 20);
     CHECK(o.loss_scaler()->good_steps == 2);
     (void)o.step();
     o.set_loss_scaler({.scale = 8});
-    CHECK(message_of([&] { o.rollback(); }).find("there is no step to take back") != std::string::npos);
+    CHECK(message_of([&] { o.rollback(); }).find("there is no step to roll back") != std::string::npos);
     CHECK(o.steps() == 21);
     CHECK(o.step().loss_scale == 8);
 

@@ -71,7 +71,7 @@ TEST_CASE("every state of a step leads back to one between steps, and to nothing
     STATIC_REQUIRE(!may_follow(failed, over));       // a failed step is never complete
     STATIC_REQUIRE(!may_follow(failed, stepping));   // nor goes on
     STATIC_REQUIRE(!may_follow(undoing, over));      // what is undone is stepped again
-    STATIC_REQUIRE(!may_follow(finishing, failed));  // nothing could be taken back any more
+    STATIC_REQUIRE(!may_follow(finishing, failed));  // nothing could be rolled back any more
     STATIC_REQUIRE(!may_follow(finishing, idle));    // without a report
     STATIC_REQUIRE(!may_follow(over, open));         // nor is a report lost
     STATIC_REQUIRE(!may_follow(skipping, stepping)); // a skipped step changes nothing
@@ -383,7 +383,7 @@ TEST_CASE("a new gradient is compared with what is written, wherever that is")
     CHECK(!r.has_device_arrays(1));
 }
 
-TEST_CASE("the ledger knows what blocks have, and which can be taken back")
+TEST_CASE("the ledger knows what blocks have, and which can be rolled back")
 {
     registry r;
     r.add_group({"g", {}});

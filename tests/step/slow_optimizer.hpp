@@ -514,7 +514,7 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
             scaler = scaler_before;
             CHECK(mine.steps() == steps);
             for (std::size_t k = 0; k < count; ++k) {
-                INFO("shard " << k << " of a step that was taken back");
+                INFO("shard " << k << " of a step that was rolled back");
                 for (std::size_t a = 0; a < arrays; ++a)
                     if (a != grad && a != accumulator)
                         REQUIRE(tensors[k].mine[a].difference(before[k][a]) == "");

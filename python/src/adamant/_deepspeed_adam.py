@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates of single tensors as DeepSpeed asks for them, and the records that they are taken back with."""
+"""Updates of single tensors as DeepSpeed asks for them, and the records that they are rolled back with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .optimizer import Optimizer
 rounding: Dict[str, Any] = {"exp_avg_sq_rounding": "nearest"}
 
 _float16_chunk = 1 << 20
-# More than the last update can be taken back where records take next to nothing.
+# More than the last update can be rolled back where records take next to nothing.
 _deep_elements, _deep_records = 1 << 16, 8
 
 
@@ -124,10 +124,10 @@ class Records:
             one.step([arrays[1]])
         self._done.append((step, one))
 
-    def take_back(self, step: int, arrays: Sequence[Any]) -> None:
+    def roll_back(self, step: int, arrays: Sequence[Any]) -> None:
         if not self._done or self._done[-1][0] != step or not self.are_for(arrays, anywhere=True):
             raise Unavailable(f"adam_rollback() is called for step {step}, but the records are of steps "
-                              f"{[known for known, _ in self._done]}, at most {self._depth} of them; take back the "
+                              f"{[known for known, _ in self._done]}, at most {self._depth} of them; roll back the "
                               "last update, with the same tensors")
         one = self._done[-1][1]
         if self._copies:

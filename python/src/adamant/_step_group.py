@@ -342,7 +342,7 @@ class StepGroup:
                 self.abandon()
             except Unavailable:
                 self.native.close()
-                raise Error("a step has failed that cannot be taken back without max_norm: some params are of before it, "
+                raise Error("a step has failed that cannot be rolled back without max_norm: some params are of before it, "
                             f"others of after it. Load a state. What failed: {error}") from error
             raise
 

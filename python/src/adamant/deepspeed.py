@@ -9,7 +9,7 @@ SuperOffload and ZenFlow spawn have it, too. Without the wheel they have it wher
 Differences to DeepSpeed's own op:
 - adam_rollback() restores every bit, for all types, infinities and NaNs included. It needs the update's gradients, and
   a record: about 2 bytes for each element, and with it the update takes two to three times as long (with float16
-  moments it is a copy of everything). So updates from DeepSpeedCPUAdam.step(), which nothing can take back, leave none.
+  moments it is a copy of everything). So updates from DeepSpeedCPUAdam.step(), which nothing can roll back, leave none.
   Records keep the tensors alive until destroy_adam(). A rollback without one is an error.
   ADAMANT_DEEPSPEED_ROLLBACK=0: there are no records.
 - Gradients may have another type than the params. Params and moments that are not contiguous are an error, where
@@ -46,8 +46,8 @@ def _executor_of(adam: Adam) -> Executor:
     return adam.executor
 
 
-def _nothing_takes_back(caller: Any) -> bool:
-    # rollback_subgroup() takes back only what step_subgroup() did. Any other caller counts as one that may want to.
+def _nothing_rolls_back(caller: Any) -> bool:
+    # rollback_subgroup() rolls back only what step_subgroup() did. Any other caller counts as one that may want to.
     return os.environ.get("ADAMANT_DEEPSPEED_ROLLBACK") == "0" or (
         caller.f_code.co_name in ("step", "_sequential_step")
         and caller.f_globals.get("__name__", "").startswith("deepspeed.ops.adam."))
@@ -78,7 +78,7 @@ def adam_update(optimizer_id: int, step: int, lr: float, beta1: float, beta2: fl
     executor = _executor_of(adam)
     hyper = hyperparameters(lr, (beta1, beta2), epsilon, weight_decay, adam.decoupled, bool(bias_correction), **rounding)
     arrays = (params.detach(), grads.detach().contiguous(), exp_avg.detach(), exp_avg_sq.detach())
-    if _nothing_takes_back(sys._getframe(1)):
+    if _nothing_rolls_back(sys._getframe(1)):
         update(executor, hyper, step, arrays)
         return 0
     records = adam.records.get(exp_avg.data_ptr())
@@ -97,7 +97,7 @@ def adam_rollback(optimizer_id: int, step: int, lr: float, beta1: float, beta2: 
         raise Unavailable(f"adam_rollback() is called for step {step} of optimizer {optimizer_id}, but there is no "
                           "record of an update of these tensors; updates by DeepSpeedCPUAdam.step(), or with "
                           "ADAMANT_DEEPSPEED_ROLLBACK=0 in the environment, leave none")
-    records.take_back(step, (params.detach(), grads.detach().contiguous(), exp_avg.detach(), exp_avg_sq.detach()))
+    records.roll_back(step, (params.detach(), grads.detach().contiguous(), exp_avg.detach(), exp_avg_sq.detach()))
     return 0
 
 

@@ -138,8 +138,8 @@ class Optimizer(Calls):
             "never". Changes no bit.
         loss_scaling: options of dynamic loss scaling by name (see adamant/adamant.h), {} for the defaults; None:
             every step says its scale, or it is 1.
-        keep_last_step: whether rollback() can take back the last step.
-        journal_budget_bytes: a bound on the records that a step is taken back with; None: the library's choice.
+        keep_last_step: whether rollback() can roll back the last step.
+        journal_budget_bytes: a bound on the records that a step is rolled back with; None: the library's choice.
         reduce: is called once a step with 21 words, a writable NumPy array of int64 or where there is no NumPy a ctypes
             array, and replaces them by their sums over all ranks. What it raises, the step raises.
         weights_ready: is called with a shard's number and two elements, begin and end, whenever those between have new

@@ -144,7 +144,7 @@ private:
         if (is_first(pass))
             squares_[at] = g.squares;
         if (pass == block_pass::compare && s.gradient_checksum(b, summed) != checksums_[at])
-            squares_[at].sum = -1; // which none has: signs and order matter to the way back, too
+            squares_[at].sum = -1; // which none has: signs and order matter to the rollback, too
         if (reads)
             return;
         if (pass == block_pass::speculate || keep_records) {

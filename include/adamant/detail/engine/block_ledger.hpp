@@ -63,7 +63,7 @@ public:
             ++b;
         return b;
     }
-    // Blocks of shards that were submitted that cannot be taken back, on either side.
+    // Blocks of shards that were submitted that cannot be rolled back, on either side.
     [[nodiscard]] std::size_t unrecorded_blocks(registry const& over, step_plan const& plan) const noexcept
     {
         std::size_t n = 0;

@@ -244,14 +244,14 @@ public:
     {
         no_traps_scope const no_traps;
         rules_.step_open("abandon()");
-        if (!course_.can_take_back())
+        if (!course_.can_roll_back())
             throw_unavailable(
                 {"abandon() is called, but this step needs no norm, so what was submitted has been "
                  "stepped, and ",
                  course_.unrecorded_blocks(),
-                 " blocks of it cannot be taken back; finish() the step, or set keep_last_step in the options",
+                 " blocks of it cannot be rolled back; finish() the step, or set keep_last_step in the options",
                  options_.keep_last_step ? " and journal_budget_bytes to " + longest_journal_text() : std::string()});
-        course_.take_back();
+        course_.roll_back();
     }
     void rollback()
     {
@@ -259,11 +259,11 @@ public:
         rules_.between_steps("rollback()");
         rules_.step_kept(options_);
         if (std::size_t const n = course_.unrecorded_blocks(); n != 0)
-            throw_unavailable({"the last step cannot be taken back: for ", n, " of ", registry_.blocks(),
+            throw_unavailable({"the last step cannot be rolled back: for ", n, " of ", registry_.blocks(),
                                " blocks the journal's budget of ", budget_for(sides().host().ranges()),
                                " bytes was full; set journal_budget_bytes to ", longest_journal_text(), " to be sure"});
         course_.catch_up();
-        course_.go_back();
+        course_.roll_back();
     }
     void accumulate(std::size_t shard)
     {
@@ -351,7 +351,7 @@ private:
 
     // ---- Memory
 
-    // Returns what `change` does. The last step cannot be taken back any more, unless it throws.
+    // Returns what `change` does. The last step cannot be rolled back any more, unless it throws.
     template <class Change>
     std::size_t change_layout(char const* call, Change const& change)
     {

@@ -54,7 +54,7 @@ struct first_pass_facts {
 struct decision {
     step_state state = step_state::over; // the next one; over: nothing is left to do
     block_pass pass = block_pass::rest;  // of that state
-    bool rolled_back = false;            // what was stepped is taken back
+    bool rolled_back = false;            // what was stepped is rolled back
 };
 
 [[nodiscard]] constexpr decision decide(first_pass_facts const& facts) noexcept

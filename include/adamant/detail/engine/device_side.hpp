@@ -65,9 +65,9 @@ public:
 
     // Drops what has not begun. False where the device does not answer, or cannot go on.
     [[nodiscard]] virtual bool stop() noexcept = 0;
-    // After that: takes back all that has records, and sends the weights that the CPU's params have. False where the
+    // After that: rolls back all that has records, and sends the weights that the CPU's params have. False where the
     // device fails.
-    [[nodiscard]] virtual bool take_back() noexcept = 0;
+    [[nodiscard]] virtual bool roll_back() noexcept = 0;
 
     // ---- Between steps. These wait; they throw device_error.
 

@@ -30,7 +30,7 @@ public:
     void reserve(std::size_t shards) { sums_.resize(shards); }
     static constexpr std::size_t bytes_for_each_shard = sizeof(unsigned);
 
-    // Whether the last step can be taken back.
+    // Whether the last step can be rolled back.
     [[nodiscard]] bool has_step() const noexcept { return has_step_; }
     void forget() noexcept { has_step_ = false; }
     // A step is about to change these.

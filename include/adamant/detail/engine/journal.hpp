@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory for the records that a step is taken back from: a budget, given in pages to the threads that write them.
+// The memory for the records that a step is rolled back from: a budget, given in pages to the threads that write them.
 #pragma once
 
 #include <algorithm>

@@ -178,7 +178,7 @@ public:
     }
 
     [[nodiscard]] bool stop() noexcept override { return pieces_.stop(); }
-    [[nodiscard]] bool take_back() noexcept override
+    [[nodiscard]] bool roll_back() noexcept override
     {
         if (!pieces_.has_device())
             return true;

@@ -41,8 +41,8 @@ public:
         if (is_left_behind())
             return;
         sides_.line().wait();
-        if (machine_.state() == step_state::failed || (machine_.state() == step_state::open && can_take_back()))
-            take_back();
+        if (machine_.state() == step_state::failed || (machine_.state() == step_state::open && can_roll_back()))
+            roll_back();
         else if (!machine_.is_between_steps() || machine_.is_behind())
             (void)sides_.stop();
     }
@@ -116,18 +116,18 @@ public:
     }
     void leave_out(std::size_t shard) { plan_.shards[shard] = shard_in_step::left_out; }
     // All shards are submitted or left out. Throws what options.reduce throws, and the step stays open; and
-    // device_error, after the step has been taken back.
+    // device_error, after the step has been rolled back.
     optimizer_report finish()
     {
         try {
             if (machine_.has_failed())
-                throw_device_error({"a submit() to this step has failed; the step is taken back"});
+                throw_device_error({"a submit() to this step has failed; the step is rolled back"});
             sides_.host().all_is_submitted();
             watch([&] { sides_.wait_for_pass(); });
             while (decide_next())
                 watch([&] { sides_.do_pass(next_pass_, device_takes_part()); });
         } catch (...) {
-            take_back_failed_and_rethrow();
+            rollback_failed_and_rethrow();
         }
         machine_.go(step_state::idle);
         return account_.report();
@@ -153,30 +153,30 @@ public:
         if (machine_.is_between_steps()) // finish() has taken it back, and said so
             throw;
         if (machine_.state() == step_state::open)
-            take_back();
-        take_back_failed_and_rethrow();
+            roll_back();
+        rollback_failed_and_rethrow();
     }
     // Whether what the open step has done can be undone: not where shards are stepped without waiting for a norm, and
     // no record is kept. Waits for what was submitted.
-    [[nodiscard]] bool can_take_back()
+    [[nodiscard]] bool can_roll_back()
     {
         sides_.line().wait();
         return plan_.first_pass != block_pass::step || unrecorded_blocks() == 0;
     }
     // What the open step has done is undone. The part of a device that does not answer is left for catch_up().
-    void take_back()
+    void roll_back()
     {
         bool const answers = sides_.stop();
         if (has_device() || plan_.first_pass != block_pass::measure)
             sides_.undo_on_cpu();
         bool const is_lost = has_device() && sides_.device()->stepped_for_good();
-        bool const is_back = answers && (!has_device() || sides_.device()->take_back());
+        bool const is_back = answers && (!has_device() || sides_.device()->roll_back());
         ledger_.forget_records();
         machine_.go(is_lost ? (is_back ? step_state::lost : step_state::lost_behind)
                             : (is_back ? step_state::idle : step_state::behind));
     }
     [[nodiscard]] std::size_t unrecorded_blocks() const noexcept { return ledger_.unrecorded_blocks(over_, plan_); }
-    // Marks the step as one that has to be taken back where this fails, if there is a device.
+    // Marks the step as one that has to be rolled back where this fails, if there is a device.
     template <class Work>
     void watch(Work const& work)
     {
@@ -192,21 +192,21 @@ public:
 
     // ---- Between steps
 
-    // Whatever a device has yet to take back of a step that failed, it must before anything else. Throws device_error.
+    // Whatever a device has yet to roll back of a step that failed, it must before anything else. Throws device_error.
     void catch_up()
     {
         if (!machine_.is_behind())
             return;
         sides_.line().check_process();
-        if (!sides_.stop() || !sides_.device()->take_back())
+        if (!sides_.stop() || !sides_.device()->roll_back())
             throw_device_error({sides_.device()->device().name(),
                                 " has failed in a step and does not answer yet; its part of that step is still to be "
-                                "taken back. Call again later, or load a checkpoint into a new optimizer"});
+                                "rolled back. Call again later, or load a checkpoint into a new optimizer"});
         ledger_.forget_records();
         machine_.go(machine_.is_lost() ? step_state::lost : step_state::idle);
     }
     // Takes back the last step, all of which has records. Throws invalid_argument where its gradients have changed.
-    void go_back()
+    void roll_back()
     {
         sides_.line().check_caller();
         plan_.assumed = plan_.decided; // a step that was refused since may have changed it
@@ -234,11 +234,11 @@ public:
         }
         if (!same) {
             stay();
-            throw_invalid_argument({"the last step cannot be taken back: it needs that step's gradients, and "
+            throw_invalid_argument({"the last step cannot be rolled back: it needs that step's gradients, and "
                                     "they have changed since"});
         }
         sides_.undo_on_cpu();
-        bool const is_back = !has_device() || sides_.device()->take_back();
+        bool const is_back = !has_device() || sides_.device()->roll_back();
         ledger_.forget_records();
         history_.forget();
         --training_.steps;
@@ -373,12 +373,12 @@ private:
         return has_device() && machine_.state() != step_state::finishing;
     }
     // In a handler. Takes the step back if its device has failed.
-    [[noreturn]] void take_back_failed_and_rethrow()
+    [[noreturn]] void rollback_failed_and_rethrow()
     {
         if (machine_.state() == step_state::failed_finishing)
             complete_and_rethrow();
         if (machine_.state() == step_state::failed)
-            take_back();
+            roll_back();
         if (!machine_.is_lost())
             throw;
         rethrow_as_device_error(

@@ -17,21 +17,21 @@ namespace detail {
 enum class step_state : std::uint8_t {
     // Between steps.
     idle,
-    behind,      // the device still has to take back its part of a step that failed
+    behind,      // the device still has to roll back its part of a step that failed
     lost,        // params and moments belong to no known step; a state has to be loaded
     lost_behind, // both
     going_back,  // rollback() is at work
 
     // In a step.
     open,      // the first pass, over shards as they are submitted, or over all at once
-    undoing,   // what the first pass has stepped is taken back, because it was stepped on a wrong assumption
+    undoing,   // what the first pass has stepped is rolled back, because it was stepped on a wrong assumption
     skipping,  // the same, in a step that changes nothing
     stepping,  // the pass after the norm is known
     finishing, // the device is through, and the CPU steps the blocks for which there was no room for a record
     over,      // all passes are over, and the report is complete
 
     // In a step whose device has failed.
-    failed,          // the step has to be taken back
+    failed,          // the step has to be rolled back
     failed_finishing // it failed when all was stepped, so that only weights are missing on it
 };
 inline constexpr std::size_t step_states = 13;

@@ -137,7 +137,7 @@ inline void make_plan(step_plan& plan, step_terms const& terms, optimizer_option
     plan.skips_nonfinite = options.on_nonfinite == nonfinite_policy::skip;
     plan.needs_norm = terms.max_norm != 0 || plan.skips_nonfinite || options.reduce;
     plan.measures = plan.needs_norm || terms.zero_nonfinite || (options.loss_scaling && terms.moves_scaler);
-    // A device may fail, so with one every step can be taken back until both sides are through with it.
+    // A device may fail, so with one every step can be rolled back until both sides are through with it.
     plan.keeps_records = options.keep_last_step || has_device;
     plan.keeps_checksums = options.keep_last_step;
     plan.waits_for_room = has_device;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels that an optimizer needs for a shard, on one instruction set. A block's gradient is used where it lies, or
-// made in a scratch block of floats first. A step is taken back from there only, as that is rare.
+// made in a scratch block of floats first. A step is rolled back from there only, as that is rare.
 #pragma once
 
 #include <adamant/detail/kernels/step_pointers.hpp>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step that leaves a record from which every bit of param, exp_avg and exp_avg_sq comes back, and the way back.
+// A step that leaves a record from which every bit of param, exp_avg and exp_avg_sq comes back, and the rollback.
 // Written once and included once per instruction set by detail/kernels/targets.hpp, after
 // detail/kernels/fused_step.inl.
 //
 // A step loses little: the formula turned round gives the old values but for a few units in the last place, so the
 // record holds what is missing, in 16 bits an element. Whether that is so is looked at for each group when it is
 // stepped, and where it is not, the record holds the old values themselves. So being exact does not depend on how good
-// the way back is, only on its being the same both times. That is why both use the functions below, in one mode, on
+// the rollback is, only on its being the same both times. That is why both use the functions below, in one mode, on
 // paths whose values are finite, and why no sum in them can be contracted.
 //
 // A record of n elements: 16 bits for each of the whole groups; the old params and moments of the rest, which are less

@@ -137,7 +137,7 @@ public:
     // ---- A step
 
     // Everything resident whose param is present is stepped, with a record, and its weights are made. steps: by param
-    // and then as resident::step_of. Waits. Where it throws device_error, take_back().
+    // and then as resident::step_of. Waits. Where it throws device_error, roll_back().
     // is_new: what is resident has just been sent, and the weights of all of it are made.
     void step(std::vector<group_step> const& steps, std::vector<std::uint8_t> const& present, bool is_new)
     {
@@ -155,10 +155,10 @@ public:
             if (present[i] != 0 || is_new)
                 send_weights(i);
         wait();
-        part_->forget_records(); // this step cannot be taken back any more
+        part_->forget_records(); // this step cannot be rolled back any more
     }
     // Back to before step(), as far as it got. False where the device does not answer.
-    [[nodiscard]] bool take_back() noexcept
+    [[nodiscard]] bool roll_back() noexcept
     {
         if (!come_back())
             return false;

@@ -82,7 +82,7 @@ public:
             home_->bring_home();
             copy_weights(true);
         } catch (device_error const&) { // or what has failed in the background would do so in every call
-            take_back();
+            roll_back();
             throw;
         }
     }
@@ -100,11 +100,11 @@ public:
             worker_.check_process();
     }
     // In a handler of a device_error: what the device has is as before the step. Throws where it does not come back.
-    void take_back()
+    void roll_back()
     {
         settle(); // or something could be staged meanwhile
         nothing_is_staged();
-        if (!home_->take_back()) {
+        if (!home_->roll_back()) {
             is_lost_ = true;
             rethrow_as_device_error(
                 "; it does not come back from that, so what it has is of no known step: load() a state");
@@ -146,7 +146,7 @@ public:
         try {
             home_->wait();
         } catch (device_error const&) {
-            take_back();
+            roll_back();
             throw;
         }
     }

@@ -178,7 +178,7 @@ public:
             report.update.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - known).count();
         } catch (device_error const&) {
             is_open_ = false;
-            background_.take_back();
+            background_.roll_back();
             throw;
         }
         course_.go_on();

@@ -127,7 +127,7 @@ private:
         } catch (...) { // memory is short; the step may be finished once more
             if (selects)
                 keep_selection();
-            background_.take_back();
+            background_.roll_back();
             throw;
         }
     }
