@@ -5,7 +5,7 @@
 //                                          needs none, and a journal of plain copies; the limit moves one step's bytes
 //   rollback/wrong/HOW/elems:N/threads:T   what was stepped was rolled back and done again with the clip coefficient.
 //                                          Against a clipped step that waited; the limit moves what that has to move
-//   rollback/undo/elems:N/threads:T        optimizer::rollback() of the last step, which reads the gradient twice; the
+//   rollback/rollback/elems:N/threads:T        optimizer::rollback() of the last step, which reads the gradient twice; the
 //                                          limit moves those bytes and the state's
 //
 // HOW: until_finish, as it is by default, where all gradients are there at once and finish() follows; always, every
@@ -119,7 +119,7 @@ void wrong(State& state, executor const& cpu, std::size_t n)
     count_journal(state, redone, n);
 }
 
-void undo(State& state, executor const& cpu, std::size_t n)
+void rollback(State& state, executor const& cpu, std::size_t n)
 {
     training data(cpu, n);
     optimizer opt(cpu, {.keep_last_step = true});
@@ -154,7 +154,7 @@ void add_rollback(setup const& given)
         add("right/always", right<adamant::speculation::always>);
         add("wrong/until_finish", wrong<adamant::speculation::automatic>);
         add("wrong/always", wrong<adamant::speculation::always>);
-        add("undo", undo);
+        add("rollback", rollback);
     });
 }
 

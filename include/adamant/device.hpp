@@ -178,10 +178,10 @@ struct device_pass {
 //
 // The passes do the same to a block as on the CPU, with the same bits: see block_pass. The differences:
 //   - A part with records always has room for one. A part without records is never asked for any (no speculate, redo or
-//     undo, no keep_records).
+//     rollback, no keep_records).
 //   - measure and compare both leave sums of squares in the results. Where a gradient has changed so that its records
-//     cannot undo the step, compare leaves a sum that differs. Records that are copies can undo it.
-//   - undo makes weight_out of the params that it restores.
+//     cannot rollback the step, compare leaves a sum that differs. Records that are copies can rollback it.
+//   - rollback makes weight_out of the params that it restores.
 class device_part {
 public:
     virtual ~device_part() = default;
@@ -201,7 +201,7 @@ public:
 
 // A device. Functions that enqueue may be called from any thread, and from several at once; they return at once and
 // throw nothing but bad_alloc. Where enqueued work fails, all work that is enqueued after it, in any lane, is left
-// undone until reset(). So finished work can be told from the rest, and waiting throws a device_error that says what
+// rolled back until reset(). So finished work can be told from the rest, and waiting throws a device_error that says what
 // failed.
 //
 // In a forked child process, functions that may throw throw unavailable, release() does nothing

@@ -171,7 +171,7 @@ private:
     void start(resctrl_options const& options);
 
     // Gives the new group its part of every resource and domain, the host's group the rest. The host's changes last and
-    // in one write, so that there is never anything to undo in it.
+    // in one write, so that there is never anything to rollback in it.
     void divide(resctrl_options const& options);
 
     // Splits what the host's group has of one domain. Returns the end of a sentence that says why not, or an empty

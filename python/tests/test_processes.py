@@ -566,7 +566,7 @@ def test_threads_go_with_their_executor():
 # Too little memory
 
 def limited(by):
-    """Leaves the process this much more address space; returns what undoes it."""
+    """Leaves the process this much more address space; returns what rolls back it."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + by, before[1]))
@@ -589,14 +589,14 @@ def made():
     return optimizer, arrays
 optimizer, arrays = made()
 copy = [array.clone() for array in arrays]
-undo = limited(by=1 << 20)
+rollback = limited(by=1 << 20)
 seen = []
 for call in (lambda: optimizer.prepare(with_journal=True), optimizer.begin_step, optimizer.step):
     try:
         call()
     except adamant.Error as error:
         seen.append("memory" in str(error))
-undo()
+rollback()
 print(seen, optimizer.steps, all(map(torch.equal, arrays, copy)))
 optimizer.step()
 other, twins = made()
@@ -614,12 +614,12 @@ sys.path.insert(0, sys.argv[1])
 from test_processes import *
 adamant.Executor(threads=2, bind="none")
 before = threads()
-undo = limited(by=100 << 20)
+rollback = limited(by=100 << 20)
 try:
     adamant.Executor(threads=200, bind="none")
 except adamant.Error as error:
     print("error", "the system makes only" in str(error))
-undo()
+rollback()
 until(lambda: threads() <= before)
 print(adamant.Executor(threads=200, bind="none").threads)
 """
@@ -637,12 +637,12 @@ p.grad = torch.ones_like(p)
 optimizer = AdamW([p], lr=0.1)
 library()
 for room in (1 << 20, 180 << 20):  # none of the two, and one
-    undo, seen = limited(by=room), None
+    rollback, seen = limited(by=room), None
     try:
         optimizer.step()
     except (RuntimeError, MemoryError) as error:
         seen = str(error)
-    undo()
+    rollback()
     print("memory" in seen, bool((p == 1).all()))
 optimizer.step()
 print(counts(optimizer), bool((p < 1).all()))

@@ -382,7 +382,7 @@ TEST_CASE("cuda: moments of 8 bits, every length to 200, with groups that lie ov
         std::reverse(r.settled.begin(), r.settled.end());
         r.run(block_pass::redo, true);
         REQUIRE(r.difference() == "");
-        r.run(block_pass::undo);
+        r.run(block_pass::rollback);
         REQUIRE(r.difference() == "");
     }
 }
@@ -411,7 +411,7 @@ std::vector<group_step> three_steps(std::uint64_t step, double clip = 1)
 
 } // namespace
 
-TEST_CASE("cuda: a speculated step is undone to the last bit, weights too")
+TEST_CASE("cuda: a speculated step is rolled back to the last bit, weights too")
 {
     test::random_bits random(4);
     for (test::values const kind : test::all_values) {
@@ -426,12 +426,12 @@ TEST_CASE("cuda: a speculated step is undone to the last bit, weights too")
         CHECK(r.model.image != before);
         CHECK(std::count(r.model.recorded.begin(), r.model.recorded.end(), 1) ==
               static_cast<std::ptrdiff_t>(r.model.recorded.size()));
-        r.run(block_pass::undo);
+        r.run(block_pass::rollback);
         REQUIRE(r.difference() == "");
         CHECK(r.model.image == before);
         CHECK(std::count(r.model.recorded.begin(), r.model.recorded.end(), 0) ==
               static_cast<std::ptrdiff_t>(r.model.recorded.size()));
-        r.run(block_pass::undo); // of what has no record, nothing
+        r.run(block_pass::rollback); // of what has no record, nothing
         REQUIRE(r.difference() == "");
     }
 }
@@ -464,11 +464,11 @@ TEST_CASE("cuda: redone is stepped with the settled values, and rest leaves alon
         REQUIRE(r.difference() == "");
         r.run(block_pass::rest, keep, &others);
         REQUIRE(r.difference() == "");
-        r.run(block_pass::undo, false, &some);
+        r.run(block_pass::rollback, false, &some);
         REQUIRE(r.difference() == "");
         r.run(block_pass::step, keep);
         REQUIRE(r.difference() == "");
-        r.run(block_pass::undo);
+        r.run(block_pass::rollback);
         REQUIRE(r.difference() == "");
     }
 }
@@ -495,7 +495,7 @@ TEST_CASE("cuda: compare leaves the sums of gradients as they are now")
     std::vector<grad_squares> const before = r.model.squares;
     r.run(block_pass::compare);
     REQUIRE(r.difference() == "");
-    r.run(block_pass::undo);
+    r.run(block_pass::rollback);
     test::model_piece const& p = r.model.pieces[1];
     r.model.set(p, arrays::grad, 4096, 3.0f);
     wait_for(gpu());
@@ -555,7 +555,7 @@ TEST_CASE("cuda: 3,000 small pieces of many types and 70 groups in one run, in a
     REQUIRE(r.difference() == "");
     r.run(block_pass::rest, true);
     REQUIRE(r.difference() == "");
-    r.run(block_pass::undo);
+    r.run(block_pass::rollback);
     REQUIRE(r.difference() == "");
 }
 
@@ -907,7 +907,7 @@ TEST_CASE("cuda on host: what fails when it is enqueued is told, nothing after i
     on.release(memory);
 }
 
-TEST_CASE("cuda on host: a launch that fails leaves what comes after it undone, and shows what was done")
+TEST_CASE("cuda on host: a launch that fails leaves what comes after it rolled back, and shows what was done")
 {
     using cuda_on_host::call;
     test::random_bits random(10);
@@ -933,7 +933,7 @@ TEST_CASE("cuda on host: a launch that fails leaves what comes after it undone, 
     std::vector<std::uint32_t> const done = {0, 1, 2};
     r.model.run({block_pass::speculate, done, r.speculated, r.settled, r.summed, false});
     REQUIRE(r.difference() == "");
-    r.run(block_pass::undo);
+    r.run(block_pass::rollback);
     REQUIRE(r.difference() == "");
 }
 

@@ -260,12 +260,12 @@ private:
         std::size_t const n = std::min(adamant::norm_block_elems, p.elems - begin);
         std::size_t const block = p.first_block + b;
         if ((pass.pass == block_pass::rest && recorded[block] != 0) ||
-            (pass.pass == block_pass::undo && recorded[block] == 0))
+            (pass.pass == block_pass::rollback && recorded[block] == 0))
             return;
-        if ((pass.pass == block_pass::undo || pass.pass == block_pass::redo) && recorded[block] != 0) {
+        if ((pass.pass == block_pass::rollback || pass.pass == block_pass::redo) && recorded[block] != 0) {
             copy_state(p, begin, n, block, false);
             recorded[block] = 0;
-            if (pass.pass == block_pass::undo) {
+            if (pass.pass == block_pass::rollback) {
                 round(p, begin, begin + n);
                 return;
             }

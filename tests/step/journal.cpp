@@ -95,11 +95,11 @@ void check_all(test::random_bits& random)
                     recorded(at, n, c, how, again);
                     REQUIRE(of_floats.difference(expected) == "");
                     REQUIRE(of_floats.weight_out.difference(expected.weight_out) == "");
-                    kernels.undo_scratch(at, n, c, false, again);
+                    kernels.rollback_scratch(at, n, c, false, again);
                     REQUIRE(of_floats.difference(before) == "");
                     at = now.pointers();
                     at.grad = floats.data();
-                    kernels.undo_scratch(at, n, c, false, record);
+                    kernels.rollback_scratch(at, n, c, false, record);
                     REQUIRE(now.difference(before) == "");
                     kernels.step(now.pointers(), 0, n, c, false);
                 }

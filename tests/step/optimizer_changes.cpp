@@ -378,7 +378,7 @@ TEST_CASE("what a rolled-back step had accumulated counts again, and a step that
     (void)o.step(); // the micro-step is in it again
     CHECK(same_bits(data, expected));
     o.rollback();
-    // What the accumulator holds is part of what the step is undone with.
+    // What the accumulator holds is part of what the step is rolled back with.
     (void)o.step();
     sum[6999] += 1;
     CHECK(message_of([&] { o.rollback(); }).find("they have changed since") != std::string::npos);

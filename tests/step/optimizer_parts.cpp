@@ -70,7 +70,7 @@ TEST_CASE("every state of a step leads back to one between steps, and to nothing
     STATIC_REQUIRE(!may_follow(behind, lost));
     STATIC_REQUIRE(!may_follow(failed, over));       // a failed step is never complete
     STATIC_REQUIRE(!may_follow(failed, stepping));   // nor goes on
-    STATIC_REQUIRE(!may_follow(undoing, over));      // what is undone is stepped again
+    STATIC_REQUIRE(!may_follow(rolling_back, over));      // what is rolled back is stepped again
     STATIC_REQUIRE(!may_follow(finishing, failed));  // nothing could be rolled back any more
     STATIC_REQUIRE(!may_follow(finishing, idle));    // without a report
     STATIC_REQUIRE(!may_follow(over, open));         // nor is a report lost
@@ -147,7 +147,7 @@ TEST_CASE("the sum of squares decides about a skip, the norm and the clip coeffi
     CHECK(judge({1, 0}, 1e30, 1e-300, true).clip == 0);            // 0 as a double, too
 }
 
-TEST_CASE("once the norm is known, what is wrong is undone and what is left is done, and nothing else", "[once]")
+TEST_CASE("once the norm is known, what is wrong is rolled back and what is left is done, and nothing else", "[once]")
 {
     using enum step_state;
     auto const is = [](decision const& d, step_state state, block_pass pass, bool rolled_back) {
@@ -170,14 +170,14 @@ TEST_CASE("once the norm is known, what is wrong is undone and what is left is d
             bool const assumed = pass == block_pass::speculate;
             bool const left = f.left_on_cpu || f.left_on_device;
             if (f.skips) {
-                CHECK(is(d, assumed && f.stepped ? skipping : over, block_pass::undo, assumed && f.stepped));
+                CHECK(is(d, assumed && f.stepped ? skipping : over, block_pass::rollback, assumed && f.stepped));
             } else if (pass == block_pass::step) {
                 CHECK(is(d, over, block_pass::rest, false));
             } else if (assumed && !f.same_scales) {
                 if (!f.stepped)
                     CHECK(is(d, stepping, block_pass::rest, false));
                 else if (f.keeps_records)
-                    CHECK(is(d, undoing, block_pass::undo, true));
+                    CHECK(is(d, rolling_back, block_pass::rollback, true));
                 else
                     CHECK(is(d, stepping, block_pass::redo, true));
             } else if (!left) {
@@ -187,8 +187,8 @@ TEST_CASE("once the norm is known, what is wrong is undone and what is left is d
             }
         }
     // And after the passes.
-    CHECK(is(after_pass(undoing, false), stepping, block_pass::rest, false));
-    CHECK(is(after_pass(undoing, true), stepping, block_pass::rest, false));
+    CHECK(is(after_pass(rolling_back, false), stepping, block_pass::rest, false));
+    CHECK(is(after_pass(rolling_back, true), stepping, block_pass::rest, false));
     CHECK(is(after_pass(stepping, true), finishing, block_pass::rest, false));
     for (step_state const last : {stepping, skipping, finishing})
         CHECK(is(after_pass(last, false), over, block_pass::rest, false));
@@ -230,14 +230,14 @@ TEST_CASE("a plan speculates only where it may, and goes by what was wrong latel
         make_plan(plan, terms, options, 3, true, has_device, 0);
         return plan.speculates_until_finish;
     };
-    optimizer_options undoable;
-    undoable.keep_last_step = true;
+    optimizer_options can_roll_back;
+    can_roll_back.keep_last_step = true;
     CHECK(until_finish(skip, 0, false));
     CHECK(until_finish(apply, 1, false));
     CHECK_FALSE(until_finish(apply, 0, false)); // there is nothing to wait for
     CHECK_FALSE(until_finish(always, 1, false));
     CHECK_FALSE(until_finish(skip, 1, true)); // records are wanted anyhow
-    CHECK_FALSE(until_finish(undoable, 1, false));
+    CHECK_FALSE(until_finish(can_roll_back, 1, false));
 }
 
 namespace {

@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Para
 
 // Goes back, where there is a record, and uses it up. Moments: coded, or any others.
 template <int Moments>
-__global__ void __launch_bounds__(step_threads) undo_kernel(__grid_constant__ launch const of)
+__global__ void __launch_bounds__(step_threads) rollback_kernel(__grid_constant__ launch const of)
 {
     block const b = find_block(of, blockIdx.x);
     piece const p = of.part.pieces[b.piece]; // a copy: what is stored could be it, for all that a compiler knows

@@ -127,12 +127,12 @@ private:
         std::byte* const record = records_ + slots_[at];
         detail::scratch_block& scratch = scratch_;
         bool const recorded = recorded_[at] == epoch;
-        if ((pass == block_pass::rest && recorded) || (pass == block_pass::undo && !recorded))
+        if ((pass == block_pass::rest && recorded) || (pass == block_pass::rollback && !recorded))
             return;
-        if ((pass == block_pass::undo || pass == block_pass::redo) && recorded) {
-            s.undo(b, s.gradient(b, summed, old.rules, false, scratch), old.c, false, record, scratch);
+        if ((pass == block_pass::rollback || pass == block_pass::redo) && recorded) {
+            s.rollback(b, s.gradient(b, summed, old.rules, false, scratch), old.c, false, record, scratch);
             recorded_[at] = 0;
-            if (pass == block_pass::undo) {
+            if (pass == block_pass::rollback) {
                 s.round_weights(b * norm_block_elems, b * norm_block_elems + s.length(b));
                 return;
             }

@@ -83,7 +83,7 @@ public:
         facts.pass = plan_.first_pass;
         facts.skips = report_.outcome == step_outcome::skipped;
         facts.same_scales = plan_.assumed_rightly();
-        facts.stepped = undo_bytes_ != 0 || (device_has_records && on_device_ != 0);
+        facts.stepped = rollback_bytes_ != 0 || (device_has_records && on_device_ != 0);
         facts.left_on_cpu = rest_bytes_ != 0;
         facts.left_on_device = on != nullptr && on->has_pieces() && !(assumed && device_has_records);
         facts.keeps_records = plan_.keeps_records;
@@ -98,7 +98,7 @@ public:
         if (what.pass == block_pass::rest)
             report_.update.bytes_moved = rest_bytes_;
         else
-            report_.update.bytes_moved = undo_bytes_ + (what.state == step_state::skipping ? 0 : step_bytes());
+            report_.update.bytes_moved = rollback_bytes_ + (what.state == step_state::skipping ? 0 : step_bytes());
     }
     // The records that there are will be forgotten, in the middle of the step.
     void forgets_records() noexcept { counted_journal_bytes_ = 0; }
@@ -146,11 +146,11 @@ private:
             bytes += plan_.takes_part(i) ? step_bytes_of(over_[i], host_.elements_of(i)) : 0;
         return bytes;
     }
-    // What the first pass has done, and what would be left to do or to undo.
+    // What the first pass has done, and what would be left to do or to rollback.
     void count_first_pass()
     {
         report_.journal_bytes = counted_journal_bytes_ = ledger_.record_bytes();
-        rest_bytes_ = undo_bytes_ = on_device_ = 0;
+        rest_bytes_ = rollback_bytes_ = on_device_ = 0;
         bool const applied = report_.outcome == step_outcome::applied;
         for (std::size_t i = 0; i < over_.size(); ++i) {
             if (!plan_.takes_part(i))
@@ -165,12 +165,12 @@ private:
             std::size_t const waiting = on_cpu - stepped;
             report_.gradients.bytes_moved += step_bytes_of(s, stepped) + grad_bytes_of(s, waiting);
             rest_bytes_ += step_bytes_of(s, waiting);
-            undo_bytes_ += 2 * s.shard.state_bytes(stepped) + grad_bytes_of(s, stepped);
+            rollback_bytes_ += 2 * s.shard.state_bytes(stepped) + grad_bytes_of(s, stepped);
             report_.shards_waited += applied && plan_.first_pass == block_pass::speculate && waiting != 0;
         }
         report_.device.elements = applied ? on_device_ : 0;
         report_.gradients.bytes_moved += report_.journal_bytes;
-        undo_bytes_ += report_.journal_bytes;
+        rollback_bytes_ += report_.journal_bytes;
     }
     void report_device(device_usage const& now)
     {
@@ -197,7 +197,7 @@ private:
     double share_of_first_ = 0, share_of_rest_ = 0; // of the threads; see passes_at_once()
     double ranks_s_ = 0;                            // waiting for them
     std::size_t rest_bytes_ = 0;                    // what the first pass has left
-    std::size_t undo_bytes_ = 0;                    // what taking it back would move
+    std::size_t rollback_bytes_ = 0;                    // what taking it back would move
     std::size_t on_device_ = 0;
     std::size_t counted_journal_bytes_ = 0; // of the records that there are, those that are in the report
     device_usage usage_before_;

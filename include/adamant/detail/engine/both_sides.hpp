@@ -221,11 +221,11 @@ public:
         return answers;
     }
     // What the CPU has records of; waits.
-    void undo_on_cpu()
+    void rollback_on_cpu()
     {
         if (device_ == nullptr)
-            return do_pass(block_pass::undo, false);
-        line_.add([&] { return host_.enqueue_all(block_pass::undo); });
+            return do_pass(block_pass::rollback, false);
+        line_.add([&] { return host_.enqueue_all(block_pass::rollback); });
         line_.wait();
     }
     // The squares of all gradients that the first pass has looked at.

@@ -61,20 +61,20 @@ struct decision {
 {
     bool const assumed = facts.pass == block_pass::speculate;
     if (facts.skips)
-        return assumed && facts.stepped ? decision{step_state::skipping, block_pass::undo, true} : decision{};
+        return assumed && facts.stepped ? decision{step_state::skipping, block_pass::rollback, true} : decision{};
     if (facts.pass == block_pass::step)
         return {};
     if (!assumed || facts.same_scales) {
         if (!facts.left_on_cpu && !facts.left_on_device)
             return {};
-        // A device that is through cannot fail any more, so what the CPU has left need not be undoable.
+        // A device that is through cannot fail any more, so what the CPU has left need not be can_roll_back.
         bool const device_is_through = facts.has_device && !facts.left_on_device;
         return {device_is_through ? step_state::finishing : step_state::stepping, block_pass::rest, false};
     }
     if (!facts.stepped)
         return {step_state::stepping, block_pass::rest, false};
     // Back and again in one pass, or in two where the right step is to leave records.
-    return facts.keeps_records ? decision{step_state::undoing, block_pass::undo, true}
+    return facts.keeps_records ? decision{step_state::rolling_back, block_pass::rollback, true}
                                : decision{step_state::stepping, block_pass::redo, true};
 }
 
@@ -82,7 +82,7 @@ struct decision {
 // no room for their records.
 [[nodiscard]] constexpr decision after_pass(step_state in, bool without_room) noexcept
 {
-    if (in == step_state::undoing)
+    if (in == step_state::rolling_back)
         return {step_state::stepping, block_pass::rest};
     if (in == step_state::stepping && without_room)
         return {step_state::finishing, block_pass::rest};

@@ -258,7 +258,7 @@ private:
                                 [](std::size_t p, entry const& e) { return p < e.end; });
     }
 
-    // Whether any block of an entry that is done was stepped, or undone.
+    // Whether any block of an entry that is done was stepped, or rolled back.
     [[nodiscard]] bool has_changed(entry const& of) noexcept
     {
         if (of.pass != block_pass::speculate && (of.pass != block_pass::rest || plan_.keeps_records))
@@ -283,7 +283,7 @@ private:
         bool const summed = s.summed != 0;
         for (std::size_t b = begin; b < end; ++b) {
             std::byte*& record = ledger_.record(s.first_block + b);
-            if ((pass == block_pass::rest && record != nullptr) || (pass == block_pass::undo && record == nullptr))
+            if ((pass == block_pass::rest && record != nullptr) || (pass == block_pass::rollback && record == nullptr))
                 continue;
             if ((pass == block_pass::rest || (pass == block_pass::step && !plan_.measures)) && !plan_.keeps_records &&
                 !summed && !now.rules.zero_nonfinite && !now.rules.limited) { // as many blocks as go together
@@ -294,11 +294,11 @@ private:
                 b = stop - 1;
                 continue;
             }
-            if ((pass == block_pass::undo || pass == block_pass::redo) && record != nullptr) {
-                s.shard.undo(b, s.shard.gradient(b, summed, assumed.rules, false, scratch), assumed.c, how, record,
+            if ((pass == block_pass::rollback || pass == block_pass::redo) && record != nullptr) {
+                s.shard.rollback(b, s.shard.gradient(b, summed, assumed.rules, false, scratch), assumed.c, how, record,
                              scratch);
                 record = nullptr;
-                if (pass == block_pass::undo) {
+                if (pass == block_pass::rollback) {
                     std::size_t const from = b * norm_block_elems;
                     s.shard.round_weights(from, from + s.shard.length(b));
                     continue;

@@ -77,7 +77,7 @@ public:
     }
     void run(block_pass pass) override
     {
-        if (pass == block_pass::undo && !settings_.with_records) // nothing was stepped
+        if (pass == block_pass::rollback && !settings_.with_records) // nothing was stepped
             return;
         list_.clear();
         for (std::size_t i = 0; i < pieces_.all().size(); ++i)
@@ -187,7 +187,7 @@ public:
             for (std::size_t i = 0; i < pieces_.all().size(); ++i)
                 list_.push_back(static_cast<std::uint32_t>(i));
             if (settings_.with_records)
-                enqueue_listed(block_pass::undo);
+                enqueue_listed(block_pass::rollback);
             send_all_weights();
             wait_for_results(false);
             return true;

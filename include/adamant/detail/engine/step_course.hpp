@@ -156,19 +156,19 @@ public:
             roll_back();
         rollback_failed_and_rethrow();
     }
-    // Whether what the open step has done can be undone: not where shards are stepped without waiting for a norm, and
+    // Whether what the open step has done can be rolled back: not where shards are stepped without waiting for a norm, and
     // no record is kept. Waits for what was submitted.
     [[nodiscard]] bool can_roll_back()
     {
         sides_.line().wait();
         return plan_.first_pass != block_pass::step || unrecorded_blocks() == 0;
     }
-    // What the open step has done is undone. The part of a device that does not answer is left for catch_up().
+    // What the open step has done is rolled back. The part of a device that does not answer is left for catch_up().
     void roll_back()
     {
         bool const answers = sides_.stop();
         if (has_device() || plan_.first_pass != block_pass::measure)
-            sides_.undo_on_cpu();
+            sides_.rollback_on_cpu();
         bool const is_lost = has_device() && sides_.device()->stepped_for_good();
         bool const is_back = answers && (!has_device() || sides_.device()->roll_back());
         ledger_.forget_records();
@@ -237,7 +237,7 @@ public:
             throw_invalid_argument({"the last step cannot be rolled back: it needs that step's gradients, and "
                                     "they have changed since"});
         }
-        sides_.undo_on_cpu();
+        sides_.rollback_on_cpu();
         bool const is_back = !has_device() || sides_.device()->roll_back();
         ledger_.forget_records();
         history_.forget();
@@ -309,7 +309,7 @@ private:
         step_state const in = machine_.state();
         bool const without_room = plan_.waits_for_room && in == step_state::stepping && unrecorded_blocks() != 0;
         decision const next = in == step_state::open ? decide_by_norm() : after_pass(in, without_room);
-        if (in == step_state::undoing) {
+        if (in == step_state::rolling_back) {
             forget_records();
             account_.forgets_records();
         }

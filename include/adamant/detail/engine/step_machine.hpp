@@ -24,7 +24,7 @@ enum class step_state : std::uint8_t {
 
     // In a step.
     open,      // the first pass, over shards as they are submitted, or over all at once
-    undoing,   // what the first pass has stepped is rolled back, because it was stepped on a wrong assumption
+    rolling_back,   // what the first pass has stepped is rolled back, because it was stepped on a wrong assumption
     skipping,  // the same, in a step that changes nothing
     stepping,  // the pass after the norm is known
     finishing, // the device is through, and the CPU steps the blocks for which there was no room for a record
@@ -39,7 +39,7 @@ inline constexpr std::size_t step_states = 13;
 [[nodiscard]] constexpr char const* name(step_state of) noexcept
 {
     constexpr char const* names[step_states] = {
-        "idle",     "behind",    "lost", "lost_behind", "going_back",      "open", "undoing", "skipping",
+        "idle",     "behind",    "lost", "lost_behind", "going_back",      "open", "rolling_back", "skipping",
         "stepping", "finishing", "over", "failed",      "failed_finishing"};
     return names[static_cast<std::size_t>(of)];
 }
@@ -55,8 +55,8 @@ inline constexpr std::size_t step_states = 13;
         set(lost, idle),                                                         // lost
         set(lost),                                                               // lost_behind
         set(idle, behind),                                                       // going_back
-        set(undoing, skipping, stepping, finishing, over, failed, idle, behind), // open
-        set(stepping, failed),                                                   // undoing
+        set(rolling_back, skipping, stepping, finishing, over, failed, idle, behind), // open
+        set(stepping, failed),                                                   // rolling_back
         set(over, failed),                                                       // skipping
         set(finishing, over, failed),                                            // stepping
         set(over, failed_finishing),                                             // finishing

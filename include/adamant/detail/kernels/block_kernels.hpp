@@ -14,7 +14,7 @@ struct block_kernels {
     block_squares_function squares;
     block_squares_function squares_scratch;
     recorded_step_function recorded; // of either gradient, see memory_access; null: records are copies
-    undo_function undo_scratch;
+    rollback_function rollback_scratch;
     join_function join; // of masters in two halves, for these two, which take floats; else null
     split_function split;
     add_gradients_function to_scratch; // grad -> float

@@ -192,9 +192,9 @@ template <class Grad, class WeightOut>
 }
 
 template <class Grad>
-[[nodiscard]] undo_function undo_for(isa tier) noexcept
+[[nodiscard]] rollback_function rollback_for(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, nullptr, undo_step<Grad>);
+    ADAMANT_FOR_FAST_TIER(tier, nullptr, rollback_step<Grad>);
 }
 
 // Sum is void where there is none yet.

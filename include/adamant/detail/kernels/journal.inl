@@ -23,12 +23,12 @@ ADAMANT_SIMD inverse_vectors broadcast_inverse(coefficients const& c)
     return {simd::set(-c.neg_step_size), simd::set(1 / c.decay), simd::set(1 / c.beta1), simd::set(1 / c.beta2)};
 }
 
-ADAMANT_SIMD simd::f32 undo_param(simd::f32 param, simd::f32 quotient, inverse_vectors const& inverse)
+ADAMANT_SIMD simd::f32 rollback_param(simd::f32 param, simd::f32 quotient, inverse_vectors const& inverse)
 {
     return simd::mul(simd::fma(inverse.step_size, quotient, param), inverse.inv_decay);
 }
 template <path Path>
-ADAMANT_SIMD void undo_moments(simd::f32& exp_avg, simd::f32& exp_avg_sq, simd::f32 grad, simd::f32 old_param,
+ADAMANT_SIMD void rollback_moments(simd::f32& exp_avg, simd::f32& exp_avg_sq, simd::f32 grad, simd::f32 old_param,
                                coefficient_vectors const& c, inverse_vectors const& inverse)
 {
     simd::f32 g = simd::mul(grad, c.grad_scale);
@@ -65,9 +65,9 @@ constexpr std::size_t first_code(std::size_t unit)
     return simd::code_at(unit * unit_vectors);
 }
 
-ADAMANT_SIMD simd::u32 missing(simd::f32 old, simd::f32 undone)
+ADAMANT_SIMD simd::u32 missing(simd::f32 old, simd::f32 rolled back)
 {
-    return simd::sub(simd::bits(old), simd::bits(undone));
+    return simd::sub(simd::bits(old), simd::bits(rolled back));
 }
 // A field's bounds in all lanes. Where a compiler does not see that they are constants, it does not make them anew for
 // every group.
@@ -80,10 +80,10 @@ ADAMANT_SIMD field_vectors broadcast_field()
     return {simd::set_halves(Field::middle), simd::set_halves(Field::most)};
 }
 template <class Field>
-ADAMANT_SIMD simd::f32 restored(simd::f32 undone, simd::u32 packed)
+ADAMANT_SIMD simd::f32 restored(simd::f32 rolled back, simd::u32 packed)
 {
     simd::u32 const code = simd::template shift_right<Field::at>(packed) & simd::set((1u << Field::bits) - 1);
-    return simd::from_bits(simd::sub(simd::bits(undone), simd::sub(simd::set(std::uint32_t{Field::middle}), code)));
+    return simd::from_bits(simd::sub(simd::bits(rolled back), simd::sub(simd::set(std::uint32_t{Field::middle}), code)));
 }
 
 // A record of float params and moments that is being written.
@@ -161,7 +161,7 @@ struct recorder : record_writer {
         for (std::size_t k = 0; k < simd::vectors; ++k) {
             simd::f32 exp_avg = after[k].exp_avg;
             simd::f32 exp_avg_sq = after[k].exp_avg_sq;
-            undo_moments<Path>(exp_avg, exp_avg_sq, grad[k], before[k].param, c, inverse);
+            rollback_moments<Path>(exp_avg, exp_avg_sq, grad[k], before[k].param, c, inverse);
             exp_avg_lacks[k] = missing(before[k].exp_avg, exp_avg);
             exp_avg_sq_lacks[k] = missing(before[k].exp_avg_sq, exp_avg_sq);
         }
@@ -184,7 +184,7 @@ struct recorder : record_writer {
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k) {
             simd::f32 const before = simd::load<float>(a.param + (i + k * simd::lanes) * sizeof(float));
-            lacks[k] = missing(before, undo_param(param[k], group.updates[k].quotient, inverse));
+            lacks[k] = missing(before, rollback_param(param[k], group.updates[k].quotient, inverse));
         }
         simd::halves const p = simd::plus(simd::saturated(lacks), of_param.middle);
         unsigned const of_params = misfits(simd::excess(p, of_param.most));
@@ -274,9 +274,9 @@ ADAMANT_SIMD kept_units kept_of(std::byte const* codes)
     }
     return kept;
 }
-// See undo_function.
+// See rollback_function.
 template <class Grad>
-void undo_step(step_pointers const& arrays, std::size_t n, coefficients const& scalars, memory_access how,
+void rollback_step(step_pointers const& arrays, std::size_t n, coefficients const& scalars, memory_access how,
                std::byte const* record) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
@@ -312,7 +312,7 @@ void undo_step(step_pointers const& arrays, std::size_t n, coefficients const& s
             state_vectors const s{simd::load<float>(param + at), simd::load<float>(exp_avg + at),
                                   simd::load<float>(exp_avg_sq + at)};
             simd::f32 const quotient = start_param<path::lenient>(s, c).quotient;
-            simd::store<float>(param + at, restored<param_field>(undo_param(s.param, quotient, inverse), packed[k]));
+            simd::store<float>(param + at, restored<param_field>(rollback_param(s.param, quotient, inverse), packed[k]));
         }
         kept_units const kept = kept_of(codes);
         std::byte const* const old_of_group = old;
@@ -328,7 +328,7 @@ void undo_step(step_pointers const& arrays, std::size_t n, coefficients const& s
             std::size_t const at = k * simd::lanes * sizeof(float);
             simd::f32 m = simd::load<float>(exp_avg + at);
             simd::f32 v = simd::load<float>(exp_avg_sq + at);
-            undo_moments<path::lenient>(m, v, simd::load<Grad>(a.grad + (i + k * simd::lanes) * sizeof(Grad)),
+            rollback_moments<path::lenient>(m, v, simd::load<Grad>(a.grad + (i + k * simd::lanes) * sizeof(Grad)),
                                         simd::load<float>(param + at), c, inverse);
             simd::store<float>(exp_avg + at, restored<exp_avg_field>(m, packed[k]));
             simd::store<float>(exp_avg_sq + at, restored<exp_avg_sq_field>(v, packed[k]));

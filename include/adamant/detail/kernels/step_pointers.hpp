@@ -72,7 +72,7 @@ using block_squares_function = grad_squares (*)(std::byte const* grad, std::size
 inline constexpr std::size_t record_unit = 16;
 
 // One step over the first n elements (at most norm_block_elems) of a shard of float params and moments, with a record
-// of what undo_function needs to bring back every bit of param, exp_avg and exp_avg_sq. The record begins at a multiple
+// of what rollback_function needs to bring back every bit of param, exp_avg and exp_avg_sq. The record begins at a multiple
 // of 64 bytes, takes at most record_bytes_at_most(n), and means something only to the same instruction set. Returns its
 // end.
 using recorded_step_function = std::byte* (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access,
@@ -84,7 +84,7 @@ using recorded_step_function = std::byte* (*)(step_pointers const&, std::size_t 
 
 // Takes the step back, given the same gradient and coefficients; weight_out stays as it is. Of memory_access only
 // prefetch_bytes counts.
-using undo_function = void (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access how,
+using rollback_function = void (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access how,
                                std::byte const* record) noexcept;
 
 // out = grad + sum, as reference::added; out = grad, rounded, where there is no sum. out may be sum.

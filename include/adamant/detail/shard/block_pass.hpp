@@ -24,13 +24,13 @@ enum class block_pass : std::uint8_t {
     speculate, // the same with a record; where there is no room for one, the block waits
     rest,      // the step, of blocks without a record
     redo,      // back by the record where there is one, and the step
-    undo,      // back by the record
+    rollback,      // back by the record
     compare,   // whether the gradients are those of the last step
 };
 
 [[nodiscard]] constexpr char const* name(block_pass of) noexcept
 {
-    constexpr char const* names[] = {"measure", "step", "speculate", "rest", "redo", "undo", "compare"};
+    constexpr char const* names[] = {"measure", "step", "speculate", "rest", "redo", "rollback", "compare"};
     return names[static_cast<std::size_t>(of)];
 }
 // Whether it leaves sums of squares.

@@ -22,11 +22,11 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
     k.squares_scratch = kernel::block_squares_for<float>(tier);
     if constexpr (std::is_same_v<Param, float> && std::is_same_v<ExpAvg, float> && std::is_same_v<ExpAvgSq, float>) {
         k.recorded = kernel::recorded_step_for<Grad, WeightOut>(tier);
-        k.undo_scratch = kernel::undo_for<float>(tier);
+        k.rollback_scratch = kernel::rollback_for<float>(tier);
     }
     if constexpr (kernel::is_split<Param> && std::is_same_v<ExpAvg, float> && std::is_same_v<ExpAvgSq, float>) {
         k.recorded = kernel::recorded_step_for<Grad, void>(tier);
-        k.undo_scratch = kernel::undo_for<float>(tier);
+        k.rollback_scratch = kernel::rollback_for<float>(tier);
         k.join = kernel::join_masters_for(tier);
         k.split = kernel::split_masters_for(tier);
     }

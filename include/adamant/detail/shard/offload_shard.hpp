@@ -135,7 +135,7 @@ public:
     {
         kernels_->step(of_.pointers(), begin * norm_block_elems, std::min(size(), end * norm_block_elems), c, how);
     }
-    // With a record for undo(); returns its end.
+    // With a record for rollback(); returns its end.
     [[nodiscard]] std::byte* step_recorded(std::size_t block, ready_gradient const& g, coefficients const& c,
                                            kernel::memory_access how, std::byte* record) const noexcept
     {
@@ -155,14 +155,14 @@ public:
         step(block, g, c, how);
         return record;
     }
-    void undo(std::size_t block, ready_gradient g, coefficients const& c, kernel::memory_access how,
+    void rollback(std::size_t block, ready_gradient g, coefficients const& c, kernel::memory_access how,
               std::byte const* record, scratch_block& scratch) const noexcept
     {
         std::size_t const n = length(block);
         if (!records_are_copies()) {
             into_scratch(block, g, scratch);
             over_masters(block, g.at, [&](kernel::step_pointers const& arrays) {
-                kernels_->undo_scratch(arrays, n, c, how, record);
+                kernels_->rollback_scratch(arrays, n, c, how, record);
             });
             return;
         }

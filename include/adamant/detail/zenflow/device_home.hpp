@@ -168,7 +168,7 @@ public:
             std::vector<std::uint32_t> pieces(param_of_piece_.size());
             for (std::size_t p = 0; p < pieces.size(); ++p)
                 pieces[p] = static_cast<std::uint32_t>(p);
-            run(block_pass::undo, pieces);
+            run(block_pass::rollback, pieces);
             for (std::size_t i = 0; i < residents_.size(); ++i)
                 send_weights(i);
             wait();
