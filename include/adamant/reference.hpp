@@ -88,7 +88,7 @@ template <class T>
 
 // A gradient, scaled and limited to +-bound, infinities included (bound may be infinite). A NaN stays a NaN.
 // zero_nonfinite: infinities and NaNs count as zero. Torch's clip_grad_value_() does the same.
-[[nodiscard]] inline float tamed(float grad, bool zero_nonfinite, float scale, float bound) noexcept
+[[nodiscard]] inline float clamped(float grad, bool zero_nonfinite, float scale, float bound) noexcept
 {
     float const g = flush(flush(zero_nonfinite && !is_finite(grad) ? 0.0f : grad) * scale);
     if (is_nan(g))

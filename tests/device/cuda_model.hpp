@@ -288,7 +288,7 @@ private:
         bool const zero = now.rules.zero_nonfinite && found.nonfinite != 0;
         if (zero || now.rules.limited)
             for (float& x : g)
-                x = adamant::reference::tamed(x, zero, now.rules.limited ? now.rules.scale : 1.0f,
+                x = adamant::reference::clamped(x, zero, now.rules.limited ? now.rules.scale : 1.0f,
                                               now.rules.limited ? now.rules.bound
                                                                 : from_bits(adamant::float_infinity_bits));
         if (pass.pass == block_pass::speculate || pass.keep_records) {

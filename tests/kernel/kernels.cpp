@@ -337,7 +337,7 @@ void place_hostile(arrays& start, std::size_t at, unsigned kind, coefficients co
     }
 }
 
-TEST_CASE("the bounds of the guard: one hostile value in a group that is tame without it")
+TEST_CASE("the bounds of the guard: one hostile value in a group that is in range without it")
 {
     test::random_bits random(99);
     for (std::size_t const type : test::sizes{0, 7, 58, 80, 24, 84})

@@ -194,8 +194,8 @@ TEST_CASE("Gradients are added, scaled, limited and made finite as the reference
                     for (std::size_t i = 0; i < n; ++i)
                         mine.set(i, test::value_of(kind, random, -14, -8));
                     test::array expected(mine);
-                    kernel::tame_gradient_for(test::tier())(mine.data(), n, zero, scale, bound);
-                    kernel::scalar::tame_gradient(expected.data(), n, zero, scale, bound);
+                    kernel::clamp_gradient_for(test::tier())(mine.data(), n, zero, scale, bound);
+                    kernel::scalar::clamp_gradient(expected.data(), n, zero, scale, bound);
                     INFO("bound " << bound << ", scale " << scale << ", zero " << zero);
                     REQUIRE(mine.difference(expected) == "");
                 }

@@ -243,10 +243,10 @@ inline slow_result step_slowly(std::vector<tensor>& tensors, std::vector<bool> c
             if (policy == nonfinite_policy::zero && !is_finite(g))
                 g = 0;
             if (in_two)
-                g = reference::tamed(g, false, 0x1p-125f, std::numeric_limits<float>::infinity());
+                g = reference::clamped(g, false, 0x1p-125f, std::numeric_limits<float>::infinity());
             coefficients own = c;
             if (max_abs != 0) {
-                g = reference::tamed(g, false, c.grad_scale, static_cast<float>(max_abs));
+                g = reference::clamped(g, false, c.grad_scale, static_cast<float>(max_abs));
                 own.grad_scale = 1;
             }
             reference::element const updated =

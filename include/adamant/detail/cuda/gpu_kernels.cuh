@@ -192,8 +192,8 @@ __device__ inline void step_group(piece const& p, group_rules const& rules, bloc
     ADAMANT_GPU_UNROLL(4)
     for (unsigned k = 0; k < group_elems; ++k) {
         float g = grads.value[k];
-        if (rules.tames)
-            g = tamed(g, rules.zero_nonfinite, rules.scale, rules.bound);
+        if (rules.clamps)
+            g = clamped(g, rules.zero_nonfinite, rules.scale, rules.bound);
         reference::element const next = update({param.value[k], exp_avg.value[k], exp_avg_sq.value[k]}, g, rules.c);
         param.value[k] = next.param;
         exp_avg.value[k] = next.exp_avg;

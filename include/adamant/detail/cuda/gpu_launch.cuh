@@ -49,9 +49,9 @@ inline constexpr std::uint32_t summed_bit = 0x80000000u;
 
 struct group_rules {
     coefficients c;
-    float scale; // of reference::tamed()
+    float scale; // of reference::clamped()
     float bound;
-    bool tames;
+    bool clamps;
     bool zero_nonfinite;
 };
 

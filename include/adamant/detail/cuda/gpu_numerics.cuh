@@ -98,8 +98,8 @@ namespace detail::cuda {
     return canonical(flush(__fmaf_rn(1.0f, flush(sum), flush(grad))));
 }
 
-// reference::tamed().
-[[nodiscard]] __device__ inline float tamed(float grad, bool zero_nonfinite, float scale, float bound)
+// reference::clamped().
+[[nodiscard]] __device__ inline float clamped(float grad, bool zero_nonfinite, float scale, float bound)
 {
     float const g = flush(__fmul_rn(flush(zero_nonfinite && !is_finite(grad) ? 0.0f : grad), scale));
     return fabsf(g) > bound ? copysignf(bound, g) : canonical(g);

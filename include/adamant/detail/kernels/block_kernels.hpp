@@ -18,7 +18,7 @@ struct block_kernels {
     join_function join; // of masters in two halves, for these two, which take floats; else null
     split_function split;
     add_gradients_function to_scratch; // grad -> float
-    tame_gradient_function tame;
+    clamp_gradient_function clamp_gradient;
     round_weights_function round_weights; // null: there is no weight_out, or it is state
 };
 

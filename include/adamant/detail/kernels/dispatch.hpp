@@ -87,18 +87,18 @@ void add_scaled(std::byte const* grad, std::size_t n, float scale, bool first, f
 {
     float_mode_scope const mode(subnormals::kept);
     for (std::size_t i = 0; i < n; ++i) {
-        float const g = reference::tamed(widen(load_unaligned<Grad>(grad + i * sizeof(Grad))), false, scale,
+        float const g = reference::clamped(widen(load_unaligned<Grad>(grad + i * sizeof(Grad))), false, scale,
                                          std::bit_cast<float>(float_infinity_bits));
         sum[i] = first ? g : reference::added(g, sum[i]);
     }
 }
 
-inline void tame_gradient(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale, float bound) noexcept
+inline void clamp_gradient(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale, float bound) noexcept
 {
     float_mode_scope const mode(subnormals::kept);
     for (std::size_t i = 0; i < n; ++i) {
         std::byte* const at = grad + i * sizeof(float);
-        store_unaligned(at, reference::tamed(load_unaligned<float>(at), zero_nonfinite, scale, bound));
+        store_unaligned(at, reference::clamped(load_unaligned<float>(at), zero_nonfinite, scale, bound));
     }
 }
 
@@ -214,9 +214,9 @@ template <class Grad, class Sum, class Out>
     ADAMANT_FOR_FAST_TIER(tier, nullptr, split_masters);
 }
 
-[[nodiscard]] inline tame_gradient_function tame_gradient_for(isa tier) noexcept
+[[nodiscard]] inline clamp_gradient_function clamp_gradient_for(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, (scalar::tame_gradient), tame_gradient);
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::clamp_gradient), clamp_gradient);
 }
 
 template <class WeightOut>

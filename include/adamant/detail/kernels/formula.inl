@@ -91,7 +91,7 @@ ADAMANT_SIMD param_update start_param(state_vectors const& s, coefficient_vector
 }
 // Both at once, for a group without gradients whose first moments are zero or too small to move a param: rows of an
 // embedding that a batch did not name, or that none has named for some hundred steps. Nothing is divided. False, with
-// nothing changed but first moments flushed, where the group is not of that kind or not tame. ExpAvg: as which first
+// nothing changed but first moments flushed, where the group is not of that kind or not in range. ExpAvg: as which first
 // moments are stored.
 template <class ExpAvg, std::size_t Vectors>
 ADAMANT_SIMD bool update_idle(state_vectors (&s)[Vectors], simd::f32 const (&grad)[Vectors],
@@ -117,7 +117,7 @@ ADAMANT_SIMD bool update_idle(state_vectors (&s)[Vectors], simd::f32 const (&gra
     simd::u32 const abs_mask = simd::set(float_abs_mask);
     simd::u32 const has_grad = above(any_grad & abs_mask, float_min_normal_bits - 1);
     simd::u32 const too_large = simd::template shift_left<1>(any_param | any_square);
-    simd::u32 const too_low = at_most(low, tame_idle_above_bits - float_min_normal_bits);
+    simd::u32 const too_low = at_most(low, in_range_idle_above_bits - float_min_normal_bits);
     if (simd::any_sign(simd::or3(has_grad, too_large, too_low) | any_square))
         return false;
     bool const fading = simd::any_sign(above(any_exp_avg & abs_mask, float_min_normal_bits - 1));

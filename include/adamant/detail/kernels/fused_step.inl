@@ -81,7 +81,7 @@ struct no_recorder : no_record {
 };
 
 // The first half of the work on the group at element i: both moments stored, and its divisions begun. False, with
-// nothing written, where the group is not tame.
+// nothing written, where the group is not in range.
 template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class Recorder,
           std::size_t Vectors>
 ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
@@ -123,7 +123,7 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < Vectors; ++k)
             update_moments<Path>(s[k], g[k], c, seen);
-        if (!is_tame(seen)) [[unlikely]]
+        if (!is_in_range(seen)) [[unlikely]]
             return false;
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < Vectors; ++k)
@@ -162,7 +162,7 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficien
 
 enum class native_bfloat16 { no, yes, either };
 
-// Whole groups from `begin` to `end` while they are tame; returns where it stopped, which may be inside a group where
+// Whole groups from `begin` to `end` while they are clamp_gradient; returns where it stopped, which may be inside a group where
 // all is bfloat16. Nothing from there on has been written. A group is finished after the next one has been started, so
 // that few operations wait for a division: what waits fills the out-of-order window, and keeps the next divisions out.
 // The loop has one start and one finish, and so does the code, which is what takes a compiler its time.
@@ -246,7 +246,7 @@ ADAMANT_SIMD void copy_group(std::byte* to, std::byte const* from)
         simd::template store<float>(to + at, simd::template load<float>(from + at));
 }
 // Steps the last `rest` elements before `end`, which are fewer than a group, on a copy of the whole group that ends
-// there. None of that may have been stepped yet. Returns false, with nothing written, if the group is not tame.
+// there. None of that may have been stepped yet. Returns false, with nothing written, if the group is not in range.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[gnu::noinline]] bool step_rest(step_pointers const& a, std::size_t end, std::size_t rest, step_scalars const& c,
                                  memory_access how) noexcept

@@ -63,7 +63,7 @@ void add_scaled(std::byte const* grad, std::size_t n, float scale, bool first, f
 }
 
 template <bool Whole>
-ADAMANT_SIMD void tame_vector(std::byte* grad, std::size_t count, bool zero_nonfinite, simd::f32 scale,
+ADAMANT_SIMD void in_range_vector(std::byte* grad, std::size_t count, bool zero_nonfinite, simd::f32 scale,
                               simd::u32 bound_bits)
 {
     simd::f32 g = load_first<float, Whole>(grad, count);
@@ -75,17 +75,17 @@ ADAMANT_SIMD void tame_vector(std::byte* grad, std::size_t count, bool zero_nonf
     store_first<float, Whole>(grad, g, count);
 }
 
-// See tame_gradient_function.
-inline void tame_gradient(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale, float bound) noexcept
+// See clamp_gradient_function.
+inline void clamp_gradient(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale, float bound) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
     simd::f32 const scales = simd::set(scale);
     simd::u32 const bound_bits = simd::abs_bits(simd::set(bound));
     std::size_t i = 0;
     for (; n - i >= simd::lanes; i += simd::lanes)
-        tame_vector<true>(grad + i * sizeof(float), simd::lanes, zero_nonfinite, scales, bound_bits);
+        in_range_vector<true>(grad + i * sizeof(float), simd::lanes, zero_nonfinite, scales, bound_bits);
     if (i < n)
-        tame_vector<false>(grad + i * sizeof(float), n - i, zero_nonfinite, scales, bound_bits);
+        in_range_vector<false>(grad + i * sizeof(float), n - i, zero_nonfinite, scales, bound_bits);
 }
 
 // See round_weights_function.

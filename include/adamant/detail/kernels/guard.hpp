@@ -14,7 +14,7 @@
 // The lenient path. Looked at: g after scaling, again after L2 decay, and p are zero (or subnormal) or above 2^-40, m
 // is zero or above 2^-121, |g| and |m| are at most 2^8, |p| at most 2^16; v is +0, subnormal or in (2^-124, 2^16]; and
 // where p is zero, so are m and g.
-//   g * grad_scale       looked at; a gradient of exactly 2^-126 gives 0 by either rule, or at most 2^-66: not tame
+//   g * grad_scale       looked at; a gradient of exactly 2^-126 gives 0 by either rule, or at most 2^-66: not in range
 //   w = one_minus_beta1 * g
 //                        0, or at least 2^-64
 //   m'                   g zero: 0, or above 2^-125. Else, to fall below 2^-65 the terms have to cancel, hence to be
@@ -39,7 +39,7 @@
 //
 // The ordinary path. Looked at: p and w are in [2^-63, 2), or the negative of such; |m| is below 2; v is in (2^-124,
 // 2). There is no L2 decay and one_minus_beta1 is at most 1/2, so g is at least 2^-62 (1 - 2^-24), and below 2^25.
-//   g * grad_scale       as above: what a gradient of exactly 2^-126 gives is not tame
+//   g * grad_scale       as above: what a gradient of exactly 2^-126 gives is not in range
 //   m'                   an m that would be flushed, or is 2^-126, changes the sum by less than a quarter of w's
 //                        last place: m' = w by either rule. To fall below 2^-64 the terms cancel as above, and
 //                        lsb >= 2^-111.
@@ -61,12 +61,12 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace kernel {
 
-inline constexpr std::uint32_t tame_above_bits = std::bit_cast<std::uint32_t>(0x1p-40f);
-inline constexpr std::uint32_t tame_exp_avg_above_bits = std::bit_cast<std::uint32_t>(0x1p-121f);
-inline constexpr std::uint32_t tame_square_above_bits = std::bit_cast<std::uint32_t>(0x1p-124f);
-inline constexpr std::uint32_t tame_idle_above_bits = std::bit_cast<std::uint32_t>(0x1p-115f);
-inline constexpr std::uint32_t tame_up_to_bits = std::bit_cast<std::uint32_t>(0x1p8f);
-inline constexpr std::uint32_t tame_wide_up_to_bits = std::bit_cast<std::uint32_t>(0x1p16f);
+inline constexpr std::uint32_t in_range_above_bits = std::bit_cast<std::uint32_t>(0x1p-40f);
+inline constexpr std::uint32_t in_range_exp_avg_above_bits = std::bit_cast<std::uint32_t>(0x1p-121f);
+inline constexpr std::uint32_t in_range_square_above_bits = std::bit_cast<std::uint32_t>(0x1p-124f);
+inline constexpr std::uint32_t in_range_idle_above_bits = std::bit_cast<std::uint32_t>(0x1p-115f);
+inline constexpr std::uint32_t in_range_up_to_bits = std::bit_cast<std::uint32_t>(0x1p8f);
+inline constexpr std::uint32_t in_range_wide_up_to_bits = std::bit_cast<std::uint32_t>(0x1p16f);
 
 // The largest float that rounds to a bfloat16 of 2^-126 or below: 2^-126 * (1 + 2^-8), a tie that goes to even.
 inline constexpr std::uint32_t bfloat16_flush_bits = 0x00808000u;

@@ -50,18 +50,18 @@ ADAMANT_SIMD simd::u32 above(simd::u32 x, std::uint32_t bound)
 {
     return simd::sub(simd::set(bound), x) | x;
 }
-ADAMANT_SIMD bool is_tame(guard<path::ordinary> const& seen)
+ADAMANT_SIMD bool is_in_range(guard<path::ordinary> const& seen)
 {
     simd::u32 const outside = simd::template shift_left<1>(seen.any) | ~simd::template shift_left<2>(seen.all);
-    simd::u32 const too_low = simd::sub(seen.low_square, simd::set(tame_square_above_bits + 1));
+    simd::u32 const too_low = simd::sub(seen.low_square, simd::set(in_range_square_above_bits + 1));
     return !simd::any_sign(simd::or3(outside, too_low, seen.low_square));
 }
-ADAMANT_SIMD bool is_tame(guard<path::lenient> const& seen)
+ADAMANT_SIMD bool is_in_range(guard<path::lenient> const& seen)
 {
     constexpr std::uint32_t offset = float_min_normal_bits;
-    simd::u32 const too_low = simd::or3(at_most(seen.low, tame_above_bits - offset),
-                                        at_most(seen.low_exp_avg, tame_exp_avg_above_bits - offset),
-                                        at_most(seen.low_square, tame_square_above_bits - offset));
-    simd::u32 const too_high = above(seen.high, tame_up_to_bits) | above(seen.high_wide, tame_wide_up_to_bits);
+    simd::u32 const too_low = simd::or3(at_most(seen.low, in_range_above_bits - offset),
+                                        at_most(seen.low_exp_avg, in_range_exp_avg_above_bits - offset),
+                                        at_most(seen.low_square, in_range_square_above_bits - offset));
+    simd::u32 const too_high = above(seen.high, in_range_up_to_bits) | above(seen.high_wide, in_range_wide_up_to_bits);
     return !simd::any_sign(simd::or3(too_low, too_high, seen.lost));
 }

@@ -291,7 +291,7 @@ template <class Param, class Grad, class WeightOut>
         }
         store_codes(m_words, v_words, group.scales, to.exp_avg, to.exp_avg_sq);
         simd::pair_of_u32 const largest = largest_of(next.exp_avg, next.exp_avg_sq);
-        if (i >= end || !scales_are_ordinary || !is_tame(seen) || exp_avg_codes_overflow(largest.a)) [[unlikely]]
+        if (i >= end || !scales_are_ordinary || !is_in_range(seen) || exp_avg_codes_overflow(largest.a)) [[unlikely]]
             break;
         next.scales = scales_of(largest);
         group = next;

@@ -91,12 +91,12 @@ using rollback_function = void (*)(step_pointers const&, std::size_t n, coeffici
 using add_gradients_function = void (*)(std::byte const* grad, std::byte const* sum, std::size_t n,
                                         std::byte* out) noexcept;
 
-// sum = reference::added(g, sum), or g where it is the first, of g = reference::tamed(grad, false, scale, infinity).
+// sum = reference::added(g, sum), or g where it is the first, of g = reference::clamped(grad, false, scale, infinity).
 using add_scaled_function = void (*)(std::byte const* grad, std::size_t n, float scale, bool first,
                                      float* sum) noexcept;
 
-// reference::tamed over n floats in place.
-using tame_gradient_function = void (*)(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale,
+// reference::clamped over n floats in place.
+using clamp_gradient_function = void (*)(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale,
                                         float bound) noexcept;
 
 // n masters of two halves as floats, and back: every pair, also of a NaN, comes back with its bits.

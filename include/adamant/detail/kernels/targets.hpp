@@ -116,7 +116,7 @@ using avx512::join_masters;
 using avx512::largest_bits;
 using avx512::round_weights;
 using avx512::split_masters;
-using avx512::tame_gradient;
+using avx512::clamp_gradient;
 using avx512::rollback_step;
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,

@@ -109,7 +109,7 @@ public:
         bool const zero = rules.zero_nonfinite && g.squares.nonfinite != 0;
         if (zero || rules.limited) {
             into_scratch(block, g, scratch);
-            kernels_->tame(scratch.grad, n, zero, rules.limited ? rules.scale : 1.0f,
+            kernels_->clamp_gradient(scratch.grad, n, zero, rules.limited ? rules.scale : 1.0f,
                            rules.limited ? rules.bound : std::bit_cast<float>(float_infinity_bits));
         }
         return g;

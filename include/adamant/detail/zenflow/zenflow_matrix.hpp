@@ -69,7 +69,7 @@ public:
         scratch_block scratch;
         for (std::size_t i = begin * columns_, n = 0; i < last; i += n) {
             n = std::min(norm_block_elems, last - i);
-            tame(i, n, by, scratch);
+            clamp_gradient(i, n, by, scratch);
             auto* const sum = reinterpret_cast<std::byte*>(sums + i);
             (first ? sum_kernels_->begin : sum_kernels_->add)(scratch.grad, sum, n, sum);
         }
@@ -103,7 +103,7 @@ public:
         scratch_block scratch;
         std::size_t const n = shard_.length(block);
         std::size_t const begin = block * norm_block_elems;
-        tame(begin, n, by, scratch);
+        clamp_gradient(begin, n, by, scratch);
         if (sums != nullptr)
             sum_kernels_->add(scratch.grad, reinterpret_cast<std::byte const*>(sums + begin), n, scratch.grad);
         return squares_of(block, n, flags, flag, scratch);
@@ -147,7 +147,7 @@ public:
             by.grad_scale = scale;
             auto* const gradient = reinterpret_cast<std::byte*>(turned + c * pitch);
             if (zero)
-                kernels_->tame(gradient, some, true, 1.0f, std::bit_cast<float>(float_infinity_bits));
+                kernels_->clamp_gradient(gradient, some, true, 1.0f, std::bit_cast<float>(float_infinity_bits));
             part(first + c, begin, some, gradient).step(0, {gradient, true, {}}, by, how);
         }
     }
@@ -189,13 +189,13 @@ private:
                 tier_};
     }
     // n gradients from element i on as a step would see them.
-    void tame(std::size_t i, std::size_t n, group_step const& by, scratch_block& scratch) const noexcept
+    void clamp_gradient(std::size_t i, std::size_t n, group_step const& by, scratch_block& scratch) const noexcept
     {
         kernels_->to_scratch(shard_.data(grad) + shard_.bytes(grad, i), nullptr, n, scratch.grad);
         float const infinity = std::bit_cast<float>(float_infinity_bits);
         if (by.rules.limited)
-            kernels_->tame(scratch.grad, n, by.rules.zero_nonfinite, by.rules.scale, by.rules.bound);
-        kernels_->tame(scratch.grad, n, !by.rules.limited && by.rules.zero_nonfinite, by.c.grad_scale, infinity);
+            kernels_->clamp_gradient(scratch.grad, n, by.rules.zero_nonfinite, by.rules.scale, by.rules.bound);
+        kernels_->clamp_gradient(scratch.grad, n, !by.rules.limited && by.rules.zero_nonfinite, by.c.grad_scale, infinity);
     }
     [[nodiscard]] grad_squares squares_of(std::size_t block, std::size_t n, std::vector<std::uint8_t> const& flags,
                                           std::uint8_t flag, scratch_block& scratch) const noexcept
