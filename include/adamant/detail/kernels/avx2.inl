@@ -98,7 +98,7 @@ struct simd {
             b = load<T>(address + lanes * sizeof(T));
         }
     }
-    // float16 by integer arithmetic, as in detail/kernels/quad.hpp. F16C's instructions keep float16's subnormals
+    // float16 by integer arithmetic, as in detail/kernels/vec128.hpp. F16C's instructions keep float16's subnormals
     // whatever DAZ and FTZ say, but the common emulators of them do not; this is right on both, and still hidden behind
     // memory.
     ADAMANT_SIMD static f32 widen_float16(__m128i half)
@@ -272,7 +272,7 @@ struct simd {
         }
     }
 
-    // See detail/kernels/quad_codes.hpp.
+    // See detail/kernels/vec128_codes.hpp.
     using words = __m256i;
     using pair_of_u32 = kernel::pair_of_u32;
     ADAMANT_SIMD static f32 load_signed_bytes(std::byte const* address)

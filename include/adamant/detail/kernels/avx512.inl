@@ -354,7 +354,7 @@ struct simd {
         x[1] = _mm512_unpackhi_epi16(both, _mm512_setzero_si512());
     }
 
-    // See detail/kernels/quad_codes.hpp.
+    // See detail/kernels/vec128_codes.hpp.
     using words = __m512i;
     using pair_of_u32 = kernel::pair_of_u32;
     ADAMANT_SIMD static f32 load_signed_bytes(std::byte const* address)

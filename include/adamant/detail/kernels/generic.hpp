@@ -11,16 +11,16 @@
 #include <cstring>
 #include <type_traits>
 
-#include <adamant/detail/kernels/quad.hpp>
-#include <adamant/detail/kernels/quad_codes.hpp>
+#include <adamant/detail/kernels/vec128.hpp>
+#include <adamant/detail/kernels/vec128_codes.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 namespace generic {
 
-struct simd : quad::codes {
-    using f32 = quad::f32;
-    using u32 = quad::u32;
+struct simd : vec128::codes {
+    using f32 = vec128::f32;
+    using u32 = vec128::u32;
     static constexpr std::size_t lanes = 4;               // floats in a vector
     static constexpr std::size_t vectors = 4;             // that the fast path takes at a time; an even number
     static constexpr std::size_t vectors_of_bfloat16 = 4; // that it takes where all arrays are bfloat16; no more
@@ -40,16 +40,16 @@ struct simd : quad::codes {
 
     ADAMANT_SIMD static f32 set(float x)
     {
-        return quad::set(x);
+        return vec128::set(x);
     }
     ADAMANT_SIMD static u32 set(std::uint32_t x)
     {
-        return quad::set(x);
+        return vec128::set(x);
     }
     // a - b; where b is a product, no compiler fuses the two.
     ADAMANT_SIMD static f32 minus(f32 a, f32 b)
     {
-        quad::hold(b);
+        vec128::hold(b);
         return a - b;
     }
     ADAMANT_SIMD static f32 mul(f32 a, f32 b)
@@ -58,25 +58,25 @@ struct simd : quad::codes {
     }
     ADAMANT_SIMD static f32 div(f32 a, f32 b)
     {
-        return quad::div(a, b);
+        return vec128::div(a, b);
     }
     ADAMANT_SIMD static f32 sqrt(f32 a)
     {
-        return quad::sqrt(a);
+        return vec128::sqrt(a);
     }
     // a * b + c, rounded once.
     ADAMANT_SIMD static f32 fma(f32 a, f32 b, f32 c)
     {
-        return quad::fma(a, b, c);
+        return vec128::fma(a, b, c);
     }
 
     ADAMANT_SIMD static u32 bits(f32 x)
     {
-        return quad::cast<u32>(x);
+        return vec128::cast<u32>(x);
     }
     ADAMANT_SIMD static f32 from_bits(u32 x)
     {
-        return quad::cast<f32>(x);
+        return vec128::cast<f32>(x);
     }
     ADAMANT_SIMD static u32 abs_bits(f32 x)
     {
@@ -96,15 +96,15 @@ struct simd : quad::codes {
     }
     ADAMANT_SIMD static u32 min(u32 a, u32 b)
     {
-        return quad::min(a, b);
+        return vec128::min(a, b);
     }
     ADAMANT_SIMD static u32 max(u32 a, u32 b)
     {
-        return quad::max(a, b);
+        return vec128::max(a, b);
     }
     ADAMANT_SIMD static u32 min_signed(u32 a, u32 b) // as if the lanes were std::int32_t
     {
-        return quad::cast<u32>(quad::min(quad::cast<quad::i32>(a), quad::cast<quad::i32>(b)));
+        return vec128::cast<u32>(vec128::min(vec128::cast<vec128::i32>(a), vec128::cast<vec128::i32>(b)));
     }
     ADAMANT_SIMD static u32 and3(u32 a, u32 b, u32 c)
     {
@@ -117,24 +117,24 @@ struct simd : quad::codes {
     template <int Count>
     ADAMANT_SIMD static u32 shift_left(u32 x)
     {
-        return quad::shift_left<Count>(x);
+        return vec128::shift_left<Count>(x);
     }
     template <int Count>
     ADAMANT_SIMD static u32 shift_right(u32 x)
     {
-        return quad::shift_right<Count>(x);
+        return vec128::shift_right<Count>(x);
     }
     // Whether any lane has its highest bit set.
     ADAMANT_SIMD static bool any_sign(u32 x)
     {
-        return quad::any_sign(x);
+        return vec128::any_sign(x);
     }
 
     // All ones in lanes above `bound`, else zeros; neither has the highest bit set, so that they are subtracted, where
     // SSE2 lacks an unsigned comparison.
     ADAMANT_SIMD static u32 above(u32 x, std::uint32_t bound)
     {
-        return quad::cast<u32>(quad::cast<quad::i32>(set(bound) - x) >> 31);
+        return vec128::cast<u32>(vec128::cast<vec128::i32>(set(bound) - x) >> 31);
     }
     // Zero of x's sign where the bits of |x| are at most up_to, else x.
     ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)
@@ -167,13 +167,13 @@ struct simd : quad::codes {
     template <class T>
     ADAMANT_SIMD static f32 load(std::byte const* address)
     {
-        return quad::load(address, T{});
+        return vec128::load(address, T{});
     }
     // One vector to memory, rounded to nearest even. A NaN must be canonical.
     template <class T>
     ADAMANT_SIMD static void store(std::byte* address, f32 x)
     {
-        quad::store(address, x, T{});
+        vec128::store(address, x, T{});
     }
     // Two vectors that follow each other in memory. Interleaved, which is for bfloat16: the elements may be spread over
     // the two in another order, the same in load_pair and store_pair, if that is faster. Ordinary: what is stored are
@@ -183,33 +183,33 @@ struct simd : quad::codes {
     template <class T, bool Interleaved>
     ADAMANT_SIMD static void load_pair(std::byte const* address, f32& a, f32& b)
     {
-        quad::load_pair(address, a, b, T{});
+        vec128::load_pair(address, a, b, T{});
     }
     template <class T, bool Interleaved, bool Ordinary>
     ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b, bool)
     {
         if constexpr (Ordinary)
-            quad::store_ordinary_pair(address, a, b, T{});
+            vec128::store_ordinary_pair(address, a, b, T{});
         else
-            quad::store_pair(address, a, b, T{});
+            vec128::store_pair(address, a, b, T{});
     }
     // The upper halves of the lanes, in the order in which load_pair() reads bfloat16.
     template <bool Interleaved>
     ADAMANT_SIMD static void store_upper_halves(std::byte* address, u32 a, u32 b)
     {
-        quad::store_upper_halves(address, a, b);
+        vec128::store_upper_halves(address, a, b);
     }
     // Halves that follow each other in memory, with their signs, and the lower halves of the lanes back; interleaved as
     // bfloat16.
     template <bool Interleaved>
     ADAMANT_SIMD static void load_signed_halves(std::byte const* address, u32& a, u32& b)
     {
-        quad::load_signed_halves(address, a, b);
+        vec128::load_signed_halves(address, a, b);
     }
     template <bool Interleaved>
     ADAMANT_SIMD static void store_lower_halves(std::byte* address, u32 a, u32 b)
     {
-        quad::store_upper_halves(address, shift_left<16>(a), shift_left<16>(b));
+        vec128::store_upper_halves(address, shift_left<16>(a), shift_left<16>(b));
     }
     // Like store_pair for a 16-bit type, not interleaved, past the caches; the address is a multiple of the bytes
     // written. stream_fence() orders it.
@@ -310,7 +310,7 @@ struct simd : quad::codes {
     }
     ADAMANT_SIMD static void in_order(f32& evens, f32& odds)
     {
-        quad::zip(evens, odds);
+        vec128::zip(evens, odds);
     }
 
 private:

@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <cstring>
 
-#include <adamant/detail/kernels/quad.hpp>
+#include <adamant/detail/kernels/vec128.hpp>
 #include <adamant/detail/kernels/step_pointers.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
-namespace quad {
+namespace vec128 {
 
 #if defined(__x86_64__)
 
@@ -108,5 +108,5 @@ private:
 
 #endif
 
-} // namespace quad
+} // namespace vec128
 ADAMANT_END_NAMESPACE

@@ -22,7 +22,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-namespace quad {
+namespace vec128 {
 
 #if defined(__x86_64__)
 
@@ -396,6 +396,6 @@ ADAMANT_SIMD void store_ordinary_pair(std::byte* address, f32 a, f32 b, T) noexc
     store_pair(address, a, b, T{});
 }
 
-} // namespace quad
+} // namespace vec128
 
 ADAMANT_END_NAMESPACE
