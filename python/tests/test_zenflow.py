@@ -277,16 +277,16 @@ def test_nothing_deferred_has_the_bits_of_the_plain_step(zenflow, more):
 def test_nothing_deferred_has_the_bits_of_the_plain_step_over_the_same_arrays(kind, options, zenflow):
     """The plain optimizer's params lie by columns."""
     params = params_of(kind)
-    turned = [torch.nn.Parameter(p.detach().movedim(-1, 0).contiguous() if p.dim() > 1 else p.detach().clone()) for p in params]
-    first, second = AdamW(params, lr=0.01, zenflow=zenflow, **options), AdamW(turned, lr=0.01, **options)
+    transposed = [torch.nn.Parameter(p.detach().movedim(-1, 0).contiguous() if p.dim() > 1 else p.detach().clone()) for p in params]
+    first, second = AdamW(params, lr=0.01, zenflow=zenflow, **options), AdamW(transposed, lr=0.01, **options)
     for t in range(10):
         draw(params, t)
-        for p, q in zip(params, turned):
+        for p, q in zip(params, transposed):
             q.grad = p.grad.movedim(-1, 0).contiguous() if p.dim() > 1 else p.grad
         first.step()
         second.step()
     state = first.state_dict()["state"]
-    for i, (p, q) in enumerate(zip(params, turned)):
+    for i, (p, q) in enumerate(zip(params, transposed)):
         assert same_bits(p, q.movedim(0, -1) if p.dim() > 1 else q), i
         for name, value in state[i].items():
             if name not in second.state[q] or name == "step":
@@ -407,12 +407,12 @@ def test_the_same_bits_for_any_threads_and_whatever_is_asked_between(kind, optio
 @each_format
 def test_params_elsewhere_and_in_any_order_have_the_bits_of_those_in_host_memory(kind, options):
     params, away = params_of(kind), params_of(kind)
-    turned = params_of(kind)
-    for p in turned:
+    transposed = params_of(kind)
+    for p in transposed:
         if p.dim() == 3:
             p.data = p.detach().permute(2, 0, 1).contiguous().permute(1, 2, 0)
     make = dict(lr=0.01, max_norm=1.0, zenflow=window, **options)
-    runs = [(params, AdamW(params, **make)), (away, AdamW(away, offload=True, **make)), (turned, AdamW(turned, **make))]
+    runs = [(params, AdamW(params, **make)), (away, AdamW(away, offload=True, **make)), (transposed, AdamW(transposed, **make))]
     for t in range(12):
         for of, optimizer in runs:
             draw(of, t)

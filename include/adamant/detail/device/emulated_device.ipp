@@ -13,7 +13,7 @@
 #include <adamant/detail/core/default_mode.hpp>
 #include <adamant/detail/device/emulated_part.hpp>
 #include <adamant/detail/kernels/column_kernels.hpp>
-#include <adamant/detail/kernels/turn.hpp>
+#include <adamant/detail/kernels/transpose.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -103,7 +103,7 @@ ADAMANT_DECL void emulated_device::copy_down(void* to, device_ptr from, std::siz
 
 namespace detail {
 
-// In tiles that stay in the first cache. Columns that lie beside one another are turned by vectors.
+// In tiles that stay in the first cache. Columns that lie beside one another are transposed by vectors.
 template <class Bits>
 void copy_columns_as(column_copy const& what, std::vector<std::uint32_t> const& list, std::byte* by_rows,
                      std::byte* by_columns, bool gathers)
@@ -111,7 +111,7 @@ void copy_columns_as(column_copy const& what, std::vector<std::uint32_t> const& 
     constexpr std::size_t tile = 64;
     constexpr std::size_t few = 8; // columns beside one another
     constexpr std::size_t pitch = (tile + 16) * sizeof(Bits);
-    alignas(64) std::byte turned[tile * pitch]; // by columns where they are gathered, else by rows
+    alignas(64) std::byte transposed[tile * pitch]; // by columns where they are gathered, else by rows
     std::size_t const row_bytes = what.columns * sizeof(Bits);
     std::size_t const column_bytes = what.pitch * sizeof(Bits);
     auto const run_end = [&](std::size_t first) {
@@ -131,28 +131,28 @@ void copy_columns_as(column_copy const& what, std::vector<std::uint32_t> const& 
             if (end - first >= few) {
                 std::byte* const run_at = rows_at + list[first] * sizeof(Bits);
                 if (gathers) {
-                    kernel::turn<Bits>(run_at, row_bytes, turned, pitch, some, end - first, 0);
+                    kernel::transpose<Bits>(run_at, row_bytes, transposed, pitch, some, end - first, 0);
                     for (std::size_t i = first; i < end; ++i)
-                        std::memcpy(column_at(i, row), turned + (i - first) * pitch, some * sizeof(Bits));
+                        std::memcpy(column_at(i, row), transposed + (i - first) * pitch, some * sizeof(Bits));
                 } else {
-                    kernel::turn<Bits>(column_at(first, row), column_bytes, turned, pitch, end - first, some, 0);
+                    kernel::transpose<Bits>(column_at(first, row), column_bytes, transposed, pitch, end - first, some, 0);
                     for (std::size_t r = 0; r < some; ++r)
-                        std::memcpy(run_at + r * row_bytes, turned + r * pitch, (end - first) * sizeof(Bits));
+                        std::memcpy(run_at + r * row_bytes, transposed + r * pitch, (end - first) * sizeof(Bits));
                 }
                 continue;
             }
             while (end < std::min(list.size(), first + tile) && run_end(end) - end < few)
                 ++end;
             for (std::size_t i = first; i < end && !gathers; ++i)
-                std::memcpy(turned + (i - first) * pitch, column_at(i, row), some * sizeof(Bits));
+                std::memcpy(transposed + (i - first) * pitch, column_at(i, row), some * sizeof(Bits));
             for (std::size_t r = 0; r < some; ++r)
                 for (std::size_t i = first; i < end; ++i) {
                     std::byte* const in_row = rows_at + r * row_bytes + list[i] * sizeof(Bits);
-                    std::byte* const in_tile = turned + (i - first) * pitch + r * sizeof(Bits);
+                    std::byte* const in_tile = transposed + (i - first) * pitch + r * sizeof(Bits);
                     std::memcpy(gathers ? in_tile : in_row, gathers ? in_row : in_tile, sizeof(Bits));
                 }
             for (std::size_t i = first; i < end && gathers; ++i)
-                std::memcpy(column_at(i, row), turned + (i - first) * pitch, some * sizeof(Bits));
+                std::memcpy(column_at(i, row), transposed + (i - first) * pitch, some * sizeof(Bits));
         }
 }
 inline void copy_listed_columns(column_copy const& what, std::vector<std::uint32_t> const& list, std::byte* by_rows,

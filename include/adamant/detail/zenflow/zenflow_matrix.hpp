@@ -11,7 +11,7 @@
 #include <cstring>
 #include <vector>
 
-#include <adamant/detail/kernels/turn.hpp>
+#include <adamant/detail/kernels/transpose.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 #include <adamant/detail/shard/offload_shard.hpp>
 
@@ -136,16 +136,16 @@ public:
         std::size_t const begin = at * strip_rows;
         std::size_t const some = std::min(strip_rows, rows_ - begin);
         constexpr std::size_t pitch = strip_rows + 16; // columns of a strip begin in different sets of a cache
-        alignas(64) float turned[strip_columns * pitch];
-        kernel::turn<std::uint32_t>(reinterpret_cast<std::byte const*>(sums + begin * columns_ + first),
-                                    columns_ * sizeof(float), reinterpret_cast<std::byte*>(turned),
+        alignas(64) float transposed[strip_columns * pitch];
+        kernel::transpose<std::uint32_t>(reinterpret_cast<std::byte const*>(sums + begin * columns_ + first),
+                                    columns_ * sizeof(float), reinterpret_cast<std::byte*>(transposed),
                                     pitch * sizeof(float), some, n, 32);
         for (std::size_t c = 0; c < n; ++c) {
             if (flags[first + c] == 0)
                 continue;
             coefficients by = steps[step_of[first + c]];
             by.grad_scale = scale;
-            auto* const gradient = reinterpret_cast<std::byte*>(turned + c * pitch);
+            auto* const gradient = reinterpret_cast<std::byte*>(transposed + c * pitch);
             if (zero)
                 kernels_->clamp_gradient(gradient, some, true, 1.0f, std::bit_cast<float>(float_infinity_bits));
             part(first + c, begin, some, gradient).step(0, {gradient, true, {}}, by, how);
@@ -212,7 +212,7 @@ private:
     // more than a few of them at once would push each other out of any cache.
     static constexpr std::size_t tile = 64;
     template <class Bits>
-    struct turned_tile {
+    struct transposed_tile {
         static constexpr std::size_t pitch = tile + 64 / sizeof(Bits) / 2;
         Bits column[tile][pitch];
     };
@@ -220,52 +220,52 @@ private:
     void gather_as(std::byte const* from, std::vector<std::uint32_t> const& of, std::size_t begin, std::size_t end,
                    std::byte* to) const noexcept
     {
-        turned_tile<Bits> turned;
+        transposed_tile<Bits> transposed;
         for (std::size_t row = begin; row < end; row += tile)
             for (std::size_t first = 0; first < of.size(); first += tile) {
                 std::size_t const n = std::min(tile, of.size() - first);
                 std::size_t const some = std::min(tile, end - row);
                 for (std::size_t r = 0; r < some; ++r)
                     for (std::size_t i = 0; i < n; ++i)
-                        std::memcpy(&turned.column[i][r], from + ((row + r) * columns_ + of[first + i]) * sizeof(Bits),
+                        std::memcpy(&transposed.column[i][r], from + ((row + r) * columns_ + of[first + i]) * sizeof(Bits),
                                     sizeof(Bits));
                 for (std::size_t i = 0; i < n; ++i)
-                    std::memcpy(to + ((first + i) * rows_ + row) * sizeof(Bits), turned.column[i], some * sizeof(Bits));
+                    std::memcpy(to + ((first + i) * rows_ + row) * sizeof(Bits), transposed.column[i], some * sizeof(Bits));
             }
     }
     template <class Bits>
     void copy_all_weights_as(std::size_t begin, std::size_t end) const noexcept
     {
-        constexpr std::size_t pitch = turned_tile<Bits>::pitch * sizeof(Bits);
-        turned_tile<Bits> turned;
+        constexpr std::size_t pitch = transposed_tile<Bits>::pitch * sizeof(Bits);
+        transposed_tile<Bits> transposed;
         std::byte const* const from = shard_.data(weights_source());
         for (std::size_t row = begin; row < end; row += tile)
             for (std::size_t first = 0; first < columns_; first += tile) {
                 std::size_t const n = std::min(tile, columns_ - first);
                 std::size_t const some = std::min(tile, end - row);
-                kernel::turn<Bits>(from + (first * rows_ + row) * sizeof(Bits), rows_ * sizeof(Bits),
-                                   reinterpret_cast<std::byte*>(turned.column), pitch, n, some, tile);
+                kernel::transpose<Bits>(from + (first * rows_ + row) * sizeof(Bits), rows_ * sizeof(Bits),
+                                   reinterpret_cast<std::byte*>(transposed.column), pitch, n, some, tile);
                 for (std::size_t r = 0; r < some; ++r)
-                    std::memcpy(weights_ + ((row + r) * columns_ + first) * sizeof(Bits), turned.column[r],
+                    std::memcpy(weights_ + ((row + r) * columns_ + first) * sizeof(Bits), transposed.column[r],
                                 n * sizeof(Bits));
             }
     }
     template <class Bits>
     void copy_weights_as(std::vector<std::uint32_t> const& of, std::size_t begin, std::size_t end) const noexcept
     {
-        turned_tile<Bits> turned;
+        transposed_tile<Bits> transposed;
         std::byte const* const from = shard_.data(weights_source());
         for (std::size_t row = begin; row < end; row += tile)
             for (std::size_t first = 0; first < of.size(); first += tile) {
                 std::size_t const n = std::min(tile, of.size() - first);
                 std::size_t const some = std::min(tile, end - row);
                 for (std::size_t i = 0; i < n; ++i)
-                    std::memcpy(turned.column[i], from + (of[first + i] * rows_ + row) * sizeof(Bits),
+                    std::memcpy(transposed.column[i], from + (of[first + i] * rows_ + row) * sizeof(Bits),
                                 some * sizeof(Bits));
                 for (std::size_t r = 0; r < some; ++r)
                     for (std::size_t i = 0; i < n; ++i)
                         std::memcpy(weights_ + ((row + r) * columns_ + of[first + i]) * sizeof(Bits),
-                                    &turned.column[i][r], sizeof(Bits));
+                                    &transposed.column[i][r], sizeof(Bits));
             }
     }
 

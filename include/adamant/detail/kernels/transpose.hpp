@@ -37,10 +37,10 @@ struct turning<std::uint32_t> {
 
 // A square of as many rows as a vector has lanes.
 template <class Bits>
-ADAMANT_SIMD void turn_square(std::byte const* from, std::size_t from_pitch, std::byte* to, std::size_t to_pitch)
+ADAMANT_SIMD void transpose_square(std::byte const* from, std::size_t from_pitch, std::byte* to, std::size_t to_pitch)
 {
     using of = turning<Bits>;
-    typename of::vector rows[of::lanes], turned[of::lanes];
+    typename of::vector rows[of::lanes], transposed[of::lanes];
     ADAMANT_UNROLL
     for (std::size_t i = 0; i < of::lanes; ++i)
         std::memcpy(&rows[i], from + i * from_pitch, sizeof rows[i]);
@@ -48,12 +48,12 @@ ADAMANT_SIMD void turn_square(std::byte const* from, std::size_t from_pitch, std
     for (std::size_t round = of::lanes; round > 1; round /= 2) { // a perfect shuffle each; so many make the transpose
         ADAMANT_UNROLL
         for (std::size_t i = 0; i < of::lanes / 2; ++i) {
-            turned[2 * i] = of::low(rows[i], rows[i + of::lanes / 2]);
-            turned[2 * i + 1] = of::high(rows[i], rows[i + of::lanes / 2]);
+            transposed[2 * i] = of::low(rows[i], rows[i + of::lanes / 2]);
+            transposed[2 * i + 1] = of::high(rows[i], rows[i + of::lanes / 2]);
         }
         ADAMANT_UNROLL
         for (std::size_t i = 0; i < of::lanes; ++i)
-            rows[i] = turned[i];
+            rows[i] = transposed[i];
     }
     ADAMANT_UNROLL
     for (std::size_t i = 0; i < of::lanes; ++i)
@@ -64,7 +64,7 @@ ADAMANT_SIMD void turn_square(std::byte const* from, std::size_t from_pitch, std
 // do not overlap. Meant for tiles that stay in the first cache. Asks for rows that far ahead, as no processor sees them
 // come: they are too far from each other.
 template <class Bits>
-void turn(std::byte const* from, std::size_t from_pitch, std::byte* to, std::size_t to_pitch, std::size_t rows,
+void transpose(std::byte const* from, std::size_t from_pitch, std::byte* to, std::size_t to_pitch, std::size_t rows,
           std::size_t columns, std::size_t rows_ahead) noexcept
 {
     constexpr std::size_t lanes = turning<Bits>::lanes;
@@ -75,7 +75,7 @@ void turn(std::byte const* from, std::size_t from_pitch, std::byte* to, std::siz
             for (std::size_t line = 0; line < columns * sizeof(Bits); line += 64)
                 __builtin_prefetch(from + (r + i + rows_ahead) * from_pitch + line);
         for (std::size_t c = 0; c < whole_columns; c += lanes)
-            turn_square<Bits>(from + r * from_pitch + c * sizeof(Bits), from_pitch,
+            transpose_square<Bits>(from + r * from_pitch + c * sizeof(Bits), from_pitch,
                               to + c * to_pitch + r * sizeof(Bits), to_pitch);
     }
     for (std::size_t r = 0; r < rows; ++r)
