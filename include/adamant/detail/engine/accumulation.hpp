@@ -7,17 +7,17 @@
 
 #include <adamant/error.hpp>
 #include <adamant/detail/engine/registry.hpp>
-#include <adamant/detail/engine/step_course.hpp>
+#include <adamant/detail/engine/step_session.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // The device's part. Where it fails in an open step, the step has failed, and finish() reports that. Throws
 // device_error.
-inline void accumulate_on_device(device_side& on, std::size_t shard, bool first, registry& over, step_course& course)
+inline void accumulate_on_device(device_side& on, std::size_t shard, bool first, registry& over, step_session& session)
 {
-    bool const in_step = !course.machine().is_between_steps();
-    auto const watch = [&](auto const& work) { in_step ? course.watch(work) : on.at_rest(work); };
+    bool const in_step = !session.machine().is_between_steps();
+    auto const watch = [&](auto const& work) { in_step ? session.watch(work) : on.at_rest(work); };
     if (!on.has_pieces_of(shard) && !over.has_device_arrays(shard))
         return;
     watch([&] { on.bring_gradients(shard); });
@@ -32,13 +32,13 @@ inline void accumulate_on_device(device_side& on, std::size_t shard, bool first,
 }
 
 // Waits until it is done. Everything is laid out. Throws what the team and the device throw.
-inline void accumulate_gradient(std::size_t shard, registry& over, step_course& course)
+inline void accumulate_gradient(std::size_t shard, registry& over, step_session& session)
 {
     tracked_shard const& s = over[shard];
     bool const first = s.summed == 0;
-    if (device_side* const on = course.sides().device())
-        accumulate_on_device(*on, shard, first, over, course);
-    host_side const& host = course.sides().host();
+    if (device_side* const on = session.sides().device())
+        accumulate_on_device(*on, shard, first, over, session);
+    host_side const& host = session.sides().host();
     for (std::size_t r = host.first_range(shard); r < host.first_range(shard + 1); ++r)
         host.for_each_slice_of(host.ranges()[r],
                                [&](std::size_t begin, std::size_t end) { s.shard.accumulate(begin, end, first); });

@@ -9,7 +9,7 @@
 #include <adamant/error.hpp>
 #include <adamant/optimizer_options.hpp>
 #include <adamant/detail/engine/registry.hpp>
-#include <adamant/detail/engine/step_course.hpp>
+#include <adamant/detail/engine/step_session.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -18,30 +18,30 @@ namespace detail {
 // in the midst of a step.
 class call_rules {
 public:
-    call_rules(registry const& over, step_course const& course) : over_(over), course_(course) {}
+    call_rules(registry const& over, step_session const& session) : over_(over), session_(session) {}
 
     void between_steps(char const* call) const
     {
-        step_machine const& machine = course_.machine();
+        step_machine const& machine = session_.machine();
         if (machine.is_between_steps())
             return;
-        course_.sides().line().check_process();
+        session_.sides().line().check_process();
         throw_invalid_argument({call, " is called while a step is under way; ",
                                 machine.is_async() ? "wait for its ticket first" : "finish() or abandon() it first"});
     }
     void step_open(char const* call) const
     {
-        course_.sides().line().check_process();
-        if (!course_.machine().takes_shards())
+        session_.sides().line().check_process();
+        if (!session_.machine().takes_shards())
             throw_invalid_argument({call, " is called, but no step is open; begin_step() first"});
-        course_.sides().line().check_caller();
+        session_.sides().line().check_caller();
     }
     // In an open step.
     void shard_awaited(char const* call, std::size_t shard) const
     {
         step_open(call);
         over_.require_shard(shard);
-        shard_in_step const known = course_.plan().shards[shard];
+        shard_in_step const known = session_.plan().shards[shard];
         if (known != shard_in_step::awaited)
             throw_invalid_argument({"shard ", over_.text(shard), " has been ",
                                     known == shard_in_step::submitted ? "submitted" : "left out",
@@ -49,7 +49,7 @@ public:
     }
     void all_submitted() const
     {
-        std::vector<shard_in_step> const& shards = course_.plan().shards;
+        std::vector<shard_in_step> const& shards = session_.plan().shards;
         std::string missing;
         std::size_t how_many = 0;
         for (std::size_t i = 0; i < shards.size(); ++i)
@@ -63,7 +63,7 @@ public:
     // For rollback().
     void step_kept(optimizer_options const& options) const
     {
-        if (course_.history().has_step())
+        if (session_.history().has_step())
             return;
         throw invalid_argument(
             !options.keep_last_step
@@ -77,8 +77,8 @@ public:
         over_.require_shard(shard);
         char const* const why =
             !over_[shard].shard.has_accumulator() ? "it was added without an accumulator"
-            : !course_.machine().is_between_steps() &&
-                    (course_.machine().is_async() || course_.plan().shards[shard] != shard_in_step::awaited)
+            : !session_.machine().is_between_steps() &&
+                    (session_.machine().is_async() || session_.plan().shards[shard] != shard_in_step::awaited)
                 ? "the shard is being stepped; accumulate before submit()"
                 : nullptr;
         if (why != nullptr)
@@ -87,27 +87,27 @@ public:
     // Params and moments belong to a known step. Throws device_error, too.
     void known_state() const
     {
-        if (!course_.machine().is_lost())
+        if (!session_.machine().is_lost())
             return;
-        if (course_.sides().device() == nullptr)
+        if (session_.sides().device() == nullptr)
             throw_invalid_argument({"the last load() failed in the middle, so params and moments are of no "
                                     "known step; load() a state"});
         throw_device_error(
-            {course_.sides().device()->device().name(),
+            {session_.sides().device()->device().name(),
              " or a file has failed while a state was loaded, or the device in the update itself without "
              "records (see device_records in the options), so what it has is of no known step; load() a "
              "state"});
     }
     void no_device(char const* call) const
     {
-        if (course_.sides().device() != nullptr)
+        if (session_.sides().device() != nullptr)
             throw_invalid_argument(
                 {call, " is called after place(); take everything back with place(nullptr, ...) first"});
     }
 
 private:
     registry const& over_;
-    step_course const& course_;
+    step_session const& session_;
 };
 
 } // namespace detail

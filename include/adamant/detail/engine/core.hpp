@@ -24,7 +24,7 @@
 #include <adamant/detail/engine/placing.hpp>
 #include <adamant/detail/engine/registry.hpp>
 #include <adamant/detail/engine/state_views.hpp>
-#include <adamant/detail/engine/step_course.hpp>
+#include <adamant/detail/engine/step_session.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -33,16 +33,16 @@ namespace detail {
 class optimizer_core {
 public:
     optimizer_core(executor const& cpu, optimizer_options options)
-        : options_(checked(std::move(options))), cpu_(cpu), course_(cpu_, options_, registry_)
+        : options_(checked(std::move(options))), cpu_(cpu), session_(cpu_, options_, registry_)
     {
     }
 
     [[nodiscard]] registry const& registered() const noexcept { return registry_; }
-    [[nodiscard]] training_state const& training() const noexcept { return course_.training(); }
+    [[nodiscard]] training_state const& training() const noexcept { return session_.training(); }
     [[nodiscard]] executor const& cpu() const noexcept { return cpu_; }
-    // Must not be touched: see step_course.
-    [[nodiscard]] bool is_left_behind() const noexcept { return course_.is_left_behind(); }
-    [[nodiscard]] std::uint64_t cpu_blocks_done() const noexcept { return course_.sides().line().done(); }
+    // Must not be touched: see step_session.
+    [[nodiscard]] bool is_left_behind() const noexcept { return session_.is_left_behind(); }
+    [[nodiscard]] std::uint64_t cpu_blocks_done() const noexcept { return session_.sides().line().done(); }
 
     // ---- Set-up
 
@@ -81,7 +81,7 @@ public:
     void set_gradient(std::size_t shard, void const* grad)
     {
         if (!machine().is_between_steps())
-            course_.sides().line().check_process();
+            session_.sides().line().check_process();
         std::lock_guard const lock(submit_mutex_);
         registry_.require_shard(shard);
         if (!machine().is_between_steps())
@@ -91,8 +91,8 @@ public:
     void set_steps(std::uint64_t steps)
     {
         rules_.between_steps("set_steps()");
-        course_.training().steps = steps;
-        course_.history().forget();
+        session_.training().steps = steps;
+        session_.history().forget();
     }
     void set_loss_scaler(loss_scaler_state const& state)
     {
@@ -102,12 +102,12 @@ public:
                                     "dynamically; set loss_scaling in the options"});
         if (!is_loss_scale(state.scale))
             throw_invalid_argument({"the loss scaler's scale is ", state.scale, ", but must be ", loss_scale_rule});
-        course_.training().scaler = state;
-        course_.history().forget();
+        session_.training().scaler = state;
+        session_.history().forget();
     }
     [[nodiscard]] std::size_t memory_bytes(bool with_journal) const
     {
-        std::vector<block_range> const ranges = course_.sides().cpu_ranges();
+        std::vector<block_range> const ranges = session_.sides().cpu_ranges();
         return layout_bytes(registry_, ranges.size(), options_) +
                (needs_journal(with_journal) ? budget_for(ranges) : 0);
     }
@@ -127,15 +127,15 @@ public:
         no_traps_scope const no_traps;
         rules_.between_steps("place()");
         sides().line().check_process();
-        course_.catch_up();
+        session_.catch_up();
         rules_.known_state();
         check_placement(on.get(), where, registry_, placed(), options_);
         registry_.check_overlaps();
         if (where.device_elems == 0 && !registry_.has_device_arrays())
             on.reset(); // it would have nothing to do
         is_laid_out_ = false;
-        course_.history().forget();
-        move_shards(std::move(on), where.pieces, registry_, course_, options_);
+        session_.history().forget();
+        move_shards(std::move(on), where.pieces, registry_, session_, options_);
         lay_out();
         // The weights of shards that come back were on the device alone; from now on they go up from here.
         host_side const& host = sides().host();
@@ -167,10 +167,10 @@ public:
         no_traps_scope const no_traps;
         open(values, "step()");
         try {
-            course_.submit_all();
-            return course_.finish();
+            session_.submit_all();
+            return session_.finish();
         } catch (...) {
-            course_.give_up_and_rethrow();
+            session_.give_up_and_rethrow();
         }
     }
     // gradients: of all shards; null for one without.
@@ -191,7 +191,7 @@ public:
             return finish();
         } catch (...) {
             no_traps_scope const no_traps;
-            course_.give_up_and_rethrow();
+            session_.give_up_and_rethrow();
         }
     }
     void step_async(step_values const& values)
@@ -199,9 +199,9 @@ public:
         no_traps_scope const no_traps;
         open(values, "step_async()", step_kind::async);
         try {
-            course_.submit_all();
+            session_.submit_all();
         } catch (...) {
-            course_.give_up_and_rethrow();
+            session_.give_up_and_rethrow();
         }
     }
     void begin_step(step_values const& values)
@@ -215,7 +215,7 @@ public:
         sides().line().check_process(); // first: who had the lock may be in another process
         std::lock_guard const lock(submit_mutex_);
         rules_.shard_awaited("submit()", shard);
-        course_.submit(shard);
+        session_.submit(shard);
     }
     void submit(std::size_t shard, void const* grad)
     {
@@ -224,46 +224,46 @@ public:
         std::lock_guard const lock(submit_mutex_);
         rules_.shard_awaited("submit()", shard);
         registry_.set_gradient(shard, grad, true);
-        course_.submit(shard);
+        session_.submit(shard);
     }
     void leave_out(std::size_t shard)
     {
         sides().line().check_process();
         std::lock_guard const lock(submit_mutex_);
         rules_.shard_awaited("leave_out()", shard);
-        course_.leave_out(shard);
+        session_.leave_out(shard);
     }
     optimizer_report finish()
     {
         no_traps_scope const no_traps;
         rules_.step_open("finish()");
         rules_.all_submitted();
-        return course_.finish();
+        return session_.finish();
     }
     void abandon()
     {
         no_traps_scope const no_traps;
         rules_.step_open("abandon()");
-        if (!course_.can_roll_back())
+        if (!session_.can_roll_back())
             throw_unavailable(
                 {"abandon() is called, but this step needs no norm, so what was submitted has been "
                  "stepped, and ",
-                 course_.unrecorded_blocks(),
+                 session_.unrecorded_blocks(),
                  " blocks of it cannot be rolled back; finish() the step, or set keep_last_step in the options",
                  options_.keep_last_step ? " and journal_budget_bytes to " + longest_journal_text() : std::string()});
-        course_.roll_back();
+        session_.roll_back();
     }
     void rollback()
     {
         no_traps_scope const no_traps;
         rules_.between_steps("rollback()");
         rules_.step_kept(options_);
-        if (std::size_t const n = course_.unrecorded_blocks(); n != 0)
+        if (std::size_t const n = session_.unrecorded_blocks(); n != 0)
             throw_unavailable({"the last step cannot be rolled back: for ", n, " of ", registry_.blocks(),
                                " blocks the journal's budget of ", budget_for(sides().host().ranges()),
                                " bytes was full; set journal_budget_bytes to ", longest_journal_text(), " to be sure"});
-        course_.catch_up();
-        course_.roll_back();
+        session_.catch_up();
+        session_.roll_back();
     }
     void accumulate(std::size_t shard)
     {
@@ -272,28 +272,28 @@ public:
             sides().line().check_process();
         rules_.may_accumulate(shard);
         if (machine().is_between_steps()) {
-            course_.catch_up();
+            session_.catch_up();
             rules_.known_state();
             allocate(false);
         }
-        course_.history().forget();
-        accumulate_gradient(shard, registry_, course_);
+        session_.history().forget();
+        accumulate_gradient(shard, registry_, session_);
     }
     void clear_accumulators()
     {
         rules_.between_steps("clear_accumulators()");
-        course_.catch_up();
-        course_.history().forget();
+        session_.catch_up();
+        session_.history().forget();
         registry_.forget_sums();
     }
 
     // ---- The ticket of step_async()
 
-    [[nodiscard]] bool done() const { return course_.sides().line().idle(); }
+    [[nodiscard]] bool done() const { return session_.sides().line().idle(); }
     [[nodiscard]] double progress() const
     {
         no_traps_scope const no_traps;
-        return done() ? 1.0 : course_.sides().progress();
+        return done() ? 1.0 : session_.sides().progress();
     }
     bool wait_until(std::chrono::steady_clock::time_point deadline) { return sides().line().wait_until(deadline); }
     optimizer_report wait()
@@ -301,7 +301,7 @@ public:
         no_traps_scope const no_traps;
         if (!machine().is_async())
             throw_invalid_argument({"a ticket is waited for twice, or its step is over"});
-        return course_.collect();
+        return session_.collect();
     }
 
     // ---- State
@@ -317,23 +317,23 @@ public:
         no_traps_scope const no_traps;
         rules_.between_steps("load()");
         sides().line().check_process();
-        course_.catch_up();
+        session_.catch_up();
         state_to_load what = fit_state(from, registry_, training());
         if (placed() != nullptr) {
             allocate(true);
             placed()->at_rest([&] { placed()->wait(); }); // a device that is of no use now is found out before a change
         }
-        course_.history().forget();
-        course_.begin_load();
+        session_.history().forget();
+        session_.begin_load();
         what.copy_all();
         for (tracked_shard const& s : registry_.shards())
             cpu_.for_each_slice(s.shard.size(), [&](slice part) { s.shard.round_weights(part.begin, part.end); });
         registry_.forget_sums();
         if (placed() != nullptr)
             placed()->at_rest([&] { placed()->copy_state_from_home(); });
-        course_.end_load();
+        session_.end_load();
         registry_.replace_groups(std::move(what.groups));
-        course_.training() = what.training;
+        session_.training() = what.training;
     }
 
 private:
@@ -344,10 +344,10 @@ private:
         validate(options);
         return options;
     }
-    [[nodiscard]] both_sides& sides() noexcept { return course_.sides(); }
-    [[nodiscard]] step_machine const& machine() const noexcept { return course_.machine(); }
+    [[nodiscard]] both_sides& sides() noexcept { return session_.sides(); }
+    [[nodiscard]] step_machine const& machine() const noexcept { return session_.machine(); }
     // The device's side; null without a device.
-    [[nodiscard]] device_side* placed() const noexcept { return course_.sides().device(); }
+    [[nodiscard]] device_side* placed() const noexcept { return session_.sides().device(); }
 
     // ---- Memory
 
@@ -359,7 +359,7 @@ private:
         rules_.between_steps(call);
         std::size_t const number = change();
         is_laid_out_ = false;
-        course_.history().forget();
+        session_.history().forget();
         return number;
     }
     [[nodiscard]] bool needs_journal(bool for_begin_step) const noexcept
@@ -372,7 +372,7 @@ private:
     }
     [[nodiscard]] std::string longest_journal_text() const
     {
-        return std::to_string(longest_journal(registry_, course_.sides().host().ranges(), cpu_.threads()));
+        return std::to_string(longest_journal(registry_, session_.sides().host().ranges(), cpu_.threads()));
     }
     void allocate(bool with_journal)
     {
@@ -381,13 +381,13 @@ private:
             lay_out();
         }
         if (needs_journal(with_journal) && !has_journal_) {
-            course_.ledger().records().allocate(cpu_, budget_for(sides().host().ranges()), longest_record(registry_));
+            session_.ledger().records().allocate(cpu_, budget_for(sides().host().ranges()), longest_record(registry_));
             has_journal_ = true;
         }
     }
     void lay_out()
     {
-        course_.lay_out();
+        session_.lay_out();
         has_journal_ = false;
         is_laid_out_ = true;
     }
@@ -396,7 +396,7 @@ private:
     {
         bool const as_they_arrive = kind == step_kind::as_they_arrive;
         rules_.between_steps(call);
-        course_.catch_up();
+        session_.catch_up();
         rules_.known_state();
         sides().line().check_process();
         if (!as_they_arrive)
@@ -404,13 +404,13 @@ private:
         if (kind != step_kind::whole || placed() != nullptr)
             sides().line().have_team();
         allocate(as_they_arrive);
-        course_.open(values, as_they_arrive, kind == step_kind::async);
+        session_.open(values, as_they_arrive, kind == step_kind::async);
     }
     void bring_home(char const* call)
     {
         no_traps_scope const no_traps;
         rules_.between_steps(call);
-        course_.catch_up();
+        session_.catch_up();
         rules_.known_state();
         if (placed() != nullptr && placed()->has_pieces())
             placed()->at_rest([&] { placed()->copy_state_home(); });
@@ -419,8 +419,8 @@ private:
     optimizer_options options_;
     executor cpu_;
     registry registry_;
-    step_course course_;
-    call_rules rules_{registry_, course_};
+    step_session session_;
+    call_rules rules_{registry_, session_};
     std::mutex submit_mutex_; // of calls from several threads
     bool is_laid_out_ = false;
     bool has_journal_ = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device's side of a step, as the step's course sees it. Programs without a device compile nothing below this.
+// The device's side of a step, as the step's session sees it. Programs without a device compile nothing below this.
 #pragma once
 
 #include <cstddef>

@@ -12,7 +12,7 @@
 #include <adamant/optimizer_options.hpp>
 #include <adamant/detail/engine/placed_device.hpp>
 #include <adamant/detail/engine/registry.hpp>
-#include <adamant/detail/engine/step_course.hpp>
+#include <adamant/detail/engine/step_session.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -35,14 +35,14 @@ inline void check_placement(device const* on, placement const& where, registry c
 
 // Throws what device_side::place() does. A program that never comes here compiles nothing of a device's side.
 inline void move_shards(std::shared_ptr<device> on, std::vector<shard_piece> const& pieces, registry const& over,
-                        step_course& course, optimizer_options const& options)
+                        step_session& session, optimizer_options const& options)
 {
-    both_sides& sides = course.sides();
+    both_sides& sides = session.sides();
     if (sides.device() == nullptr) {
         if (on == nullptr)
             return;
         sides.set_device(
-            std::make_unique<placed_device>(over, course.plan(), course.ledger(), sides.host(),
+            std::make_unique<placed_device>(over, session.plan(), session.ledger(), sides.host(),
                                             device_settings{options.device_timeout_s, options.device_records}));
     }
     auto const drop_empty = [&] {

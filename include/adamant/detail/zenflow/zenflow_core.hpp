@@ -18,7 +18,7 @@
 #include <adamant/detail/engine/step_plan.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 #include <adamant/detail/zenflow/zenflow_background.hpp>
-#include <adamant/detail/zenflow/zenflow_course.hpp>
+#include <adamant/detail/zenflow/zenflow_session.hpp>
 #include <adamant/detail/zenflow/zenflow_loading.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
 
@@ -42,7 +42,7 @@ public:
         return background_.is_left_behind() || (is_open_ && !background_.in_this_process());
     }
     [[nodiscard]] registry const& registered() const noexcept { return model_.registry; }
-    [[nodiscard]] zenflow_position const& position() const noexcept { return course_.position(); }
+    [[nodiscard]] zenflow_position const& position() const noexcept { return session_.position(); }
     [[nodiscard]] double loss_scale() const noexcept { return scaler_ ? scaler_->scale : 1.0; }
     [[nodiscard]] executor const& cpu() const noexcept { return model_.cpu; }
 
@@ -166,11 +166,11 @@ public:
         report.step = position().steps + 1;
         report.loss_scale = terms_.loss_scale;
         try {
-            norm_verdict const verdict = course_.norm(terms_, report);
+            norm_verdict const verdict = session_.norm(terms_, report);
             auto const known = std::chrono::steady_clock::now();
             report.gradients.seconds = std::chrono::duration<double>(known - started_).count();
             if (!verdict.skips)
-                course_.apply(terms_, verdict, report);
+                session_.apply(terms_, verdict, report);
             is_open_ = false;
             if (scaler_ && terms_.moves_scaler)
                 rounded_to_nearest(
@@ -181,7 +181,7 @@ public:
             background_.roll_back();
             throw;
         }
-        course_.go_on();
+        session_.go_on();
         background_.rethrow_publishing_error(position().steps);
         report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
         if (background_.home() != nullptr)
@@ -288,7 +288,7 @@ public:
         background_.catch_up(position().steps);
         background_.settle();
         background_.come_home();
-        zenflow_state all{position(), course_.deferred_norm(), scaler_, model_.registry.groups(), {}};
+        zenflow_state all{position(), session_.deferred_norm(), scaler_, model_.registry.groups(), {}};
         for (std::size_t i = 0; i < model_.size(); ++i) {
             all.params.push_back(view_of(model_, i));
             if (background_.now().is_there())
@@ -319,7 +319,7 @@ public:
         bool any_publishing = false;
         for (std::size_t i = 0; i < model_.size(); ++i)
             any_publishing = loading.load(i) || any_publishing;
-        course_.go_on_from(first.position, first.deferred_norm);
+        session_.go_on_from(first.position, first.deferred_norm);
         scaler_ = first.loss_scaler;
         model_.registry.replace_groups(std::move(groups));
         if (any_publishing) {
@@ -417,7 +417,7 @@ private:
     std::vector<device_arrays> device_arrays_;
     device_usage usage_before_;
     zenflow_background background_{model_}; // its threads use the model
-    zenflow_course course_{model_, zenflow_, options_, background_};
+    zenflow_session session_{model_, zenflow_, options_, background_};
 };
 
 } // namespace detail

@@ -23,20 +23,20 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // Who may call what when is checked by the caller, an optimizer_core. finish() and what is called between steps wait.
-class step_course {
+class step_session {
 public:
-    step_course(executor const& cpu, optimizer_options const& options, registry& over)
+    step_session(executor const& cpu, optimizer_options const& options, registry& over)
         : options_(options), over_(over), sides_(cpu, {this, &come_in}, over_, plan_, ledger_, options_.weights_ready),
           account_(over_, plan_, ledger_, sides_.host())
     {
         if (options_.loss_scaling)
             training_.scaler = initial_state(*options_.loss_scaling);
     }
-    step_course(step_course const&) = delete;
-    step_course& operator=(step_course const&) = delete;
+    step_session(step_session const&) = delete;
+    step_session& operator=(step_session const&) = delete;
     // Waits for a step that is under way, and takes it back where that can be. In any case a device that answers has no
     // work left that uses the caller's memory.
-    ~step_course()
+    ~step_session()
     {
         if (is_left_behind())
             return;
@@ -254,7 +254,7 @@ private:
     // A thread of the team comes in.
     static void come_in(void* self, work_line::shift& in, unsigned member)
     {
-        static_cast<step_course*>(self)->run_shift(in, member);
+        static_cast<step_session*>(self)->run_shift(in, member);
     }
     void run_shift(work_line::shift& in, unsigned member)
     {

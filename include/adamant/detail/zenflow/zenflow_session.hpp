@@ -22,9 +22,9 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-class zenflow_course {
+class zenflow_session {
 public:
-    zenflow_course(zenflow_model& model, zenflow_options const& zenflow, optimizer_options const& options,
+    zenflow_session(zenflow_model& model, zenflow_options const& zenflow, optimizer_options const& options,
                    zenflow_background& background)
         : model_(model), zenflow_(zenflow), options_(options), background_(background)
     {
