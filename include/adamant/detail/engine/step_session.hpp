@@ -13,7 +13,7 @@
 
 #include <adamant/error.hpp>
 #include <adamant/optimizer_options.hpp>
-#include <adamant/detail/engine/account.hpp>
+#include <adamant/detail/engine/step_stats.hpp>
 #include <adamant/detail/engine/both_sides.hpp>
 #include <adamant/detail/engine/decision.hpp>
 #include <adamant/detail/engine/history.hpp>
@@ -27,7 +27,7 @@ class step_session {
 public:
     step_session(executor const& cpu, optimizer_options const& options, registry& over)
         : options_(options), over_(over), sides_(cpu, {this, &come_in}, over_, plan_, ledger_, options_.weights_ready),
-          account_(over_, plan_, ledger_, sides_.host())
+          stats_(over_, plan_, ledger_, sides_.host())
     {
         if (options_.loss_scaling)
             training_.scaler = initial_state(*options_.loss_scaling);
@@ -88,8 +88,8 @@ public:
         forget_records();
         error_ = nullptr;
         sides_.begin();
-        account_.begin(terms_, sides_.device());
-        account_.passes_at_once(false, !has_device() && !is_async);
+        stats_.begin(terms_, sides_.device());
+        stats_.passes_at_once(false, !has_device() && !is_async);
         machine_.open(is_async);
     }
     // This shard's gradient is there. One call at a time. Throws what work_line::check_caller() does.
@@ -102,7 +102,7 @@ public:
     {
         if (!has_device() && !machine_.is_async()) {
             plan_.shards.assign(over_.size(), shard_in_step::submitted);
-            account_.passes_at_once(true, true);
+            stats_.passes_at_once(true, true);
             sides_.do_pass(plan_.first_pass, false);
             return;
         }
@@ -130,7 +130,7 @@ public:
             rollback_failed_and_rethrow();
         }
         machine_.go(step_state::idle);
-        return account_.report();
+        return stats_.report();
     }
     // The end of an asynchronous step. Waits; throws what finish() does, and nothing is changed by that step then.
     optimizer_report collect()
@@ -138,7 +138,7 @@ public:
         sides_.line().wait();
         if (error_ == nullptr) {
             machine_.go(step_state::idle);
-            return account_.report();
+            return stats_.report();
         }
         try {
             std::rethrow_exception(std::exchange(error_, nullptr));
@@ -311,7 +311,7 @@ private:
         decision const next = in == step_state::open ? decide_by_norm() : after_pass(in, without_room);
         if (in == step_state::rolling_back) {
             forget_records();
-            account_.forgets_records();
+            stats_.forgets_records();
         }
         if (next.state == step_state::finishing)
             plan_.waits_for_room = false;
@@ -327,9 +327,9 @@ private:
     {
         squares_total total = plan_.measures ? sides_.squares() : squares_total();
         if (total.nonfinite() != 0)
-            watch([&] { account_.report().first_nonfinite = sides_.first_nonfinite(); });
+            watch([&] { stats_.report().first_nonfinite = sides_.first_nonfinite(); });
         if (options_.reduce)
-            account_.wait_for_ranks([&] { total = reduced(options_, total); });
+            stats_.wait_for_ranks([&] { total = reduced(options_, total); });
         grad_squares const found = total.rounded();
         norm_verdict verdict;
         rounded_to_nearest([&] {
@@ -337,18 +337,18 @@ private:
             if (!verdict.skips && terms_.max_norm != 0)
                 clip_group_steps(over_.groups(), terms_, verdict.clip, plan_.decided);
         });
-        account_.norm_is_known(found, verdict);
-        first_pass_facts const facts = account_.facts(sides_.device());
+        stats_.norm_is_known(found, verdict);
+        first_pass_facts const facts = stats_.facts(sides_.device());
         training_.assumed(!facts.skips && facts.same_scales);
-        account_.report().speculated = facts.pass == block_pass::speculate && plan_.needs_norm && facts.stepped;
+        stats_.report().speculated = facts.pass == block_pass::speculate && plan_.needs_norm && facts.stepped;
         decision const decided = decide(facts);
-        account_.decided(decided);
+        stats_.decided(decided);
         return decided;
     }
     void complete()
     {
-        account_.finish(sides_.device());
-        bool const applied = account_.report().outcome == step_outcome::applied;
+        stats_.finish(sides_.device());
+        bool const applied = stats_.report().outcome == step_outcome::applied;
         if (applied && options_.keep_last_step)
             history_.keep(training_.scaler, over_);
         else
@@ -356,7 +356,7 @@ private:
         if (training_.scaler && terms_.moves_scaler)
             rounded_to_nearest([&] {
                 training_.scaler =
-                    after_step(*training_.scaler, *options_.loss_scaling, account_.report().nonfinite_grads != 0);
+                    after_step(*training_.scaler, *options_.loss_scaling, stats_.report().nonfinite_grads != 0);
             });
         over_.forget_sums();
         training_.steps += applied;
@@ -394,7 +394,7 @@ private:
         history_.forget();
         machine_.go(step_state::behind);
         rethrow_as_device_error(
-            text_of({"; step ", account_.report().step,
+            text_of({"; step ", stats_.report().step,
                      " has been taken all the same, and the weights that could not be sent are sent again "
                      "before anything else"}));
     }
@@ -412,7 +412,7 @@ private:
     std::exception_ptr error_; // of a step that the team drives
     std::mutex submit_all_mutex_;
     both_sides sides_;
-    step_account account_;
+    step_stats stats_;
 };
 
 } // namespace detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The account of an optimizer's step, from which its report is made: bytes, elements and times on both sides.
+// The stats of an optimizer's step, from which its report is made: bytes, elements and times on both sides.
 #pragma once
 
 #include <chrono>
@@ -22,9 +22,9 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // Reads what the others know, and changes nothing of it.
-class step_account {
+class step_stats {
 public:
-    step_account(registry const& over, step_plan const& plan, block_ledger const& ledger, host_side const& host)
+    step_stats(registry const& over, step_plan const& plan, block_ledger const& ledger, host_side const& host)
         : over_(over), plan_(plan), ledger_(ledger), host_(host)
     {
         if (auto const& threads = host.cpu().team(); threads != nullptr && threads->bound())
