@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include <adamant/detail/engine/block_ledger.hpp>
+#include <adamant/detail/engine/block_table.hpp>
 #include <adamant/detail/engine/decision.hpp>
 #include <adamant/detail/engine/host_side.hpp>
 #include <adamant/detail/engine/registry.hpp>
@@ -383,39 +383,39 @@ TEST_CASE("a new gradient is compared with what is written, wherever that is")
     CHECK(!r.has_device_arrays(1));
 }
 
-TEST_CASE("the ledger knows what blocks have, and which can be rolled back")
+TEST_CASE("the block_table knows what blocks have, and which can be rolled back")
 {
     registry r;
     r.add_group({"g", {}});
     std::vector<arrays_of> arrays{arrays_of(norm_block_elems + 1), arrays_of(0), arrays_of(2 * norm_block_elems)};
     for (std::size_t i = 0; i < 3; ++i)
         r.add_shard(0, std::to_string(i), arrays[i].view(), {}, {}, test::tier());
-    block_ledger ledger;
-    ledger.lay_out(r.blocks(), false);
-    REQUIRE(ledger.blocks() == 4);
+    block_table block_table;
+    block_table.lay_out(r.blocks(), false);
+    REQUIRE(block_table.blocks() == 4);
     step_plan plan;
     plan.shards.assign(3, shard_in_step::submitted);
     for (std::size_t b = 0; b < 4; ++b)
-        ledger.squares(b) = {1, b == 3 ? 5u : 0u};
-    CHECK(ledger.first_nonfinite_block(r[0]) == 2); // none
-    CHECK(ledger.first_nonfinite_block(r[2]) == 1);
+        block_table.squares(b) = {1, b == 3 ? 5u : 0u};
+    CHECK(block_table.first_nonfinite_block(r[0]) == 2); // none
+    CHECK(block_table.first_nonfinite_block(r[2]) == 1);
     plan.shards[0] = shard_in_step::left_out;
 
-    CHECK(ledger.unrecorded_blocks(r, plan) == 2);
+    CHECK(block_table.unrecorded_blocks(r, plan) == 2);
     std::byte record{};
-    ledger.record(3) = &record;
-    CHECK(ledger.unrecorded_blocks(r, plan) == 1);
-    CHECK(ledger.recorded_elements(r[2]) == norm_block_elems);
-    ledger.set_device_result(2, {7, 0}, true);
-    CHECK(ledger.unrecorded_blocks(r, plan) == 0);
-    CHECK(ledger.recorded_elements(r[2]) == norm_block_elems); // the device's are not the CPU's
-    CHECK(ledger.squares(2).sum == 7);
+    block_table.record(3) = &record;
+    CHECK(block_table.unrecorded_blocks(r, plan) == 1);
+    CHECK(block_table.recorded_elements(r[2]) == norm_block_elems);
+    block_table.set_device_result(2, {7, 0}, true);
+    CHECK(block_table.unrecorded_blocks(r, plan) == 0);
+    CHECK(block_table.recorded_elements(r[2]) == norm_block_elems); // the device's are not the CPU's
+    CHECK(block_table.squares(2).sum == 7);
     plan.shards[0] = shard_in_step::awaited;
-    CHECK(ledger.unrecorded_blocks(r, plan) == 0); // nor has it been stepped
-    ledger.set_device_result(2, {7, 0}, false);
-    CHECK(ledger.unrecorded_blocks(r, plan) == 1);
-    ledger.forget_records();
-    CHECK(ledger.unrecorded_blocks(r, plan) == 2);
+    CHECK(block_table.unrecorded_blocks(r, plan) == 0); // nor has it been stepped
+    block_table.set_device_result(2, {7, 0}, false);
+    CHECK(block_table.unrecorded_blocks(r, plan) == 1);
+    block_table.forget_records();
+    CHECK(block_table.unrecorded_blocks(r, plan) == 2);
 }
 
 TEST_CASE("what finish() finds unstepped is measured and waits, unless all is to be stepped before the norm is known")
@@ -435,31 +435,31 @@ TEST_CASE("what finish() finds unstepped is measured and waits, unless all is to
         plan.shards = {shard_in_step::submitted};
         plan.assumed = plan.decided = {{make_coefficients({}, 1), {}}};
         executor const cpu;
-        block_ledger ledger;
-        ledger.lay_out(blocks, false);
-        ledger.records().allocate(cpu, 1 << 20, r[0].shard.record_bytes_at_most(norm_block_elems));
-        host_side host(cpu, r, plan, ledger);
+        block_table block_table;
+        block_table.lay_out(blocks, false);
+        block_table.records().allocate(cpu, 1 << 20, r[0].shard.record_bytes_at_most(norm_block_elems));
+        host_side host(cpu, r, plan, block_table);
         host.lay_out(ranges_of_all(r));
         host.begin(0);
         REQUIRE(host.enqueue_all(block_pass::speculate) == blocks);
 
         host.run(0, 0, 2);
-        CHECK(ledger.unrecorded_blocks(r, plan) == blocks - 2);
+        CHECK(block_table.unrecorded_blocks(r, plan) == blocks - 2);
         host.all_is_submitted();
         host.run(0, 2, blocks);
         std::size_t const stepped = until_finish ? 2 : blocks;
-        CHECK(ledger.unrecorded_blocks(r, plan) == blocks - stepped);
+        CHECK(block_table.unrecorded_blocks(r, plan) == blocks - stepped);
         for (std::size_t b = 0; b < blocks; ++b) {
-            CHECK(ledger.squares(b).sum == norm_block_elems);
+            CHECK(block_table.squares(b).sum == norm_block_elems);
             CHECK((arrays.param[b * norm_block_elems] != 1) == (b < stepped));
         }
         CHECK(host.squares().rounded().sum == blocks * norm_block_elems);
 
         host.begin(0); // another step
         REQUIRE(host.enqueue_all(block_pass::speculate) == blocks);
-        ledger.forget_records();
+        block_table.forget_records();
         host.run(0, 0, blocks);
-        CHECK(ledger.unrecorded_blocks(r, plan) == 0);
+        CHECK(block_table.unrecorded_blocks(r, plan) == 0);
     }
 }
 

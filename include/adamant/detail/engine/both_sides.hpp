@@ -16,7 +16,7 @@
 
 #include <adamant/error.hpp>
 #include <adamant/optimizer_options.hpp>
-#include <adamant/detail/engine/block_ledger.hpp>
+#include <adamant/detail/engine/block_table.hpp>
 #include <adamant/detail/engine/device_side.hpp>
 #include <adamant/detail/engine/host_side.hpp>
 #include <adamant/detail/engine/registry.hpp>
@@ -32,8 +32,8 @@ class both_sides {
 public:
     // weights_ready: as in optimizer_options, or empty.
     both_sides(executor const& cpu, work_line::shift_task task, registry const& over, step_plan const& plan,
-               block_ledger& ledger, std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
-        : over_(over), plan_(plan), ledger_(ledger), weights_ready_(weights_ready), host_(cpu, over, plan, ledger),
+               block_table& block_table, std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
+        : over_(over), plan_(plan), blocks_(block_table), weights_ready_(weights_ready), host_(cpu, over, plan, block_table),
           line_(cpu.team(), task)
     {
     }
@@ -169,7 +169,7 @@ public:
             device_->run(pass);
         line_.add([&] { return host_.enqueue_all(pass); });
     }
-    // What both sides were given is done, and the ledger has what they found. Throws device_error, and what failed
+    // What both sides were given is done, and the block_table has what they found. Throws device_error, and what failed
     // where nobody waited.
     void wait_for_pass()
     {
@@ -191,7 +191,7 @@ public:
     {
         for (std::size_t i = 0; i < over_.size(); ++i) {
             tracked_shard const& s = over_[i];
-            std::size_t const block = plan_.takes_part(i) ? ledger_.first_nonfinite_block(s) : s.shard.blocks();
+            std::size_t const block = plan_.takes_part(i) ? blocks_.first_nonfinite_block(s) : s.shard.blocks();
             if (block == s.shard.blocks())
                 continue;
             std::optional<std::size_t> on_device;
@@ -303,7 +303,7 @@ private:
 
     registry const& over_;
     step_plan const& plan_;
-    block_ledger const& ledger_;
+    block_table const& blocks_;
     std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready_;
     host_side host_;
     std::unique_ptr<device_side> device_;

@@ -381,7 +381,7 @@ private:
             lay_out();
         }
         if (needs_journal(with_journal) && !has_journal_) {
-            session_.ledger().records().allocate(cpu_, budget_for(sides().host().ranges()), longest_record(registry_));
+            session_.block_table().records().allocate(cpu_, budget_for(sides().host().ranges()), longest_record(registry_));
             has_journal_ = true;
         }
     }

@@ -12,7 +12,7 @@
 
 #include <adamant/executor.hpp>
 #include <adamant/step.hpp>
-#include <adamant/detail/engine/block_ledger.hpp>
+#include <adamant/detail/engine/block_table.hpp>
 #include <adamant/detail/engine/registry.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
@@ -49,8 +49,8 @@ struct block_range {
 // take pieces in that order. Entries are added by one thread at a time, or under a lock, before their pieces are taken.
 class host_side {
 public:
-    host_side(executor const& cpu, registry const& over, step_plan const& plan, block_ledger& ledger)
-        : cpu_(cpu), over_(over), plan_(plan), ledger_(ledger), members_(cpu_.threads())
+    host_side(executor const& cpu, registry const& over, step_plan const& plan, block_table& block_table)
+        : cpu_(cpu), over_(over), plan_(plan), blocks_(block_table), members_(cpu_.threads())
     {
     }
 
@@ -266,7 +266,7 @@ private:
         block_range const& range = ranges_[of.range];
         std::size_t const first = over_[range.shard].first_block;
         for (std::size_t b = first + range.begin; b < first + range.end; ++b)
-            if ((ledger_.record(b) != nullptr) == (of.pass == block_pass::speculate))
+            if ((blocks_.record(b) != nullptr) == (of.pass == block_pass::speculate))
                 return true;
         return false;
     }
@@ -282,13 +282,13 @@ private:
         kernel::memory_access const how{elements_ >= stream_weight_out_from_elems, cpu_.prefetch_bytes()};
         bool const summed = s.summed != 0;
         for (std::size_t b = begin; b < end; ++b) {
-            std::byte*& record = ledger_.record(s.first_block + b);
+            std::byte*& record = blocks_.record(s.first_block + b);
             if ((pass == block_pass::rest && record != nullptr) || (pass == block_pass::rollback && record == nullptr))
                 continue;
             if ((pass == block_pass::rest || (pass == block_pass::step && !plan_.measures)) && !plan_.keeps_records &&
                 !summed && !now.rules.zero_nonfinite && !now.rules.limited) { // as many blocks as go together
                 std::size_t stop = b + 1;
-                while (stop < end && ledger_.record(s.first_block + stop) == nullptr)
+                while (stop < end && blocks_.record(s.first_block + stop) == nullptr)
                     ++stop;
                 s.shard.step(b, stop, now.c, how);
                 b = stop - 1;
@@ -305,14 +305,14 @@ private:
                 }
             }
             if (pass == block_pass::compare) {
-                if (s.shard.gradient_checksum(b, summed) != ledger_.checksum(s.first_block + b))
+                if (s.shard.gradient_checksum(b, summed) != blocks_.checksum(s.first_block + b))
                     gradients_differ_.store(true, std::memory_order_relaxed);
                 continue;
             }
             offload_shard::ready_gradient const g =
                 s.shard.gradient(b, summed, only_reads(pass) ? gradient_rules{} : now.rules, measures, scratch);
             if (measures) {
-                ledger_.squares(s.first_block + b) = g.squares;
+                blocks_.squares(s.first_block + b) = g.squares;
                 members_[member].squares.add(g.squares);
             }
             if (pass == block_pass::measure)
@@ -325,12 +325,12 @@ private:
                     continue;
             }
             if (pass == block_pass::speculate || plan_.keeps_records) {
-                journal& records = ledger_.records();
+                journal& records = blocks_.records();
                 if (std::byte* const room = records.room(member, s.shard.record_bytes_at_most(s.shard.length(b)))) {
                     records.wrote(member, s.shard.step_recorded(b, g, now.c, how, room));
                     record = room;
                     if (plan_.keeps_checksums)
-                        ledger_.checksum(s.first_block + b) = s.shard.gradient_checksum(b, summed);
+                        blocks_.checksum(s.first_block + b) = s.shard.gradient_checksum(b, summed);
                     continue;
                 }
                 if (pass == block_pass::speculate || plan_.waits_for_room)
@@ -343,7 +343,7 @@ private:
     executor cpu_;
     registry const& over_;
     step_plan const& plan_;
-    block_ledger& ledger_;
+    block_table& blocks_;
     std::vector<block_range> ranges_;
     std::vector<std::size_t> first_range_; // of each shard, and the end
     std::size_t elements_ = 0;

@@ -18,7 +18,7 @@ namespace detail {
 [[nodiscard]] inline std::size_t layout_bytes(registry const& over, std::size_t on_cpu,
                                               optimizer_options const& options) noexcept
 {
-    return over.blocks() * block_ledger::bytes_for_each_block(options.keep_last_step) +
+    return over.blocks() * block_table::bytes_for_each_block(options.keep_last_step) +
            host_side::bytes_for(on_cpu, over.size()) +
            over.size() *
                (step_history::bytes_for_each_shard + sizeof(shard_in_step) + written_memory::bytes_for_each_shard);

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include <adamant/detail/engine/block_ledger.hpp>
+#include <adamant/detail/engine/block_table.hpp>
 #include <adamant/detail/engine/device_pieces.hpp>
 #include <adamant/detail/engine/device_side.hpp>
 #include <adamant/detail/engine/host_side.hpp>
@@ -24,9 +24,9 @@ namespace detail {
 
 class placed_device final : public device_side {
 public:
-    placed_device(registry const& over, step_plan const& plan, block_ledger& ledger, host_side const& host,
+    placed_device(registry const& over, step_plan const& plan, block_table& block_table, host_side const& host,
                   device_settings settings)
-        : over_(over), plan_(plan), ledger_(ledger), host_(host), settings_(settings), pieces_(over, settings)
+        : over_(over), plan_(plan), blocks_(block_table), host_(host), settings_(settings), pieces_(over, settings)
     {
     }
 
@@ -116,11 +116,11 @@ public:
             std::size_t const first = over_[p.shard].first_block + p.begin / norm_block_elems;
             for (std::size_t b = 0; b < p.on.blocks(); ++b) {
                 grad_squares const found = pieces_.squares()[pieces_.first_result(i) + b];
-                grad_squares const known = ledger_.squares(first + b);
+                grad_squares const known = blocks_.squares(first + b);
                 same = same &&
                        (!plan_.takes_part(p.shard) || (found.sum == known.sum && found.nonfinite == known.nonfinite));
                 // On a device that keeps none, no record is missing.
-                ledger_.set_device_result(first + b, compare ? known : found,
+                blocks_.set_device_result(first + b, compare ? known : found,
                                           !settings_.with_records ||
                                               pieces_.recorded()[pieces_.first_result(i) + b] != 0);
             }
@@ -132,7 +132,7 @@ public:
         for (piece const& p : pieces_.all()) {
             std::size_t const first = over_[p.shard].first_block + p.begin / norm_block_elems;
             for (std::size_t b = 0; b < p.on.blocks() && plan_.takes_part(p.shard); ++b)
-                to.add(ledger_.squares(first + b));
+                to.add(blocks_.squares(first + b));
         }
     }
     void require_answer() override
@@ -281,7 +281,7 @@ private:
 
     registry const& over_;
     step_plan const& plan_;
-    block_ledger& ledger_;
+    block_table& blocks_;
     host_side const& host_;
     device_settings settings_;
     std::vector<std::uint8_t> summed_; // of each piece

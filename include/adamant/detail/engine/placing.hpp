@@ -42,7 +42,7 @@ inline void move_shards(std::shared_ptr<device> on, std::vector<shard_piece> con
         if (on == nullptr)
             return;
         sides.set_device(
-            std::make_unique<placed_device>(over, session.plan(), session.ledger(), sides.host(),
+            std::make_unique<placed_device>(over, session.plan(), session.block_table(), sides.host(),
                                             device_settings{options.device_timeout_s, options.device_records}));
     }
     auto const drop_empty = [&] {

@@ -26,8 +26,8 @@ namespace detail {
 class step_session {
 public:
     step_session(executor const& cpu, optimizer_options const& options, registry& over)
-        : options_(options), over_(over), sides_(cpu, {this, &come_in}, over_, plan_, ledger_, options_.weights_ready),
-          stats_(over_, plan_, ledger_, sides_.host())
+        : options_(options), over_(over), sides_(cpu, {this, &come_in}, over_, plan_, blocks_, options_.weights_ready),
+          stats_(over_, plan_, blocks_, sides_.host())
     {
         if (options_.loss_scaling)
             training_.scaler = initial_state(*options_.loss_scaling);
@@ -56,7 +56,7 @@ public:
     [[nodiscard]] step_machine const& machine() const noexcept { return machine_; }
     [[nodiscard]] bool has_device() const noexcept { return sides_.device() != nullptr; }
     [[nodiscard]] step_plan const& plan() const noexcept { return plan_; }
-    [[nodiscard]] block_ledger& ledger() noexcept { return ledger_; }
+    [[nodiscard]] block_table& block_table() noexcept { return blocks_; }
     [[nodiscard]] both_sides& sides() noexcept { return sides_; }
     [[nodiscard]] both_sides const& sides() const noexcept { return sides_; }
     [[nodiscard]] step_history& history() noexcept { return history_; }
@@ -67,7 +67,7 @@ public:
     void lay_out()
     {
         sides_.host().lay_out(sides_.cpu_ranges());
-        ledger_.lay_out(over_.blocks(), options_.keep_last_step);
+        blocks_.lay_out(over_.blocks(), options_.keep_last_step);
         history_.reserve(over_.size());
         plan_.shards.assign(over_.size(), shard_in_step::awaited);
         plan_.assumed.reserve(over_.groups().size());
@@ -171,11 +171,11 @@ public:
             sides_.rollback_on_cpu();
         bool const is_lost = has_device() && sides_.device()->stepped_for_good();
         bool const is_back = answers && (!has_device() || sides_.device()->roll_back());
-        ledger_.forget_records();
+        blocks_.forget_records();
         machine_.go(is_lost ? (is_back ? step_state::lost : step_state::lost_behind)
                             : (is_back ? step_state::idle : step_state::behind));
     }
-    [[nodiscard]] std::size_t unrecorded_blocks() const noexcept { return ledger_.unrecorded_blocks(over_, plan_); }
+    [[nodiscard]] std::size_t unrecorded_blocks() const noexcept { return blocks_.unrecorded_blocks(over_, plan_); }
     // Marks the step as one that has to be rolled back where this fails, if there is a device.
     template <class Work>
     void watch(Work const& work)
@@ -202,7 +202,7 @@ public:
             throw_device_error({sides_.device()->device().name(),
                                 " has failed in a step and does not answer yet; its part of that step is still to be "
                                 "rolled back. Call again later, or load a checkpoint into a new optimizer"});
-        ledger_.forget_records();
+        blocks_.forget_records();
         machine_.go(machine_.is_lost() ? step_state::lost : step_state::idle);
     }
     // Takes back the last step, all of which has records. Throws invalid_argument where its gradients have changed.
@@ -239,7 +239,7 @@ public:
         }
         sides_.rollback_on_cpu();
         bool const is_back = !has_device() || sides_.device()->roll_back();
-        ledger_.forget_records();
+        blocks_.forget_records();
         history_.forget();
         --training_.steps;
         training_.scaler = history_.scaler();
@@ -352,7 +352,7 @@ private:
         if (applied && options_.keep_last_step)
             history_.keep(training_.scaler, over_);
         else
-            ledger_.forget_records();
+            blocks_.forget_records();
         if (training_.scaler && terms_.moves_scaler)
             rounded_to_nearest([&] {
                 training_.scaler =
@@ -363,7 +363,7 @@ private:
     }
     void forget_records() noexcept
     {
-        ledger_.forget_records();
+        blocks_.forget_records();
         if (has_device())
             sides_.device()->forget_records();
     }
@@ -408,7 +408,7 @@ private:
     step_terms terms_;
     step_plan plan_;
     block_pass next_pass_ = block_pass::rest;
-    block_ledger ledger_;
+    block_table blocks_;
     std::exception_ptr error_; // of a step that the team drives
     std::mutex submit_all_mutex_;
     both_sides sides_;

@@ -11,7 +11,7 @@
 #include <adamant/device.hpp>
 #include <adamant/executor.hpp>
 #include <adamant/optimizer_options.hpp>
-#include <adamant/detail/engine/block_ledger.hpp>
+#include <adamant/detail/engine/block_table.hpp>
 #include <adamant/detail/engine/decision.hpp>
 #include <adamant/detail/engine/device_side.hpp>
 #include <adamant/detail/engine/host_side.hpp>
@@ -24,8 +24,8 @@ namespace detail {
 // Reads what the others know, and changes nothing of it.
 class step_stats {
 public:
-    step_stats(registry const& over, step_plan const& plan, block_ledger const& ledger, host_side const& host)
-        : over_(over), plan_(plan), ledger_(ledger), host_(host)
+    step_stats(registry const& over, step_plan const& plan, block_table const& block_table, host_side const& host)
+        : over_(over), plan_(plan), blocks_(block_table), host_(host)
     {
         if (auto const& threads = host.cpu().team(); threads != nullptr && threads->bound())
             pus_ = to_list(threads->bound_to());
@@ -106,7 +106,7 @@ public:
     void finish(device_side const* on)
     {
         // What later passes have recorded, for rollback().
-        std::size_t const recorded = ledger_.record_bytes() - counted_journal_bytes_;
+        std::size_t const recorded = blocks_.record_bytes() - counted_journal_bytes_;
         report_.journal_bytes += recorded;
         report_.update.bytes_moved += recorded;
         report_.ratio = report_.elements == 0
@@ -149,7 +149,7 @@ private:
     // What the first pass has done, and what would be left to do or to rollback.
     void count_first_pass()
     {
-        report_.journal_bytes = counted_journal_bytes_ = ledger_.record_bytes();
+        report_.journal_bytes = counted_journal_bytes_ = blocks_.record_bytes();
         rest_bytes_ = rollback_bytes_ = on_device_ = 0;
         bool const applied = report_.outcome == step_outcome::applied;
         for (std::size_t i = 0; i < over_.size(); ++i) {
@@ -160,7 +160,7 @@ private:
             report_.elements += applied ? s.shard.size() : 0;
             on_device_ += s.shard.size() - on_cpu;
             std::size_t const stepped = plan_.first_pass == block_pass::step        ? on_cpu
-                                        : plan_.first_pass == block_pass::speculate ? ledger_.recorded_elements(s)
+                                        : plan_.first_pass == block_pass::speculate ? blocks_.recorded_elements(s)
                                                                                     : 0;
             std::size_t const waiting = on_cpu - stepped;
             report_.gradients.bytes_moved += step_bytes_of(s, stepped) + grad_bytes_of(s, waiting);
@@ -189,7 +189,7 @@ private:
 
     registry const& over_;
     step_plan const& plan_;
-    block_ledger const& ledger_;
+    block_table const& blocks_;
     host_side const& host_;
     std::string pus_;
     optimizer_report report_;

@@ -17,7 +17,7 @@ namespace detail {
 
 // Blocks have numbers, over all shards in order; both sides write what they find. Threads may write about different
 // blocks at once. Questions are for when no pass is under way.
-class block_ledger {
+class block_table {
 public:
     // Bytes that lay_out() allocates for each block.
     [[nodiscard]] static constexpr std::size_t bytes_for_each_block(bool keeps_checksums) noexcept
