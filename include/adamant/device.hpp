@@ -21,14 +21,14 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-enum class step_side : std::uint8_t { cpu, device };
+enum class backend_kind : std::uint8_t { cpu, device };
 
 // Elements [begin, begin + elems) of one shard. begin is a multiple of norm_block_elems, so that no cut changes a sum.
 struct shard_piece {
     std::size_t shard;
     std::size_t begin;
     std::size_t elems;
-    step_side on;
+    backend_kind on;
     friend bool operator==(shard_piece const&, shard_piece const&) = default;
 };
 
@@ -58,7 +58,7 @@ void validate(placement const& of, std::vector<std::size_t> const& sizes);
 namespace detail {
 
 // Call it in the order of pieces. Empty pieces are left out.
-void append_piece(placement& to, std::size_t shard, std::size_t begin, std::size_t elems, step_side on);
+void append_piece(placement& to, std::size_t shard, std::size_t begin, std::size_t elems, backend_kind on);
 
 } // namespace detail
 

@@ -251,7 +251,7 @@ private:
                       canonical(get(p, arrays::param, i)));
     }
 
-    // As detail::host_side and detail::offload_shard do it, with records that are copies.
+    // As detail::cpu_backend and detail::offload_shard do it, with records that are copies.
     void run_block(adamant::device_pass const& pass, std::size_t piece, std::size_t b)
     {
         using adamant::block_pass;

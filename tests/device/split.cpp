@@ -43,7 +43,7 @@ shard_sizes on_device(placement const& of, std::size_t shards)
 {
     shard_sizes elems(shards);
     for (shard_piece const& piece : of.pieces)
-        if (piece.on == step_side::device)
+        if (piece.on == backend_kind::device)
             elems.at(piece.shard) += piece.elems;
     return elems;
 }
@@ -52,7 +52,7 @@ std::vector<std::size_t> shards_on_device(placement const& of)
 {
     std::vector<std::size_t> shards;
     for (shard_piece const& piece : of.pieces)
-        if (piece.on == step_side::device)
+        if (piece.on == backend_kind::device)
             shards.push_back(piece.shard);
     return shards;
 }
@@ -91,7 +91,7 @@ std::string wrong_pieces(placement const& result, shard_sizes const& sizes, spli
     } catch (error const& e) {
         return e.what();
     }
-    std::map<std::size_t, std::vector<step_side>> sides;
+    std::map<std::size_t, std::vector<backend_kind>> sides;
     for (shard_piece const& piece : result.pieces)
         sides[piece.shard].push_back(piece.on);
     std::size_t cut = 0;
@@ -99,7 +99,7 @@ std::string wrong_pieces(placement const& result, shard_sizes const& sizes, spli
         if (of.size() == 1)
             continue;
         ++cut;
-        if (of.size() != 2 || of[0] == of[1] || (of[0] == step_side::device) != (request.order == split_order::front))
+        if (of.size() != 2 || of[0] == of[1] || (of[0] == backend_kind::device) != (request.order == split_order::front))
             return "shard " + std::to_string(shard) + " is cut the wrong way";
     }
     if (cut > (request.unit == split_unit::element))
@@ -264,10 +264,10 @@ TEST_CASE("the ratios 0 and 1 are exact, and 0.9 is 0.9 however many elements th
     }
     std::size_t const huge = std::size_t{1} << 40;
     CHECK(split({huge, huge, huge}, at_ratio(0.5)).pieces ==
-          std::vector<shard_piece>{{0, 0, huge, step_side::device},
-                                   {1, 0, huge / 2, step_side::device},
-                                   {1, huge / 2, huge / 2, step_side::cpu},
-                                   {2, 0, huge, step_side::cpu}});
+          std::vector<shard_piece>{{0, 0, huge, backend_kind::device},
+                                   {1, 0, huge / 2, backend_kind::device},
+                                   {1, huge / 2, huge / 2, backend_kind::cpu},
+                                   {2, 0, huge, backend_kind::cpu}});
 }
 
 TEST_CASE("a larger ratio never gives the device more")
@@ -352,24 +352,24 @@ TEST_CASE("the shard that is cut gives its beginning or its end, also in an orde
     shard_sizes const sizes{block, 4 * block + 5, 3 * block};
     split_request request = at_ratio(0.5);
     request.device_order = {1, 2, 0};
-    CHECK(split(sizes, request).pieces == std::vector<shard_piece>{{0, 0, block, step_side::cpu},
-                                                                   {1, 0, 4 * block, step_side::device},
-                                                                   {1, 4 * block, 5, step_side::cpu},
-                                                                   {2, 0, 3 * block, step_side::cpu}});
+    CHECK(split(sizes, request).pieces == std::vector<shard_piece>{{0, 0, block, backend_kind::cpu},
+                                                                   {1, 0, 4 * block, backend_kind::device},
+                                                                   {1, 4 * block, 5, backend_kind::cpu},
+                                                                   {2, 0, 3 * block, backend_kind::cpu}});
     request.order = split_order::back;
-    CHECK(split(sizes, request).pieces == std::vector<shard_piece>{{0, 0, block, step_side::cpu},
-                                                                   {1, 0, 4 * block + 5, step_side::device},
-                                                                   {2, 0, 3 * block, step_side::cpu}});
+    CHECK(split(sizes, request).pieces == std::vector<shard_piece>{{0, 0, block, backend_kind::cpu},
+                                                                   {1, 0, 4 * block + 5, backend_kind::device},
+                                                                   {2, 0, 3 * block, backend_kind::cpu}});
     request.ratio = 0.75;
-    CHECK(split(sizes, request).pieces == std::vector<shard_piece>{{0, 0, block, step_side::cpu},
-                                                                   {1, 0, 2 * block, step_side::cpu},
-                                                                   {1, 2 * block, 2 * block + 5, step_side::device},
-                                                                   {2, 0, 3 * block, step_side::cpu}});
+    CHECK(split(sizes, request).pieces == std::vector<shard_piece>{{0, 0, block, backend_kind::cpu},
+                                                                   {1, 0, 2 * block, backend_kind::cpu},
+                                                                   {1, 2 * block, 2 * block + 5, backend_kind::device},
+                                                                   {2, 0, 3 * block, backend_kind::cpu}});
     CHECK(split(sizes, at_ratio(0.75, split_unit::element, split_order::back)).pieces ==
-          std::vector<shard_piece>{{0, 0, block, step_side::cpu},
-                                   {1, 0, 4 * block + 5, step_side::cpu},
-                                   {2, 0, block, step_side::cpu},
-                                   {2, block, 2 * block, step_side::device}});
+          std::vector<shard_piece>{{0, 0, block, backend_kind::cpu},
+                                   {1, 0, 4 * block + 5, backend_kind::cpu},
+                                   {2, 0, block, backend_kind::cpu},
+                                   {2, block, 2 * block, backend_kind::device}});
 }
 
 TEST_CASE("without elements there is nothing to place, and the CPU has it all")
@@ -686,7 +686,7 @@ TEST_CASE("a placement that is broken is refused by what is broken")
 {
     shard_sizes const sizes{2 * block, 0, 100};
     placement const good{
-        {{0, 0, block, step_side::device}, {0, block, block, step_side::cpu}, {2, 0, 100, step_side::cpu}},
+        {{0, 0, block, backend_kind::device}, {0, block, block, backend_kind::cpu}, {2, 0, 100, backend_kind::cpu}},
         block + 100,
         block,
         0.5,
@@ -716,28 +716,28 @@ TEST_CASE("a placement that is broken is refused by what is broken")
     CHECK(mentions(broken([](placement& p) { std::swap(p.pieces[0], p.pieces[1]); }),
                    {"has elements 4096 to 8192 of shard 0 where element 0 of shard 0"}));
     CHECK(mentions(broken([](placement& p) {
-                       p.pieces.push_back({2, 100, 1, step_side::cpu});
+                       p.pieces.push_back({2, 100, 1, backend_kind::cpu});
                    }),
                    {"has elements 100 to 101 of shard 2 where all shards are complete"}));
     CHECK(mentions(broken([](placement& p) {
-                       p.pieces.push_back({7, 0, 1, step_side::cpu});
+                       p.pieces.push_back({7, 0, 1, backend_kind::cpu});
                    }),
                    {"of shard 7 where all shards are complete"}));
     CHECK(mentions(broken([](placement& p) {
-                       p.pieces.insert(p.pieces.begin() + 2, {1, 0, 0, step_side::cpu});
+                       p.pieces.insert(p.pieces.begin() + 2, {1, 0, 0, backend_kind::cpu});
                    }),
                    {"piece without elements", "shard 1"}));
     CHECK(mentions(broken([](placement& p) {
                        p.pieces[0].elems = 100;
-                       p.pieces[1] = {0, 100, 2 * block - 100, step_side::cpu};
+                       p.pieces[1] = {0, 100, 2 * block - 100, backend_kind::cpu};
                    }),
                    {"cuts shard 0 at element 100, which is not a multiple of 4096"}));
     CHECK(mentions(broken([](placement& p) { ++p.cpu_elems; }),
                    {"counts 4197 elements on the CPU and 4096 on the device", "its pieces have 4196 and 4096"}));
     CHECK(
         mentions(broken([](placement& p) { --p.device_elems; }), {"4196 elements on the CPU and 4095 on the device"}));
-    CHECK(mentions(broken([](placement& p) { p.pieces[0].on = step_side::cpu; }), {"its pieces have 8292 and 0"}));
-    CHECK(mentions(broken([](placement& p) { p.pieces[0].on = static_cast<step_side>(2); }),
+    CHECK(mentions(broken([](placement& p) { p.pieces[0].on = backend_kind::cpu; }), {"its pieces have 8292 and 0"}));
+    CHECK(mentions(broken([](placement& p) { p.pieces[0].on = static_cast<backend_kind>(2); }),
                    {"shard 0", "neither on the CPU nor on the device"}));
     CHECK(mentions(refusal<invalid_argument>([&] { validate(good, {2 * block, 0}); }), {"all shards are complete"}));
     CHECK(mentions(refusal<invalid_argument>([&] {

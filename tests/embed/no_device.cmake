@@ -5,14 +5,14 @@ execute_process(COMMAND ${CXX} -std=c++20 -O1 -fopenmp -I${SOURCE}/include -c ${
                         -o ${SCRATCH}/no_device.o
                 COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND ${NM} -C ${SCRATCH}/no_device.o OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
-if(NOT symbols MATCHES "detail::host_side::")
+if(NOT symbols MATCHES "detail::cpu_backend::")
     message(FATAL_ERROR "the CPU's side was not found: this test looks in the wrong place")
 endif()
 string(REPLACE "\n" ";" symbols "${symbols}")
 set(of_device "")
 foreach(symbol IN LISTS symbols)
-    if(symbol MATCHES " [^ ]*(device_pieces|placed_device|device_side|device_part|emulated_|move_shards)[^ ]*::"
-       OR symbol MATCHES "(vtable|typeinfo) for .*(device_side|placed_device)")
+    if(symbol MATCHES " [^ ]*(device_pieces|device_partition|device_backend|device_part|emulated_|move_shards)[^ ]*::"
+       OR symbol MATCHES "(vtable|typeinfo) for .*(device_backend|device_partition)")
         string(APPEND of_device "${symbol}\n")
     endif()
 endforeach()

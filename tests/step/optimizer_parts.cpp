@@ -14,7 +14,7 @@
 
 #include <adamant/detail/engine/block_table.hpp>
 #include <adamant/detail/engine/decision.hpp>
-#include <adamant/detail/engine/host_side.hpp>
+#include <adamant/detail/engine/cpu_backend.hpp>
 #include <adamant/detail/engine/registry.hpp>
 #include <adamant/detail/engine/step_machine.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
@@ -438,7 +438,7 @@ TEST_CASE("what finish() finds unstepped is measured and waits, unless all is to
         block_table block_table;
         block_table.lay_out(blocks, false);
         block_table.records().allocate(cpu, 1 << 20, r[0].shard.record_bytes_at_most(norm_block_elems));
-        host_side host(cpu, r, plan, block_table);
+        cpu_backend host(cpu, r, plan, block_table);
         host.lay_out(ranges_of_all(r));
         host.begin(0);
         REQUIRE(host.enqueue_all(block_pass::speculate) == blocks);

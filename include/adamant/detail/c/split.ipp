@@ -95,7 +95,7 @@ adamant_status adamant_placement_create(const adamant_piece* pieces, size_t coun
             if (p.on_device > 1)
                 adamant::detail::throw_invalid_argument(
                     {"on_device of piece ", i, " is ", p.on_device, ", but must be 0 or 1"});
-            auto const on = p.on_device == 0 ? adamant::step_side::cpu : adamant::step_side::device;
+            auto const on = p.on_device == 0 ? adamant::backend_kind::cpu : adamant::backend_kind::device;
             placement->of.pieces.push_back({p.shard, p.begin, p.elements, on});
             (p.on_device == 0 ? placement->of.cpu_elems : placement->of.device_elems) += p.elements;
         }
@@ -135,7 +135,7 @@ adamant_status adamant_placement_piece(const adamant_placement* placement, size_
             adamant::detail::throw_invalid_argument(
                 {"there is no piece ", index, " in the placement; there are ", from.pieces.size()});
         adamant::shard_piece const& p = from.pieces[index];
-        needed(piece, "piece") = {p.shard, p.begin, p.elems, p.on == adamant::step_side::device ? 1u : 0u};
+        needed(piece, "piece") = {p.shard, p.begin, p.elems, p.on == adamant::backend_kind::device ? 1u : 0u};
     });
 }
 

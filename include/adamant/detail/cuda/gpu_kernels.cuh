@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The passes over blocks as GPU kernels, with the bits of the reference implementation: what detail::host_side does on
+// The passes over blocks as GPU kernels, with the bits of the reference implementation: what detail::cpu_backend does on
 // the CPU. A thread block does one norm block of one piece; a launch does any number of blocks of any number of pieces.
 //
 // dtypes   of the common combinations known when compiled; of the others looked up, the same in all of a block

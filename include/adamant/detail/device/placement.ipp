@@ -36,7 +36,7 @@ ADAMANT_DECL void validate(placement const& of, std::vector<std::size_t> const& 
         pass_full_shards();
         if (piece.elems == 0)
             refuse({"has a piece without elements, of shard ", piece.shard});
-        if (piece.on != step_side::cpu && piece.on != step_side::device)
+        if (piece.on != backend_kind::cpu && piece.on != backend_kind::device)
             refuse({"has a piece of shard ", piece.shard, " that is neither on the CPU nor on the device"});
         if (piece.shard != shard || piece.begin != at || shard == sizes.size() || piece.elems > sizes[shard] - at)
             refuse({"has elements ", piece.begin, " to ", piece.begin + piece.elems, " of shard ", piece.shard,
@@ -59,11 +59,11 @@ ADAMANT_DECL void validate(placement const& of, std::vector<std::size_t> const& 
 
 namespace detail {
 
-ADAMANT_DECL void append_piece(placement& to, std::size_t shard, std::size_t begin, std::size_t elems, step_side on)
+ADAMANT_DECL void append_piece(placement& to, std::size_t shard, std::size_t begin, std::size_t elems, backend_kind on)
 {
     if (elems == 0)
         return;
-    (on == step_side::cpu ? to.cpu_elems : to.device_elems) += elems;
+    (on == backend_kind::cpu ? to.cpu_elems : to.device_elems) += elems;
     to.pieces.push_back({shard, begin, elems, on});
 }
 

@@ -168,9 +168,9 @@ ADAMANT_DECL placement split(std::vector<std::size_t> const& sizes, split_reques
         std::size_t const others = sizes[i] - on_device[i];
         bool const device_first = request.order == split_order::front;
         detail::append_piece(result, i, 0, device_first ? on_device[i] : others,
-                             device_first ? step_side::device : step_side::cpu);
+                             device_first ? backend_kind::device : backend_kind::cpu);
         detail::append_piece(result, i, device_first ? on_device[i] : others, device_first ? others : on_device[i],
-                             device_first ? step_side::cpu : step_side::device);
+                             device_first ? backend_kind::cpu : backend_kind::device);
     }
     if (result.device_elems > most_on_device || result.cpu_elems > most_on_cpu)
         refuse(request.unit == split_unit::element

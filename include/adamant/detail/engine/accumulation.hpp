@@ -14,7 +14,7 @@ namespace detail {
 
 // The device's part. Where it fails in an open step, the step has failed, and finish() reports that. Throws
 // device_error.
-inline void accumulate_on_device(device_side& on, std::size_t shard, bool first, registry& over, step_session& session)
+inline void accumulate_on_device(device_backend& on, std::size_t shard, bool first, registry& over, step_session& session)
 {
     bool const in_step = !session.machine().is_between_steps();
     auto const watch = [&](auto const& work) { in_step ? session.watch(work) : on.at_rest(work); };
@@ -36,9 +36,9 @@ inline void accumulate_gradient(std::size_t shard, registry& over, step_session&
 {
     tracked_shard const& s = over[shard];
     bool const first = s.summed == 0;
-    if (device_side* const on = session.sides().device())
+    if (device_backend* const on = session.sides().device())
         accumulate_on_device(*on, shard, first, over, session);
-    host_side const& host = session.sides().host();
+    cpu_backend const& host = session.sides().host();
     for (std::size_t r = host.first_range(shard); r < host.first_range(shard + 1); ++r)
         host.for_each_slice_of(host.ranges()[r],
                                [&](std::size_t begin, std::size_t end) { s.shard.accumulate(begin, end, first); });

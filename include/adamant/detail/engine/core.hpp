@@ -138,7 +138,7 @@ public:
         move_shards(std::move(on), where.pieces, registry_, session_, options_);
         lay_out();
         // The weights of shards that come back were on the device alone; from now on they go up from here.
-        host_side const& host = sides().host();
+        cpu_backend const& host = sides().host();
         for (block_range const& r : host.ranges())
             if (registry_.has_device_arrays(r.shard))
                 host.for_each_slice_of(
@@ -344,10 +344,10 @@ private:
         validate(options);
         return options;
     }
-    [[nodiscard]] both_sides& sides() noexcept { return session_.sides(); }
+    [[nodiscard]] hybrid_dispatcher& sides() noexcept { return session_.sides(); }
     [[nodiscard]] step_machine const& machine() const noexcept { return session_.machine(); }
     // The device's side; null without a device.
-    [[nodiscard]] device_side* placed() const noexcept { return session_.sides().device(); }
+    [[nodiscard]] device_backend* placed() const noexcept { return session_.sides().device(); }
 
     // ---- Memory
 

@@ -14,7 +14,7 @@
 
 #include <adamant/device.hpp>
 #include <adamant/error.hpp>
-#include <adamant/detail/engine/host_side.hpp>
+#include <adamant/detail/engine/cpu_backend.hpp>
 #include <adamant/detail/engine/registry.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -73,7 +73,7 @@ public:
     }
     [[nodiscard]] std::size_t first_result(std::size_t i) const noexcept { return first_result_[i]; }
 
-    // See device_side.
+    // See device_backend.
     void place(std::shared_ptr<adamant::device> to, std::vector<shard_piece> const& where)
     {
         if (!pieces_.empty()) { // new pieces are filled from there
@@ -95,7 +95,7 @@ public:
         part_.reset();       // its records are not needed any more, and the next one may need their memory
         try {
             for (shard_piece const& w : where) {
-                if (w.on != step_side::device)
+                if (w.on != backend_kind::device)
                     continue;
                 std::size_t const same = to == device_ ? find(w) : pieces_.size();
                 if (same != pieces_.size()) {
@@ -151,7 +151,7 @@ public:
         std::size_t bytes = 0;
         std::vector<device_piece> made;
         for (shard_piece const& w : where)
-            if (w.on == step_side::device) {
+            if (w.on == backend_kind::device) {
                 piece const p = make_piece(over, w);
                 bytes += own_bytes(over, p);
                 made.push_back(p.on);
@@ -159,7 +159,7 @@ public:
         return bytes + on.part_bytes({made.data(), made.size()}, with_records);
     }
 
-    // See device_side.
+    // See device_backend.
     [[nodiscard]] std::vector<block_range> cpu_ranges() const
     {
         std::vector<block_range> ranges;

@@ -8,7 +8,7 @@
 
 #include <adamant/optimizer_options.hpp>
 #include <adamant/detail/engine/history.hpp>
-#include <adamant/detail/engine/host_side.hpp>
+#include <adamant/detail/engine/cpu_backend.hpp>
 #include <adamant/detail/engine/registry.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -19,7 +19,7 @@ namespace detail {
                                               optimizer_options const& options) noexcept
 {
     return over.blocks() * block_table::bytes_for_each_block(options.keep_last_step) +
-           host_side::bytes_for(on_cpu, over.size()) +
+           cpu_backend::bytes_for(on_cpu, over.size()) +
            over.size() *
                (step_history::bytes_for_each_shard + sizeof(shard_in_step) + written_memory::bytes_for_each_shard);
 }

@@ -10,7 +10,7 @@
 #include <adamant/device.hpp>
 #include <adamant/error.hpp>
 #include <adamant/optimizer_options.hpp>
-#include <adamant/detail/engine/placed_device.hpp>
+#include <adamant/detail/engine/device_partition.hpp>
 #include <adamant/detail/engine/registry.hpp>
 #include <adamant/detail/engine/step_session.hpp>
 
@@ -18,7 +18,7 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // placed: the device's side that there is, or null. Throws invalid_argument for a placement that cannot be.
-inline void check_placement(device const* on, placement const& where, registry const& over, device_side const* placed,
+inline void check_placement(device const* on, placement const& where, registry const& over, device_backend const* placed,
                             optimizer_options const& options)
 {
     if (options.keep_last_step && !options.device_records && where.device_elems != 0)
@@ -33,16 +33,16 @@ inline void check_placement(device const* on, placement const& where, registry c
                                 on->name(), "; take everything back with place(nullptr, ...) first"});
 }
 
-// Throws what device_side::place() does. A program that never comes here compiles nothing of a device's side.
+// Throws what device_backend::place() does. A program that never comes here compiles nothing of a device's side.
 inline void move_shards(std::shared_ptr<device> on, std::vector<shard_piece> const& pieces, registry const& over,
                         step_session& session, optimizer_options const& options)
 {
-    both_sides& sides = session.sides();
+    hybrid_dispatcher& sides = session.sides();
     if (sides.device() == nullptr) {
         if (on == nullptr)
             return;
         sides.set_device(
-            std::make_unique<placed_device>(over, session.plan(), session.block_table(), sides.host(),
+            std::make_unique<device_partition>(over, session.plan(), session.block_table(), sides.host(),
                                             device_settings{options.device_timeout_s, options.device_records}));
     }
     auto const drop_empty = [&] {

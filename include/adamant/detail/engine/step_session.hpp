@@ -14,7 +14,7 @@
 #include <adamant/error.hpp>
 #include <adamant/optimizer_options.hpp>
 #include <adamant/detail/engine/step_stats.hpp>
-#include <adamant/detail/engine/both_sides.hpp>
+#include <adamant/detail/engine/hybrid_dispatcher.hpp>
 #include <adamant/detail/engine/decision.hpp>
 #include <adamant/detail/engine/history.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
@@ -57,8 +57,8 @@ public:
     [[nodiscard]] bool has_device() const noexcept { return sides_.device() != nullptr; }
     [[nodiscard]] step_plan const& plan() const noexcept { return plan_; }
     [[nodiscard]] block_table& block_table() noexcept { return blocks_; }
-    [[nodiscard]] both_sides& sides() noexcept { return sides_; }
-    [[nodiscard]] both_sides const& sides() const noexcept { return sides_; }
+    [[nodiscard]] hybrid_dispatcher& sides() noexcept { return sides_; }
+    [[nodiscard]] hybrid_dispatcher const& sides() const noexcept { return sides_; }
     [[nodiscard]] step_history& history() noexcept { return history_; }
     [[nodiscard]] step_history const& history() const noexcept { return history_; }
     [[nodiscard]] training_state const& training() const noexcept { return training_; }
@@ -411,7 +411,7 @@ private:
     block_table blocks_;
     std::exception_ptr error_; // of a step that the team drives
     std::mutex submit_all_mutex_;
-    both_sides sides_;
+    hybrid_dispatcher sides_;
     step_stats stats_;
 };
 

@@ -13,8 +13,8 @@
 #include <adamant/optimizer_options.hpp>
 #include <adamant/detail/engine/block_table.hpp>
 #include <adamant/detail/engine/decision.hpp>
-#include <adamant/detail/engine/device_side.hpp>
-#include <adamant/detail/engine/host_side.hpp>
+#include <adamant/detail/engine/device_backend.hpp>
+#include <adamant/detail/engine/cpu_backend.hpp>
 #include <adamant/detail/engine/registry.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
 
@@ -24,7 +24,7 @@ namespace detail {
 // Reads what the others know, and changes nothing of it.
 class step_stats {
 public:
-    step_stats(registry const& over, step_plan const& plan, block_table const& block_table, host_side const& host)
+    step_stats(registry const& over, step_plan const& plan, block_table const& block_table, cpu_backend const& host)
         : over_(over), plan_(plan), blocks_(block_table), host_(host)
     {
         if (auto const& threads = host.cpu().team(); threads != nullptr && threads->bound())
@@ -34,7 +34,7 @@ public:
     [[nodiscard]] optimizer_report& report() noexcept { return report_; }
 
     // A step begins. The device's side is null where there is none.
-    void begin(step_terms const& terms, device_side const* on)
+    void begin(step_terms const& terms, device_backend const* on)
     {
         share_of_first_ = share_of_rest_ = ranks_s_ = 0;
         if (on != nullptr)
@@ -49,7 +49,7 @@ public:
         report_.cpu_quota = host_.cpu().cpu_quota();
         started_ = std::chrono::steady_clock::now();
     }
-    // Whether the first pass, and those that follow, are host_side::run_all(), which takes no time of its own.
+    // Whether the first pass, and those that follow, are cpu_backend::run_all(), which takes no time of its own.
     void passes_at_once(bool first, bool rest) noexcept
     {
         share_of_first_ = first ? host_.share_of_threads() : 0;
@@ -75,7 +75,7 @@ public:
         report_.outcome = verdict.skips ? step_outcome::skipped : step_outcome::applied;
         count_first_pass();
     }
-    [[nodiscard]] first_pass_facts facts(device_side const* on) const
+    [[nodiscard]] first_pass_facts facts(device_backend const* on) const
     {
         bool const assumed = plan_.first_pass == block_pass::speculate;
         bool const device_has_records = on != nullptr && on->has_records();
@@ -103,7 +103,7 @@ public:
     // The records that there are will be forgotten, in the middle of the step.
     void forgets_records() noexcept { counted_journal_bytes_ = 0; }
     // All passes are over.
-    void finish(device_side const* on)
+    void finish(device_backend const* on)
     {
         // What later passes have recorded, for rollback().
         std::size_t const recorded = blocks_.record_bytes() - counted_journal_bytes_;
@@ -190,7 +190,7 @@ private:
     registry const& over_;
     step_plan const& plan_;
     block_table const& blocks_;
-    host_side const& host_;
+    cpu_backend const& host_;
     std::string pus_;
     optimizer_report report_;
     std::chrono::steady_clock::time_point started_, started_update_;

@@ -17,8 +17,8 @@
 #include <adamant/error.hpp>
 #include <adamant/optimizer_options.hpp>
 #include <adamant/detail/engine/block_table.hpp>
-#include <adamant/detail/engine/device_side.hpp>
-#include <adamant/detail/engine/host_side.hpp>
+#include <adamant/detail/engine/device_backend.hpp>
+#include <adamant/detail/engine/cpu_backend.hpp>
 #include <adamant/detail/engine/registry.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
 #include <adamant/detail/exec/this_process.hpp>
@@ -28,31 +28,31 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // Threads of the team come in at the owner's shift_task, ask line() for work, and bring it to run().
-class both_sides {
+class hybrid_dispatcher {
 public:
     // weights_ready: as in optimizer_options, or empty.
-    both_sides(executor const& cpu, work_line::shift_task task, registry const& over, step_plan const& plan,
+    hybrid_dispatcher(executor const& cpu, work_line::shift_task task, registry const& over, step_plan const& plan,
                block_table& block_table, std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
         : over_(over), plan_(plan), blocks_(block_table), weights_ready_(weights_ready), host_(cpu, over, plan, block_table),
           line_(cpu.team(), task)
     {
     }
-    both_sides(both_sides const&) = delete;
-    both_sides& operator=(both_sides const&) = delete;
-    ~both_sides()
+    hybrid_dispatcher(hybrid_dispatcher const&) = delete;
+    hybrid_dispatcher& operator=(hybrid_dispatcher const&) = delete;
+    ~hybrid_dispatcher()
     {
         if (line_.in_this_process())
             ignore_arrivals();
     }
 
-    [[nodiscard]] host_side& host() noexcept { return host_; }
-    [[nodiscard]] host_side const& host() const noexcept { return host_; }
+    [[nodiscard]] cpu_backend& host() noexcept { return host_; }
+    [[nodiscard]] cpu_backend const& host() const noexcept { return host_; }
     [[nodiscard]] work_line& line() noexcept { return line_; }
     [[nodiscard]] work_line const& line() const noexcept { return line_; }
     // Null without a device.
-    [[nodiscard]] device_side* device() const noexcept { return device_.get(); }
+    [[nodiscard]] device_backend* device() const noexcept { return device_.get(); }
     // Null: none any more. Only between steps.
-    void set_device(std::unique_ptr<device_side> device) noexcept { device_ = std::move(device); }
+    void set_device(std::unique_ptr<device_backend> device) noexcept { device_ = std::move(device); }
     [[nodiscard]] std::vector<block_range> cpu_ranges() const
     {
         return device_ != nullptr ? device_->cpu_ranges() : ranges_of_all(over_);
@@ -297,7 +297,7 @@ private:
     struct arrivals {
         std::mutex mutex;
         process_bound<std::condition_variable> changed;
-        both_sides* to = nullptr;
+        hybrid_dispatcher* to = nullptr;
         std::size_t expected = 0;
     };
 
@@ -305,8 +305,8 @@ private:
     step_plan const& plan_;
     block_table const& blocks_;
     std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready_;
-    host_side host_;
-    std::unique_ptr<device_side> device_;
+    cpu_backend host_;
+    std::unique_ptr<device_backend> device_;
     std::shared_ptr<arrivals> arrivals_ = std::make_shared<arrivals>();
     std::mutex error_mutex_; // guards the next
     std::exception_ptr error_;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <adamant/device.hpp>
-#include <adamant/detail/engine/host_side.hpp>
+#include <adamant/detail/engine/cpu_backend.hpp>
 #include <adamant/detail/shard/block_pass.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -17,9 +17,9 @@ namespace detail {
 
 // What lies on a device, and the passes over it. Work is enqueued; where it fails, whoever waits gets a device_error.
 // submit(), submit_all(), run() and fetch_gradient() are called by one thread at a time; send_weights() by any.
-class device_side {
+class device_backend {
 public:
-    virtual ~device_side() = default;
+    virtual ~device_backend() = default;
 
     // ---- What it has
 

@@ -14,17 +14,17 @@
 
 #include <adamant/detail/engine/block_table.hpp>
 #include <adamant/detail/engine/device_pieces.hpp>
-#include <adamant/detail/engine/device_side.hpp>
-#include <adamant/detail/engine/host_side.hpp>
+#include <adamant/detail/engine/device_backend.hpp>
+#include <adamant/detail/engine/cpu_backend.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-class placed_device final : public device_side {
+class device_partition final : public device_backend {
 public:
-    placed_device(registry const& over, step_plan const& plan, block_table& block_table, host_side const& host,
+    device_partition(registry const& over, step_plan const& plan, block_table& block_table, cpu_backend const& host,
                   device_settings settings)
         : over_(over), plan_(plan), blocks_(block_table), host_(host), settings_(settings), pieces_(over, settings)
     {
@@ -282,7 +282,7 @@ private:
     registry const& over_;
     step_plan const& plan_;
     block_table& blocks_;
-    host_side const& host_;
+    cpu_backend const& host_;
     device_settings settings_;
     std::vector<std::uint8_t> summed_; // of each piece
     std::vector<std::uint32_t> list_;  // of the pass that is being enqueued

@@ -47,9 +47,9 @@ struct block_range {
 
 // A pass over a range is one entry of a list. Its blocks are pieces of work, numbered through the whole list; threads
 // take pieces in that order. Entries are added by one thread at a time, or under a lock, before their pieces are taken.
-class host_side {
+class cpu_backend {
 public:
-    host_side(executor const& cpu, registry const& over, step_plan const& plan, block_table& block_table)
+    cpu_backend(executor const& cpu, registry const& over, step_plan const& plan, block_table& block_table)
         : cpu_(cpu), over_(over), plan_(plan), blocks_(block_table), members_(cpu_.threads())
     {
     }
