@@ -19,7 +19,7 @@
 #include <adamant/detail/engine/step_machine.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
 #include <adamant/detail/engine/written_memory.hpp>
-#include <adamant/detail/exec/work_line.hpp>
+#include <adamant/detail/exec/work_queue.hpp>
 
 #include "catch.hpp"
 
@@ -472,21 +472,21 @@ struct counter {
     std::atomic<int> polls_left{0}; // ends of the line at which the owner expects more and has nothing yet
     std::atomic<int> closes{0};
     std::size_t at_end = 0;
-    work_line line;
+    work_queue line;
 
     counter(std::shared_ptr<adamant::team> team, std::size_t pieces)
-        : done(pieces), line(std::move(team), {this, &counter::come_in})
+        : done(pieces), line(std::move(team), {this, &counter::enter_worker})
     {
     }
-    static void come_in(void* self, work_line::shift& in, unsigned)
+    static void enter_worker(void* self, work_queue::drain& in, unsigned)
     {
         auto& own = *static_cast<counter*>(self);
-        work_line::clock::time_point waits_until{};
+        work_queue::clock::time_point waits_until{};
         for (;;) {
-            work_line::errand const e = own.line.next(in, waits_until);
-            if (e.what == work_line::errand::kind::leave)
+            work_queue::work_item const e = own.line.next(in, waits_until);
+            if (e.what == work_queue::work_item::kind::leave)
                 return;
-            if (e.what == work_line::errand::kind::work) {
+            if (e.what == work_queue::work_item::kind::work) {
                 for (std::size_t i = e.begin; i < e.end; ++i)
                     ++own.done[i];
                 own.line.did(e.end - e.begin);
@@ -514,7 +514,7 @@ TEST_CASE("the work line has every piece done once, whoever adds it and when", "
     c.line.add([] { return std::size_t{0}; });
     CHECK(c.line.idle());
     c.line.take_at_once(7);
-    // From several threads, in portions of all sizes, with shifts that end between and others that wait for more.
+    // From several threads, in portions of all sizes, with drains that end between and others that wait for more.
     std::vector<std::thread> adders;
     for (std::size_t t = 0; t < 3; ++t)
         adders.emplace_back([&, t] {
@@ -527,7 +527,7 @@ TEST_CASE("the work line has every piece done once, whoever adds it and when", "
         });
     for (std::thread& each : adders)
         each.join();
-    CHECK(c.line.wait_until(work_line::clock::now() + std::chrono::minutes(1)));
+    CHECK(c.line.wait_until(work_queue::clock::now() + std::chrono::minutes(1)));
     CHECK(c.line.added() == 3000);
     CHECK(c.line.done() == 3000);
     // And where the thread that comes to the end adds more.
@@ -541,7 +541,7 @@ TEST_CASE("the work line has every piece done once, whoever adds it and when", "
     CHECK(c.line.done() == pieces);
     for (std::atomic<int> const& each : c.done)
         REQUIRE(each == 1);
-    // Nor does a shift end while the owner expects more.
+    // Nor does a drain end while the owner expects more.
     counter waiting(team, 1);
     waiting.polls_left = 1000;
     waiting.line.add([] { return std::size_t{1}; });

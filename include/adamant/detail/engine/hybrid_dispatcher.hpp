@@ -22,16 +22,16 @@
 #include <adamant/detail/engine/registry.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
 #include <adamant/detail/exec/this_process.hpp>
-#include <adamant/detail/exec/work_line.hpp>
+#include <adamant/detail/exec/work_queue.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Threads of the team come in at the owner's shift_task, ask line() for work, and bring it to run().
+// Threads of the team come in at the owner's drain_task, ask line() for work, and bring it to run().
 class hybrid_dispatcher {
 public:
     // weights_ready: as in optimizer_options, or empty.
-    hybrid_dispatcher(executor const& cpu, work_line::shift_task task, registry const& over, step_plan const& plan,
+    hybrid_dispatcher(executor const& cpu, work_queue::drain_task task, registry const& over, step_plan const& plan,
                block_table& block_table, std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
         : over_(over), plan_(plan), blocks_(block_table), weights_ready_(weights_ready), host_(cpu, over, plan, block_table),
           line_(cpu.team(), task)
@@ -47,8 +47,8 @@ public:
 
     [[nodiscard]] cpu_backend& host() noexcept { return host_; }
     [[nodiscard]] cpu_backend const& host() const noexcept { return host_; }
-    [[nodiscard]] work_line& line() noexcept { return line_; }
-    [[nodiscard]] work_line const& line() const noexcept { return line_; }
+    [[nodiscard]] work_queue& line() noexcept { return line_; }
+    [[nodiscard]] work_queue const& line() const noexcept { return line_; }
     // Null without a device.
     [[nodiscard]] device_backend* device() const noexcept { return device_.get(); }
     // Null: none any more. Only between steps.
@@ -311,7 +311,7 @@ private:
     std::mutex error_mutex_; // guards the next
     std::exception_ptr error_;
     std::size_t first_piece_ = 0; // of the step that is under way
-    work_line line_;              // last: its threads are at work on the others
+    work_queue line_;              // last: its threads are at work on the others
 };
 
 } // namespace detail

@@ -26,7 +26,7 @@ namespace detail {
 class step_session {
 public:
     step_session(executor const& cpu, optimizer_options const& options, registry& over)
-        : options_(options), over_(over), sides_(cpu, {this, &come_in}, over_, plan_, blocks_, options_.weights_ready),
+        : options_(options), over_(over), sides_(cpu, {this, &enter_worker}, over_, plan_, blocks_, options_.weights_ready),
           stats_(over_, plan_, blocks_, sides_.host())
     {
         if (options_.loss_scaling)
@@ -49,7 +49,7 @@ public:
     // Whether this process was forked from the one that made the team while work was under way or a device had shards.
     [[nodiscard]] bool is_left_behind() const noexcept
     {
-        work_line const& line = sides_.line();
+        work_queue const& line = sides_.line();
         return !line.in_this_process() && (!line.was_idle() || !machine_.is_between_steps() || has_device());
     }
 
@@ -92,7 +92,7 @@ public:
         stats_.passes_at_once(false, !has_device() && !is_async);
         machine_.open(is_async);
     }
-    // This shard's gradient is there. One call at a time. Throws what work_line::check_caller() does.
+    // This shard's gradient is there. One call at a time. Throws what work_queue::check_caller() does.
     void submit(std::size_t shard)
     {
         plan_.shards[shard] = shard_in_step::submitted;
@@ -252,21 +252,21 @@ public:
 
 private:
     // A thread of the team comes in.
-    static void come_in(void* self, work_line::shift& in, unsigned member)
+    static void enter_worker(void* self, work_queue::drain& in, unsigned member)
     {
-        static_cast<step_session*>(self)->run_shift(in, member);
+        static_cast<step_session*>(self)->run_drain(in, member);
     }
-    void run_shift(work_line::shift& in, unsigned member)
+    void run_drain(work_queue::drain& in, unsigned member)
     {
-        work_line& line = sides_.line();
-        work_line::clock::time_point waits_until{};
+        work_queue& line = sides_.line();
+        work_queue::clock::time_point waits_until{};
         for (;;) {
-            work_line::errand const errand = line.next(in, waits_until);
-            if (errand.what == work_line::errand::kind::leave)
+            work_queue::work_item const work_item = line.next(in, waits_until);
+            if (work_item.what == work_queue::work_item::kind::leave)
                 return;
-            if (errand.what == work_line::errand::kind::work) {
-                sides_.run(member, errand.begin, errand.end);
-                line.did(errand.end - errand.begin);
+            if (work_item.what == work_queue::work_item::kind::work) {
+                sides_.run(member, work_item.begin, work_item.end);
+                line.did(work_item.end - work_item.begin);
             } else {
                 line.close(in, go_on_at_end());
             }

@@ -212,7 +212,7 @@ public:
     }
     [[nodiscard]] bool is_left_behind() const noexcept
     {
-        return team_ != nullptr && !team_->in_this_process() && shift_ != nullptr && !shift_->done();
+        return team_ != nullptr && !team_->in_this_process() && drain_ != nullptr && !drain_->done();
     }
     [[nodiscard]] bool in_this_process() const noexcept { return team_ == nullptr || team_->in_this_process(); }
     // Goes on with what there is; step: null, or one to go on with when sums are done. Returns at once. Where memory is
@@ -224,8 +224,8 @@ public:
         if (sums.is_done() && step == nullptr)
             return;
         try {
-            // The shift before it, which may know of less, leaves as soon as it sees that this one waits.
-            shift_.reset(new submission<shift>(team_->submit(shift{this, &sums, step, &of})));
+            // The drain before it, which may know of less, leaves as soon as it sees that this one waits.
+            drain_.reset(new submission<drain>(team_->submit(drain{this, &sums, step, &of})));
         } catch (std::bad_alloc const&) {
         }
     }
@@ -255,10 +255,10 @@ private:
     {
         what.matrix->add_up(what.begin, what.end, *what.by, what.first, what.sums);
     }
-    // Nobody else waits for the team, so that a shift does all there is, and then no thread is at work any more.
-    void rest() noexcept { shift_.reset(); }
+    // Nobody else waits for the team, so that a drain does all there is, and then no thread is at work any more.
+    void rest() noexcept { drain_.reset(); }
 
-    struct shift {
+    struct drain {
         deferred_worker const* worker;
         sum_work* sums;
         deferred_update* step; // may be null
@@ -282,7 +282,7 @@ private:
     executor cpu_;
     std::shared_ptr<adamant::team> team_;
     std::function<void()> when_summed_;
-    std::unique_ptr<submission<shift>> shift_; // last: it uses the others
+    std::unique_ptr<submission<drain>> drain_; // last: it uses the others
 };
 
 } // namespace detail

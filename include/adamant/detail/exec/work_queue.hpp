@@ -20,19 +20,19 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // Pieces are numbers; what they mean is the owner's business. While there is work, the team has a request of the
-// line's, a shift: each member comes in at the owner's function, asks next() what to do, does it, and asks again. A
-// shift ends when the line is empty and no more is expected, or a while after (team_options::spin) unless others want
+// line's, a drain: each member comes in at the owner's function, asks next() what to do, does it, and asks again. A
+// drain ends when the line is empty and no more is expected, or a while after (team_options::spin) unless others want
 // the team.
-class work_line {
+class work_queue {
 public:
     // One request to the team.
-    class shift;
-    // What the owner has a member do in a shift: ask next() and do what it says, until it says `leave`.
-    struct shift_task {
+    class drain;
+    // What the owner has a member do in a drain: ask next() and do what it says, until it says `leave`.
+    struct drain_task {
         void* owner;
-        void (*run)(void* owner, shift& in, unsigned member);
+        void (*run)(void* owner, drain& in, unsigned member);
     };
-    struct errand {
+    struct work_item {
         enum class kind : unsigned char {
             work,  // do pieces [begin, end), then call did()
             close, // all that was added is done: add more by add_at_end() or nothing, then call close()
@@ -44,10 +44,10 @@ public:
     using clock = std::chrono::steady_clock;
 
     // team: may be null until have_team().
-    work_line(std::shared_ptr<adamant::team> team, shift_task task) : team_(std::move(team)), task_(task) {}
-    work_line(work_line const&) = delete;
-    work_line& operator=(work_line const&) = delete;
-    ~work_line()
+    work_queue(std::shared_ptr<adamant::team> team, drain_task task) : team_(std::move(team)), task_(task) {}
+    work_queue(work_queue const&) = delete;
+    work_queue& operator=(work_queue const&) = delete;
+    ~work_queue()
     {
         if (in_this_process())
             wait();
@@ -85,7 +85,7 @@ public:
 
     // enqueue() writes down what the next pieces are and returns how many, under the line's lock; it must not throw.
     // From any thread but the team's own. Throws what check_caller() does, before anything else happens. more_comes:
-    // the team waits a while for the next add(), because starting another shift takes it longer than a small piece
+    // the team waits a while for the next add(), because starting another drain takes it longer than a small piece
     // does.
     template <class Enqueue>
     void add(Enqueue const& enqueue, bool more_comes = false)
@@ -101,7 +101,7 @@ public:
             if (!std::exchange(idle_, false))
                 return;
         }
-        start_shift();
+        start_drain();
     }
 
     // Numbers for so many pieces that the caller has done without the line; returns the first. Nobody takes them, and
@@ -114,7 +114,7 @@ public:
     }
     void did(std::size_t pieces) noexcept { done_.fetch_add(pieces, std::memory_order_acq_rel); }
 
-    // Pieces are numbered from 0 for as long as the line lives: threads may be on their way out of one shift while
+    // Pieces are numbered from 0 for as long as the line lives: threads may be on their way out of one drain while
     // another begins, and must not take a new piece for an old one.
     [[nodiscard]] std::size_t added() const noexcept { return added_.load(std::memory_order_relaxed); }
     [[nodiscard]] std::size_t done() const noexcept { return done_.load(std::memory_order_acquire); }
@@ -159,12 +159,12 @@ public:
         return changed_->wait_until(lock, deadline, [this] { return idle_; });
     }
 
-    // ---- For members of a shift
+    // ---- For members of a drain
 
-    // Waits until there is something to do, or the shift is closed. waits_until is the member's own; it begins empty.
-    [[nodiscard]] errand next(shift& in, clock::time_point& waits_until)
+    // Waits until there is something to do, or the drain is closed. waits_until is the member's own; it begins empty.
+    [[nodiscard]] work_item next(drain& in, clock::time_point& waits_until)
     {
-        // What is added once a shift is closed belongs to the next one, which all members join: a member that leaves
+        // What is added once a drain is closed belongs to the next one, which all members join: a member that leaves
         // late must not do it alone.
         while (!in.closed.load(std::memory_order_acquire)) {
             std::size_t taken = taken_.load(std::memory_order_acquire);
@@ -173,24 +173,24 @@ public:
                 std::size_t const end = std::min(added, taken + most_at_once_.load(std::memory_order_relaxed));
                 if (taken_.compare_exchange_weak(taken, end, std::memory_order_acq_rel)) {
                     waits_until = {};
-                    return {errand::kind::work, taken, end};
+                    return {work_item::kind::work, taken, end};
                 }
             } else if (done() == added && !expects_more(waits_until)) {
                 if (begin_to_close(in))
-                    return {errand::kind::close};
+                    return {work_item::kind::close};
             } else { // others are at their last pieces, or more may come
                 for (int i = 0; i < 32; ++i)
                     relax();
                 sched_yield();
             }
         }
-        return {errand::kind::leave};
+        return {work_item::kind::leave};
     }
-    // Between the errand `close` and close(), which may be long: nobody else waits for the lock meanwhile, and the
+    // Between the work_item `close` and close(), which may be long: nobody else waits for the lock meanwhile, and the
     // other members sleep.
     void add_at_end(std::size_t pieces) noexcept { added_.fetch_add(pieces, std::memory_order_release); }
-    // The shift ends, unless something was added meanwhile, or the owner expects more: then a member closes it again.
-    void close(shift& in, bool owner_expects_more)
+    // The drain ends, unless something was added meanwhile, or the owner expects more: then a member closes it again.
+    void close(drain& in, bool owner_expects_more)
     {
         std::lock_guard const lock(mutex_);
         is_closing_ = false;
@@ -203,16 +203,16 @@ public:
 
 private:
     struct member_task {
-        shift_task task;
-        shift* in;
+        drain_task task;
+        drain* in;
         void operator()(unsigned member) const { task.run(task.owner, *in, member); }
     };
 
 public:
-    class shift {
-        friend class work_line;
-        ~shift() { end(); }
-        void begin(adamant::team& team, shift_task const& task)
+    class drain {
+        friend class work_queue;
+        ~drain() { end(); }
+        void begin(adamant::team& team, drain_task const& task)
         {
             closed.store(false, std::memory_order_relaxed);
             request_ = new (memory_) submission<member_task>(team.submit(member_task{task, this})); // cannot be moved
@@ -230,12 +230,12 @@ public:
     };
 
 private:
-    // Members of a shift may still be leaving when the next one begins, so there are two, in turns. Only one thread at
+    // Members of a drain may still be leaving when the next one begins, so there are two, in turns. Only one thread at
     // a time finds the line idle; the lock is for the turn after.
-    void start_shift()
+    void start_drain()
     {
         std::lock_guard const lock(start_mutex_);
-        shift& next = shifts_[turn_ ^= 1];
+        drain& next = drains_[turn_ ^= 1];
         next.end();
         next.begin(*team_, task_);
     }
@@ -248,8 +248,8 @@ private:
             until = now + team_->options().spin;
         return now < until;
     }
-    // Whether this member is to close the shift; false where another one has, or there is more to do after all.
-    [[nodiscard]] bool begin_to_close(shift const& in)
+    // Whether this member is to close the drain; false where another one has, or there is more to do after all.
+    [[nodiscard]] bool begin_to_close(drain const& in)
     {
         std::unique_lock lock(mutex_);
         changed_->wait(lock, [this] { return !is_closing_; });
@@ -260,7 +260,7 @@ private:
     }
 
     std::shared_ptr<adamant::team> team_;
-    shift_task task_;
+    drain_task task_;
     std::atomic<std::size_t> most_at_once_{1};
     std::atomic<bool> more_comes_{false};
     alignas(64) std::atomic<std::size_t> taken_{0};
@@ -269,10 +269,10 @@ private:
     mutable std::mutex mutex_; // guards what is added, idle_ and is_closing_
     process_bound<std::condition_variable> changed_;
     bool idle_ = true;
-    bool is_closing_ = false; // a member has the errand `close`
+    bool is_closing_ = false; // a member has the work_item `close`
     std::mutex start_mutex_;
     unsigned turn_ = 0;
-    shift shifts_[2];
+    drain drains_[2];
 };
 
 } // namespace detail
