@@ -9,7 +9,7 @@
 #endif
 
 #include <adamant/executor.hpp>
-#include <adamant/detail/exec/lanes.hpp>
+#include <adamant/detail/exec/work_stealing.hpp>
 #include <adamant/detail/topology/allowed.hpp>
 
 #include "catch.hpp"
@@ -40,7 +40,7 @@ TEST_CASE("chunks are in order, disjoint, complete and fair, past 2^32 elements 
                 REQUIRE((cut.threads == 1 || n / cut.threads >= least));
                 REQUIRE((cut.threads == threads || n / (cut.threads + 1) < least || n <= cut.threads * granule_elems));
                 REQUIRE(cut.chunks >= cut.threads);
-                REQUIRE(cut.chunks <= detail::chunk_lanes::max_chunks);
+                REQUIRE(cut.chunks <= detail::work_stealing_queues::max_chunks);
                 REQUIRE(cut.chunk_elems % granule_elems == 0);
                 REQUIRE(cut.elements(0, cut.chunks).begin == 0);
                 REQUIRE(cut.elements(0, cut.chunks).end == n);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The team: its bindings, its queue, its end; lanes, and shards that are stepped together.
+// The team: its bindings, its queue, its end; queues, and shards that are stepped together.
 #include <atomic>
 #include <cfenv>
 #include <cstdlib>
@@ -15,7 +15,7 @@
 
 #include <adamant/cores.hpp>
 #include <adamant/executor.hpp>
-#include <adamant/detail/exec/lanes.hpp>
+#include <adamant/detail/exec/work_stealing.hpp>
 #include <adamant/detail/topology/allowed.hpp>
 #if !defined(ADAMANT_NO_HWLOC)
 #include <adamant/detail/topology/hwloc.hpp>
@@ -87,19 +87,19 @@ team_options any_threads(unsigned threads)
 
 } // namespace
 
-TEST_CASE("lanes: every chunk is worked on once, whoever takes it, and first by whose it is")
+TEST_CASE("queues: every chunk is worked on once, whoever takes it, and first by whose it is")
 {
     for (unsigned const threads : {1u, 2u, 3u, 8u})
         for (std::size_t const chunks : test::sizes{0, 1, 2, 7, 100, 5000}) {
-            detail::chunk_lanes lanes(threads);
+            detail::work_stealing_queues queues(threads);
             for (unsigned takers = 1; takers <= threads; ++takers) {
-                lanes.fill(chunks, takers);
+                queues.fill(chunks, takers);
                 std::vector<std::atomic<int>> worked(chunks);
                 std::vector<std::size_t> first(takers, chunks);
                 std::vector<std::thread> pool;
                 for (unsigned t = 0; t < takers; ++t)
                     pool.emplace_back([&, t] {
-                        lanes.take_all(t, takers, [&](std::size_t begin, std::size_t end) {
+                        queues.take_all(t, takers, [&](std::size_t begin, std::size_t end) {
                             if (first[t] == chunks)
                                 first[t] = begin;
                             for (std::size_t c = begin; c < end; ++c)
@@ -114,12 +114,12 @@ TEST_CASE("lanes: every chunk is worked on once, whoever takes it, and first by 
         }
 }
 
-TEST_CASE("lanes: one that is held up loses its chunks to the others, but for the one it works on")
+TEST_CASE("queues: one that is held up loses its chunks to the others, but for the one it works on")
 {
-    detail::chunk_lanes lanes(2);
-    lanes.fill(100, 2);
+    detail::work_stealing_queues queues(2);
+    queues.fill(100, 2);
     std::vector<std::size_t> done;
-    lanes.take_all(0, 2, [&](std::size_t begin, std::size_t) { done.push_back(begin); });
+    queues.take_all(0, 2, [&](std::size_t begin, std::size_t) { done.push_back(begin); });
     CHECK(done.size() == 100);
     CHECK(std::is_sorted(done.begin(), done.begin() + 50)); // its own, in order
     CHECK(done[49] == 49);

@@ -38,9 +38,9 @@ ADAMANT_DECL void check_process(team_state const& of)
 }
 ADAMANT_DECL void check_chunks(std::size_t chunks)
 {
-    if (chunks > chunk_lanes::max_chunks)
+    if (chunks > work_stealing_queues::max_chunks)
         throw_invalid_argument(
-            {"work is cut into ", chunks, " chunks, but a team takes at most ", chunk_lanes::max_chunks});
+            {"work is cut into ", chunks, " chunks, but a team takes at most ", work_stealing_queues::max_chunks});
 }
 
 } // namespace detail

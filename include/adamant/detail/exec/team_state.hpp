@@ -24,7 +24,7 @@
 
 #include <adamant/error.hpp>
 #include <adamant/team.hpp>
-#include <adamant/detail/exec/lanes.hpp>
+#include <adamant/detail/exec/work_stealing.hpp>
 #include <adamant/detail/exec/team_member.hpp>
 #include <adamant/detail/exec/this_process.hpp>
 #include <adamant/detail/exec/thread_trial.hpp>
@@ -79,7 +79,7 @@ inline std::uint32_t wait_for_change(std::atomic<std::uint32_t> const& value, st
 class team_state {
 public:
     team_state(team_options const& options, unsigned threads)
-        : options_(options), members_(threads), lanes_(threads), process_(this_process())
+        : options_(options), members_(threads), queues_(threads), process_(this_process())
     {
     }
 
@@ -288,7 +288,7 @@ private:
             if (request.chunk_takers == 0)
                 request.run(request, member, 0, 0);
             else if (member < request.chunk_takers)
-                lanes_.take_all(member, request.chunk_takers,
+                queues_.take_all(member, request.chunk_takers,
                                 [&](std::size_t begin, std::size_t end) { request.run(request, member, begin, end); });
         } catch (...) {
             if (!request.failed.exchange(true))
@@ -320,14 +320,14 @@ private:
     {
         current_ = request;
         if (request != nullptr && request->chunk_takers != 0)
-            lanes_.fill(request->chunks, request->chunk_takers);
+            queues_.fill(request->chunks, request->chunk_takers);
         remaining_.store(static_cast<unsigned>(members_.size()), std::memory_order_relaxed);
         epoch_.fetch_add(1, std::memory_order_release);
     }
 
     team_options options_;
     std::vector<team_member> members_;
-    chunk_lanes lanes_; // of the request that is being worked on
+    work_stealing_queues queues_; // of the request that is being worked on
     pid_t process_;
     std::atomic<std::uint32_t> ready_{0};
     std::atomic<std::size_t> arrived_{0};

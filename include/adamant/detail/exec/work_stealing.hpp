@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who works on which chunk: a lane of chunks for each thread, the same every time, from which others take when they are
+// Who works on which chunk: a queue of chunks for each thread, the same every time, from which others take when they are
 // through with theirs.
 #pragma once
 
@@ -14,40 +14,40 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-class chunk_lanes {
+class work_stealing_queues {
 public:
     static constexpr std::size_t max_chunks = 0xffffffff;
 
-    explicit chunk_lanes(unsigned threads) : lanes_(threads) {}
+    explicit work_stealing_queues(unsigned threads) : queues_(threads) {}
 
-    // Chunks 0 to chunks - 1 in order to the first `takers` lanes, of lengths that differ by at most one. Not beside
+    // Chunks 0 to chunks - 1 in order to the first `takers` queues, of lengths that differ by at most one. Not beside
     // take_all().
     void fill(std::size_t chunks, unsigned takers) noexcept
     {
-        for (unsigned i = 0; i < lanes_.size(); ++i) {
+        for (unsigned i = 0; i < queues_.size(); ++i) {
             std::size_t const first =
                 chunks / takers * i + std::min<std::size_t>(i, chunks % takers); // as chunking::home()
             std::size_t const last = first + chunks / takers + (i < chunks % takers);
-            lanes_[i].left.store(i < takers ? pack(first, last) : 0, std::memory_order_relaxed);
+            queues_[i].left.store(i < takers ? pack(first, last) : 0, std::memory_order_relaxed);
         }
     }
 
-    // Calls work(begin, end) for chunks until there are none left in any lane: those of lane `own` from the front one
-    // by one, then half of what the fullest lane has left, from its back, and so on. To be called by each taker once.
+    // Calls work(begin, end) for chunks until there are none left in any queue: those of queue `own` from the front one
+    // by one, then half of what the fullest queue has left, from its back, and so on. To be called by each taker once.
     template <class Work>
     void take_all(unsigned own, unsigned takers, Work const& work)
     {
         for (;;) {
-            for (std::uint64_t left = lanes_[own].left.load(std::memory_order_relaxed); size(left) != 0;)
-                if (lanes_[own].left.compare_exchange_weak(left, left + one_from_front, std::memory_order_relaxed)) {
+            for (std::uint64_t left = queues_[own].left.load(std::memory_order_relaxed); size(left) != 0;)
+                if (queues_[own].left.compare_exchange_weak(left, left + one_from_front, std::memory_order_relaxed)) {
                     work(begin(left), begin(left) + 1);
-                    left = lanes_[own].left.load(std::memory_order_relaxed);
+                    left = queues_[own].left.load(std::memory_order_relaxed);
                 }
             unsigned fullest = own;
             std::uint64_t most = 0;
             for (unsigned step = 1; step < takers; ++step) { // from the neighbour on, so that thieves do not all meet
                 unsigned const i = own + step < takers ? own + step : own + step - takers;
-                std::uint64_t const left = lanes_[i].left.load(std::memory_order_relaxed);
+                std::uint64_t const left = queues_[i].left.load(std::memory_order_relaxed);
                 if (size(left) > size(most)) {
                     most = left;
                     fullest = i;
@@ -55,12 +55,12 @@ public:
             }
             if (fullest == own)
                 return;
-            // A chunk never comes back to a lane that it has left (a thief works on its first one at once), so equal
+            // A chunk never comes back to a queue that it has left (a thief works on its first one at once), so equal
             // values are the same state.
             std::size_t const middle = begin(most) + size(most) / 2;
-            if (lanes_[fullest].left.compare_exchange_strong(most, pack(begin(most), middle),
+            if (queues_[fullest].left.compare_exchange_strong(most, pack(begin(most), middle),
                                                              std::memory_order_relaxed)) {
-                lanes_[own].left.store(pack(middle + 1, end(most)), std::memory_order_relaxed);
+                queues_[own].left.store(pack(middle + 1, end(most)), std::memory_order_relaxed);
                 work(middle, middle + 1);
             }
         }
@@ -77,10 +77,10 @@ private:
     static std::size_t end(std::uint64_t left) noexcept { return left & 0xffffffff; }
     static std::size_t size(std::uint64_t left) noexcept { return end(left) - begin(left); }
 
-    struct alignas(64) lane { // on a cache line of its own
+    struct alignas(64) queue { // on a cache line of its own
         std::atomic<std::uint64_t> left{0};
     };
-    std::vector<lane> lanes_;
+    std::vector<queue> queues_;
 };
 
 } // namespace detail
