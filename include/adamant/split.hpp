@@ -92,14 +92,14 @@ struct step_rates {
 };
 
 // What is busy from when to when, in seconds from the beginning of backward.
-enum class forecast_lane : std::uint8_t { backward, down, cpu, up, device, forward };
-[[nodiscard]] constexpr char const* name(forecast_lane of) noexcept
+enum class forecast_row : std::uint8_t { backward, down, cpu, up, device, forward };
+[[nodiscard]] constexpr char const* name(forecast_row of) noexcept
 {
     constexpr char const* names[] = {"backward", "down", "cpu", "up", "device", "forward"};
     return names[static_cast<std::size_t>(of)];
 }
 struct forecast_span {
-    forecast_lane on;
+    forecast_row on;
     double begin_s;
     double end_s;
 };
@@ -108,7 +108,7 @@ struct step_forecast {
     double ratio = 1;
     double step_s = 0;                                // backward, optimizer, fixed time, and forward
     double update_s = 0;                              // step_s without backward and forward
-    forecast_lane bound_by = forecast_lane::backward; // the lane that would have to be faster for a shorter step
+    forecast_row bound_by = forecast_row::backward; // the row that would have to be faster for a shorter step
     std::vector<forecast_span> timeline;
 };
 
@@ -118,7 +118,7 @@ namespace detail {
 
 // A time as a function of the ratio, with one term for each side, so that a side without elements adds exactly nothing.
 struct ratio_line {
-    forecast_lane of;
+    forecast_row of;
     double fixed;
     double on_cpu;
     double on_device;
@@ -164,9 +164,9 @@ inline void check_rates(step_rates const& r)
     time("a step at these rates", all.cpu + all.device + all.down + all.up + r.backward_s + r.forward_s + r.fixed_s);
 }
 
-// For each lane the time of a step that waits for nothing else; the step takes as long as the longest. The lanes of one
-// side work at the same time, so a side takes as long as its slowest lane. Backward makes the CPU's gradients first, at
-// an even rate; the device's part begins when backward has finished. (Backward is a lane of the CPU's side, too, but
+// For each row the time of a step that waits for nothing else; the step takes as long as the longest. The rows of one
+// side work at the same time, so a side takes as long as its slowest row. Backward makes the CPU's gradients first, at
+// an even rate; the device's part begins when backward has finished. (Backward is a row of the CPU's side, too, but
 // never the longest there: the CPU's gradients are complete before all gradients are.)
 inline std::vector<ratio_line> lines_of(step_rates const& r)
 {
@@ -176,12 +176,12 @@ inline std::vector<ratio_line> lines_of(step_rates const& r)
     double const cpu_fixed =
         (r.overlaps_backward ? 0 : r.backward_s) + r.fixed_s + (r.overlaps_forward ? 0 : r.forward_s);
     double const device_fixed = r.backward_s + r.fixed_s + r.forward_s;
-    // The first of equals is named: a lane without work at this ratio is never longer than this one.
+    // The first of equals is named: a row without work at this ratio is never longer than this one.
     std::vector<ratio_line> lines{
-        {r.backward_s > 0 ? forecast_lane::backward : forecast_lane::forward, device_fixed, 0, 0},
-        {forecast_lane::device, device_fixed, 0, all.device},
-        {forecast_lane::cpu, cpu_fixed, all.cpu + cpu_layers, 0}};
-    for (auto const& [of, time] : {std::pair{forecast_lane::down, all.down}, std::pair{forecast_lane::up, all.up}})
+        {r.backward_s > 0 ? forecast_row::backward : forecast_row::forward, device_fixed, 0, 0},
+        {forecast_row::device, device_fixed, 0, all.device},
+        {forecast_row::cpu, cpu_fixed, all.cpu + cpu_layers, 0}};
+    for (auto const& [of, time] : {std::pair{forecast_row::down, all.down}, std::pair{forecast_row::up, all.up}})
         lines.push_back(r.arrays_on_device ? ratio_line{of, cpu_fixed, time + cpu_layers, 0}
                                            : ratio_line{of, device_fixed, 0, time});
     return lines;

@@ -124,7 +124,7 @@ json(1 llama-3-70b --gpus 1xGH200 --state split_float32+quantized8 "fits|OFF|hos
 
 # Its time: the CPU takes 5 s for all, and 15% more with records, where those are not worth it for the last, backward 2 s, forward 1 s, links and GPU next to nothing.
 set(rates --cpu-rate 1e8 --gpu-rate 1e15 --link 100000 --backward 2 --forward 1)
-json(0 ${small} ${rates} --ratio 1 "speculation,waits_for_norm|OFF|speculation,room_for_share|1|step,bound_by|cpu|step,timeline,0,lane|backward|step,timeline,2,lane|cpu")
+json(0 ${small} ${rates} --ratio 1 "speculation,waits_for_norm|OFF|speculation,room_for_share|1|step,bound_by|cpu|step,timeline,0,row|backward|step,timeline,2,row|cpu")
 # With 0.348 of them, records among them, it takes as long as backward; with overlap it may take a part of forward's time, too.
 shows(0 "\nstep      3.00 s with this ratio, 1,333 tokens/s .*\nbest      ratio 0.348 with 3.00 s, of those that leave 3% of each memory free\n" ${small} ${rates})
 shows(0 "\nbest      ratio 0.451 with 3.00 s, of those" ${small} ${rates} --overlap-forward)

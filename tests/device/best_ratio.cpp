@@ -22,8 +22,8 @@ using test::refusal;
 namespace {
 
 constexpr double infinite = std::numeric_limits<double>::infinity();
-constexpr forecast_lane all_lanes[] = {forecast_lane::backward, forecast_lane::down,   forecast_lane::cpu,
-                                       forecast_lane::up,       forecast_lane::device, forecast_lane::forward};
+constexpr forecast_row all_rows[] = {forecast_row::backward, forecast_row::down,   forecast_row::cpu,
+                                       forecast_row::up,       forecast_row::device, forecast_row::forward};
 
 std::string shown(step_rates const& r)
 {
@@ -66,7 +66,7 @@ step_rates random_rates(test::random_bits& random)
     return r;
 }
 
-// How long everybody has work at this ratio, in the order of `forecast_lane`.
+// How long everybody has work at this ratio, in the order of `forecast_row`.
 std::vector<double> work(step_rates const& r, double ratio)
 {
     double const crossing = r.elems * (r.arrays_on_device ? ratio : 1 - ratio);
@@ -78,13 +78,13 @@ std::vector<double> work(step_rates const& r, double ratio)
             r.forward_s};
 }
 
-// A step in small chunks, each of which goes through the lanes one after the other.
+// A step in small chunks, each of which goes through the rows one after the other.
 struct simulation {
-    std::vector<double> ends = std::vector<double>(6); // of each lane; 0 without work
+    std::vector<double> ends = std::vector<double>(6); // of each row; 0 without work
     double step_s = 0;
 
     static constexpr std::size_t chunks = 400;
-    double at(forecast_lane on, double ready, double length)
+    double at(forecast_row on, double ready, double length)
     {
         double& end = ends[static_cast<std::size_t>(on)];
         if (length > 0)
@@ -96,8 +96,8 @@ struct simulation {
         std::vector<double> each = work(r, ratio);
         for (double& length : each)
             length /= chunks;
-        auto const go = [&](double ready, std::initializer_list<forecast_lane> way) {
-            for (forecast_lane const on : way)
+        auto const go = [&](double ready, std::initializer_list<forecast_row> way) {
+            for (forecast_row const on : way)
                 ready = at(on, ready, each[static_cast<std::size_t>(on)]);
             return ready;
         };
@@ -106,8 +106,8 @@ struct simulation {
         for (std::size_t i = 0; i < chunks; ++i) {
             double const made = r.backward_s * ratio * static_cast<double>(i + 1) / chunks;
             double const ready = r.overlaps_backward ? made : r.backward_s;
-            cpu_done[i] = r.arrays_on_device ? go(ready, {forecast_lane::down, forecast_lane::cpu, forecast_lane::up})
-                                             : go(ready, {forecast_lane::cpu});
+            cpu_done[i] = r.arrays_on_device ? go(ready, {forecast_row::down, forecast_row::cpu, forecast_row::up})
+                                             : go(ready, {forecast_row::cpu});
             if (ratio > 0)
                 all_done = std::max(all_done, cpu_done[i]);
         }
@@ -115,8 +115,8 @@ struct simulation {
         double device_done = r.backward_s;
         for (std::size_t i = 0; i < chunks && ratio < 1; ++i)
             device_done = r.arrays_on_device
-                              ? go(r.backward_s, {forecast_lane::device})
-                              : go(r.backward_s, {forecast_lane::up, forecast_lane::device, forecast_lane::down});
+                              ? go(r.backward_s, {forecast_row::device})
+                              : go(r.backward_s, {forecast_row::up, forecast_row::device, forecast_row::down});
         all_done = std::max(all_done, device_done);
         if (!r.overlaps_forward)
             step_s = all_done + r.fixed_s + r.forward_s;
@@ -141,18 +141,18 @@ std::string wrong_timeline(step_forecast const& f, step_rates const& r, double r
         std::string const who = name(span.on);
         if (!(span.begin_s >= 0 && span.begin_s < span.end_s && span.end_s <= f.step_s))
             return who + " is busy from " + detail::text_of({span.begin_s}) + " to " + detail::text_of({span.end_s});
-        bool const after = span.on == forecast_lane::device ||
-                           (!r.arrays_on_device && (span.on == forecast_lane::up || span.on == forecast_lane::down));
-        if ((after || (!r.overlaps_backward && span.on != forecast_lane::backward)) &&
+        bool const after = span.on == forecast_row::device ||
+                           (!r.arrays_on_device && (span.on == forecast_row::up || span.on == forecast_row::down));
+        if ((after || (!r.overlaps_backward && span.on != forecast_row::backward)) &&
             span.begin_s < r.backward_s - slack)
             return who + " is busy in backward";
-        if (span.on != forecast_lane::forward && !r.overlaps_forward &&
+        if (span.on != forecast_row::forward && !r.overlaps_forward &&
             span.end_s > f.step_s - r.forward_s - r.fixed_s + slack)
             return who + " is busy in forward, or in what is fixed";
         busy[static_cast<std::size_t>(span.on)] += span.end_s - span.begin_s;
         end = std::max(end, span.end_s);
     }
-    for (forecast_lane const on : all_lanes) {
+    for (forecast_row const on : all_rows) {
         auto const i = static_cast<std::size_t>(on);
         if (needed[i] > 10 * slack && busy[i] < needed[i] - slack)
             return std::string(name(on)) + " is not busy for as long as it takes";
@@ -168,15 +168,15 @@ std::string wrong_timeline(step_forecast const& f, step_rates const& r, double r
     return {};
 }
 
-step_rates faster(step_rates r, forecast_lane which)
+step_rates faster(step_rates r, forecast_row which)
 {
     switch (which) {
-    case forecast_lane::backward: r.backward_s *= 0.99; break;
-    case forecast_lane::down: r.down_bytes_per_s *= 1.01; break;
-    case forecast_lane::cpu: r.cpu_elems_per_s *= 1.01; break;
-    case forecast_lane::up: r.up_bytes_per_s *= 1.01; break;
-    case forecast_lane::device: r.device_elems_per_s *= 1.01; break;
-    case forecast_lane::forward: r.forward_s *= 0.99; break;
+    case forecast_row::backward: r.backward_s *= 0.99; break;
+    case forecast_row::down: r.down_bytes_per_s *= 1.01; break;
+    case forecast_row::cpu: r.cpu_elems_per_s *= 1.01; break;
+    case forecast_row::up: r.up_bytes_per_s *= 1.01; break;
+    case forecast_row::device: r.device_elems_per_s *= 1.01; break;
+    case forecast_row::forward: r.forward_s *= 0.99; break;
     }
     return r;
 }
@@ -189,7 +189,7 @@ double some_ratio(test::random_bits& random)
 
 } // namespace
 
-TEST_CASE("a forecast takes as long as a simulation in small chunks, and its lanes end when those do")
+TEST_CASE("a forecast takes as long as a simulation in small chunks, and its rows end when those do")
 {
     test::random_bits random(1);
     for (int draw = 0; draw < 1500; ++draw) {
@@ -209,7 +209,7 @@ TEST_CASE("a forecast takes as long as a simulation in small chunks, and its lan
             double& end = ends[static_cast<std::size_t>(span.on)];
             end = std::max(end, span.end_s);
         }
-        for (forecast_lane const on : all_lanes) {
+        for (forecast_row const on : all_rows) {
             auto const i = static_cast<std::size_t>(on);
             INFO(name(on) << " ends at " << ends[i] << ", simulated at " << simulated.ends[i]);
             CHECK(std::abs(ends[i] - simulated.ends[i]) <= 2 * chunk);
@@ -230,7 +230,7 @@ TEST_CASE("a step that is worked out by hand")
     step_forecast const half = forecast(r, 0.5);
     CHECK(half.step_s == 2.5); // the CPU's 4e9 elements take 2 s from the beginning on; then forward
     CHECK(half.update_s == 1);
-    CHECK(half.bound_by == forecast_lane::cpu);
+    CHECK(half.bound_by == forecast_row::cpu);
     auto const spans = [](step_forecast const& f) {
         std::string text;
         for (forecast_span const& s : f.timeline)
@@ -248,12 +248,12 @@ TEST_CASE("a step that is worked out by hand")
           "backward 0 to 1; down 1 to 1.2; cpu 1 to 3; up 1 to 3; device 1 to 1.1; forward 1.1 to 1.35; "
           "forward 3 to 3.25; ");
     CHECK(forecast(r, 1).step_s == 5.5);
-    CHECK(forecast(r, 0).bound_by == forecast_lane::device);
+    CHECK(forecast(r, 0).bound_by == forecast_row::device);
     // In host memory the device's part crosses the link, and its weights are what forward waits for.
     r.arrays_on_device = false;
     CHECK(spans(forecast(r, 0.5)) == "backward 0 to 1; cpu 1 to 3; up 1 to 1.4; device 1 to 1.4; down 1 to 1.4; "
                                      "forward 1.4 to 1.65; forward 3 to 3.25; ");
-    CHECK(forecast(r, 0).bound_by == forecast_lane::up);
+    CHECK(forecast(r, 0).bound_by == forecast_row::up);
     CHECK(forecast(r, 0).step_s == 2.3);
     // Nobody limits: what is left is what has to be.
     CHECK(forecast(step_rates{}, 0.5).step_s == 0);
@@ -265,9 +265,9 @@ TEST_CASE("a step that is worked out by hand")
     idle.fixed_s = 0.25;
     CHECK(forecast(idle, 0.5).step_s == 3.25);
     CHECK(forecast(idle, 0.5).update_s == 0.25);
-    CHECK(forecast(idle, 0.5).bound_by == forecast_lane::backward);
+    CHECK(forecast(idle, 0.5).bound_by == forecast_row::backward);
     idle.backward_s = 0;
-    CHECK(forecast(idle, 0.5).bound_by == forecast_lane::forward);
+    CHECK(forecast(idle, 0.5).bound_by == forecast_row::forward);
     CHECK(best_ratio(idle).ratio == 1);
 }
 
@@ -284,12 +284,12 @@ TEST_CASE("what a step is bound by shortens it when it is faster")
             continue;
         ++bound[static_cast<std::size_t>(f.bound_by)];
         CHECK(forecast(faster(r, f.bound_by), ratio).step_s < f.step_s);
-        for (forecast_lane const other : all_lanes)
+        for (forecast_row const other : all_rows)
             CHECK(forecast(faster(r, other), ratio).step_s <= f.step_s);
     }
-    for (forecast_lane const on : all_lanes) {
+    for (forecast_row const on : all_rows) {
         INFO(name(on));
-        CHECK(bound[static_cast<std::size_t>(on)] > (on == forecast_lane::forward ? 10 : 100));
+        CHECK(bound[static_cast<std::size_t>(on)] > (on == forecast_row::forward ? 10 : 100));
     }
 }
 
@@ -341,7 +341,7 @@ TEST_CASE("of ratios as good as each other the largest is the best")
     CHECK(best_ratio(r).step_s == 3);
     CHECK(best_ratio(r, 0, 0.5).ratio == 0.5);
     CHECK(best_ratio(r, 0.8, 0.9).ratio == 0.8);
-    CHECK(best_ratio(r, 0.8, 0.9).bound_by == forecast_lane::cpu);
+    CHECK(best_ratio(r, 0.8, 0.9).bound_by == forecast_row::cpu);
     r.cpu_elems_per_s = 1e9;
     CHECK(best_ratio(r).ratio == 1);
     r.overlaps_backward = false;

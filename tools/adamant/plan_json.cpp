@@ -79,7 +79,7 @@ std::string number(std::optional<double> const& value)
     return value ? number(*value) : "null";
 }
 
-char const* name(zenflow_lane of)
+char const* name(zenflow_row of)
 {
     constexpr char const* names[] = {"backward", "down", "sums", "host_step", "up", "device", "forward"};
     return names[static_cast<std::size_t>(of)];
@@ -90,7 +90,7 @@ std::string of_timeline(Timeline const& timeline)
 {
     return array(timeline, [](auto const& span) {
         return object(
-            {{"lane", quoted(name(span.on))}, {"begin_s", number(span.begin_s)}, {"end_s", number(span.end_s)}});
+            {{"row", quoted(name(span.on))}, {"begin_s", number(span.begin_s)}, {"end_s", number(span.end_s)}});
     });
 }
 

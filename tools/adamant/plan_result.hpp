@@ -39,7 +39,7 @@ plan_result make_plan(plan_request const& request, given_rates const& given);
 
 // Lines of at most 100 columns.
 std::string plan_text(plan_result const& plan);
-// The lanes of a step, or of a window of steps, one below the other, over the time.
+// The rows of a step, or of a window of steps, one below the other, over the time.
 std::string draw_timeline(adamant::step_forecast const& step);
 std::string draw_timeline(zenflow_forecast const& window);
 // An object.

@@ -17,7 +17,7 @@ namespace {
 using namespace adamant;
 
 struct candidate {
-    forecast_lane bound_by;
+    forecast_row bound_by;
     double seconds;
 };
 
@@ -32,9 +32,9 @@ public:
         late_ = ratio - early;
         down_ = begin + ratio * all.down;
         first_pass_ = begin + early * all.cpu * (1 + r.record_cost) + late_ * rates.elems / r.measured_elems_per_s;
-        norm_ = {{rates.backward_s > 0 ? forecast_lane::backward : forecast_lane::forward, rates.backward_s},
-                 {forecast_lane::down, down_},
-                 {forecast_lane::cpu, first_pass_}};
+        norm_ = {{rates.backward_s > 0 ? forecast_row::backward : forecast_row::forward, rates.backward_s},
+                 {forecast_row::down, down_},
+                 {forecast_row::cpu, first_pass_}};
         for (candidate const& one : norm_)
             norm_s_ = std::max(norm_s_, one.seconds);
         cpu_late_s_ = late_ * all.cpu;
@@ -50,22 +50,22 @@ public:
         double const after_cpu = rates.fixed_s + (rates.overlaps_forward ? ratio_ : 1) * rates.forward_s;
         double const after_device = rates.fixed_s + rates.forward_s;
         candidate result{norm_.front().bound_by, rates.backward_s + after_device};
-        auto const consider = [&](forecast_lane lane, double seconds) {
+        auto const consider = [&](forecast_row row, double seconds) {
             if (seconds > result.seconds * (1 + 1e-12)) // a difference of roundings does not count
-                result.bound_by = lane;
+                result.bound_by = row;
             result.seconds = std::max(result.seconds, seconds);
         };
         for (candidate const& one : norm_) {
-            consider(one.bound_by, one.seconds + (one.bound_by == forecast_lane::backward ? after_device : after_cpu));
+            consider(one.bound_by, one.seconds + (one.bound_by == forecast_row::backward ? after_device : after_cpu));
             if (late_ > 0) {
-                consider(forecast_lane::cpu, one.seconds + cpu_late_s_ + after_cpu);
-                consider(forecast_lane::up, one.seconds + up_late_s_ + after_cpu);
+                consider(forecast_row::cpu, one.seconds + cpu_late_s_ + after_cpu);
+                consider(forecast_row::up, one.seconds + up_late_s_ + after_cpu);
             }
             if (ratio_ < 1 && !r_.device_speculates)
-                consider(forecast_lane::device, one.seconds + device_s_ + after_device);
+                consider(forecast_row::device, one.seconds + device_s_ + after_device);
         }
-        consider(forecast_lane::up, up_s_ + after_cpu);
-        consider(forecast_lane::device, rates.backward_s + device_s_ + after_device);
+        consider(forecast_row::up, up_s_ + after_cpu);
+        consider(forecast_row::device, rates.backward_s + device_s_ + after_device);
         return result;
     }
 
@@ -78,41 +78,41 @@ public:
         result.step_s = last.seconds;
         result.update_s = std::max(0.0, last.seconds - rates.backward_s - rates.forward_s);
         result.bound_by = last.bound_by;
-        auto const span = [&](forecast_lane on, double begin, double end) {
+        auto const span = [&](forecast_row on, double begin, double end) {
             if (end > begin)
                 result.timeline.push_back({on, begin, end});
         };
         double const begin = rates.overlaps_backward ? 0 : rates.backward_s;
         double const made = std::max(begin, ratio_ * rates.backward_s); // the CPU's last gradient
-        span(forecast_lane::backward, 0, rates.backward_s);
+        span(forecast_row::backward, 0, rates.backward_s);
         double const down = std::max(made, down_);
         if (ratio_ > 0 && down_ > begin)
-            span(forecast_lane::down, begin, down);
+            span(forecast_row::down, begin, down);
         double up = begin;
         if (ratio_ > 0 && early_ > 0) {
             double const stepped = std::max(down, first_pass_);
-            span(forecast_lane::cpu, begin, stepped);
+            span(forecast_row::cpu, begin, stepped);
             up = std::max(stepped, begin + (up_s_ - begin) * early_ / ratio_);
             if (up_s_ > begin)
-                span(forecast_lane::up, begin, up);
+                span(forecast_row::up, begin, up);
         } else if (first_pass_ > down) { // measuring takes longer than the gradients' way
-            span(forecast_lane::cpu, begin, first_pass_);
+            span(forecast_row::cpu, begin, first_pass_);
         }
         if (late_ > 0) {
-            span(forecast_lane::cpu, norm_s_, norm_s_ + cpu_late_s_);
+            span(forecast_row::cpu, norm_s_, norm_s_ + cpu_late_s_);
             double const from = std::max(up, norm_s_);
             if (up_late_s_ > 0)
-                span(forecast_lane::up, from, std::max(norm_s_ + cpu_late_s_, from + up_late_s_));
+                span(forecast_row::up, from, std::max(norm_s_ + cpu_late_s_, from + up_late_s_));
         }
         double const device_begin = r_.device_speculates ? rates.backward_s : norm_s_;
         double const device_end = device_s_ > 0 ? device_begin + device_s_ : rates.backward_s;
-        span(forecast_lane::device, device_begin, device_end);
+        span(forecast_row::device, device_begin, device_end);
         double const cpu_layers = rates.overlaps_forward ? ratio_ * rates.forward_s : rates.forward_s;
         double const cpu_layers_begin = result.step_s - cpu_layers;
         if (rates.overlaps_forward)
-            span(forecast_lane::forward, device_end + rates.fixed_s,
+            span(forecast_row::forward, device_end + rates.fixed_s,
                  std::min(device_end + rates.fixed_s + (1 - ratio_) * rates.forward_s, cpu_layers_begin));
-        span(forecast_lane::forward, cpu_layers_begin, result.step_s);
+        span(forecast_row::forward, cpu_layers_begin, result.step_s);
         return result;
     }
 

@@ -28,7 +28,7 @@ std::string padded(std::string text, std::size_t columns)
     return text;
 }
 
-char const* in_words(forecast_lane of)
+char const* in_words(forecast_row of)
 {
     constexpr char const* words[] = {"backward",    "the link down",  "the CPU's step",
                                      "the link up", "the GPU's step", "forward"};

@@ -39,7 +39,7 @@ public:
     {
         timeline.clear();
         stall_s = 0;
-        span(zenflow_lane::sums, 0, left_over_s);
+        span(zenflow_row::sums, 0, left_over_s);
         host_ = left_over_s;
         deferred_ = r_.overlap ? t_.host_step : 0;
         begun_ = -1;
@@ -50,9 +50,9 @@ public:
             double const comes = std::max(gpu, added); // gradients come down from then on
             double const down = std::max(gpu + r_.backward_s, comes + t_.down);
             stall_s += down - (gpu + r_.backward_s);
-            span(zenflow_lane::backward, gpu, down);
-            span(zenflow_lane::down, comes, t_.down > 0 ? down : comes);
-            span(zenflow_lane::device, down, down + t_.device);
+            span(zenflow_row::backward, gpu, down);
+            span(zenflow_row::down, comes, t_.down > 0 ? down : comes);
+            span(zenflow_row::device, down, down + t_.device);
             gpu = down + t_.device;
             step_until(gpu);
             double const sum = i == 1 ? t_.first_sum : t_.sum;
@@ -62,7 +62,7 @@ public:
             }
             host_ = std::max(host_, gpu);
             added = host_ + sum;
-            span(zenflow_lane::sums, host_, added);
+            span(zenflow_row::sums, host_, added);
             host_ = added;
             if (last && !r_.overlap && t_.host_step > 0) {
                 deferred_ = t_.host_step;
@@ -70,7 +70,7 @@ public:
                 step_until(std::numeric_limits<double>::infinity());
                 flush(gpu, std::max(host_, begun_ + t_.up));
             }
-            span(zenflow_lane::forward, gpu, gpu + r_.forward_s);
+            span(zenflow_row::forward, gpu, gpu + r_.forward_s);
             gpu += r_.forward_s;
         }
         window_s = gpu;
@@ -80,7 +80,7 @@ public:
     }
 
 private:
-    void span(zenflow_lane on, double begin, double end)
+    void span(zenflow_row on, double begin, double end)
     {
         if (end > begin)
             timeline.push_back({on, begin, end});
@@ -91,14 +91,14 @@ private:
         double const takes = std::clamp(end - host_, 0.0, deferred_);
         if (takes > 0 && begun_ < 0)
             begun_ = host_;
-        span(zenflow_lane::host_step, host_, host_ + takes);
+        span(zenflow_row::host_step, host_, host_ + takes);
         host_ += takes;
         deferred_ -= takes;
     }
     // Weights that are all up by then come into use.
     void flush(double& gpu, double up)
     {
-        span(zenflow_lane::up, begun_, t_.up > 0 ? up : begun_);
+        span(zenflow_row::up, begun_, t_.up > 0 ? up : begun_);
         double const published = std::max(gpu, up) + t_.publishing;
         stall_s += published - gpu;
         gpu = published;

@@ -39,9 +39,9 @@ struct zenflow_rates {
 };
 
 // What is busy from when to when, in seconds from the beginning of a window.
-enum class zenflow_lane : std::uint8_t { backward, down, sums, host_step, up, device, forward };
+enum class zenflow_row : std::uint8_t { backward, down, sums, host_step, up, device, forward };
 struct zenflow_span {
-    zenflow_lane on;
+    zenflow_row on;
     double begin_s;
     double end_s;
 };

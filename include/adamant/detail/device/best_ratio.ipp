@@ -28,16 +28,16 @@ ADAMANT_DECL step_forecast forecast(step_rates const& rates, double ratio)
     result.bound_by = last.of;
 
     detail::whole_times const all = detail::times_of_all(rates);
-    auto const span = [&](forecast_lane on, double begin, double end) {
+    auto const span = [&](forecast_row on, double begin, double end) {
         if (end > begin)
             result.timeline.push_back({on, begin, end});
     };
     // Lanes of one side in their order, each with the time that it needs. All begin at once; as elements flow from one
     // to the next, none ends before those that feed it. `fed_until`: when the last element comes to the first of them.
-    using lane_time = std::pair<forecast_lane, double>;
-    auto const flow = [&](double begin, double fed_until, std::initializer_list<lane_time> lanes) {
+    using lane_time = std::pair<forecast_row, double>;
+    auto const flow = [&](double begin, double fed_until, std::initializer_list<lane_time> rows) {
         double end = std::max(begin, fed_until);
-        for (auto const& [on, time] : lanes)
+        for (auto const& [on, time] : rows)
             if (time > 0) {
                 end = std::max(end, begin + time);
                 span(on, begin, end);
@@ -48,27 +48,27 @@ ADAMANT_DECL step_forecast forecast(step_rates const& rates, double ratio)
     double const cpu_begin = rates.overlaps_backward ? 0 : rates.backward_s;
     double const last_gradient = ratio * rates.backward_s; // of the CPU's
     double device_end = 0;
-    span(forecast_lane::backward, 0, rates.backward_s);
+    span(forecast_row::backward, 0, rates.backward_s);
     if (rates.arrays_on_device) {
         flow(cpu_begin, last_gradient,
-             {{forecast_lane::down, ratio * all.down},
-              {forecast_lane::cpu, ratio * all.cpu},
-              {forecast_lane::up, ratio * all.up}});
-        device_end = flow(rates.backward_s, 0, {{forecast_lane::device, on_device * all.device}});
+             {{forecast_row::down, ratio * all.down},
+              {forecast_row::cpu, ratio * all.cpu},
+              {forecast_row::up, ratio * all.up}});
+        device_end = flow(rates.backward_s, 0, {{forecast_row::device, on_device * all.device}});
     } else {
-        flow(cpu_begin, last_gradient, {{forecast_lane::cpu, ratio * all.cpu}});
+        flow(cpu_begin, last_gradient, {{forecast_row::cpu, ratio * all.cpu}});
         device_end = flow(rates.backward_s, 0,
-                          {{forecast_lane::up, on_device * all.up},
-                           {forecast_lane::device, on_device * all.device},
-                           {forecast_lane::down, on_device * all.down}});
+                          {{forecast_row::up, on_device * all.up},
+                           {forecast_row::device, on_device * all.device},
+                           {forecast_row::down, on_device * all.down}});
     }
     // The layers whose weights the device makes come first; those of the CPU's may have to wait.
     double const cpu_layers = rates.overlaps_forward ? ratio * rates.forward_s : rates.forward_s;
     double const cpu_layers_begin = result.step_s - cpu_layers;
     if (rates.overlaps_forward)
-        span(forecast_lane::forward, device_end + rates.fixed_s,
+        span(forecast_row::forward, device_end + rates.fixed_s,
              std::min(device_end + rates.fixed_s + on_device * rates.forward_s, cpu_layers_begin));
-    span(forecast_lane::forward, cpu_layers_begin, result.step_s);
+    span(forecast_row::forward, cpu_layers_begin, result.step_s);
     return result;
 }
 

@@ -174,12 +174,12 @@ private:
     }
     void report_device(device_usage const& now)
     {
-        auto const bytes = [&](device_lane lane) {
-            auto const i = static_cast<std::size_t>(lane);
+        auto const bytes = [&](device_lane row) {
+            auto const i = static_cast<std::size_t>(row);
             return static_cast<std::size_t>(now.bytes[i] - usage_before_.bytes[i]);
         };
-        auto const seconds = [&](device_lane lane) {
-            auto const i = static_cast<std::size_t>(lane);
+        auto const seconds = [&](device_lane row) {
+            auto const i = static_cast<std::size_t>(row);
             return now.busy_s[i] - usage_before_.busy_s[i];
         };
         report_.device = {report_.device.elements,    seconds(device_lane::work), seconds(device_lane::up),
