@@ -25,7 +25,7 @@ ADAMANT_BEGIN_NAMESPACE
 // all are thread-safe. After every call the calling thread's current device is as before.
 //
 // A copy of memory that is not pinned (see pinned()) returns when CUDA has read or written it, which for a copy down is
-// when the lane has reached it. Work that CUDA has been given counts as begun: reset() waits for it.
+// when the stream has reached it. Work that CUDA has been given counts as begun: reset() waits for it.
 //
 // The destructor, and that of a part, wait some seconds for enqueued work.
 class cuda_device final : public device {
@@ -35,18 +35,18 @@ public:
     // flags that change results (--use_fast_math, --ftz=true); device_error where it fails.
     explicit cuda_device(int ordinal = 0) : cuda_device(found_device(ordinal)) {}
 
-    [[nodiscard]] std::string name() const override { return lanes_.name(); }
-    [[nodiscard]] device_memory memory() const override { return detail::cuda::memory_of(lanes_); }
-    [[nodiscard]] int ordinal() const noexcept { return lanes_.ordinal(); }
+    [[nodiscard]] std::string name() const override { return streams_.name(); }
+    [[nodiscard]] device_memory memory() const override { return detail::cuda::memory_of(streams_); }
+    [[nodiscard]] int ordinal() const noexcept { return streams_.ordinal(); }
 
-    [[nodiscard]] device_ptr allocate(std::size_t bytes) override { return detail::cuda::allocate(lanes_, bytes); }
-    void release(device_ptr memory) noexcept override { detail::cuda::release(lanes_, memory); }
+    [[nodiscard]] device_ptr allocate(std::size_t bytes) override { return detail::cuda::allocate(streams_, bytes); }
+    void release(device_ptr memory) noexcept override { detail::cuda::release(streams_, memory); }
 
     void copy_up(device_ptr to, void const* from, std::size_t bytes) override
     {
         using detail::cuda::operation;
         if (bytes != 0)
-            lanes_.enqueue(device_lane::up, {operation::copy_up, {}, bytes, bytes}, [=](cudaStream_t stream) {
+            streams_.enqueue(device_stream::up, {operation::copy_up, {}, bytes, bytes}, [=](cudaStream_t stream) {
                 return cudaMemcpyAsync(detail::cuda::address_of(to), from, bytes, cudaMemcpyHostToDevice, stream);
             });
     }
@@ -54,35 +54,35 @@ public:
     {
         using detail::cuda::operation;
         if (bytes != 0)
-            lanes_.enqueue(device_lane::down, {operation::copy_down, {}, bytes, bytes}, [=](cudaStream_t stream) {
+            streams_.enqueue(device_stream::down, {operation::copy_down, {}, bytes, bytes}, [=](cudaStream_t stream) {
                 return cudaMemcpyAsync(to, detail::cuda::address_of(from), bytes, cudaMemcpyDeviceToHost, stream);
             });
     }
-    void gather_columns(column_copy const& what) override { detail::cuda::copy_columns(lanes_, what, true); }
-    void scatter_columns(column_copy const& what) override { detail::cuda::copy_columns(lanes_, what, false); }
-    void find_largest(column_scoring const& what) override { detail::cuda::find_largest(lanes_, what); }
-    void score_columns(column_scoring const& what) override { detail::cuda::score_columns(lanes_, what); }
-    void call(device_lane lane, std::function<void()> function) override { lanes_.call(lane, std::move(function)); }
+    void gather_columns(column_copy const& what) override { detail::cuda::copy_columns(streams_, what, true); }
+    void scatter_columns(column_copy const& what) override { detail::cuda::copy_columns(streams_, what, false); }
+    void find_largest(column_scoring const& what) override { detail::cuda::find_largest(streams_, what); }
+    void score_columns(column_scoring const& what) override { detail::cuda::score_columns(streams_, what); }
+    void call(device_stream stream, std::function<void()> function) override { streams_.call(stream, std::move(function)); }
 
-    [[nodiscard]] device_mark mark(device_lane lane) override { return lanes_.mark(lane); }
-    void follow(device_lane lane, device_mark before) override { lanes_.follow(lane, before); }
-    // Work that is enqueued in `lane` from now on waits for the caller's event, on any stream of this device. Have the
-    // lanes work and down follow it before submit() of a shard whose gradient is still being made there.
-    void follow(device_lane lane, cudaEvent_t before) { lanes_.follow(lane, before); }
+    [[nodiscard]] device_mark mark(device_stream stream) override { return streams_.mark(stream); }
+    void follow(device_stream stream, device_mark before) override { streams_.follow(stream, before); }
+    // Work that is enqueued in `stream` from now on waits for the caller's event, on any stream of this device. Have the
+    // streams work and down follow it before submit() of a shard whose gradient is still being made there.
+    void follow(device_stream stream, cudaEvent_t before) { streams_.follow(stream, before); }
     [[nodiscard]] bool wait_until(device_mark until, clock::time_point deadline) override
     {
-        return lanes_.wait_until(until, deadline);
+        return streams_.wait_until(until, deadline);
     }
-    [[nodiscard]] bool reset(clock::time_point deadline) noexcept override { return lanes_.reset(deadline); }
+    [[nodiscard]] bool reset(clock::time_point deadline) noexcept override { return streams_.reset(deadline); }
 
     [[nodiscard]] std::shared_ptr<std::byte> pinned(std::size_t bytes) override
     {
-        return detail::cuda::pinned(lanes_, bytes);
+        return detail::cuda::pinned(streams_, bytes);
     }
 
     [[nodiscard]] std::unique_ptr<device_part> make_part(std::vector<device_piece> pieces, bool with_records) override
     {
-        return std::make_unique<detail::cuda::part>(lanes_, std::move(pieces), with_records);
+        return std::make_unique<detail::cuda::part>(streams_, std::move(pieces), with_records);
     }
     [[nodiscard]] std::size_t part_bytes(std::span<device_piece const> pieces,
                                          bool with_records) const noexcept override
@@ -90,7 +90,7 @@ public:
         return detail::cuda::part_layout(pieces, with_records).end;
     }
 
-    [[nodiscard]] device_usage usage() const override { return lanes_.usage(); }
+    [[nodiscard]] device_usage usage() const override { return streams_.usage(); }
 
 private:
     struct found {
@@ -98,9 +98,9 @@ private:
         int capability; // 90 is 9.0
         std::string name;
     };
-    explicit cuda_device(found const& which) : lanes_(which.ordinal, which.name)
+    explicit cuda_device(found const& which) : streams_(which.ordinal, which.name)
     {
-        detail::cuda::check_arithmetic(lanes_, which.capability);
+        detail::cuda::check_arithmetic(streams_, which.capability);
     }
 
     [[nodiscard]] static found found_device(int ordinal)
@@ -132,7 +132,7 @@ private:
                           "; give one of these numbers (CUDA_VISIBLE_DEVICES decides which there are)");
     }
 
-    detail::cuda::lanes lanes_;
+    detail::cuda::streams streams_;
 };
 
 ADAMANT_END_NAMESPACE

@@ -74,21 +74,21 @@ struct device_ptr {
 };
 
 // The queues of a device. Each works in the order in which it was given work; different queues work at the same time.
-enum class device_lane : std::uint8_t {
+enum class device_stream : std::uint8_t {
     work, // passes
     up,   // copies from the host
     down, // copies to it
 };
-inline constexpr std::size_t device_lanes = 3;
-[[nodiscard]] constexpr char const* name(device_lane of) noexcept
+inline constexpr std::size_t device_streams = 3;
+[[nodiscard]] constexpr char const* name(device_stream of) noexcept
 {
     constexpr char const* names[] = {"work", "up", "down"};
     return names[static_cast<std::size_t>(of)];
 }
 
-// Everything that had been enqueued in a lane at some point.
+// Everything that had been enqueued in a stream at some point.
 struct device_mark {
-    device_lane lane = device_lane::work;
+    device_stream stream = device_stream::work;
     std::uint64_t number = 0;
 };
 
@@ -97,10 +97,10 @@ struct device_memory {
     std::size_t free_bytes = 0;
 };
 
-// The lanes' work since the device was made.
+// The streams' work since the device was made.
 struct device_usage {
-    double busy_s[device_lanes] = {};
-    std::uint64_t bytes[device_lanes] = {}; // copied; of work, read and written
+    double busy_s[device_streams] = {};
+    std::uint64_t bytes[device_streams] = {}; // copied; of work, read and written
 };
 
 // Consecutive elements of a shard that lie on a device, from a multiple of norm_block_elems on. Every array begins at a
@@ -174,7 +174,7 @@ struct device_pass {
 };
 
 // An optimizer's pieces on one device, with room for records of all their blocks, or for none. Its functions enqueue in
-// the lane work unless they say otherwise. Blocks are counted over all pieces in order.
+// the stream work unless they say otherwise. Blocks are counted over all pieces in order.
 //
 // The passes do the same to a block as on the CPU, with the same bits: see block_pass. The differences:
 //   - A part with records always has room for one. A part without records is never asked for any (no speculate, redo or
@@ -193,14 +193,14 @@ public:
     // Work that is enqueued from now on sees no records of earlier work. Enqueues nothing and cannot fail; otherwise
     // records of an old step could be taken for those of the next.
     virtual void forget_records() noexcept = 0;
-    // In the lane down, after all work so far: writes, for each block, the sums of squares that the last measuring pass
-    // has left, and whether there is a record (0 or 1). The spans have all blocks, and must live until that lane has
+    // In the stream down, after all work so far: writes, for each block, the sums of squares that the last measuring pass
+    // has left, and whether there is a record (0 or 1). The spans have all blocks, and must live until that stream has
     // finished.
     virtual void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) = 0;
 };
 
 // A device. Functions that enqueue may be called from any thread, and from several at once; they return at once and
-// throw nothing but bad_alloc. Where enqueued work fails, all work that is enqueued after it, in any lane, is left
+// throw nothing but bad_alloc. Where enqueued work fails, all work that is enqueued after it, in any stream, is left
 // rolled back until reset(). So finished work can be told from the rest, and waiting throws a device_error that says what
 // failed.
 //
@@ -232,24 +232,24 @@ public:
     // Memory of allocate(), or null. No enqueued work may use it.
     virtual void release(device_ptr memory) noexcept = 0;
 
-    // Copies, in the lanes up and down. Host memory must live until the lane has finished the copy. Copies of memory
-    // that is not pinned() are slower, and a copy down of it may return only when the lane has reached it.
+    // Copies, in the streams up and down. Host memory must live until the stream has finished the copy. Copies of memory
+    // that is not pinned() are slower, and a copy down of it may return only when the stream has reached it.
     virtual void copy_up(device_ptr to, void const* from, std::size_t bytes) = 0;
     virtual void copy_down(void* to, device_ptr from, std::size_t bytes) = 0;
-    // In the lane work: by_columns from by_rows, and the other way. Elements of other columns, and between the columns,
+    // In the stream work: by_columns from by_rows, and the other way. Elements of other columns, and between the columns,
     // stay as they are.
     virtual void gather_columns(column_copy const& what) = 0;
     virtual void scatter_columns(column_copy const& what) = 0;
-    // In the lane work: result of largest_pieces() numbers, or of scores().
+    // In the stream work: result of largest_pieces() numbers, or of scores().
     virtual void find_largest(column_scoring const& what) = 0;
     virtual void score_columns(column_scoring const& what) = 0;
-    // Calls the function in a thread of the device when the lane reaches it. It must be quick, must not throw, and must
+    // Calls the function in a thread of the device when the stream reaches it. It must be quick, must not throw, and must
     // not call the device. It is not called where earlier work has failed; its captures may live until reset().
-    virtual void call(device_lane lane, std::function<void()> function) = 0;
+    virtual void call(device_stream stream, std::function<void()> function) = 0;
 
-    [[nodiscard]] virtual device_mark mark(device_lane lane) = 0;
-    // Work that is enqueued in `lane` from now on waits for the mark.
-    virtual void follow(device_lane lane, device_mark before) = 0;
+    [[nodiscard]] virtual device_mark mark(device_stream stream) = 0;
+    // Work that is enqueued in `stream` from now on waits for the mark.
+    virtual void follow(device_stream stream, device_mark before) = 0;
     // Waits for the mark; false where it is not reached by the deadline. Throws device_error where anything has failed.
     [[nodiscard]] virtual bool wait_until(device_mark until, clock::time_point deadline) = 0;
 

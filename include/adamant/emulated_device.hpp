@@ -59,10 +59,10 @@ public:
     void scatter_columns(column_copy const& what) override;
     void find_largest(column_scoring const& what) override;
     void score_columns(column_scoring const& what) override;
-    void call(device_lane lane, std::function<void()> function) override;
+    void call(device_stream stream, std::function<void()> function) override;
 
-    [[nodiscard]] device_mark mark(device_lane lane) override;
-    void follow(device_lane lane, device_mark before) override;
+    [[nodiscard]] device_mark mark(device_stream stream) override;
+    void follow(device_stream stream, device_mark before) override;
     [[nodiscard]] bool wait_until(device_mark until, clock::time_point deadline) override;
     [[nodiscard]] bool reset(clock::time_point deadline) noexcept override;
 
@@ -82,7 +82,7 @@ public:
     // From now on nothing hangs or fails. Work that hung continues, unless it has been dropped.
     void resume();
 
-    // Where device memory really is, for tests; not synchronised with the lanes. Throws device_error for memory that
+    // Where device memory really is, for tests; not synchronised with the streams. Throws device_error for memory that
     // has not been allocated.
     [[nodiscard]] std::byte* real(device_ptr at, std::size_t bytes) const;
 
@@ -108,7 +108,7 @@ private:
         std::string what = {};
         std::uint64_t generation = 0;
     };
-    struct lane_state {
+    struct stream_state {
         std::deque<operation> queue;
         std::uint64_t enqueued = 0;
         std::uint64_t passed = 0; // done, or dropped
@@ -122,22 +122,22 @@ private:
     [[nodiscard]] bool is_idle() const noexcept;
     // Until nothing is left to do, or what hangs keeps it from that: then all is dropped.
     void drain() noexcept;
-    [[nodiscard]] lane_state& of(device_lane lane) noexcept;
+    [[nodiscard]] stream_state& of(device_stream stream) noexcept;
     [[nodiscard]] fault& fault_of(device_operation kind) noexcept;
     void set_fault(device_operation kind, fault f);
     // Counts one operation; what is to become of it.
     static int due(fault& f) noexcept;
-    [[nodiscard]] double rate(device_lane lane) const noexcept;
+    [[nodiscard]] double rate(device_stream stream) const noexcept;
 
-    void enqueue(device_lane lane, device_operation kind, std::size_t bytes, std::string what,
+    void enqueue(device_stream stream, device_operation kind, std::size_t bytes, std::string what,
                  std::function<void()> run);
     void copy_columns(column_copy const& what, bool gathers);
-    void push(device_lane lane, operation op);
+    void push(device_stream stream, operation op);
     void stop() noexcept;
 
-    void serve(lane_state& lane);
+    void serve(stream_state& stream);
     [[nodiscard]] bool dropped(operation const& op) const noexcept;
-    void perform(lane_state& lane, operation& op, std::unique_lock<std::mutex>& lock);
+    void perform(stream_state& stream, operation& op, std::unique_lock<std::mutex>& lock);
 
     emulation_options options_;
     mutable std::mutex mutex_; // guards everything below
@@ -152,7 +152,7 @@ private:
     bool stopping_ = false;
     fault faults_[4];
     device_usage usage_;
-    detail::process_bound<std::array<lane_state, device_lanes>> lanes_;
+    detail::process_bound<std::array<stream_state, device_streams>> streams_;
 };
 
 ADAMANT_END_NAMESPACE

@@ -14,7 +14,7 @@ typedef struct {
     void* data;
     int32_t device_type, device_id, ndim;
     uint8_t type_code, type_bits;
-    uint16_t lanes;
+    uint16_t streams;
     int64_t *shape, *strides;
     uint64_t byte_offset;
 } dl_tensor;
@@ -158,7 +158,7 @@ static void describe(signature* self, PyObject* tensor, layout* found) {
         dl_tensor seen;
         memset(&seen, 0, sizeof seen);
         if (self->exchange->describe(tensor, &seen) == 0 && seen.ndim <= max_dims) {
-            found->type = (uint64_t)seen.type_code << 16 | (uint64_t)seen.type_bits << 24 | seen.lanes;
+            found->type = (uint64_t)seen.type_code << 16 | (uint64_t)seen.type_bits << 24 | seen.streams;
             found->device = (uint64_t)seen.device_type | (uint64_t)(uint32_t)seen.device_id << 32;
             found->data = (uint64_t)(uintptr_t)seen.data + seen.byte_offset;
             found->dims = seen.ndim;

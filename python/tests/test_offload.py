@@ -25,13 +25,13 @@ splits = ["split_float32", "split_float32+bfloat16", "split_float32+quantized8"]
 
 class SlowLane(_host_copies.HostLane):
     """Copies that happen later, in order, in a thread: what a stream of a GPU may do."""
-    lanes = []
+    streams = []
 
     def __init__(self, device=None):
         self.jobs = queue.SimpleQueue()
         self.thread = threading.Thread(target=self.work, daemon=True)
         self.thread.start()
-        self.lanes.append(self)
+        self.streams.append(self)
         self.copies = 0
 
     def work(self):
@@ -63,14 +63,14 @@ class BrokenLane(_host_copies.HostLane):
 
 
 @pytest.fixture(params=["host", "slow"])
-def lanes(request, monkeypatch):
+def streams(request, monkeypatch):
     if request.param == "slow":
-        monkeypatch.setattr(_host_copies.HostCopies, "new_lane", staticmethod(SlowLane))
+        monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(SlowLane))
     yield request.param
-    for lane in SlowLane.lanes:
-        lane.jobs.put(None)
-        lane.thread.join()
-    SlowLane.lanes.clear()
+    for stream in SlowLane.streams:
+        stream.jobs.put(None)
+        stream.thread.join()
+    SlowLane.streams.clear()
 
 
 def params_of(sizes, kind, seed):
@@ -155,10 +155,10 @@ def run(seed, ways):
                                   {"accumulate": 3}, {"accumulate": 3, "overlap": True},
                                   {"accumulate": 2, "offload": True}, {"accumulate": 3, "offload": True, "overlap": True}],
                          ids=lambda ways: "+".join(ways))
-def test_any_run_has_the_bits_of_one_in_host_memory(ways, lanes):
-    if lanes == "slow" and "offload" not in ways:
+def test_any_run_has_the_bits_of_one_in_host_memory(ways, streams):
+    if streams == "slow" and "offload" not in ways:
         pytest.skip("nothing is copied")
-    for seed in range(25 if lanes == "host" else 8):
+    for seed in range(25 if streams == "host" else 8):
         run(seed, ways)
 
 
@@ -175,8 +175,8 @@ def away_from_zero(master):
 @pytest.mark.parametrize("name", splits)
 @pytest.mark.parametrize("ways", [{}, {"overlap": True}, {"accumulate": 3}, {"offload": True}, {"offload": True, "overlap": True},
                                   {"accumulate": 3, "offload": True, "overlap": True}], ids=lambda ways: "+".join(ways))
-def test_masters_in_two_halves_have_the_bits_of_whole_ones(ways, name, lanes):
-    if lanes == "slow" and "offload" not in ways:
+def test_masters_in_two_halves_have_the_bits_of_whole_ones(ways, name, streams):
+    if streams == "slow" and "offload" not in ways:
         pytest.skip("nothing is copied")
     sizes, kind = [(5000,), (1,), (3, 50), (64,), (0,), (20001,)], torch.bfloat16
     micro_steps, ties = ways.get("accumulate", 1), 0
@@ -240,7 +240,7 @@ def test_a_step_over_halves_that_is_given_up_restores_them(offload):
         assert not same_bits(before[1], optimizer.state[params[0]]["master_low"]), "the run goes on"
 
 
-def test_a_ring_that_is_smaller_than_all_gradients_goes_round(monkeypatch, lanes):
+def test_a_ring_that_is_smaller_than_all_gradients_goes_round(monkeypatch, streams):
     monkeypatch.setattr(_host_copies, "_ring_bytes", 1 << 10)
     for seed in range(10):
         for overlap in (False, True):
@@ -259,7 +259,7 @@ def test_a_ring_that_is_smaller_than_all_gradients_goes_round(monkeypatch, lanes
 
 
 def test_weights_are_sent_once_a_step(monkeypatch):
-    monkeypatch.setattr(_host_copies.HostCopies, "new_lane", staticmethod(SlowLane))
+    monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(SlowLane))
     params = params_of([(5000,)] * 6, torch.bfloat16, 1)
     optimizer = AdamW(params, lr=0.01, offload=True, master=True)
     backward(params, gradients([(5000,)] * 6, torch.bfloat16, 1, 1.0))
@@ -270,7 +270,7 @@ def test_weights_are_sent_once_a_step(monkeypatch):
 
 
 def test_a_copy_that_fails_takes_the_step_back_and_the_next_one_works(monkeypatch):
-    monkeypatch.setattr(_host_copies.HostCopies, "new_lane", staticmethod(lambda device: BrokenLane()))
+    monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(lambda device: BrokenLane()))
     sizes = [(5000,), (3,)]
     params = params_of(sizes, torch.float32, 1)
     optimizer = AdamW(params, lr=0.01, offload=True, max_norm=1.0)
@@ -290,7 +290,7 @@ def test_a_copy_that_fails_takes_the_step_back_and_the_next_one_works(monkeypatc
 
 
 def test_a_copy_that_fails_in_a_step_that_cannot_be_rolled_back_says_so(monkeypatch):
-    monkeypatch.setattr(_host_copies.HostCopies, "new_lane", staticmethod(lambda device: BrokenLane()))
+    monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(lambda device: BrokenLane()))
     params = params_of([(5000,), (3,)], torch.float32, 1)
     optimizer = AdamW(params, lr=0.01, offload=True)
     backward(params, gradients([(5000,), (3,)], torch.float32, 1, 1.0))

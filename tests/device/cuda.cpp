@@ -45,8 +45,8 @@ device::clock::time_point soon()
 }
 void wait_for(device& on)
 {
-    for (device_lane const lane : {device_lane::up, device_lane::work, device_lane::down})
-        REQUIRE(on.wait_until(on.mark(lane), soon()));
+    for (device_stream const stream : {device_stream::up, device_stream::work, device_stream::down})
+        REQUIRE(on.wait_until(on.mark(stream), soon()));
 }
 
 cuda_device& gpu()
@@ -95,7 +95,7 @@ public:
     void upload()
     {
         on_.copy_up(memory_, model.image.data(), model.image.size());
-        on_.follow(device_lane::work, on_.mark(device_lane::up));
+        on_.follow(device_stream::work, on_.mark(device_stream::up));
     }
     // Over these pieces, or all.
     void run(block_pass pass, bool keep_records = false, std::vector<std::uint32_t> const* some = nullptr)
@@ -597,16 +597,16 @@ TEST_CASE("cuda: pieces that come one by one, while gradients come up and weight
                 std::byte* const grad = host.get() + p.at[arrays::grad];
                 std::memcpy(grad, m.element(p, arrays::grad, 0), p.elems * 2);
                 on.copy_up(pieces[i].arrays[arrays::grad], grad, p.elems * 2);
-                on.follow(device_lane::work, on.mark(device_lane::up));
+                on.follow(device_stream::work, on.mark(device_stream::up));
                 std::uint32_t const one[] = {i};
                 part->run({block_pass::step, one, steps, steps, summed, false});
                 m.run({block_pass::step, one, steps, steps, summed, false});
-                on.follow(device_lane::down, on.mark(device_lane::work));
+                on.follow(device_stream::down, on.mark(device_stream::work));
                 on.copy_down(host.get() + p.at[arrays::weight_out], pieces[i].arrays[arrays::weight_out], p.elems * 2);
             }
             part->fetch(squares, recorded);
-            // One lane is enough: the last copy follows the last pass.
-            REQUIRE(on.wait_until(on.mark(device_lane::down), soon()));
+            // One stream is enough: the last copy follows the last pass.
+            REQUIRE(on.wait_until(on.mark(device_stream::down), soon()));
             for (std::size_t b = 0; b < squares.size(); ++b)
                 REQUIRE(squares[b].sum == m.squares[b].sum);
             for (test::model_piece const& p : m.pieces)
@@ -694,9 +694,9 @@ TEST_CASE("cuda: columns are gathered and scattered")
         for (bool const gathers : {true, false}) {
             on.copy_up(what.by_rows, by_rows.data(), rows_bytes);
             on.copy_up(what.by_columns, by_columns.data(), columns_bytes);
-            on.follow(device_lane::work, on.mark(device_lane::up));
+            on.follow(device_stream::work, on.mark(device_stream::up));
             gathers ? on.gather_columns(what) : on.scatter_columns(what);
-            on.follow(device_lane::down, on.mark(device_lane::work));
+            on.follow(device_stream::down, on.mark(device_stream::work));
             std::vector<std::byte> rows_after(rows_bytes), columns_after(columns_bytes);
             on.copy_down(rows_after.data(), what.by_rows, rows_bytes);
             on.copy_down(columns_after.data(), what.by_columns, columns_bytes);
@@ -745,12 +745,12 @@ TEST_CASE("cuda: columns are scored")
         device_ptr const of_scores = on.allocate(scores.size() * sizeof scores[0]);
         device_ptr const of_largest = on.allocate(largest_of.size() * sizeof largest_of[0]);
         on.copy_up(what.grad, grad.data(), grad.bytes());
-        on.follow(device_lane::work, on.mark(device_lane::up));
+        on.follow(device_stream::work, on.mark(device_stream::up));
         what.result = of_largest;
         on.find_largest(what);
         what.result = of_scores;
         on.score_columns(what);
-        on.follow(device_lane::down, on.mark(device_lane::work));
+        on.follow(device_stream::down, on.mark(device_stream::work));
         on.copy_down(largest_of.data(), of_largest, largest_of.size() * sizeof largest_of[0]);
         on.copy_down(scores.data(), of_scores, scores.size() * sizeof scores[0]);
         wait_for(on);
@@ -781,40 +781,40 @@ TEST_CASE("cuda: marks, calls and usage")
     std::shared_ptr<std::byte> const to = on.pinned(bytes);
     std::memset(from.get(), 0x3c, bytes);
     device_ptr const memory = on.allocate(bytes);
-    std::vector<int> order; // of one lane: nobody writes at the same time
+    std::vector<int> order; // of one stream: nobody writes at the same time
     on.copy_up(memory, from.get(), bytes);
-    device_mark const up = on.mark(device_lane::up);
-    on.follow(device_lane::down, up);
-    on.call(device_lane::down, [&] { order.push_back(1); });
+    device_mark const up = on.mark(device_stream::up);
+    on.follow(device_stream::down, up);
+    on.call(device_stream::down, [&] { order.push_back(1); });
     on.copy_down(to.get(), memory, bytes);
-    on.call(device_lane::down, [&] { order.push_back(to.get()[bytes - 1] == std::byte{0x3c} ? 2 : -2); });
-    device_mark const down = on.mark(device_lane::down);
+    on.call(device_stream::down, [&] { order.push_back(to.get()[bytes - 1] == std::byte{0x3c} ? 2 : -2); });
+    device_mark const down = on.mark(device_stream::down);
     REQUIRE(on.wait_until(down, soon()));
     CHECK(order == std::vector<int>{1, 2});
     CHECK(std::memcmp(from.get(), to.get(), bytes) == 0);
     CHECK(on.wait_until(up, device::clock::now())); // followed, so it is over
-    CHECK(on.wait_until({device_lane::work, 0}, device::clock::now()));
+    CHECK(on.wait_until({device_stream::work, 0}, device::clock::now()));
     device_usage const after = on.usage();
-    for (device_lane const lane : {device_lane::up, device_lane::down}) {
-        auto const i = static_cast<std::size_t>(lane);
+    for (device_stream const stream : {device_stream::up, device_stream::down}) {
+        auto const i = static_cast<std::size_t>(stream);
         CHECK(after.bytes[i] - before.bytes[i] == bytes);
         CHECK(after.busy_s[i] > before.busy_s[i]);
     }
     // More than the ring of events holds, and an early mark after that.
-    device_mark early = on.mark(device_lane::up);
+    device_mark early = on.mark(device_stream::up);
     for (int i = 0; i < 3000; ++i) {
         on.copy_up(memory + 256, from.get(), 256);
         if (i == 10)
-            early = on.mark(device_lane::up);
+            early = on.mark(device_stream::up);
         if (i % 100 == 50)
-            on.follow(device_lane::down, early);
+            on.follow(device_stream::down, early);
         if (i % 100 == 60)
-            on.call(device_lane::up, [&] { order.push_back(3); });
+            on.call(device_stream::up, [&] { order.push_back(3); });
     }
-    on.follow(device_lane::down, early);
-    REQUIRE(on.wait_until(on.mark(device_lane::down), soon()));
+    on.follow(device_stream::down, early);
+    REQUIRE(on.wait_until(on.mark(device_stream::down), soon()));
     REQUIRE(on.wait_until(early, soon()));
-    REQUIRE(on.wait_until(on.mark(device_lane::up), soon()));
+    REQUIRE(on.wait_until(on.mark(device_stream::up), soon()));
     CHECK(order.size() == 32);
     CHECK(on.usage().bytes[1] - after.bytes[1] == 3000 * 256);
     on.release(memory);
@@ -842,8 +842,8 @@ namespace {
 std::string failure(device& on)
 {
     try {
-        for (device_lane const lane : {device_lane::work, device_lane::up, device_lane::down})
-            if (!on.wait_until(on.mark(lane), soon())) // outside of an assertion, which would catch what it throws
+        for (device_stream const stream : {device_stream::work, device_stream::up, device_stream::down})
+            if (!on.wait_until(on.mark(stream), soon())) // outside of an assertion, which would catch what it throws
                 return "not there in time";
     } catch (device_error const& error) {
         return error.what();
@@ -878,7 +878,7 @@ TEST_CASE("cuda on host: what fails when it is enqueued is told, nothing after i
     cuda_on_host::fail(call::copy, 1, cudaErrorInvalidValue);
     on.copy_up(memory, twos.data(), 123);
     on.copy_up(memory, twos.data(), 123);
-    on.call(device_lane::work, [&] { called = true; });
+    on.call(device_stream::work, [&] { called = true; });
     on.copy_down(back.data(), memory, 123);
     CHECK(holds(failure(on), {"imitated GPU (cuda:0)", "copy of 123 bytes up", "invalid argument"}));
     CHECK(holds(failure(on), {"copy of 123 bytes up"})); // until reset()
@@ -895,7 +895,7 @@ TEST_CASE("cuda on host: what fails when it is enqueued is told, nothing after i
     REQUIRE(on.reset(soon()));
 
     cuda_on_host::fail(call::host_function, 1, cudaErrorLaunchFailure);
-    on.call(device_lane::up, [&] { called = true; });
+    on.call(device_stream::up, [&] { called = true; });
     CHECK(holds(failure(on), {"call of a function", "unspecified launch failure"}));
     REQUIRE(on.reset(soon()));
 
@@ -964,12 +964,12 @@ TEST_CASE("cuda on host: a device that does not come to the end")
     auto const shortly = [] { return device::clock::now() + std::chrono::milliseconds(5); };
     cuda_on_host::hold(true);
     on.copy_up(memory, host.get(), 4096);
-    device_mark const up = on.mark(device_lane::up);
+    device_mark const up = on.mark(device_stream::up);
     CHECK(!on.wait_until(up, shortly()));
     CHECK(!on.wait_until(up, device::clock::now() - std::chrono::seconds(1)));
     CHECK(!on.reset(shortly()));
-    on.follow(device_lane::work, up);
-    device_mark const work = on.mark(device_lane::work);
+    on.follow(device_stream::work, up);
+    device_mark const work = on.mark(device_stream::work);
     CHECK(!on.wait_until(work, shortly()));
     cuda_on_host::hold(false);
     CHECK(on.wait_until(work, soon()));
@@ -977,7 +977,7 @@ TEST_CASE("cuda on host: a device that does not come to the end")
     on.release(memory);
 }
 
-TEST_CASE("cuda on host: a process that is forked while lanes are at work")
+TEST_CASE("cuda on host: a process that is forked while streams are at work")
 {
     auto on = std::make_unique<cuda_device>(0);
     device_ptr const memory = on->allocate(4096);
@@ -989,16 +989,16 @@ TEST_CASE("cuda on host: a process that is forked while lanes are at work")
         cuda_on_host::hold(works);
         if (works) {
             on->copy_up(memory, host.get(), 4096);
-            on->call(device_lane::up, [] {});
+            on->call(device_stream::up, [] {});
         }
         CHECK(test::is_refused_in_child("memory", [&] { (void)on->memory(); }));
         CHECK(test::is_refused_in_child("allocate", [&] { (void)on->allocate(64); }));
         CHECK(test::is_refused_in_child("pinned", [&] { (void)on->pinned(64); }));
         CHECK(test::is_refused_in_child("copy_up", [&] { on->copy_up(memory, host.get(), 64); }));
         CHECK(test::is_refused_in_child("copy_down", [&] { on->copy_down(host.get(), memory, 64); }));
-        CHECK(test::is_refused_in_child("call", [&] { on->call(device_lane::up, [] {}); }));
-        CHECK(test::is_refused_in_child("mark", [&] { (void)on->mark(device_lane::up); }));
-        CHECK(test::is_refused_in_child("follow", [&] { on->follow(device_lane::work, device_mark{}); }));
+        CHECK(test::is_refused_in_child("call", [&] { on->call(device_stream::up, [] {}); }));
+        CHECK(test::is_refused_in_child("mark", [&] { (void)on->mark(device_stream::up); }));
+        CHECK(test::is_refused_in_child("follow", [&] { on->follow(device_stream::work, device_mark{}); }));
         CHECK(test::is_refused_in_child("wait_until", [&] { (void)on->wait_until({}, soon()); }));
         CHECK(test::is_refused_in_child("usage", [&] { (void)on->usage(); }));
         CHECK(test::is_refused_in_child("round_weights", [&] { r->part->round_weights(); }));
@@ -1015,12 +1015,12 @@ TEST_CASE("cuda on host: a process that is forked while lanes are at work")
               }) == 7);
     }
     cuda_on_host::hold(false);
-    CHECK(on->wait_until(on->mark(device_lane::up), soon()));
+    CHECK(on->wait_until(on->mark(device_stream::up), soon()));
     r.reset();
     on->release(memory);
 }
 
-TEST_CASE("cuda on host: a lane with more under way than its ring of events holds")
+TEST_CASE("cuda on host: a stream with more under way than its ring of events holds")
 {
     cuda_device on(0);
     device_ptr const memory = on.allocate(4096);
@@ -1030,11 +1030,11 @@ TEST_CASE("cuda on host: a lane with more under way than its ring of events hold
     for (int i = 0; i < 1500; ++i) {
         on.copy_up(memory, host.get(), 100);
         if (i % 3 == 0)
-            on.call(device_lane::up, [] {});
-        marks.push_back(on.mark(device_lane::up));
-        on.follow(device_lane::down, marks[marks.size() / 2]);
+            on.call(device_stream::up, [] {});
+        marks.push_back(on.mark(device_stream::up));
+        on.follow(device_stream::down, marks[marks.size() / 2]);
     }
-    device_mark const down = on.mark(device_lane::down);
+    device_mark const down = on.mark(device_stream::down);
     CHECK(!on.wait_until(marks[0], device::clock::now()));
     cuda_on_host::hold(false);
     for (device_mark const each : marks)

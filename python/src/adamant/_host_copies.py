@@ -96,7 +96,7 @@ class CudaLane(HostLane):
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
-def new_lane(device: torch.device) -> HostLane:
+def new_stream(device: torch.device) -> HostLane:
     if device.type == "cpu":
         return HostLane()
     if device.type == "cuda":
@@ -163,7 +163,7 @@ class HostCopies:
     any more once its weights are ready, so that the ring may be smaller than all gradients.
     """
 
-    new_lane = staticmethod(new_lane)  # tests have another
+    new_stream = staticmethod(new_stream)  # tests have another
 
     def __init__(self, params: List[Tensor], gradient_types: List[torch.dtype], mirrors: Dict[int, Any],
                  consumes: bool):
@@ -173,8 +173,8 @@ class HostCopies:
         self._params = params
         self._flats: Dict[int, Tensor] = {}  # of a step, so that memory is not kept alive between steps
         devices = {param.device for param in params}
-        self._down = {device: self.new_lane(device) for device in devices}
-        self._up = {device: self.new_lane(device) for device in devices}
+        self._down = {device: self.new_stream(device) for device in devices}
+        self._up = {device: self.new_stream(device) for device in devices}
         self._mirrors = []
         with torch.no_grad():
             for param in params:
@@ -304,8 +304,8 @@ class HostCopies:
         self._slots.clear()
         self._flats.clear()
         self.ring.give_back_all()
-        for lane in self._up.values():
-            lane.caller_follows()
+        for stream in self._up.values():
+            stream.caller_follows()
         self._raise()
 
     def drop(self) -> None:

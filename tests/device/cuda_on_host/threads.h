@@ -93,16 +93,16 @@ public:
         leave(*current_);
     }
     // What another thread of the warp gives; all threads of the mask come.
-    [[nodiscard]] unsigned exchange(unsigned mask, unsigned value, unsigned from_lane)
+    [[nodiscard]] unsigned exchange(unsigned mask, unsigned value, unsigned from_stream)
     {
         fiber& self = *current_;
-        if ((mask >> lane_of(self) & mask >> from_lane & 1u) == 0) {
-            std::fprintf(stderr, "cuda_on_host: a thread exchanges a value with a lane that the mask has not\n");
+        if ((mask >> stream_of(self) & mask >> from_stream & 1u) == 0) {
+            std::fprintf(stderr, "cuda_on_host: a thread exchanges a value with a stream that the mask has not\n");
             std::abort();
         }
         self.mask = mask;
         self.value = value;
-        self.from_lane = from_lane;
+        self.from_stream = from_stream;
         exchanging_.push_back(&self);
         leave(self);
         return self.received;
@@ -128,10 +128,10 @@ private:
         // Of an exchange.
         unsigned mask = 0;
         unsigned value = 0;
-        unsigned from_lane = 0;
+        unsigned from_stream = 0;
         unsigned received = 0;
     };
-    static unsigned lane_of(fiber const& of)
+    static unsigned stream_of(fiber const& of)
     {
         return of.thread.x % 32;
     }
@@ -155,7 +155,7 @@ private:
             exchanging_.erase(begin, exchanging_.end());
             for (fiber* const to : all)
                 for (fiber const* const from : all)
-                    if (lane_of(*from) == to->from_lane)
+                    if (stream_of(*from) == to->from_stream)
                         to->received = from->value;
             return all;
         }
@@ -269,7 +269,7 @@ inline void __syncthreads()
 {
     cuda_on_host::runner->barrier();
 }
-inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, unsigned lanes)
+inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, unsigned streams)
 {
-    return cuda_on_host::runner->exchange(mask, value, threadIdx.x % 32 ^ lanes);
+    return cuda_on_host::runner->exchange(mask, value, threadIdx.x % 32 ^ streams);
 }

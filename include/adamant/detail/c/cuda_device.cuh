@@ -19,8 +19,8 @@ void follow_cuda_event(device& on, void* event)
     if (gpu == nullptr)
         detail::throw_invalid_argument(
             {on.name(), " is to follow a CUDA event, but is no device of adamant_cuda_device_create()"});
-    for (device_lane const lane : {device_lane::work, device_lane::down})
-        gpu->follow(lane, static_cast<cudaEvent_t>(event));
+    for (device_stream const stream : {device_stream::work, device_stream::down})
+        gpu->follow(stream, static_cast<cudaEvent_t>(event));
 }
 
 } // namespace adamant::c

@@ -79,12 +79,12 @@ static adamant_device* handle_of(std::shared_ptr<device> on)
     return new adamant_device{std::move(on), std::move(name)};
 }
 
-// Waits for what was enqueued in the lane, and has the device go on if that fails.
-static void wait_for(device& on, device_lane lane)
+// Waits for what was enqueued in the stream, and has the device go on if that fails.
+static void wait_for(device& on, device_stream stream)
 {
     constexpr auto most = std::chrono::seconds(300); // as an optimizer's device_timeout_s
     try {
-        if (!on.wait_until(on.mark(lane), device::clock::now() + most))
+        if (!on.wait_until(on.mark(stream), device::clock::now() + most))
             detail::throw_device_error({on.name(), " has not come to the end of a copy in 300 s; it seems to have "
                                                    "stopped answering"});
     } catch (device_error const&) {
@@ -176,7 +176,7 @@ adamant_status adamant_device_copy_up(adamant_device* device, uint64_t to, const
         if (bytes != 0)
             needed(static_cast<std::byte const*>(from), "from");
         on.copy_up({to}, from, bytes);
-        wait_for(on, adamant::device_lane::up);
+        wait_for(on, adamant::device_stream::up);
     });
 }
 adamant_status adamant_device_copy_down(adamant_device* device, void* to, uint64_t from, size_t bytes)
@@ -186,7 +186,7 @@ adamant_status adamant_device_copy_down(adamant_device* device, void* to, uint64
         if (bytes != 0)
             needed(static_cast<std::byte*>(to), "to");
         on.copy_down(to, {from}, bytes);
-        wait_for(on, adamant::device_lane::down);
+        wait_for(on, adamant::device_stream::down);
     });
 }
 

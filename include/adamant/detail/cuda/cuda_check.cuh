@@ -59,10 +59,10 @@ __global__ void __launch_bounds__(check_threads) check_kernel(arithmetic* out, f
 
 // Throws unavailable where the program's device code was compiled with flags that change results, or has nothing for
 // this device; device_error where the device fails.
-inline void check_arithmetic(lanes& on, int capability)
+inline void check_arithmetic(streams& on, int capability)
 {
     struct buffer {
-        lanes const& on;
+        streams const& on;
         device_ptr memory;
         ~buffer() { release(on, memory); }
     };
@@ -72,7 +72,7 @@ inline void check_arithmetic(lanes& on, int capability)
     float tiny = 0x1p-126f;
     float one = 1.0f;
     cudaError_t error = cudaSuccess;
-    on.enqueue(device_lane::work, {operation::check}, [&](cudaStream_t stream) {
+    on.enqueue(device_stream::work, {operation::check}, [&](cudaStream_t stream) {
         error = ADAMANT_GPU_LAUNCH(check_kernel<0>, 1, check_threads, stream,
                                    static_cast<arithmetic*>(address_of(own.memory)), tiny, one);
         if (error == cudaSuccess)
@@ -83,7 +83,7 @@ inline void check_arithmetic(lanes& on, int capability)
         throw_unavailable({on.name(), " has compute capability ", capability / 10, ".", capability % 10,
                            ", and this program holds no code for that; compile it with -arch=sm_", capability,
                            " (in CMake: CMAKE_CUDA_ARCHITECTURES)"});
-    if (!on.wait_until(on.mark(device_lane::work), lanes::clock::now() + std::chrono::seconds(60)))
+    if (!on.wait_until(on.mark(device_stream::work), streams::clock::now() + std::chrono::seconds(60)))
         throw_device_error({on.name(), " did not finish a small computation within 60 s"});
     unsigned differs = 0;
     rounded_to_nearest([&] {

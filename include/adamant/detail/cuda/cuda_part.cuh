@@ -119,7 +119,7 @@ inline constexpr std::size_t pass_kernels = 11;
 class part final : public device_part {
 public:
     // Throws as device::allocate() does. `on` must outlive it.
-    part(lanes& on, std::vector<device_piece> pieces, bool with_records)
+    part(streams& on, std::vector<device_piece> pieces, bool with_records)
         : on_(on), pieces_(std::move(pieces)), layout_(pieces_, with_records), recorded_(pieces_.size(), 0)
     {
         std::uint32_t block = 0;
@@ -149,7 +149,7 @@ public:
     ~part() override
     {
         // What is enqueued uses both. A device that does not come to the end of it keeps them.
-        if (on_.drain(lanes::clock::now() + std::chrono::seconds(10)) == lanes::drained::busy)
+        if (on_.drain(streams::clock::now() + std::chrono::seconds(10)) == streams::drained::busy)
             (void)new std::shared_ptr<std::byte>(std::move(results_));
         else
             release(on_, memory_);
@@ -168,7 +168,7 @@ public:
                    (pass.pass == block_pass::rest ? unrecorded | reads_state : 0u);
         operation const what = {operation::pass, pass.pass, pass.pieces.size(), bytes_of(pass, makes_records)};
         auto const groups = pass.pass == block_pass::speculate ? pass.speculated : pass.settled;
-        on_.enqueue(device_lane::work, what, [&](cudaStream_t stream) {
+        on_.enqueue(device_stream::work, what, [&](cudaStream_t stream) {
             // A launch is of one kernel, and of groups that stand together in the table of them.
             struct kind {
                 std::size_t kernel;
@@ -208,7 +208,7 @@ public:
         device_piece const& p = pieces_[piece];
         std::size_t const bytes =
             stored_bytes(p, shard_array::grad) + (first ? 1 : 2) * stored_bytes(p, shard_array::accumulator);
-        on_.enqueue(device_lane::work, {operation::accumulate, {}, piece, bytes}, [&](cudaStream_t stream) {
+        on_.enqueue(device_stream::work, {operation::accumulate, {}, piece, bytes}, [&](cudaStream_t stream) {
             launch of;
             of.tasks = 0;
             of.first_group = 0;
@@ -229,7 +229,7 @@ public:
             with_weights.push_back(i);
             bytes += stored_bytes(p, shard_array::param) + stored_bytes(p, shard_array::weight_out);
         }
-        on_.enqueue(device_lane::work, {operation::round_weights, {}, with_weights.size(), bytes},
+        on_.enqueue(device_stream::work, {operation::round_weights, {}, with_weights.size(), bytes},
                     [&](cudaStream_t stream) {
                         launch of;
                         of.tasks = 0;
@@ -242,13 +242,13 @@ public:
     void forget_records() noexcept override { epoch_.fetch_add(1, std::memory_order_relaxed); }
     void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) override
     {
-        on_.follow(device_lane::down, on_.mark(device_lane::work));
+        on_.follow(device_stream::down, on_.mark(device_stream::work));
         if (layout_.blocks == 0)
             return;
         std::size_t const sums_bytes = layout_.blocks * sizeof(grad_squares);
         std::size_t const epochs_bytes = layout_.blocks * sizeof(std::uint32_t);
         std::byte* const staged = results_.get();
-        on_.enqueue(device_lane::down, {operation::fetch, {}, layout_.blocks, sums_bytes + epochs_bytes},
+        on_.enqueue(device_stream::down, {operation::fetch, {}, layout_.blocks, sums_bytes + epochs_bytes},
                     [&](cudaStream_t stream) {
                         cudaError_t const error = cudaMemcpyAsync(staged, address_of(memory_ + layout_.squares),
                                                                   sums_bytes, cudaMemcpyDeviceToHost, stream);
@@ -257,8 +257,8 @@ public:
                                    : cudaMemcpyAsync(staged + sums_bytes, address_of(memory_ + layout_.recorded),
                                                      epochs_bytes, cudaMemcpyDeviceToHost, stream);
                     });
-        // The spans are in any memory, and a copy into what is not pinned would wait for the lane here.
-        on_.call(device_lane::down,
+        // The spans are in any memory, and a copy into what is not pinned would wait for the stream here.
+        on_.call(device_stream::down,
                  [staged, squares, recorded, sums_bytes, epoch = epoch_.load(std::memory_order_relaxed)] {
                      std::memcpy(squares.data(), staged, sums_bytes);
                      for (std::size_t b = 0; b < recorded.size(); ++b) {
@@ -356,7 +356,7 @@ private:
         return bytes;
     }
 
-    lanes& on_;
+    streams& on_;
     std::vector<device_piece> pieces_;
     part_layout layout_;
     std::vector<std::uint32_t> first_blocks_; // of each piece

@@ -26,9 +26,9 @@ ADAMANT_DECL emulated_device::emulated_device(emulation_options options) : optio
                 {"a rate of '", options_.name, "' is ", rate, " bytes a second, but must be above 0"});
     if (!(options_.latency_s >= 0))
         detail::throw_invalid_argument({"the latency of '", options_.name, "' is below 0"});
-    for (std::size_t i = 0; i < device_lanes; ++i)
+    for (std::size_t i = 0; i < device_streams; ++i)
         try {
-            (*lanes_)[i].thread = std::thread([this, i] { serve((*lanes_)[i]); });
+            (*streams_)[i].thread = std::thread([this, i] { serve((*streams_)[i]); });
         } catch (...) {
             stop();
             throw;
@@ -37,7 +37,7 @@ ADAMANT_DECL emulated_device::emulated_device(emulation_options options) : optio
 
 ADAMANT_DECL emulated_device::~emulated_device()
 {
-    if (lanes_.in_this_process())
+    if (streams_.in_this_process())
         stop();
 }
 
@@ -75,7 +75,7 @@ ADAMANT_DECL device_ptr emulated_device::allocate(std::size_t bytes)
 
 ADAMANT_DECL void emulated_device::release(device_ptr memory) noexcept
 {
-    if (!lanes_.in_this_process())
+    if (!streams_.in_this_process())
         return;
     auto const lock = locked();
     auto const at = blocks_->find(memory.address);
@@ -89,14 +89,14 @@ ADAMANT_DECL void emulated_device::release(device_ptr memory) noexcept
 ADAMANT_DECL void emulated_device::copy_up(device_ptr to, void const* from, std::size_t bytes)
 {
     if (bytes != 0)
-        enqueue(device_lane::up, device_operation::copy_up, bytes, detail::text_of({"a copy of ", bytes, " bytes up"}),
+        enqueue(device_stream::up, device_operation::copy_up, bytes, detail::text_of({"a copy of ", bytes, " bytes up"}),
                 [=, this] { std::memcpy(real(to, bytes), from, bytes); });
 }
 
 ADAMANT_DECL void emulated_device::copy_down(void* to, device_ptr from, std::size_t bytes)
 {
     if (bytes != 0)
-        enqueue(device_lane::down, device_operation::copy_down, bytes,
+        enqueue(device_stream::down, device_operation::copy_down, bytes,
                 detail::text_of({"a copy of ", bytes, " bytes down"}),
                 [=, this] { std::memcpy(to, real(from, bytes), bytes); });
 }
@@ -180,7 +180,7 @@ ADAMANT_DECL void emulated_device::copy_columns(column_copy const& what, bool ga
 {
     if (what.bytes() == 0)
         return;
-    enqueue(device_lane::work, device_operation::work, what.bytes(),
+    enqueue(device_stream::work, device_operation::work, what.bytes(),
             detail::text_of({gathers ? "gathering " : "scattering ", what.count, " columns"}), [=, this] {
                 std::size_t const each = what.elem_bytes;
                 std::size_t const last = (what.own_places ? what.columns : what.count) - 1;
@@ -197,7 +197,7 @@ ADAMANT_DECL void emulated_device::find_largest(column_scoring const& what)
         return;
     detail::column_kernels const run =
         detail::column_kernels_for(what.type, best_available_isa(), column_score::magnitude); // no bit depends on it
-    enqueue(device_lane::work, device_operation::work, what.bytes(),
+    enqueue(device_stream::work, device_operation::work, what.bytes(),
             detail::text_of({"looking for the largest of ", what.rows * what.columns, " gradients"}), [=, this] {
                 std::size_t const n = what.rows * what.columns;
                 std::size_t const pieces = what.largest_pieces();
@@ -217,7 +217,7 @@ ADAMANT_DECL void emulated_device::score_columns(column_scoring const& what)
     if (what.bytes() == 0)
         return;
     detail::column_kernels const run = detail::column_kernels_for(what.type, best_available_isa(), what.kind);
-    enqueue(device_lane::work, device_operation::work, what.bytes(),
+    enqueue(device_stream::work, device_operation::work, what.bytes(),
             detail::text_of({"scoring ", what.columns, " columns"}), [=, this] {
                 constexpr std::size_t strip = 2048;
                 std::size_t const row_bytes = what.columns * size_bytes(what.type);
@@ -235,38 +235,38 @@ ADAMANT_DECL void emulated_device::score_columns(column_scoring const& what)
             });
 }
 
-ADAMANT_DECL void emulated_device::call(device_lane lane, std::function<void()> function)
+ADAMANT_DECL void emulated_device::call(device_stream stream, std::function<void()> function)
 {
-    push(lane, {.run = std::move(function)});
+    push(stream, {.run = std::move(function)});
 }
 
-ADAMANT_DECL device_mark emulated_device::mark(device_lane lane)
+ADAMANT_DECL device_mark emulated_device::mark(device_stream stream)
 {
     auto const lock = locked();
-    return {lane, of(lane).enqueued};
+    return {stream, of(stream).enqueued};
 }
 
-ADAMANT_DECL void emulated_device::follow(device_lane lane, device_mark before)
+ADAMANT_DECL void emulated_device::follow(device_stream stream, device_mark before)
 {
-    push(lane, {.after = before, .waits = true});
+    push(stream, {.after = before, .waits = true});
 }
 
 ADAMANT_DECL bool emulated_device::wait_until(device_mark until, clock::time_point deadline)
 {
     auto lock = locked();
-    auto const over = [&] { return !error_->empty() || of(until.lane).passed >= until.number; };
+    auto const over = [&] { return !error_->empty() || of(until.stream).passed >= until.number; };
     if (deadline == clock::time_point::max())
         changed_->wait(lock, over);
     else
         changed_->wait_until(lock, deadline, over);
     if (!error_->empty())
         throw device_error(*error_);
-    return of(until.lane).passed >= until.number;
+    return of(until.stream).passed >= until.number;
 }
 
 ADAMANT_DECL bool emulated_device::reset(clock::time_point deadline) noexcept
 {
-    if (!lanes_.in_this_process())
+    if (!streams_.in_this_process())
         return false;
     auto lock = locked();
     ++generation_;
@@ -327,18 +327,18 @@ ADAMANT_DECL std::byte* emulated_device::real(device_ptr at, std::size_t bytes) 
 
 ADAMANT_DECL std::unique_lock<std::mutex> emulated_device::locked() const
 {
-    detail::require_process(lanes_.process(), options_.name);
+    detail::require_process(streams_.process(), options_.name);
     return std::unique_lock(mutex_);
 }
 
 ADAMANT_DECL bool emulated_device::is_idle() const noexcept
 {
-    return std::all_of(lanes_->begin(), lanes_->end(), [](lane_state const& l) { return l.passed == l.enqueued; });
+    return std::all_of(streams_->begin(), streams_->end(), [](stream_state const& l) { return l.passed == l.enqueued; });
 }
 
 ADAMANT_DECL void emulated_device::drain() noexcept
 {
-    if (!lanes_.in_this_process())
+    if (!streams_.in_this_process())
         return;
     auto lock = locked();
     changed_->wait(lock, [this] { return is_idle() || (hung_ && running_ == 0); });
@@ -348,9 +348,9 @@ ADAMANT_DECL void emulated_device::drain() noexcept
     }
 }
 
-ADAMANT_DECL emulated_device::lane_state& emulated_device::of(device_lane lane) noexcept
+ADAMANT_DECL emulated_device::stream_state& emulated_device::of(device_stream stream) noexcept
 {
-    return (*lanes_)[static_cast<std::size_t>(lane)];
+    return (*streams_)[static_cast<std::size_t>(stream)];
 }
 
 ADAMANT_DECL emulated_device::fault& emulated_device::fault_of(device_operation kind) noexcept
@@ -371,25 +371,25 @@ ADAMANT_DECL int emulated_device::due(fault& f) noexcept
     return std::exchange(f, fault{}).kind;
 }
 
-ADAMANT_DECL double emulated_device::rate(device_lane lane) const noexcept
+ADAMANT_DECL double emulated_device::rate(device_stream stream) const noexcept
 {
-    return lane == device_lane::work ? options_.work_bytes_per_s
-           : lane == device_lane::up ? options_.up_bytes_per_s
+    return stream == device_stream::work ? options_.work_bytes_per_s
+           : stream == device_stream::up ? options_.up_bytes_per_s
                                      : options_.down_bytes_per_s;
 }
 
-ADAMANT_DECL void emulated_device::enqueue(device_lane lane, device_operation kind, std::size_t bytes, std::string what,
+ADAMANT_DECL void emulated_device::enqueue(device_stream stream, device_operation kind, std::size_t bytes, std::string what,
                                            std::function<void()> run)
 {
-    push(lane, {.run = std::move(run), .costs = true, .kind = kind, .bytes = bytes, .what = std::move(what)});
+    push(stream, {.run = std::move(run), .costs = true, .kind = kind, .bytes = bytes, .what = std::move(what)});
 }
 
-ADAMANT_DECL void emulated_device::push(device_lane lane, operation op)
+ADAMANT_DECL void emulated_device::push(device_stream stream, operation op)
 {
     auto const lock = locked();
     op.generation = generation_;
-    of(lane).queue.push_back(std::move(op));
-    ++of(lane).enqueued;
+    of(stream).queue.push_back(std::move(op));
+    ++of(stream).enqueued;
     changed_->notify_all();
 }
 
@@ -402,28 +402,28 @@ ADAMANT_DECL void emulated_device::stop() noexcept
         ++generation_;
         changed_->notify_all();
     }
-    for (lane_state& lane : *lanes_)
-        if (lane.thread.joinable())
-            lane.thread.join();
+    for (stream_state& stream : *streams_)
+        if (stream.thread.joinable())
+            stream.thread.join();
     for (auto const& [address, memory] : *blocks_)
         std::free(memory.real);
 }
 
-ADAMANT_DECL void emulated_device::serve(lane_state& lane)
+ADAMANT_DECL void emulated_device::serve(stream_state& stream)
 {
     std::unique_lock lock(mutex_);
     for (;;) {
-        changed_->wait(lock, [&] { return stopping_ || !lane.queue.empty(); });
+        changed_->wait(lock, [&] { return stopping_ || !stream.queue.empty(); });
         if (stopping_)
             return;
-        operation op = std::move(lane.queue.front());
-        lane.queue.pop_front();
+        operation op = std::move(stream.queue.front());
+        stream.queue.pop_front();
         if (op.waits)
-            changed_->wait(lock, [&] { return dropped(op) || of(op.after.lane).passed >= op.after.number; });
+            changed_->wait(lock, [&] { return dropped(op) || of(op.after.stream).passed >= op.after.number; });
         else
-            perform(lane, op, lock);
+            perform(stream, op, lock);
         op.run = {};
-        ++lane.passed;
+        ++stream.passed;
         changed_->notify_all();
     }
 }
@@ -433,7 +433,7 @@ ADAMANT_DECL bool emulated_device::dropped(operation const& op) const noexcept
     return stopping_ || op.generation != generation_ || !error_->empty();
 }
 
-ADAMANT_DECL void emulated_device::perform(lane_state& lane, operation& op, std::unique_lock<std::mutex>& lock)
+ADAMANT_DECL void emulated_device::perform(stream_state& stream, operation& op, std::unique_lock<std::mutex>& lock)
 {
     if (dropped(op))
         return;
@@ -466,20 +466,20 @@ ADAMANT_DECL void emulated_device::perform(lane_state& lane, operation& op, std:
     } catch (std::exception const& error) {
         failure = error.what();
     }
-    auto const lane_number = static_cast<device_lane>(&lane - lanes_->data());
-    double const least = options_.latency_s + static_cast<double>(op.bytes) / rate(lane_number);
-    // Counted from when the lane was free, so that sleeping too long now and then does not add up.
-    auto const from = std::max(lane.free_at, begin - std::chrono::milliseconds(1));
+    auto const stream_number = static_cast<device_stream>(&stream - streams_->data());
+    double const least = options_.latency_s + static_cast<double>(op.bytes) / rate(stream_number);
+    // Counted from when the stream was free, so that sleeping too long now and then does not add up.
+    auto const from = std::max(stream.free_at, begin - std::chrono::milliseconds(1));
     auto const until = from + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(least));
     std::this_thread::sleep_until(until);
     auto const end = clock::now();
-    lane.free_at = std::max(until, begin);
+    stream.free_at = std::max(until, begin);
     lock.lock();
     --running_;
     double const took = std::chrono::duration<double>(end - begin).count();
-    usage_.busy_s[static_cast<std::size_t>(lane_number)] +=
+    usage_.busy_s[static_cast<std::size_t>(stream_number)] +=
         std::max(std::min(took, least * 1.5), least == 0 ? took : least);
-    usage_.bytes[static_cast<std::size_t>(lane_number)] += op.bytes;
+    usage_.bytes[static_cast<std::size_t>(stream_number)] += op.bytes;
     if (!failure.empty() && error_->empty())
         *error_ = failure;
 }

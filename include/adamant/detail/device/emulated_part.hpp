@@ -78,7 +78,7 @@ public:
             bytes += only_reads(pass.pass) ? s.bytes(s.grad, n) : step_bytes(s.format().types, n);
             bytes += own->summed[piece] != 0 ? s.bytes(s.accumulator, n) : 0;
         }
-        on_.enqueue(device_lane::work, device_operation::work, bytes,
+        on_.enqueue(device_stream::work, device_operation::work, bytes,
                     detail::text_of({"pass '", name(pass.pass), "' over ", own->pieces.size(), " pieces"}),
                     [this, own, epoch = epoch_] {
                         float_mode_scope const mode(subnormals::kept);
@@ -92,7 +92,7 @@ public:
     void accumulate(std::uint32_t piece, bool first) override
     {
         detail::offload_shard const& s = shards_[piece];
-        on_.enqueue(device_lane::work, device_operation::work,
+        on_.enqueue(device_stream::work, device_operation::work,
                     s.bytes(s.grad, s.size()) + (first ? 1 : 2) * s.bytes(s.accumulator, s.size()),
                     "adding up gradients", [&s, first] { s.accumulate(0, s.size(), first); });
     }
@@ -101,7 +101,7 @@ public:
         std::size_t bytes = 0;
         for (detail::offload_shard const& s : shards_)
             bytes += s.has_weight_out() ? s.bytes(s.param, s.size()) + s.bytes(s.weight_out, s.size()) : 0;
-        on_.enqueue(device_lane::work, device_operation::work, bytes, "rounding weights", [this] {
+        on_.enqueue(device_stream::work, device_operation::work, bytes, "rounding weights", [this] {
             for (detail::offload_shard const& s : shards_)
                 s.round_weights(0, s.size());
         });
@@ -109,8 +109,8 @@ public:
     void forget_records() noexcept override { ++epoch_; }
     void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) override
     {
-        on_.follow(device_lane::down, on_.mark(device_lane::work));
-        on_.enqueue(device_lane::down, device_operation::copy_down, squares.size_bytes() + recorded.size_bytes(),
+        on_.follow(device_stream::down, on_.mark(device_stream::work));
+        on_.enqueue(device_stream::down, device_operation::copy_down, squares.size_bytes() + recorded.size_bytes(),
                     "fetching the results of a pass", [this, squares, recorded, epoch = epoch_] {
                         std::copy(squares_.begin(), squares_.end(), squares.begin());
                         std::transform(recorded_.begin(), recorded_.end(), recorded.begin(),
@@ -165,7 +165,7 @@ private:
     device_ptr memory_;
     std::byte* records_ = nullptr;
     isa tier_ = best_available_isa(); // no bit depends on it
-    // Of the lane work.
+    // Of the stream work.
     std::vector<grad_squares> squares_;
     std::vector<std::uint64_t> recorded_;  // in which epoch; 0: there is no record
     std::vector<std::uint64_t> checksums_; // of the gradients that records were made with

@@ -78,7 +78,7 @@ public:
     virtual void bring_gradients(std::size_t shard) = 0;
     // Adds it, on this side. Where it throws, some of it may have been added.
     virtual void accumulate(std::size_t shard, bool first) = 0;
-    // Does it; where it throws, nothing is left on the device's lanes.
+    // Does it; where it throws, nothing is left on the device's streams.
     template <class Work>
     void at_rest(Work const& work)
     {

@@ -117,7 +117,7 @@ public:
                 copy_state_up(*to, next[i], true);
             if (part_ !=
                 nullptr) { // a step sends the weights of whole pieces down, also of blocks that it leaves alone
-                to->follow(device_lane::work, to->mark(device_lane::up));
+                to->follow(device_stream::work, to->mark(device_stream::up));
                 part_->round_weights();
             }
             if (to != nullptr)
@@ -214,7 +214,7 @@ public:
         return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                                                       std::chrono::duration<double>(settings_.timeout_s));
     }
-    [[noreturn]] void throw_late(device_lane lane) const { throw_late(*device_, lane); }
+    [[noreturn]] void throw_late(device_stream stream) const { throw_late(*device_, stream); }
     // Drops what has not begun, and waits for the rest. False where the device does not answer, or cannot go on. One
     // that was waited for in vain is not waited for as long again.
     [[nodiscard]] bool stop() const noexcept
@@ -234,14 +234,14 @@ private:
     void wait_all(adamant::device& on) const
     {
         auto const until = deadline();
-        for (device_lane const lane : {device_lane::up, device_lane::work, device_lane::down})
-            if (!on.wait_until(on.mark(lane), until))
-                throw_late(on, lane);
+        for (device_stream const stream : {device_stream::up, device_stream::work, device_stream::down})
+            if (!on.wait_until(on.mark(stream), until))
+                throw_late(on, stream);
     }
-    [[noreturn]] void throw_late(adamant::device const& on, device_lane lane) const
+    [[noreturn]] void throw_late(adamant::device const& on, device_stream stream) const
     {
         is_late_ = true;
-        throw_device_error({on.name(), " has not come to the end of its lane '", name(lane), "' in ",
+        throw_device_error({on.name(), " has not come to the end of its stream '", name(stream), "' in ",
                             settings_.timeout_s,
                             " s; it seems to have stopped answering (see device_timeout_s in the options)"});
     }

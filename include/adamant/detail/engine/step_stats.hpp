@@ -174,17 +174,17 @@ private:
     }
     void report_device(device_usage const& now)
     {
-        auto const bytes = [&](device_lane row) {
+        auto const bytes = [&](device_stream row) {
             auto const i = static_cast<std::size_t>(row);
             return static_cast<std::size_t>(now.bytes[i] - usage_before_.bytes[i]);
         };
-        auto const seconds = [&](device_lane row) {
+        auto const seconds = [&](device_stream row) {
             auto const i = static_cast<std::size_t>(row);
             return now.busy_s[i] - usage_before_.busy_s[i];
         };
-        report_.device = {report_.device.elements,    seconds(device_lane::work), seconds(device_lane::up),
-                          seconds(device_lane::down), bytes(device_lane::work),   bytes(device_lane::up),
-                          bytes(device_lane::down)};
+        report_.device = {report_.device.elements,    seconds(device_stream::work), seconds(device_stream::up),
+                          seconds(device_stream::down), bytes(device_stream::work),   bytes(device_stream::up),
+                          bytes(device_stream::down)};
     }
 
     registry const& over_;

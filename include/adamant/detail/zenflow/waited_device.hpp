@@ -31,9 +31,9 @@ public:
     // Until all that was enqueued is done. Throws device_error where it fails, or takes too long.
     void wait() const
     {
-        for (device_lane const lane : {device_lane::up, device_lane::work, device_lane::down})
-            if (!on_->wait_until(on_->mark(lane), deadline()))
-                throw_device_error({on_->name(), " has not finished what is in its lane '", name(lane), "' within ",
+        for (device_stream const stream : {device_stream::up, device_stream::work, device_stream::down})
+            if (!on_->wait_until(on_->mark(stream), deadline()))
+                throw_device_error({on_->name(), " has not finished what is in its stream '", name(stream), "' within ",
                                     timeout_s_, " s"});
     }
     // After a failure: once what runs on it has ended. False where it does not answer. What had not begun is dropped.

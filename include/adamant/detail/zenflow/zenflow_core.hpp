@@ -389,20 +389,20 @@ private:
     void report_device(zenflow_report& report) const
     {
         device_usage const now = background_.home()->device().usage();
-        auto const bytes = [&](device_lane lane) {
-            auto const i = static_cast<std::size_t>(lane);
+        auto const bytes = [&](device_stream stream) {
+            auto const i = static_cast<std::size_t>(stream);
             return static_cast<std::size_t>(now.bytes[i] - usage_before_.bytes[i]);
         };
-        auto const seconds = [&](device_lane lane) {
-            auto const i = static_cast<std::size_t>(lane);
+        auto const seconds = [&](device_stream stream) {
+            auto const i = static_cast<std::size_t>(stream);
             return now.busy_s[i] - usage_before_.busy_s[i];
         };
         std::size_t const on_cpu = report.warm_up ? report.deferred_stepped : 0;
         std::size_t const all = report.elements + on_cpu;
         report.ratio = all == 0 ? 1 : static_cast<double>(on_cpu) / static_cast<double>(all);
         report.device = {
-            report.elements,          seconds(device_lane::work), seconds(device_lane::up), seconds(device_lane::down),
-            bytes(device_lane::work), bytes(device_lane::up),     bytes(device_lane::down)};
+            report.elements,          seconds(device_stream::work), seconds(device_stream::up), seconds(device_stream::down),
+            bytes(device_stream::work), bytes(device_stream::up),     bytes(device_stream::down)};
     }
 
     zenflow_options zenflow_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lanes of a CUDA device: streams, what is enqueued in them, how far they are, and the first thing that failed.
+// The streams of a CUDA device: streams, what is enqueued in them, how far they are, and the first thing that failed.
 #pragma once
 
 #include <algorithm>
@@ -21,18 +21,18 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail::cuda {
 
-// Thread-safe. Each lane has a lock of its own for what is enqueued there, because a copy of memory that is not pinned
+// Thread-safe. Each stream has a lock of its own for what is enqueued there, because a copy of memory that is not pinned
 // may make its caller wait; the state that waiting needs has another, which nobody holds for long.
-class lanes {
+class streams {
 public:
     using clock = std::chrono::steady_clock;
 
     // Throws device_error.
-    lanes(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name))
+    streams(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name))
     {
         device_scope const scope(ordinal_);
         try {
-            for (lane& each : lanes_) {
+            for (stream& each : streams_) {
                 require(cudaStreamCreateWithFlags(&each.stream, cudaStreamNonBlocking), "cannot make a stream");
                 for (slot& s : each.ring) {
                     require(cudaEventCreate(&s.begin), "cannot make an event");
@@ -45,7 +45,7 @@ public:
         }
     }
     // Waits, to a limit, for what was enqueued: it may write to memory that is the caller's.
-    ~lanes()
+    ~streams()
     {
         if (!in_this_process())
             return;
@@ -56,8 +56,8 @@ public:
         device_scope const scope(ordinal_);
         destroy();
     }
-    lanes(lanes const&) = delete;
-    lanes& operator=(lanes const&) = delete;
+    streams(streams const&) = delete;
+    streams& operator=(streams const&) = delete;
 
     [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
     [[nodiscard]] std::string const& name() const noexcept { return name_; }
@@ -72,13 +72,13 @@ public:
         return !failure_.empty();
     }
 
-    // Has enqueue(stream) enqueue something in a lane and return CUDA's error, unless something has failed. It is
+    // Has enqueue(stream) enqueue something in a stream and return CUDA's error, unless something has failed. It is
     // called before this returns; its return value becomes the failure.
     template <class Enqueue>
-    void enqueue(device_lane in, operation const& what, Enqueue const& enqueue)
+    void enqueue(device_stream in, operation const& what, Enqueue const& enqueue)
     {
         check_process();
-        lane& l = of(in);
+        stream& l = of(in);
         device_scope const scope(ordinal_);
         std::lock_guard const order(l.order);
         bool has_slot = false;
@@ -120,12 +120,12 @@ public:
     }
 
     // See device::call().
-    void call(device_lane in, std::function<void()> function)
+    void call(device_stream in, std::function<void()> function)
     {
         check_process();
         auto node = std::make_unique<host_call>();
         node->function = std::move(function);
-        lane& l = of(in);
+        stream& l = of(in);
         device_scope const scope(ordinal_);
         std::lock_guard const order(l.order);
         std::lock_guard const lock(state_);
@@ -142,10 +142,10 @@ public:
         l.adjoins = false;
     }
 
-    [[nodiscard]] device_mark mark(device_lane in)
+    [[nodiscard]] device_mark mark(device_stream in)
     {
         check_process();
-        lane& l = of(in);
+        stream& l = of(in);
         device_scope const scope(ordinal_);
         std::lock_guard const order(l.order);
         std::lock_guard const lock(state_);
@@ -165,28 +165,28 @@ public:
         }
         return {in, l.last};
     }
-    void follow(device_lane in, device_mark before)
+    void follow(device_stream in, device_mark before)
     {
         check_process();
-        if (in == before.lane)
+        if (in == before.stream)
             return;
-        lane& l = of(in);
-        lane& other = of(before.lane);
+        stream& l = of(in);
+        stream& other = of(before.stream);
         device_scope const scope(ordinal_);
         std::lock_guard const order(l.order);
         std::lock_guard const lock(state_);
         if (!failure_.empty() || before.number <= other.passed)
             return;
-        // The event may be one recorded later in that lane: that is after the mark, too.
+        // The event may be one recorded later in that stream: that is after the mark, too.
         if (succeed(cudaStreamWaitEvent(l.stream, other.at(before.number).end, 0), {})) {
             l.dirty = true;
             l.adjoins = false;
         }
     }
-    void follow(device_lane in, cudaEvent_t before)
+    void follow(device_stream in, cudaEvent_t before)
     {
         check_process();
-        lane& l = of(in);
+        stream& l = of(in);
         device_scope const scope(ordinal_);
         std::lock_guard const order(l.order);
         std::lock_guard const lock(state_);
@@ -205,9 +205,9 @@ public:
                 device_scope const scope(ordinal_);
                 std::lock_guard const lock(state_);
                 if (failure_.empty())
-                    pass_finished(until.lane);
-                if (failure_.empty() && of(until.lane).passed >= until.number) {
-                    for (device_lane const each : {device_lane::work, device_lane::up, device_lane::down})
+                    pass_finished(until.stream);
+                if (failure_.empty() && of(until.stream).passed >= until.number) {
+                    for (device_stream const each : {device_stream::work, device_stream::up, device_stream::down})
                         pass_finished(each); // whatever else is done by now
                     if (failure_.empty())
                         return true;
@@ -225,18 +225,18 @@ public:
         if (drain(deadline) != drained::idle)
             return false;
         std::lock_guard const lock(state_);
-        for (lane& l : lanes_) // those whose event could not be recorded have finished, too
+        for (stream& l : streams_) // those whose event could not be recorded have finished, too
             l.dirty = l.adjoins = false;
         failure_.clear();
         calls_->clear();
         return true;
     }
     enum class drained : std::uint8_t {
-        idle, // all lanes have finished
+        idle, // all streams have finished
         busy, // not by the deadline
         dead, // the device has failed for good, and does nothing any more
     };
-    // Waits until all lanes have finished, whether or not something has failed.
+    // Waits until all streams have finished, whether or not something has failed.
     [[nodiscard]] drained drain(clock::time_point deadline) noexcept
     {
         if (!in_this_process())
@@ -247,7 +247,7 @@ public:
             {
                 device_scope const scope(ordinal_);
                 std::lock_guard const lock(state_);
-                for (lane& each : lanes_) {
+                for (stream& each : streams_) {
                     cudaError_t const found = cudaStreamQuery(each.stream);
                     (void)cudaGetLastError();
                     if (found != cudaSuccess && found != cudaErrorNotReady)
@@ -267,15 +267,15 @@ public:
         check_process();
         std::lock_guard const lock(state_);
         device_usage result;
-        for (std::size_t i = 0; i < device_lanes; ++i) {
-            result.busy_s[i] = lanes_[i].busy_s;
-            result.bytes[i] = lanes_[i].bytes;
+        for (std::size_t i = 0; i < device_streams; ++i) {
+            result.busy_s[i] = streams_[i].busy_s;
+            result.bytes[i] = streams_[i].bytes;
         }
         return result;
     }
 
 private:
-    // So many things that are under way in a lane are measured one by one.
+    // So many things that are under way in a stream are measured one by one.
     static constexpr std::uint64_t ring_size = 512;
 
     struct slot {
@@ -284,7 +284,7 @@ private:
         bool own_begin = false; // else it begins where the slot before it ends
         operation what;
     };
-    struct lane {
+    struct stream {
         std::mutex order; // before state_, where both are held
         cudaStream_t stream = nullptr;
         std::uint64_t last = 0;   // number of the last slot; they count from 1
@@ -309,7 +309,7 @@ private:
         node->done.store(true, std::memory_order_release);
     }
 
-    [[nodiscard]] lane& of(device_lane which) noexcept { return lanes_[static_cast<std::size_t>(which)]; }
+    [[nodiscard]] stream& of(device_stream which) noexcept { return streams_[static_cast<std::size_t>(which)]; }
 
     void require(cudaError_t error, char const* what) const
     {
@@ -336,7 +336,7 @@ private:
         if (!failure_.empty())
             return;
         std::string at;
-        for (lane& l : lanes_)
+        for (stream& l : streams_)
             if (l.passed < l.last)
                 at += (at.empty() ? "the " : " or the ") + l.at(l.passed + 1).what.text();
         failure_ = "adamant: " + name_ + " has failed: " + cudaGetErrorString(error) +
@@ -351,9 +351,9 @@ private:
             fail_under_way(found);
         return found == cudaSuccess;
     }
-    void pass_finished(device_lane which)
+    void pass_finished(device_stream which)
     {
-        lane& l = of(which);
+        stream& l = of(which);
         while (l.passed < l.last && is_through(l.at(l.passed + 1).end)) {
             slot const& s = l.at(l.passed + 1);
             if (s.what.what != operation::nothing) {
@@ -381,7 +381,7 @@ private:
     }
     void destroy() noexcept
     {
-        for (lane& each : lanes_) {
+        for (stream& each : streams_) {
             for (slot& s : each.ring)
                 for (cudaEvent_t const event : {s.begin, s.end})
                     if (event != nullptr)
@@ -394,10 +394,10 @@ private:
 
     int ordinal_;
     std::string name_;
-    mutable std::mutex state_; // of all that follows, but for what a lane's own lock orders
+    mutable std::mutex state_; // of all that follows, but for what a stream's own lock orders
     std::string failure_;
     process_bound<std::deque<std::unique_ptr<host_call>>> calls_;
-    lane lanes_[device_lanes];
+    stream streams_[device_streams];
 };
 
 } // namespace detail::cuda
