@@ -665,7 +665,7 @@ ADAMANT_C_API adamant_status adamant_cuda_device_create(int32_t ordinal, adamant
 /* What is submitted from now on waits for this event of the caller's, a cudaEvent_t on any stream of this GPU: for
  * gradients that are still being made there. Call it before adamant_submit() or adamant_zenflow_submit(). invalid
  * argument: not such a device. */
-ADAMANT_C_API adamant_status adamant_cuda_device_follow(adamant_device* device, void* event);
+ADAMANT_C_API adamant_status adamant_cuda_device_wait_event(adamant_device* device, void* event);
 
 /* A device that is imitated in host memory: for tests, and for machines without a GPU. */
 typedef struct adamant_emulation_options {

@@ -64,12 +64,12 @@ public:
     void score_columns(column_scoring const& what) override { detail::cuda::score_columns(streams_, what); }
     void call(device_stream stream, std::function<void()> function) override { streams_.call(stream, std::move(function)); }
 
-    [[nodiscard]] device_mark mark(device_stream stream) override { return streams_.mark(stream); }
-    void follow(device_stream stream, device_mark before) override { streams_.follow(stream, before); }
+    [[nodiscard]] device_event record_event(device_stream stream) override { return streams_.record_event(stream); }
+    void wait_event(device_stream stream, device_event before) override { streams_.wait_event(stream, before); }
     // Work that is enqueued in `stream` from now on waits for the caller's event, on any stream of this device. Have the
     // streams work and down follow it before submit() of a shard whose gradient is still being made there.
-    void follow(device_stream stream, cudaEvent_t before) { streams_.follow(stream, before); }
-    [[nodiscard]] bool wait_until(device_mark until, clock::time_point deadline) override
+    void wait_event(device_stream stream, cudaEvent_t before) { streams_.wait_event(stream, before); }
+    [[nodiscard]] bool wait_until(device_event until, clock::time_point deadline) override
     {
         return streams_.wait_until(until, deadline);
     }

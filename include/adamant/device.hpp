@@ -87,7 +87,7 @@ inline constexpr std::size_t device_streams = 3;
 }
 
 // Everything that had been enqueued in a stream at some point.
-struct device_mark {
+struct device_event {
     device_stream stream = device_stream::work;
     std::uint64_t number = 0;
 };
@@ -247,11 +247,11 @@ public:
     // not call the device. It is not called where earlier work has failed; its captures may live until reset().
     virtual void call(device_stream stream, std::function<void()> function) = 0;
 
-    [[nodiscard]] virtual device_mark mark(device_stream stream) = 0;
+    [[nodiscard]] virtual device_event record_event(device_stream stream) = 0;
     // Work that is enqueued in `stream` from now on waits for the mark.
-    virtual void follow(device_stream stream, device_mark before) = 0;
+    virtual void wait_event(device_stream stream, device_event before) = 0;
     // Waits for the mark; false where it is not reached by the deadline. Throws device_error where anything has failed.
-    [[nodiscard]] virtual bool wait_until(device_mark until, clock::time_point deadline) = 0;
+    [[nodiscard]] virtual bool wait_until(device_event until, clock::time_point deadline) = 0;
 
     // Drops work that has not begun, as far as the device can, waits for the rest until the deadline, and forgets the
     // failure. False where the device cannot continue after it, or does not answer. Its memory keeps its contents.

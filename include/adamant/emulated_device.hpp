@@ -61,9 +61,9 @@ public:
     void score_columns(column_scoring const& what) override;
     void call(device_stream stream, std::function<void()> function) override;
 
-    [[nodiscard]] device_mark mark(device_stream stream) override;
-    void follow(device_stream stream, device_mark before) override;
-    [[nodiscard]] bool wait_until(device_mark until, clock::time_point deadline) override;
+    [[nodiscard]] device_event record_event(device_stream stream) override;
+    void wait_event(device_stream stream, device_event before) override;
+    [[nodiscard]] bool wait_until(device_event until, clock::time_point deadline) override;
     [[nodiscard]] bool reset(clock::time_point deadline) noexcept override;
 
     [[nodiscard]] std::shared_ptr<std::byte> pinned(std::size_t bytes) override;
@@ -100,7 +100,7 @@ private:
     };
     struct operation {
         std::function<void()> run = {};
-        device_mark after = {};
+        device_event after = {};
         bool waits = false; // for `after`, and does nothing else
         bool costs = false; // time
         device_operation kind = device_operation::work;

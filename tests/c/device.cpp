@@ -311,5 +311,5 @@ TEST_CASE("C: devices and placements that cannot be")
         CHECK(gpu == nullptr);
     }
     int event = 0;
-    CHECK(adamant_cuda_device_follow(on.get(), &event) != ADAMANT_OK);
+    CHECK(adamant_cuda_device_wait_event(on.get(), &event) != ADAMANT_OK);
 }

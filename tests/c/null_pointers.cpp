@@ -182,7 +182,7 @@ TEST_CASE("C: every null pointer is an error with a text")
     refused(adamant_step_rates_init(nullptr, 1000), "null");
     refused(adamant_emulation_options_init(nullptr, 1000), "null");
     refused(adamant_cuda_device_create(0, nullptr), "made is a null");
-    refused(adamant_cuda_device_follow(nullptr, &event), "device is a null");
+    refused(adamant_cuda_device_wait_event(nullptr, &event), "device is a null");
     refused(adamant_emulated_device_create(nullptr, nullptr), "made is a null");
     refused(adamant_emulated_device_fail(nullptr, 0, 0), "device is a null");
     refused(adamant_emulated_device_hang(nullptr, 0, 0), "device is a null");
@@ -195,7 +195,7 @@ TEST_CASE("C: every null pointer is an error with a text")
     refused(adamant_device_copy_down(nullptr, text, 0, 1), "device is a null");
     ok(adamant_emulated_device_create(nullptr, &device));
     c_test::device const owned_device(device);
-    refused(adamant_cuda_device_follow(device, nullptr), "event is a null");
+    refused(adamant_cuda_device_wait_event(device, nullptr), "event is a null");
     refused(adamant_device_allocate(device, 1, nullptr), "address is a null");
     refused(adamant_device_copy_up(device, 0, nullptr, 1), "from is a null");
     refused(adamant_device_copy_down(device, nullptr, 0, 1), "to is a null");

@@ -46,7 +46,7 @@ device::clock::time_point soon()
 void wait_for(device& on)
 {
     for (device_stream const stream : {device_stream::up, device_stream::work, device_stream::down})
-        REQUIRE(on.wait_until(on.mark(stream), soon()));
+        REQUIRE(on.wait_until(on.record_event(stream), soon()));
 }
 
 cuda_device& gpu()
@@ -95,7 +95,7 @@ public:
     void upload()
     {
         on_.copy_up(memory_, model.image.data(), model.image.size());
-        on_.follow(device_stream::work, on_.mark(device_stream::up));
+        on_.wait_event(device_stream::work, on_.record_event(device_stream::up));
     }
     // Over these pieces, or all.
     void run(block_pass pass, bool keep_records = false, std::vector<std::uint32_t> const* some = nullptr)
@@ -597,16 +597,16 @@ TEST_CASE("cuda: pieces that come one by one, while gradients come up and weight
                 std::byte* const grad = host.get() + p.at[arrays::grad];
                 std::memcpy(grad, m.element(p, arrays::grad, 0), p.elems * 2);
                 on.copy_up(pieces[i].arrays[arrays::grad], grad, p.elems * 2);
-                on.follow(device_stream::work, on.mark(device_stream::up));
+                on.wait_event(device_stream::work, on.record_event(device_stream::up));
                 std::uint32_t const one[] = {i};
                 part->run({block_pass::step, one, steps, steps, summed, false});
                 m.run({block_pass::step, one, steps, steps, summed, false});
-                on.follow(device_stream::down, on.mark(device_stream::work));
+                on.wait_event(device_stream::down, on.record_event(device_stream::work));
                 on.copy_down(host.get() + p.at[arrays::weight_out], pieces[i].arrays[arrays::weight_out], p.elems * 2);
             }
             part->fetch(squares, recorded);
             // One stream is enough: the last copy follows the last pass.
-            REQUIRE(on.wait_until(on.mark(device_stream::down), soon()));
+            REQUIRE(on.wait_until(on.record_event(device_stream::down), soon()));
             for (std::size_t b = 0; b < squares.size(); ++b)
                 REQUIRE(squares[b].sum == m.squares[b].sum);
             for (test::model_piece const& p : m.pieces)
@@ -694,9 +694,9 @@ TEST_CASE("cuda: columns are gathered and scattered")
         for (bool const gathers : {true, false}) {
             on.copy_up(what.by_rows, by_rows.data(), rows_bytes);
             on.copy_up(what.by_columns, by_columns.data(), columns_bytes);
-            on.follow(device_stream::work, on.mark(device_stream::up));
+            on.wait_event(device_stream::work, on.record_event(device_stream::up));
             gathers ? on.gather_columns(what) : on.scatter_columns(what);
-            on.follow(device_stream::down, on.mark(device_stream::work));
+            on.wait_event(device_stream::down, on.record_event(device_stream::work));
             std::vector<std::byte> rows_after(rows_bytes), columns_after(columns_bytes);
             on.copy_down(rows_after.data(), what.by_rows, rows_bytes);
             on.copy_down(columns_after.data(), what.by_columns, columns_bytes);
@@ -745,12 +745,12 @@ TEST_CASE("cuda: columns are scored")
         device_ptr const of_scores = on.allocate(scores.size() * sizeof scores[0]);
         device_ptr const of_largest = on.allocate(largest_of.size() * sizeof largest_of[0]);
         on.copy_up(what.grad, grad.data(), grad.bytes());
-        on.follow(device_stream::work, on.mark(device_stream::up));
+        on.wait_event(device_stream::work, on.record_event(device_stream::up));
         what.result = of_largest;
         on.find_largest(what);
         what.result = of_scores;
         on.score_columns(what);
-        on.follow(device_stream::down, on.mark(device_stream::work));
+        on.wait_event(device_stream::down, on.record_event(device_stream::work));
         on.copy_down(largest_of.data(), of_largest, largest_of.size() * sizeof largest_of[0]);
         on.copy_down(scores.data(), of_scores, scores.size() * sizeof scores[0]);
         wait_for(on);
@@ -783,12 +783,12 @@ TEST_CASE("cuda: marks, calls and usage")
     device_ptr const memory = on.allocate(bytes);
     std::vector<int> order; // of one stream: nobody writes at the same time
     on.copy_up(memory, from.get(), bytes);
-    device_mark const up = on.mark(device_stream::up);
-    on.follow(device_stream::down, up);
+    device_event const up = on.record_event(device_stream::up);
+    on.wait_event(device_stream::down, up);
     on.call(device_stream::down, [&] { order.push_back(1); });
     on.copy_down(to.get(), memory, bytes);
     on.call(device_stream::down, [&] { order.push_back(to.get()[bytes - 1] == std::byte{0x3c} ? 2 : -2); });
-    device_mark const down = on.mark(device_stream::down);
+    device_event const down = on.record_event(device_stream::down);
     REQUIRE(on.wait_until(down, soon()));
     CHECK(order == std::vector<int>{1, 2});
     CHECK(std::memcmp(from.get(), to.get(), bytes) == 0);
@@ -801,20 +801,20 @@ TEST_CASE("cuda: marks, calls and usage")
         CHECK(after.busy_s[i] > before.busy_s[i]);
     }
     // More than the ring of events holds, and an early mark after that.
-    device_mark early = on.mark(device_stream::up);
+    device_event early = on.record_event(device_stream::up);
     for (int i = 0; i < 3000; ++i) {
         on.copy_up(memory + 256, from.get(), 256);
         if (i == 10)
-            early = on.mark(device_stream::up);
+            early = on.record_event(device_stream::up);
         if (i % 100 == 50)
-            on.follow(device_stream::down, early);
+            on.wait_event(device_stream::down, early);
         if (i % 100 == 60)
             on.call(device_stream::up, [&] { order.push_back(3); });
     }
-    on.follow(device_stream::down, early);
-    REQUIRE(on.wait_until(on.mark(device_stream::down), soon()));
+    on.wait_event(device_stream::down, early);
+    REQUIRE(on.wait_until(on.record_event(device_stream::down), soon()));
     REQUIRE(on.wait_until(early, soon()));
-    REQUIRE(on.wait_until(on.mark(device_stream::up), soon()));
+    REQUIRE(on.wait_until(on.record_event(device_stream::up), soon()));
     CHECK(order.size() == 32);
     CHECK(on.usage().bytes[1] - after.bytes[1] == 3000 * 256);
     on.release(memory);
@@ -843,7 +843,7 @@ std::string failure(device& on)
 {
     try {
         for (device_stream const stream : {device_stream::work, device_stream::up, device_stream::down})
-            if (!on.wait_until(on.mark(stream), soon())) // outside of an assertion, which would catch what it throws
+            if (!on.wait_until(on.record_event(stream), soon())) // outside of an assertion, which would catch what it throws
                 return "not there in time";
     } catch (device_error const& error) {
         return error.what();
@@ -964,12 +964,12 @@ TEST_CASE("cuda on host: a device that does not come to the end")
     auto const shortly = [] { return device::clock::now() + std::chrono::milliseconds(5); };
     cuda_on_host::hold(true);
     on.copy_up(memory, host.get(), 4096);
-    device_mark const up = on.mark(device_stream::up);
+    device_event const up = on.record_event(device_stream::up);
     CHECK(!on.wait_until(up, shortly()));
     CHECK(!on.wait_until(up, device::clock::now() - std::chrono::seconds(1)));
     CHECK(!on.reset(shortly()));
-    on.follow(device_stream::work, up);
-    device_mark const work = on.mark(device_stream::work);
+    on.wait_event(device_stream::work, up);
+    device_event const work = on.record_event(device_stream::work);
     CHECK(!on.wait_until(work, shortly()));
     cuda_on_host::hold(false);
     CHECK(on.wait_until(work, soon()));
@@ -997,8 +997,8 @@ TEST_CASE("cuda on host: a process that is forked while streams are at work")
         CHECK(test::is_refused_in_child("copy_up", [&] { on->copy_up(memory, host.get(), 64); }));
         CHECK(test::is_refused_in_child("copy_down", [&] { on->copy_down(host.get(), memory, 64); }));
         CHECK(test::is_refused_in_child("call", [&] { on->call(device_stream::up, [] {}); }));
-        CHECK(test::is_refused_in_child("mark", [&] { (void)on->mark(device_stream::up); }));
-        CHECK(test::is_refused_in_child("follow", [&] { on->follow(device_stream::work, device_mark{}); }));
+        CHECK(test::is_refused_in_child("mark", [&] { (void)on->record_event(device_stream::up); }));
+        CHECK(test::is_refused_in_child("follow", [&] { on->wait_event(device_stream::work, device_event{}); }));
         CHECK(test::is_refused_in_child("wait_until", [&] { (void)on->wait_until({}, soon()); }));
         CHECK(test::is_refused_in_child("usage", [&] { (void)on->usage(); }));
         CHECK(test::is_refused_in_child("round_weights", [&] { r->part->round_weights(); }));
@@ -1015,7 +1015,7 @@ TEST_CASE("cuda on host: a process that is forked while streams are at work")
               }) == 7);
     }
     cuda_on_host::hold(false);
-    CHECK(on->wait_until(on->mark(device_stream::up), soon()));
+    CHECK(on->wait_until(on->record_event(device_stream::up), soon()));
     r.reset();
     on->release(memory);
 }
@@ -1026,18 +1026,18 @@ TEST_CASE("cuda on host: a stream with more under way than its ring of events ho
     device_ptr const memory = on.allocate(4096);
     std::shared_ptr<std::byte> const host = on.pinned(4096);
     cuda_on_host::hold(true);
-    std::vector<device_mark> marks;
+    std::vector<device_event> marks;
     for (int i = 0; i < 1500; ++i) {
         on.copy_up(memory, host.get(), 100);
         if (i % 3 == 0)
             on.call(device_stream::up, [] {});
-        marks.push_back(on.mark(device_stream::up));
-        on.follow(device_stream::down, marks[marks.size() / 2]);
+        marks.push_back(on.record_event(device_stream::up));
+        on.wait_event(device_stream::down, marks[marks.size() / 2]);
     }
-    device_mark const down = on.mark(device_stream::down);
+    device_event const down = on.record_event(device_stream::down);
     CHECK(!on.wait_until(marks[0], device::clock::now()));
     cuda_on_host::hold(false);
-    for (device_mark const each : marks)
+    for (device_event const each : marks)
         REQUIRE(on.wait_until(each, soon()));
     REQUIRE(on.wait_until(down, soon()));
     CHECK(on.usage().bytes[1] == 150000);

@@ -288,12 +288,12 @@ struct on_device {
     void put(device_ptr to, test::array const& from, dtype type) const
     {
         device->copy_up(to, from.data(), from.size() * size_bytes(type));
-        REQUIRE(device->wait_until(device->mark(device_stream::up), adamant::device::clock::time_point::max()));
+        REQUIRE(device->wait_until(device->record_event(device_stream::up), adamant::device::clock::time_point::max()));
     }
     void get(test::array& to, device_ptr from, dtype type) const
     {
         device->copy_down(to.data(), from, to.size() * size_bytes(type));
-        REQUIRE(device->wait_until(device->mark(device_stream::down), adamant::device::clock::time_point::max()));
+        REQUIRE(device->wait_until(device->record_event(device_stream::down), adamant::device::clock::time_point::max()));
     }
 };
 

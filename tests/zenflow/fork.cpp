@@ -201,8 +201,8 @@ std::vector<named_call> calls_of(emulated_device& gpu)
             {"copy_up", [&] { gpu.copy_up({1}, &host, 4); }},
             {"copy_down", [&] { gpu.copy_down(&host, {1}, 4); }},
             {"call", [&] { gpu.call(device_stream::work, [] {}); }},
-            {"mark", [&] { (void)gpu.mark(device_stream::work); }},
-            {"follow", [&] { gpu.follow(device_stream::work, {}); }},
+            {"mark", [&] { (void)gpu.record_event(device_stream::work); }},
+            {"follow", [&] { gpu.wait_event(device_stream::work, {}); }},
             {"wait_until", [&] { (void)gpu.wait_until({}, device::clock::time_point::max()); }},
             {"usage", [&] { (void)gpu.usage(); }},
             {"fail", [&] { gpu.fail(device_operation::work); }},
@@ -329,7 +329,7 @@ TEST_CASE("fork: a device by itself, idle and at work", "[once]")
         CHECK(is_destroyed_in_child(gpu));
     }
     gpu->resume();
-    CHECK(gpu->wait_until(gpu->mark(device_stream::up), device::clock::time_point::max()));
+    CHECK(gpu->wait_until(gpu->record_event(device_stream::up), device::clock::time_point::max()));
 }
 
 TEST_CASE("fork: during zenflow's deferred update in the background", "[once]")

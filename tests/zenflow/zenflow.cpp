@@ -811,7 +811,7 @@ TEST_CASE("zenflow: a gradient comes down when the one before it is added up, an
         rank.by->begin_step();
         for (std::size_t i = 0; i < of.shapes.size(); ++i)
             rank.by->submit(i);
-        REQUIRE(rank.on->wait_until(rank.on->mark(device_stream::down), device::clock::now() + std::chrono::seconds(20)));
+        REQUIRE(rank.on->wait_until(rank.on->record_event(device_stream::down), device::clock::now() + std::chrono::seconds(20)));
         goes_on = true;
     }
     rank.by->finish();
@@ -1199,9 +1199,9 @@ TEST_CASE("column scores: an emulated device's are the reference implementation'
             std::vector<std::uint32_t>& found = scored ? scores : largest;
             what.result = on.allocate(found.size() * sizeof found[0]);
             scored ? on.score_columns(what) : on.find_largest(what);
-            on.follow(device_stream::down, on.mark(device_stream::work));
+            on.wait_event(device_stream::down, on.record_event(device_stream::work));
             on.copy_down(found.data(), what.result, found.size() * sizeof found[0]);
-            REQUIRE(on.wait_until(on.mark(device_stream::down), device::clock::time_point::max()));
+            REQUIRE(on.wait_until(on.record_event(device_stream::down), device::clock::time_point::max()));
             on.release(what.result);
         }
         CHECK(largest == expected_largest);

@@ -149,7 +149,7 @@ class DeferredOptimizer(Calls):
         """The same with gradients that lie where set_device_arrays() says, once the caller's event has come."""
         report, more = Report.initialised(), ZenFlowReport.initialised()
         assert self._device is not None
-        check(library().adamant_cuda_device_follow(self._device.pointer, event))
+        check(library().adamant_cuda_device_wait_event(self._device.pointer, event))
         self._call("adamant_zenflow_begin_step", None)
         try:
             for number, takes_part in enumerate(present):

@@ -267,7 +267,7 @@ _functions: Dict[str, List[Any]] = {
     "adamant_accumulate": [_p, c_size_t],
     "adamant_clear_accumulators": [_p],
     "adamant_cuda_device_create": [c_int32, _p],
-    "adamant_cuda_device_follow": [_p, _p],
+    "adamant_cuda_device_wait_event": [_p, _p],
     "adamant_deepspeed_parse": [c_char_p, c_size_t, _p],
     "adamant_deepspeed_apply": [_p, _p, _p, _p, _p, _p],
     "adamant_save_safetensors": [_p, c_char_p],

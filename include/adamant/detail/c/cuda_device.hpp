@@ -10,6 +10,6 @@ namespace adamant::c {
 
 [[nodiscard]] std::shared_ptr<device> make_cuda_device(int ordinal);
 // event: a cudaEvent_t. Throws invalid_argument for a device that make_cuda_device() has not made.
-void follow_cuda_event(device& on, void* event);
+void wait_cuda_event(device& on, void* event);
 
 } // namespace adamant::c

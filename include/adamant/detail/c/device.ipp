@@ -67,7 +67,7 @@ static std::shared_ptr<device> make_cuda_device(int)
 {
     refuse_cuda();
 }
-static void follow_cuda_event(device&, void*)
+static void wait_cuda_event(device&, void*)
 {
     refuse_cuda();
 }
@@ -84,7 +84,7 @@ static void wait_for(device& on, device_stream stream)
 {
     constexpr auto most = std::chrono::seconds(300); // as an optimizer's device_timeout_s
     try {
-        if (!on.wait_until(on.mark(stream), device::clock::now() + most))
+        if (!on.wait_until(on.record_event(stream), device::clock::now() + most))
             detail::throw_device_error({on.name(), " has not come to the end of a copy in 300 s; it seems to have "
                                                    "stopped answering"});
     } catch (device_error const&) {
@@ -110,11 +110,11 @@ adamant_status adamant_cuda_device_create(int32_t ordinal, adamant_device** made
         *made = handle_of(make_cuda_device(ordinal));
     });
 }
-adamant_status adamant_cuda_device_follow(adamant_device* device, void* event)
+adamant_status adamant_cuda_device_wait_event(adamant_device* device, void* event)
 {
     return guarded([&] {
         adamant::device& on = of(device);
-        follow_cuda_event(on, &needed(static_cast<std::byte*>(event), "event"));
+        wait_cuda_event(on, &needed(static_cast<std::byte*>(event), "event"));
     });
 }
 

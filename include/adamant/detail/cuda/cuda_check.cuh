@@ -83,7 +83,7 @@ inline void check_arithmetic(streams& on, int capability)
         throw_unavailable({on.name(), " has compute capability ", capability / 10, ".", capability % 10,
                            ", and this program holds no code for that; compile it with -arch=sm_", capability,
                            " (in CMake: CMAKE_CUDA_ARCHITECTURES)"});
-    if (!on.wait_until(on.mark(device_stream::work), streams::clock::now() + std::chrono::seconds(60)))
+    if (!on.wait_until(on.record_event(device_stream::work), streams::clock::now() + std::chrono::seconds(60)))
         throw_device_error({on.name(), " did not finish a small computation within 60 s"});
     unsigned differs = 0;
     rounded_to_nearest([&] {

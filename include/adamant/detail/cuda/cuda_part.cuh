@@ -242,7 +242,7 @@ public:
     void forget_records() noexcept override { epoch_.fetch_add(1, std::memory_order_relaxed); }
     void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) override
     {
-        on_.follow(device_stream::down, on_.mark(device_stream::work));
+        on_.wait_event(device_stream::down, on_.record_event(device_stream::work));
         if (layout_.blocks == 0)
             return;
         std::size_t const sums_bytes = layout_.blocks * sizeof(grad_squares);

@@ -142,7 +142,7 @@ public:
         l.adjoins = false;
     }
 
-    [[nodiscard]] device_mark mark(device_stream in)
+    [[nodiscard]] device_event record_event(device_stream in)
     {
         check_process();
         stream& l = of(in);
@@ -165,7 +165,7 @@ public:
         }
         return {in, l.last};
     }
-    void follow(device_stream in, device_mark before)
+    void wait_event(device_stream in, device_event before)
     {
         check_process();
         if (in == before.stream)
@@ -183,7 +183,7 @@ public:
             l.adjoins = false;
         }
     }
-    void follow(device_stream in, cudaEvent_t before)
+    void wait_event(device_stream in, cudaEvent_t before)
     {
         check_process();
         stream& l = of(in);
@@ -196,7 +196,7 @@ public:
         }
     }
     // See device::wait_until().
-    [[nodiscard]] bool wait_until(device_mark until, clock::time_point deadline)
+    [[nodiscard]] bool wait_until(device_event until, clock::time_point deadline)
     {
         check_process();
         clock::time_point const start = clock::now();

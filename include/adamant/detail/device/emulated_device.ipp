@@ -240,18 +240,18 @@ ADAMANT_DECL void emulated_device::call(device_stream stream, std::function<void
     push(stream, {.run = std::move(function)});
 }
 
-ADAMANT_DECL device_mark emulated_device::mark(device_stream stream)
+ADAMANT_DECL device_event emulated_device::record_event(device_stream stream)
 {
     auto const lock = locked();
     return {stream, of(stream).enqueued};
 }
 
-ADAMANT_DECL void emulated_device::follow(device_stream stream, device_mark before)
+ADAMANT_DECL void emulated_device::wait_event(device_stream stream, device_event before)
 {
     push(stream, {.after = before, .waits = true});
 }
 
-ADAMANT_DECL bool emulated_device::wait_until(device_mark until, clock::time_point deadline)
+ADAMANT_DECL bool emulated_device::wait_until(device_event until, clock::time_point deadline)
 {
     auto lock = locked();
     auto const over = [&] { return !error_->empty() || of(until.stream).passed >= until.number; };

@@ -109,7 +109,7 @@ public:
     void forget_records() noexcept override { ++epoch_; }
     void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) override
     {
-        on_.follow(device_stream::down, on_.mark(device_stream::work));
+        on_.wait_event(device_stream::down, on_.record_event(device_stream::work));
         on_.enqueue(device_stream::down, device_operation::copy_down, squares.size_bytes() + recorded.size_bytes(),
                     "fetching the results of a pass", [this, squares, recorded, epoch = epoch_] {
                         std::copy(squares_.begin(), squares_.end(), squares.begin());

@@ -138,7 +138,7 @@ public:
     void require_answer() override
     {
         adamant::device& device = pieces_.device();
-        if (!device.wait_until(device.mark(device_stream::down), std::chrono::steady_clock::now()) &&
+        if (!device.wait_until(device.record_event(device_stream::down), std::chrono::steady_clock::now()) &&
             std::chrono::steady_clock::now() > answer_by_)
             pieces_.throw_late(device_stream::down);
     }
@@ -204,7 +204,7 @@ public:
             pieces_.copy_state_up(pieces_.device(), p, false);
         send_all_weights();
         if (pieces_.part() != nullptr) {
-            pieces_.device().follow(device_stream::work, pieces_.device().mark(device_stream::up));
+            pieces_.device().wait_event(device_stream::work, pieces_.device().record_event(device_stream::up));
             pieces_.part()->round_weights();
         }
         pieces_.wait();
@@ -255,7 +255,7 @@ private:
         summed_.resize(pieces_.all().size());
         for (std::uint32_t const i : list_)
             summed_[i] = over_[pieces_.all()[i].shard].summed != 0;
-        device.follow(device_stream::work, device.mark(device_stream::up));
+        device.wait_event(device_stream::work, device.record_event(device_stream::up));
         pieces_.part()->run({.pass = pass,
                              .pieces = {list_.data(), list_.size()},
                              .speculated = {plan_.assumed.data(), plan_.assumed.size()},
@@ -272,7 +272,7 @@ private:
             if (type == dtype::none || pieces_.is_given(p, shard_array::weight_out))
                 continue;
             if (first)
-                device.follow(device_stream::down, device.mark(device_stream::work));
+                device.wait_event(device_stream::down, device.record_event(device_stream::work));
             first = false;
             device.copy_down(pieces_.home(p, shard_array::weight_out), p.on.arrays[shard_array::weight_out],
                              array_bytes(type, p.on.elems));

@@ -117,7 +117,7 @@ public:
                 copy_state_up(*to, next[i], true);
             if (part_ !=
                 nullptr) { // a step sends the weights of whole pieces down, also of blocks that it leaves alone
-                to->follow(device_stream::work, to->mark(device_stream::up));
+                to->wait_event(device_stream::work, to->record_event(device_stream::up));
                 part_->round_weights();
             }
             if (to != nullptr)
@@ -235,7 +235,7 @@ private:
     {
         auto const until = deadline();
         for (device_stream const stream : {device_stream::up, device_stream::work, device_stream::down})
-            if (!on.wait_until(on.mark(stream), until))
+            if (!on.wait_until(on.record_event(stream), until))
                 throw_late(on, stream);
     }
     [[noreturn]] void throw_late(adamant::device const& on, device_stream stream) const

@@ -138,7 +138,7 @@ private:
     template <class Count, class Take>
     void fetch_results(std::vector<column_scoring> const& all, Count const& count, Take const& take)
     {
-        on_->follow(device_stream::down, on_->mark(device_stream::work));
+        on_->wait_event(device_stream::down, on_->record_event(device_stream::work));
         std::vector<std::vector<std::uint32_t>> found(all.size());
         try {
             for (std::size_t i = 0; i < all.size(); ++i) {

@@ -105,7 +105,7 @@ public:
             on_->copy_up(memory_, image_.get(), bytes);
             for (std::size_t i = 0; i < all.size(); ++i)
                 add_pieces(i, all[i], pieces);
-            on_->follow(device_stream::work, on_->mark(device_stream::up));
+            on_->wait_event(device_stream::work, on_->record_event(device_stream::up));
             part_ = on_->make_part(std::move(pieces), true);
             part_->forget_records();
             wait();
@@ -120,7 +120,7 @@ public:
     {
         if (part_ == nullptr)
             return;
-        on_->follow(device_stream::down, on_->mark(device_stream::work));
+        on_->wait_event(device_stream::down, on_->record_event(device_stream::work));
         on_->copy_down(image_.get(), memory_, image_bytes_);
         wait();
         copy_image(false);
@@ -200,7 +200,7 @@ public:
         publishing_lists_[param] = columns;
         device_ptr const list = staging_ + lists_[param];
         on_->copy_up(list, publishing_lists_[param].data(), columns.size() * sizeof(std::uint32_t));
-        on_->follow(device_stream::work, on_->mark(device_stream::up));
+        on_->wait_event(device_stream::work, on_->record_event(device_stream::up));
         zenflow_matrix const& m = matrices_[param];
         column_copy what;
         what.by_rows = arrays_[param].weight_out;

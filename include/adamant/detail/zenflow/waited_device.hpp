@@ -32,7 +32,7 @@ public:
     void wait() const
     {
         for (device_stream const stream : {device_stream::up, device_stream::work, device_stream::down})
-            if (!on_->wait_until(on_->mark(stream), deadline()))
+            if (!on_->wait_until(on_->record_event(stream), deadline()))
                 throw_device_error({on_->name(), " has not finished what is in its stream '", name(stream), "' within ",
                                     timeout_s_, " s"});
     }
