@@ -51,13 +51,13 @@ def range_of_median(values, confidence):
     Each value lies below the true median with probability 1/2: between the order statistics that this leaves.
     """
     ordered, n = sorted(values), len(values)
-    outside, left_out = 0.0, -1
+    outside, skipped = 0.0, -1
     for k in range(n // 2):
         outside += 2 * math.comb(n, k) / 2**n
         if 1 - outside < confidence:
             break
-        left_out = k
-    return (ordered[left_out], ordered[n - 1 - left_out]) if left_out >= 0 else (0.0, math.inf)
+        skipped = k
+    return (ordered[skipped], ordered[n - 1 - skipped]) if skipped >= 0 else (0.0, math.inf)
 
 
 def differs(values, confidence, effect):

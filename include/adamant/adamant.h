@@ -823,7 +823,7 @@ ADAMANT_C_API adamant_status adamant_step(adamant_optimizer* optimizer, const ad
                                           adamant_report* report);
 
 /* adamant_step() over gradients that are elsewhere than in the step before: grads[i] is shard i's, as by
- * adamant_set_gradient(), and a null pointer leaves the shard out, as adamant_leave_out() does. grads has `count`
+ * adamant_set_gradient(), and a null pointer leaves the shard out, as adamant_skip() does. grads has `count`
  * elements, as many as there are shards, and may be null with a count of 0. Errors as for those; the state is as before
  * then, but gradients may be set. */
 ADAMANT_C_API adamant_status adamant_step_gradients(adamant_optimizer* optimizer, const void* const* grads,
@@ -841,7 +841,7 @@ ADAMANT_C_API adamant_status adamant_submit(adamant_optimizer* optimizer, size_t
 ADAMANT_C_API adamant_status adamant_submit_gradient(adamant_optimizer* optimizer, size_t shard, const void* grad);
 /* Says that this shard has no gradient in this step: it stays as it is, and what was accumulated for it is forgotten.
  * From any thread; errors as above. */
-ADAMANT_C_API adamant_status adamant_leave_out(adamant_optimizer* optimizer, size_t shard);
+ADAMANT_C_API adamant_status adamant_skip(adamant_optimizer* optimizer, size_t shard);
 /* Waits for what was submitted and completes the step: applied or skipped. report as for adamant_step().
  * invalid argument: a shard was neither submitted nor left out. reduce failed: as reduce said. After either the step
  * stays open: call this again, or adamant_abandon(). With a device, any other error has taken the step back; see
@@ -1218,7 +1218,7 @@ ADAMANT_C_API adamant_status adamant_zenflow_step_gradients(adamant_zenflow* zen
  * failed: see adamant_zenflow_place(); the step is over. */
 ADAMANT_C_API adamant_status adamant_zenflow_begin_step(adamant_zenflow* zenflow, const adamant_step_values* values);
 ADAMANT_C_API adamant_status adamant_zenflow_submit(adamant_zenflow* zenflow, size_t param);
-ADAMANT_C_API adamant_status adamant_zenflow_leave_out(adamant_zenflow* zenflow, size_t param);
+ADAMANT_C_API adamant_status adamant_zenflow_skip(adamant_zenflow* zenflow, size_t param);
 ADAMANT_C_API adamant_status adamant_zenflow_finish(adamant_zenflow* zenflow, adamant_report* report,
                                                     adamant_zenflow_report* more);
 /* Gives up the step that is open: nothing has changed. invalid argument: no step is open. device failed: as it says. */

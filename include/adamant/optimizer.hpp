@@ -54,7 +54,7 @@ struct shard_to_add {
 // number where the executor has no team. What goes on without the caller, begin_step() and step_async(), and steps with
 // a device, are the team's work; an executor without one gets one of a single thread for it, which is bound to nothing.
 //
-// Threads: submit(), leave_out() and set_gradient() may be called from any thread but the team's own, from several at
+// Threads: submit(), skip() and set_gradient() may be called from any thread but the team's own, from several at
 // once; everything else from one thread at a time. Gradients must not change between their submit() and the end of
 // finish(). The caller's floating-point mode and traps have no effect on a step and do not change (options.reduce is
 // called without traps).
@@ -179,7 +179,7 @@ public:
     optimizer_report step(step_values const& values = {});
 
     // A whole step over gradients that are elsewhere than in the step before: gradients[i] is shard i's, as by
-    // set_gradient(), and a null pointer leaves the shard out, as leave_out() does. Throws what these and step() throw;
+    // set_gradient(), and a null pointer leaves the shard out, as skip() does. Throws what these and step() throw;
     // state is as before then, but gradients may be set.
     optimizer_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
@@ -192,7 +192,7 @@ public:
     // set_gradient() and submit() in one call.
     void submit(shard_id shard, void const* grad);
     // This shard has no gradient in this step and stays as it is. What was accumulated for it is forgotten.
-    void leave_out(shard_id shard);
+    void skip(shard_id shard);
     // Waits for what was submitted, and completes the step: it stays as it was taken, is rolled back and done again with
     // the clip coefficient, or is skipped. Throws invalid_argument where a shard was neither submitted nor left out,
     // and what options.reduce throws; in both cases the step stays open: call finish() again, or abandon().

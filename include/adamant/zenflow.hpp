@@ -253,7 +253,7 @@ public:
     // left out, or one has been neither.
     void begin_step(step_values const& values = {});
     void submit(shard_id param);
-    void leave_out(shard_id param);
+    void skip(shard_id param);
     zenflow_report finish();
     void abandon();
 

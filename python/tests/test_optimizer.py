@@ -66,7 +66,7 @@ def integer_arguments(executor):
         "submit": lambda n: one().submit(n),
         "submit with a gradient": lambda n: one().submit(n, grad),
         "submit_at": lambda n: one().submit_at(n, at),
-        "leave_out": lambda n: one().leave_out(n),
+        "skip": lambda n: one().skip(n),
         "accumulate": lambda n: one().accumulate(n),
         "accumulate_at": lambda n: one().accumulate_at(n, at),
         "threads": lambda n: adamant.Executor(threads=n),
@@ -93,7 +93,7 @@ def test_counts_of_numpy_are_taken(executor):
     optimizer.steps = np.int64(7)
     assert optimizer.steps == 7
     optimizer.begin_step()
-    optimizer.leave_out(np.int16(0))
+    optimizer.skip(np.int16(0))
     optimizer.abandon()
 
 

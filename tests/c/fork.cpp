@@ -70,7 +70,7 @@ TEST_CASE("C: a process that is forked while a device works on a step")
                      {"begin_step", [&] { return adamant_begin_step(o.get(), nullptr); }},
                      {"submit", [&] { return adamant_submit(o.get(), 0); }},
                      {"submit_gradient", [&] { return adamant_submit_gradient(o.get(), 0, m.tensors[0].grad.data()); }},
-                     {"leave_out", [&] { return adamant_leave_out(o.get(), 0); }},
+                     {"skip", [&] { return adamant_skip(o.get(), 0); }},
                      {"finish", [&] { return adamant_finish(o.get(), nullptr); }},
                      {"abandon", [&] { return adamant_abandon(o.get()); }},
                      {"rollback", [&] { return adamant_rollback(o.get()); }},
@@ -114,7 +114,7 @@ TEST_CASE("C: a process that is forked in an open step of zenflow")
     adamant_zenflow_position at = initialised(adamant_zenflow_position_init);
     all_are_refused({{"begin_step", [&] { return adamant_zenflow_begin_step(made, nullptr); }},
                      {"submit", [&] { return adamant_zenflow_submit(made, 0); }},
-                     {"leave_out", [&] { return adamant_zenflow_leave_out(made, 0); }},
+                     {"skip", [&] { return adamant_zenflow_skip(made, 0); }},
                      {"finish", [&] { return adamant_zenflow_finish(made, nullptr, nullptr); }},
                      {"abandon", [&] { return adamant_zenflow_abandon(made); }},
                      {"publish", [&] { return adamant_zenflow_flush(made); }},

@@ -228,7 +228,7 @@ TEST_CASE("C: structs of other versions")
     std::size_t shards = 0;
     ok(adamant_shard_count(o.get(), &shards));
     for (std::size_t i = 0; i < shards; ++i)
-        ok(adamant_leave_out(o.get(), i));
+        ok(adamant_skip(o.get(), i));
     refused(adamant_finish(o.get(), &r), "struct_bytes of adamant_report");
     ok(adamant_abandon(o.get()));
     ok(adamant_step_async(o.get(), nullptr));

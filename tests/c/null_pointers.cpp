@@ -136,7 +136,7 @@ TEST_CASE("C: every null pointer is an error with a text")
     refused(adamant_step(nullptr, nullptr, nullptr), "optimizer is a null");
     refused(adamant_begin_step(nullptr, nullptr), "optimizer is a null");
     refused(adamant_submit(nullptr, 0), "optimizer is a null");
-    refused(adamant_leave_out(nullptr, 0), "optimizer is a null");
+    refused(adamant_skip(nullptr, 0), "optimizer is a null");
     refused(adamant_finish(nullptr, nullptr), "optimizer is a null");
     refused(adamant_abandon(nullptr), "optimizer is a null");
     refused(adamant_rollback(nullptr), "optimizer is a null");

@@ -37,7 +37,7 @@ TEST_CASE("C: steps that cannot be, and an error for each thread")
     v.has_max_abs_grad = 1;
     refused(adamant_begin_step(o.get(), &v), "max_abs_grad is -1");
     refused(adamant_submit(o.get(), 0), "no step is open");
-    refused(adamant_leave_out(o.get(), 0), "no step is open");
+    refused(adamant_skip(o.get(), 0), "no step is open");
     refused(adamant_finish(o.get(), nullptr), "no step is open");
     refused(adamant_abandon(o.get()), "no step is open");
     refused(adamant_rollback(o.get()), "keep_last_step");
@@ -50,7 +50,7 @@ TEST_CASE("C: steps that cannot be, and an error for each thread")
     refused(adamant_submit(o.get(), 4), "shard 4");
     ok(adamant_submit(o.get(), 1));
     refused(adamant_submit(o.get(), 1), "shard 1");
-    refused(adamant_leave_out(o.get(), 1), "shard 1");
+    refused(adamant_skip(o.get(), 1), "shard 1");
     refused(adamant_finish(o.get(), nullptr), "not been submitted: 0");
     refused(adamant_save_safetensors(o.get(), "/nowhere"), "under way");
     ok(adamant_abandon(o.get()));
@@ -371,7 +371,7 @@ TEST_CASE("C: infinities, dynamic loss scale, shards left out, accumulation")
     ok(adamant_clear_accumulators(o.get()));
     std::vector<float> const param = m.tensors[2].param;
     ok(adamant_begin_step(o.get(), nullptr));
-    ok(adamant_leave_out(o.get(), 2));
+    ok(adamant_skip(o.get(), 2));
     for (std::size_t const i : test::sizes{0, 1, 3})
         ok(adamant_submit(o.get(), i));
     refused(adamant_accumulate(o.get(), 0), "shard 0");

@@ -279,7 +279,7 @@ TEST_CASE("C: zenflow on a device has the bits of the host, gradient by gradient
             ok(adamant_zenflow_abandon(of.get()));
             ok(adamant_zenflow_begin_step(of.get(), nullptr));
             ok(adamant_zenflow_submit(of.get(), 0));
-            ok(without_vector ? adamant_zenflow_leave_out(of.get(), 1) : adamant_zenflow_submit(of.get(), 1));
+            ok(without_vector ? adamant_zenflow_skip(of.get(), 1) : adamant_zenflow_submit(of.get(), 1));
         }
         ok(adamant_zenflow_finish(of.get(), &r, &more));
         REQUIRE(r.step == report_of_host.step);
@@ -380,7 +380,7 @@ TEST_CASE("C: zenflow's calls in an order that cannot be, in C's words")
     adamant_zenflow* const z = of.get();
     std::string const opens = "but no step is open; adamant_zenflow_begin_step() first";
     refused(adamant_zenflow_submit(z, 0), "adamant_zenflow_submit() is called, " + opens);
-    refused(adamant_zenflow_leave_out(z, 0), "adamant_zenflow_leave_out() is called, " + opens);
+    refused(adamant_zenflow_skip(z, 0), "adamant_zenflow_skip() is called, " + opens);
     refused(adamant_zenflow_finish(z, nullptr, nullptr), "adamant_zenflow_finish() is called, " + opens);
     refused(adamant_zenflow_abandon(z), "adamant_zenflow_abandon() is called, " + opens);
     adamant_step_values wrong = step_values();
@@ -401,7 +401,7 @@ TEST_CASE("C: zenflow's calls in an order that cannot be, in C's words")
     adamant_zenflow_position at = initialised(adamant_zenflow_position_init);
     refused(adamant_zenflow_get_position(z, &at), "adamant_zenflow_get_..." + under_way);
     refused(adamant_zenflow_submit(z, 2), "no shard 2");
-    refused(adamant_zenflow_leave_out(z, 2), "no shard 2");
+    refused(adamant_zenflow_skip(z, 2), "no shard 2");
     ok(adamant_zenflow_submit(z, 0));
     refused(adamant_zenflow_submit(z, 0), "has been submitted in this step already");
     refused(adamant_zenflow_set_gradient(z, 0, a.grad.data()), "has been submitted in this step already");
@@ -410,8 +410,8 @@ TEST_CASE("C: zenflow's calls in an order that cannot be, in C's words")
     too_small.struct_bytes = 8;
     refused(adamant_zenflow_finish(z, &too_small, nullptr), "struct_bytes of adamant_report is 8");
     refused(adamant_zenflow_finish(z, nullptr, nullptr),
-            "has not been submitted; adamant_zenflow_submit() it, or adamant_zenflow_leave_out() it");
-    ok(adamant_zenflow_leave_out(z, 1));
+            "has not been submitted; adamant_zenflow_submit() it, or adamant_zenflow_skip() it");
+    ok(adamant_zenflow_skip(z, 1));
     refused(adamant_zenflow_submit(z, 1), "has been left out in this step already");
     ok(adamant_zenflow_finish(z, nullptr, nullptr));
     REQUIRE(position_of(of).steps == 1);
@@ -657,7 +657,7 @@ TEST_CASE("C: zenflow's errors")
     refused(adamant_zenflow_step_gradients(nullptr, nullptr, 0, nullptr, nullptr, nullptr), "optimizer is a null");
     refused(adamant_zenflow_begin_step(nullptr, nullptr), "optimizer is a null");
     refused(adamant_zenflow_submit(nullptr, 0), "optimizer is a null");
-    refused(adamant_zenflow_leave_out(nullptr, 0), "optimizer is a null");
+    refused(adamant_zenflow_skip(nullptr, 0), "optimizer is a null");
     refused(adamant_zenflow_finish(nullptr, nullptr, nullptr), "optimizer is a null");
     refused(adamant_zenflow_abandon(nullptr), "optimizer is a null");
     refused(adamant_zenflow_set_gradient(nullptr, 0, a.grad.data()), "optimizer is a null");

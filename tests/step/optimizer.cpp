@@ -592,7 +592,7 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     CHECK(message_of([&] { o.step({.lr = lr}); }) ==
           "adamant: there are learning rates for 2 groups, but there are 1 groups");
     CHECK(message_of([&] { o.submit(0); }).find("no step is open") != std::string::npos);
-    CHECK(message_of([&] { o.leave_out(0); }).find("leave_out() is called, but no step is open") != std::string::npos);
+    CHECK(message_of([&] { o.skip(0); }).find("skip() is called, but no step is open") != std::string::npos);
     CHECK(message_of([&] { o.finish(); }).find("no step is open") != std::string::npos);
     CHECK(message_of([&] { o.accumulate(0); }).find("added without an accumulator") != std::string::npos);
     o.begin_step();
@@ -602,7 +602,7 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     o.submit(1);
     CHECK(message_of([&] { o.submit(1); }).find("has been submitted in this step already") != std::string::npos);
     CHECK(message_of([&] { o.finish(); }) == "adamant: finish() is called, but of 2 shards 1 have not been submitted: "
-                                             "0 ('w'); submit() them, or leave_out() "
+                                             "0 ('w'); submit() them, or skip() "
                                              "those without a gradient");
     o.submit(0);
     CHECK(o.finish().step == 1);

@@ -250,7 +250,7 @@ TEST_CASE("a gradient that cannot be is refused when it is set, and the old one 
           std::string::npos);
     CHECK(message_of([&] { o.submit(0, buffer.data()); }).find("has been submitted in this step already") !=
           std::string::npos);
-    o.leave_out(1);
+    o.skip(1);
     (void)o.finish();
     simple const stepped = data;
     // rollback() wants the gradients of the step where it looks for them.

@@ -399,7 +399,7 @@ TEST_CASE("the block_table knows what blocks have, and which can be rolled back"
         block_table.squares(b) = {1, b == 3 ? 5u : 0u};
     CHECK(block_table.first_nonfinite_block(r[0]) == 2); // none
     CHECK(block_table.first_nonfinite_block(r[2]) == 1);
-    plan.shards[0] = shard_in_step::left_out;
+    plan.shards[0] = shard_in_step::skipped;
 
     CHECK(block_table.unrecorded_blocks(r, plan) == 2);
     std::byte record{};

@@ -457,7 +457,7 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
             for (std::size_t s = 0; s < threads; ++s)
                 submitters.emplace_back([&, s] {
                     for (std::size_t k = s; k < count; k += threads)
-                        taken[order[k]] ? mine.submit(order[k]) : mine.leave_out(order[k]);
+                        taken[order[k]] ? mine.submit(order[k]) : mine.skip(order[k]);
                 });
             for (std::thread& each : submitters)
                 each.join();

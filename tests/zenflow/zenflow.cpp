@@ -846,7 +846,7 @@ TEST_CASE("zenflow: gradients that arrive one by one", "[both]")
         for (std::size_t i = of.shapes.size(); i-- > 1;)
             rank.by->submit(i);
         CHECK(mentions(refusal([&] { rank.by->submit(1); }), {"submitted"}));
-        rank.by->leave_out(0);
+        rank.by->skip(0);
         CHECK(mentions(refusal([&] { rank.by->submit(0); }), {"left out"}));
         if (step % 3 == 2) {
             rank.by->abandon();

@@ -153,7 +153,7 @@ class DeferredOptimizer(Calls):
         self._call("adamant_zenflow_begin_step", None)
         try:
             for number, takes_part in enumerate(present):
-                self._call("adamant_zenflow_submit" if takes_part else "adamant_zenflow_leave_out", number)
+                self._call("adamant_zenflow_submit" if takes_part else "adamant_zenflow_skip", number)
             self._call("adamant_zenflow_finish", byref(report), byref(more))
         except BaseException:
             try:

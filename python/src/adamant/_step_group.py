@@ -122,7 +122,7 @@ class StepGroup:
         states = [of.state[param] for param in self.params]
         self.first_slot = 0
         self.signature = of._signature
-        self.last_left_out: List[int] = []
+        self.last_skipped: List[int] = []
         self.accumulates = own.accumulate > 1
         self.summed: Set[int] = set()  # whose sums hold something
         self.sums: List[Tensor] = []
@@ -307,30 +307,30 @@ class StepGroup:
 
     def step(self, of: "_Steps") -> Report:
         """A whole step; params without a gradient are left out."""
-        left_out = [number for number, param in enumerate(self.params) if param.grad is None] if self.accumulates else []
+        skipped = [number for number, param in enumerate(self.params) if param.grad is None] if self.accumulates else []
         if self.copies is not None:
             self.begin(of)
             with self._given_up_where_it_fails():
                 for number, param in enumerate(self.params):
                     if param.grad is not None:
                         self.submit(number, local(param.grad))
-            return self.finish(left_out, of)
+            return self.finish(skipped, of)
         self.take_weights(of)
         report = self.native.step_at(self.signature.addresses + 8 * self.first_slot, len(self.params))
-        self._stepped(report, left_out, of)
+        self._stepped(report, skipped, of)
         return report
 
-    def finish(self, left_out: List[int], of: "_Steps") -> Report:
-        """Ends the step that is open. left_out: those that were not submitted."""
+    def finish(self, skipped: List[int], of: "_Steps") -> Report:
+        """Ends the step that is open. skipped: those that were not submitted."""
         with self._given_up_where_it_fails():
             if self.copies is not None:
                 self.copies.settle()
-            for number in left_out:
-                self.native.leave_out(number)
+            for number in skipped:
+                self.native.skip(number)
             report = self.native.finish()
         if self.copies is not None:
             self.copies.end()
-        self._stepped(report, left_out, of)
+        self._stepped(report, skipped, of)
         return report
 
     @contextmanager
@@ -359,12 +359,12 @@ class StepGroup:
             self.copies.end()
         self._written()
 
-    def _stepped(self, report: Report, left_out: List[int], of: "_Steps") -> None:
+    def _stepped(self, report: Report, skipped: List[int], of: "_Steps") -> None:
         self.summed.clear()
-        self.last_left_out = left_out
+        self.last_skipped = skipped
         self._written()
         if not report.skipped:
-            gone = set(left_out)
+            gone = set(skipped)
             taking_part = [self.first_slot + number for number in range(len(self.params)) if number not in gone]
             for entry in self.signature.advance(taking_part):
                 of._widen_count(entry)

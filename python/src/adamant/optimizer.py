@@ -147,7 +147,7 @@ class Optimizer(Calls):
             nor call the optimizer.
 
     All arrays must stay where they are while the optimizer lives; it keeps references to them. Threads: submit(),
-    leave_out() and set_gradient() from several at once, everything else from one at a time. The GIL is free during
+    skip() and set_gradient() from several at once, everything else from one at a time. The GIL is free during
     calls.
     """
 
@@ -331,7 +331,7 @@ class Optimizer(Calls):
 
     def begin_step(self, *, loss_scale: Optional[float] = None, max_norm: Optional[float] = None,
                    max_abs_grad: Optional[float] = None, lr: Union[None, float, Sequence[float]] = None) -> None:
-        """Opens a step whose gradients arrive one by one; see submit(), leave_out(), finish(), abandon()."""
+        """Opens a step whose gradients arrive one by one; see submit(), skip(), finish(), abandon()."""
         self._call("adamant_begin_step", byref(self._values(loss_scale, max_norm, max_abs_grad, lr, self._groups())))
 
     def submit(self, shard: int, grad: Any = None) -> None:
@@ -345,9 +345,9 @@ class Optimizer(Calls):
         """submit() of a gradient by its address, for an engine that has looked at it and keeps it alive."""
         self._call("adamant_submit_gradient", whole_number(shard, "shard"), address)
 
-    def leave_out(self, shard: int) -> None:
+    def skip(self, shard: int) -> None:
         """This shard has no gradient in this step, and stays as it is."""
-        self._call("adamant_leave_out", whole_number(shard, "shard"))
+        self._call("adamant_skip", whole_number(shard, "shard"))
 
     def finish(self) -> Report:
         """Waits for what was submitted and completes the step."""

@@ -142,9 +142,9 @@ adamant_status adamant_submit_gradient(adamant_optimizer* optimizer, size_t shar
 {
     return guarded([&] { of(optimizer).submit(shard, grad); });
 }
-adamant_status adamant_leave_out(adamant_optimizer* optimizer, size_t shard)
+adamant_status adamant_skip(adamant_optimizer* optimizer, size_t shard)
 {
-    return guarded([&] { of(optimizer).leave_out(shard); });
+    return guarded([&] { of(optimizer).skip(shard); });
 }
 adamant_status adamant_finish(adamant_optimizer* optimizer, adamant_report* report)
 {

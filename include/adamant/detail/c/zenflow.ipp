@@ -248,9 +248,9 @@ adamant_status adamant_zenflow_submit(adamant_zenflow* zenflow, size_t param)
 {
     return called([&] { changing(zenflow).submit(param); });
 }
-adamant_status adamant_zenflow_leave_out(adamant_zenflow* zenflow, size_t param)
+adamant_status adamant_zenflow_skip(adamant_zenflow* zenflow, size_t param)
 {
-    return called([&] { changing(zenflow).leave_out(param); });
+    return called([&] { changing(zenflow).skip(param); });
 }
 adamant_status adamant_zenflow_finish(adamant_zenflow* zenflow, adamant_report* report, adamant_zenflow_report* more)
 {

@@ -58,7 +58,7 @@ public:
         if (how_many != 0)
             throw_invalid_argument({"finish() is called, but of ", shards.size(), " shards ", how_many,
                                     " have not been submitted: ", missing, how_many > 3 ? ", ..." : "",
-                                    "; submit() them, or leave_out() those without a gradient"});
+                                    "; submit() them, or skip() those without a gradient"});
     }
     // For rollback().
     void step_kept(optimizer_options const& options) const

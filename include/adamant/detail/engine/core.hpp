@@ -187,7 +187,7 @@ public:
         begin_step(values);
         try {
             for (std::size_t i = 0; i < gradients.size(); ++i)
-                gradients[i] != nullptr ? submit(i) : leave_out(i);
+                gradients[i] != nullptr ? submit(i) : skip(i);
             return finish();
         } catch (...) {
             no_traps_scope const no_traps;
@@ -226,12 +226,12 @@ public:
         registry_.set_gradient(shard, grad, true);
         session_.submit(shard);
     }
-    void leave_out(std::size_t shard)
+    void skip(std::size_t shard)
     {
         sides().line().check_process();
         std::lock_guard const lock(submit_mutex_);
-        rules_.shard_awaited("leave_out()", shard);
-        session_.leave_out(shard);
+        rules_.shard_awaited("skip()", shard);
+        session_.skip(shard);
     }
     optimizer_report finish()
     {

@@ -159,9 +159,9 @@ ADAMANT_DECL void optimizer::submit(shard_id shard, void const* grad)
 {
     core_->submit(shard.index, grad);
 }
-ADAMANT_DECL void optimizer::leave_out(shard_id shard)
+ADAMANT_DECL void optimizer::skip(shard_id shard)
 {
-    core_->leave_out(shard.index);
+    core_->skip(shard.index);
 }
 ADAMANT_DECL optimizer_report optimizer::finish()
 {

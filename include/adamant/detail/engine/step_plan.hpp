@@ -98,7 +98,7 @@ inline void clip_group_steps(std::vector<parameter_group> const& groups, step_te
         set_gradient_factor(steps[i], groups[i], terms.loss_scale, clip);
 }
 
-enum class shard_in_step : std::uint8_t { awaited, submitted, left_out };
+enum class shard_in_step : std::uint8_t { awaited, submitted, skipped };
 
 struct step_plan {
     block_pass first_pass = block_pass::measure;
@@ -116,7 +116,7 @@ struct step_plan {
     bool keeps_checksums = false; // of the gradients that records were made with
     bool waits_for_room = false;  // a block for whose record there is no room is not stepped yet
 
-    [[nodiscard]] bool takes_part(std::size_t shard) const noexcept { return shards[shard] != shard_in_step::left_out; }
+    [[nodiscard]] bool takes_part(std::size_t shard) const noexcept { return shards[shard] != shard_in_step::skipped; }
     // Whether the step that was assumed scales gradients as the one that is due.
     [[nodiscard]] bool assumed_rightly() const noexcept
     {

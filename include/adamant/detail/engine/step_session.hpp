@@ -114,7 +114,7 @@ public:
         if (machine_.is_async() && sides_.host().nothing_enqueued()) // no thread comes to the end of nothing
             (void)go_on_at_end();
     }
-    void leave_out(std::size_t shard) { plan_.shards[shard] = shard_in_step::left_out; }
+    void skip(std::size_t shard) { plan_.shards[shard] = shard_in_step::skipped; }
     // All shards are submitted or left out. Throws what options.reduce throws, and the step stays open; and
     // device_error, after the step has been rolled back.
     optimizer_report finish()

@@ -85,7 +85,7 @@ inline unique_topology load_live(io_devices io)
 // lost.
 inline hwloc_topology_t live_topology()
 {
-    static hwloc_topology_t const topology = load_live(io_devices::left_out).release();
+    static hwloc_topology_t const topology = load_live(io_devices::skipped).release();
     return topology;
 }
 

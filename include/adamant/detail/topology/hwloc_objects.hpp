@@ -68,7 +68,7 @@ inline std::string hwloc_variable(char const* name)
     return value == nullptr ? std::string() : value;
 }
 
-enum class io_devices { left_out, included };
+enum class io_devices { skipped, included };
 
 inline unique_topology new_topology(io_devices io)
 {

@@ -108,7 +108,7 @@ ADAMANT_DECL machine machine_from_xml(std::string const& path)
 
 ADAMANT_DECL machine machine_from_synthetic(std::string const& description)
 {
-    detail::unique_topology const topology = detail::new_topology(detail::io_devices::left_out);
+    detail::unique_topology const topology = detail::new_topology(detail::io_devices::skipped);
     if (hwloc_topology_set_synthetic(topology.get(), description.c_str()) != 0 ||
         hwloc_topology_load(topology.get()) != 0)
         detail::throw_invalid_argument(

@@ -102,9 +102,9 @@ ADAMANT_DECL void zenflow_optimizer::submit(shard_id param)
 {
     core_->submit(param.index);
 }
-ADAMANT_DECL void zenflow_optimizer::leave_out(shard_id param)
+ADAMANT_DECL void zenflow_optimizer::skip(shard_id param)
 {
-    core_->leave_out(param.index);
+    core_->skip(param.index);
 }
 ADAMANT_DECL zenflow_report zenflow_optimizer::finish()
 {

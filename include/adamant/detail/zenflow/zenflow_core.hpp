@@ -137,10 +137,10 @@ public:
         }
         submitted_[param] = shard_in_step::submitted;
     }
-    void leave_out(std::size_t param)
+    void skip(std::size_t param)
     {
-        awaited("leave_out()", param);
-        submitted_[param] = shard_in_step::left_out;
+        awaited("skip()", param);
+        submitted_[param] = shard_in_step::skipped;
     }
     zenflow_report finish()
     {
@@ -152,7 +152,7 @@ public:
         for (std::size_t i = 0; i < model_.size(); ++i) {
             if (submitted_[i] == shard_in_step::awaited)
                 throw_invalid_argument({"finish() is called, but param ", model_.registry.text(i),
-                                        " has not been submitted; submit() it, or leave_out() it"});
+                                        " has not been submitted; submit() it, or skip() it"});
             model_.present[i] = submitted_[i] == shard_in_step::submitted;
         }
         background_.finish_sums();
@@ -212,7 +212,7 @@ public:
                 if (present(i))
                     submit(i);
                 else
-                    leave_out(i);
+                    skip(i);
             }
             return finish();
         } catch (...) {

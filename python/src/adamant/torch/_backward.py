@@ -354,13 +354,13 @@ class Backward:
         if newcomers and self._needs_norm or step.hyper_changed and not step_group.has_hypers(self):
             self._abandon("hyperparameters are others than when backward began the step")
             return self._step_all()
-        left_out = [number for number in range(len(step_group.params)) if number not in step.submitted]
+        skipped = [number for number in range(len(step_group.params)) if number not in step.submitted]
         self._open = None  # finish() gives it up where it fails
-        report = step_group.finish(left_out, self)
+        report = step_group.finish(skipped, self)
         if newcomers:
             self._join()
             for other in (self._step_groups or [])[1:]:
                 report = other.step(self)
-        if left_out or newcomers:
+        if skipped or newcomers:
             self._step_groups = None  # whoever has taken equally many steps from now on goes together
         return report

@@ -339,7 +339,7 @@ class Steps(Backward, Saving):
                 report = step_group.step(self)
         finally:
             self._joint = None
-        if self._arguments.accumulate > 1 and (len(step_groups) != 1 or step_groups[0].last_left_out):
+        if self._arguments.accumulate > 1 and (len(step_groups) != 1 or step_groups[0].last_skipped):
             self._step_groups = None  # params that have taken equally many steps by now go together
         return report
 
