@@ -186,7 +186,7 @@ void fill(executor const& cpu, arrays const& a, std::size_t n, content what)
         dtype const type = Shard::dtypes[k];
         std::memset(a.pointers()[k] + array_bytes(type, part.begin), 0, array_bytes(type, part.size()));
     };
-    cpu.for_each_home(n, [&](slice part) {
+    cpu.for_each_owned_slice(n, [&](slice part) {
         if constexpr (has_split_param(Shard::dtypes))
             fill_array<bfloat16>(a, 4, part,
                                  [](std::uint32_t random) { return adamant::narrow<bfloat16>(0.05f * bell(random)); });

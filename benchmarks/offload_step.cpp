@@ -46,7 +46,7 @@ class separate_step {
 public:
     separate_step(training const& data, double max_norm) : data_(data), max_norm_(max_norm)
     {
-        data_.cpu().for_each_home(data_.elems(), [&](slice part) { fill_ordinary_grad<float>(wide_, part); });
+        data_.cpu().for_each_owned_slice(data_.elems(), [&](slice part) { fill_ordinary_grad<float>(wide_, part); });
     }
     void run_with_plain_adam()
     {

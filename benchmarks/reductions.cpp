@@ -25,7 +25,7 @@ template <class Grad>
 void sum(benchmark::State& state, executor const& cpu, std::size_t n, page_kind pages)
 {
     arrays const a({dtype::none, adamant::dtype_of<Grad>}, n, pages);
-    cpu.for_each_home(n, [&](slice part) { fill_ordinary_grad<Grad>(a, part); });
+    cpu.for_each_owned_slice(n, [&](slice part) { fill_ordinary_grad<Grad>(a, part); });
     std::vector<contender> contenders;
     contenders.push_back({part_in_race::subject, "sum", "",
                           [&] { benchmark::DoNotOptimize(adamant::sum_of_squares(cpu, a.get<Grad const>(1), n)); }});
@@ -38,7 +38,7 @@ template <class Grad>
 void score(benchmark::State& state, executor const& cpu, std::size_t n, std::size_t columns, page_kind pages)
 {
     arrays const a({dtype::none, adamant::dtype_of<Grad>}, n, pages);
-    cpu.for_each_home(n, [&](slice part) { fill_ordinary_grad<Grad>(a, part); });
+    cpu.for_each_owned_slice(n, [&](slice part) { fill_ordinary_grad<Grad>(a, part); });
     void const* const grad = a.get<Grad const>(1);
     float const largest = adamant::largest_magnitude(cpu, grad, adamant::dtype_of<Grad>, n);
     std::vector<std::int64_t> scores(columns);

@@ -141,7 +141,7 @@ public:
     // Calls work(slice) in each thread for the elements that it begins with in for_each_slice(), so that memory is
     // first touched where it will be used. No thread takes from others. Throws as for_each_slice() does.
     template <class Work>
-    ADAMANT_ALWAYS_INLINE void for_each_home(std::size_t n, Work const& work) const
+    ADAMANT_ALWAYS_INLINE void for_each_owned_slice(std::size_t n, Work const& work) const
     {
         chunking const cut = chunks(n);
         if (team_ == nullptr)

@@ -203,13 +203,13 @@ ADAMANT_END_NAMESPACE
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
 // A buffer of n zeros. Each element is first touched by the thread that begins with it in a step over n elements.
-// Throws what buffer throws, before anything is touched, and what executor::for_each_home() throws. Meant for set-up.
+// Throws what buffer throws, before anything is touched, and what executor::for_each_owned_slice() throws. Meant for set-up.
 template <class T>
     requires std::is_trivially_copyable_v<T>
 [[nodiscard]] buffer<T> make_buffer(executor const& cpu, std::size_t n)
 {
     buffer<T> made(n);
-    cpu.for_each_home(n, [&](slice part) { made.touch(part.begin, part.end); });
+    cpu.for_each_owned_slice(n, [&](slice part) { made.touch(part.begin, part.end); });
     return made;
 }
 template <class T>
@@ -217,7 +217,7 @@ template <class T>
 [[nodiscard]] buffer<T> make_buffer(executor const& cpu, std::size_t n, memory_options const& options)
 {
     buffer<T> made(n, options);
-    cpu.for_each_home(n, [&](slice part) { made.touch(part.begin, part.end); });
+    cpu.for_each_owned_slice(n, [&](slice part) { made.touch(part.begin, part.end); });
     return made;
 }
 

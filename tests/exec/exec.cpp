@@ -137,7 +137,7 @@ TEST_CASE("every element is worked on once, by as many threads as were asked for
                     ++worked[i];
             };
             CHECK(cpu.for_each_slice(n, count) == cpu.chunks(n).threads);
-            cpu.for_each_home(n, count);
+            cpu.for_each_owned_slice(n, count);
             for (std::atomic<int> const& times : worked)
                 REQUIRE(times == 2);
         }

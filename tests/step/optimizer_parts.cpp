@@ -391,7 +391,7 @@ TEST_CASE("the block_table knows what blocks have, and which can be rolled back"
     for (std::size_t i = 0; i < 3; ++i)
         r.add_shard(0, std::to_string(i), arrays[i].view(), {}, {}, test::tier());
     block_table block_table;
-    block_table.lay_out(r.blocks(), false);
+    block_table.build_layout(r.blocks(), false);
     REQUIRE(block_table.blocks() == 4);
     step_plan plan;
     plan.shards.assign(3, shard_in_step::submitted);
@@ -436,10 +436,10 @@ TEST_CASE("what finish() finds unstepped is measured and waits, unless all is to
         plan.assumed = plan.decided = {{make_coefficients({}, 1), {}}};
         executor const cpu;
         block_table block_table;
-        block_table.lay_out(blocks, false);
+        block_table.build_layout(blocks, false);
         block_table.records().allocate(cpu, 1 << 20, r[0].shard.record_bytes_at_most(norm_block_elems));
         cpu_backend host(cpu, r, plan, block_table);
-        host.lay_out(ranges_of_all(r));
+        host.build_layout(ranges_of_all(r));
         host.begin(0);
         REQUIRE(host.enqueue_all(block_pass::speculate) == blocks);
 

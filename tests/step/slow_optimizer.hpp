@@ -365,7 +365,7 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
             tensors[k].mine[grad].set(i, 77);
     };
     // What is to be looked at is in host memory again.
-    auto const bring_home = [&] {
+    auto const copy_to_host = [&] {
         if (!with_device)
             return;
         (void)mine.state();
@@ -492,7 +492,7 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
                     if (!is_finite(tensors[k].summed[e]))
                         FAIL("an earlier one was passed over");
         }
-        bring_home();
+        copy_to_host();
         for (std::size_t k = 0; k < count; ++k) {
             INFO("shard " << k << ", way " << how << ", journal " << report.journal_bytes << ", waited "
                           << report.shards_waited << ", rolled back " << report.rolled_back);
@@ -509,7 +509,7 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
             CHECK(mine.loss_scale() == scaler->scale);
         if (options.keep_last_step && !slow.skipped && random.below(2) == 0) {
             mine.rollback();
-            bring_home();
+            copy_to_host();
             --steps;
             scaler = scaler_before;
             CHECK(mine.steps() == steps);

@@ -48,7 +48,7 @@ void measure_read_and_copy(executor const& cpu, roofline_row const& common, roof
     bar.about("read and copy");
     trial_step arrays(cpu, format, n, memory);
     buffer<float> to(n, memory);
-    cpu.for_each_home(n, [&](slice part) { to.touch(part.begin, part.end); });
+    cpu.for_each_owned_slice(n, [&](slice part) { to.touch(part.begin, part.end); });
     auto* const target = reinterpret_cast<std::byte*>(to.data());
     std::vector<timed_work> all;
     all.push_back({[&] { return read_seconds(cpu, arrays); }});

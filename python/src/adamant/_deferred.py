@@ -153,7 +153,7 @@ class _Member:
                                        pin_memory=self.mine.device.type != "cpu")
             self.weights.copy_(self.mine)
         self.master = next((name for name in masters if name in self.state), None)
-        self._lay_out()
+        self._build_layout()
         self._complete()
         self.known = {name: self.state[name] for name in kept_tensors if name in self.state}
         self.layouts = {name: _layout(value) for name, value in self.known.items()}
@@ -193,7 +193,7 @@ class _Member:
 
     # Set-up
 
-    def _lay_out(self) -> None:
+    def _build_layout(self) -> None:
         """Has all arrays of the state lie as the library wants them. What lies otherwise is copied."""
         for name in (*moments, *masters, "by_columns"):
             if name not in self.state or name in moments and is_quantized(self.state[name]):

@@ -64,7 +64,7 @@ adamant_status adamant_buffer_create(const adamant_executor* executor, size_t el
             adamant_buffer{adamant::memory_block(bytes_of(elements, elem_bytes), asked), {}});
         buffer->nodes = to_list(buffer->block.report().nodes);
         if (executor != nullptr)
-            cpu_of(executor).for_each_home(elements, [&](adamant::slice part) {
+            cpu_of(executor).for_each_owned_slice(elements, [&](adamant::slice part) {
                 buffer->block.touch(part.begin * elem_bytes, part.end * elem_bytes);
             });
         *made = buffer.release();

@@ -19,13 +19,13 @@ namespace detail {
 // blocks at once. Questions are for when no pass is under way.
 class block_table {
 public:
-    // Bytes that lay_out() allocates for each block.
+    // Bytes that build_layout() allocates for each block.
     [[nodiscard]] static constexpr std::size_t bytes_for_each_block(bool keeps_checksums) noexcept
     {
         return sizeof(grad_squares) + sizeof(std::byte*) + (keeps_checksums ? sizeof(std::uint64_t) : 0);
     }
     // For so many blocks, of which nothing is known. Allocates.
-    void lay_out(std::size_t blocks, bool keeps_checksums)
+    void build_layout(std::size_t blocks, bool keeps_checksums)
     {
         squares_.assign(blocks, {});
         records_.assign(blocks, nullptr);

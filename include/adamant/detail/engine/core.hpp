@@ -136,7 +136,7 @@ public:
         is_laid_out_ = false;
         session_.history().forget();
         move_shards(std::move(on), where.pieces, registry_, session_, options_);
-        lay_out();
+        build_layout();
         // The weights of shards that come back were on the device alone; from now on they go up from here.
         cpu_backend const& host = sides().host();
         for (block_range const& r : host.ranges())
@@ -308,10 +308,10 @@ public:
 
     [[nodiscard]] state_dict state()
     {
-        bring_home("state()");
+        copy_to_host("state()");
         return views_of(registry_, training());
     }
-    void update_host_arrays() { bring_home("update_host_arrays()"); }
+    void update_host_arrays() { copy_to_host("update_host_arrays()"); }
     void load(state_dict const& from)
     {
         no_traps_scope const no_traps;
@@ -330,7 +330,7 @@ public:
             cpu_.for_each_slice(s.shard.size(), [&](slice part) { s.shard.round_weights(part.begin, part.end); });
         registry_.forget_sums();
         if (placed() != nullptr)
-            placed()->at_rest([&] { placed()->copy_state_from_home(); });
+            placed()->at_rest([&] { placed()->copy_state_from_host(); });
         session_.end_load();
         registry_.replace_groups(std::move(what.groups));
         session_.training() = what.training;
@@ -378,16 +378,16 @@ private:
     {
         if (!is_laid_out_) {
             registry_.check_overlaps();
-            lay_out();
+            build_layout();
         }
         if (needs_journal(with_journal) && !has_journal_) {
             session_.block_table().records().allocate(cpu_, budget_for(sides().host().ranges()), longest_record(registry_));
             has_journal_ = true;
         }
     }
-    void lay_out()
+    void build_layout()
     {
-        session_.lay_out();
+        session_.build_layout();
         has_journal_ = false;
         is_laid_out_ = true;
     }
@@ -406,14 +406,14 @@ private:
         allocate(as_they_arrive);
         session_.open(values, as_they_arrive, kind == step_kind::async);
     }
-    void bring_home(char const* call)
+    void copy_to_host(char const* call)
     {
         no_traps_scope const no_traps;
         rules_.between_steps(call);
         session_.catch_up();
         rules_.known_state();
         if (placed() != nullptr && placed()->has_pieces())
-            placed()->at_rest([&] { placed()->copy_state_home(); });
+            placed()->at_rest([&] { placed()->copy_state_to_host(); });
     }
 
     optimizer_options options_;

@@ -58,14 +58,14 @@ public:
 
     // ---- What the CPU has
 
-    // Bytes that lay_out() allocates for so many ranges and shards.
+    // Bytes that build_layout() allocates for so many ranges and shards.
     [[nodiscard]] static constexpr std::size_t bytes_for(std::size_t ranges, std::size_t shards) noexcept
     {
         return most_passes * (ranges + 1) * (sizeof(entry) + sizeof(std::size_t)) + ranges * sizeof(block_range) +
                (shards + 1) * sizeof(std::size_t);
     }
     // `ranges` is what the CPU has, in order. Weights go up to a device range by range. Allocates.
-    void lay_out(std::vector<block_range> ranges)
+    void build_layout(std::vector<block_range> ranges)
     {
         elements_ = 0;
         std::size_t blocks = 0;

@@ -72,8 +72,8 @@ public:
     // ---- Between steps. These wait; they throw device_error.
 
     // Params and moments into the shards' own arrays, and the other way, with weights made of the params.
-    virtual void copy_state_home() = 0;
-    virtual void copy_state_from_home() = 0;
+    virtual void copy_state_to_host() = 0;
+    virtual void copy_state_from_host() = 0;
     // For accumulate(): brings the shard's gradient to where it is added, on both sides.
     virtual void bring_gradients(std::size_t shard) = 0;
     // Adds it, on this side. Where it throws, some of it may have been added.

@@ -197,8 +197,8 @@ public:
         }
     }
 
-    void copy_state_home() override { pieces_.copy_state_home(false); }
-    void copy_state_from_home() override
+    void copy_state_to_host() override { pieces_.copy_state_to_host(false); }
+    void copy_state_from_host() override
     {
         for (piece const& p : pieces_.all())
             pieces_.copy_state_up(pieces_.device(), p, false);

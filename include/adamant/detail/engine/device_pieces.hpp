@@ -78,7 +78,7 @@ public:
     {
         if (!pieces_.empty()) { // new pieces are filled from there
             try {
-                copy_state_home(true);
+                copy_state_to_host(true);
             } catch (...) {
                 (void)device_->reset(deadline());
                 throw;
@@ -184,7 +184,7 @@ public:
     // Until all that was enqueued is done. Throws device_error where it fails, or is not done by the timeout.
     void wait() const { wait_all(*device_); }
     // Params and moments, and with_sums what was accumulated, into the shards' own arrays. Throws device_error.
-    void copy_state_home(bool with_sums) const
+    void copy_state_to_host(bool with_sums) const
     {
         for (piece const& p : pieces_)
             for_each_state_array(p, with_sums, [&](shard_array::index which, std::size_t bytes) {

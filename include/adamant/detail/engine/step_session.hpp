@@ -64,10 +64,10 @@ public:
     [[nodiscard]] training_state const& training() const noexcept { return training_; }
     [[nodiscard]] training_state& training() noexcept { return training_; }
     // After groups or shards have changed, or have been placed elsewhere. Allocates all that steps need but records.
-    void lay_out()
+    void build_layout()
     {
-        sides_.host().lay_out(sides_.cpu_ranges());
-        blocks_.lay_out(over_.blocks(), options_.keep_last_step);
+        sides_.host().build_layout(sides_.cpu_ranges());
+        blocks_.build_layout(over_.blocks(), options_.keep_last_step);
         history_.reserve(over_.size());
         plan_.shards.assign(over_.size(), shard_in_step::awaited);
         plan_.assumed.reserve(over_.groups().size());

@@ -33,7 +33,7 @@ inline std::vector<std::size_t> file_shape(std::vector<std::size_t> const& shape
 }
 
 // Sorted tensors as those of the file: neighbours joined.
-inline std::vector<file_tensor> lay_out(state_dict const& state, std::vector<state_tensor> const& sorted)
+inline std::vector<file_tensor> build_layout(state_dict const& state, std::vector<state_tensor> const& sorted)
 {
     std::vector<file_tensor> result;
     for (std::size_t i = 0, next = 0; i < sorted.size(); i = next) {
@@ -63,7 +63,7 @@ inline std::vector<file_tensor> lay_out(state_dict const& state, std::vector<sta
 inline file_image image_of(state_dict const& state, file_image::of what = file_image::of::content)
 {
     std::vector<state_tensor> const sorted = checked_tensors(state);
-    return {{plain_file, state.step, state_text(state), state.metadata}, lay_out(state, sorted), what};
+    return {{plain_file, state.step, state_text(state), state.metadata}, build_layout(state, sorted), what};
 }
 
 } // namespace detail

@@ -24,7 +24,7 @@ ADAMANT_DECL trial_step::trial_step(executor const& cpu, shard_format const& for
         check_memory(memory_bytes(format.types, n));
     for (std::size_t k = 0; k < 5; ++k)
         blocks_.emplace_back(format.types[k] == dtype::none ? 0 : array_bytes(format.types[k], n) + k * apart, memory);
-    cpu.for_each_home(n, [&](slice part) {
+    cpu.for_each_owned_slice(n, [&](slice part) {
         for (std::size_t k = 0; k < 5; ++k)
             fill(k, part);
     });

@@ -16,7 +16,7 @@
 
 #include <adamant/error.hpp>
 #include <adamant/zenflow.hpp>
-#include <adamant/detail/zenflow/device_home.hpp>
+#include <adamant/detail/zenflow/device_columns.hpp>
 #include <adamant/detail/zenflow/deferred_update.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
 
@@ -31,7 +31,7 @@ public:
     }
 
     // Room for as many params as there are. overlaps: there is a thread for it.
-    void lay_out(bool overlaps)
+    void build_layout(bool overlaps)
     {
         if (overlaps)
             worker_.have_team();
@@ -46,14 +46,14 @@ public:
 
     // ---- The device
 
-    [[nodiscard]] device_home* home() const noexcept { return home_.get(); }
+    [[nodiscard]] device_columns* home() const noexcept { return home_.get(); }
     void leave_home() noexcept { home_.reset(); }
     // All weights go up.
     void move_to(std::shared_ptr<device> on, void const* owner, std::vector<device_arrays> const& arrays,
                  double timeout_s)
     {
         worker_.have_team();
-        home_ = std::make_unique<device_home>(std::move(on), owner, model_.matrices, arrays, timeout_s);
+        home_ = std::make_unique<device_columns>(std::move(on), owner, model_.matrices, arrays, timeout_s);
         try {
             copy_weights(false);
         } catch (...) {
@@ -74,12 +74,12 @@ public:
         }
     }
     // The host's arrays show what the device has.
-    void come_home()
+    void copied_to_host()
     {
         if (home_ == nullptr)
             return;
         try {
-            home_->bring_home();
+            home_->copy_to_host();
             copy_weights(true);
         } catch (device_error const&) { // or what has failed in the background would do so in every call
             roll_back();
@@ -294,12 +294,12 @@ private:
     zenflow_model& model_;
     static constexpr std::uint64_t not_staged = ~std::uint64_t{0};
     std::vector<std::uint64_t>
-        staged_; // of each matrix: whether its weights by columns are up, see device_home::stage()
+        staged_; // of each matrix: whether its weights by columns are up, see device_columns::stage()
     std::vector<std::vector<std::uint32_t>> publishing_; // columns that publish
     bool publishing_is_due_ = false;
     bool is_lost_ = false;
     std::exception_ptr publishing_error_;
-    std::unique_ptr<device_home> home_; // null without a device
+    std::unique_ptr<device_columns> home_; // null without a device
     sum_work sums_;
     std::mutex down_mutex_;
     std::vector<std::size_t> waiting_down_; // params whose gradients are still to come down,

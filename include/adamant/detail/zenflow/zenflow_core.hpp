@@ -91,7 +91,7 @@ public:
     void prepare()
     {
         no_traps_scope const no_traps;
-        lay_out();
+        build_layout();
     }
 
     // ---- Steps
@@ -115,13 +115,13 @@ public:
         background_.check_process();
         if (model_.cpu.team() != nullptr)
             model_.cpu.team()->check_submit();
-        lay_out();
+        build_layout();
         background_.catch_up(position().steps);
         rounded_to_nearest([&] {
             make_terms(terms_, values, options_, model_.registry.groups().size(), position().steps + 1, loss_scale());
         });
         started_ = std::chrono::steady_clock::now();
-        if (device_home* const home = background_.home())
+        if (device_columns* const home = background_.home())
             usage_before_ = home->device().usage();
         submitted_.assign(model_.size(), shard_in_step::awaited);
         background_.begin_step();
@@ -131,7 +131,7 @@ public:
     {
         no_traps_scope const no_traps;
         awaited("submit()", param);
-        if (device_home* const home = background_.home()) {
+        if (device_columns* const home = background_.home()) {
             home->gradients().submit(param);
             background_.bring_down(param);
         }
@@ -225,7 +225,7 @@ public:
         no_traps_scope const no_traps;
         between_steps("flush()");
         background_.check_process();
-        lay_out();
+        build_layout();
         background_.catch_up(position().steps);
         background_.finish_and_flush();
         background_.require_published(position().steps);
@@ -252,7 +252,7 @@ public:
         no_traps_scope const no_traps;
         between_steps("place()");
         background_.check_process();
-        lay_out();
+        build_layout();
         background_.catch_up(position().steps);
         background_.settle();
         if (on != nullptr) {
@@ -263,7 +263,7 @@ public:
                                             " has no arrays on the device; tell them by "
                                             "set_device_arrays() before place()"});
         }
-        background_.come_home();
+        background_.copied_to_host();
         background_.leave_home();
         if (on != nullptr)
             background_.move_to(std::move(on), this, device_arrays_, options_.device_timeout_s);
@@ -284,10 +284,10 @@ public:
     {
         no_traps_scope const no_traps;
         between_steps("state()");
-        lay_out();
+        build_layout();
         background_.catch_up(position().steps);
         background_.settle();
-        background_.come_home();
+        background_.copied_to_host();
         zenflow_state all{position(), session_.deferred_norm(), scaler_, model_.registry.groups(), {}};
         for (std::size_t i = 0; i < model_.size(); ++i) {
             all.params.push_back(view_of(model_, i));
@@ -302,13 +302,13 @@ public:
         no_traps_scope const no_traps;
         between_steps("load()");
         background_.check_process();
-        lay_out();
+        build_layout();
         zenflow_loading const loading(model_, from, scaler_.has_value());
         zenflow_state const& first = *from.front();
         std::vector<parameter_group> groups = first.groups;
         background_.settle();
         background_.set_lost(true);
-        if (device_home* const home = background_.home()) {
+        if (device_columns* const home = background_.home()) {
             if (!home->device().reset(std::chrono::steady_clock::now() + std::chrono::seconds(1)))
                 throw_device_error({home->device().name(), " does not answer, so no state can be loaded to it; place() "
                                                            "another device, or place(nullptr), and load() the state"});
@@ -378,12 +378,12 @@ private:
                                     " in this step already"});
     }
 
-    void lay_out()
+    void build_layout()
     {
         if (model_.is_laid_out)
             return;
-        background_.lay_out(zenflow_.overlap);
-        model_.lay_out(zenflow_.overlap ? 2 : 1);
+        background_.build_layout(zenflow_.overlap);
+        model_.build_layout(zenflow_.overlap ? 2 : 1);
     }
 
     void report_device(zenflow_report& report) const

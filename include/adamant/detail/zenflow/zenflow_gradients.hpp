@@ -19,7 +19,7 @@
 #include <adamant/detail/numerics/squares_total.hpp>
 #include <adamant/detail/step/column_scores.hpp>
 #include <adamant/detail/zenflow/column_selection.hpp>
-#include <adamant/detail/zenflow/device_home.hpp>
+#include <adamant/detail/zenflow/device_columns.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -33,7 +33,7 @@ public:
     }
 
     // Judges this step by the norm of all gradients. home: where they are, or null.
-    [[nodiscard]] norm_verdict norm(device_home* home, step_terms const& terms, zenflow_report& report) const
+    [[nodiscard]] norm_verdict norm(device_columns* home, step_terms const& terms, zenflow_report& report) const
     {
         bool const skips = options_.on_nonfinite == nonfinite_policy::skip;
         report.measured = terms.max_norm != 0 || skips || options_.reduce || terms.zero_nonfinite ||
@@ -71,7 +71,7 @@ public:
     }
     // Sets what is wanted of each param by the scores of its columns, over all ranks.
     // home: where gradients are read, or null: in host memory.
-    void select(device_home* home) const
+    void select(device_columns* home) const
     {
         std::vector<std::int64_t> numbers(model_.size());
         std::vector<std::uint32_t> const there =

@@ -118,7 +118,7 @@ struct zenflow_model {
     }
 
     // halves: of the sums; with two, gradients are added up in one while what the other has is stepped.
-    void lay_out(std::size_t halves)
+    void build_layout(std::size_t halves)
     {
         registry.check_overlaps();
         std::vector<array_extent> extents;

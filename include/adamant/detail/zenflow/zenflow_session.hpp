@@ -13,7 +13,7 @@
 #include <adamant/detail/engine/decision.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
-#include <adamant/detail/zenflow/host_home.hpp>
+#include <adamant/detail/zenflow/host_columns.hpp>
 #include <adamant/detail/zenflow/zenflow_background.hpp>
 #include <adamant/detail/zenflow/zenflow_gradients.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
@@ -49,7 +49,7 @@ public:
     {
         bool const warm_up = is_in_warm_up(zenflow_, position_);
         bool const selects = selects_next(zenflow_, position_);
-        device_home* const home = background_.home();
+        device_columns* const home = background_.home();
         report.warm_up = warm_up;
         for (zenflow_param_state& own : model_.params) {
             if (warm_up)
@@ -116,7 +116,7 @@ public:
 
 private:
     // What is resident on the device steps there; with another selection, it moves first.
-    void step_on_device(device_home& home, bool selects, zenflow_report& report)
+    void step_on_device(device_columns& home, bool selects, zenflow_report& report)
     {
         try {
             try_to_step_on_device(home, selects, report);
@@ -131,13 +131,13 @@ private:
             throw;
         }
     }
-    void try_to_step_on_device(device_home& home, bool selects, zenflow_report& report)
+    void try_to_step_on_device(device_columns& home, bool selects, zenflow_report& report)
     {
         for (zenflow_param_state& own : model_.params)
             own.before.clear();
         bool const is_new = selects || !home.has_state();
         if (is_new) {
-            home.bring_home();
+            home.copy_to_host();
             home.drop();
             if (selects)
                 change_selection(report);
@@ -245,7 +245,7 @@ private:
     optimizer_options const& options_;
     zenflow_background& background_;
     zenflow_gradients gradients_{model_, zenflow_, options_};
-    host_home host_{model_};
+    host_columns host_{model_};
     zenflow_position position_;
     double deferred_norm_ = 0;
 };

@@ -13,9 +13,9 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-class host_home {
+class host_columns {
 public:
-    explicit host_home(zenflow_model const& model) : model_(model) {}
+    explicit host_columns(zenflow_model const& model) : model_(model) {}
 
     // Room for gradients of so many bytes in the order of their columns, and for what step() notes.
     void have_room(std::size_t bytes)

@@ -29,11 +29,11 @@ struct resident {
     bool stochastic;    // something is rounded stochastically, which goes by the place in the param
 };
 
-class device_home {
+class device_columns {
 public:
     // Claims the device for `owner`. matrices: of every param; a vector is one column. Throws as device::allocate()
     // does.
-    device_home(std::shared_ptr<adamant::device> on, void const* owner, std::vector<zenflow_matrix> const& matrices,
+    device_columns(std::shared_ptr<adamant::device> on, void const* owner, std::vector<zenflow_matrix> const& matrices,
                 std::vector<device_arrays> const& arrays, double timeout_s)
         : on_(std::move(on), timeout_s), owner_(owner), matrices_(matrices), arrays_(arrays)
     {
@@ -57,9 +57,9 @@ public:
             throw;
         }
     }
-    device_home(device_home const&) = delete;
-    device_home& operator=(device_home const&) = delete;
-    ~device_home()
+    device_columns(device_columns const&) = delete;
+    device_columns& operator=(device_columns const&) = delete;
+    ~device_columns()
     {
         (void)on_.come_back();
         drop();
@@ -116,7 +116,7 @@ public:
         }
     }
     // The state comes home, into the host's arrays; and stays here.
-    void bring_home()
+    void copy_to_host()
     {
         if (part_ == nullptr)
             return;
@@ -221,7 +221,7 @@ public:
         std::byte* const at = vector ? m.shard().data(m.weights_source()) : m.weights();
         std::size_t const bytes = m.shard().size() * weight_bytes(param);
         if (home && vector)
-            return; // bring_home() has
+            return; // copy_to_host() has
         if (home)
             on_->copy_down(at, arrays_[param].weight_out, bytes);
         else
