@@ -64,9 +64,9 @@ TEST_CASE("every state of a step leads back to one between steps, and to nothing
 
     using enum step_state;
     // What must never happen.
-    STATIC_REQUIRE(!may_follow(lost, open));        // a step from no known state
+    STATIC_REQUIRE(!may_follow(inconsistent, open));        // a step from no known state
     STATIC_REQUIRE(!may_follow(behind, open));      // or before the device has taken its part back
-    STATIC_REQUIRE(!may_follow(lost_behind, idle)); // which makes no state known
+    STATIC_REQUIRE(!may_follow(inconsistent_behind, idle)); // which makes no state known
     STATIC_REQUIRE(!may_follow(behind, lost));
     STATIC_REQUIRE(!may_follow(failed, over));       // a failed step is never complete
     STATIC_REQUIRE(!may_follow(failed, stepping));   // nor goes on
@@ -110,16 +110,16 @@ TEST_CASE("the machine answers what its states mean", "[once]")
     CHECK((machine.has_failed() && machine.takes_shards())); // submit() goes on until finish()
     machine.fail();                                          // again, in another submit()
     CHECK(machine.state() == step_state::failed);
-    machine.go(step_state::lost_behind);
-    CHECK((machine.is_between_steps() && machine.is_behind() && machine.is_lost() && !machine.has_failed()));
-    go_through(machine, {step_state::lost, step_state::idle});
+    machine.go(step_state::inconsistent_behind);
+    CHECK((machine.is_between_steps() && machine.is_behind() && machine.is_inconsistent() && !machine.has_failed()));
+    go_through(machine, {step_state::inconsistent, step_state::idle});
     machine.open(true);
     CHECK((machine.is_async() && !machine.takes_shards()));
     go_through(machine, {step_state::stepping, step_state::finishing});
     machine.fail();
     CHECK((machine.state() == step_state::failed_finishing && machine.has_failed() && machine.is_async()));
     machine.go(step_state::behind);
-    CHECK((machine.is_behind() && !machine.is_lost() && !machine.is_async()));
+    CHECK((machine.is_behind() && !machine.is_inconsistent() && !machine.is_async()));
     machine.go(step_state::idle);
     machine.open(true);
     machine.go(step_state::over);

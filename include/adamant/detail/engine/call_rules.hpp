@@ -87,7 +87,7 @@ public:
     // Params and moments belong to a known step. Throws device_error, too.
     void known_state() const
     {
-        if (!session_.machine().is_lost())
+        if (!session_.machine().is_inconsistent())
             return;
         if (session_.sides().device() == nullptr)
             throw_invalid_argument({"the last load() failed in the middle, so params and moments are of no "

@@ -18,8 +18,8 @@ enum class step_state : std::uint8_t {
     // Between steps.
     idle,
     behind,      // the device still has to roll back its part of a step that failed
-    lost,        // params and moments belong to no known step; a state has to be loaded
-    lost_behind, // both
+    inconsistent,        // params and moments belong to no known step; a state has to be loaded
+    inconsistent_behind, // both
     going_back,  // rollback() is at work
 
     // In a step.
@@ -39,7 +39,7 @@ inline constexpr std::size_t step_states = 13;
 [[nodiscard]] constexpr char const* name(step_state of) noexcept
 {
     constexpr char const* names[step_states] = {
-        "idle",     "behind",    "lost", "lost_behind", "going_back",      "open", "rolling_back", "skipping",
+        "idle",     "behind",    "lost", "inconsistent_behind", "going_back",      "open", "rolling_back", "skipping",
         "stepping", "finishing", "over", "failed",      "failed_finishing"};
     return names[static_cast<std::size_t>(of)];
 }
@@ -52,8 +52,8 @@ inline constexpr std::size_t step_states = 13;
     constexpr unsigned next[step_states] = {
         set(open, going_back, lost),                                             // idle
         set(idle),                                                               // behind
-        set(lost, idle),                                                         // lost
-        set(lost),                                                               // lost_behind
+        set(inconsistent, idle),                                                         // lost
+        set(lost),                                                               // inconsistent_behind
         set(idle, behind),                                                       // going_back
         set(rolling_back, skipping, stepping, finishing, over, failed, idle, behind), // open
         set(stepping, failed),                                                   // rolling_back
@@ -61,7 +61,7 @@ inline constexpr std::size_t step_states = 13;
         set(finishing, over, failed),                                            // stepping
         set(over, failed_finishing),                                             // finishing
         set(idle),                                                               // over
-        set(failed, idle, behind, lost, lost_behind),                            // failed
+        set(failed, idle, behind, inconsistent, inconsistent_behind),                            // failed
         set(failed_finishing, behind),                                           // failed_finishing
     };
     return (next[static_cast<std::size_t>(from)] >> static_cast<unsigned>(to) & 1) != 0;
@@ -78,11 +78,11 @@ public:
     [[nodiscard]] bool is_between_steps() const noexcept { return is_between(state()); }
     [[nodiscard]] bool is_behind() const noexcept
     {
-        return state() == step_state::behind || state() == step_state::lost_behind;
+        return state() == step_state::behind || state() == step_state::inconsistent_behind;
     }
-    [[nodiscard]] bool is_lost() const noexcept
+    [[nodiscard]] bool is_inconsistent() const noexcept
     {
-        return state() == step_state::lost || state() == step_state::lost_behind;
+        return state() == step_state::inconsistent || state() == step_state::inconsistent_behind;
     }
     // Whether shards may be submitted. Where a device has failed they may, too: finish() reports the failure.
     [[nodiscard]] bool takes_shards() const noexcept

@@ -169,10 +169,10 @@ public:
         bool const answers = sides_.stop();
         if (has_device() || plan_.first_pass != block_pass::measure)
             sides_.rollback_on_cpu();
-        bool const is_lost = has_device() && sides_.device()->stepped_for_good();
+        bool const is_inconsistent = has_device() && sides_.device()->stepped_for_good();
         bool const is_back = answers && (!has_device() || sides_.device()->roll_back());
         blocks_.forget_records();
-        machine_.go(is_lost ? (is_back ? step_state::lost : step_state::lost_behind)
+        machine_.go(is_inconsistent ? (is_back ? step_state::inconsistent : step_state::inconsistent_behind)
                             : (is_back ? step_state::idle : step_state::behind));
     }
     [[nodiscard]] std::size_t unrecorded_blocks() const noexcept { return blocks_.unrecorded_blocks(over_, plan_); }
@@ -203,7 +203,7 @@ public:
                                 " has failed in a step and does not answer yet; its part of that step is still to be "
                                 "rolled back. Call again later, or load a checkpoint into a new optimizer"});
         blocks_.forget_records();
-        machine_.go(machine_.is_lost() ? step_state::lost : step_state::idle);
+        machine_.go(machine_.is_inconsistent() ? step_state::inconsistent : step_state::idle);
     }
     // Takes back the last step, all of which has records. Throws invalid_argument where its gradients have changed.
     void roll_back()
@@ -247,7 +247,7 @@ public:
         catch_up();
     }
     // The arrays are about to be loaded, and have been.
-    void begin_load() { machine_.go(step_state::lost); }
+    void begin_load() { machine_.go(step_state::inconsistent); }
     void end_load() { machine_.go(step_state::idle); }
 
 private:
@@ -379,7 +379,7 @@ private:
             complete_and_rethrow();
         if (machine_.state() == step_state::failed)
             roll_back();
-        if (!machine_.is_lost())
+        if (!machine_.is_inconsistent())
             throw;
         rethrow_as_device_error(
             "; as there are no records (see device_records in the options), what it has is of no known step now: "

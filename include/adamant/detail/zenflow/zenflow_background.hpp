@@ -105,14 +105,14 @@ public:
         settle(); // or something could be staged meanwhile
         nothing_is_staged();
         if (!home_->roll_back()) {
-            is_lost_ = true;
+            is_inconsistent_ = true;
             rethrow_as_device_error(
                 "; it does not come back from that, so what it has is of no known step: load() a state");
         }
     }
     // What is there is of no known step, until a state has been loaded.
-    [[nodiscard]] bool is_lost() const noexcept { return is_lost_; }
-    void set_lost(bool lost) noexcept { is_lost_ = lost; }
+    [[nodiscard]] bool is_inconsistent() const noexcept { return is_inconsistent_; }
+    void set_inconsistent(bool lost) noexcept { is_inconsistent_ = lost; }
 
     // ---- Gradients of a step
 
@@ -133,7 +133,7 @@ public:
             waiting_down_.push_back(param);
     }
     // The step is given up: once this returns, no gradient comes down to the caller's arrays any more. Throws
-    // device_error where the device has failed, whether or not it comes back; see is_lost().
+    // device_error where the device has failed, whether or not it comes back; see is_inconsistent().
     void give_up_gradients()
     {
         if (home_ == nullptr)
@@ -297,7 +297,7 @@ private:
         staged_; // of each matrix: whether its weights by columns are up, see device_columns::stage()
     std::vector<std::vector<std::uint32_t>> publishing_; // columns that publish
     bool publishing_is_due_ = false;
-    bool is_lost_ = false;
+    bool is_inconsistent_ = false;
     std::exception_ptr publishing_error_;
     std::unique_ptr<device_columns> home_; // null without a device
     sum_work sums_;

@@ -108,7 +108,7 @@ public:
     {
         no_traps_scope const no_traps;
         between_steps("begin_step()");
-        if (background_.is_lost())
+        if (background_.is_inconsistent())
             throw_invalid_argument(
                 {"the last load() failed in the middle, or a device has stopped answering, so params and "
                  "moments are of no known step; load() a state"});
@@ -307,7 +307,7 @@ public:
         zenflow_state const& first = *from.front();
         std::vector<parameter_group> groups = first.groups;
         background_.settle();
-        background_.set_lost(true);
+        background_.set_inconsistent(true);
         if (device_columns* const home = background_.home()) {
             if (!home->device().reset(std::chrono::steady_clock::now() + std::chrono::seconds(1)))
                 throw_device_error({home->device().name(), " does not answer, so no state can be loaded to it; place() "
@@ -332,7 +332,7 @@ public:
         }
         if (background_.home() != nullptr)
             background_.copy_weights(false);
-        background_.set_lost(false);
+        background_.set_inconsistent(false);
     }
 
 private:
@@ -361,7 +361,7 @@ private:
             background_.give_up_gradients();
         } catch (device_error const&) { // not what went wrong first
         }
-        if (!background_.is_lost())
+        if (!background_.is_inconsistent())
             throw;
         rethrow_as_device_error("; the device has failed, too, and does not come back from that, so what it has is of "
                                 "no known step: load() a state");
