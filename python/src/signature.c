@@ -128,7 +128,7 @@ static int describe_by_methods(PyObject* tensor, layout* found) {
 }
 
 // Whether the tensor's storage has memory. Torch computes an address from an offset where it has none.
-static int has_memory(PyObject* tensor) {
+static int probe_allocation(PyObject* tensor) {
     PyObject* storage = PyObject_CallMethodObjArgs(tensor, names[n_untyped_storage], NULL);
     const int64_t bytes = storage == NULL ? -1 : integer_of(PyObject_CallMethodObjArgs(storage, names[n_nbytes], NULL));
     Py_XDECREF(storage);
@@ -175,7 +175,7 @@ static void describe(signature* self, PyObject* tensor, layout* found) {
     normalise(found);
     // Memory below 1 TiB may be an offset from no memory at all; zero tensors have an address of 0.
     if (found->type != unreadable && found->elements > 0 && found->data < (uint64_t)1 << 40 &&
-        (found->data == 0 || !has_memory(tensor))) {
+        (found->data == 0 || !probe_allocation(tensor))) {
         found->type = unreadable;
         found->data = 0;
     }

@@ -23,7 +23,7 @@ def _rounded(size: int) -> int:
     return max(1, -(-size // _alignment)) * _alignment
 
 
-def has_memory(tensor: Tensor) -> bool:
+def probe_allocation(tensor: Tensor) -> bool:
     """Whether the elements have memory: that of a storage may have been freed by resize_()."""
     if tensor.numel() == 0:
         return True
@@ -33,7 +33,7 @@ def has_memory(tensor: Tensor) -> bool:
 
 def check_memory(tensor: Tensor, what: str) -> None:
     own = local(tensor)
-    if not has_memory(own):
+    if not probe_allocation(own):
         raise InvalidArgument(f"{what} has a storage of {own.untyped_storage().nbytes()} bytes, which is too few for its "
                               f"{own.numel()} elements: its memory was freed. Restore it before step()")
 

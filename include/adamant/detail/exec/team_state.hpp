@@ -27,7 +27,7 @@
 #include <adamant/detail/exec/work_stealing.hpp>
 #include <adamant/detail/exec/team_member.hpp>
 #include <adamant/detail/exec/this_process.hpp>
-#include <adamant/detail/exec/thread_trial.hpp>
+#include <adamant/detail/exec/probe_threads.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -222,7 +222,7 @@ private:
             std::size_t const needed = min_stack_bytes + std::size_t{256} * size;
             if (std::size_t const bytes = stack_bytes_of_this_thread(); bytes != 0 && bytes < needed)
                 refuse_stack(bytes, needed);
-            try_threads(size - 1, openmp_stack_bytes());
+            probe_threads(size - 1, openmp_stack_bytes());
 #pragma omp parallel num_threads(static_cast <int>(size))
             {
                 if (static_cast<unsigned>(omp_get_num_threads()) == size)

@@ -70,7 +70,7 @@ inline void check_before_load()
 inline unique_topology load_live(io_devices io)
 {
     check_before_load();
-    if (!has_memory(std::size_t{8} << 20)) // for all of it: hwloc crashes where it gets none, see hwloc_mask_bytes
+    if (!probe_allocation(std::size_t{8} << 20)) // for all of it: hwloc crashes where it gets none, see hwloc_mask_bytes
         throw std::bad_alloc();
     unique_topology topology = new_topology(io);
     if (hwloc_topology_load(topology.get()) != 0)
@@ -170,7 +170,7 @@ inline pu_set process_mask(pu_set const& in_cgroup, [[maybe_unused]] std::string
 
 inline bool bind_this_thread(hwloc_const_bitmap_t pus) noexcept
 {
-    if (!has_memory(hwloc_mask_bytes)) {
+    if (!probe_allocation(hwloc_mask_bytes)) {
         errno = ENOMEM;
         return false;
     }

@@ -14,7 +14,7 @@
 
 #include <adamant/error.hpp>
 #include <adamant/index_set.hpp>
-#include <adamant/detail/core/has_memory.hpp>
+#include <adamant/detail/core/probe_allocation.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 

@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #include <adamant/error.hpp>
-#include <adamant/detail/core/has_memory.hpp>
+#include <adamant/detail/core/probe_allocation.hpp>
 #include <adamant/detail/core/refused_call.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -84,7 +84,7 @@ inline constexpr bool early_threads_allocate = false;
 // So many threads are made, all there at once, and are gone again on return, stacks, places in the system's limits and
 // all; so who makes as many right afterwards gets them, unless others take them first. Throws unavailable where the
 // system does not make them, and bad_alloc where beside them there is no memory for what a runtime allocates.
-inline void try_threads(unsigned threads, std::size_t stack_bytes)
+inline void probe_threads(unsigned threads, std::size_t stack_bytes)
 {
     struct one {
         std::atomic<std::uint32_t>* allocated;
@@ -105,7 +105,7 @@ inline void try_threads(unsigned threads, std::size_t stack_bytes)
         auto& self = *static_cast<one*>(argument);
         self.id = static_cast<pid_t>(syscall(SYS_gettid));
         if (early_threads_allocate) {
-            static_cast<void>(has_memory(1));
+            static_cast<void>(probe_allocation(1));
             self.allocated->fetch_add(1);
             self.allocated->notify_one();
         }
@@ -124,7 +124,7 @@ inline void try_threads(unsigned threads, std::size_t stack_bytes)
             allocated.wait(now);
     }
     pthread_attr_destroy(&attributes);
-    bool const has_room = error != 0 || has_memory((std::size_t{1} << 20) + (std::size_t{32} << 10) * threads);
+    bool const has_room = error != 0 || probe_allocation((std::size_t{1} << 20) + (std::size_t{32} << 10) * threads);
     over = true;
     over.notify_all();
     for (std::uint32_t i = 0; i < made; ++i)

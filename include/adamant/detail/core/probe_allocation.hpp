@@ -12,7 +12,7 @@ namespace detail {
 
 // Whether this much memory is available now; it is freed at once. For calls of libraries that crash, or end the
 // process, without memory (hwloc, the OpenMP runtimes). Other threads may still take it before the call does.
-inline bool has_memory(std::size_t bytes) noexcept
+inline bool probe_allocation(std::size_t bytes) noexcept
 {
     void* memory = ::operator new(bytes, std::nothrow);
     asm volatile("" : "+r"(memory) : : "memory"); // or a compiler leaves both out
