@@ -685,7 +685,7 @@ def test_fsdp2_overlaps_and_refuses_one_more_backward(tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_couriers_and_hooks_end_with_their_optimizer(monkeypatch):
+def test_copy_threads_and_hooks_end_with_their_optimizer(monkeypatch):
     monkeypatch.setattr(_host_copies, "_idle_seconds", 0.05)
     params = params_of(SIZES, torch.float32, 0)
     for _ in range(3):
@@ -718,7 +718,7 @@ for t in range(2):
         assert done.returncode == 0, done.stderr
 
 
-def test_a_courier_that_has_ended_is_followed_by_another(monkeypatch):
+def test_a_copy_thread_that_has_ended_is_followed_by_another(monkeypatch):
     monkeypatch.setattr(_host_copies, "_idle_seconds", 0.01)
     params, optimizer = summing(offload=True)
     for seed in (1, 2):

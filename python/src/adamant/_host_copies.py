@@ -15,7 +15,7 @@ from torch import Tensor
 from ._library import InvalidArgument
 
 _alignment = 64  # bytes
-_idle_seconds = 1.0  # after which a courier without work ends: its optimizer may be gone
+_idle_seconds = 1.0  # after which a copy_thread without work ends: its optimizer may be gone
 _ring_bytes = 64 << 20  # of a ring whose slots are used again within a step, where gradients are not larger
 
 
@@ -197,7 +197,7 @@ class HostCopies:
         self._slots: Dict[int, List[Any]] = {}
         self._jobs: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
         self._hiring = threading.Lock()
-        self._courier: Optional[threading.Thread] = None
+        self._copy_thread: Optional[threading.Thread] = None
         self._error: Optional[BaseException] = None
 
     def _flat(self, number: int) -> Tensor:
@@ -222,7 +222,7 @@ class HostCopies:
         return self._mirrors[number]
 
     def bring(self, number: int, grad: Tensor, then: Callable[[int, int], None], frees: bool = False) -> None:
-        """Begins to copy a gradient down, and calls then(number, address) once it is there, in the courier's thread.
+        """Begins to copy a gradient down, and calls then(number, address) once it is there, in the copy_thread's thread.
         frees: its memory is not needed after that."""
         source = flat(grad.detach())
         if source.numel() == 0:  # the library will not say that it is done with it
@@ -244,9 +244,9 @@ class HostCopies:
     def _give_job(self, job: Any) -> None:
         with self._hiring:
             self._jobs.put(job)
-            if self._courier is None:
-                self._courier = threading.Thread(target=self._carry, name="adamant courier", daemon=True)
-                self._courier.start()
+            if self._copy_thread is None:
+                self._copy_thread = threading.Thread(target=self._carry, name="adamant copy_thread", daemon=True)
+                self._copy_thread.start()
 
     def _carry(self) -> None:
         while True:
@@ -256,8 +256,8 @@ class HostCopies:
                 with self._hiring:
                     if not self._jobs.empty():
                         continue
-                    if self._courier is threading.current_thread():
-                        self._courier = None
+                    if self._copy_thread is threading.current_thread():
+                        self._copy_thread = None
                     return
             if job is None:
                 return
@@ -285,13 +285,13 @@ class HostCopies:
             self.ring.give_back(taken)
 
     def settle(self) -> None:
-        """Waits until all that was to be brought has been, and raises what went wrong. The courier's thread ends."""
+        """Waits until all that was to be brought has been, and raises what went wrong. The copy_thread's thread ends."""
         with self._hiring:
-            courier, self._courier = self._courier, None
-            if courier is not None:
+            copy_thread, self._copy_thread = self._copy_thread, None
+            if copy_thread is not None:
                 self._jobs.put(None)
-        if courier is not None:
-            courier.join()
+        if copy_thread is not None:
+            copy_thread.join()
         self._raise()
 
     def _raise(self) -> None:

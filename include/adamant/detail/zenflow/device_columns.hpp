@@ -15,7 +15,7 @@
 #include <adamant/device.hpp>
 #include <adamant/error.hpp>
 #include <adamant/detail/zenflow/device_gradients.hpp>
-#include <adamant/detail/zenflow/waited_device.hpp>
+#include <adamant/detail/zenflow/device_with_deadline.hpp>
 #include <adamant/detail/zenflow/zenflow_matrix.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -324,7 +324,7 @@ private:
             part_->run({.pass = pass, .pieces = pieces, .speculated = steps_, .settled = steps_, .summed = not_summed});
     }
 
-    waited_device on_;
+    device_with_deadline on_;
     void const* owner_;
     std::vector<zenflow_matrix> const& matrices_;
     std::vector<device_arrays> const arrays_; // of each param

@@ -12,7 +12,7 @@
 
 #include <adamant/device.hpp>
 #include <adamant/detail/numerics/squares_total.hpp>
-#include <adamant/detail/zenflow/waited_device.hpp>
+#include <adamant/detail/zenflow/device_with_deadline.hpp>
 #include <adamant/detail/zenflow/zenflow_matrix.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -21,7 +21,7 @@ namespace detail {
 class device_gradients {
 public:
     // matrices and arrays: of every param. Throws as device::allocate() does.
-    device_gradients(waited_device const& on, std::vector<zenflow_matrix> const& matrices,
+    device_gradients(device_with_deadline const& on, std::vector<zenflow_matrix> const& matrices,
                      std::vector<device_arrays> const& arrays)
         : on_(on), matrices_(matrices), arrays_(arrays)
     {
@@ -154,7 +154,7 @@ private:
             take(i, std::span<std::uint32_t const>(found[i]));
     }
 
-    waited_device const& on_;
+    device_with_deadline const& on_;
     std::vector<zenflow_matrix> const& matrices_;
     std::vector<device_arrays> const& arrays_;
     std::vector<std::size_t> first_block_; // of each param

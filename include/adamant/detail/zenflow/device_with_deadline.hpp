@@ -21,9 +21,9 @@ namespace detail {
     return (bytes + 255) / 256 * 256;
 }
 
-class waited_device {
+class device_with_deadline {
 public:
-    waited_device(std::shared_ptr<device> on, double timeout_s) : on_(std::move(on)), timeout_s_(timeout_s) {}
+    device_with_deadline(std::shared_ptr<device> on, double timeout_s) : on_(std::move(on)), timeout_s_(timeout_s) {}
 
     [[nodiscard]] device* operator->() const noexcept { return on_.get(); }
     [[nodiscard]] device& operator*() const noexcept { return *on_; }
