@@ -5,7 +5,8 @@
 //                                          needs none, and a journal of plain copies; the limit moves one step's bytes
 //   rollback/wrong/HOW/elems:N/threads:T   what was stepped was rolled back and done again with the clip coefficient.
 //                                          Against a clipped step that waited; the limit moves what that has to move
-//   rollback/rollback/elems:N/threads:T        optimizer::rollback() of the last step, which reads the gradient twice; the
+//   rollback/rollback/elems:N/threads:T        optimizer::rollback() of the last step, which reads the gradient twice;
+//   the
 //                                          limit moves those bytes and the state's
 //
 // HOW: until_finish, as it is by default, where all gradients are there at once and finish() follows; always, every

@@ -72,9 +72,10 @@ void busy_core(benchmark::State& state, executor const& cpu, std::size_t n)
     busy_process const neighbour(cpu.team()->bound_to().members().back());
     std::vector<contender> contenders;
     contenders.push_back({part_in_race::subject, "step", "", [&] { adamant::step(cpu, whole, c); }});
-    contenders.push_back(
-        {part_in_race::aside, "even_split", "",
-         [&] { cpu.for_each_owned_slice(n, [&](slice part) { run(whole.pointers(), part.begin, part.end, c, true); }); }});
+    contenders.push_back({part_in_race::aside, "even_split", "", [&] {
+                              cpu.for_each_owned_slice(
+                                  n, [&](slice part) { run(whole.pointers(), part.begin, part.end, c, true); });
+                          }});
     add_limits<Shard>(contenders, cpu, a, n);
     race::run(state, contenders);
     report(state, contenders, moving(n, Shard::bytes_per_element()));

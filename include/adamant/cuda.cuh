@@ -62,12 +62,15 @@ public:
     void scatter_columns(column_copy const& what) override { detail::cuda::copy_columns(streams_, what, false); }
     void find_largest(column_scoring const& what) override { detail::cuda::find_largest(streams_, what); }
     void score_columns(column_scoring const& what) override { detail::cuda::score_columns(streams_, what); }
-    void call(device_stream stream, std::function<void()> function) override { streams_.call(stream, std::move(function)); }
+    void call(device_stream stream, std::function<void()> function) override
+    {
+        streams_.call(stream, std::move(function));
+    }
 
     [[nodiscard]] device_event record_event(device_stream stream) override { return streams_.record_event(stream); }
     void wait_event(device_stream stream, device_event before) override { streams_.wait_event(stream, before); }
-    // Work that is enqueued in `stream` from now on waits for the caller's event, on any stream of this device. Have the
-    // streams work and down follow it before submit() of a shard whose gradient is still being made there.
+    // Work that is enqueued in `stream` from now on waits for the caller's event, on any stream of this device. Have
+    // the streams work and down follow it before submit() of a shard whose gradient is still being made there.
     void wait_event(device_stream stream, cudaEvent_t before) { streams_.wait_event(stream, before); }
     [[nodiscard]] bool wait_until(device_event until, clock::time_point deadline) override
     {

@@ -193,16 +193,16 @@ public:
     // Work that is enqueued from now on sees no records of earlier work. Enqueues nothing and cannot fail; otherwise
     // records of an old step could be taken for those of the next.
     virtual void forget_records() noexcept = 0;
-    // In the stream down, after all work so far: writes, for each block, the sums of squares that the last measuring pass
-    // has left, and whether there is a record (0 or 1). The spans have all blocks, and must live until that stream has
-    // finished.
+    // In the stream down, after all work so far: writes, for each block, the sums of squares that the last measuring
+    // pass has left, and whether there is a record (0 or 1). The spans have all blocks, and must live until that stream
+    // has finished.
     virtual void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) = 0;
 };
 
 // A device. Functions that enqueue may be called from any thread, and from several at once; they return at once and
 // throw nothing but bad_alloc. Where enqueued work fails, all work that is enqueued after it, in any stream, is left
-// rolled back until reset(). So finished work can be told from the rest, and waiting throws a device_error that says what
-// failed.
+// rolled back until reset(). So finished work can be told from the rest, and waiting throws a device_error that says
+// what failed.
 //
 // In a forked child process, functions that may throw throw unavailable, release() does nothing
 // and reset() returns false; destructors leak what belongs to the device.
@@ -232,19 +232,19 @@ public:
     // Memory of allocate(), or null. No enqueued work may use it.
     virtual void release(device_ptr memory) noexcept = 0;
 
-    // Copies, in the streams up and down. Host memory must live until the stream has finished the copy. Copies of memory
-    // that is not pinned() are slower, and a copy down of it may return only when the stream has reached it.
+    // Copies, in the streams up and down. Host memory must live until the stream has finished the copy. Copies of
+    // memory that is not pinned() are slower, and a copy down of it may return only when the stream has reached it.
     virtual void copy_up(device_ptr to, void const* from, std::size_t bytes) = 0;
     virtual void copy_down(void* to, device_ptr from, std::size_t bytes) = 0;
-    // In the stream work: by_columns from by_rows, and the other way. Elements of other columns, and between the columns,
-    // stay as they are.
+    // In the stream work: by_columns from by_rows, and the other way. Elements of other columns, and between the
+    // columns, stay as they are.
     virtual void gather_columns(column_copy const& what) = 0;
     virtual void scatter_columns(column_copy const& what) = 0;
     // In the stream work: result of largest_pieces() numbers, or of scores().
     virtual void find_largest(column_scoring const& what) = 0;
     virtual void score_columns(column_scoring const& what) = 0;
-    // Calls the function in a thread of the device when the stream reaches it. It must be quick, must not throw, and must
-    // not call the device. It is not called where earlier work has failed; its captures may live until reset().
+    // Calls the function in a thread of the device when the stream reaches it. It must be quick, must not throw, and
+    // must not call the device. It is not called where earlier work has failed; its captures may live until reset().
     virtual void call(device_stream stream, std::function<void()> function) = 0;
 
     [[nodiscard]] virtual device_event record_event(device_stream stream) = 0;

@@ -203,7 +203,8 @@ ADAMANT_END_NAMESPACE
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
 // A buffer of n zeros. Each element is first touched by the thread that begins with it in a step over n elements.
-// Throws what buffer throws, before anything is touched, and what executor::for_each_owned_slice() throws. Meant for set-up.
+// Throws what buffer throws, before anything is touched, and what executor::for_each_owned_slice() throws. Meant for
+// set-up.
 template <class T>
     requires std::is_trivially_copyable_v<T>
 [[nodiscard]] buffer<T> make_buffer(executor const& cpu, std::size_t n)

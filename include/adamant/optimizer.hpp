@@ -193,13 +193,13 @@ public:
     void submit(shard_id shard, void const* grad);
     // This shard has no gradient in this step and stays as it is. What was accumulated for it is forgotten.
     void skip(shard_id shard);
-    // Waits for what was submitted, and completes the step: it stays as it was taken, is rolled back and done again with
-    // the clip coefficient, or is skipped. Throws invalid_argument where a shard was neither submitted nor left out,
-    // and what options.reduce throws; in both cases the step stays open: call finish() again, or abandon().
+    // Waits for what was submitted, and completes the step: it stays as it was taken, is rolled back and done again
+    // with the clip coefficient, or is skipped. Throws invalid_argument where a shard was neither submitted nor left
+    // out, and what options.reduce throws; in both cases the step stays open: call finish() again, or abandon().
     optimizer_report finish();
-    // Gives up the open step: what it has stepped is rolled back to the last bit, and accumulated gradients stay. Throws
-    // unavailable, and the step stays open, where that cannot be: in a step that needs no norm (it neither skips nor
-    // clips by it, and there is no reduce) what was submitted can be rolled back only with keep_last_step.
+    // Gives up the open step: what it has stepped is rolled back to the last bit, and accumulated gradients stay.
+    // Throws unavailable, and the step stays open, where that cannot be: in a step that needs no norm (it neither skips
+    // nor clips by it, and there is no reduce) what was submitted can be rolled back only with keep_last_step.
     void abandon();
 
     // Takes back the last step, which must have been applied with keep_last_step. Since then no step may have been

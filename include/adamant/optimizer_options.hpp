@@ -200,8 +200,8 @@ struct optimizer_options {
     // How long a device may take for its part of a step before it counts as one that has stopped answering.
     double device_timeout_s = 300;
     // Whether a device has room for records of all its blocks: as much again as its params and moments. Without records
-    // it never begins before the norm is known, and a failure in the update itself cannot be rolled back: the error says
-    // so, and a state has to be loaded.
+    // it never begins before the norm is known, and a failure in the update itself cannot be rolled back: the error
+    // says so, and a state has to be loaded.
     bool device_records = true;
     // Where gradients are spread over ranks: adds the words of all ranks (see squares_total) and leaves the sums in
     // these, as MPI_Allreduce(MPI_IN_PLACE, words.data(), words.size(), MPI_INT64_T, MPI_SUM, comm) does. Integers have

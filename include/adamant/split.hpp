@@ -106,8 +106,8 @@ struct forecast_span {
 
 struct step_forecast {
     double ratio = 1;
-    double step_s = 0;                                // backward, optimizer, fixed time, and forward
-    double update_s = 0;                              // step_s without backward and forward
+    double step_s = 0;                              // backward, optimizer, fixed time, and forward
+    double update_s = 0;                            // step_s without backward and forward
     forecast_row bound_by = forecast_row::backward; // the row that would have to be faster for a shorter step
     std::vector<forecast_span> timeline;
 };

@@ -96,12 +96,12 @@ struct zenflow_report : optimizer_report { // elements: those that were stepped 
     bool warm_up = false;                  // a plain step of all elements: nothing is deferred, and no window ends
     bool selected = false;                 // columns were selected anew,
     std::size_t columns_moved = 0;         // so many of which were not selected before
-    std::size_t deferred = 0;               // elements whose gradients were added up
+    std::size_t deferred = 0;              // elements whose gradients were added up
     bool window_ended = false;             // and so many of them are stepped with what has been added up: now, or, with
-    std::size_t deferred_stepped = 0;       // overlap, while the next window goes on
+    std::size_t deferred_stepped = 0;      // overlap, while the next window goes on
     bool deferred_skipped = false; // what was added up was not finite, and was dropped whole (nonfinite_policy::skip)
-    double waited_s = 0;          // for what the last window had put off, when this one ended
-    double publish_s = 0;         // and then for its weights to come into use
+    double waited_s = 0;           // for what the last window had put off, when this one ended
+    double publish_s = 0;          // and then for its weights to come into use
     // How long the executor's threads have worked, on average, on the sums of the step before (with a device), and,
     // where a window ends, on what the one before it had put off.
     double sums_s = 0;
@@ -183,8 +183,8 @@ struct zenflow_param {
 // takes an update with its gradient, and each other column's gradient, scaled and clipped as this step's, is added to
 // its sum. At the end of a window (see zenflow_options) each column that was not selected takes one update with its sum
 // times float(1 / number of steps in it), with the hyperparameters of the step that ends the window. With overlap the
-// executor's threads do that while they have nothing else to do, and its weights publish at the end of the next window. A
-// column that is selected takes what it has put off at once, and its weights publish at once.
+// executor's threads do that while they have nothing else to do, and its weights publish at the end of the next window.
+// A column that is selected takes what it has put off at once, and its weights publish at once.
 //
 // Every element has one master and one pair of moments. Every column has its own count of updates, by which its bias
 // correction goes. So the result is a pure function of gradients and options: the same bits for any instruction set,
@@ -270,10 +270,11 @@ public:
     // which the device has room for all weights of matrices once more. `weights` and the vectors' arrays in host memory
     // are written by state() and place(nullptr).
     //
-    // Where the device fails or stops answering, finish() throws device_error and the step is rolled back, by records on
-    // the device: state, sums and schedule are as before it. (Weights of columns that were being selected may be those
-    // that were to be published.) Where only weights could not publish, the error says that the step has been taken, and they publish
-    // before anything else. Where the device does not come back, the error says that a state must be loaded.
+    // Where the device fails or stops answering, finish() throws device_error and the step is rolled back, by records
+    // on the device: state, sums and schedule are as before it. (Weights of columns that were being selected may be
+    // those that were to be published.) Where only weights could not publish, the error says that the step has been
+    // taken, and they publish before anything else. Where the device does not come back, the error says that a state
+    // must be loaded.
     //
     // Throws invalid_argument where a param has no arrays there, or the device has another optimizer's params;
     // unavailable and device_error where it lacks the memory or fails, with everything where it was.

@@ -207,8 +207,7 @@ TEST_CASE("C: gradients for a whole step, with shards left out, have the bits of
                 }
                 ok(adamant_begin_step(o.get(), nullptr));
                 for (std::size_t i = 0; i < grads.size(); ++i)
-                    ok(grads[i] != nullptr ? adamant_submit_gradient(o.get(), i, grads[i])
-                                           : adamant_skip(o.get(), i));
+                    ok(grads[i] != nullptr ? adamant_submit_gradient(o.get(), i, grads[i]) : adamant_skip(o.get(), i));
                 ok(adamant_finish(o.get(), nullptr));
             }
             return m.digest();

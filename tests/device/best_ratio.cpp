@@ -23,7 +23,7 @@ namespace {
 
 constexpr double infinite = std::numeric_limits<double>::infinity();
 constexpr forecast_row all_rows[] = {forecast_row::backward, forecast_row::down,   forecast_row::cpu,
-                                       forecast_row::up,       forecast_row::device, forecast_row::forward};
+                                     forecast_row::up,       forecast_row::device, forecast_row::forward};
 
 std::string shown(step_rates const& r)
 {

@@ -843,7 +843,8 @@ std::string failure(device& on)
 {
     try {
         for (device_stream const stream : {device_stream::work, device_stream::up, device_stream::down})
-            if (!on.wait_until(on.record_event(stream), soon())) // outside of an assertion, which would catch what it throws
+            if (!on.wait_until(on.record_event(stream),
+                               soon())) // outside of an assertion, which would catch what it throws
                 return "not there in time";
     } catch (device_error const& error) {
         return error.what();

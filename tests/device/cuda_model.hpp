@@ -289,8 +289,8 @@ private:
         if (zero || now.rules.limited)
             for (float& x : g)
                 x = adamant::reference::clamped(x, zero, now.rules.limited ? now.rules.scale : 1.0f,
-                                              now.rules.limited ? now.rules.bound
-                                                                : from_bits(adamant::float_infinity_bits));
+                                                now.rules.limited ? now.rules.bound
+                                                                  : from_bits(adamant::float_infinity_bits));
         if (pass.pass == block_pass::speculate || pass.keep_records) {
             copy_state(p, begin, n, block, true);
             recorded[block] = 1;

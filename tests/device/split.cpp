@@ -99,7 +99,8 @@ std::string wrong_pieces(placement const& result, shard_sizes const& sizes, spli
         if (of.size() == 1)
             continue;
         ++cut;
-        if (of.size() != 2 || of[0] == of[1] || (of[0] == backend_kind::device) != (request.order == split_order::front))
+        if (of.size() != 2 || of[0] == of[1] ||
+            (of[0] == backend_kind::device) != (request.order == split_order::front))
             return "shard " + std::to_string(shard) + " is cut the wrong way";
     }
     if (cut > (request.unit == split_unit::element))

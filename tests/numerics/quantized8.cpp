@@ -14,7 +14,8 @@ namespace {
 struct group {
     std::byte bytes[sizeof(quantized8)];
 
-    group(code_curve const& on, std::vector<float> const& x, bool stochastic = false, rounding_line const& line = {1, 3})
+    group(code_curve const& on, std::vector<float> const& x, bool stochastic = false,
+          rounding_line const& line = {1, 3})
     {
         encode_group(on, x.data(), x.size(), stochastic, line, bytes);
     }

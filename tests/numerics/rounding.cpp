@@ -177,7 +177,7 @@ TEST_CASE("stuck_bf16: a second moment of bfloat16 comes down stochastically, an
             for (std::uint64_t step = 1; step <= 1000; ++step) {
                 float const next = v * 0.999f;
                 v = widen(stochastic ? stochastically_rounded(next, static_cast<std::uint16_t>(number(0, step, 1, i)))
-                                    : narrow<bfloat16>(next));
+                                     : narrow<bfloat16>(next));
             }
             sum += static_cast<double>(v);
         }

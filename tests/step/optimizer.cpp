@@ -308,8 +308,9 @@ TEST_CASE("A step that needs no norm is abandoned where it was recorded, else it
                 CHECK(data == before);
                 CHECK(o.steps() == 0);
             } else {
-                CHECK(message_of([&] { o.abandon(); }).find("8 blocks of it cannot be rolled back; finish() the step") !=
-                      std::string::npos);
+                CHECK(message_of([&] {
+                          o.abandon();
+                      }).find("8 blocks of it cannot be rolled back; finish() the step") != std::string::npos);
                 o.submit(1);
                 CHECK(o.finish().step == 1);
                 CHECK(data == other);

@@ -12,9 +12,9 @@
 #include <thread>
 #include <vector>
 
-#include <adamant/detail/engine/block_table.hpp>
-#include <adamant/detail/engine/decision.hpp>
+#include <adamant/detail/engine/blocks.hpp>
 #include <adamant/detail/engine/cpu_backend.hpp>
+#include <adamant/detail/engine/decision.hpp>
 #include <adamant/detail/engine/registry.hpp>
 #include <adamant/detail/engine/step_machine.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
@@ -65,12 +65,12 @@ TEST_CASE("every state of a step leads back to one between steps, and to nothing
     using enum step_state;
     // What must never happen.
     STATIC_REQUIRE(!may_follow(inconsistent, open));        // a step from no known state
-    STATIC_REQUIRE(!may_follow(behind, open));      // or before the device has taken its part back
+    STATIC_REQUIRE(!may_follow(behind, open));              // or before the device has taken its part back
     STATIC_REQUIRE(!may_follow(inconsistent_behind, idle)); // which makes no state known
-    STATIC_REQUIRE(!may_follow(behind, lost));
+    STATIC_REQUIRE(!may_follow(behind, inconsistent));
     STATIC_REQUIRE(!may_follow(failed, over));       // a failed step is never complete
     STATIC_REQUIRE(!may_follow(failed, stepping));   // nor goes on
-    STATIC_REQUIRE(!may_follow(rolling_back, over));      // what is rolled back is stepped again
+    STATIC_REQUIRE(!may_follow(rolling_back, over)); // what is rolled back is stepped again
     STATIC_REQUIRE(!may_follow(finishing, failed));  // nothing could be rolled back any more
     STATIC_REQUIRE(!may_follow(finishing, idle));    // without a report
     STATIC_REQUIRE(!may_follow(over, open));         // nor is a report lost
@@ -383,39 +383,39 @@ TEST_CASE("a new gradient is compared with what is written, wherever that is")
     CHECK(!r.has_device_arrays(1));
 }
 
-TEST_CASE("the block_table knows what blocks have, and which can be rolled back")
+TEST_CASE("the table of blocks knows what blocks have, and which can be rolled back")
 {
     registry r;
     r.add_group({"g", {}});
     std::vector<arrays_of> arrays{arrays_of(norm_block_elems + 1), arrays_of(0), arrays_of(2 * norm_block_elems)};
     for (std::size_t i = 0; i < 3; ++i)
         r.add_shard(0, std::to_string(i), arrays[i].view(), {}, {}, test::tier());
-    block_table block_table;
-    block_table.build_layout(r.blocks(), false);
-    REQUIRE(block_table.blocks() == 4);
+    block_table blocks;
+    blocks.build_layout(r.blocks(), false);
+    REQUIRE(blocks.blocks() == 4);
     step_plan plan;
     plan.shards.assign(3, shard_in_step::submitted);
     for (std::size_t b = 0; b < 4; ++b)
-        block_table.squares(b) = {1, b == 3 ? 5u : 0u};
-    CHECK(block_table.first_nonfinite_block(r[0]) == 2); // none
-    CHECK(block_table.first_nonfinite_block(r[2]) == 1);
+        blocks.squares(b) = {1, b == 3 ? 5u : 0u};
+    CHECK(blocks.first_nonfinite_block(r[0]) == 2); // none
+    CHECK(blocks.first_nonfinite_block(r[2]) == 1);
     plan.shards[0] = shard_in_step::skipped;
 
-    CHECK(block_table.unrecorded_blocks(r, plan) == 2);
+    CHECK(blocks.unrecorded_blocks(r, plan) == 2);
     std::byte record{};
-    block_table.record(3) = &record;
-    CHECK(block_table.unrecorded_blocks(r, plan) == 1);
-    CHECK(block_table.recorded_elements(r[2]) == norm_block_elems);
-    block_table.set_device_result(2, {7, 0}, true);
-    CHECK(block_table.unrecorded_blocks(r, plan) == 0);
-    CHECK(block_table.recorded_elements(r[2]) == norm_block_elems); // the device's are not the CPU's
-    CHECK(block_table.squares(2).sum == 7);
+    blocks.record(3) = &record;
+    CHECK(blocks.unrecorded_blocks(r, plan) == 1);
+    CHECK(blocks.recorded_elements(r[2]) == norm_block_elems);
+    blocks.set_device_result(2, {7, 0}, true);
+    CHECK(blocks.unrecorded_blocks(r, plan) == 0);
+    CHECK(blocks.recorded_elements(r[2]) == norm_block_elems); // the device's are not the CPU's
+    CHECK(blocks.squares(2).sum == 7);
     plan.shards[0] = shard_in_step::awaited;
-    CHECK(block_table.unrecorded_blocks(r, plan) == 0); // nor has it been stepped
-    block_table.set_device_result(2, {7, 0}, false);
-    CHECK(block_table.unrecorded_blocks(r, plan) == 1);
-    block_table.forget_records();
-    CHECK(block_table.unrecorded_blocks(r, plan) == 2);
+    CHECK(blocks.unrecorded_blocks(r, plan) == 0); // nor has it been stepped
+    blocks.set_device_result(2, {7, 0}, false);
+    CHECK(blocks.unrecorded_blocks(r, plan) == 1);
+    blocks.forget_records();
+    CHECK(blocks.unrecorded_blocks(r, plan) == 2);
 }
 
 TEST_CASE("what finish() finds unstepped is measured and waits, unless all is to be stepped before the norm is known")
@@ -435,31 +435,31 @@ TEST_CASE("what finish() finds unstepped is measured and waits, unless all is to
         plan.shards = {shard_in_step::submitted};
         plan.assumed = plan.decided = {{make_coefficients({}, 1), {}}};
         executor const cpu;
-        block_table block_table;
-        block_table.build_layout(blocks, false);
-        block_table.records().allocate(cpu, 1 << 20, r[0].shard.record_bytes_at_most(norm_block_elems));
+        block_table blocks;
+        blocks.build_layout(blocks, false);
+        blocks.records().allocate(cpu, 1 << 20, r[0].shard.record_bytes_at_most(norm_block_elems));
         cpu_backend host(cpu, r, plan, block_table);
         host.build_layout(ranges_of_all(r));
         host.begin(0);
         REQUIRE(host.enqueue_all(block_pass::speculate) == blocks);
 
         host.run(0, 0, 2);
-        CHECK(block_table.unrecorded_blocks(r, plan) == blocks - 2);
+        CHECK(blocks.unrecorded_blocks(r, plan) == blocks - 2);
         host.all_is_submitted();
         host.run(0, 2, blocks);
         std::size_t const stepped = until_finish ? 2 : blocks;
-        CHECK(block_table.unrecorded_blocks(r, plan) == blocks - stepped);
+        CHECK(blocks.unrecorded_blocks(r, plan) == blocks - stepped);
         for (std::size_t b = 0; b < blocks; ++b) {
-            CHECK(block_table.squares(b).sum == norm_block_elems);
+            CHECK(blocks.squares(b).sum == norm_block_elems);
             CHECK((arrays.param[b * norm_block_elems] != 1) == (b < stepped));
         }
         CHECK(host.squares().rounded().sum == blocks * norm_block_elems);
 
         host.begin(0); // another step
         REQUIRE(host.enqueue_all(block_pass::speculate) == blocks);
-        block_table.forget_records();
+        blocks.forget_records();
         host.run(0, 0, blocks);
-        CHECK(block_table.unrecorded_blocks(r, plan) == 0);
+        CHECK(blocks.unrecorded_blocks(r, plan) == 0);
     }
 }
 

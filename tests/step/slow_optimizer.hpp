@@ -293,7 +293,8 @@ struct on_device {
     void get(test::array& to, device_ptr from, dtype type) const
     {
         device->copy_down(to.data(), from, to.size() * size_bytes(type));
-        REQUIRE(device->wait_until(device->record_event(device_stream::down), adamant::device::clock::time_point::max()));
+        REQUIRE(
+            device->wait_until(device->record_event(device_stream::down), adamant::device::clock::time_point::max()));
     }
 };
 

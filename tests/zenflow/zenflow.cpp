@@ -811,7 +811,8 @@ TEST_CASE("zenflow: a gradient comes down when the one before it is added up, an
         rank.by->begin_step();
         for (std::size_t i = 0; i < of.shapes.size(); ++i)
             rank.by->submit(i);
-        REQUIRE(rank.on->wait_until(rank.on->record_event(device_stream::down), device::clock::now() + std::chrono::seconds(20)));
+        REQUIRE(rank.on->wait_until(rank.on->record_event(device_stream::down),
+                                    device::clock::now() + std::chrono::seconds(20)));
         goes_on = true;
     }
     rank.by->finish();

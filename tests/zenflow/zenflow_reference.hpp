@@ -121,10 +121,10 @@ public:
                 float const infinity = std::numeric_limits<float>::infinity();
                 double const factor = (groups[p.group].maximize ? -clip : clip) / scale;
                 float const g = reference::clamped(widen_at(*p.a->of[1], k),
-                                                 options.on_nonfinite == nonfinite_policy::zero, 1.0f, infinity);
+                                                   options.on_nonfinite == nonfinite_policy::zero, 1.0f, infinity);
                 scaled[k] = std::fabs(factor) < 0x1.000002p-126 // two factors that float holds
                                 ? reference::clamped(reference::clamped(g, false, 0x1p-125f, infinity), false,
-                                                   static_cast<float>(factor * 0x1p125), infinity)
+                                                     static_cast<float>(factor * 0x1p125), infinity)
                                 : reference::clamped(g, false, static_cast<float>(factor), infinity);
             }
             for (std::size_t c = 0; c < p.a->columns; ++c) {

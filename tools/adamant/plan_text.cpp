@@ -248,7 +248,7 @@ private:
                 {time(way.step_s), time(way.stall_s), size(way.down_bytes), size(way.up_bytes), memory(way.memory.gpu),
                  r_.on.unified ? "" : memory(way.memory.host)},
                 way.fits ? "  fits" : "  TOO MUCH");
-        constexpr std::string_view of_zenflow[] = {"device_gradients", "device_state",    "device_records",
+        constexpr std::string_view of_zenflow[] = {"device_gradients", "device_state",       "device_records",
                                                    "selected_columns", "publishing_weights", "sums",
                                                    "host_weights",     "selected_image"};
         for (auto const& [where, items] : {std::pair("GPU: ", &zenflow.ways.back().memory.gpu),
@@ -261,12 +261,12 @@ private:
                                         std::string(9 - std::min<std::size_t>(9, amount.size()), ' ') + amount + "  ",
                                     one.meaning);
                 }
-        out_ +=
-            wrapped("  ", std::string("The GPU stalls where it waits for the link or the host, and while weights publish. "
-                                      "Plain offloading steps when the norm is known, speculation before that. ") +
-                              (asked.select_interval == 0
-                                   ? "Selections are not counted (--select-interval)."
-                                   : "In a selection the GPU's part comes down, and the next one goes up after that."));
+        out_ += wrapped(
+            "  ", std::string("The GPU stalls where it waits for the link or the host, and while weights publish. "
+                              "Plain offloading steps when the norm is known, speculation before that. ") +
+                      (asked.select_interval == 0
+                           ? "Selections are not counted (--select-interval)."
+                           : "In a selection the GPU's part comes down, and the next one goes up after that."));
         if (zenflow.forecast)
             out_ += "\na window of " + steps + "\n" + draw_timeline(*zenflow.forecast);
     }

@@ -106,9 +106,9 @@ private:
 
     zenflow_rates const& r_;
     part_times const t_;
-    double host_ = 0;    // until when it is busy
+    double host_ = 0;     // until when it is busy
     double deferred_ = 0; // what is left of that step
-    double begun_ = -1;  // when it was begun; below 0: it was not
+    double begun_ = -1;   // when it was begun; below 0: it was not
 };
 
 } // namespace

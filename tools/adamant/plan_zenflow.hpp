@@ -61,8 +61,8 @@ struct zenflow_forecast {
 // selected; then the host adds up, during forward and the next backward. Without overlap a window's last step waits
 // until the host has added up and stepped, and the weights have gone up as they were stepped. With overlap the host
 // steps in the next window, whenever there is nothing to add up, and weights go up as they are stepped, beside those in
-// use; the last step of that window waits for it, and then they publish. A selection stops the GPU while state comes down,
-// and, after that, goes up.
+// use; the last step of that window waits for it, and then they publish. A selection stops the GPU while state comes
+// down, and, after that, goes up.
 zenflow_forecast forecast_zenflow(zenflow_rates const& rates);
 
 } // namespace cli

@@ -323,7 +323,7 @@ void run_zenflow(zenflow_settings const& chosen)
         rates.device_bytes_per_s = 1e18; // all that it does in a step is said to be its step
         rates.device_step_bytes = device_s * rates.device_bytes_per_s / std::max(1.0, rates.selected_elems);
         rates.publishing_bytes = median(ending, [](measured const& m) { return m.report.publish_s; }) *
-                              rates.device_bytes_per_s / rates.deferred_elems;
+                                 rates.device_bytes_per_s / rates.deferred_elems;
         rates.host_bytes_per_s = 1;
         rates.sum_bytes = rates.first_sum_bytes =
             median(with, [](measured const& m) { return m.report.sums_s; }) / rates.matrix_elems;

@@ -270,10 +270,10 @@ public:
             return;
         }
         deferred.emplace(on.optimizer,
-                        adamant::zenflow_options{.topk_ratio = *share,
-                                                 .select_interval = number(values, "--select-interval", 1, 1'000'000),
-                                                 .update_interval = number(values, "--update-interval", 1, 1'000'000)},
-                        optimizer_options(values));
+                         adamant::zenflow_options{.topk_ratio = *share,
+                                                  .select_interval = number(values, "--select-interval", 1, 1'000'000),
+                                                  .update_interval = number(values, "--update-interval", 1, 1'000'000)},
+                         optimizer_options(values));
         deferred->add_group("all", hyper);
     }
     // The masters that are to begin with, by rows.

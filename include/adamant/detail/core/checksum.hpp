@@ -13,9 +13,9 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Other bytes, another order or another length give another sum, except stochastically. Do not store it: it may change with
-// any version. Eight chains let the multiplications overlap. Both halves of a product count: the lower one alone hands
-// a changed sign on as one bit, which another sign, further on, rolls back.
+// Other bytes, another order or another length give another sum, except stochastically. Do not store it: it may change
+// with any version. Eight chains let the multiplications overlap. Both halves of a product count: the lower one alone
+// hands a changed sign on as one bit, which another sign, further on, rolls back.
 [[nodiscard]] inline std::uint64_t checksum(std::byte const* at, std::size_t bytes) noexcept
 {
     constexpr std::uint64_t odd = 0x9e3779b97f4a7c15u; // 2^64 / golden ratio

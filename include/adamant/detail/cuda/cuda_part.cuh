@@ -159,8 +159,8 @@ public:
     {
         on_.check_process(); // first: who had the lock may be in another process
         std::lock_guard const lock(mutex_);
-        bool const rolls back = pass.pass == block_pass::rollback;
-        bool const is_step = !rolls back && !only_reads(pass.pass);
+        bool const rolls_back = pass.pass == block_pass::rollback;
+        bool const is_step = !rolls_back && !only_reads(pass.pass);
         bool const makes_records = is_step && (pass.pass == block_pass::speculate || pass.keep_records);
         launch of;
         of.tasks = (is_first(pass.pass) ? sums : 0u) | (is_step ? steps : 0u) | (makes_records ? keeps : 0u) |
@@ -176,7 +176,7 @@ public:
                 bool operator==(kind const&) const = default;
             };
             auto const kind_of = [&](std::uint32_t piece) -> kind {
-                return {rolls back ? has_codes(pieces_[piece]) : pass_kernel_of(pieces_[piece]),
+                return {rolls_back ? has_codes(pieces_[piece]) : pass_kernel_of(pieces_[piece]),
                         is_step ? pieces_[piece].group / launch::most_groups * launch::most_groups : 0};
             };
             // Nearly always there is one kind. What comes after a piece's own kind has not been launched yet.
@@ -195,10 +195,10 @@ public:
                 }
                 of.first_group = static_cast<std::uint32_t>(now.first_group);
                 error = launch_over(
-                    rolls back ? rollback_kernel_at(now.kernel) : pass_kernel_at(now.kernel),
+                    rolls_back ? rollback_kernel_at(now.kernel) : pass_kernel_at(now.kernel),
                     step_threads + ((of.tasks & sums) != 0 ? sum_threads : 0), stream, of, pass.pieces.subspan(first),
                     [&](std::uint32_t piece) { return kind_of(piece) == now; },
-                    [&](std::uint32_t piece) { return !rolls back && pass.summed[piece] != 0; });
+                    [&](std::uint32_t piece) { return !rolls_back && pass.summed[piece] != 0; });
             }
             return error;
         });
@@ -340,17 +340,17 @@ private:
         for (std::uint32_t const i : pass.pieces) {
             device_piece const& p = pieces_[i];
             bool const had_record = recorded_[i] == epoch_.load(std::memory_order_relaxed);
-            bool const rolls back = pass.pass == block_pass::rollback;
-            if (pass.pass == block_pass::rest ? had_record : rolls back && !had_record)
+            bool const rolls_back = pass.pass == block_pass::rollback;
+            if (pass.pass == block_pass::rest ? had_record : rolls_back && !had_record)
                 continue;
             std::size_t const grad = stored_bytes(p, shard_array::grad);
-            if (!rolls back)
+            if (!rolls_back)
                 bytes += grad + (pass.summed[i] != 0 ? stored_bytes(p, shard_array::accumulator) : 0);
             if (!only_reads(pass.pass))
                 bytes += step_bytes(types_of(p), p.elems) - grad;
             if (makes_records && !(pass.pass == block_pass::redo && had_record))
                 bytes += state_bytes(types_of(p), p.elems);
-            if (rolls back || pass.pass == block_pass::redo || makes_records)
+            if (rolls_back || pass.pass == block_pass::redo || makes_records)
                 recorded_[i] = makes_records ? epoch_.load(std::memory_order_relaxed) : 0;
         }
         return bytes;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The passes over blocks as GPU kernels, with the bits of the reference implementation: what detail::cpu_backend does on
-// the CPU. A thread block does one norm block of one piece; a launch does any number of blocks of any number of pieces.
+// The passes over blocks as GPU kernels, with the bits of the reference implementation: what detail::cpu_backend does
+// on the CPU. A thread block does one norm block of one piece; a launch does any number of blocks of any number of
+// pieces.
 //
 // dtypes   of the common combinations known when compiled; of the others looked up, the same in all of a block
 // memory   each array is read once and written once, 16 bytes of float a thread (8 of the 16-bit types, 4 of the 8-bit
@@ -137,7 +138,7 @@ struct block_randoms {
 };
 // What rounds to bfloat16 stochastically.
 __device__ inline void round_stochastically(raw_group& raw, float_group const& of, block_randoms const& randoms,
-                                       rounding_line rounding_lines::*array, std::size_t at)
+                                            rounding_line rounding_lines::*array, std::size_t at)
 {
     raw = {{0, 0, 0, 0}};
     for (unsigned k = 0; k < group_elems; ++k) {

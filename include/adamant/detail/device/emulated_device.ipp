@@ -89,7 +89,8 @@ ADAMANT_DECL void emulated_device::release(device_ptr memory) noexcept
 ADAMANT_DECL void emulated_device::copy_up(device_ptr to, void const* from, std::size_t bytes)
 {
     if (bytes != 0)
-        enqueue(device_stream::up, device_operation::copy_up, bytes, detail::text_of({"a copy of ", bytes, " bytes up"}),
+        enqueue(device_stream::up, device_operation::copy_up, bytes,
+                detail::text_of({"a copy of ", bytes, " bytes up"}),
                 [=, this] { std::memcpy(real(to, bytes), from, bytes); });
 }
 
@@ -135,7 +136,8 @@ void copy_columns_as(column_copy const& what, std::vector<std::uint32_t> const& 
                     for (std::size_t i = first; i < end; ++i)
                         std::memcpy(column_at(i, row), transposed + (i - first) * pitch, some * sizeof(Bits));
                 } else {
-                    kernel::transpose<Bits>(column_at(first, row), column_bytes, transposed, pitch, end - first, some, 0);
+                    kernel::transpose<Bits>(column_at(first, row), column_bytes, transposed, pitch, end - first, some,
+                                            0);
                     for (std::size_t r = 0; r < some; ++r)
                         std::memcpy(run_at + r * row_bytes, transposed + r * pitch, (end - first) * sizeof(Bits));
                 }
@@ -333,7 +335,8 @@ ADAMANT_DECL std::unique_lock<std::mutex> emulated_device::locked() const
 
 ADAMANT_DECL bool emulated_device::is_idle() const noexcept
 {
-    return std::all_of(streams_->begin(), streams_->end(), [](stream_state const& l) { return l.passed == l.enqueued; });
+    return std::all_of(streams_->begin(), streams_->end(),
+                       [](stream_state const& l) { return l.passed == l.enqueued; });
 }
 
 ADAMANT_DECL void emulated_device::drain() noexcept
@@ -375,11 +378,11 @@ ADAMANT_DECL double emulated_device::rate(device_stream stream) const noexcept
 {
     return stream == device_stream::work ? options_.work_bytes_per_s
            : stream == device_stream::up ? options_.up_bytes_per_s
-                                     : options_.down_bytes_per_s;
+                                         : options_.down_bytes_per_s;
 }
 
-ADAMANT_DECL void emulated_device::enqueue(device_stream stream, device_operation kind, std::size_t bytes, std::string what,
-                                           std::function<void()> run)
+ADAMANT_DECL void emulated_device::enqueue(device_stream stream, device_operation kind, std::size_t bytes,
+                                           std::string what, std::function<void()> run)
 {
     push(stream, {.run = std::move(run), .costs = true, .kind = kind, .bytes = bytes, .what = std::move(what)});
 }

@@ -14,7 +14,8 @@ namespace detail {
 
 // The device's part. Where it fails in an open step, the step has failed, and finish() reports that. Throws
 // device_error.
-inline void accumulate_on_device(device_backend& on, std::size_t shard, bool first, registry& over, step_session& session)
+inline void accumulate_on_device(device_backend& on, std::size_t shard, bool first, registry& over,
+                                 step_session& session)
 {
     bool const in_step = !session.machine().is_between_steps();
     auto const watch = [&](auto const& work) { in_step ? session.watch(work) : on.at_rest(work); };

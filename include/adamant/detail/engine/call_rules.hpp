@@ -69,7 +69,8 @@ public:
             !options.keep_last_step
                 ? "adamant: rollback() is called, but the last step was not kept; set keep_last_step in the options"
                 : "adamant: rollback() is called, but there is no step to roll back: none was applied yet, or since "
-                  "then another was begun or rolled back, a gradient accumulated, something added, removed or set, or a "
+                  "then another was begun or rolled back, a gradient accumulated, something added, removed or set, or "
+                  "a "
                   "state loaded");
     }
     void may_accumulate(std::size_t shard) const

@@ -251,7 +251,7 @@ public:
                  session_.unrecorded_blocks(),
                  " blocks of it cannot be rolled back; finish() the step, or set keep_last_step in the options",
                  options_.keep_last_step ? " and journal_budget_bytes to " + longest_journal_text() : std::string()});
-        session_.roll_back();
+        session_.roll_back_open_step();
     }
     void rollback()
     {
@@ -263,7 +263,7 @@ public:
                                " blocks the journal's budget of ", budget_for(sides().host().ranges()),
                                " bytes was full; set journal_budget_bytes to ", longest_journal_text(), " to be sure"});
         session_.catch_up();
-        session_.roll_back();
+        session_.roll_back_last_step();
     }
     void accumulate(std::size_t shard)
     {
@@ -381,7 +381,7 @@ private:
             build_layout();
         }
         if (needs_journal(with_journal) && !has_journal_) {
-            session_.block_table().records().allocate(cpu_, budget_for(sides().host().ranges()), longest_record(registry_));
+            session_.blocks().records().allocate(cpu_, budget_for(sides().host().ranges()), longest_record(registry_));
             has_journal_ = true;
         }
     }

@@ -49,8 +49,8 @@ struct block_range {
 // take pieces in that order. Entries are added by one thread at a time, or under a lock, before their pieces are taken.
 class cpu_backend {
 public:
-    cpu_backend(executor const& cpu, registry const& over, step_plan const& plan, block_table& block_table)
-        : cpu_(cpu), over_(over), plan_(plan), blocks_(block_table), members_(cpu_.threads())
+    cpu_backend(executor const& cpu, registry const& over, step_plan const& plan, block_table& blocks)
+        : cpu_(cpu), over_(over), plan_(plan), blocks_(blocks), members_(cpu_.threads())
     {
     }
 
@@ -296,7 +296,7 @@ private:
             }
             if ((pass == block_pass::rollback || pass == block_pass::redo) && record != nullptr) {
                 s.shard.rollback(b, s.shard.gradient(b, summed, assumed.rules, false, scratch), assumed.c, how, record,
-                             scratch);
+                                 scratch);
                 record = nullptr;
                 if (pass == block_pass::rollback) {
                     std::size_t const from = b * norm_block_elems;

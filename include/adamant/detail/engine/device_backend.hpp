@@ -50,10 +50,10 @@ public:
     virtual void send_weights(std::size_t range) = 0;
     // Until all that was enqueued is done. Throws device_error where it fails, or is not done by the timeout.
     virtual void wait() = 0;
-    // The same; then the block_table has what this side has found. compare: the block_table's sums stay, and the result is
-    // whether this side's are the same.
+    // The same; then the block table has what this side has found. compare: the block table's sums stay, and the result
+    // is whether this side's are the same.
     virtual bool wait_for_results(bool compare) = 0;
-    // What the block_table has of this side's blocks that take part.
+    // What the block table has of this side's blocks that take part.
     virtual void add_squares(squares_total& to) const noexcept = 0;
     // Throws device_error where something has failed, or the step takes longer than the timeout.
     virtual void require_answer() = 0;

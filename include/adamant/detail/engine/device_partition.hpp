@@ -13,9 +13,9 @@
 #include <vector>
 
 #include <adamant/detail/engine/block_table.hpp>
-#include <adamant/detail/engine/device_pieces.hpp>
-#include <adamant/detail/engine/device_backend.hpp>
 #include <adamant/detail/engine/cpu_backend.hpp>
+#include <adamant/detail/engine/device_backend.hpp>
+#include <adamant/detail/engine/device_pieces.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -24,9 +24,9 @@ namespace detail {
 
 class device_partition final : public device_backend {
 public:
-    device_partition(registry const& over, step_plan const& plan, block_table& block_table, cpu_backend const& host,
-                  device_settings settings)
-        : over_(over), plan_(plan), blocks_(block_table), host_(host), settings_(settings), pieces_(over, settings)
+    device_partition(registry const& over, step_plan const& plan, block_table& blocks, cpu_backend const& host,
+                     device_settings settings)
+        : over_(over), plan_(plan), blocks_(blocks), host_(host), settings_(settings), pieces_(over, settings)
     {
     }
 

@@ -17,8 +17,8 @@
 #include <adamant/error.hpp>
 #include <adamant/optimizer_options.hpp>
 #include <adamant/detail/engine/block_table.hpp>
-#include <adamant/detail/engine/device_backend.hpp>
 #include <adamant/detail/engine/cpu_backend.hpp>
+#include <adamant/detail/engine/device_backend.hpp>
 #include <adamant/detail/engine/registry.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
 #include <adamant/detail/exec/this_process.hpp>
@@ -32,8 +32,8 @@ class hybrid_dispatcher {
 public:
     // weights_ready: as in optimizer_options, or empty.
     hybrid_dispatcher(executor const& cpu, work_queue::drain_task task, registry const& over, step_plan const& plan,
-               block_table& block_table, std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
-        : over_(over), plan_(plan), blocks_(block_table), weights_ready_(weights_ready), host_(cpu, over, plan, block_table),
+                      block_table& blocks, std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
+        : over_(over), plan_(plan), blocks_(blocks), weights_ready_(weights_ready), host_(cpu, over, plan, blocks),
           line_(cpu.team(), task)
     {
     }
@@ -169,7 +169,7 @@ public:
             device_->run(pass);
         line_.add([&] { return host_.enqueue_all(pass); });
     }
-    // What both sides were given is done, and the block_table has what they found. Throws device_error, and what failed
+    // What both sides were given is done, and the block table has what they found. Throws device_error, and what failed
     // where nobody waited.
     void wait_for_pass()
     {
@@ -311,7 +311,7 @@ private:
     std::mutex error_mutex_; // guards the next
     std::exception_ptr error_;
     std::size_t first_piece_ = 0; // of the step that is under way
-    work_queue line_;              // last: its threads are at work on the others
+    work_queue line_;             // last: its threads are at work on the others
 };
 
 } // namespace detail

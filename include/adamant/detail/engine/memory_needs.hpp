@@ -7,8 +7,8 @@
 #include <vector>
 
 #include <adamant/optimizer_options.hpp>
-#include <adamant/detail/engine/history.hpp>
 #include <adamant/detail/engine/cpu_backend.hpp>
+#include <adamant/detail/engine/history.hpp>
 #include <adamant/detail/engine/registry.hpp>
 
 ADAMANT_BEGIN_NAMESPACE

@@ -18,8 +18,8 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // placed: the device's side that there is, or null. Throws invalid_argument for a placement that cannot be.
-inline void check_placement(device const* on, placement const& where, registry const& over, device_backend const* placed,
-                            optimizer_options const& options)
+inline void check_placement(device const* on, placement const& where, registry const& over,
+                            device_backend const* placed, optimizer_options const& options)
 {
     if (options.keep_last_step && !options.device_records && where.device_elems != 0)
         throw_invalid_argument({"the last step is to be kept for rollback(), but a device is to have shards "
@@ -42,8 +42,8 @@ inline void move_shards(std::shared_ptr<device> on, std::vector<shard_piece> con
         if (on == nullptr)
             return;
         sides.set_device(
-            std::make_unique<device_partition>(over, session.plan(), session.block_table(), sides.host(),
-                                            device_settings{options.device_timeout_s, options.device_records}));
+            std::make_unique<device_partition>(over, session.plan(), session.blocks(), sides.host(),
+                                               device_settings{options.device_timeout_s, options.device_records}));
     }
     auto const drop_empty = [&] {
         if (!sides.device()->has_device())

@@ -13,22 +13,22 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// "Taken back" means that params and moments have the bits that they had before the step.
+// "Rolled back" means that params and moments have the bits that they had before the step.
 enum class step_state : std::uint8_t {
     // Between steps.
     idle,
-    behind,      // the device still has to roll back its part of a step that failed
-    inconsistent,        // params and moments belong to no known step; a state has to be loaded
-    inconsistent_behind, // both
-    going_back,  // rollback() is at work
+    behind,                 // the device still has to roll back its part of a step that failed
+    inconsistent,           // params and moments belong to no known step; a state has to be loaded
+    inconsistent_behind,    // both
+    rolling_back_last_step, // rollback() is at work
 
     // In a step.
-    open,      // the first pass, over shards as they are submitted, or over all at once
-    rolling_back,   // what the first pass has stepped is rolled back, because it was stepped on a wrong assumption
-    skipping,  // the same, in a step that changes nothing
-    stepping,  // the pass after the norm is known
-    finishing, // the device is through, and the CPU steps the blocks for which there was no room for a record
-    over,      // all passes are over, and the report is complete
+    open,         // the first pass, over shards as they are submitted, or over all at once
+    rolling_back, // what the first pass has stepped is rolled back, because it was stepped on a wrong assumption
+    skipping,     // the same, in a step that changes nothing
+    stepping,     // the pass after the norm is known
+    finishing,    // the device is through, and the CPU steps the blocks for which there was no room for a record
+    over,         // all passes are over, and the report is complete
 
     // In a step whose device has failed.
     failed,          // the step has to be rolled back
@@ -38,9 +38,19 @@ inline constexpr std::size_t step_states = 13;
 
 [[nodiscard]] constexpr char const* name(step_state of) noexcept
 {
-    constexpr char const* names[step_states] = {
-        "idle",     "behind",    "lost", "inconsistent_behind", "going_back",      "open", "rolling_back", "skipping",
-        "stepping", "finishing", "over", "failed",      "failed_finishing"};
+    constexpr char const* names[step_states] = {"idle",
+                                                "behind",
+                                                "inconsistent",
+                                                "inconsistent_behind",
+                                                "rolling_back_last_step",
+                                                "open",
+                                                "rolling_back",
+                                                "skipping",
+                                                "stepping",
+                                                "finishing",
+                                                "over",
+                                                "failed",
+                                                "failed_finishing"};
     return names[static_cast<std::size_t>(of)];
 }
 
@@ -50,19 +60,19 @@ inline constexpr std::size_t step_states = 13;
     using enum step_state;
     constexpr auto set = [](auto... states) { return (0u | ... | (1u << static_cast<unsigned>(states))); };
     constexpr unsigned next[step_states] = {
-        set(open, going_back, lost),                                             // idle
-        set(idle),                                                               // behind
-        set(inconsistent, idle),                                                         // lost
-        set(lost),                                                               // inconsistent_behind
-        set(idle, behind),                                                       // going_back
+        set(open, rolling_back_last_step, inconsistent),                              // idle
+        set(idle),                                                                    // behind
+        set(inconsistent, idle),                                                      // inconsistent
+        set(inconsistent),                                                            // inconsistent_behind
+        set(idle, behind),                                                            // rolling_back_last_step
         set(rolling_back, skipping, stepping, finishing, over, failed, idle, behind), // open
-        set(stepping, failed),                                                   // rolling_back
-        set(over, failed),                                                       // skipping
-        set(finishing, over, failed),                                            // stepping
-        set(over, failed_finishing),                                             // finishing
-        set(idle),                                                               // over
-        set(failed, idle, behind, inconsistent, inconsistent_behind),                            // failed
-        set(failed_finishing, behind),                                           // failed_finishing
+        set(stepping, failed),                                                        // rolling_back
+        set(over, failed),                                                            // skipping
+        set(finishing, over, failed),                                                 // stepping
+        set(over, failed_finishing),                                                  // finishing
+        set(idle),                                                                    // over
+        set(failed, idle, behind, inconsistent, inconsistent_behind),                 // failed
+        set(failed_finishing, behind),                                                // failed_finishing
     };
     return (next[static_cast<std::size_t>(from)] >> static_cast<unsigned>(to) & 1) != 0;
 }
@@ -114,7 +124,10 @@ public:
     }
 
 private:
-    [[nodiscard]] static constexpr bool is_between(step_state of) noexcept { return of <= step_state::going_back; }
+    [[nodiscard]] static constexpr bool is_between(step_state of) noexcept
+    {
+        return of <= step_state::rolling_back_last_step;
+    }
 
     std::atomic<step_state> state_{step_state::idle};
     std::atomic<bool> is_async_{false};

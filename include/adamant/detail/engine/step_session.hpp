@@ -13,10 +13,10 @@
 
 #include <adamant/error.hpp>
 #include <adamant/optimizer_options.hpp>
-#include <adamant/detail/engine/step_stats.hpp>
-#include <adamant/detail/engine/hybrid_dispatcher.hpp>
 #include <adamant/detail/engine/decision.hpp>
 #include <adamant/detail/engine/history.hpp>
+#include <adamant/detail/engine/hybrid_dispatcher.hpp>
+#include <adamant/detail/engine/step_stats.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -26,7 +26,8 @@ namespace detail {
 class step_session {
 public:
     step_session(executor const& cpu, optimizer_options const& options, registry& over)
-        : options_(options), over_(over), sides_(cpu, {this, &enter_worker}, over_, plan_, blocks_, options_.weights_ready),
+        : options_(options), over_(over),
+          sides_(cpu, {this, &enter_worker}, over_, plan_, blocks_, options_.weights_ready),
           stats_(over_, plan_, blocks_, sides_.host())
     {
         if (options_.loss_scaling)
@@ -42,7 +43,7 @@ public:
             return;
         sides_.line().wait();
         if (machine_.state() == step_state::failed || (machine_.state() == step_state::open && can_roll_back()))
-            roll_back();
+            roll_back_open_step();
         else if (!machine_.is_between_steps() || machine_.is_behind())
             (void)sides_.stop();
     }
@@ -56,7 +57,7 @@ public:
     [[nodiscard]] step_machine const& machine() const noexcept { return machine_; }
     [[nodiscard]] bool has_device() const noexcept { return sides_.device() != nullptr; }
     [[nodiscard]] step_plan const& plan() const noexcept { return plan_; }
-    [[nodiscard]] block_table& block_table() noexcept { return blocks_; }
+    [[nodiscard]] block_table& blocks() noexcept { return blocks_; }
     [[nodiscard]] hybrid_dispatcher& sides() noexcept { return sides_; }
     [[nodiscard]] hybrid_dispatcher const& sides() const noexcept { return sides_; }
     [[nodiscard]] step_history& history() noexcept { return history_; }
@@ -153,18 +154,18 @@ public:
         if (machine_.is_between_steps()) // finish() has taken it back, and said so
             throw;
         if (machine_.state() == step_state::open)
-            roll_back();
+            roll_back_open_step();
         rollback_failed_and_rethrow();
     }
-    // Whether what the open step has done can be rolled back: not where shards are stepped without waiting for a norm, and
-    // no record is kept. Waits for what was submitted.
+    // Whether what the open step has done can be rolled back: not where shards are stepped without waiting for a norm,
+    // and no record is kept. Waits for what was submitted.
     [[nodiscard]] bool can_roll_back()
     {
         sides_.line().wait();
         return plan_.first_pass != block_pass::step || unrecorded_blocks() == 0;
     }
     // What the open step has done is rolled back. The part of a device that does not answer is left for catch_up().
-    void roll_back()
+    void roll_back_open_step()
     {
         bool const answers = sides_.stop();
         if (has_device() || plan_.first_pass != block_pass::measure)
@@ -173,7 +174,7 @@ public:
         bool const is_back = answers && (!has_device() || sides_.device()->roll_back());
         blocks_.forget_records();
         machine_.go(is_inconsistent ? (is_back ? step_state::inconsistent : step_state::inconsistent_behind)
-                            : (is_back ? step_state::idle : step_state::behind));
+                                    : (is_back ? step_state::idle : step_state::behind));
     }
     [[nodiscard]] std::size_t unrecorded_blocks() const noexcept { return blocks_.unrecorded_blocks(over_, plan_); }
     // Marks the step as one that has to be rolled back where this fails, if there is a device.
@@ -205,14 +206,14 @@ public:
         blocks_.forget_records();
         machine_.go(machine_.is_inconsistent() ? step_state::inconsistent : step_state::idle);
     }
-    // Takes back the last step, all of which has records. Throws invalid_argument where its gradients have changed.
-    void roll_back()
+    // Rolls back the last step, all of which has records. Throws invalid_argument where its gradients have changed.
+    void roll_back_last_step()
     {
         sides_.line().check_caller();
         plan_.assumed = plan_.decided; // a step that was refused since may have changed it
         over_.set_sums(history_.sums());
         sides_.begin();
-        machine_.go(step_state::going_back);
+        machine_.go(step_state::rolling_back_last_step);
         auto const stay = [this] {
             over_.forget_sums();
             machine_.go(step_state::idle);
@@ -378,7 +379,7 @@ private:
         if (machine_.state() == step_state::failed_finishing)
             complete_and_rethrow();
         if (machine_.state() == step_state::failed)
-            roll_back();
+            roll_back_open_step();
         if (!machine_.is_inconsistent())
             throw;
         rethrow_as_device_error(

@@ -12,9 +12,9 @@
 #include <adamant/executor.hpp>
 #include <adamant/optimizer_options.hpp>
 #include <adamant/detail/engine/block_table.hpp>
+#include <adamant/detail/engine/cpu_backend.hpp>
 #include <adamant/detail/engine/decision.hpp>
 #include <adamant/detail/engine/device_backend.hpp>
-#include <adamant/detail/engine/cpu_backend.hpp>
 #include <adamant/detail/engine/registry.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
 
@@ -24,8 +24,8 @@ namespace detail {
 // Reads what the others know, and changes nothing of it.
 class step_stats {
 public:
-    step_stats(registry const& over, step_plan const& plan, block_table const& block_table, cpu_backend const& host)
-        : over_(over), plan_(plan), blocks_(block_table), host_(host)
+    step_stats(registry const& over, step_plan const& plan, block_table const& blocks, cpu_backend const& host)
+        : over_(over), plan_(plan), blocks_(blocks), host_(host)
     {
         if (auto const& threads = host.cpu().team(); threads != nullptr && threads->bound())
             pus_ = to_list(threads->bound_to());
@@ -182,7 +182,7 @@ private:
             auto const i = static_cast<std::size_t>(row);
             return now.busy_s[i] - usage_before_.busy_s[i];
         };
-        report_.device = {report_.device.elements,    seconds(device_stream::work), seconds(device_stream::up),
+        report_.device = {report_.device.elements,      seconds(device_stream::work), seconds(device_stream::up),
                           seconds(device_stream::down), bytes(device_stream::work),   bytes(device_stream::up),
                           bytes(device_stream::down)};
     }
@@ -197,7 +197,7 @@ private:
     double share_of_first_ = 0, share_of_rest_ = 0; // of the threads; see passes_at_once()
     double ranks_s_ = 0;                            // waiting for them
     std::size_t rest_bytes_ = 0;                    // what the first pass has left
-    std::size_t rollback_bytes_ = 0;                    // what taking it back would move
+    std::size_t rollback_bytes_ = 0;                // what taking it back would move
     std::size_t on_device_ = 0;
     std::size_t counted_journal_bytes_ = 0; // of the records that there are, those that are in the report
     device_usage usage_before_;

@@ -24,10 +24,10 @@
 
 #include <adamant/error.hpp>
 #include <adamant/team.hpp>
-#include <adamant/detail/exec/work_stealing.hpp>
+#include <adamant/detail/exec/probe_threads.hpp>
 #include <adamant/detail/exec/team_member.hpp>
 #include <adamant/detail/exec/this_process.hpp>
-#include <adamant/detail/exec/probe_threads.hpp>
+#include <adamant/detail/exec/work_stealing.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -289,7 +289,7 @@ private:
                 request.run(request, member, 0, 0);
             else if (member < request.chunk_takers)
                 queues_.take_all(member, request.chunk_takers,
-                                [&](std::size_t begin, std::size_t end) { request.run(request, member, begin, end); });
+                                 [&](std::size_t begin, std::size_t end) { request.run(request, member, begin, end); });
         } catch (...) {
             if (!request.failed.exchange(true))
                 request.error = std::current_exception();

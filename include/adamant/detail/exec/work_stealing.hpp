@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who works on which chunk: a queue of chunks for each thread, the same every time, from which others take when they are
-// through with theirs.
+// Who works on which chunk: a queue of chunks for each thread, the same every time, from which others take when they
+// are through with theirs.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +59,7 @@ public:
             // values are the same state.
             std::size_t const middle = begin(most) + size(most) / 2;
             if (queues_[fullest].left.compare_exchange_strong(most, pack(begin(most), middle),
-                                                             std::memory_order_relaxed)) {
+                                                              std::memory_order_relaxed)) {
                 queues_[own].left.store(pack(middle + 1, end(most)), std::memory_order_relaxed);
                 work(middle, middle + 1);
             }

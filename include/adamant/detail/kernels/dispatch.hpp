@@ -88,7 +88,7 @@ void add_scaled(std::byte const* grad, std::size_t n, float scale, bool first, f
     float_mode_scope const mode(subnormals::kept);
     for (std::size_t i = 0; i < n; ++i) {
         float const g = reference::clamped(widen(load_unaligned<Grad>(grad + i * sizeof(Grad))), false, scale,
-                                         std::bit_cast<float>(float_infinity_bits));
+                                           std::bit_cast<float>(float_infinity_bits));
         sum[i] = first ? g : reference::added(g, sum[i]);
     }
 }

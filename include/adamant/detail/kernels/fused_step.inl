@@ -162,10 +162,10 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficien
 
 enum class native_bfloat16 { no, yes, either };
 
-// Whole groups from `begin` to `end` while they are clamp_gradient; returns where it stopped, which may be inside a group where
-// all is bfloat16. Nothing from there on has been written. A group is finished after the next one has been started, so
-// that few operations wait for a division: what waits fills the out-of-order window, and keeps the next divisions out.
-// The loop has one start and one finish, and so does the code, which is what takes a compiler its time.
+// Whole groups from `begin` to `end` while they are clamp_gradient; returns where it stopped, which may be inside a
+// group where all is bfloat16. Nothing from there on has been written. A group is finished after the next one has been
+// started, so that few operations wait for a division: what waits fills the out-of-order window, and keeps the next
+// divisions out. The loop has one start and one finish, and so does the code, which is what takes a compiler its time.
 //
 // Rounding to bfloat16 by an instruction or without is chosen here or, where Native says so, when compiled: the code of
 // the most common loop only, for the choice costs it a tenth in cache, and two loops take a compiler twice the time.

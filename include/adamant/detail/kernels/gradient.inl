@@ -64,7 +64,7 @@ void add_scaled(std::byte const* grad, std::size_t n, float scale, bool first, f
 
 template <bool Whole>
 ADAMANT_SIMD void in_range_vector(std::byte* grad, std::size_t count, bool zero_nonfinite, simd::f32 scale,
-                              simd::u32 bound_bits)
+                                  simd::u32 bound_bits)
 {
     simd::f32 g = load_first<float, Whole>(grad, count);
     if (zero_nonfinite) // all ones below infinity, else zeros

@@ -29,7 +29,7 @@ ADAMANT_SIMD simd::f32 rollback_param(simd::f32 param, simd::f32 quotient, inver
 }
 template <path Path>
 ADAMANT_SIMD void rollback_moments(simd::f32& exp_avg, simd::f32& exp_avg_sq, simd::f32 grad, simd::f32 old_param,
-                               coefficient_vectors const& c, inverse_vectors const& inverse)
+                                   coefficient_vectors const& c, inverse_vectors const& inverse)
 {
     simd::f32 g = simd::mul(grad, c.grad_scale);
     if constexpr (Path != path::ordinary) {
@@ -65,9 +65,9 @@ constexpr std::size_t first_code(std::size_t unit)
     return simd::code_at(unit * unit_vectors);
 }
 
-ADAMANT_SIMD simd::u32 missing(simd::f32 old, simd::f32 rolled back)
+ADAMANT_SIMD simd::u32 missing(simd::f32 old, simd::f32 rolled_back)
 {
-    return simd::sub(simd::bits(old), simd::bits(rolled back));
+    return simd::sub(simd::bits(old), simd::bits(rolled_back));
 }
 // A field's bounds in all lanes. Where a compiler does not see that they are constants, it does not make them anew for
 // every group.
@@ -80,10 +80,11 @@ ADAMANT_SIMD field_vectors broadcast_field()
     return {simd::set_halves(Field::middle), simd::set_halves(Field::most)};
 }
 template <class Field>
-ADAMANT_SIMD simd::f32 restored(simd::f32 rolled back, simd::u32 packed)
+ADAMANT_SIMD simd::f32 restored(simd::f32 rolled_back, simd::u32 packed)
 {
     simd::u32 const code = simd::template shift_right<Field::at>(packed) & simd::set((1u << Field::bits) - 1);
-    return simd::from_bits(simd::sub(simd::bits(rolled back), simd::sub(simd::set(std::uint32_t{Field::middle}), code)));
+    return simd::from_bits(
+        simd::sub(simd::bits(rolled_back), simd::sub(simd::set(std::uint32_t{Field::middle}), code)));
 }
 
 // A record of float params and moments that is being written.
@@ -277,7 +278,7 @@ ADAMANT_SIMD kept_units kept_of(std::byte const* codes)
 // See rollback_function.
 template <class Grad>
 void rollback_step(step_pointers const& arrays, std::size_t n, coefficients const& scalars, memory_access how,
-               std::byte const* record) noexcept
+                   std::byte const* record) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
     step_pointers const a = arrays;
@@ -312,7 +313,8 @@ void rollback_step(step_pointers const& arrays, std::size_t n, coefficients cons
             state_vectors const s{simd::load<float>(param + at), simd::load<float>(exp_avg + at),
                                   simd::load<float>(exp_avg_sq + at)};
             simd::f32 const quotient = start_param<path::lenient>(s, c).quotient;
-            simd::store<float>(param + at, restored<param_field>(rollback_param(s.param, quotient, inverse), packed[k]));
+            simd::store<float>(param + at,
+                               restored<param_field>(rollback_param(s.param, quotient, inverse), packed[k]));
         }
         kept_units const kept = kept_of(codes);
         std::byte const* const old_of_group = old;
@@ -329,7 +331,7 @@ void rollback_step(step_pointers const& arrays, std::size_t n, coefficients cons
             simd::f32 m = simd::load<float>(exp_avg + at);
             simd::f32 v = simd::load<float>(exp_avg_sq + at);
             rollback_moments<path::lenient>(m, v, simd::load<Grad>(a.grad + (i + k * simd::lanes) * sizeof(Grad)),
-                                        simd::load<float>(param + at), c, inverse);
+                                            simd::load<float>(param + at), c, inverse);
             simd::store<float>(exp_avg + at, restored<exp_avg_field>(m, packed[k]));
             simd::store<float>(exp_avg_sq + at, restored<exp_avg_sq_field>(v, packed[k]));
         }

@@ -72,9 +72,9 @@ using block_squares_function = grad_squares (*)(std::byte const* grad, std::size
 inline constexpr std::size_t record_unit = 16;
 
 // One step over the first n elements (at most norm_block_elems) of a shard of float params and moments, with a record
-// of what rollback_function needs to bring back every bit of param, exp_avg and exp_avg_sq. The record begins at a multiple
-// of 64 bytes, takes at most record_bytes_at_most(n), and means something only to the same instruction set. Returns its
-// end.
+// of what rollback_function needs to bring back every bit of param, exp_avg and exp_avg_sq. The record begins at a
+// multiple of 64 bytes, takes at most record_bytes_at_most(n), and means something only to the same instruction set.
+// Returns its end.
 using recorded_step_function = std::byte* (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access,
                                               std::byte* record) noexcept;
 [[nodiscard]] constexpr std::size_t record_bytes_at_most(std::size_t n) noexcept
@@ -85,7 +85,7 @@ using recorded_step_function = std::byte* (*)(step_pointers const&, std::size_t 
 // Takes the step back, given the same gradient and coefficients; weight_out stays as it is. Of memory_access only
 // prefetch_bytes counts.
 using rollback_function = void (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access how,
-                               std::byte const* record) noexcept;
+                                   std::byte const* record) noexcept;
 
 // out = grad + sum, as reference::added; out = grad, rounded, where there is no sum. out may be sum.
 using add_gradients_function = void (*)(std::byte const* grad, std::byte const* sum, std::size_t n,
@@ -97,7 +97,7 @@ using add_scaled_function = void (*)(std::byte const* grad, std::size_t n, float
 
 // reference::clamped over n floats in place.
 using clamp_gradient_function = void (*)(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale,
-                                        float bound) noexcept;
+                                         float bound) noexcept;
 
 // n masters of two halves as floats, and back: every pair, also of a NaN, comes back with its bits.
 using join_function = void (*)(std::byte const* weight, std::byte const* low, std::size_t n,

@@ -111,13 +111,13 @@ using avx512::add_column_scores;
 using avx512::add_gradients;
 using avx512::add_scaled;
 using avx512::block_squares;
+using avx512::clamp_gradient;
 using avx512::group_elems;
 using avx512::join_masters;
 using avx512::largest_bits;
+using avx512::rollback_step;
 using avx512::round_weights;
 using avx512::split_masters;
-using avx512::clamp_gradient;
-using avx512::rollback_step;
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
                          memory_access how) noexcept

@@ -65,7 +65,7 @@ ADAMANT_SIMD void transpose_square(std::byte const* from, std::size_t from_pitch
 // come: they are too far from each other.
 template <class Bits>
 void transpose(std::byte const* from, std::size_t from_pitch, std::byte* to, std::size_t to_pitch, std::size_t rows,
-          std::size_t columns, std::size_t rows_ahead) noexcept
+               std::size_t columns, std::size_t rows_ahead) noexcept
 {
     constexpr std::size_t lanes = turning<Bits>::lanes;
     std::size_t const whole_rows = rows / lanes * lanes;
@@ -76,7 +76,7 @@ void transpose(std::byte const* from, std::size_t from_pitch, std::byte* to, std
                 __builtin_prefetch(from + (r + i + rows_ahead) * from_pitch + line);
         for (std::size_t c = 0; c < whole_columns; c += lanes)
             transpose_square<Bits>(from + r * from_pitch + c * sizeof(Bits), from_pitch,
-                              to + c * to_pitch + r * sizeof(Bits), to_pitch);
+                                   to + c * to_pitch + r * sizeof(Bits), to_pitch);
     }
     for (std::size_t r = 0; r < rows; ++r)
         for (std::size_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c)

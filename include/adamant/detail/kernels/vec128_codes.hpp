@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include <adamant/detail/kernels/vec128.hpp>
 #include <adamant/detail/kernels/step_pointers.hpp>
+#include <adamant/detail/kernels/vec128.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace vec128 {

@@ -15,8 +15,8 @@
 // Encoding. The scale is 64/63 of the largest magnitude, rounded to 18 bits, and at least 2^-80: so every second moment
 // is far above 2^-126. It is zero for a group of zeros, and of first moments below 2^-80. Then for each element
 //     z = |x| * (1 / min(scale, 2^125))      y = float((bits(z) >> shift) + offset), to the nearest integer, in 256ths
-// and y becomes a code: to nearest, or stochastically, which is up with as many 256ths as y is above a code. On a piece of
-// the curve that has the mean of exact arithmetic. Under rounding to nearest what moves less than half a code stands
+// and y becomes a code: to nearest, or stochastically, which is up with as many 256ths as y is above a code. On a piece
+// of the curve that has the mean of exact arithmetic. Under rounding to nearest what moves less than half a code stands
 // still: a second moment, by 0.1% a step where codes are 2% apart or more, and a first moment of code 9 or less, by
 // 10%. What was decoded has the same scale and codes again, by either: z differs from z(q) by less than 2^-22 of it,
 // and y, by less than a half.
@@ -120,8 +120,8 @@ inline constexpr float scale_over_largest = 0x1.041042p+0f;        // 64/63
 
 // One group, of n elements (1 to 64); further codes are those of zeros. By chance, element i has random_half(line, i).
 // The mode of the caller is to round to nearest, and small results may be flushed or not.
-inline void encode_group(code_curve const& on, float const* x, std::size_t n, bool stochastic, rounding_line const& line,
-                         std::byte* group) noexcept
+inline void encode_group(code_curve const& on, float const* x, std::size_t n, bool stochastic,
+                         rounding_line const& line, std::byte* group) noexcept
 {
     std::uint32_t largest = 0;
     for (std::size_t i = 0; i < n; ++i) {

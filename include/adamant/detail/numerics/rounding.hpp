@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stochastic rounding to bfloat16: up or down stochastically, in proportion to what is cut off, so that the mean of many
-// roundings is the exact value. The chance is a pure function of (seed, step, parameter, element): the bits are the
-// same for any instruction set, cut, side and rank, and a step that is taken again rounds as it did.
+// Stochastic rounding to bfloat16: up or down stochastically, in proportion to what is cut off, so that the mean of
+// many roundings is the exact value. The chance is a pure function of (seed, step, parameter, element): the bits are
+// the same for any instruction set, cut, side and rank, and a step that is taken again rounds as it did.
 //
 // Random halves. The elements of a parameter are taken in lines of 2^16. Element i of a line has, for each array that
 // is rounded so, x = start + stride * i mod 2^32, with a random start and a random odd stride, and these 16 bits:

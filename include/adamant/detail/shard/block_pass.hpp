@@ -24,7 +24,7 @@ enum class block_pass : std::uint8_t {
     speculate, // the same with a record; where there is no room for one, the block waits
     rest,      // the step, of blocks without a record
     redo,      // back by the record where there is one, and the step
-    rollback,      // back by the record
+    rollback,  // back by the record
     compare,   // whether the gradients are those of the last step
 };
 

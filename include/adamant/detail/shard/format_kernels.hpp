@@ -31,7 +31,7 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
         k.split = kernel::split_masters_for(tier);
     }
     k.to_scratch = kernel::add_gradients_for<Grad, void, float>(tier);
-    k.in range = kernel::clamp_gradient_for(tier);
+    k.clamp_gradient = kernel::clamp_gradient_for(tier);
     if constexpr (!std::is_void_v<WeightOut> && !kernel::is_split<Param>)
         k.round_weights = kernel::round_weights_for<WeightOut>(tier);
     return k;

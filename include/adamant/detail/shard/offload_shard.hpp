@@ -110,7 +110,7 @@ public:
         if (zero || rules.limited) {
             into_scratch(block, g, scratch);
             kernels_->clamp_gradient(scratch.grad, n, zero, rules.limited ? rules.scale : 1.0f,
-                           rules.limited ? rules.bound : std::bit_cast<float>(float_infinity_bits));
+                                     rules.limited ? rules.bound : std::bit_cast<float>(float_infinity_bits));
         }
         return g;
     }
@@ -156,7 +156,7 @@ public:
         return record;
     }
     void rollback(std::size_t block, ready_gradient g, coefficients const& c, kernel::memory_access how,
-              std::byte const* record, scratch_block& scratch) const noexcept
+                  std::byte const* record, scratch_block& scratch) const noexcept
     {
         std::size_t const n = length(block);
         if (!records_are_copies()) {

@@ -70,7 +70,8 @@ inline void check_before_load()
 inline unique_topology load_live(io_devices io)
 {
     check_before_load();
-    if (!probe_allocation(std::size_t{8} << 20)) // for all of it: hwloc crashes where it gets none, see hwloc_mask_bytes
+    if (!probe_allocation(
+            std::size_t{8} << 20)) // for all of it: hwloc crashes where it gets none, see hwloc_mask_bytes
         throw std::bad_alloc();
     unique_topology topology = new_topology(io);
     if (hwloc_topology_load(topology.get()) != 0)

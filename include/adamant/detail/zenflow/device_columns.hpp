@@ -26,7 +26,7 @@ struct resident {
     std::vector<std::uint32_t> const* list; // of columns
     std::vector<std::uint32_t> const* step_of;
     std::size_t steps; // how many different ones there are
-    bool stochastic;    // something is rounded stochastically, which goes by the place in the param
+    bool stochastic;   // something is rounded stochastically, which goes by the place in the param
 };
 
 class device_columns {
@@ -34,7 +34,7 @@ public:
     // Claims the device for `owner`. matrices: of every param; a vector is one column. Throws as device::allocate()
     // does.
     device_columns(std::shared_ptr<adamant::device> on, void const* owner, std::vector<zenflow_matrix> const& matrices,
-                std::vector<device_arrays> const& arrays, double timeout_s)
+                   std::vector<device_arrays> const& arrays, double timeout_s)
         : on_(std::move(on), timeout_s), owner_(owner), matrices_(matrices), arrays_(arrays)
     {
         on_->claim(owner_);
@@ -268,7 +268,8 @@ private:
             }
         }
     }
-    // Columns of one step that lie beside one another are one piece; stochastically only where the param has them so, too.
+    // Columns of one step that lie beside one another are one piece; stochastically only where the param has them so,
+    // too.
     void add_pieces(std::size_t i, resident const& what, std::vector<device_piece>& pieces)
     {
         place_of_resident const& r = residents_[i];

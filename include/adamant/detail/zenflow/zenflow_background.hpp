@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes on beside steps: gradients are added up, what the last window has put off is stepped, and its weights publish,
-// in host memory or on the device.
+// What goes on beside steps: gradients are added up, what the last window has put off is stepped, and its weights
+// publish, in host memory or on the device.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 
 #include <adamant/error.hpp>
 #include <adamant/zenflow.hpp>
-#include <adamant/detail/zenflow/device_columns.hpp>
 #include <adamant/detail/zenflow/deferred_update.hpp>
+#include <adamant/detail/zenflow/device_columns.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
 
 ADAMANT_BEGIN_NAMESPACE

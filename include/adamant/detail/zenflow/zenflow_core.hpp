@@ -18,9 +18,9 @@
 #include <adamant/detail/engine/step_plan.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 #include <adamant/detail/zenflow/zenflow_background.hpp>
-#include <adamant/detail/zenflow/zenflow_session.hpp>
 #include <adamant/detail/zenflow/zenflow_loading.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
+#include <adamant/detail/zenflow/zenflow_session.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -400,9 +400,13 @@ private:
         std::size_t const on_cpu = report.warm_up ? report.deferred_stepped : 0;
         std::size_t const all = report.elements + on_cpu;
         report.ratio = all == 0 ? 1 : static_cast<double>(on_cpu) / static_cast<double>(all);
-        report.device = {
-            report.elements,          seconds(device_stream::work), seconds(device_stream::up), seconds(device_stream::down),
-            bytes(device_stream::work), bytes(device_stream::up),     bytes(device_stream::down)};
+        report.device = {report.elements,
+                         seconds(device_stream::work),
+                         seconds(device_stream::up),
+                         seconds(device_stream::down),
+                         bytes(device_stream::work),
+                         bytes(device_stream::up),
+                         bytes(device_stream::down)};
     }
 
     zenflow_options zenflow_;

@@ -93,8 +93,8 @@ public:
         }
     }
 
-    // Param i goes on from there. Returns whether columns of it are still to be published. The source may be the param itself.
-    // Throws what reading a state of a file throws, with a part of the param overwritten.
+    // Param i goes on from there. Returns whether columns of it are still to be published. The source may be the param
+    // itself. Throws what reading a state of a file throws, with a part of the param overwritten.
     bool load(std::size_t i) const
     {
         zenflow_matrix const& m = model_.matrices[i];

@@ -138,8 +138,8 @@ public:
         constexpr std::size_t pitch = strip_rows + 16; // columns of a strip begin in different sets of a cache
         alignas(64) float transposed[strip_columns * pitch];
         kernel::transpose<std::uint32_t>(reinterpret_cast<std::byte const*>(sums + begin * columns_ + first),
-                                    columns_ * sizeof(float), reinterpret_cast<std::byte*>(transposed),
-                                    pitch * sizeof(float), some, n, 32);
+                                         columns_ * sizeof(float), reinterpret_cast<std::byte*>(transposed),
+                                         pitch * sizeof(float), some, n, 32);
         for (std::size_t c = 0; c < n; ++c) {
             if (flags[first + c] == 0)
                 continue;
@@ -195,7 +195,8 @@ private:
         float const infinity = std::bit_cast<float>(float_infinity_bits);
         if (by.rules.limited)
             kernels_->clamp_gradient(scratch.grad, n, by.rules.zero_nonfinite, by.rules.scale, by.rules.bound);
-        kernels_->clamp_gradient(scratch.grad, n, !by.rules.limited && by.rules.zero_nonfinite, by.c.grad_scale, infinity);
+        kernels_->clamp_gradient(scratch.grad, n, !by.rules.limited && by.rules.zero_nonfinite, by.c.grad_scale,
+                                 infinity);
     }
     [[nodiscard]] grad_squares squares_of(std::size_t block, std::size_t n, std::vector<std::uint8_t> const& flags,
                                           std::uint8_t flag, scratch_block& scratch) const noexcept
@@ -227,10 +228,11 @@ private:
                 std::size_t const some = std::min(tile, end - row);
                 for (std::size_t r = 0; r < some; ++r)
                     for (std::size_t i = 0; i < n; ++i)
-                        std::memcpy(&transposed.column[i][r], from + ((row + r) * columns_ + of[first + i]) * sizeof(Bits),
-                                    sizeof(Bits));
+                        std::memcpy(&transposed.column[i][r],
+                                    from + ((row + r) * columns_ + of[first + i]) * sizeof(Bits), sizeof(Bits));
                 for (std::size_t i = 0; i < n; ++i)
-                    std::memcpy(to + ((first + i) * rows_ + row) * sizeof(Bits), transposed.column[i], some * sizeof(Bits));
+                    std::memcpy(to + ((first + i) * rows_ + row) * sizeof(Bits), transposed.column[i],
+                                some * sizeof(Bits));
             }
     }
     template <class Bits>
@@ -244,7 +246,7 @@ private:
                 std::size_t const n = std::min(tile, columns_ - first);
                 std::size_t const some = std::min(tile, end - row);
                 kernel::transpose<Bits>(from + (first * rows_ + row) * sizeof(Bits), rows_ * sizeof(Bits),
-                                   reinterpret_cast<std::byte*>(transposed.column), pitch, n, some, tile);
+                                        reinterpret_cast<std::byte*>(transposed.column), pitch, n, some, tile);
                 for (std::size_t r = 0; r < some; ++r)
                     std::memcpy(weights_ + ((row + r) * columns_ + first) * sizeof(Bits), transposed.column[r],
                                 n * sizeof(Bits));

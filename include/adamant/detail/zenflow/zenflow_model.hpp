@@ -23,7 +23,7 @@ namespace detail {
 struct zenflow_param_state {
     std::vector<std::uint64_t> counts;          // of updates
     std::vector<std::uint8_t> selected, wanted; // of each column; wanted: by the selection that is being made
-    std::vector<std::uint8_t> publishing;          // zeros
+    std::vector<std::uint8_t> publishing;       // zeros
     std::vector<std::uint8_t> before, late;     // what was selected; what takes its put-off update early,
     std::vector<std::uint32_t> late_list;       // as a list
     std::vector<std::uint32_t> list;            // the selected columns,

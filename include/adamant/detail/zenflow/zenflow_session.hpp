@@ -25,7 +25,7 @@ namespace detail {
 class zenflow_session {
 public:
     zenflow_session(zenflow_model& model, zenflow_options const& zenflow, optimizer_options const& options,
-                   zenflow_background& background)
+                    zenflow_background& background)
         : model_(model), zenflow_(zenflow), options_(options), background_(background)
     {
     }
@@ -147,7 +147,7 @@ private:
                 zenflow_param_state const& own = model_.params[i];
                 all.push_back({model_.is_matrix(i) ? &own.list : &one, &own.step_of, own.steps.size(),
                                !own.steps.empty() && rounds_stochastically(model_.matrices[i].shard().format().types,
-                                                                      own.steps[0].c.rounding)});
+                                                                           own.steps[0].c.rounding)});
             }
             home.send(all);
         }
