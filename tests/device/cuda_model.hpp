@@ -101,7 +101,7 @@ public:
         case dtype::none: break;
         }
     }
-    // As tests/kernel/kernels.cpp does: hostile values meet ordinary ones, too.
+    // As tests/kernels/kernels.cpp does: hostile values meet ordinary ones, too.
     void fill(model_piece const& p, values kind, random_bits& random)
     {
         auto const some = [&](int low, int high) {

@@ -8,7 +8,7 @@
 #include <adamant/optimizer.hpp>
 #include <adamant/split.hpp>
 
-#include "../step/slow_optimizer.hpp"
+#include "../engine/slow_optimizer.hpp"
 #include "catch.hpp"
 
 using namespace adamant;

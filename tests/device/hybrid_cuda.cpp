@@ -8,7 +8,7 @@
 
 #include <adamant/zenflow.hpp>
 
-#include "../step/slow_optimizer.hpp"
+#include "../engine/slow_optimizer.hpp"
 
 using namespace slow;
 

@@ -7,28 +7,28 @@ function(skipped_test name why)
     set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "skipped:")
 endfunction()
 
-# part_of_rest(<part> TESTS <test>... [PROGRAMS <target>...] [NEEDS <target>...]): tests that are run by `tests/all`, as a
+# extended_test(<part> TESTS <test>... [PROGRAMS <target>...] [NEEDS <target>...]): tests that are run by `tests/all`, as a
 # whole or by the name of the part. The test programs.<part>, which they wait for, builds what they need; PROGRAMS, which
 # nobody else needs, are left out of `all`.
-function(part_of_rest part)
-    if(NOT ADAMANT_TEST_REST)
+function(extended_test part)
+    if(NOT ADAMANT_EXTENDED_TESTS)
         return()
     endif()
-    cmake_parse_arguments(PARSE_ARGV 1 of_rest "" "" "TESTS;PROGRAMS;NEEDS")
-    set_tests_properties(${of_rest_TESTS} PROPERTIES LABELS "rest;${part}")
-    if(NOT of_rest_PROGRAMS AND NOT of_rest_NEEDS)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "TESTS;PROGRAMS;NEEDS")
+    set_tests_properties(${arg_TESTS} PROPERTIES LABELS "extended;${part}")
+    if(NOT arg_PROGRAMS AND NOT arg_NEEDS)
         return()
     endif()
     if(NOT TARGET programs_${part})
         add_custom_target(programs_${part})
         add_test(NAME programs.${part}
                  COMMAND ${CMAKE_COMMAND} --build ${PROJECT_BINARY_DIR} --target programs_${part})
-        set_tests_properties(programs.${part} PROPERTIES LABELS "rest;${part}" FIXTURES_SETUP programs_${part}
+        set_tests_properties(programs.${part} PROPERTIES LABELS "extended;${part}" FIXTURES_SETUP programs_${part}
                              RUN_SERIAL TRUE TIMEOUT 1800)
     endif()
-    add_dependencies(programs_${part} ${of_rest_PROGRAMS} ${of_rest_NEEDS})
-    set_tests_properties(${of_rest_TESTS} PROPERTIES FIXTURES_REQUIRED programs_${part})
-    foreach(program IN LISTS of_rest_PROGRAMS)
+    add_dependencies(programs_${part} ${arg_PROGRAMS} ${arg_NEEDS})
+    set_tests_properties(${arg_TESTS} PROPERTIES FIXTURES_REQUIRED programs_${part})
+    foreach(program IN LISTS arg_PROGRAMS)
         set_target_properties(${program} PROPERTIES EXCLUDE_FROM_ALL TRUE)
     endforeach()
 endfunction()

@@ -15,7 +15,7 @@
 #include <adamant/split.hpp>
 #include <adamant/zenflow.hpp>
 
-#include "../step/slow_optimizer.hpp"
+#include "../engine/slow_optimizer.hpp"
 #include "catch.hpp"
 #include "forked.hpp"
 

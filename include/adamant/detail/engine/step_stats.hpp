@@ -36,7 +36,7 @@ public:
     // A step begins. The device's side is null where there is none.
     void begin(step_terms const& terms, device_backend const* on)
     {
-        share_of_first_ = share_of_rest_ = ranks_s_ = 0;
+        share_of_first_ = share_arg_ = ranks_s_ = 0;
         if (on != nullptr)
             usage_before_ = on->device().usage();
         counted_journal_bytes_ = 0;
@@ -53,7 +53,7 @@ public:
     void passes_at_once(bool first, bool rest) noexcept
     {
         share_of_first_ = first ? host_.share_of_threads() : 0;
-        share_of_rest_ = rest ? host_.share_of_threads() : 0;
+        share_arg_ = rest ? host_.share_of_threads() : 0;
     }
     // The first pass is over, and this rank waits for the others.
     template <class Reduce>
@@ -117,7 +117,7 @@ public:
         report_.update.seconds = seconds_since(started_update_);
         report_.seconds = report_.gradients.seconds + report_.update.seconds;
         report_.cpu_busy_s = host_.busy_seconds() + share_of_first_ * (report_.gradients.seconds - ranks_s_) +
-                             share_of_rest_ * report_.update.seconds;
+                             share_arg_ * report_.update.seconds;
     }
 
 private:
@@ -194,7 +194,7 @@ private:
     std::string pus_;
     optimizer_report report_;
     std::chrono::steady_clock::time_point started_, started_update_;
-    double share_of_first_ = 0, share_of_rest_ = 0; // of the threads; see passes_at_once()
+    double share_of_first_ = 0, share_arg_ = 0; // of the threads; see passes_at_once()
     double ranks_s_ = 0;                            // waiting for them
     std::size_t rest_bytes_ = 0;                    // what the first pass has left
     std::size_t rollback_bytes_ = 0;                // what taking it back would move
