@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import adamant  # noqa: E402
-from adamant import _library, _deferred, _deferred_device  # noqa: E402
+from adamant import _library, _zenflow_device, _zenflow_steps  # noqa: E402
 from adamant.torch import AdamW  # noqa: E402
 
 from optimizer_modes import position_of  # noqa: E402
@@ -36,7 +36,7 @@ library.on_host_fail_copy.argtypes = [ctypes.c_uint32]
 library.on_host_set_device.argtypes = [ctypes.c_size_t, ctypes.c_int32]
 library.adamant_device_allocate.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64)]
 
-gpu = _deferred_device.Device(0)
+gpu = _zenflow_device.CudaDevice(0)
 there = []  # begin and end of what was allocated on it
 stream = library.on_host_stream()  # the caller's
 
@@ -61,7 +61,7 @@ def is_there(tensor):
     return not tensor.numel() or any(begin <= tensor.data_ptr() < end for begin, end in there)
 
 
-class HomeOnHost(_deferred_device.Home):
+class DeviceOnHost(_zenflow_device.ZenFlowDevice):
     made = []
 
     def __init__(self, device):
@@ -69,34 +69,34 @@ class HomeOnHost(_deferred_device.Home):
         self.made.append(self)
         self.events, self.kept = [], []
 
-    def room(self, shape, kind):
+    def empty(self, shape, kind):
         return on_gpu(torch.full(tuple(shape), 7, dtype=kind))
 
-    def host_room(self, shape, kind):
+    def empty_pinned(self, shape, kind):
         count = torch.Size(shape).numel()
         return tensor_at(library.on_host_pinned(max(1, count * kind.itemsize)), tuple(shape), kind)
 
-    def takes(self, tensor):
-        return super().takes(tensor) and is_there(tensor)
+    def can_use(self, tensor):
+        return super().can_use(tensor) and is_there(tensor)
 
-    def copy(self, to, source):
+    def copy(self, target, source):
         """Later, as on a stream of a GPU."""
         source = source.contiguous()
         self.kept = self.kept[-100:] + [source]
-        if to.is_contiguous():
-            library.on_host_copy(stream, to.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
+        if target.is_contiguous():
+            library.on_host_copy(stream, target.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
         else:
             self.wait_for_caller()
-            to.copy_(source)
+            target.copy_(source)
 
-    def event(self):
+    def record_event(self):
         self.events.append(library.on_host_event(stream))
         return self.events[-1]
 
     def wait_for_caller(self):
         library.on_host_wait(stream)
 
-    def make_room(self):
+    def release_cache(self):
         pass
 
 
@@ -109,9 +109,9 @@ def gpu_of(params):
 
 @pytest.fixture(autouse=True)
 def imitated(monkeypatch):
-    monkeypatch.setattr(_deferred.Deferred, "new_home", HomeOnHost)
-    monkeypatch.setattr(_deferred.Deferred, "home_of", staticmethod(gpu_of))
-    HomeOnHost.made.clear()
+    monkeypatch.setattr(_zenflow_steps.ZenFlowSteps, "new_device", DeviceOnHost)
+    monkeypatch.setattr(_zenflow_steps.ZenFlowSteps, "find_gpu", staticmethod(gpu_of))
+    DeviceOnHost.made.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -223,7 +223,7 @@ def test_weights_that_are_written_while_columns_have_yet_to_be_published():
     with torch.no_grad():
         params[0][3] = 1.0
     draw(params, 4)
-    with pytest.raises(adamant.InvalidArgument, match=r"the weights of group0.0 were written while.*publish\(\) before"):
+    with pytest.raises(adamant.InvalidArgument, match=r"the weights of use the weights of group0.0: .*written while.*flush\(\) before"):
         optimizer.step()
     optimizer.take_weights()
     optimizer.step()
@@ -278,7 +278,7 @@ def test_gradients_are_taken_when_the_callers_stream_has_made_them():
     runs = pair(f32, sizes=[(640, 40), (300,)])
     for t in range(30):
         step(runs, t)
-    assert len(runs[1][1]._deferred.home.events) == 30
+    assert len(runs[1][1]._zenflow.device.events) == 30
     assert same(*(bits(*run) for run in runs))
 
 
@@ -290,7 +290,7 @@ def test_nothing_is_left_on_the_device():
     steps(params, optimizer, 0, 5)
     of_tensors = sum(end - begin for begin, end in there[known:])
     assert library.on_host_used_bytes() > before + of_tensors + sum(p.numel() for p in params) * 4
-    native = optimizer._deferred.native  # which an error's traceback may keep, too
+    native = optimizer._zenflow.native  # which an error's traceback may keep, too
     optimizer.load_state_dict(optimizer.state_dict())
     assert native.pointer is None and library.on_host_used_bytes() == before + of_tensors
     steps(params, optimizer, 5, 9)
@@ -303,7 +303,7 @@ def test_nothing_is_left_on_the_device():
 def test_where_the_gpu_has_too_little_memory_everything_is_in_host_memory_and_a_warning_says_so():
     runs = pair(f32, sizes=[(640, 400), (300,)])
     library.on_host_set_device(library.on_host_used_bytes() + 2 * 640 * 400 * 4, 1)
-    with pytest.warns(RuntimeWarning, match="params are on a GPU, but zenflow .* in host memory: .*bytes") as seen:
+    with pytest.warns(RuntimeWarning, match="params are on a GPU, but zenflow steps them in host memory: .*bytes") as seen:
         step(runs, 0)
     assert len(seen) == 1
     for t in range(1, 8):
@@ -346,7 +346,7 @@ def test_where_a_gpu_cannot_be_had_a_warning_says_so_once(why, monkeypatch):
         runs[1][1].load_state_dict(runs[1][1].state_dict())
         step(runs, 6)
     texts = [str(each.message) for each in seen]
-    assert reports[1].device_elements == 0 and not HomeOnHost.made
+    assert reports[1].device_elements == 0 and not DeviceOnHost.made
     if why == "offload":  # was asked for
         assert not texts
     else:
@@ -361,7 +361,7 @@ def test_an_error_in_a_step_leaves_everything_as_it_was(monkeypatch):
         step(runs, t)
     params, optimizer = runs[1]
     before = bits(params, optimizer)
-    native = optimizer._deferred.native
+    native = optimizer._zenflow.native
     call, failed = native._call, []
 
     def failing(function, *arguments):
@@ -419,11 +419,11 @@ def test_what_of_torch_a_gpu_is_known_by(monkeypatch):
 
         def numel(self):
             return self.count
-    of = _deferred_device.home_of
+    of = _zenflow_device.find_gpu
     assert of([On("cpu"), On("cpu")]) == (None, "") and of([]) == (None, "")
     assert of([On("cuda:1"), On("cpu", 0)]) == (torch.device("cuda", 1), "")
-    assert of([On("cuda:1"), On("cpu")]) == (None, "params are on cpu and cuda:1, but must all be on one GPU for that")
+    assert of([On("cuda:1"), On("cpu")]) == (None, "params are on cpu and cuda:1, but must all be on one GPU")
     assert "cuda:0 and cuda:1" in of([On("cuda:1"), On("cuda:0")])[1]
-    assert of([On("xpu:0")]) == (None, "adamant's device is one of CUDA")
+    assert of([On("xpu:0")]) == (None, "adamant supports CUDA devices only")
     monkeypatch.setattr(torch.version, "hip", "6.0")
-    assert of([On("cuda:1")]) == (None, "adamant's device is one of CUDA")
+    assert of([On("cuda:1")]) == (None, "adamant supports CUDA devices only")

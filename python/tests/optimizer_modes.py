@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from adamant._deferred_native import position_fields
+from adamant._zenflow_optimizer import position_fields
 from adamant.torch import AdamW
 
 # The dtype of params, and the optimizer's arguments.

@@ -23,7 +23,7 @@ from adamant.torch import Adam, AdamW  # noqa: E402
 splits = ["split_float32", "split_float32+bfloat16", "split_float32+quantized8"]
 
 
-class SlowLane(_host_copies.HostLane):
+class SlowStream(_host_copies.HostStream):
     """Copies that happen later, in order, in a thread: what a stream of a GPU may do."""
     streams = []
 
@@ -37,27 +37,27 @@ class SlowLane(_host_copies.HostLane):
     def work(self):
         while (job := self.jobs.get()) is not None:
             time.sleep(random.random() * 3e-4)
-            to, source, done = job
+            target, source, done = job
             with torch.no_grad():
-                to.copy_(source)
+                target.copy_(source)
             done.set()
 
-    def copy(self, to, source):
+    def copy(self, target, source):
         done = threading.Event()
-        self.jobs.put((to, source, done))
+        self.jobs.put((target, source, done))
         self.copies += 1
         return done.wait
 
-    def caller_follows(self):
-        here = torch.zeros(1)
-        self.copy(here, here.clone())()
+    def block_caller(self):
+        probe = torch.zeros(1)
+        self.copy(probe, probe.clone())()
 
 
-class BrokenLane(_host_copies.HostLane):
+class BrokenStream(_host_copies.HostStream):
     fails = False
 
-    def copy(self, to, source):
-        if BrokenLane.fails:
+    def copy(self, target, source):
+        if BrokenStream.fails:
             raise RuntimeError("the copy failed")
         return super().copy(to, source)
 
@@ -65,12 +65,12 @@ class BrokenLane(_host_copies.HostLane):
 @pytest.fixture(params=["host", "slow"])
 def streams(request, monkeypatch):
     if request.param == "slow":
-        monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(SlowLane))
+        monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(SlowStream))
     yield request.param
-    for stream in SlowLane.streams:
+    for stream in SlowStream.streams:
         stream.jobs.put(None)
         stream.thread.join()
-    SlowLane.streams.clear()
+    SlowStream.streams.clear()
 
 
 def params_of(sizes, kind, seed):
@@ -259,30 +259,30 @@ def test_a_ring_that_is_smaller_than_all_gradients_goes_round(monkeypatch, strea
 
 
 def test_weights_are_sent_once_a_step(monkeypatch):
-    monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(SlowLane))
+    monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(SlowStream))
     params = params_of([(5000,)] * 6, torch.bfloat16, 1)
     optimizer = AdamW(params, lr=0.01, offload=True, master=True)
     backward(params, gradients([(5000,)] * 6, torch.bfloat16, 1, 1.0))
     for t in range(3):
         optimizer.step()
-    up = optimizer._step_groups[0].copies._up[torch.device("cpu")]
+    up = optimizer._step_groups[0].copies._h2d[torch.device("cpu")]
     assert up.copies == 3 * (6 + 1)  # and one in which the caller waits
 
 
 def test_a_copy_that_fails_takes_the_step_back_and_the_next_one_works(monkeypatch):
-    monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(lambda device: BrokenLane()))
+    monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(lambda device: BrokenStream()))
     sizes = [(5000,), (3,)]
     params = params_of(sizes, torch.float32, 1)
     optimizer = AdamW(params, lr=0.01, offload=True, max_norm=1.0)
     backward(params, gradients(sizes, torch.float32, 1, 1.0))
     optimizer.step()
     before = [p.detach().clone() for p in params]
-    BrokenLane.fails = True
+    BrokenStream.fails = True
     try:
         with pytest.raises(RuntimeError, match="the copy failed"):
             optimizer.step()
     finally:
-        BrokenLane.fails = False
+        BrokenStream.fails = False
     assert all(same_bits(p, q) for p, q in zip(params, before))
     assert optimizer.state[params[0]]["step"] == 1
     optimizer.step()
@@ -290,7 +290,7 @@ def test_a_copy_that_fails_takes_the_step_back_and_the_next_one_works(monkeypatc
 
 
 def test_a_copy_that_fails_in_a_step_that_cannot_be_rolled_back_says_so(monkeypatch):
-    monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(lambda device: BrokenLane()))
+    monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(lambda device: BrokenStream()))
     params = params_of([(5000,), (3,)], torch.float32, 1)
     optimizer = AdamW(params, lr=0.01, offload=True)
     backward(params, gradients([(5000,), (3,)], torch.float32, 1, 1.0))
@@ -299,7 +299,7 @@ def test_a_copy_that_fails_in_a_step_that_cannot_be_rolled_back_says_so(monkeypa
     native = optimizer._step_groups[0].native
     submit = native.submit_at
     monkeypatch.setattr(native, "submit_at", lambda number, at: submit(number, at) if number == 0 else 1 / 0)
-    with pytest.raises(adamant.Error, match="others of after it. Load a state. What failed: division by zero"):
+    with pytest.raises(adamant.Error, match="others of after it. Load a state. The step failed: division by zero"):
         optimizer.step()
     optimizer.load_state_dict(state)
     optimizer.step()

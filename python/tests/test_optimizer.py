@@ -240,7 +240,7 @@ def test_halves_that_do_not_belong_together_are_refused(executor):
     group = optimizer.add_group("all")
     for change, text in (({"weight_out": None}, "weight_out"), ({"weight_out": np.zeros(100, np.float16)}, "weight_out"),
                          ({"weight_out": weight[:50]}, "50 elements, but its param has 100"),
-                         ({"param": low.astype(np.int32)}, "int32, but must have .*int16 beside a weight_out of bfloat16"),
+                         ({"param": low.astype(np.int32)}, "int32, but must have .*int16 with a weight_out of bfloat16"),
                          ({"grad": low}, "grad of 'w' has elements of type int16, but must have float32, bfloat16 or float16")):
         with pytest.raises(adamant.InvalidArgument, match=text):
             optimizer.add_shard(group, "w", **{**halves, **change})
@@ -306,7 +306,7 @@ def test_errors_say_what_is_wrong_and_change_nothing(executor):
     with pytest.raises(ValueError):  # what a caller expects who does not know this package
         optimizer.add_group("all")
     optimizer.add_shard(group, "w", **a)
-    with pytest.raises(adamant.InvalidArgument, match="2 gradients, but 1 shards"):
+    with pytest.raises(adamant.InvalidArgument, match="2 gradients, but 1 shards: pass one gradient"):
         optimizer.step([a["grad"], a["grad"]])
     with pytest.raises(adamant.InvalidArgument, match="dtype"):
         optimizer.step([a["grad"].astype(np.float16)])

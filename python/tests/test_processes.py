@@ -267,7 +267,7 @@ def test_a_shard_that_the_library_knows_is_kept_after_an_interrupt():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_are_deferred_and_handlers_are_back_afterwards(number):
-    from adamant._signals import whole
+    from adamant._signals import delayed_signals
 
     def handler(*_):
         seen.append(done)
@@ -277,8 +277,8 @@ def test_signals_are_deferred_and_handlers_are_back_afterwards(number):
         for _ in range(2):
             done = False
             with pytest.raises(KeyError):
-                with whole:
-                    with whole:
+                with delayed_signals:
+                    with delayed_signals:
                         signal.raise_signal(number)
                     done = True
             assert signal.getsignal(number) is handler

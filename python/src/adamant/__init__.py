@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""adamant: the optimizer step of offloaded LLM training on the CPU, with the same bits everywhere.
+"""Bit-reproducible CPU Adam for offloaded LLM training.
 
-adamant.Optimizer is the optimizer over NumPy arrays and torch tensors; adamant.torch has AdamW and Adam for PyTorch.
+adamant.torch has AdamW and Adam for PyTorch. adamant.Optimizer steps NumPy arrays and torch tensors.
 """
 
 from ._library import (Corrupted, DeviceFailed, Error, Internal, InvalidArgument, OutOfMemory, ReduceFailed, Report,

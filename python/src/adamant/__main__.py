@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command-line tool: `adamant verify`, `cores`, `plan`, `roofline`, `tune`; `adamant help` lists them."""
+"""`python -m adamant`: runs the command-line tool of the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 def main() -> None:
     tool = Path(__file__).parent / "adamant"
     if not tool.exists():
-        sys.exit(f"adamant: there is no {tool}; install the package with pip")
+        sys.exit(f"adamant: cannot run {tool}: the file does not exist. Install the package with pip")
     os.execv(tool, ["adamant", *sys.argv[1:]])
 
 

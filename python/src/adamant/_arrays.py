@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the elements of NumPy arrays and torch tensors lie. Nothing is copied: what cannot be taken as it lies is an
-error that says so."""
+"""Addresses and dtypes of NumPy arrays and torch tensors in host memory. Nothing is copied."""
 
 from __future__ import annotations
 
@@ -10,32 +9,33 @@ from typing import Any, NamedTuple
 from ._library import InvalidArgument
 
 DTYPES = {"float32": 1, "bfloat16": 2, "float16": 3}
-SPLIT_FLOAT32 = 4  # the lower halves of float32 masters, whose upper ones are the weights
-QUANTIZED8 = 5  # moments in groups: bytes, 64 codes and a float32 scale in each
+SPLIT_FLOAT32 = 4  # low 16 bits of float32 masters, whose upper 16 bits are the bfloat16 weights
+QUANTIZED8 = 5  # 8-bit moments: groups of 64 codes and a float32 scale
 GROUP_ELEMS, GROUP_BYTES = 64, 68
-# What an array of that part may be besides, and how errors say what it may be at all.
-_more = {"moment": {"uint8": QUANTIZED8}, "master": {"int16": SPLIT_FLOAT32}}
-_wanted = {"moment": "float32 or bfloat16, or be uint8 of shape [groups, 68], which is quantized8",
-           "master": "float32, bfloat16 or float16, or be int16 beside a weight_out of bfloat16: the lower halves of masters"}
+# By role: additional dtypes of an array, and the dtypes in error messages.
+_role_dtypes = {"moment": {"uint8": QUANTIZED8}, "master": {"int16": SPLIT_FLOAT32}}
+_expected = {"moment": "float32 or bfloat16, or be uint8 of shape [groups, 68] (quantized8)",
+             "master": "float32, bfloat16 or float16, or be int16 with a weight_out of bfloat16 (split master weights)"}
 
 
 def group_count(elements: int) -> int:
-    """The groups of a moment of quantized8 with so many elements."""
+    """The number of quantized8 groups that hold this number of elements."""
     return -(-elements // GROUP_ELEMS)
 
 
-class Place(NamedTuple):
+class ArrayInfo(NamedTuple):
     address: int
     dtype: int
     elements: int
     shape: tuple
 
 
-def dtype_code(name: str, what: str, part: str = "") -> int:
-    code = {**DTYPES, **_more.get(part, {})}.get(name)
+def dtype_code(dtype: str, name: str, role: str = "") -> int:
+    """libadamant_c's code of a dtype. name: of the array, for errors."""
+    code = {**DTYPES, **_role_dtypes.get(role, {})}.get(dtype)
     if code is None:
-        raise InvalidArgument(f"{what} has elements of type {name}, but must have "
-                              f"{_wanted.get(part, 'float32, bfloat16 or float16')}")
+        raise InvalidArgument(f"{name} has elements of type {dtype}, but must have "
+                              f"{_expected.get(role, 'float32, bfloat16 or float16')}")
     return code
 
 
@@ -44,37 +44,49 @@ def is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def place_of(array: Any, what: str, written: bool = False, part: str = "") -> Place:
-    """Address, type and size of an array in host memory. Raises InvalidArgument where it cannot be taken as it lies.
-    part: "moment", whose bytes are quantized8, and count as elements here; "master", whose int16 are lower halves."""
+def array_info(array: Any, name: str, written: bool = False, role: str = "") -> ArrayInfo:
+    """Returns the address, dtype and size of an array in host memory.
+
+    Parameters
+    ----------
+    name : str
+        Name of the array in errors.
+    written : bool
+        The library writes the array.
+    role : {"", "moment", "master"}
+        "moment" also accepts uint8 (quantized8), whose elements are bytes; "master" also accepts int16 (split masters).
+
+    Raises
+    ------
+    InvalidArgument
+        The array cannot be used in place.
+    """
     if is_torch(array):
-        return _place_of_tensor(array, what, part)
+        return _tensor_info(array, name, role)
     if not hasattr(array, "__array_interface__"):
-        raise InvalidArgument(f"{what} is a {type(array).__name__}, but must be a NumPy array or a torch tensor")
+        raise InvalidArgument(f"{name} is a {type(array).__name__}, but must be a NumPy array or a torch tensor")
     if hasattr(array, "mask"):
-        raise InvalidArgument(f"{what} is a masked array, but a step ignores masks. Pass its data, or what "
-                              "filled() returns")
+        raise InvalidArgument(f"{name} is a masked array, but a step ignores masks. Pass its data, or the result of filled()")
     if not array.dtype.isnative:
-        raise InvalidArgument(f"{what} has dtype {array.dtype.str}, but must have the byte order of this machine. Convert it with "
-                              "astype(array.dtype.newbyteorder('='))")
+        raise InvalidArgument(f"{name} has dtype {array.dtype.str}, but must have the byte order of this machine. Convert it "
+                              "with astype(array.dtype.newbyteorder('='))")
     if not array.flags.c_contiguous:
-        raise InvalidArgument(f"{what} has strides {array.strides}, but must be contiguous: nothing is copied here. "
-                              "Make it so with numpy.ascontiguousarray(), and keep what that returns")
+        raise InvalidArgument(f"{name} has strides {array.strides}, but must be contiguous, because it is used in place. Pass "
+                              "the result of numpy.ascontiguousarray(), and keep it alive")
     if written and not array.flags.writeable:
-        raise InvalidArgument(f"{what} is read-only, but a step writes it")
-    return Place(array.ctypes.data if array.size else 0, dtype_code(array.dtype.name, what, part), array.size,
-                 array.shape)
+        raise InvalidArgument(f"{name} is read-only, but a step writes it")
+    return ArrayInfo(array.ctypes.data if array.size else 0, dtype_code(array.dtype.name, name, role), array.size,
+                     array.shape)
 
 
-def _place_of_tensor(tensor: Any, what: str, part: str) -> Place:
+def _tensor_info(tensor: Any, name: str, role: str) -> ArrayInfo:
     if tensor.device.type != "cpu":
-        raise InvalidArgument(f"{what} is on {tensor.device}, but must be in host memory (device 'cpu')")
+        raise InvalidArgument(f"{name} is on {tensor.device}, but must be in host memory (device 'cpu')")
     if tensor.is_sparse or tensor.layout != sys.modules["torch"].strided:
-        raise InvalidArgument(f"{what} has the layout {tensor.layout}, but must be dense (torch.strided)")
+        raise InvalidArgument(f"{name} has the layout {tensor.layout}, but must be dense (torch.strided)")
     if not tensor.is_contiguous():
-        raise InvalidArgument(f"{what} has shape {tuple(tensor.shape)} and strides {tensor.stride()}, but must be "
-                              "contiguous: nothing is copied here. Make it so with contiguous(), and keep what that "
-                              "returns")
-    name = str(tensor.dtype).replace("torch.", "")
-    return Place(tensor.data_ptr() if tensor.numel() else 0, dtype_code(name, what, part), tensor.numel(),
-                 tuple(tensor.shape))
+        raise InvalidArgument(f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}, but must be "
+                              "contiguous, because it is used in place. Pass the result of contiguous(), and keep it alive")
+    dtype = str(tensor.dtype).replace("torch.", "")
+    return ArrayInfo(tensor.data_ptr() if tensor.numel() else 0, dtype_code(dtype, name, role), tensor.numel(),
+                     tuple(tensor.shape))

@@ -7,7 +7,7 @@ import sys
 from ctypes import byref
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ._arrays import Place, place_of
+from ._arrays import ArrayInfo, array_info
 from ._library import InvalidArgument, Shard, Unavailable, check, library
 from .executor import Executor
 from .optimizer import Optimizer
@@ -37,8 +37,8 @@ def known(optimizer_id: int) -> Adam:
     return adams[optimizer_id]
 
 
-def _places(arrays: Sequence[Any]) -> List[Place]:
-    places = [place_of(array, name) for array, name in zip(arrays, ("params", "grads", "exp_avg", "exp_avg_sq"))]
+def _places(arrays: Sequence[Any]) -> List[ArrayInfo]:
+    places = [array_info(array, name) for array, name in zip(arrays, ("params", "grads", "exp_avg", "exp_avg_sq"))]
     if len({place.elements for place in places}) != 1:
         raise InvalidArgument("params, grads, exp_avg and exp_avg_sq have "
                               f"{', '.join(str(place.elements) for place in places)} elements, but need as many each")

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Params that are not where the optimizer works: gradients come down through a ring of pinned host memory, and weights
-go up as each shard is done, each on a stream of its own. On CPU tensors the copies are copies."""
+"""Copies between params on another device and their mirrors in host memory.
+
+Gradients are copied to a ring of pinned host memory, and each shard's new weights to the device as soon as they are final,
+on separate streams. For CPU tensors the copies are synchronous.
+"""
 
 from __future__ import annotations
 
@@ -14,42 +17,43 @@ from torch import Tensor
 
 from ._library import InvalidArgument
 
-_alignment = 64  # bytes
-_idle_seconds = 1.0  # after which a copy_thread without work ends: its optimizer may be gone
-_ring_bytes = 64 << 20  # of a ring whose slots are used again within a step, where gradients are not larger
+_alignment_bytes = 64
+_idle_seconds = 1.0  # an idle copy thread ends after this time, because its optimizer may be gone
+_ring_bytes = 64 << 20  # minimum size of a ring whose slots are reused within a step
 
 
-def _rounded(size: int) -> int:
-    return max(1, -(-size // _alignment)) * _alignment
+def _round_up(size: int) -> int:
+    return max(1, -(-size // _alignment_bytes)) * _alignment_bytes
 
 
-def probe_allocation(tensor: Tensor) -> bool:
-    """Whether the elements have memory: that of a storage may have been freed by resize_()."""
+def has_allocation(tensor: Tensor) -> bool:
+    """Whether the storage is large enough for the elements; resize_() may have freed it."""
     if tensor.numel() == 0:
         return True
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return (tensor.storage_offset() + last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
-def check_memory(tensor: Tensor, what: str) -> None:
-    own = local(tensor)
-    if not probe_allocation(own):
-        raise InvalidArgument(f"{what} has a storage of {own.untyped_storage().nbytes()} bytes, which is too few for its "
-                              f"{own.numel()} elements: its memory was freed. Restore it before step()")
+def check_memory(tensor: Tensor, subject: str) -> None:
+    """Raises InvalidArgument if the tensor's memory was freed. subject: the beginning of the message."""
+    shard = local(tensor)
+    if not has_allocation(shard):
+        raise InvalidArgument(f"{subject} has a storage of {shard.untyped_storage().nbytes()} bytes, which is too few for its "
+                              f"{shard.numel()} elements: its memory was freed. Restore it before step()")
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """All elements in the order in which they lie."""
+    """All elements in memory order, as a vector."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def local(tensor: Tensor) -> Tensor:
-    """A DTensor's shard of this rank; any other tensor as it is."""
+    """This rank's shard of a DTensor; any other tensor unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether its elements lie without gaps and none twice, in any order of its dimensions."""
+    """Whether the elements are contiguous in memory for some order of the dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size == 1:
@@ -60,61 +64,61 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
-class HostLane:
-    """Copies in order, for tensors in host memory: each is done when copy() returns."""
+class HostStream:
+    """A stream of copies between tensors in host memory. copy() is synchronous."""
 
-    def follow_caller(self) -> None:
-        """What is copied from now on comes after all that the caller's stream was given."""
+    def wait_for_caller(self) -> None:
+        """Orders later copies after all work on the caller's stream."""
 
-    def copy(self, to: Tensor, source: Tensor) -> Callable[[], None]:
-        """Begins a copy; what this returns waits until it is done."""
-        to.copy_(source)
+    def copy(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        """Starts a copy. Returns a function that waits for its end."""
+        target.copy_(source)
         return lambda: None
 
-    def caller_follows(self) -> None:
-        """What the caller's stream is given from now on comes after all these copies."""
+    def block_caller(self) -> None:
+        """Orders later work on the caller's stream after all copies."""
 
 
-class CudaLane(HostLane):
-    """The same on a stream of its own."""
+class CudaStream(HostStream):
+    """A CUDA stream of asynchronous copies."""
 
     def __init__(self, device: torch.device):
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def follow_caller(self) -> None:
+    def wait_for_caller(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
-    def copy(self, to: Tensor, source: Tensor) -> Callable[[], None]:
+    def copy(self, target: Tensor, source: Tensor) -> Callable[[], None]:
         with torch.cuda.stream(self._stream):
-            to.copy_(source, non_blocking=True)
-            done = torch.cuda.Event()
-            done.record(self._stream)
-        return done.synchronize
+            target.copy_(source, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return event.synchronize
 
-    def caller_follows(self) -> None:
+    def block_caller(self) -> None:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
-def new_stream(device: torch.device) -> HostLane:
+def new_stream(device: torch.device) -> HostStream:
     if device.type == "cpu":
-        return HostLane()
+        return HostStream()
     if device.type == "cuda":
-        return CudaLane(device)
-    raise InvalidArgument(f"a param is on {device}, but must be in host memory or on a GPU of CUDA or ROCm")
+        return CudaStream(device)
+    raise InvalidArgument(f"cannot step a param on {device}: it must be in host memory or on a CUDA or ROCm GPU")
 
 
 class Ring:
-    """Slots in one buffer, taken in turn and given back in any order. Thread-safe."""
+    """A ring buffer whose slots are acquired in order and released in any order. Thread-safe."""
 
     def __init__(self, size: int, pinned: bool):
         self.buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
-        self._taken: Deque[List[Any]] = deque()  # [begin, end, whether it is still in use], the oldest first
+        self._taken: Deque[List[Any]] = deque()  # [begin, end, is in use], oldest first
         self._changed = threading.Condition()
         self._broken = False
 
-    def _room(self, size: int) -> Optional[int]:
-        """Where so many bytes are free, after the last slot or from the beginning; with the lock."""
+    def _free_offset(self, size: int) -> Optional[int]:
+        """Offset of `size` free bytes after the newest slot or at the beginning, or None. The caller holds the lock."""
         if not self._taken:
             return 0
         first, last = self._taken[0][0], self._taken[-1][1]
@@ -124,136 +128,146 @@ class Ring:
             return 0 if size < first else None
         return last if last + size < first else None
 
-    def take(self, size: int) -> Tuple[Tensor, List[Any]]:
-        """A slot of that size, which must not exceed the buffer's. Waits until there is one."""
-        size = _rounded(size)
+    def acquire(self, size: int) -> Tuple[Tensor, List[Any]]:
+        """Waits for a free slot of `size` bytes, at most the buffer's size. Returns its memory and the slot."""
+        size = _round_up(size)
         with self._changed:
-            while (begin := self._room(size)) is None and not self._broken:
+            while (begin := self._free_offset(size)) is None and not self._broken:
                 self._changed.wait()
             if begin is None:
-                raise InvalidArgument("a copy has failed; the step is given up")
+                raise InvalidArgument("cannot copy a gradient: an earlier copy has failed. The step is abandoned")
             slot = [begin, begin + size, True]
             self._taken.append(slot)
         return self.buffer[begin:begin + size], slot
 
-    def give_back(self, slot: List[Any]) -> None:
+    def release(self, slot: List[Any]) -> None:
         with self._changed:
             slot[2] = False
             while self._taken and not self._taken[0][2]:
                 self._taken.popleft()
             self._changed.notify_all()
 
-    def give_back_all(self) -> None:
+    def release_all(self) -> None:
         with self._changed:
             self._taken.clear()
             self._broken = False
             self._changed.notify_all()
 
     def fail(self) -> None:
-        """Whoever waits for a slot must not any more."""
+        """Makes acquire() raise InvalidArgument in all waiting threads."""
         with self._changed:
             self._broken = True
             self._changed.notify_all()
 
 
 class HostCopies:
-    """Host memory of a step group whose params are on another device.
+    """Host copies of a step group whose params are on another device.
 
-    mirrors: of all params of the optimizer, by id; those that are missing are made. consumes: a gradient is not needed
-    any more once its weights are ready, so that the ring may be smaller than all gradients.
+    Parameters
+    ----------
+    mirrors : dict
+        For each param of the optimizer, by id: the param and its weights in host memory. Missing entries are added.
+    reuses_slots : bool
+        A gradient's slot is free as soon as the param's new weights are ready, so the ring may be smaller than all
+        gradients.
     """
 
-    new_stream = staticmethod(new_stream)  # tests have another
+    new_stream = staticmethod(new_stream)  # replaced in tests
 
     def __init__(self, params: List[Tensor], gradient_types: List[torch.dtype], mirrors: Dict[int, Any],
-                 consumes: bool):
+                 reuses_slots: bool):
         if any(hasattr(param, "to_local") and param.device.type != "cpu" for param in params):
-            raise InvalidArgument("a param is a DTensor on a GPU, but must be in host memory: use FSDP2's "
-                                  "CPUOffloadPolicy")
+            raise InvalidArgument("cannot step a DTensor on a GPU: it must be in host memory. Use FSDP2's CPUOffloadPolicy")
         self._params = params
-        self._flats: Dict[int, Tensor] = {}  # of a step, so that memory is not kept alive between steps
+        self._flats: Dict[int, Tensor] = {}  # of the current step: between steps, memory of params is not kept alive
         devices = {param.device for param in params}
-        self._down = {device: self.new_stream(device) for device in devices}
-        self._up = {device: self.new_stream(device) for device in devices}
+        self._d2h = {device: self.new_stream(device) for device in devices}
+        self._h2d = {device: self.new_stream(device) for device in devices}
         self._mirrors = []
         with torch.no_grad():
             for param in params:
-                own = local(param)
+                shard = local(param)
                 known = mirrors.get(id(param))
                 if known is None or known[0] is not param or (
-                        (known[1].dtype, known[1].shape, known[1].stride()) != (own.dtype, own.shape, own.stride())):
-                    mirrors[id(param)] = param, torch.empty_like(own, device="cpu", pin_memory=param.device.type != "cpu",
-                                                          memory_format=torch.preserve_format).detach()
+                        (known[1].dtype, known[1].shape, known[1].stride()) != (shard.dtype, shard.shape, shard.stride())):
+                    mirrors[id(param)] = param, torch.empty_like(shard, device="cpu", pin_memory=param.device.type != "cpu",
+                                                                 memory_format=torch.preserve_format).detach()
                 self._mirrors.append(mirrors[id(param)][1])
-        sizes = [param.numel() * kind.itemsize for param, kind in zip(params, gradient_types)]
-        # One slot more than all of them, so that the last one is never where the first one begins.
-        whole = sum(map(_rounded, sizes)) + _alignment
-        some = max(2 * _rounded(max(sizes)) + _alignment, _ring_bytes)
-        self._consumes = consumes
+        sizes = [param.numel() * dtype.itemsize for param, dtype in zip(params, gradient_types)]
+        # The extra slot keeps the end of the newest slot different from the begin of the oldest.
+        full_bytes = sum(map(_round_up, sizes)) + _alignment_bytes
+        small_bytes = max(2 * _round_up(max(sizes)) + _alignment_bytes, _ring_bytes)
+        self._reuses_slots = reuses_slots
         pinned = any(device.type != "cpu" for device in devices)
-        self.ring = Ring(min(whole, some) if consumes else whole, pinned)
-        self._passing = lambda: Ring(min(whole, some), pinned)  # for gradients that are added up as they come
-        self._passing_ring: Optional[Ring] = None
+        self.ring = Ring(min(full_bytes, small_bytes) if reuses_slots else full_bytes, pinned)
+        self._new_accumulation_ring = lambda: Ring(min(full_bytes, small_bytes), pinned)
+        self._accumulation_ring: Optional[Ring] = None  # for gradients that are accumulated on arrival
         self._slots: Dict[int, List[Any]] = {}
         self._jobs: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
-        self._hiring = threading.Lock()
+        self._thread_lock = threading.Lock()
         self._copy_thread: Optional[threading.Thread] = None
         self._error: Optional[BaseException] = None
 
     def _flat(self, number: int) -> Tensor:
-        """The param's elements, with a version counter of their own: copies of ours are no writes of others."""
-        found = self._flats.get(number)
-        if found is None:
-            own = local(self._params[number].detach()).data
-            found = self._flats[number] = flat(own) if is_dense(own) else own
-        return found
+        """The param's elements as a vector with a separate version counter, so our copies do not count as writes of others."""
+        values = self._flats.get(number)
+        if values is None:
+            shard = local(self._params[number].detach()).data
+            values = self._flats[number] = flat(shard) if is_dense(shard) else shard
+        return values
 
     def mirror(self, number: int) -> Tensor:
         return self._mirrors[number]
 
-    def room(self, elements: int, kind: torch.dtype) -> Tensor:
-        """Memory of that size, to be known by until there is a gradient."""
-        return self.ring.buffer[:elements * kind.itemsize].view(kind)
+    def placeholder(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Memory that stands for a gradient until one arrives."""
+        return self.ring.buffer[:elements * dtype.itemsize].view(dtype)
 
-    def bring_weights(self, number: int) -> Tensor:
-        """Copies weights that others have written into their mirror."""
+    def refresh_mirror(self, number: int) -> Tensor:
+        """Copies the param's weights to its mirror, after a write by others."""
         self._mirrors[number].copy_(self._flat(number).as_strided(self._mirrors[number].shape,
                                                                     self._mirrors[number].stride()))
         return self._mirrors[number]
 
-    def bring(self, number: int, grad: Tensor, then: Callable[[int, int], None], frees: bool = False) -> None:
-        """Begins to copy a gradient down, and calls then(number, address) once it is there, in the copy_thread's thread.
-        frees: its memory is not needed after that."""
-        source = flat(grad.detach())
-        if source.numel() == 0:  # the library will not say that it is done with it
-            return self._give_job((lambda: None, then, number, self.ring.buffer.data_ptr(), None, source))
-        down = self._down[grad.device]
-        if frees and self._passing_ring is None:
-            self._passing_ring = self._passing()
-        ring = self._passing_ring if frees else self.ring
-        assert ring is not None
-        slot, taken = ring.take(source.numel() * source.element_size())
-        to = slot[:source.numel() * source.element_size()].view(source.dtype)
-        down.follow_caller()
-        wait = down.copy(to, source)
-        if self._consumes and not frees:
-            self._slots[number] = taken
-        # The gradient is kept until it has been copied.
-        self._give_job((wait, then, number, to.data_ptr(), taken if frees else None, source))
+    def copy_gradient(self, number: int, grad: Tensor, callback: Callable[[int, int], None],
+                      frees_slot: bool = False) -> None:
+        """Starts to copy a gradient to host memory. The copy thread then calls callback(number, address).
 
-    def _give_job(self, job: Any) -> None:
-        with self._hiring:
+        Parameters
+        ----------
+        frees_slot : bool
+            The gradient's slot is free when the callback returns.
+        """
+        source = flat(grad.detach())
+        if source.numel() == 0:  # libadamant_c calls weights_ready for no empty shard, so it needs no slot
+            return self._enqueue((lambda: None, callback, number, self.ring.buffer.data_ptr(), None, source))
+        stream = self._d2h[grad.device]
+        if frees_slot and self._accumulation_ring is None:
+            self._accumulation_ring = self._new_accumulation_ring()
+        ring = self._accumulation_ring if frees_slot else self.ring
+        assert ring is not None
+        memory, slot = ring.acquire(source.numel() * source.element_size())
+        target = memory[:source.numel() * source.element_size()].view(source.dtype)
+        stream.wait_for_caller()
+        wait = stream.copy(target, source)
+        if self._reuses_slots and not frees_slot:
+            self._slots[number] = slot
+        # The job keeps the gradient alive until it is copied.
+        self._enqueue((wait, callback, number, target.data_ptr(), slot if frees_slot else None, source))
+
+    def _enqueue(self, job: Any) -> None:
+        with self._thread_lock:
             self._jobs.put(job)
             if self._copy_thread is None:
-                self._copy_thread = threading.Thread(target=self._carry, name="adamant copy_thread", daemon=True)
+                self._copy_thread = threading.Thread(target=self._run_jobs, name="adamant copy thread", daemon=True)
                 self._copy_thread.start()
 
-    def _carry(self) -> None:
+    def _run_jobs(self) -> None:
         while True:
             try:
                 job = self._jobs.get(timeout=_idle_seconds)
             except queue.Empty:
-                with self._hiring:
+                with self._thread_lock:
                     if not self._jobs.empty():
                         continue
                     if self._copy_thread is threading.current_thread():
@@ -261,32 +275,32 @@ class HostCopies:
                     return
             if job is None:
                 return
-            wait, then, number, address, taken, _ = job
+            wait, callback, number, address, slot, _ = job
             if self._error is None:
                 try:
                     wait()
-                    then(number, address)
+                    callback(number, address)
                 except BaseException as error:
                     self._error = error
                     self.ring.fail()
-            if taken is not None and self._passing_ring is not None:
-                self._passing_ring.give_back(taken)
+            if slot is not None and self._accumulation_ring is not None:
+                self._accumulation_ring.release(slot)
             del job, wait, _
 
     def send(self, number: int, begin: int, end: int) -> None:
-        """Begins to copy weights up; called by the library, in its threads."""
+        """Starts to copy new weights to the device. Callback of libadamant_c, in its threads."""
         try:
             param = self._flat(number)
-            self._up[param.device].copy(param[begin:end], flat(self._mirrors[number])[begin:end])
+            self._h2d[param.device].copy(param[begin:end], flat(self._mirrors[number])[begin:end])
         except BaseException as error:
             self._error = self._error or error
-        taken = self._slots.pop(number, None)
-        if taken is not None:
-            self.ring.give_back(taken)
+        slot = self._slots.pop(number, None)
+        if slot is not None:
+            self.ring.release(slot)
 
-    def settle(self) -> None:
-        """Waits until all that was to be brought has been, and raises what went wrong. The copy_thread's thread ends."""
-        with self._hiring:
+    def finish_gradients(self) -> None:
+        """Waits for all copies of gradients and ends the copy thread. Raises the first error of a copy or callback."""
+        with self._thread_lock:
             copy_thread, self._copy_thread = self._copy_thread, None
             if copy_thread is not None:
                 self._jobs.put(None)
@@ -299,18 +313,18 @@ class HostCopies:
         if error is not None:
             raise error
 
-    def end(self) -> None:
-        """The step is over: all slots are free, and what reads params from now on reads the new weights."""
+    def end_step(self) -> None:
+        """Frees all slots and orders later work on the caller's stream after the copies of new weights."""
         self._slots.clear()
         self._flats.clear()
-        self.ring.give_back_all()
-        for stream in self._up.values():
-            stream.caller_follows()
+        self.ring.release_all()
+        for stream in self._h2d.values():
+            stream.block_caller()
         self._raise()
 
-    def drop(self) -> None:
-        """As settle(), whatever went wrong."""
+    def discard(self) -> None:
+        """As finish_gradients(), but ignores errors."""
         try:
-            self.settle()
+            self.finish_gradients()
         except BaseException:
             pass

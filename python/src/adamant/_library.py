@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libadamant_c through ctypes: its functions, structs and errors. The GIL is free during every call."""
+"""ctypes bindings of libadamant_c: functions, structs and errors. Every call releases the GIL."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_ui
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
-from ._signals import whole
+from ._signals import delayed_signals
 
 C_VERSION = 1
 
 
 class Error(Exception):
-    """What the library refuses or cannot do; the text says what was asked, what was found and what to do."""
+    """Base of all errors of adamant. The message names the request, the reason and the remedy."""
 
 
 class InvalidArgument(Error, ValueError):
-    """The request can never be right."""
+    """The request is invalid on every machine."""
 
 
 class Unavailable(Error, RuntimeError):
-    """The request is well formed, but this machine, file system or build cannot serve it."""
+    """The request is valid, but this machine, file system or build does not support it."""
 
 
 class OutOfMemory(Error, MemoryError):
-    """There is too little memory; nothing has changed."""
+    """Memory is short. Nothing has changed."""
 
 
 class Corrupted(Error, RuntimeError):
@@ -37,7 +37,7 @@ class Corrupted(Error, RuntimeError):
 
 
 class ReduceFailed(Error, RuntimeError):
-    """The reduction over ranks has failed; nothing has changed."""
+    """The reduction over ranks has failed. Nothing has changed."""
 
 
 class Internal(Error, RuntimeError):
@@ -45,7 +45,7 @@ class Internal(Error, RuntimeError):
 
 
 class DeviceFailed(Error, RuntimeError):
-    """A device has failed at something, or has stopped answering."""
+    """An operation of a device has failed or timed out."""
 
 
 _errors: Dict[int, Type[Error]] = {
@@ -59,17 +59,19 @@ _errors: Dict[int, Type[Error]] = {
 }
 
 
-def whole_number(value: Any, what: str, most: int = 2**64 - 1, least: int = 0) -> int:
-    """Checks an integer before ctypes truncates it silently. Raises InvalidArgument for any
-    other value, and for booleans."""
-    if type(value) is int and least <= value <= most:
+def whole_number(value: Any, name: str, maximum: int = 2**64 - 1, minimum: int = 0) -> int:
+    """Converts to an integer in range; ctypes would truncate it silently.
+
+    Raises InvalidArgument for any other value, and for booleans.
+    """
+    if type(value) is int and minimum <= value <= maximum:
         return value
     try:
         number = operator.index(value)
     except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or not least <= number <= most:
-        raise InvalidArgument(f"{what} is {value!r}, but must be a whole number from {least} to {most}")
+        number = minimum - 1
+    if isinstance(value, bool) or not minimum <= number <= maximum:
+        raise InvalidArgument(f"{name} is {value!r}, but must be a whole number from {minimum} to {maximum}")
     return number
 
 
@@ -77,27 +79,29 @@ _unsigned_fields = {c_uint32: 2**32 - 1, c_uint64: 2**64 - 1, c_size_t: 2 ** (8 
 
 
 class Struct(ctypes.Structure):
-    """A struct that says its size. initialised() makes one with the library's defaults. Setting a field that counts
-    something raises InvalidArgument for what is no such number."""
+    """A struct with its size in the first field. initialised() returns one with libadamant_c's defaults.
+
+    Setting an unsigned field raises InvalidArgument for any value that is out of range.
+    """
 
     name_in_c: str
-    _most: Dict[str, int] = {}
+    _maxima: Dict[str, int] = {}  # of unsigned fields
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        cls._most = {name: _unsigned_fields[kind] for name, kind in cls._fields_ if kind in _unsigned_fields}
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._maxima = {name: _unsigned_fields[kind] for name, kind in cls._fields_ if kind in _unsigned_fields}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        most = self._most.get(name)
-        super().__setattr__(name, value if most is None else whole_number(value, name, most))
+        maximum = self._maxima.get(name)
+        super().__setattr__(name, value if maximum is None else whole_number(value, name, maximum))
 
     @classmethod
     def initialised(cls, **values: Any) -> Any:
-        it = cls()
-        check(getattr(library(), cls.name_in_c + "_init")(ctypes.byref(it), ctypes.sizeof(cls)))
+        struct = cls()
+        check(getattr(library(), cls.name_in_c + "_init")(ctypes.byref(struct), ctypes.sizeof(cls)))
         for name, value in values.items():
-            setattr(it, name, value)
-        return it
+            setattr(struct, name, value)
+        return struct
 
 
 _size = ("struct_bytes", c_size_t)
@@ -164,7 +168,7 @@ class StepValues(Struct):
 
 
 class Report(Struct):
-    """What a step reports; the fields are those of adamant_report in adamant/adamant.h."""
+    """Report of a step. Fields are those of adamant_report in adamant/adamant.h."""
 
     name_in_c = "adamant_report"
     _fields_ = [_size, ("step", c_uint64), ("outcome", c_int32), ("speculated", c_int32), ("rolled_back", c_int32),
@@ -179,12 +183,12 @@ class Report(Struct):
                 ("device_work_bytes", c_size_t), ("device_up_bytes", c_size_t), ("device_down_bytes", c_size_t),
                 ("measured", c_int32), ("cpu_quota", c_double)]
 
-    # Of an optimizer that puts gradients off.
+    # The report of deferred updates, for an optimizer with zenflow.
     zenflow: Optional["ZenFlowReport"] = None
 
     @property
     def skipped(self) -> bool:
-        """Whether the step changed nothing, as a gradient was not finite."""
+        """Whether the step changed nothing because a gradient was not finite."""
         return self.outcome == 1
 
 
@@ -197,8 +201,7 @@ class ZenFlowOptions(Struct):
 
 
 class ZenFlowReport(Struct):
-    """What a step that puts gradients off reports besides; the fields are those of adamant_zenflow_report in
-    adamant/adamant.h."""
+    """Report of deferred updates. Fields are those of adamant_zenflow_report in adamant/adamant.h."""
 
     name_in_c = "adamant_zenflow_report"
     _fields_ = [_size, ("warm_up", c_int32), ("selected", c_int32), ("columns_moved", c_size_t), ("deferred", c_size_t),
@@ -303,72 +306,72 @@ _loaded: Optional[Any] = None
 
 
 def library_path() -> Path:
-    """Where libadamant_c is: in this package, or where the environment variable ADAMANT_C_LIBRARY says."""
-    named = os.environ.get("ADAMANT_C_LIBRARY")
-    if named:
-        return Path(named)
-    beside = sorted(Path(__file__).parent.glob("libadamant_c.so*"))
-    if not beside:
-        raise Unavailable(f"there is no libadamant_c.so in {Path(__file__).parent}; install the package with pip, or "
-                          "set ADAMANT_C_LIBRARY to the path of the library")
-    return beside[0]
+    """The path of libadamant_c: the environment variable ADAMANT_C_LIBRARY, or the library in this package."""
+    configured = os.environ.get("ADAMANT_C_LIBRARY")
+    if configured:
+        return Path(configured)
+    libraries = sorted(Path(__file__).parent.glob("libadamant_c.so*"))
+    if not libraries:
+        raise Unavailable(f"cannot load libadamant_c.so: {Path(__file__).parent} does not contain it. Install the package with "
+                          "pip, or set ADAMANT_C_LIBRARY to the path of the library")
+    return libraries[0]
 
 
 def library() -> Any:
-    """The library, which the first call loads."""
+    """Returns libadamant_c. The first call loads it."""
     global _loaded
     if _loaded is None:
         path = library_path()
         try:
-            found = ctypes.CDLL(str(path))
+            loaded = ctypes.CDLL(str(path))
         except OSError as error:
-            raise Unavailable(f"{path} cannot be loaded: {error}") from None
-        found.adamant_c_version.restype = c_uint32
-        if found.adamant_c_version() != C_VERSION:
-            raise Unavailable(f"{path} has version {found.adamant_c_version()} of the C interface, but this package "
-                              f"was written for version {C_VERSION}; install both from the same sources")
-        found.adamant_last_error.restype = c_char_p
-        found.adamant_version.restype = c_char_p
+            raise Unavailable(f"cannot load {path}: {error}") from None
+        loaded.adamant_c_version.restype = c_uint32
+        if loaded.adamant_c_version() != C_VERSION:
+            raise Unavailable(f"cannot use {path}: it has version {loaded.adamant_c_version()} of the C interface, but this "
+                              f"package needs version {C_VERSION}. Install both from the same sources")
+        loaded.adamant_last_error.restype = c_char_p
+        loaded.adamant_version.restype = c_char_p
         for struct in Struct.__subclasses__():
-            getattr(found, struct.name_in_c + "_init").argtypes = [c_void_p, c_size_t]
+            getattr(loaded, struct.name_in_c + "_init").argtypes = [c_void_p, c_size_t]
         for name, arguments in _functions.items():
-            getattr(found, name).argtypes = arguments
-            getattr(found, name).restype = c_int32
+            getattr(loaded, name).argtypes = arguments
+            getattr(loaded, name).restype = c_int32
         for name in _frees:
-            getattr(found, name).argtypes = [c_void_p]
-            getattr(found, name).restype = None
-        _loaded = found
+            getattr(loaded, name).argtypes = [c_void_p]
+            getattr(loaded, name).restype = None
+        _loaded = loaded
     return _loaded
 
 
 def check(status: int) -> None:
-    """Raises what a call's status says, with the library's words."""
+    """Raises the error of a call's status, with libadamant_c's message."""
     if status != 0:
         text = library().adamant_last_error().decode("utf-8", "replace")
         raise _errors.get(status, Error)(text)
 
 
 class Handle:
-    """Something that the library made, which is freed with this object; not in a process forked from its own."""
+    """Owns an object of libadamant_c. A forked process does not free the objects of its parent."""
 
     free_function: str
 
     def __init__(self, create: Callable[[Any], int]):
         self._pid = os.getpid()
-        made = c_void_p()
+        created = c_void_p()
         self.pointer: Optional[int] = None
-        with whole:
-            check(create(ctypes.byref(made)))
-            self.pointer = made.value
+        with delayed_signals:
+            check(create(ctypes.byref(created)))
+            self.pointer = created.value
 
     @property
-    def here(self) -> bool:
-        """Whether this is the process that it was made in."""
+    def is_in_own_process(self) -> bool:
+        """Whether this is the process that created the object."""
         return os.getpid() == self._pid
 
     def close(self) -> None:
         pointer, self.pointer = getattr(self, "pointer", None), None
-        if pointer and self.here and _loaded is not None:
+        if pointer and self.is_in_own_process and _loaded is not None:
             getattr(_loaded, self.free_function)(pointer)
 
     def leak(self) -> None:
@@ -376,9 +379,10 @@ class Handle:
         self.pointer = None
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # the module's own names may be gone
+        if not is_finalizing():  # at exit, globals of this module may be gone
             self.close()
 
 
-def texts(values: Tuple[str, ...]) -> Any:
+def c_strings(values: Tuple[str, ...]) -> Any:
+    """An array of char* for C."""
     return (c_char_p * len(values))(*[value.encode() for value in values])

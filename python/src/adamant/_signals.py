@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C that waits for the end of what must not be cut in two."""
+"""Delays SIGINT and SIGTERM until calls of libadamant_c and their bookkeeping in Python are complete."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import threading
 from signal import SIGINT, SIGTERM, raise_signal
 from typing import Any, Dict, Set
 
-try:  # signal's own functions make enums of all they are given, which takes twenty times as long
+try:  # the functions of signal convert all arguments to enums, which takes twenty times as long
     from _signal import getsignal, signal  # type: ignore
 except ImportError:
     from signal import getsignal, signal
 
 
-class _Whole:
-    """Within it the main thread's handlers of SIGINT and SIGTERM are put off, as what they raise would part the library
-    from what Python knows of it. They are called at its end. May be nested."""
+class _DelayedSignals:
+    """Context manager that delays the main thread's handlers of SIGINT and SIGTERM until it exits.
+
+    An exception of a handler between a call of libadamant_c and the Python code after it would leave the two
+    inconsistent. May be nested.
+    """
 
     def __init__(self) -> None:
         self._depth = 0
@@ -27,14 +30,14 @@ class _Whole:
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
-            return  # no handler runs here
+            return  # Python runs handlers in the main thread only
         if self._depth == 0:
             handlers = self._handlers = {number: getsignal(number) for number in (SIGINT, SIGTERM)}
             try:
                 for number, handler in handlers.items():
-                    if callable(handler):  # else the system ends the process, or nothing happens
+                    if callable(handler):  # otherwise the system ends the process or ignores the signal
                         signal(number, self._note)
-            except BaseException:  # a signal came before its handler was put off
+            except BaseException:  # a handler ran before it was replaced
                 self._restore()
                 raise
         self._depth += 1
@@ -48,9 +51,9 @@ class _Whole:
 
     def _restore(self) -> None:
         try:
-            self._put_back()
-        except BaseException:  # by the handler of another signal
-            self._put_back()
+            self._restore_handlers()
+        except BaseException:  # raised by the handler of another signal
+            self._restore_handlers()
             raise
         finally:
             self._deliver()
@@ -62,10 +65,10 @@ class _Whole:
             finally:
                 self._deliver()
 
-    def _put_back(self) -> None:
+    def _restore_handlers(self) -> None:
         for number, handler in self._handlers.items():
             if callable(handler):
                 signal(number, handler)
 
 
-whole = _Whole()
+delayed_signals = _DelayedSignals()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Float32 masters in two halves: bfloat16 params are the upper ones, and states have the lower ones, "master_low"."""
+"""Split master weights: bfloat16 params and 16-bit residuals ("master_low") in states."""
 
 from __future__ import annotations
 
@@ -12,78 +12,113 @@ from ._host_copies import local
 from ._library import InvalidArgument
 from .optimizer import join_masters, split_masters
 
-masters = ("master_low", "master_param")  # a state has one of them, or none
+masters = ("master_low", "master_param")  # a state has at most one of them
 
 
 def joined(weight: Tensor, low: Tensor) -> Tensor:
-    """Masters of their halves, in row-major order. A pair that no master has, which a weight of somebody else's may
-    make of zero or an infinity, gives NaN."""
+    """Joins split masters, in row-major order. A pair that represents no master is NaN; it arises if others write a zero or an
+    infinity to the weight."""
     master = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
     join_masters(weight.contiguous(), low.contiguous(), master)
     return master
 
 
-def _halves(master: Tensor) -> Tuple[Tensor, Tensor]:
-    weight, low = (torch.empty(master.shape, dtype=kind, device="cpu") for kind in (torch.bfloat16, torch.int16))
+def _split(master: Tensor) -> Tuple[Tensor, Tensor]:
+    weight, low = (torch.empty(master.shape, dtype=dtype, device="cpu") for dtype in (torch.bfloat16, torch.int16))
     split_masters(master.contiguous(), weight, low)
     return weight, low
 
 
 def _like(param: Tensor, values: Tensor) -> Tensor:
-    """What a state has of a param: in host memory, in its order of elements, a DTensor where it is one."""
-    made = torch.empty_like(param.detach(), dtype=values.dtype, device="cpu", memory_format=torch.preserve_format)
-    local(made).copy_(values)
-    return made
+    """A state tensor with these values: in host memory, in the param's order of elements, a DTensor if the param is one."""
+    tensor = torch.empty_like(param.detach(), dtype=values.dtype, device="cpu", memory_format=torch.preserve_format)
+    local(tensor).copy_(values)
+    return tensor
 
 
-def _with(state: Dict[str, Any], param: Tensor, name: str, value: Tensor) -> Dict[str, Any]:
-    made = {**{key: kept for key, kept in state.items() if key not in (*masters, "by_columns")}, name: value}
-    if name == "master_low" and "selected" in state:  # with zenflow the upper halves are in the state, too
-        made["by_columns"] = _like(param, local(param.detach()))
-    return made
+def _replace_master(state: Dict[str, Any], param: Tensor, name: str, value: Tensor) -> Dict[str, Any]:
+    replaced = {**{key: kept for key, kept in state.items() if key not in (*masters, "by_columns")}, name: value}
+    if name == "master_low" and "selected" in state:  # with zenflow the state also has the weights
+        replaced["by_columns"] = _like(param, local(param.detach()))
+    return replaced
 
 
-def _refuse_behind(state: Dict[str, Any]) -> None:
-    """With zenflow weights may be behind their masters."""
+def _refuse_unpublished(state: Dict[str, Any]) -> None:
+    """Raises InvalidArgument if zenflow has updates of the masters that are not published to the param."""
     if bool(state["publishing"].any()) if "publishing" in state else "by_columns" in state:
-        raise InvalidArgument("the state's master may be ahead of the param, as zenflow has put something off; take the "
-                              "state from the optimizer's state_dict(), after flush()")
+        raise InvalidArgument("cannot convert the state: zenflow has updated the master, but not yet the param. Take the state from "
+                              "the optimizer's state_dict(), after flush()")
 
 
 @torch.no_grad()
 def split_master(state: Dict[str, Any], param: Tensor) -> Dict[str, Any]:
-    """A bfloat16 param's state with "master_low" in place of "master_param", with every bit; any other state as it is.
-    To go on with split_float32 from a checkpoint with float32 masters:
+    """Replace "master_param" of a bfloat16 param's state by "master_low", losslessly.
 
-        model.load_state_dict(saved_model)
-        saved["state"] = {number: split_master(state, params[number]) for number, state in saved["state"].items()}
+    Parameters
+    ----------
+    state : dict
+        State of the param. A state without "master_param" is returned unchanged.
+    param : Tensor
+        The param, with the weights that belong to the state. Written: it becomes the master rounded with ties away from
+        zero, which differs from ties to even at exact ties.
 
-    Writes to the param: the upper half is the master rounded with ties away from zero, which is another weight at exact
-    ties. Raises InvalidArgument where the param is not the rounded master, with nothing changed.
+    Returns
+    -------
+    dict
+        The converted state.
+
+    Raises
+    ------
+    InvalidArgument
+        The param is not the rounded master, or zenflow has unpublished updates. Nothing has changed.
+
+    Examples
+    --------
+    Continue with split_float32 from a checkpoint with float32 masters:
+
+    >>> model.load_state_dict(saved_model)  # doctest: +SKIP
+    >>> saved["state"] = {n: split_master(state, params[n]) for n, state in saved["state"].items()}  # doctest: +SKIP
     """
     if "master_param" not in state or param.dtype != torch.bfloat16:
         return dict(state)
-    _refuse_behind(state)
+    _refuse_unpublished(state)
     master, weight = local(state["master_param"]), local(param.detach())
-    upper, low = _halves(master)
-    now = weight.cpu()
-    if bool(((now != upper) & (now != master.bfloat16()) & ~(now.isnan() & upper.isnan())).any()):
-        raise InvalidArgument("the param is not its master_param rounded to bfloat16; load the model's weights that belong to "
-                              "the state first")
-    weight.copy_(upper)
-    return _with(state, param, "master_low", _like(param, low))
+    rounded, low = _split(master)
+    host_weight = weight.cpu()
+    if bool(((host_weight != rounded) & (host_weight != master.bfloat16()) & ~(host_weight.isnan() & rounded.isnan())).any()):
+        raise InvalidArgument("cannot split the master: the param is not its master_param rounded to bfloat16. Load the model's "
+                              "weights that belong to the state first")
+    weight.copy_(rounded)
+    return _replace_master(state, param, "master_low", _like(param, low))
 
 
 @torch.no_grad()
 def joined_master(state: Dict[str, Any], param: Tensor) -> Dict[str, Any]:
-    """The way back: "master_param" in place of "master_low", with every bit; any other state as it is. The param must
-    have the weights that belong to the state, and is then the master rounded with ties to even."""
+    """Replace "master_low" of a state by "master_param", losslessly: the inverse of split_master().
+
+    Parameters
+    ----------
+    state : dict
+        State of the param. A state without "master_low" is returned unchanged.
+    param : Tensor
+        The param, with the weights that belong to the state. Written: it becomes the master rounded with ties to even.
+
+    Returns
+    -------
+    dict
+        The converted state.
+
+    Raises
+    ------
+    InvalidArgument
+        zenflow has unpublished updates. Nothing has changed.
+    """
     if "master_low" not in state:
         return dict(state)
-    _refuse_behind(state)
+    _refuse_unpublished(state)
     weight = local(param.detach())
-    now = weight.cpu()
-    master = joined(now, local(state["master_low"]))
-    master = torch.where(master.isnan(), now.float(), master)
+    host_weight = weight.cpu()
+    master = joined(host_weight, local(state["master_low"]))
+    master = torch.where(master.isnan(), host_weight.float(), master)
     weight.copy_(master)
-    return _with(state, param, "master_param", _like(param, master))
+    return _replace_master(state, param, "master_param", _like(param, master))

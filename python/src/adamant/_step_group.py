@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Params of a torch optimizer that are stepped together."""
+"""Step groups: params of a torch optimizer with the same step count, stepped together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Set, Tupl
 import torch
 from torch import Tensor
 
-from ._arrays import GROUP_BYTES, group_count, place_of
+from ._arrays import GROUP_BYTES, array_info, group_count
 from ._host_copies import HostCopies, flat, is_dense, local
 from ._library import Error, InvalidArgument, Report, Unavailable
 from ._quantized8 import is_quantized, moments
@@ -26,315 +26,327 @@ _copying: "weakref.WeakSet[StepGroup]" = weakref.WeakSet()
 
 @atexit.register
 def _end_copies() -> None:
-    # A thread that comes back to the interpreter when that has ended would end the process.
+    # A copy thread that returns to an interpreter that has ended would abort the process.
     for step_group in list(_copying):
         if step_group.is_usable:
             assert step_group.copies is not None
-            step_group.copies.drop()
+            step_group.copies.discard()
             step_group.native.close()
 
 
 def first_element(param: Tensor) -> int:
-    """Where this rank's shard begins in a DTensor that is cut along its first dimension, else 0."""
+    """Index of the first element of this rank's shard in a DTensor that is sharded along its first dimension, else 0."""
     if not hasattr(param, "to_local"):
         return 0
     rows, first = param.shape[0] if param.dim() else 1, 0
-    for dimension, how in enumerate(param.placements):
-        if how.is_replicate():
+    for dimension, placement in enumerate(param.placements):
+        if placement.is_replicate():
             continue
-        if type(how).__name__ != "Shard" or how.dim != 0:
+        if type(placement).__name__ != "Shard" or placement.dim != 0:
             return 0
-        each = -(-rows // param.device_mesh.size(dimension))
-        begin = min(rows, each * param.device_mesh.get_local_rank(dimension))
-        first, rows = first + begin, min(each, rows - begin)
+        rows_per_rank = -(-rows // param.device_mesh.size(dimension))
+        begin = min(rows, rows_per_rank * param.device_mesh.get_local_rank(dimension))
+        first, rows = first + begin, min(rows_per_rank, rows - begin)
     return first * (param.numel() // max(1, param.shape[0])) if rows == local(param).shape[0] else 0
 
 
-def check_readable(tensor: Tensor, what: str) -> None:
+def check_readable(tensor: Tensor, name: str) -> None:
     """Raises InvalidArgument if the tensor's memory does not hold its elements."""
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         return
     if tensor.is_neg() or tensor.is_conj():
-        raise InvalidArgument(f"cannot use {what}: its elements are stored negated (is_neg()). Call resolve_neg()")
+        raise InvalidArgument(f"cannot use {name}: its elements are stored negated (is_neg()). Call resolve_neg()")
     if tensor.numel() and tensor.data_ptr() == 0:
-        raise InvalidArgument(f"cannot use {what}: it has {tensor.numel()} elements, but no allocated memory: it is a zero tensor, "
-                              "or a collective has not completed. Pass a clone()")
+        raise InvalidArgument(f"cannot use {name}: it has {tensor.numel()} elements, but no allocated memory. It is a zero "
+                              "tensor, or a collective has not completed. Pass a clone()")
 
 
 def check_tracked(param: Tensor, name: str) -> None:
-    """Raises InvalidArgument if the param has no version counter that shows writes to its weights."""
+    """Raises InvalidArgument if the param has no version counter, by which writes to its weights are detected."""
     if param.is_inference():
-        raise InvalidArgument(f"cannot step {name}: it is an inference tensor, which has no version counter, and its weights are "
-                              "kept elsewhere, too. Make it outside of torch.inference_mode(), or step it without masters, "
-                              "offload and zenflow")
+        raise InvalidArgument(f"cannot step {name}: it is an inference tensor without a version counter, so writes to it "
+                              "cannot be copied to its master or host copy. Make it outside of torch.inference_mode(), or "
+                              "step it without masters, offload and zenflow")
 
 
-def check_place(tensor: Tensor, what: str, part: str = "") -> None:
-    """Raises InvalidArgument if a tensor cannot be taken as it lies, in whichever order of its dimensions."""
-    check_readable(tensor, what)
+def check_array(tensor: Tensor, name: str, role: str = "") -> None:
+    """Raises InvalidArgument if a tensor cannot be used in place. Any order of its dimensions is supported."""
+    check_readable(tensor, name)
     dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and is_dense(tensor)
-    place_of(flat(tensor) if dense else tensor, what, part=part)
+    array_info(flat(tensor) if dense else tensor, name, role=role)
 
 
-def check_groups(groups: Tensor, what: str, param: Tensor) -> None:
-    """Raises InvalidArgument if these cannot be a moment of quantized8 of this param."""
+def check_groups(groups: Tensor, name: str, param: Tensor) -> None:
+    """Raises InvalidArgument if the tensor is no quantized8 moment of this param."""
     if not param.is_contiguous():
-        raise InvalidArgument(f"{what} is quantized8, but the param has shape {tuple(param.shape)} and strides "
-                              f"{param.stride()}: its groups are those of row-major order. Make the param contiguous, or "
-                              'give its group another "state_format"')
+        raise InvalidArgument(f"cannot step {name}: quantized8 groups are those of row-major order, but the param has shape "
+                              f"{tuple(param.shape)} and strides {param.stride()}. Make the param contiguous, or give its "
+                              'group another "state_format"')
     if groups.shape != (group_count(param.numel()), GROUP_BYTES) or not groups.is_contiguous():
-        raise InvalidArgument(f"{what} has shape {tuple(groups.shape)}, but {param.numel()} elements have groups of shape "
-                              f"{(group_count(param.numel()), GROUP_BYTES)}, contiguous")
+        raise InvalidArgument(f"cannot step {name}: it has shape {tuple(groups.shape)}, but {param.numel()} elements have "
+                              f"groups of shape {(group_count(param.numel()), GROUP_BYTES)}, contiguous")
 
 
 @contextmanager
-def named(what: str) -> Iterator[None]:
-    """Prefixes errors of the library with the param or parameter group that they are about."""
+def error_context(subject: str) -> Iterator[None]:
+    """Prefixes errors of libadamant_c with the param or parameter group."""
     try:
         yield
     except InvalidArgument as error:
-        raise InvalidArgument(f"cannot step {what}: {str(error).removeprefix('adamant: ')}") from None
+        raise InvalidArgument(f"cannot step {subject}: {str(error).removeprefix('adamant: ')}") from None
 
 
-class _Same:
-    """Equal where the object is the same, which it keeps alive."""
+class _Identity:
+    """Compares objects by identity. Keeps its object alive."""
 
-    def __init__(self, what: Any):
-        self.what = what
+    def __init__(self, target: Any):
+        self.target = target
 
     def __eq__(self, other: Any) -> bool:
-        return isinstance(other, _Same) and self.what is other.what
+        return isinstance(other, _Identity) and self.target is other.target
 
     __hash__ = None  # type: ignore[assignment]
 
 
 class StepGroup:
-    """Params that have taken equally many steps: one optimizer of the library's, and one tensor that counts for all.
+    """Params with the same step count, stepped by one optimizer of libadamant_c.
 
-    Where a param is on a GPU, or `offload` is asked for, gradients come to host memory and weights go back, see
-    HostCopies; everything else is the same.
+    For params on a GPU, or with `offload`, gradients are copied to host memory and weights back, see HostCopies.
+
+    Parameters
+    ----------
+    members : list of (int, Tensor)
+        Params with the number of their group.
+    alone : bool
+        All params of the optimizer with gradients are in this step group.
     """
 
-    def __init__(self, of: "_Steps", steps: int, members: List[Tuple[int, Tensor]], alone: bool):
-        own = of._arguments
+    def __init__(self, optimizer: "_Steps", steps: int, members: List[Tuple[int, Tensor]], alone: bool):
+        arguments = optimizer._arguments
         self.params = [param for _, param in members]
-        self.names = [of._name(param) for param in self.params]
-        states = [of.state[param] for param in self.params]
+        self.names = [optimizer._name(param) for param in self.params]
+        states = [optimizer.state[param] for param in self.params]
         self.first_slot = 0
-        self.signature = of._signature
+        self.signature = optimizer._signature
         self.last_skipped: List[int] = []
-        self.accumulates = own.accumulate > 1
-        self.summed: Set[int] = set()  # whose sums hold something
-        self.sums: List[Tensor] = []
-        self.master_of = [next((state[name] for name in masters if name in state), None) for state in states]
-        self.masters = [i for i, master in enumerate(self.master_of) if master is not None]
+        self.accumulates = arguments.accumulate > 1
+        self.accumulated: Set[int] = set()  # shards with gradients in their accumulators
+        self.accumulators: List[Tensor] = []
+        self.master_tensors = [next((state[name] for name in masters if name in state), None) for state in states]
+        self.mastered = [i for i, master in enumerate(self.master_tensors) if master is not None]
         self.copies: Optional[HostCopies] = None
         for number, param in enumerate(self.params):
-            if own.offload or param.device.type != "cpu" or self.master_of[number] is not None:
+            if arguments.offload or param.device.type != "cpu" or self.master_tensors[number] is not None:
                 check_tracked(param, self.names[number])
-        if own.offload or any(param.device.type != "cpu" for param in self.params):
-            forgets = not (of._needs_norm or of._process_group or not alone)
-            if own.offload:
-                self._refuse_shared_memory(of)
-            self.copies = HostCopies(self.params, [self._gradient_type(param) for param in self.params], of._mirrors,
-                                     forgets and not self.accumulates)
-        self.native = Native(of._executor(), on_nonfinite=own.on_nonfinite, max_norm=own.library_max_norm,
-                             reduce=of._reduce if of._needs_norm and (of._process_group or not alone) else None,
-                             weights_ready=self.copies.send if self.copies is not None else None)
+        if arguments.offload or any(param.device.type != "cpu" for param in self.params):
+            if arguments.offload:
+                self._refuse_shared_memory(optimizer)
+            # Without a norm, and without accumulation, a gradient is read once.
+            reads_once = not (optimizer._needs_norm or optimizer._process_group or not alone or self.accumulates)
+            self.copies = HostCopies(self.params, [self._gradient_type(param) for param in self.params],
+                                     optimizer._mirrors, reads_once)
+        self.native = Native(
+            optimizer._executor(), on_nonfinite=arguments.on_nonfinite, max_norm=arguments.library_max_norm,
+            reduce=(optimizer._reduce if optimizer._needs_norm and (optimizer._process_group or not alone) else None),
+            weights_ready=self.copies.send if self.copies is not None else None)
         self.native.names = self.names
         if self.copies is not None:
             _copying.add(self)
-        self.hypers = {group: of._hyper(group) for group in sorted({group for group, _ in members})}
-        self.number_of: Dict[int, int] = {}
+        self.hypers = {group: optimizer._hyper(group) for group in sorted({group for group, _ in members})}
+        self.native_groups: Dict[int, int] = {}  # libadamant_c's group numbers by the optimizer's
         for group, hyper in self.hypers.items():
-            with named(f"parameter group {group}"):
-                self.number_of[group] = self.native.add_group(f"group{group}", maximize=of.param_groups[group]["maximize"], **hyper)
-        self.at: List[int] = []
+            with error_context(f"parameter group {group}"):
+                self.native_groups[group] = self.native.add_group(
+                    f"group{group}", maximize=optimizer.param_groups[group]["maximize"], **hyper)
+        self.addresses: List[int] = []
         self.strides: List[Tuple[int, ...]] = []
         self.dtypes: List[torch.dtype] = []
-        self.in_order = True  # all of them in row-major order
-        self.versions = of._versions
+        self.versions = optimizer._versions
         for number, ((group, param), state) in enumerate(zip(members, states)):
-            self._add(self.names[number], number, self.number_of[group], param, state)
+            self._add(self.names[number], number, self.native_groups[group], param, state)
         self.native.steps = steps
-        self.native.keep_only(self.sums)
+        self.native.keep_only(self.accumulators)
         self.number = {id(param): i for i, param in enumerate(self.params)}
 
-    def _refuse_shared_memory(self, of: "_Steps") -> None:
-        places = sorted((local(param).data_ptr(), local(param).numel() * param.element_size(), i)
+    def _refuse_shared_memory(self, optimizer: "_Steps") -> None:
+        ranges = sorted((local(param).data_ptr(), local(param).numel() * param.element_size(), i)
                         for i, param in enumerate(self.params) if local(param).numel())
-        for (begin, size, i), (after, _, j) in zip(places, places[1:]):
-            if after < begin + size:
-                raise InvalidArgument(f"cannot step {of._name(self.params[i])} and {of._name(self.params[j])}: they share memory. "
-                                      "Pass one of them to the optimizer")
+        for (begin, size, i), (next_begin, _, j) in zip(ranges, ranges[1:]):
+            if next_begin < begin + size:
+                raise InvalidArgument(f"cannot step {optimizer._name(self.params[i])} and {optimizer._name(self.params[j])}: "
+                                      "they share memory. Pass one of them to the optimizer")
 
     @staticmethod
     def _gradient_type(param: Tensor) -> torch.dtype:
         return param.dtype if param.grad is None else param.grad.dtype
 
     def _add(self, name: str, number: int, group: int, param: Tensor, state: Dict[str, Tensor]) -> None:
-        mine = local(param.detach())
-        kind = self._gradient_type(param)
-        arrays = {"param": mine, **{moment: local(state[moment]) for moment in moments}}
+        shard = local(param.detach())
+        grad_dtype = self._gradient_type(param)
+        arrays = {"param": shard, **{moment: local(state[moment]) for moment in moments}}
         if self.copies is not None:
             arrays["param"] = self.copies.mirror(number)
-        master = next((name for name in masters if name in state), None)
+        master = next((key for key in masters if key in state), None)
         if master is not None:
             arrays["weight_out"], arrays["param"] = arrays["param"], local(state[master])
-        if master == "master_low" and (mine.dtype, arrays["param"].dtype) != (torch.bfloat16, torch.int16):
-            raise InvalidArgument(f"{name} is {mine.dtype} and its master_low {arrays['param'].dtype}, but the halves of a "
-                                  "master are torch.bfloat16 and torch.int16; load a state that is whole")
+        if master == "master_low" and (shard.dtype, arrays["param"].dtype) != (torch.bfloat16, torch.int16):
+            raise InvalidArgument(f"cannot step {name}: it is {shard.dtype} and its master_low {arrays['param'].dtype}, but "
+                                  "split master weights are torch.bfloat16 and torch.int16. Load a complete state")
         if param.grad is not None:
             arrays["grad"] = local(param.grad)
-        for what, array in arrays.items():
-            is_copied = what == "grad" and self.copies is not None
-            part = "moment" if what in moments else "master" if what == "param" and master == "master_low" else ""
-            what = f"{what} of {name}"
+        for field, array in arrays.items():
+            is_copied = field == "grad" and self.copies is not None
+            role = "moment" if field in moments else "master" if field == "param" and master == "master_low" else ""
+            title = f"{field} of {name}"
             if not is_copied:
-                check_place(array, what, part)
-            if part == "moment" and is_quantized(array):
-                check_groups(array, what, mine)
+                check_array(array, title, role)
+            if role == "moment" and is_quantized(array):
+                check_groups(array, title, shard)
                 continue
-            if array.shape != mine.shape:
-                raise InvalidArgument(f"{what} has shape {tuple(array.shape)}, but the param has {tuple(mine.shape)}")
-            if array.stride() != mine.stride() and array.numel() > 1:
-                raise InvalidArgument(f"{what} has strides {array.stride()}, but the param has {mine.stride()}: the "
-                                      "elements of all must lie in the same order, as nothing is copied here")
-        given = {what: flat(array) for what, array in arrays.items()}
-        if self.copies is not None:  # where it is until it has come
-            given["grad"] = self.copies.room(mine.numel(), kind)
+            if array.shape != shard.shape:
+                raise InvalidArgument(f"cannot step {title}: it has shape {tuple(array.shape)}, but the param has "
+                                      f"{tuple(shard.shape)}")
+            if array.stride() != shard.stride() and array.numel() > 1:
+                raise InvalidArgument(f"cannot step {title}: it has strides {array.stride()}, but the param has "
+                                      f"{shard.stride()}. Elements must be in the same order in memory, because they are "
+                                      "used in place")
+        fields = {field: flat(array) for field, array in arrays.items()}
+        # A placeholder until there is a gradient.
+        if self.copies is not None:
+            fields["grad"] = self.copies.placeholder(shard.numel(), grad_dtype)
         elif param.grad is None:
-            given["grad"] = torch.empty(mine.numel(), dtype=kind, device="cpu")
+            fields["grad"] = torch.empty(shard.numel(), dtype=grad_dtype, device="cpu")
         if self.accumulates:
-            given["accumulator"] = torch.empty(mine.numel(), dtype=torch.float32, device="cpu")
-            self.sums.append(given["accumulator"])
-        self.at.append(mine.data_ptr())
-        self.strides.append(mine.stride())
-        self.dtypes.append(kind)
-        self.in_order = self.in_order and mine.is_contiguous()
-        # stochastic rounding goes by the element's place in the whole param.
-        of_whole = {"shape": param.shape, "begin": first_element(param)} if hasattr(param, "to_local") else {}
-        with named(name):
-            self.native.add_shard(group, name, **given, **of_whole)
+            fields["accumulator"] = torch.empty(shard.numel(), dtype=torch.float32, device="cpu")
+            self.accumulators.append(fields["accumulator"])
+        self.addresses.append(shard.data_ptr())
+        self.strides.append(shard.stride())
+        self.dtypes.append(grad_dtype)
+        # Stochastic rounding depends on the element's index in the whole param.
+        position = {"shape": param.shape, "begin": first_element(param)} if hasattr(param, "to_local") else {}
+        with error_context(name):
+            self.native.add_shard(group, name, **fields, **position)
 
-    # What has changed since
+    # Changes since the last step
 
     def fits(self, number: int, grad: Tensor) -> bool:
-        """Whether that shard can be stepped with this gradient as it lies."""
+        """Whether the shard can be stepped with this gradient in place."""
         param = self.params[number]
-        return (local(param).data_ptr() == self.at[number] and grad.dtype == self.dtypes[number] and
+        return (local(param).data_ptr() == self.addresses[number] and grad.dtype == self.dtypes[number] and
                 (grad.stride() == self.strides[number] or grad.numel() <= 1))
 
-    def take_hypers(self, of: "_Steps") -> None:
+    def take_hypers(self, optimizer: "_Steps") -> None:
+        """Applies changed hyperparameters."""
         for group, known in self.hypers.items():
-            now = of._hyper(group)
-            if now != known:
-                with named(f"parameter group {group}"):
-                    self.native.set_hyperparameters(self.number_of[group], **now)
-                self.hypers[group] = now
+            hyper = optimizer._hyper(group)
+            if hyper != known:
+                with error_context(f"parameter group {group}"):
+                    self.native.set_hyperparameters(self.native_groups[group], **hyper)
+                self.hypers[group] = hyper
 
-    def has_hypers(self, of: "_Steps") -> bool:
-        """Whether the library has the current hyperparameters of all groups."""
-        return all(group < len(of.param_groups) and of._hyper(group) == known for group, known in self.hypers.items())
+    def has_hypers(self, optimizer: "_Steps") -> bool:
+        """Whether libadamant_c has the current hyperparameters of all groups."""
+        return all(group < len(optimizer.param_groups) and optimizer._hyper(group) == known
+                   for group, known in self.hypers.items())
 
-    def take_weights(self, of: "_Steps") -> None:
-        """Takes over what others have written to params whose weights are elsewhere, too: in masters and in mirrors."""
-        if not self.masters and self.copies is None:
+    def take_weights(self, optimizer: "_Steps") -> None:
+        """Copies weights that others have written into masters and mirrors."""
+        if not self.mastered and self.copies is None:
             return
-        for number in self.masters if self.copies is None else range(len(self.params)):
-            now = self._version(number)
-            if self.versions.get(id(self.params[number])) != now:
-                self._take_weight(of, number)
-                self.versions[id(self.params[number])] = now
+        for number in self.mastered if self.copies is None else range(len(self.params)):
+            version = self._version(number)
+            if self.versions.get(id(self.params[number])) != version:
+                self._take_weight(optimizer, number)
+                self.versions[id(self.params[number])] = version
 
     def _version(self, number: int) -> Tuple[Any, ...]:
         """Identity and version of the weights and the master. Writes through `param.data` do not change it."""
-        param, master = self.params[number], self.master_of[number]
-        own = () if master is None else (_Same(master), local(master).data_ptr())
-        return (_Same(param), param._version, local(param).data_ptr(), *own)
+        param, master = self.params[number], self.master_tensors[number]
+        master_version = () if master is None else (_Identity(master), local(master).data_ptr())
+        return (_Identity(param), param._version, local(param).data_ptr(), *master_version)
 
-    def _take_weight(self, of: "_Steps", number: int) -> None:
+    def _take_weight(self, optimizer: "_Steps", number: int) -> None:
         weight = local(self.params[number].detach())
         if self.copies is not None:
-            weight = self.copies.bring_weights(number)
-        state = of.state[self.params[number]]
+            weight = self.copies.refresh_mirror(number)
+        state = optimizer.state[self.params[number]]
         if "master_param" in state:
             master = local(state["master_param"])
             changed = master.to(weight.dtype) != weight
-            if bool(changed.any()):  # the others keep the bits that a param has no room for
+            if bool(changed.any()):  # other masters keep the bits that the param's dtype lacks
                 master[changed] = weight[changed].to(master.dtype)
         elif "master_low" in state:
-            # Which weights have changed is not known. All keep their lower halves, unless no master has such a pair.
+            # It is unknown which weights were written. All keep their low bits, unless the pair represents no master.
             low = local(state["master_low"])
             low.masked_fill_(joined(weight, low).isnan(), 0)
 
     # Steps
 
-    def begin(self, of: "_Steps") -> None:
+    def begin(self, optimizer: "_Steps") -> None:
         """Opens a step whose gradients are submitted one by one."""
-        self.take_weights(of)
+        self.take_weights(optimizer)
         if self.copies is not None:
-            self.copies.settle()
+            self.copies.finish_gradients()
         self.native.begin_step()
 
     def submit(self, number: int, grad: Tensor) -> None:
         if self.copies is not None:
-            self.copies.bring(number, grad, self.native.submit_at)
+            self.copies.copy_gradient(number, grad, self.native.submit_at)
         else:
             self.native.submit_at(number, grad.data_ptr())
 
     def accumulate(self, number: int, grad: Tensor) -> None:
-        """Adds a gradient to the shard's accumulator; it is not needed any more then."""
-        self.summed.add(number)
+        """Adds a gradient to the shard's accumulator. The gradient is not read afterwards."""
+        self.accumulated.add(number)
         if self.copies is not None:
-            self.copies.bring(number, grad, self.native.accumulate_at, frees=True)
+            self.copies.copy_gradient(number, grad, self.native.accumulate_at, frees_slot=True)
         else:
             self.native.accumulate_at(number, grad.data_ptr())
 
-    def whole_gradient(self, number: int, grad: Tensor) -> Tensor:
-        """What the step will take as the gradient: in host memory, with what was added up."""
+    def total_gradient(self, number: int, grad: Tensor) -> Tensor:
+        """The gradient of the step in host memory: this gradient and the accumulated ones."""
         if self.copies is not None:
-            self.copies.settle()
-        here = flat(grad.detach()).to("cpu")
-        return self.sums[number] + here.to(torch.float32) if number in self.summed else here
+            self.copies.finish_gradients()
+        host_grad = flat(grad.detach()).to("cpu")
+        return self.accumulators[number] + host_grad.to(torch.float32) if number in self.accumulated else host_grad
 
-    def forget_sums(self) -> None:
-        if self.summed:
+    def clear_accumulators(self) -> None:
+        if self.accumulated:
             if self.copies is not None:
-                self.copies.settle()
+                self.copies.finish_gradients()
             self.native.clear_accumulators()
-            self.summed.clear()
+            self.accumulated.clear()
 
-    def step(self, of: "_Steps") -> Report:
-        """A whole step; params without a gradient are left out."""
+    def step(self, optimizer: "_Steps") -> Report:
+        """Steps all params. Params without a gradient are skipped."""
         skipped = [number for number, param in enumerate(self.params) if param.grad is None] if self.accumulates else []
         if self.copies is not None:
-            self.begin(of)
-            with self._given_up_where_it_fails():
+            self.begin(optimizer)
+            with self._abandon_on_error():
                 for number, param in enumerate(self.params):
                     if param.grad is not None:
                         self.submit(number, local(param.grad))
-            return self.finish(skipped, of)
-        self.take_weights(of)
+            return self.finish(skipped, optimizer)
+        self.take_weights(optimizer)
         report = self.native.step_at(self.signature.addresses + 8 * self.first_slot, len(self.params))
-        self._stepped(report, skipped, of)
+        self._end_step(report, skipped, optimizer)
         return report
 
-    def finish(self, skipped: List[int], of: "_Steps") -> Report:
-        """Ends the step that is open. skipped: those that were not submitted."""
-        with self._given_up_where_it_fails():
+    def finish(self, skipped: List[int], optimizer: "_Steps") -> Report:
+        """Ends the open step. skipped: numbers of the params that were not submitted."""
+        with self._abandon_on_error():
             if self.copies is not None:
-                self.copies.settle()
+                self.copies.finish_gradients()
             for number in skipped:
                 self.native.skip(number)
             report = self.native.finish()
         if self.copies is not None:
-            self.copies.end()
-        self._stepped(report, skipped, of)
+            self.copies.end_step()
+        self._end_step(report, skipped, optimizer)
         return report
 
     @contextmanager
-    def _given_up_where_it_fails(self) -> Iterator[None]:
+    def _abandon_on_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -342,36 +354,36 @@ class StepGroup:
                 self.abandon()
             except Unavailable:
                 self.native.close()
-                raise Error("a step has failed that cannot be rolled back without max_norm: some params are of before it, "
-                            f"others of after it. Load a state. What failed: {error}") from error
+                raise Error("cannot roll back the failed step without max_norm: some params are of before the step, others "
+                            f"of after it. Load a state. The step failed: {error}") from error
             raise
 
     @property
     def is_usable(self) -> bool:
-        return self.native.here and self.native.pointer is not None
+        return self.native.is_in_own_process and self.native.pointer is not None
 
     def abandon(self) -> None:
-        """Gives up the step that is open. Raises Unavailable where that cannot be."""
+        """Rolls back the open step. Raises Unavailable if it cannot be rolled back."""
         if self.copies is not None:
-            self.copies.drop()
+            self.copies.discard()
         self.native.abandon()
         if self.copies is not None:
-            self.copies.end()
-        self._written()
+            self.copies.end_step()
+        self._end_write()
 
-    def _stepped(self, report: Report, skipped: List[int], of: "_Steps") -> None:
-        self.summed.clear()
+    def _end_step(self, report: Report, skipped: List[int], optimizer: "_Steps") -> None:
+        self.accumulated.clear()
         self.last_skipped = skipped
-        self._written()
+        self._end_write()
         if not report.skipped:
-            gone = set(skipped)
-            taking_part = [self.first_slot + number for number in range(len(self.params)) if number not in gone]
-            for entry in self.signature.advance(taking_part):
-                of._widen_count(entry)
+            skipped_set = set(skipped)
+            slots = [self.first_slot + number for number in range(len(self.params)) if number not in skipped_set]
+            for entry in self.signature.advance(slots):
+                optimizer._widen_count(entry)
 
-    def _written(self) -> None:
-        self.native.keep_only(self.sums)
-        # Autograd then sees that what it has saved was changed.
+    def _end_write(self) -> None:
+        self.native.keep_only(self.accumulators)
+        # Autograd detects that tensors it has saved were changed.
         torch.autograd.graph.increment_version(self.params)
-        for number in self.masters if self.copies is None else range(len(self.params)):
+        for number in self.mastered if self.copies is None else range(len(self.params)):
             self.versions[id(self.params[number])] = self._version(number)

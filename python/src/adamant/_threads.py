@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer's threads on cores of their own, and all others of the process on the rest."""
+"""Binds the optimizer's threads to their cores, and all other threads of the process to the remaining cores."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ from ._library import InvalidArgument
 from .executor import (Cores, Executor, allowed_pus, pus_of, pus_text, select_cores, shared_executor,
                        threads_within_quota)
 
-_apart: Set[int] = set()  # the executors whose cores the others were moved from
+_bound: Set[int] = set()  # ids of executors whose cores the other threads were moved from
 
 
 def _threads() -> Set[int]:
     return {int(name) for name in os.listdir("/proc/self/task")}
 
 
-def executor_apart(cores: Optional[Cores], cpuadam_cores_perc: Optional[float], threads: int) -> Executor:
-    """An executor on these cores, or on its share of the rank's; the first time, torch's threads are bound to the
-    others, and are as many as these."""
-    before = set(pus_of(allowed_pus()))
+def dedicated_executor(cores: Optional[Cores], cpuadam_cores_perc: Optional[float], threads: int) -> Executor:
+    """Returns an executor on these cores, or on this share of the rank's cores.
+
+    The first call binds all other threads to the remaining cores, and gives torch one thread for each of them.
+    """
+    allowed = set(pus_of(allowed_pus()))
     if cores is not None:
-        adam, host = pus_text(cores), before - set(pus_of(pus_text(cores)))
+        optimizer_pus, host_pus = pus_text(cores), allowed - set(pus_of(pus_text(cores)))
     else:
         split = select_cores(cpuadam_cores_perc)
-        adam, host = split.adam, set(pus_of(split.host))
-    others = _threads()
-    executor = shared_executor(cores=adam, threads=threads)
-    if id(executor) not in _apart:
-        if not host:
-            raise InvalidArgument(f"the optimizer is to have the cores {adam}, which are all of the process's: none are "
-                                  "left for torch. Leave some out, or give no cores, so that both use all")
-        for thread in others:
+        optimizer_pus, host_pus = split.adam, set(pus_of(split.host))
+    other_threads = _threads()
+    executor = shared_executor(cores=optimizer_pus, threads=threads)
+    if id(executor) not in _bound:
+        if not host_pus:
+            raise InvalidArgument(f"cannot bind the optimizer to the cores {optimizer_pus}: these are all cores of the process. "
+                                  "Leave some to torch, or omit cores to share all of them")
+        for thread in other_threads:
             try:
-                os.sched_setaffinity(thread, host)
-            except ProcessLookupError:  # it has ended
+                os.sched_setaffinity(thread, host_pus)
+            except ProcessLookupError:  # the thread has ended
                 pass
-        torch.set_num_threads(threads_within_quota(len(host)))
-        _apart.add(id(executor))
+        torch.set_num_threads(threads_within_quota(len(host_pus)))
+        _bound.add(id(executor))
     return executor

@@ -32,7 +32,7 @@ from typing import Any, Dict, Optional, Union
 from ._deepspeed_adam import Adam, Records, adams, known, rounding, update
 from ._deepspeed_cores import cores_of_rank, share_in_engine, split_of
 from ._library import InvalidArgument, Unavailable, library
-from ._zenflow import *  # noqa: F401,F403
+from ._deepspeed_zenflow import *  # noqa: F401,F403
 from .executor import CoreSplit, Executor, default_threads, shared_executor
 from .optimizer import hyperparameters
 

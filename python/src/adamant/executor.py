@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The instruction set and the threads that do the work, and the cores they are bound to."""
+"""Executors: an instruction set and a team of threads, and the cores that they are bound to."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import threading
 from ctypes import byref, c_char_p, c_uint32
 from typing import Dict, Iterable, NamedTuple, Optional, Tuple, Union
 
-from . import _library
-from ._library import (CoreOptions, ExecutorOptions, Handle, InvalidArgument, Unavailable, check, library, texts,
+from ._library import (CoreOptions, ExecutorOptions, Handle, InvalidArgument, Unavailable, c_strings, check, library,
                        whole_number)
 
 _list_bytes = 1 << 16
@@ -19,10 +18,10 @@ Cores = Union[str, Iterable[int]]
 
 
 def pus_text(cores: Cores) -> str:
-    """A list of hardware threads in the library's words: "0-3,8" as it is, and numbers joined by commas."""
+    """A list of hardware threads as libadamant_c takes it, such as "0-3,8"."""
     text = cores if isinstance(cores, str) else ",".join(str(whole_number(core, "a core")) for core in cores)
-    if not text:  # the library would take all of them
-        raise InvalidArgument("a list of cores is empty; name at least one, or give None for all")
+    if not text:  # libadamant_c would take all of them
+        raise InvalidArgument("cannot select cores: the list is empty. Name at least one, or pass None for all")
     return text
 
 
@@ -36,7 +35,15 @@ def pus_of(text: str) -> Tuple[int, ...]:
 
 
 class CoreSplit(NamedTuple):
-    """Hardware threads as lists: the optimizer's, and those that are left to the framework."""
+    """Hardware threads as lists such as "0-3,8".
+
+    Attributes
+    ----------
+    adam : str
+        Hardware threads of the optimizer.
+    host : str
+        Hardware threads that remain for the framework.
+    """
 
     adam: str
     host: str
@@ -45,42 +52,58 @@ class CoreSplit(NamedTuple):
 def select_cores(cpuadam_cores_perc: Optional[float] = None, *, cores: Optional[int] = None,
                  pus: Optional[Cores] = None, ranks: int = 0, rank: int = 0,
                  masks: Iterable[str] = ()) -> CoreSplit:
-    """Chooses the cores of one rank.
+    """Select the cores of one rank.
 
-    Args:
-        cpuadam_cores_perc: the optimizer's share of the rank's cores, above 0 and at most 1 (0.8 without `cores`).
-        cores: the number of the optimizer's cores, in place of a share.
-        pus: only these hardware threads, "0-3,8" or numbers; all that the process may use by default.
-        ranks, rank: how many ranks there are on this host, and which one this is; 0 ranks: from the launcher's
-            environment (torchrun, DeepSpeed, Slurm, Open MPI, Intel MPI).
-        masks: the affinity that each rank was started with, as lists; see adamant/adamant.h.
+    Parameters
+    ----------
+    cpuadam_cores_perc : float or None, default None
+        The optimizer's share of the rank's cores, above 0 and at most 1. None: 0.8, unless `cores` is set.
+    cores : int or None, default None
+        The number of the optimizer's cores. Excludes `cpuadam_cores_perc`.
+    pus : str, iterable of int or None, default None
+        Hardware threads to choose from, such as "0-3,8" or [0, 1]. None: all that the process may use.
+    ranks : int, default 0
+        Number of ranks on this host. 0: from the launcher's environment (torchrun, DeepSpeed, Slurm, Open MPI, Intel
+        MPI).
+    rank : int, default 0
+        Number of this rank on this host.
+    masks : iterable of str, default ()
+        The affinity that each rank was started with, as lists; see adamant/adamant.h.
 
-    Raises:
-        InvalidArgument, Unavailable: the request is none, or asks for more than the machine has.
+    Returns
+    -------
+    CoreSplit
+
+    Raises
+    ------
+    InvalidArgument
+        A value is out of range, or values exclude each other.
+    Unavailable
+        The machine has fewer cores than requested.
     """
-    if cores is not None:  # to the library 0 is that none is given
+    if cores is not None:  # libadamant_c reads 0 as not set
         whole_number(cores, "cores", 2**32 - 1, 1)
     options = CoreOptions.initialised(cpuadam_cores_perc=cpuadam_cores_perc or 0, cpuadam_cores=cores or 0,
                                       ranks=ranks, rank=rank)
     if pus is not None:
         options.pus = pus_text(pus).encode()
-    given = tuple(masks)
-    if given:
-        options.masks, options.mask_count = texts(given), len(given)
-    adam, host = ctypes.create_string_buffer(_list_bytes), ctypes.create_string_buffer(_list_bytes)
-    check(library().adamant_select_cores(byref(options), adam, _list_bytes, host, _list_bytes))
-    return CoreSplit(adam.value.decode(), host.value.decode())
+    mask_list = tuple(masks)
+    if mask_list:
+        options.masks, options.mask_count = c_strings(mask_list), len(mask_list)
+    optimizer_pus, host_pus = (ctypes.create_string_buffer(_list_bytes) for _ in range(2))
+    check(library().adamant_select_cores(byref(options), optimizer_pus, _list_bytes, host_pus, _list_bytes))
+    return CoreSplit(optimizer_pus.value.decode(), host_pus.value.decode())
 
 
 def allowed_pus() -> str:
-    """The hardware threads that this process may use, by its affinity and cgroup, as a list."""
+    """Return the hardware threads that this process may use by its affinity and cgroup, such as "0-3,8"."""
     pus = ctypes.create_string_buffer(_list_bytes)
     check(library().adamant_allowed_pus(pus, _list_bytes))
     return pus.value.decode()
 
 
 def threads_within_quota(threads: int) -> int:
-    """How many of these threads this rank's part of the CPU quota of its container keeps busy; at least one."""
+    """The number of these threads that this rank's part of the container's CPU quota keeps busy; at least 1."""
     quota = ctypes.c_double()
     check(library().adamant_cpu_quota(byref(quota), None, 0))
     ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"
@@ -88,15 +111,15 @@ def threads_within_quota(threads: int) -> int:
 
 
 def default_threads(cores: Optional[str]) -> int:
-    """For `threads` of an executor on all cores of a rank: 0, or fewer than cores where the CPU quota is less."""
+    """`threads` for an executor on these cores: 0 (one for each core), or fewer if the CPU quota is lower."""
     count = 0 if cores is None else len(pus_of(cores))
     within = threads_within_quota(count)
     return within if within < count else 0
 
 
 def cores_of_rank() -> Optional[str]:
-    """The hardware threads of this rank alone, where a launcher such as torchrun has started several on this host; None
-    where there is one rank, or fewer cores than ranks."""
+    """The hardware threads of this rank, if a launcher such as torchrun has started several ranks on this host. None: there
+    is one rank, or fewer cores than ranks."""
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < 2:
         return None
     try:
@@ -107,18 +130,41 @@ def cores_of_rank() -> Optional[str]:
 
 
 class Executor(Handle):
-    """An instruction set and a team of threads, which optimizers share and take turns on.
+    """An instruction set and a team of threads. Optimizers that share an executor take turns.
 
-    Args:
-        isa: "scalar", "generic", "avx2", "avx512" or "avx512_bf16"; by default what the environment variable
-            ADAMANT_ISA says, else the best that this CPU has. Changes no bit of a result.
-        cores: the hardware threads that get one thread each, "0-3,8" or numbers; by default one of each core that the
-            process may use.
-        threads: how many threads; 0: one on each of `cores`. 1 without `cores`: the caller.
-        bind: whether a thread that cannot be bound is an error ("required"), stays where the system puts it
-            ("if_possible"), or none is bound ("none").
+    Parameters
+    ----------
+    isa : {"scalar", "generic", "avx2", "avx512", "avx512_bf16"} or None, default None
+        Instruction set. Does not change any bit of a result. None: the environment variable ADAMANT_ISA, or the best
+        of this CPU.
+    cores : str, iterable of int or None, default None
+        Hardware threads that get one thread each, such as "0-3,8" or [0, 1]. None: one of each core that the process
+        may use.
+    threads : int, default 0
+        Number of threads. 0: one on each of `cores`. 1 without `cores` is the calling thread.
+    bind : {"default", "required", "if_possible", "none"}, default "default"
+        "required": a thread that cannot be bound is an error. "if_possible": such a thread stays unbound. "none": no
+        thread is bound.
 
-    Used and freed in the process that made it only. Thread-safe.
+    Attributes
+    ----------
+    isa : str
+        The instruction set.
+    threads : int
+        The number of threads.
+    pus : str
+        The hardware threads that threads are bound to, or "".
+
+    Raises
+    ------
+    InvalidArgument
+        An argument is out of range.
+    Unavailable
+        This machine lacks the instruction set or the cores.
+
+    Notes
+    -----
+    Thread-safe. A forked process cannot use the executor of its parent.
     """
 
     free_function = "adamant_executor_free"
@@ -133,17 +179,17 @@ class Executor(Handle):
             options.isa = isa.encode()
         if cores is not None:
             options.pus = pus_text(cores).encode()
-        super().__init__(lambda made: library().adamant_executor_create(byref(options), made))
-        found_isa, found_threads, found_pus = c_char_p(), c_uint32(), c_char_p()
-        check(library().adamant_executor_describe(self.pointer, byref(found_isa), byref(found_threads),
-                                                  byref(found_pus)))
-        self.isa: str = found_isa.value.decode()
-        self.threads: int = found_threads.value
-        self.pus: str = found_pus.value.decode()
+        super().__init__(lambda pointer: library().adamant_executor_create(byref(options), pointer))
+        actual_isa, actual_threads, actual_pus = c_char_p(), c_uint32(), c_char_p()
+        check(library().adamant_executor_describe(self.pointer, byref(actual_isa), byref(actual_threads),
+                                                  byref(actual_pus)))
+        self.isa: str = actual_isa.value.decode()
+        self.threads: int = actual_threads.value
+        self.pus: str = actual_pus.value.decode()
 
     def __repr__(self) -> str:
-        where = f" on hardware threads {self.pus}" if self.pus else ""
-        return f"<adamant.Executor: {self.isa}, {self.threads} thread{'s' * (self.threads != 1)}{where}>"
+        binding = f" on hardware threads {self.pus}" if self.pus else ""
+        return f"<adamant.Executor: {self.isa}, {self.threads} thread{'s' * (self.threads != 1)}{binding}>"
 
 
 _shared: Dict[tuple, Executor] = {}
@@ -151,15 +197,18 @@ _lock = threading.Lock()
 
 
 def shared_executor(cores: Optional[Cores] = None, threads: int = 0) -> Executor:
-    """One executor for all that ask for the same cores and threads in this process: optimizers then share its team. A
-    forked process gets one of its own. Without cores and threads it has those of this rank, within the CPU quota."""
+    """Returns the process's executor for these cores and threads; optimizers share its team.
+
+    A forked process gets a new executor. Without cores and threads the executor has those of this rank, within the CPU
+    quota.
+    """
     threads = whole_number(threads, "threads", 2**32 - 1)
     if cores is None and threads == 0:
         cores = cores_of_rank()
         threads = default_threads(cores)
     key = (None if cores is None else pus_text(cores), threads)
     with _lock:
-        found = _shared.get(key)
-        if found is None or not found.here:
-            found = _shared[key] = Executor(cores=key[0], threads=threads)
-        return found
+        executor = _shared.get(key)
+        if executor is None or not executor.is_in_own_process:
+            executor = _shared[key] = Executor(cores=key[0], threads=threads)
+        return executor

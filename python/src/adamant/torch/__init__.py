@@ -13,7 +13,7 @@ from typing import Any, Dict, Optional, Tuple, Union
 
 from torch import Tensor
 
-from .._deferred_native import ZenFlow
+from .._zenflow_optimizer import ZenFlow
 from .._quantized8 import dequantized, quantized
 from .._split_masters import joined_master, split_master
 from ..executor import Cores

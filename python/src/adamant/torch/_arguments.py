@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._library import InvalidArgument
-from .._deferred_native import ZenFlow
+from .._zenflow_optimizer import ZenFlow
 from ..executor import Cores, allowed_pus, pus_of, pus_text, select_cores
 
 _moment_types = {"float32": torch.float32, "bfloat16": torch.bfloat16, "quantized8": torch.uint8}
@@ -103,7 +103,7 @@ class Arguments:
         _check_count("rounding_seed", self.rounding_seed, 0, (1 << 64) - 1, "an integer from 0 to 2**64 - 1")
         self._check_cores()
         _check_process_group(process_group)
-        self.zenflow = ZenFlow.of(self.zenflow)
+        self.zenflow = ZenFlow.parse(self.zenflow)
         if self.zenflow is not None and self.overlap:
             raise InvalidArgument("zenflow overlaps deferred updates with the next steps, so overlap=True cannot be "
                                   "combined with it; "

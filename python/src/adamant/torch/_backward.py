@@ -14,7 +14,7 @@ from .._step_group import StepGroup
 from .._host_copies import local
 from .._library import InvalidArgument, Report, Unavailable
 from .._quantized8 import moments
-from .._signals import whole
+from .._signals import delayed_signals
 from .._signature_module import CHANGED, HYPER_CHANGED
 from .._split_masters import masters
 
@@ -54,7 +54,7 @@ class Backward:
             def hook(grad: Tensor) -> None:
                 it = me()
                 if it is not None and _owners.get(number) is it:
-                    with whole, it._lock:
+                    with delayed_signals, it._lock:
                         if number in it._watched:
                             it._before_gradient(it._watched[number])
             return hook
@@ -62,7 +62,7 @@ class Backward:
         def after(param: Tensor) -> None:
             it = me()
             if it is not None and _owners.get(id(param)) is it:
-                with whole, it._lock:
+                with delayed_signals, it._lock:
                     if id(param) in it._watched:
                         it._after_gradient(param)
         if self._watched:
@@ -148,23 +148,23 @@ class Backward:
 
     def _check_sums(self) -> None:
         for step_group in self._step_groups or []:
-            for number in sorted(step_group.summed):
+            for number in sorted(step_group.accumulated):
                 param = step_group.params[number]
                 self._check_sum(param)
-                if param.grad is None and number in step_group.summed:  # autograd.grad() has come after the last gradient
+                if param.grad is None and number in step_group.accumulated:  # autograd.grad() has come after the last gradient
                     param.grad = torch.zeros_like(param, dtype=step_group.dtypes[number])
 
     def _check_sum(self, param: Tensor) -> None:
         """Raises InvalidArgument if the last gradient was changed, which is a part of the sum. Discards all sums if all
         gradients are None, as after zero_grad() of a model."""
         step_group = self._step_group_of(param)
-        if step_group is None or step_group.number[id(param)] not in step_group.summed:
+        if step_group is None or step_group.number[id(param)] not in step_group.accumulated:
             return
         if param.grad is None:
             if id(param) in self._moved:
                 return
             dropped = [p.grad is None and id(p) not in self._moved for c in self._step_groups or []
-                       for p in (c.params[number] for number in c.summed)]
+                       for p in (c.params[number] for number in c.accumulated)]
             if not all(dropped):
                 raise InvalidArgument(f"the gradient of {self._name(param)} was set to None while gradients accumulate, "
                                       "and others were not; call the optimizer's zero_grad() to begin anew")
@@ -176,14 +176,14 @@ class Backward:
 
     def _forget_sums(self) -> None:
         for step_group in self._step_groups or []:
-            step_group.forget_sums()
+            step_group.clear_accumulators()
         self._begin_gradients()
 
     def _add_up(self, param: Tensor) -> None:
         """Adds the current gradient to the param's float32 accumulator."""
         step_groups = self._step_groups
         if step_groups is None or not all(step_group.is_usable for step_group in step_groups) or (
-                not any(step_group.summed for step_group in step_groups) and self._check_early() & CHANGED):
+                not any(step_group.accumulated for step_group in step_groups) and self._check_early() & CHANGED):
             self._step_groups = self._look()
         step_group = self._step_group_of(param)
         if step_group is None:
@@ -203,7 +203,7 @@ class Backward:
 
     def _has_sum(self, param: Tensor) -> bool:
         step_group = self._step_group_of(param)
-        return step_group is not None and step_group.number[id(param)] in step_group.summed and (
+        return step_group is not None and step_group.number[id(param)] in step_group.accumulated and (
             param.grad is not None or id(param) in self._moved)
 
     def _step_group_of(self, param: Tensor) -> Optional[StepGroup]:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from .._library import InvalidArgument
-from .._deferred import refuse_without
+from .._zenflow_steps import refuse_zenflow_states
 from .._quantized8 import is_quantized, moments
-from .._signals import whole
+from .._signals import delayed_signals
 from ._arguments import check_format, check_group, formats
 from ._state import check_hyper, check_state, count_tensor, loaded_state, steps_of
 
@@ -38,14 +38,14 @@ class Saving:
             With overlap, a step has begun and cannot be rolled back.
         """
         self._settle("state_dict() is called")
-        if self._deferred is None:
+        if self._zenflow is None:
             return super().state_dict()  # type: ignore[misc]
-        deferred = self._deferred
-        with whole:
+        deferred = self._zenflow
+        with delayed_signals:
             deferred.save()
 
         def without_copies(_: Any, made: Dict[str, Any]) -> Dict[str, Any]:
-            return {**made, "state": deferred.saved(made["state"])}
+            return {**made, "state": deferred.without_copies(made["state"])}
         ours = self.register_state_dict_post_hook(without_copies, prepend=True)  # type: ignore[attr-defined]
         try:
             return super().state_dict()  # type: ignore[misc]
@@ -89,10 +89,10 @@ class Saving:
             if key in param_of:
                 check_state(self._name(param_of[key]), param_of[key], values)
         self._check_formats(given)
-        if self._deferred is None:
-            refuse_without(given)
+        if self._zenflow is None:
+            refuse_zenflow_states(given)
         else:
-            self._deferred.check(self, given)
+            self._zenflow.check(self, given)
         states: Any = defaultdict(dict)
         for key, values in given["state"].items():
             param = param_of.get(key)
@@ -103,8 +103,8 @@ class Saving:
             names = {"param_names": group["param_names"]} if "param_names" in group and "param_names" not in new else {}
             groups.append({**new, **names, "params": group["params"]})
         self.__setstate__({"state": states, "param_groups": groups})
-        if self._deferred is not None:
-            self._deferred.forget(self.state.values())
+        if self._zenflow is not None:
+            self._zenflow.forget(self.state.values())
         self._versions.clear()
         self._forget()
         for after in self._optimizer_load_state_dict_post_hooks.values():  # type: ignore[attr-defined]
@@ -147,8 +147,8 @@ class Saving:
         self._refuse_with_sums("a copy would not include them")
         self._settle("a copy is made")
         own: Dict[str, Any] = {"_arguments": self._arguments}
-        if self._deferred is not None:
-            self._deferred.save()
+        if self._zenflow is not None:
+            self._zenflow.save()
         return {**super().__getstate__(), **own}  # type: ignore[misc]
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
@@ -160,5 +160,5 @@ class Saving:
         if "_arguments" in state:  # a copy, not a state that is loaded
             self._process_group = None
             self._begin()
-            if self._deferred is not None:
-                self._deferred.forget(self.state.values())
+            if self._zenflow is not None:
+                self._zenflow.forget(self.state.values())

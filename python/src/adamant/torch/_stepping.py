@@ -15,9 +15,9 @@ from .. import _threads
 from .._step_group import StepGroup
 from .._host_copies import local
 from .._library import SQUARES_WORDS, InvalidArgument, Report
-from .._deferred import Deferred
+from .._zenflow_steps import ZenFlowSteps
 from .._ranks import Gradient, Ranks, norm_of, zero_redundancy_group
-from .._signals import whole
+from .._signals import delayed_signals
 from .._signature_module import CHANGED, NEW_GRADIENT, NO_GRADIENT, new_signature
 from ..executor import Executor, shared_executor
 from ..optimizer import add_squares
@@ -80,7 +80,7 @@ class Steps(Backward, Saving):
         self._mirrors: Dict[int, Tuple[Tensor, Tensor]] = {}
         self._versions: Dict[int, Tuple[Any, ...]] = {}  # of params whose weights are elsewhere, too, when both were the same
         given = self._arguments.zenflow
-        self._deferred = Deferred(given) if given is not None else None
+        self._zenflow = ZenFlowSteps(given) if given is not None else None
         self._forget()
         self._watch()
 
@@ -102,7 +102,7 @@ class Steps(Backward, Saving):
         own = self._arguments
         if own.cores is None and own.cpuadam_cores_perc is None:
             return shared_executor(threads=own.threads)
-        return _threads.executor_apart(own.cores, own.cpuadam_cores_perc, own.threads)
+        return _threads.dedicated_executor(own.cores, own.cpuadam_cores_perc, own.threads)
 
     @property
     def _needs_norm(self) -> bool:
@@ -140,7 +140,7 @@ class Steps(Backward, Saving):
             if param.grad is not None:
                 step_group, number = places.get(id(param), (None, 0))
                 values = (local(param.grad.detach()).to("cpu").contiguous() if step_group is None else
-                          step_group.whole_gradient(number, local(param.grad)))
+                          step_group.total_gradient(number, local(param.grad)))
             gradients.append(Gradient(self._name(param), param, values, self.param_groups[g].get("replicated")))
         self._ranks.add_up(words, gradients)
 
@@ -229,7 +229,7 @@ class Steps(Backward, Saving):
                                "torch.optim.SparseAdam")
 
     def _refuse_with_sums(self, what: str) -> None:
-        if any(step_group.summed for step_group in self._step_groups or []):
+        if any(step_group.accumulated for step_group in self._step_groups or []):
             raise InvalidArgument(f"gradients of earlier backward() calls were accumulated, but {what}; call step() before "
                                   "that, or zero_grad() to begin anew")
 
@@ -295,13 +295,13 @@ class Steps(Backward, Saving):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with whole:
+        with delayed_signals:
             if self._step_supports_amp_scaling:
                 self._refuse_scaler()
             if self._arguments.accumulate > 1:
                 self._check_sums()
             try:
-                report = (self._deferred.step(self) if self._deferred is not None else
+                report = (self._zenflow.step(self) if self._zenflow is not None else
                           self._finish() if self._open is not None else self._step_all())
             finally:
                 self._signature.release()
@@ -321,7 +321,7 @@ class Steps(Backward, Saving):
         if bits & CHANGED or bits & NO_GRADIENT and self._arguments.accumulate == 1:
             step_groups = self._step_groups = self._look()
         elif bits & NEW_GRADIENT:
-            if any(step_group.summed for step_group in step_groups or []):
+            if any(step_group.accumulated for step_group in step_groups or []):
                 self._join()
             else:
                 self._step_groups = self._look()
@@ -350,7 +350,7 @@ class Steps(Backward, Saving):
         for step_group, of_group_params in zip(step_groups, grads):
             for number, grad in enumerate(of_group_params):
                 if grad is not None:
-                    add_squares(step_group.whole_gradient(number, grad), words, self._executor())
+                    add_squares(step_group.total_gradient(number, grad), words, self._executor())
         self._add_over_ranks(words)
         self._norm_of_others = norm_of(words)
         return words
@@ -394,7 +394,7 @@ class Steps(Backward, Saving):
     def _settle(self, what: str) -> None:
         """Rolls back the step that backward() began. Gradients stay, and step() starts over."""
         if self._open is not None:
-            with whole:
+            with delayed_signals:
                 self._abandon(what)
                 self._overlaps = True
 
@@ -408,9 +408,9 @@ class Steps(Backward, Saving):
         -----
         A run that publishes early continues with other bits than one that does not.
         """
-        if self._deferred is not None:
-            with whole:
-                self._deferred.flush(self)
+        if self._zenflow is not None:
+            with delayed_signals:
+                self._zenflow.flush(self)
 
     def take_weights(self) -> None:
         """Take the current weights as they are, into masters and host copies.
@@ -419,6 +419,6 @@ class Steps(Backward, Saving):
         write. With zenflow, deferred updates that are not published are dropped from the weights.
         """
         self._versions.clear()
-        if self._deferred is not None:
-            with whole:
-                self._deferred.take_weights(self)
+        if self._zenflow is not None:
+            with delayed_signals:
+                self._zenflow.take_weights(self)
