@@ -41,7 +41,7 @@ REFUSALS = {
     "overlap=True": "backward has begun the step: what it uses can no longer be changed",
     "accumulated|gradients accumulate": "accumulation has begun: params, states and groups can no longer be changed",
     "last part of a sum": "accumulate: p.grad is not the sum",
-    "load a state that is whole": "a state without a moment is refused when it is loaded, or when backward begins a sum",
+    "Load a complete state": "a state without a moment is refused when it is loaded, or when backward begins a sum",
     "must all lie|the same order": "gradients and moments are not copied, so their elements lie as the param's do",
 }
 # Without max_norm an overlapped step cannot be rolled back: restore what was changed, and call step().
@@ -762,7 +762,7 @@ class Pair:
             if not began and not mine.may_change:
                 del mine.known[count:]
                 assert mine.contents() == before, f"{failed!r} has changed params or states"
-            if self.is_refusal(failed) and not (function is step and "that is whole" in str(failed)):
+            if self.is_refusal(failed) and not (function is step and "Load a complete state" in str(failed)):
                 del mine.known[count:]
                 return self.repair()
         try:

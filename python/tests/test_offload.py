@@ -560,9 +560,9 @@ def test_groups_and_states_do_not_change_under_sums():
     params, optimizer = summing()
     state = copy.deepcopy(optimizer.state_dict())
     back(params, 1, 2)
-    with pytest.raises(adamant.InvalidArgument, match="accumulated, but a group is added; call step"):
+    with pytest.raises(adamant.InvalidArgument, match="accumulated, but a group is added. Call step"):
         optimizer.add_param_group({"params": params_of([(3,)], torch.float32, 1)})
-    with pytest.raises(adamant.InvalidArgument, match="accumulated, but a state is loaded; call step"):
+    with pytest.raises(adamant.InvalidArgument, match="accumulated, but a state is loaded. Call step"):
         optimizer.load_state_dict(state)
     optimizer.step()
     check_is_step_of(params, 1, 2)

@@ -531,9 +531,9 @@ def test_moments_of_8_bits_and_others_are_not_taken_for_each_other():
     for optimizer in (eight, whole):
         train(a, optimizer, 3)
     before = [bits(a, eight), bits(a, whole)]
-    with pytest.raises(adamant.InvalidArgument, match=r"group0.0 has moments of torch.float32, .*quantized\(state\)"):
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: it has moments of torch.float32, .*quantized\(state\)"):
         eight.load_state_dict(whole.state_dict())
-    with pytest.raises(adamant.InvalidArgument, match=r"group0.0 .*uint8, which is quantized8, .*dequantized\(state, param\)"):
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: .*uint8, which is quantized8, .*dequantized\(state, param\)"):
         whole.load_state_dict(eight.state_dict())
     assert [bits(a, eight), bits(a, whole)] == before
     any_format = AdamW(a.parameters())
@@ -662,12 +662,12 @@ def test_halves_and_whole_masters_are_not_taken_for_each_other():
     train(a, whole, 2)
     train(a, halves, 2)
     before = [bits(a, whole), bits(a, halves)]
-    with pytest.raises(adamant.InvalidArgument, match=r"group0.0 has a float32 master, .*split_master\(state, param\)"):
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: it has a float32 master, .*split_master\(state, param\)"):
         halves.load_state_dict(whole.state_dict())
-    with pytest.raises(adamant.InvalidArgument, match=r"group0.0 has split master weights, .*joined_master\(state, param\)"):
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: it has split master weights, .*joined_master\(state, param\)"):
         whole.load_state_dict(halves.state_dict())
     eight = AdamW(a.parameters(), state_format=splits[2])
-    with pytest.raises(adamant.InvalidArgument, match=r"group0.0 has moments of torch.float32, .*quantized\(state\)"):
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: it has moments of torch.float32, .*quantized\(state\)"):
         eight.load_state_dict(halves.state_dict())
     assert [bits(a, whole), bits(a, halves)] == before
     p = next(a.parameters())
@@ -678,7 +678,7 @@ def test_halves_and_whole_masters_are_not_taken_for_each_other():
         assert set(own.state[p]) == {"step", "exp_avg", "exp_avg_sq", "master_low"}
     own.state[p]["master_param"] = p.detach().float()
     for refuses in (lambda: own.load_state_dict(own.state_dict()), own.step):
-        with pytest.raises(adamant.InvalidArgument, match="group0.0 has both master_low and master_param"):
+        with pytest.raises(adamant.InvalidArgument, match="group0.0: it has both master_low and master_param"):
             refuses()
     theirs = torch.optim.AdamW(a.parameters())
     theirs.load_state_dict(halves.state_dict())  # which makes bfloat16 of all of it
@@ -708,7 +708,7 @@ def test_masters_in_two_halves_are_for_bfloat16_params_whatever_is_beside_them()
     assert keys(AdamW(groups, master=True), matrices[0], half, matrices[1], norm) == [
         ("master_low",), ("master_param",), ("master_param",), ()]
     before = half.detach().clone()
-    with pytest.raises(adamant.InvalidArgument, match="group0.1 has the type torch.float16, but split master weights are for"):
+    with pytest.raises(adamant.InvalidArgument, match="master of group0.1: it is torch.float16, but split master weights are for"):
         keys(AdamW([norm, half], state_format="split_float32"), norm, half)
     assert torch.equal(half, before)
     with pytest.raises(adamant.InvalidArgument, match="state_format is 'split_bfloat16', but must be one of .*split_float32,"):
@@ -777,7 +777,7 @@ try:
     AdamW(vectors, **options).step()
 except ValueError as error:
     refused = str(error)
-assert ("each rank must have equally many whole ones" in refused) == (count == 2), refused
+assert ("each rank must have equally many whole groups" in refused) == (count == 2), refused
 dist.destroy_process_group()
 """
     ends = set()

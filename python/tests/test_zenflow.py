@@ -881,7 +881,7 @@ def test_a_step_that_fails_leaves_all_as_it_was():
     (lambda s: s["state"][0].pop("summed"), "group0.0: it has no summed"),
     (lambda s: s["state"][0].pop("selected"), "group0.0: it has no selected"),
     (lambda s: s["state"][0].pop("sums"), "group0.0: it has no sums"),
-    (lambda s: s["state"][0].pop("exp_avg_sq"), "group0.0 has no exp_avg_sq"),
+    (lambda s: s["state"][0].pop("exp_avg_sq"), "group0.0: it has no exp_avg_sq"),
     (lambda s: s["state"][0].pop("by_columns"), "no by_columns and no master_param"),
     (lambda s: s["state"][0].update(updates=torch.ones(3, dtype=torch.int64)), "group0.0: updates has 3 .* has 20"),
     (lambda s: s["state"][0].update(sums=torch.ones(3, 20)), r"the state of group0.0: sums has shape \(3, 20\)"),

@@ -66,13 +66,14 @@ def array_info(array: Any, name: str, written: bool = False, role: str = "") -> 
     if not hasattr(array, "__array_interface__"):
         raise InvalidArgument(f"{name} is a {type(array).__name__}, but must be a NumPy array or a torch tensor")
     if hasattr(array, "mask"):
-        raise InvalidArgument(f"{name} is a masked array, but a step ignores masks. Pass its data, or the result of filled()")
+        raise InvalidArgument(f"{name} is a masked array, but a step ignores masks. Pass its data, or the result of "
+                              "filled()")
     if not array.dtype.isnative:
-        raise InvalidArgument(f"{name} has dtype {array.dtype.str}, but must have the byte order of this machine. Convert it "
-                              "with astype(array.dtype.newbyteorder('='))")
+        raise InvalidArgument(f"{name} has dtype {array.dtype.str}, but must have the byte order of this machine. "
+                              "Convert it with astype(array.dtype.newbyteorder('='))")
     if not array.flags.c_contiguous:
-        raise InvalidArgument(f"{name} has strides {array.strides}, but must be contiguous, because it is used in place. Pass "
-                              "the result of numpy.ascontiguousarray(), and keep it alive")
+        raise InvalidArgument(f"{name} has strides {array.strides}, but must be contiguous, because it is used in "
+                              "place. Pass the result of numpy.ascontiguousarray(), and keep it alive")
     if written and not array.flags.writeable:
         raise InvalidArgument(f"{name} is read-only, but a step writes it")
     return ArrayInfo(array.ctypes.data if array.size else 0, dtype_code(array.dtype.name, name, role), array.size,
@@ -86,7 +87,8 @@ def _tensor_info(tensor: Any, name: str, role: str) -> ArrayInfo:
         raise InvalidArgument(f"{name} has the layout {tensor.layout}, but must be dense (torch.strided)")
     if not tensor.is_contiguous():
         raise InvalidArgument(f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}, but must be "
-                              "contiguous, because it is used in place. Pass the result of contiguous(), and keep it alive")
+                              "contiguous, because it is used in place. Pass the result of contiguous(), and keep it "
+                              "alive")
     dtype = str(tensor.dtype).replace("torch.", "")
     return ArrayInfo(tensor.data_ptr() if tensor.numel() else 0, dtype_code(dtype, name, role), tensor.numel(),
                      tuple(tensor.shape))

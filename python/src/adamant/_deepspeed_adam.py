@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates of single tensors as DeepSpeed asks for them, and the records that they are rolled back with."""
+"""Updates of single tensors for DeepSpeed, and their records for rollback."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ._library import InvalidArgument, Shard, Unavailable, check, library
 from .executor import Executor
 from .optimizer import Optimizer
 
-# As DeepSpeed rounds: its interface does not say which parameter a tensor is of, which stochastic rounding goes by.
+# As DeepSpeed rounds. Stochastic rounding needs the parameter's name, which DeepSpeed's interface does not pass.
 rounding: Dict[str, Any] = {"exp_avg_sq_rounding": "nearest"}
 
 _float16_chunk = 1 << 20
-# More than the last update can be rolled back where records take next to nothing.
+# Small tensors keep records of several updates.
 _deep_elements, _deep_records = 1 << 16, 8
 
 
@@ -32,25 +32,25 @@ adams: Dict[int, Adam] = {}
 
 def known(optimizer_id: int) -> Adam:
     if optimizer_id not in adams:
-        raise InvalidArgument(f"optimizer {optimizer_id} is used, but create_adam() was not called for it, or "
-                              "destroy_adam() was")
+        raise InvalidArgument(f"cannot use optimizer {optimizer_id}: it does not exist. Call create_adam() first, and "
+                              "destroy_adam() last")
     return adams[optimizer_id]
 
 
-def _places(arrays: Sequence[Any]) -> List[ArrayInfo]:
-    places = [array_info(array, name) for array, name in zip(arrays, ("params", "grads", "exp_avg", "exp_avg_sq"))]
-    if len({place.elements for place in places}) != 1:
-        raise InvalidArgument("params, grads, exp_avg and exp_avg_sq have "
-                              f"{', '.join(str(place.elements) for place in places)} elements, but need as many each")
-    return places
+def _array_infos(arrays: Sequence[Any]) -> List[ArrayInfo]:
+    infos = [array_info(array, name) for array, name in zip(arrays, ("params", "grads", "exp_avg", "exp_avg_sq"))]
+    if len({info.elements for info in infos}) != 1:
+        raise InvalidArgument("cannot update: params, grads, exp_avg and exp_avg_sq have "
+                              f"{', '.join(str(info.elements) for info in infos)} elements, but must have equally many")
+    return infos
 
 
 def _step(executor: Executor, hyper: Any, step: int, arrays: Sequence[Any]) -> None:
-    places = _places(arrays)
-    shard = Shard.initialised(elements=places[0].elements)
-    for name, place in zip(("param", "grad", "exp_avg", "exp_avg_sq"), places):
-        setattr(shard, name, place.address or None)
-        setattr(shard, name + "_dtype", place.dtype)
+    infos = _array_infos(arrays)
+    shard = Shard.initialised(elements=infos[0].elements)
+    for name, info in zip(("param", "grad", "exp_avg", "exp_avg_sq"), infos):
+        setattr(shard, name, info.address or None)
+        setattr(shard, name + "_dtype", info.dtype)
     check(library().adamant_step_shard(executor.pointer, byref(shard), byref(hyper), step, 1.0, 1.0, None))
 
 
@@ -63,14 +63,14 @@ def update(executor: Executor, hyper: Any, step: int, arrays: Sequence[Any]) -> 
     if not _has_float16_moments(arrays):
         _step(executor, hyper, step, arrays)
         return
-    # The library has no such moments.
-    elements, torch = _places(arrays)[0].elements, sys.modules["torch"]
+    # libadamant_c does not support float16 moments.
+    elements, torch = _array_infos(arrays)[0].elements, sys.modules["torch"]
     scratch = torch.empty(2, min(elements, _float16_chunk), dtype=torch.float32)
     for begin in range(0, elements, _float16_chunk):
         parts = [array.view(-1)[begin:begin + _float16_chunk] for array in arrays]
-        wide = [one[:parts[0].numel()].copy_(part) for one, part in zip(scratch, parts[2:])]
-        _step(executor, hyper, step, parts[:2] + wide)
-        for part, values in zip(parts[2:], wide):
+        moments = [buffer[:parts[0].numel()].copy_(part) for buffer, part in zip(scratch, parts[2:])]
+        _step(executor, hyper, step, parts[:2] + moments)
+        for part, values in zip(parts[2:], moments):
             part.copy_(values)
 
 
@@ -79,67 +79,69 @@ def _written(arrays: Sequence[Any]) -> List[Any]:
 
 
 class Records:
-    """Takes back updates of one set of tensors, the last one first. An optimizer keeps one step's record; for float16
-    moments a copy takes its place."""
+    """Records of updates of one set of tensors, which are rolled back last to first.
+
+    A record is an optimizer with keep_last_step, or for float16 moments a copy of the tensors.
+    """
 
     def __init__(self, executor: Executor, arrays: Sequence[Any]):
         self._executor = executor
         self._arrays = _written(arrays)
-        self._types = [(place.elements, place.dtype) for place in _places(arrays)]
+        self._types = [(info.elements, info.dtype) for info in _array_infos(arrays)]
         self._copies = _has_float16_moments(arrays)
         self._depth = _deep_records if self._types[0][0] <= _deep_elements else 1
         self._done: List[Tuple[int, Any]] = []
         self._free: List[Any] = []
 
-    def are_for(self, arrays: Sequence[Any], anywhere: bool = False) -> bool:
-        return self._types == [(place.elements, place.dtype) for place in _places(arrays)] and (
-            anywhere or not self._moved(arrays))
+    def matches(self, arrays: Sequence[Any], any_address: bool = False) -> bool:
+        return self._types == [(info.elements, info.dtype) for info in _array_infos(arrays)] and (
+            any_address or not self._moved(arrays))
 
     def _moved(self, arrays: Sequence[Any]) -> List[Tuple[Any, Any]]:
         return [(known, array) for known, array in zip(self._arrays, _written(arrays))
                 if known.data_ptr() != array.data_ptr()]
 
-    def _one(self, grad: Any) -> Any:
+    def _new_record(self, grad: Any) -> Any:
         if len(self._done) >= self._depth:
             return self._done.pop(0)[1]
         if self._free:
             return self._free.pop()
         if self._copies:
             return [array.clone() for array in self._arrays]
-        one = Optimizer(self._executor, on_nonfinite="apply", keep_last_step=True)
-        one.add_shard(one.add_group("all", **rounding), "params", self._arrays[0], grad, *self._arrays[1:])
-        return one
+        record = Optimizer(self._executor, on_nonfinite="apply", keep_last_step=True)
+        record.add_shard(record.add_group("all", **rounding), "params", self._arrays[0], grad, *self._arrays[1:])
+        return record
 
     def update(self, hyper: Any, step: int, arrays: Sequence[Any]) -> None:
-        one = self._one(arrays[1])
+        record = self._new_record(arrays[1])
         if self._copies:
-            for copy, array in zip(one, self._arrays):
+            for copy, array in zip(record, self._arrays):
                 copy.copy_(array)
             update(self._executor, hyper, step, arrays)
         else:
-            one.set_hyperparameters(0, lr=hyper.lr, betas=(hyper.beta1, hyper.beta2), eps=hyper.eps,
-                                    weight_decay=hyper.weight_decay, decoupled=hyper.decay == 1,
-                                    bias_correction=bool(hyper.bias_correction))
-            one.steps = step - 1
-            one.step([arrays[1]])
-        self._done.append((step, one))
+            record.set_hyperparameters(0, lr=hyper.lr, betas=(hyper.beta1, hyper.beta2), eps=hyper.eps,
+                                       weight_decay=hyper.weight_decay, decoupled=hyper.decay == 1,
+                                       bias_correction=bool(hyper.bias_correction))
+            record.steps = step - 1
+            record.step([arrays[1]])
+        self._done.append((step, record))
 
     def roll_back(self, step: int, arrays: Sequence[Any]) -> None:
-        if not self._done or self._done[-1][0] != step or not self.are_for(arrays, anywhere=True):
-            raise Unavailable(f"adam_rollback() is called for step {step}, but the records are of steps "
-                              f"{[known for known, _ in self._done]}, at most {self._depth} of them; roll back the "
-                              "last update, with the same tensors")
-        one = self._done[-1][1]
+        if not self._done or self._done[-1][0] != step or not self.matches(arrays, any_address=True):
+            raise Unavailable(f"cannot roll back step {step}: the records are of steps "
+                              f"{[number for number, _ in self._done]}, at most {self._depth}. Roll back the last "
+                              "update, with the same tensors")
+        record = self._done[-1][1]
         if self._copies:
-            for copy, array in zip(one, _written(arrays)):
+            for copy, array in zip(record, _written(arrays)):
                 array.copy_(copy)
         else:
-            # Params that came from another process may be mapped elsewhere than they were at the update.
+            # Tensors of another process may be mapped at another address than at the update.
             moved = self._moved(arrays)
             for known, array in moved:
                 known.copy_(array)
-            one.set_gradient(0, arrays[1])
-            one.rollback()
+            record.set_gradient(0, arrays[1])
+            record.rollback()
             for known, array in moved:
                 array.copy_(known)
         self._free.append(self._done.pop()[1])

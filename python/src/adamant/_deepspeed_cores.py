@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cores the team gets under DeepSpeed: what its JSON says, else the rank's part."""
+"""Cores of the optimizer under DeepSpeed: from its JSON, or all cores of the rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .executor import CoreSplit, select_cores
 
 
 def _is_bound() -> bool:
-    # Launchers bind each rank, and DeepSpeed each worker, to cores of its own, so they differ from the parent's. Ranks
-    # that nobody bound share what the launcher may use.
+    # A launcher binds each rank, and DeepSpeed each worker, to a part of the parent's cores. Ranks that are not bound
+    # share all cores of the launcher.
     try:
         return os.sched_getaffinity(0) != os.sched_getaffinity(os.getppid())
     except OSError:
@@ -24,7 +24,7 @@ def _is_bound() -> bool:
 
 
 def select(share: float) -> CoreSplit:
-    # DeepSpeed's launcher says LOCAL_SIZE where torchrun says LOCAL_WORLD_SIZE.
+    # DeepSpeed's launcher sets LOCAL_SIZE, torchrun LOCAL_WORLD_SIZE.
     rank, ranks = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")
     if _is_bound() or (rank and not ranks):
         return select_cores(share, ranks=1)
@@ -37,11 +37,11 @@ def cores_of_rank(share: Optional[float]) -> Optional[str]:
     try:
         return None if _is_bound() else ",".join(filter(None, select(1.0)))
     except Unavailable:
-        return None  # more ranks than cores
+        return None  # there are more ranks than cores
 
 
 def share_in_engine() -> Optional[float]:
-    """cpuadam_cores_perc, where the update is called by a DeepSpeed engine whose JSON has it."""
+    """cpuadam_cores_perc of the DeepSpeed engine in the call stack, if its JSON has that key."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("deepspeed."):
@@ -54,10 +54,10 @@ def share_in_engine() -> Optional[float]:
 
 
 def split_of(ds_config: Union[Dict[str, Any], str, "os.PathLike[str]"]) -> CoreSplit:
-    """The cores that DeepSpeed's configuration says."""
-    everything = ds_config if isinstance(ds_config, dict) else json.loads(Path(ds_config).read_text())
-    # Only what decides the cores: other keys may still say "auto", which DeepSpeed's callers fill in.
-    zero = everything.get("zero_optimization") or {}
+    """The cores in DeepSpeed's configuration."""
+    config = ds_config if isinstance(ds_config, dict) else json.loads(Path(ds_config).read_text())
+    # Parse only keys that decide the cores: others may still be "auto", which DeepSpeed's callers fill in.
+    zero = config.get("zero_optimization") or {}
     text = json.dumps({"zero_optimization": {key: zero[key] for key in ("stage", "offload_optimizer", "zenflow")
                                              if key in zero}}).encode()
     calls, parsed = library(), c_void_p()

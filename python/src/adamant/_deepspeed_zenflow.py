@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZenFlow's worker for DeepSpeed: the training process and the optimizer's share a block of memory with two
-semaphores."""
+"""ZenFlow's optimizer process for DeepSpeed, controlled by shared memory with two semaphores."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ __all__ = ["zenflow_adam_create", "zenflow_adam_ctrl_exit", "zenflow_adam_ctrl_i
            "zenflow_adam_wait"]
 
 _max_groups = 1024
-_worker_here = 0x6164616D
+_worker_magic = 0x6164616D
 
 
 class _Control(ctypes.Structure):
-    # The zeros come first: a worker that has DeepSpeed's own op waits there for ever, and touches nothing.
+    # Zeros come first: a worker with DeepSpeed's own op waits on them forever and writes nothing.
     _fields_ = [("zeros", c_long * 32), ("ready", c_long * 8), ("done", c_long * 8), ("worker", c_int32),
                 ("leave", c_int32), ("groups", c_int32), ("state", c_int32), ("step", c_int64),
                 ("hyper", c_double * 6 * _max_groups)]
@@ -51,7 +50,7 @@ def _wait(semaphore: Any, timeout_s: float) -> bool:
     return True
 
 
-class _ZenFlow:
+class _Worker:
     def __init__(self, optimizer_id: int, cores: Optional[Cores]):
         self.optimizer_id = optimizer_id
         self.executor = shared_executor(cores=cores)
@@ -62,30 +61,30 @@ class _ZenFlow:
         for (param, grads, exp_avgs, exp_avg_sqs, stale), values in zip(self.groups, control.hyper):
             lr, beta1, beta2, eps, weight_decay, bias_correction = values
             hyper = hyperparameters(lr, (beta1, beta2), eps, weight_decay, decoupled, bool(bias_correction), **rounding)
-            at = control.state
-            update(self.executor, hyper, control.step, (param, grads[at], exp_avgs[at], exp_avg_sqs[at]))
+            i = control.state
+            update(self.executor, hyper, control.step, (param, grads[i], exp_avgs[i], exp_avg_sqs[i]))
             if stale is not None:
                 stale.copy_(param)
 
 
-_zenflows: Dict[int, _ZenFlow] = {}
+_workers: Dict[int, _Worker] = {}
 
 
 def zenflow_adam_create(optimizer_id: int, zf_affinity: Sequence[int]) -> int:
-    """Makes a team on these cores for an optimizer, and returns its handle."""
-    handle = max(_zenflows, default=-1) + 1
-    _zenflows[handle] = _ZenFlow(optimizer_id, tuple(zf_affinity) or None)
+    """Create a worker on these cores for an optimizer. Returns its handle."""
+    handle = max(_workers, default=-1) + 1
+    _workers[handle] = _Worker(optimizer_id, tuple(zf_affinity) or None)
     return handle
 
 
 def zenflow_adam_register_group(handle: int, param: Any, grad0: Any, grad1: Any, exp_avg0: Any, exp_avg1: Any,
                                 exp_avg_sq0: Any, exp_avg_sq1: Any, stale: Any) -> None:
-    """Adds a group, with two sets of gradients and moments that take turns. Each step copies param to stale."""
-    _zenflows[handle].groups.append((param, (grad0, grad1), (exp_avg0, exp_avg1), (exp_avg_sq0, exp_avg_sq1), stale))
+    """Add a group with two alternating sets of gradients and moments. Each step copies param to stale."""
+    _workers[handle].groups.append((param, (grad0, grad1), (exp_avg0, exp_avg1), (exp_avg_sq0, exp_avg_sq1), stale))
 
 
 def zenflow_adam_destroy(handle: int) -> None:
-    _zenflows.pop(handle, None)
+    _workers.pop(handle, None)
 
 
 def zenflow_adam_ctrl_size() -> int:
@@ -94,29 +93,29 @@ def zenflow_adam_ctrl_size() -> int:
 
 def zenflow_adam_ctrl_init(control_ptr: int, num_groups: int) -> None:
     if num_groups > _max_groups:
-        raise InvalidArgument(f"ZenFlow has {num_groups} param groups, but at most {_max_groups} are possible")
+        raise InvalidArgument(f"cannot run ZenFlow with {num_groups} param groups: at most {_max_groups} are supported")
     ctypes.memset(control_ptr, 0, ctypes.sizeof(_Control))
     control = _control_at(control_ptr)
     control.groups = num_groups
     for semaphore in (control.ready, control.done):
         if _libc.sem_init(byref(semaphore), 1, 0) != 0:
-            raise Unavailable(f"a semaphore cannot be made: {os.strerror(ctypes.get_errno())}")
+            raise Unavailable(f"cannot create a semaphore: {os.strerror(ctypes.get_errno())}")
 
 
 def zenflow_adam_run_worker(handle: int, control_ptr: int) -> None:
-    """Does the steps that are submitted, in the worker, until it is told to leave or its parent has gone."""
+    """Perform submitted steps in the worker process, until zenflow_adam_ctrl_exit() or the parent process ends."""
     control, parent = _control_at(control_ptr), os.getppid()
-    control.worker = _worker_here
+    control.worker = _worker_magic
     while True:
         while not _wait(control.ready, 5.0):
             if os.getppid() != parent:
                 return
         if control.leave:
             return
-        if len(_zenflows[handle].groups) != control.groups:
-            raise InvalidArgument(f"{len(_zenflows[handle].groups)} groups are registered, but {control.groups} were "
-                                  "announced")
-        _zenflows[handle].step(control)
+        if len(_workers[handle].groups) != control.groups:
+            raise InvalidArgument(f"cannot step {len(_workers[handle].groups)} registered groups: "
+                                  f"zenflow_adam_ctrl_init() was called for {control.groups}")
+        _workers[handle].step(control)
         _libc.sem_post(byref(control.done))
 
 
@@ -125,7 +124,7 @@ def zenflow_adam_submit(control_ptr: int, now_state: int, step: int, lr: Sequenc
                         bias_correction: Sequence[int]) -> None:
     control = _control_at(control_ptr)
     if len(lr) != control.groups:
-        raise InvalidArgument(f"a step has {len(lr)} groups, but {control.groups} were announced")
+        raise InvalidArgument(f"cannot step {len(lr)} groups: zenflow_adam_ctrl_init() was called for {control.groups}")
     for values, group in zip(control.hyper, zip(lr, beta1, beta2, eps, weight_decay, bias_correction)):
         values[:] = group
     control.state, control.step = now_state, step
@@ -133,12 +132,12 @@ def zenflow_adam_submit(control_ptr: int, now_state: int, step: int, lr: Sequenc
 
 
 def zenflow_adam_wait(control_ptr: int, timeout_s: float) -> bool:
-    """Whether the worker finished a step in that time."""
+    """Wait for a step of the worker. Returns whether it finished in time."""
     control = _control_at(control_ptr)
     if _wait(control.done, timeout_s):
         return True
-    if timeout_s >= 10 and control.worker != _worker_here:
-        raise Unavailable(f"ZenFlow's worker has not come in {timeout_s} seconds: it has probably loaded DeepSpeed's "
+    if timeout_s >= 10 and control.worker != _worker_magic:
+        raise Unavailable(f"cannot reach ZenFlow's worker in {timeout_s} seconds: it has probably loaded DeepSpeed's "
                           "own op. Install adamant's wheel, whose .pth file serves spawned processes, or import "
                           "adamant.deepspeed at the top of the main script, outside of `if __name__ == '__main__'`")
     return False
@@ -150,4 +149,4 @@ def zenflow_adam_ctrl_exit(control_ptr: int) -> None:
     _libc.sem_post(byref(control.ready))
 
 
-os.register_at_fork(after_in_child=_zenflows.clear)
+os.register_at_fork(after_in_child=_workers.clear)

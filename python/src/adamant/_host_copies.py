@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies between params on another device and their mirrors in host memory.
 
-Gradients are copied to a ring of pinned host memory, and each shard's new weights to the device as soon as they are final,
-on separate streams. For CPU tensors the copies are synchronous.
+Gradients are copied to a ring of pinned host memory, and each shard's new weights to the device as soon as they are
+final, on separate streams. For CPU tensors the copies are synchronous.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def check_memory(tensor: Tensor, subject: str) -> None:
     """Raises InvalidArgument if the tensor's memory was freed. subject: the beginning of the message."""
     shard = local(tensor)
     if not has_allocation(shard):
-        raise InvalidArgument(f"{subject} has a storage of {shard.untyped_storage().nbytes()} bytes, which is too few for its "
-                              f"{shard.numel()} elements: its memory was freed. Restore it before step()")
+        raise InvalidArgument(f"{subject} has a storage of {shard.untyped_storage().nbytes()} bytes, which is too few "
+                              f"for its {shard.numel()} elements: its memory was freed. Restore it before step()")
 
 
 def flat(tensor: Tensor) -> Tensor:
@@ -177,7 +177,8 @@ class HostCopies:
     def __init__(self, params: List[Tensor], gradient_types: List[torch.dtype], mirrors: Dict[int, Any],
                  reuses_slots: bool):
         if any(hasattr(param, "to_local") and param.device.type != "cpu" for param in params):
-            raise InvalidArgument("cannot step a DTensor on a GPU: it must be in host memory. Use FSDP2's CPUOffloadPolicy")
+            raise InvalidArgument("cannot step a DTensor on a GPU: it must be in host memory. Use FSDP2's "
+                                  "CPUOffloadPolicy")
         self._params = params
         self._flats: Dict[int, Tensor] = {}  # of the current step: between steps, memory of params is not kept alive
         devices = {param.device for param in params}
@@ -188,10 +189,11 @@ class HostCopies:
             for param in params:
                 shard = local(param)
                 known = mirrors.get(id(param))
-                if known is None or known[0] is not param or (
-                        (known[1].dtype, known[1].shape, known[1].stride()) != (shard.dtype, shard.shape, shard.stride())):
-                    mirrors[id(param)] = param, torch.empty_like(shard, device="cpu", pin_memory=param.device.type != "cpu",
-                                                                 memory_format=torch.preserve_format).detach()
+                if known is None or known[0] is not param or (known[1].dtype, known[1].shape, known[1].stride()) != (
+                        shard.dtype, shard.shape, shard.stride()):
+                    mirror = torch.empty_like(shard, device="cpu", pin_memory=param.device.type != "cpu",
+                                              memory_format=torch.preserve_format).detach()
+                    mirrors[id(param)] = param, mirror
                 self._mirrors.append(mirrors[id(param)][1])
         sizes = [param.numel() * dtype.itemsize for param, dtype in zip(params, gradient_types)]
         # The extra slot keeps the end of the newest slot different from the begin of the oldest.
@@ -209,7 +211,7 @@ class HostCopies:
         self._error: Optional[BaseException] = None
 
     def _flat(self, number: int) -> Tensor:
-        """The param's elements as a vector with a separate version counter, so our copies do not count as writes of others."""
+        """The param's elements as a vector, with a version counter that does not count our copies as writes."""
         values = self._flats.get(number)
         if values is None:
             shard = local(self._params[number].detach()).data

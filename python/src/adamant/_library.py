@@ -312,8 +312,8 @@ def library_path() -> Path:
         return Path(configured)
     libraries = sorted(Path(__file__).parent.glob("libadamant_c.so*"))
     if not libraries:
-        raise Unavailable(f"cannot load libadamant_c.so: {Path(__file__).parent} does not contain it. Install the package with "
-                          "pip, or set ADAMANT_C_LIBRARY to the path of the library")
+        raise Unavailable(f"cannot load libadamant_c.so: {Path(__file__).parent} does not contain it. Install the "
+                          "package with pip, or set ADAMANT_C_LIBRARY to the path of the library")
     return libraries[0]
 
 
@@ -328,8 +328,8 @@ def library() -> Any:
             raise Unavailable(f"cannot load {path}: {error}") from None
         loaded.adamant_c_version.restype = c_uint32
         if loaded.adamant_c_version() != C_VERSION:
-            raise Unavailable(f"cannot use {path}: it has version {loaded.adamant_c_version()} of the C interface, but this "
-                              f"package needs version {C_VERSION}. Install both from the same sources")
+            raise Unavailable(f"cannot use {path}: it has version {loaded.adamant_c_version()} of the C interface, but "
+                              f"this package needs version {C_VERSION}. Install both from the same sources")
         loaded.adamant_last_error.restype = c_char_p
         loaded.adamant_version.restype = c_char_p
         for struct in Struct.__subclasses__():

@@ -15,8 +15,8 @@ from ._arrays import GROUP_BYTES, GROUP_ELEMS, group_count
 from ._library import InvalidArgument
 
 moments = ("exp_avg", "exp_avg_sq")
-# By moment: the right shift of a float's bits on the moment's curve, the offset that makes them a code, and the bits of a
-# group's largest magnitude below which the whole group is zero.
+# By moment: the right shift of a float's bits on the moment's curve, the offset that makes them a code, and the bits of
+# a group's largest magnitude below which the whole group is zero.
 _curves = {"exp_avg": (1, 0x23400000, 0x17800000), "exp_avg_sq": (2, 0x33a00000, 0x00800001)}
 _fraction_offset = 8 << 23  # added to the offset, for a code in units of 1/256
 _min_scale = 2.0 ** -80
@@ -95,8 +95,9 @@ def dequantized(state: Dict[str, Any], like: Tensor) -> Dict[str, Any]:
         if is_quantized(state.get(name)):
             groups = state[name]
             if groups.shape != (group_count(like.numel()), GROUP_BYTES):
-                raise InvalidArgument(f"cannot convert {name}: it has shape {tuple(groups.shape)}, but a tensor of {like.numel()} elements has "
-                                      f"groups of shape {(group_count(like.numel()), GROUP_BYTES)}")
+                raise InvalidArgument(f"cannot convert {name}: it has shape {tuple(groups.shape)}, but a tensor of "
+                                      f"{like.numel()} elements has groups of shape "
+                                      f"{(group_count(like.numel()), GROUP_BYTES)}")
             converted[name] = torch.empty(like.shape, device="cpu")
             ordered = _group_order(state, converted[name])
             ordered.copy_(_decoded(name, groups).view(-1)[:like.numel()].view(ordered.shape))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads the extension module `_signature` from this package, or from the folder of libadamant_c."""
+"""Loads the extension module `_signature` from this package or from the folder of libadamant_c."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def _load() -> Any:
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             return module
-    raise ImportError(f"cannot import adamant.torch: there is no _signature.abi3.so in {' or '.join(map(str, folders))}. Install "
-                      "the package with pip, or build the target adamant_signature")
+    raise ImportError(f"cannot import adamant.torch: {' or '.join(map(str, folders))} has no _signature.abi3.so. "
+                      "Install the package with pip, or build the target adamant_signature")
 
 
 _module = _load()
@@ -33,6 +33,6 @@ NEW_GRADIENT, NO_GRADIENT = _module.NEW_GRADIENT, _module.NO_GRADIENT
 
 
 def new_signature(by_methods: bool = False) -> Any:
-    """A signature. by_methods: reads tensors by their methods, as with a torch before 2.10."""
+    """Creates a signature. by_methods: read tensors by their methods, as with torch before 2.10."""
     exchange = None if by_methods else getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     return _module.Signature(exchange, (torch.float32, torch.float64, torch.int64), (torch.Tensor, torch.nn.Parameter))

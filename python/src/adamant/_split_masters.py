@@ -16,8 +16,10 @@ masters = ("master_low", "master_param")  # a state has at most one of them
 
 
 def joined(weight: Tensor, low: Tensor) -> Tensor:
-    """Joins split masters, in row-major order. A pair that represents no master is NaN; it arises if others write a zero or an
-    infinity to the weight."""
+    """Joins split masters, in row-major order.
+
+    A pair that represents no master becomes NaN. Writes of zeros and infinities to a weight make such pairs.
+    """
     master = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
     join_masters(weight.contiguous(), low.contiguous(), master)
     return master
@@ -30,7 +32,7 @@ def _split(master: Tensor) -> Tuple[Tensor, Tensor]:
 
 
 def _like(param: Tensor, values: Tensor) -> Tensor:
-    """A state tensor with these values: in host memory, in the param's order of elements, a DTensor if the param is one."""
+    """A state tensor with these values in host memory, in the param's layout, and a DTensor if the param is one."""
     tensor = torch.empty_like(param.detach(), dtype=values.dtype, device="cpu", memory_format=torch.preserve_format)
     local(tensor).copy_(values)
     return tensor
@@ -46,8 +48,8 @@ def _replace_master(state: Dict[str, Any], param: Tensor, name: str, value: Tens
 def _refuse_unpublished(state: Dict[str, Any]) -> None:
     """Raises InvalidArgument if zenflow has updates of the masters that are not published to the param."""
     if bool(state["publishing"].any()) if "publishing" in state else "by_columns" in state:
-        raise InvalidArgument("cannot convert the state: zenflow has updated the master, but not yet the param. Take the state from "
-                              "the optimizer's state_dict(), after flush()")
+        raise InvalidArgument("cannot convert the state: zenflow has updated the master, but not yet the param. Take "
+                              "the state from the optimizer's state_dict(), after flush()")
 
 
 @torch.no_grad()
@@ -85,9 +87,10 @@ def split_master(state: Dict[str, Any], param: Tensor) -> Dict[str, Any]:
     master, weight = local(state["master_param"]), local(param.detach())
     rounded, low = _split(master)
     host_weight = weight.cpu()
-    if bool(((host_weight != rounded) & (host_weight != master.bfloat16()) & ~(host_weight.isnan() & rounded.isnan())).any()):
-        raise InvalidArgument("cannot split the master: the param is not its master_param rounded to bfloat16. Load the model's "
-                              "weights that belong to the state first")
+    differs = (host_weight != rounded) & (host_weight != master.bfloat16())
+    if bool((differs & ~(host_weight.isnan() & rounded.isnan())).any()):
+        raise InvalidArgument("cannot split the master: the param is not its master_param rounded to bfloat16. Load "
+                              "the model's weights that belong to the state first")
     weight.copy_(rounded)
     return _replace_master(state, param, "master_low", _like(param, low))
 

@@ -35,7 +35,7 @@ def _end_copies() -> None:
 
 
 def first_element(param: Tensor) -> int:
-    """Index of the first element of this rank's shard in a DTensor that is sharded along its first dimension, else 0."""
+    """Index of this rank's first element in a DTensor that is sharded along its first dimension, else 0."""
     if not hasattr(param, "to_local"):
         return 0
     rows, first = param.shape[0] if param.dim() else 1, 0
@@ -57,16 +57,16 @@ def check_readable(tensor: Tensor, name: str) -> None:
     if tensor.is_neg() or tensor.is_conj():
         raise InvalidArgument(f"cannot use {name}: its elements are stored negated (is_neg()). Call resolve_neg()")
     if tensor.numel() and tensor.data_ptr() == 0:
-        raise InvalidArgument(f"cannot use {name}: it has {tensor.numel()} elements, but no allocated memory. It is a zero "
-                              "tensor, or a collective has not completed. Pass a clone()")
+        raise InvalidArgument(f"cannot use {name}: it has {tensor.numel()} elements, but no allocated memory. It is a "
+                              "zero tensor, or a collective has not completed. Pass a clone()")
 
 
 def check_tracked(param: Tensor, name: str) -> None:
     """Raises InvalidArgument if the param has no version counter, by which writes to its weights are detected."""
     if param.is_inference():
-        raise InvalidArgument(f"cannot step {name}: it is an inference tensor without a version counter, so writes to it "
-                              "cannot be copied to its master or host copy. Make it outside of torch.inference_mode(), or "
-                              "step it without masters, offload and zenflow")
+        raise InvalidArgument(f"cannot step {name}: it is an inference tensor without a version counter, so writes to "
+                              "it cannot be copied to its master or host copy. Make it outside of "
+                              "torch.inference_mode(), or step it without masters, offload and zenflow")
 
 
 def check_array(tensor: Tensor, name: str, role: str = "") -> None:
@@ -79,12 +79,13 @@ def check_array(tensor: Tensor, name: str, role: str = "") -> None:
 def check_groups(groups: Tensor, name: str, param: Tensor) -> None:
     """Raises InvalidArgument if the tensor is no quantized8 moment of this param."""
     if not param.is_contiguous():
-        raise InvalidArgument(f"cannot step {name}: quantized8 groups are those of row-major order, but the param has shape "
-                              f"{tuple(param.shape)} and strides {param.stride()}. Make the param contiguous, or give its "
+        raise InvalidArgument(f"cannot step {name}: quantized8 groups are those of row-major order, but the param has "
+                              f"shape {tuple(param.shape)} and strides {param.stride()}. Make the param contiguous, or "
+                              "give its "
                               'group another "state_format"')
     if groups.shape != (group_count(param.numel()), GROUP_BYTES) or not groups.is_contiguous():
-        raise InvalidArgument(f"cannot step {name}: it has shape {tuple(groups.shape)}, but {param.numel()} elements have "
-                              f"groups of shape {(group_count(param.numel()), GROUP_BYTES)}, contiguous")
+        raise InvalidArgument(f"cannot step {name}: it has shape {tuple(groups.shape)}, but {param.numel()} elements "
+                              f"have groups of shape {(group_count(param.numel()), GROUP_BYTES)}, contiguous")
 
 
 @contextmanager
@@ -173,8 +174,9 @@ class StepGroup:
                         for i, param in enumerate(self.params) if local(param).numel())
         for (begin, size, i), (next_begin, _, j) in zip(ranges, ranges[1:]):
             if next_begin < begin + size:
-                raise InvalidArgument(f"cannot step {optimizer._name(self.params[i])} and {optimizer._name(self.params[j])}: "
-                                      "they share memory. Pass one of them to the optimizer")
+                raise InvalidArgument(f"cannot step {optimizer._name(self.params[i])} and "
+                                      f"{optimizer._name(self.params[j])}: they share memory. Pass one of them to the "
+                                      "optimizer")
 
     @staticmethod
     def _gradient_type(param: Tensor) -> torch.dtype:
@@ -190,8 +192,9 @@ class StepGroup:
         if master is not None:
             arrays["weight_out"], arrays["param"] = arrays["param"], local(state[master])
         if master == "master_low" and (shard.dtype, arrays["param"].dtype) != (torch.bfloat16, torch.int16):
-            raise InvalidArgument(f"cannot step {name}: it is {shard.dtype} and its master_low {arrays['param'].dtype}, but "
-                                  "split master weights are torch.bfloat16 and torch.int16. Load a complete state")
+            raise InvalidArgument(f"cannot step {name}: it is {shard.dtype} and its master_low "
+                                  f"{arrays['param'].dtype}, but split master weights are torch.bfloat16 and "
+                                  "torch.int16. Load a complete state")
         if param.grad is not None:
             arrays["grad"] = local(param.grad)
         for field, array in arrays.items():
@@ -208,8 +211,8 @@ class StepGroup:
                                       f"{tuple(shard.shape)}")
             if array.stride() != shard.stride() and array.numel() > 1:
                 raise InvalidArgument(f"cannot step {title}: it has strides {array.stride()}, but the param has "
-                                      f"{shard.stride()}. Elements must be in the same order in memory, because they are "
-                                      "used in place")
+                                      f"{shard.stride()}. Elements must be in the same order in memory, because they "
+                                      "are used in place")
         fields = {field: flat(array) for field, array in arrays.items()}
         # A placeholder until there is a gradient.
         if self.copies is not None:
@@ -354,8 +357,8 @@ class StepGroup:
                 self.abandon()
             except Unavailable:
                 self.native.close()
-                raise Error("cannot roll back the failed step without max_norm: some params are of before the step, others "
-                            f"of after it. Load a state. The step failed: {error}") from error
+                raise Error("cannot roll back the failed step without max_norm: some params are of before the step, "
+                            f"others of after it. Load a state. The step failed: {error}") from error
             raise
 
     @property

@@ -34,8 +34,8 @@ def dedicated_executor(cores: Optional[Cores], cpuadam_cores_perc: Optional[floa
     executor = shared_executor(cores=optimizer_pus, threads=threads)
     if id(executor) not in _bound:
         if not host_pus:
-            raise InvalidArgument(f"cannot bind the optimizer to the cores {optimizer_pus}: these are all cores of the process. "
-                                  "Leave some to torch, or omit cores to share all of them")
+            raise InvalidArgument(f"cannot bind the optimizer to the cores {optimizer_pus}: these are all cores of the "
+                                  "process. Leave some to torch, or omit cores to share all of them")
         for thread in other_threads:
             try:
                 os.sched_setaffinity(thread, host_pus)

@@ -25,8 +25,8 @@ position_fields = ("steps", "since_selection", "in_window", "has_selection", "do
 class ZenFlow:
     """Options of deferred updates (ZenFlow).
 
-    Important columns of each matrix are stepped every step. Gradients of the other columns are accumulated over a window
-    of steps, and their mean is stepped once, in the background of the next window.
+    Important columns of each matrix are stepped every step. Gradients of the other columns are accumulated over a
+    window of steps, and their mean is stepped once, in the background of the next window.
 
     Parameters
     ----------
@@ -70,7 +70,8 @@ class ZenFlow:
     overlap: bool = True
 
     def __post_init__(self) -> None:
-        for name, minimum in (("select_interval", 1), ("update_interval", 1), ("max_deferred", 1), ("full_warm_up_rounds", 0)):
+        for name, minimum in (("select_interval", 1), ("update_interval", 1), ("max_deferred", 1),
+                              ("full_warm_up_rounds", 0)):
             value = getattr(self, name)
             if name == "update_interval" and value == "auto":
                 continue
@@ -90,11 +91,12 @@ class ZenFlow:
         if value is None or isinstance(value, cls):
             return value
         if not isinstance(value, dict):
-            raise InvalidArgument(f"zenflow is {value!r}, but must be adamant.torch.ZenFlow(...), a dictionary with its "
-                                  "arguments, or None")
+            raise InvalidArgument(f"zenflow is {value!r}, but must be adamant.torch.ZenFlow(...), a dictionary with "
+                                  "its arguments, or None")
         unknown = sorted(map(str, set(value) - set(cls.__dataclass_fields__)))
         if unknown:
-            raise InvalidArgument(f"zenflow has {', '.join(unknown)}, but may have {', '.join(cls.__dataclass_fields__)}")
+            raise InvalidArgument(f"zenflow has {', '.join(unknown)}, but may have "
+                                  f"{', '.join(cls.__dataclass_fields__)}")
         return cls(**value)
 
     @property
@@ -117,7 +119,8 @@ class ZenFlowOptimizer(OptimizerHandle):
     reduce : callable, optional
         As for adamant.Optimizer.
     reduce_columns : callable, optional
-        Called with a writable array of int64 and "SUM" or "MAX". Replaces the numbers by their reduction over all ranks.
+        Called with a writable array of int64 and "SUM" or "MAX". Replaces the numbers by their reduction over all
+        ranks.
     """
 
     free_function = "adamant_zenflow_free"
@@ -126,25 +129,28 @@ class ZenFlowOptimizer(OptimizerHandle):
                  reduce: Optional[Callable[[Any], None]] = None,
                  reduce_columns: Optional[Callable[[Any, str], None]] = None):
         zenflow_options = zenflow.to_c()
-        options = OptimizerOptions.initialised(max_norm=max_norm,
-                                               on_nonfinite=enum_value("on_nonfinite", on_nonfinite, nonfinite_policies))
+        options = OptimizerOptions.initialised(
+            max_norm=max_norm, on_nonfinite=enum_value("on_nonfinite", on_nonfinite, nonfinite_policies))
         if reduce is not None:
             self._reduce = self._reducer(reduce)
             options.reduce = ctypes.cast(self._reduce, ctypes.c_void_p)
         if reduce_columns is not None:
             callback = reduce_columns
+            operations = ("SUM", "MAX")
             self._reduce_columns = ReduceColumns(
-                lambda user, numbers, count, kind: count and self._status_of(callback, numbers, count, ("SUM", "MAX")[kind]))
+                lambda user, numbers, count, kind: (
+                    count and self._status_of(callback, numbers, count, operations[kind])))
             zenflow_options.reduce_columns = ctypes.cast(self._reduce_columns, ctypes.c_void_p)
         self._kept: List[Any] = []
         self._names: List[bytes] = []
         self._device: Optional[Handle] = None
-        super().__init__(lambda pointer: library().adamant_zenflow_create(executor.pointer, byref(zenflow_options), byref(options),
-                                                                          pointer))
+        super().__init__(lambda pointer: library().adamant_zenflow_create(executor.pointer, byref(zenflow_options),
+                                                                          byref(options), pointer))
 
     def add_group(self, name: str, *, maximize: bool, **hyper: Any) -> int:
         number = c_size_t()
-        self._call("adamant_zenflow_add_group", name.encode(), byref(hyperparameters(**hyper)), int(maximize), byref(number))
+        self._call("adamant_zenflow_add_group", name.encode(), byref(hyperparameters(**hyper)), int(maximize),
+                   byref(number))
         return number.value
 
     def set_hyperparameters(self, group: int, **hyper: Any) -> None:
@@ -198,7 +204,7 @@ class ZenFlowOptimizer(OptimizerHandle):
         return report
 
     def set_device_arrays(self, number: int, grad: Any, weights: Any) -> None:
-        """Sets the tensors of a param on the device: its gradient and its weights, both by rows. Call it before place()."""
+        """Sets the gradient and the weights of a param on the device, both by rows. Call it before place()."""
         with delayed_signals:
             self._kept.append((grad, weights))
             self._call("adamant_zenflow_set_device_arrays", number, grad.data_ptr(), weights.data_ptr())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ZenFlow for the torch optimizers: states by columns, and one ZenFlow optimizer of libadamant_c for all params.
 
-Between steps libadamant_c holds counts, flags and sums. save() copies them to the states for state_dict() and copies of the
-optimizer. The next step removes them from the states, because they are stale then.
+Between steps libadamant_c holds counts, flags and sums. save() copies them to the states for state_dict() and copies of
+the optimizer. The next step removes them from the states, because they are stale then.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def _as_dtensor(param: Tensor, values: Tensor, is_by_columns: bool) -> Tensor:
     if not hasattr(param, "to_local"):
         return values
     like = _empty_by_columns(param.shape, values.dtype, device="meta") if is_by_columns else param
-    return type(param).from_local(values, param.device_mesh, param.placements, run_check=False,  # type: ignore[attr-defined]
-                                  shape=param.shape, stride=like.stride())
+    return type(param).from_local(  # type: ignore[attr-defined]
+        values, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=like.stride())
 
 
 def _differ(a: Tensor, b: Tensor) -> Tensor:
@@ -96,22 +96,23 @@ def _check_matrix(optimizer: "_Steps", name: str, group: int, param: Tensor) -> 
     group_has_ranks = (optimizer._process_group is not None and
                        torch.distributed.get_world_size(optimizer._process_group) > 1)
     if any(type(placement).__name__ != "Shard" or placement.dim != 0 for placement in sharding):
-        raise InvalidArgument(f"cannot step {name} with zenflow: its placements are {placements}, but each rank must have "
-                              "whole rows. Shard it along its first dimension, or leave zenflow out")
+        raise InvalidArgument(f"cannot step {name} with zenflow: its placements are {placements}, but each rank must "
+                              "have whole rows. Shard it along its first dimension, or leave zenflow out")
     if sharding and optimizer._process_group is None:
         raise InvalidArgument(f"cannot step {name} with zenflow: it is sharded over ranks, and columns are selected by "
                               "the gradients of all ranks. Pass the ranks as process_group")
     if group_has_ranks and not sharding:
-        raise InvalidArgument(f"cannot step {name} with zenflow and process_group: it is not a sharded DTensor, so this "
-                              "rank's rows are unknown. Shard it with FSDP2, or make a DTensor with DTensor.from_local(). "
-                              "If every rank has the full gradient, leave process_group out")
+        raise InvalidArgument(f"cannot step {name} with zenflow and process_group: it is not a sharded DTensor, so "
+                              "this rank's rows are unknown. Shard it with FSDP2, or make a DTensor with "
+                              "DTensor.from_local(). If every rank has the full gradient, leave process_group out")
     is_8_bit = (is_quantized(optimizer.state[param]["exp_avg"]) if "exp_avg" in optimizer.state[param]
                 else "quantized8" in (optimizer._format_of(optimizer.param_groups[group]) or ""))
     rows = shard.numel() // shard.shape[-1]
     if is_8_bit and (sharding or rows % GROUP_ELEMS):
         reason = "it is sharded over ranks" if sharding else (
             f"its shape is {tuple(param.shape)}, and a column of {rows} rows is no multiple of {GROUP_ELEMS} elements")
-        raise InvalidArgument(f"cannot use quantized8 moments for {name} with zenflow: {reason}. Put it into a group with "
+        raise InvalidArgument(f"cannot use quantized8 moments for {name} with zenflow: {reason}. Put it into a group "
+                              "with "
                               'the "state_format" "float32", "bfloat16", "split_float32" or "split_float32+bfloat16"')
 
 
@@ -129,8 +130,9 @@ class _TrackedParam:
         self.name = optimizer._name(param)
         if self.columns and optimizer._process_group is not None and any(
                 placement.is_replicate() for placement in getattr(param, "placements", ())):
-            raise InvalidArgument(f"cannot step {self.name} with zenflow and process_group: it is replicated, but scores of "
-                                  "columns are summed over process_group. Shard it, or step it with a separate optimizer")
+            raise InvalidArgument(f"cannot step {self.name} with zenflow and process_group: it is replicated, but "
+                                  "scores of columns are summed over process_group. Shard it, or step it with a "
+                                  "separate optimizer")
         if self.columns and isinstance(optimizer.state[param], dict):
             _check_matrix(optimizer, self.name, group, param)
         check_tracked(param, self.name)
@@ -204,8 +206,8 @@ class _TrackedParam:
                 continue
             values = local(self.state[name])
             if values.shape != self.shard.shape:
-                raise InvalidArgument(f"cannot step {self.name}: {name} has shape {tuple(values.shape)}, but the param has "
-                                      f"{tuple(self.shard.shape)}")
+                raise InvalidArgument(f"cannot step {self.name}: {name} has shape {tuple(values.shape)}, but the param "
+                                      f"has {tuple(self.shard.shape)}")
             ordered = _by_columns(values) if self.columns else values.contiguous()
             if ordered is not values:
                 self.state[name] = _as_dtensor(self.param, ordered, bool(self.columns))
@@ -222,8 +224,8 @@ class _TrackedParam:
             if self.master == "master_low":
                 self._clear_invalid_low(by_columns)
         if self.state["by_columns"].dtype != self.shard.dtype:
-            raise InvalidArgument(f"cannot step {self.name}: by_columns is {self.state['by_columns'].dtype}, but the param is "
-                                  f"{self.shard.dtype}. Load a complete state")
+            raise InvalidArgument(f"cannot step {self.name}: by_columns is {self.state['by_columns'].dtype}, but the "
+                                  f"param is {self.shard.dtype}. Load a complete state")
 
     def _complete_state(self) -> None:
         """Adds ZenFlow's keys to a new state or to a state of an optimizer without zenflow."""
@@ -245,7 +247,8 @@ class _TrackedParam:
         if self.master is not None:
             fields["weight_out"] = weights
         for field, values in fields.items():
-            role = "moment" if field in moments else "master" if field == "param" and self.master == "master_low" else ""
+            is_residual = field == "param" and self.master == "master_low"
+            role = "moment" if field in moments else "master" if is_residual else ""
             check_array(values, f"{field} of {self.name}", role)
             if role == "moment" and is_quantized(values):
                 check_groups(values, f"{field} of {self.name}", self.weights)
@@ -350,8 +353,8 @@ class _TrackedParam:
         state = self.state
         steps = int(state["updates"].max())
         if "step" in state and int(state["step"]) != steps:
-            raise InvalidArgument(f"cannot use the state of {self.name}: step is {int(state['step'])}, but the largest column "
-                                  f"count in updates is {steps}. Set both")
+            raise InvalidArgument(f"cannot use the state of {self.name}: step is {int(state['step'])}, but the largest "
+                                  f"column count in updates is {steps}. Set both")
         owners = [state["updates"].to(torch.int64).contiguous()]
         values = {"counts": owners[0].data_ptr(), "summed": int(state["summed"])}
         for name in ("selected", "publishing") if self.columns else ():
@@ -408,8 +411,9 @@ class ZenFlowSteps:
 
     def _check_process(self) -> None:
         if self.native is not None and not self.native.is_in_own_process:
-            raise InvalidArgument(f"cannot use the optimizer in process {os.getpid()}: it was forked from the optimizer's "
-                                  "process, which holds the deferred gradients. Call load_state_dict() here")
+            raise InvalidArgument(f"cannot use the optimizer in process {os.getpid()}: it was forked from the "
+                                  "optimizer's process, which holds the deferred gradients. Call load_state_dict() "
+                                  "here")
 
     # Set-up of steps
 
@@ -464,8 +468,8 @@ class ZenFlowSteps:
         native_groups: Dict[int, int] = {}
         for group, hyper in hypers.items():
             with error_context(f"parameter group {group}"):
-                native_groups[group] = native.add_group(f"group{group}", maximize=optimizer.param_groups[group]["maximize"],
-                                                        **hyper)
+                native_groups[group] = native.add_group(
+                    f"group{group}", maximize=optimizer.param_groups[group]["maximize"], **hyper)
         arrays = [param.arrays() for param in params]
         for param, fields in zip(params, arrays):
             # Stochastic rounding depends on the element's index in the whole param.
@@ -525,8 +529,8 @@ class ZenFlowSteps:
             written = [name for name in library_keys if name in param.state]
             if written and optimizer.state.get(param.param) is param.state:
                 raise InvalidArgument(f"cannot use the state of {param.name}: {' and '.join(written)} cannot be "
-                                      "written now, because with zenflow states have counts and sums only from state_dict() to "
-                                      "the next step(). Call state_dict(), write them and step()")
+                                      "written now, because with zenflow states have counts and sums only from "
+                                      "state_dict() to the next step(). Call state_dict(), write them and step()")
         return self.maximize != self._current_maximize(optimizer)
 
     def _current_maximize(self, optimizer: "_Steps") -> Dict[int, bool]:
@@ -541,11 +545,12 @@ class ZenFlowSteps:
             return
         self.save()
         for param in written:
-            if param.columns and (not param.is_copied or self.device is not None) and bool(param.state["publishing"].any()):
-                raise InvalidArgument(f"cannot use the weights of {param.name}: they were written while updates of some of its "
-                                      "columns are not published. Call flush() before weights are written, or "
-                                      "take_weights() now to keep all weights as they are and drop these updates, or "
-                                      "load_state_dict()")
+            is_shared = not param.is_copied or self.device is not None
+            if param.columns and is_shared and bool(param.state["publishing"].any()):
+                raise InvalidArgument(f"cannot use the weights of {param.name}: they were written while updates of "
+                                      "some of its columns are not published. Call flush() before weights are written, "
+                                      "or take_weights() now to keep all weights as they are and drop these updates, "
+                                      "or load_state_dict()")
         if self.device is not None:  # a rebuild also copies the weights to the masters on the device
             assert self.native is not None
             self.native.close()
@@ -628,7 +633,8 @@ class ZenFlowSteps:
         if self.device is not None:
             self.device.wait_for_caller()
         self.position = self.native.position()
-        window = torch.tensor([float(self.position[name]) for name in position_fields], dtype=torch.float64, device="cpu")
+        window = torch.tensor([float(self.position[name]) for name in position_fields], dtype=torch.float64,
+                              device="cpu")
         for number, param in enumerate(self.params):
             if all(name in param.state for name in param.tensors):  # a cleared state starts from zero
                 param.save(self.native, number, window)
@@ -636,7 +642,8 @@ class ZenFlowSteps:
 
     def without_copies(self, states: Dict[Any, Dict[str, Any]]) -> Dict[Any, Dict[str, Any]]:
         """Returns the states for state_dict(): without "by_columns" if it can be rounded from "master_param"."""
-        return {key: {name: value for name, value in state.items() if name != "by_columns" or "master_param" not in state}
+        return {key: {name: value for name, value in state.items()
+                      if name != "by_columns" or "master_param" not in state}
                 if isinstance(state, dict) else state for key, state in states.items()}
 
     def check(self, optimizer: "_Steps", state_dict: Dict[str, Any]) -> None:
@@ -651,8 +658,8 @@ class ZenFlowSteps:
             prefix = f"cannot use the state of {name}:"
             if "updates" not in state:
                 if columns and any(is_quantized(state.get(moment)) for moment in moments):
-                    raise InvalidArgument(f"{prefix} its quantized8 moments are in groups of rows, but zenflow needs groups of "
-                                          "columns. Convert the states in state_dict['state'] by "
+                    raise InvalidArgument(f"{prefix} its quantized8 moments are in groups of rows, but zenflow needs "
+                                          "groups of columns. Convert the states in state_dict['state'] by "
                                           "adamant.torch.dequantized(state, param), and set the group's "
                                           '"state_format" to "float32"')
                 continue
@@ -665,8 +672,8 @@ class ZenFlowSteps:
                 if value is not None and not (isinstance(value, Tensor) and value.layout == torch.strided and
                                               value.device.type != "meta" and value.dtype == dtype):
                     raise InvalidArgument(f"{prefix} {key} is {value!r}, but must be a dense tensor of dtype {dtype}")
-            if not missing and columns and int(state["summed"]) and not bool(state["selected"].all()) and "sums" not in state:
-                missing = ["sums"]
+            if not missing and columns and int(state["summed"]) and "sums" not in state:
+                missing = [] if bool(state["selected"].all()) else ["sums"]
             if missing:
                 raise InvalidArgument(f"{prefix} it has no {' and no '.join(missing)}. Load a complete state")
             if columns and not any(key in state for key in ("by_columns", "master_param")):
@@ -679,16 +686,16 @@ class ZenFlowSteps:
                 if state[key].numel() != numel:
                     raise InvalidArgument(f"{prefix} {key} has {state[key].numel()} elements, but must have {numel}")
             if float(state["window"].min()) < 0:
-                raise InvalidArgument(f"cannot load the state of {name}: steps since state_dict() have changed its moments. Call "
-                                      "state_dict() when it is needed, or keep a copy.deepcopy() of it")
+                raise InvalidArgument(f"cannot load the state of {name}: steps since state_dict() have changed its "
+                                      "moments. Call state_dict() when it is needed, or keep a copy.deepcopy() of it")
             if int(state["updates"].min()) < 0 or int(state["summed"]) < 0 or not bool(
                     state["window"].isfinite().all()):
                 raise InvalidArgument(f"{prefix} updates, summed and window must be 0 or more")
             windows.append(state["window"])
             if not torch.equal(windows[0], state["window"]):
                 raise InvalidArgument(f"{prefix} its window, which is the position of the run, is "
-                                      f"{state['window'].tolist()}, but that of other params is {windows[0].tolist()}. Load states "
-                                      "that were saved together")
+                                      f"{state['window'].tolist()}, but that of other params is {windows[0].tolist()}. "
+                                      "Load states that were saved together")
             if "sums" in state and state["sums"].shape != param.shape:
                 raise InvalidArgument(f"{prefix} sums has shape {tuple(state['sums'].shape)}, but the param has "
                                       f"{tuple(param.shape)}")
@@ -697,7 +704,7 @@ class ZenFlowSteps:
 def refuse_zenflow_states(state_dict: Dict[str, Any]) -> None:
     """Raises InvalidArgument if a state has ZenFlow's keys. For optimizers without zenflow."""
     if any(isinstance(state, dict) and "updates" in state for state in state_dict["state"].values()):
-        raise InvalidArgument("cannot load the state: it is of an optimizer with zenflow, and its columns have different step "
-                              "counts and may have deferred gradients. Load it into an optimizer with "
-                              "zenflow=ZenFlow(...); with topk_ratio=1 that optimizer steps all columns in every step after "
-                              "its next selection")
+        raise InvalidArgument("cannot load the state: it is of an optimizer with zenflow, and its columns have "
+                              "different step counts and may have deferred gradients. Load it into an optimizer with "
+                              "zenflow=ZenFlow(...); with topk_ratio=1 that optimizer steps all columns in every step "
+                              "after its next selection")

@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module that DeepSpeed's CPUAdamBuilder loads, on this library: `import adamant.deepspeed` before the optimizer is
-made, or the environment variable ADAMANT_DEEPSPEED=1 for jobs whose code nobody edits; 0 keeps DeepSpeed's own op.
+"""Replacement of DeepSpeed's CPU Adam op.
 
-Importing it, before DeepSpeed or after, replaces load() of every CPUAdamBuilder, and nothing else. It sets the variable
-for child processes: a line in the wheel's .pth file imports this module where the variable is set, so the workers that
-SuperOffload and ZenFlow spawn have it, too. Without the wheel they have it where the main script imports it at its top.
+Import this module before the optimizer is created, or set the environment variable ADAMANT_DEEPSPEED=1 for jobs whose
+code is not edited. ADAMANT_DEEPSPEED=0 keeps DeepSpeed's own op.
+
+The import, before or after DeepSpeed's, replaces load() of every CPUAdamBuilder, and nothing else. It sets the
+environment variable for child processes: the wheel's .pth file imports this module if the variable is set, so workers
+that SuperOffload and ZenFlow spawn use it. Without the wheel, workers use it if the main script imports it at the top.
 
 Differences to DeepSpeed's own op:
-- adam_rollback() restores every bit, for all types, infinities and NaNs included. It needs the update's gradients, and
-  a record: about 2 bytes for each element, and with it the update takes two to three times as long (with float16
-  moments it is a copy of everything). So updates from DeepSpeedCPUAdam.step(), which nothing can roll back, leave none.
-  Records keep the tensors alive until destroy_adam(). A rollback without one is an error.
-  ADAMANT_DEEPSPEED_ROLLBACK=0: there are no records.
-- Gradients may have another type than the params. Params and moments that are not contiguous are an error, where
-  DeepSpeed's own op loses the update.
-- Moments in float16 are computed in float32 and rounded once, a chunk at a time.
-- Threads: one on each core of this rank's part, or what "cpuadam_cores_perc" in the JSON's offload_optimizer says. A
-  process that was bound to cores, as DeepSpeed does with its workers, keeps to those. "ratio" needs nothing here:
-  DeepSpeed itself hands over only that share of the params.
+
+- adam_rollback() restores every bit, for all dtypes, infinities and NaNs. It needs the update's gradients and a record.
+  A record takes about 2 bytes for each element, and the update two to three times as long; with float16 moments the
+  record is a copy of all tensors. Updates by DeepSpeedCPUAdam.step(), which are never rolled back, have no record.
+  Records keep the tensors alive until destroy_adam(). A rollback without a record is an error.
+  ADAMANT_DEEPSPEED_ROLLBACK=0 disables records.
+- Gradients may have another dtype than the params. Noncontiguous params and moments are an error; DeepSpeed's own op
+  loses the update.
+- float16 moments are updated in float32 and rounded once, in chunks.
+- Threads: one on each core of this rank, or on the share "cpuadam_cores_perc" of the JSON's offload_optimizer. In a
+  process that is bound to cores, as DeepSpeed binds its workers, one on each of these cores. "ratio" needs no support
+  here: DeepSpeed passes only that share of the params.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from typing import Any, Dict, Optional, Union
 
 from ._deepspeed_adam import Adam, Records, adams, known, rounding, update
 from ._deepspeed_cores import cores_of_rank, share_in_engine, split_of
-from ._library import InvalidArgument, Unavailable, library
+from ._library import Unavailable, library
 from ._deepspeed_zenflow import *  # noqa: F401,F403
 from .executor import CoreSplit, Executor, default_threads, shared_executor
 from .optimizer import hyperparameters
@@ -46,8 +49,8 @@ def _executor_of(adam: Adam) -> Executor:
     return adam.executor
 
 
-def _nothing_rolls_back(caller: Any) -> bool:
-    # rollback_subgroup() rolls back only what step_subgroup() did. Any other caller counts as one that may want to.
+def _is_never_rolled_back(caller: Any) -> bool:
+    # rollback_subgroup() rolls back only updates of step_subgroup(). Assume that all unknown callers may roll back.
     return os.environ.get("ADAMANT_DEEPSPEED_ROLLBACK") == "0" or (
         caller.f_code.co_name in ("step", "_sequential_step")
         and caller.f_globals.get("__name__", "").startswith("deepspeed.ops.adam."))
@@ -55,16 +58,30 @@ def _nothing_rolls_back(caller: Any) -> bool:
 
 def create_adam(optimizer_id: int, alpha: float = 1e-3, betta1: float = 0.9, betta2: float = 0.999, eps: float = 1e-8,
                 weight_decay: float = 0.0, adamw_mode: bool = True, should_log: bool = False) -> int:
-    """Makes an optimizer; adamw_mode says how weight_decay acts. Every update says the other values itself."""
+    """Create an optimizer.
+
+    Parameters
+    ----------
+    optimizer_id : int
+        Number of the optimizer in all other functions.
+    adamw_mode : bool, default True
+        Apply weight decay to params directly (AdamW).
+    should_log : bool, default False
+        Print the optimizer's values.
+
+    Notes
+    -----
+    All other hyperparameters are arguments of adam_update(), and ignored here.
+    """
     adams[optimizer_id] = Adam(bool(adamw_mode))
     if should_log:
-        print(f"Adam optimizer {optimizer_id} is adamant's, of {library()._name}: lr {alpha}, betas ({betta1}, "
+        print(f"Adam optimizer {optimizer_id} uses adamant from {library()._name}: lr {alpha}, betas ({betta1}, "
               f"{betta2}), weight_decay {weight_decay}, {'AdamW' if adamw_mode else 'Adam'}")
     return 0
 
 
 def destroy_adam(optimizer_id: int) -> int:
-    """Forgets an optimizer and its records."""
+    """Destroy an optimizer and its records."""
     adams.pop(optimizer_id, None)
     return 0
 
@@ -72,17 +89,30 @@ def destroy_adam(optimizer_id: int) -> int:
 def adam_update(optimizer_id: int, step: int, lr: float, beta1: float, beta2: float, epsilon: float,
                 weight_decay: float, bias_correction: bool, params: Any, grads: Any, exp_avg: Any,
                 exp_avg_sq: Any) -> int:
-    """One update of these tensors, in place. Steps count from 1; any number may come again, for the same tensors or for
-    others."""
+    """Update params and moments in place.
+
+    Parameters
+    ----------
+    step : int
+        Step number for the bias correction, from 1. Numbers may repeat, for the same or for other tensors.
+    params, grads, exp_avg, exp_avg_sq : Tensor
+        Tensors in host memory, with equally many elements.
+
+    Raises
+    ------
+    InvalidArgument
+        The optimizer does not exist, or a tensor cannot be used in place.
+    """
     adam = known(optimizer_id)
     executor = _executor_of(adam)
-    hyper = hyperparameters(lr, (beta1, beta2), epsilon, weight_decay, adam.decoupled, bool(bias_correction), **rounding)
+    hyper = hyperparameters(lr, (beta1, beta2), epsilon, weight_decay, adam.decoupled, bool(bias_correction),
+                            **rounding)
     arrays = (params.detach(), grads.detach().contiguous(), exp_avg.detach(), exp_avg_sq.detach())
-    if _nothing_rolls_back(sys._getframe(1)):
+    if _is_never_rolled_back(sys._getframe(1)):
         update(executor, hyper, step, arrays)
         return 0
     records = adam.records.get(exp_avg.data_ptr())
-    if records is None or not records.are_for(arrays):
+    if records is None or not records.matches(arrays):
         records = adam.records[exp_avg.data_ptr()] = Records(executor, arrays)
     records.update(hyper, step, arrays)
     return 0
@@ -91,22 +121,44 @@ def adam_update(optimizer_id: int, step: int, lr: float, beta1: float, beta2: fl
 def adam_rollback(optimizer_id: int, step: int, lr: float, beta1: float, beta2: float, epsilon: float,
                   weight_decay: float, bias_correction: bool, params: Any, grads: Any, exp_avg: Any,
                   exp_avg_sq: Any) -> int:
-    """Takes back the last update of these tensors, which had this step number and these gradients, to the bit."""
+    """Roll back the last update of these tensors to the bit. It had this step number and these gradients.
+
+    Raises
+    ------
+    Unavailable
+        There is no record of that update.
+    """
     records = known(optimizer_id).records.get(exp_avg.data_ptr())
     if records is None:
-        raise Unavailable(f"adam_rollback() is called for step {step} of optimizer {optimizer_id}, but there is no "
-                          "record of an update of these tensors; updates by DeepSpeedCPUAdam.step(), or with "
-                          "ADAMANT_DEEPSPEED_ROLLBACK=0 in the environment, leave none")
+        raise Unavailable(f"cannot roll back step {step} of optimizer {optimizer_id}: there is no record of an update "
+                          "of these tensors. Updates by DeepSpeedCPUAdam.step(), or with ADAMANT_DEEPSPEED_ROLLBACK=0 "
+                          "in the environment, have no record")
     records.roll_back(step, (params.detach(), grads.detach().contiguous(), exp_avg.detach(), exp_avg_sq.detach()))
     return 0
 
 
 def configure(ds_config: Union[Dict[str, Any], str, "os.PathLike[str]"]) -> CoreSplit:
-    """Binds the team to what DeepSpeed's configuration says: a dictionary, or the path of a JSON file. Needed only
-    where no DeepSpeed engine calls the updates, as an engine's own configuration is found.
+    """Bind the optimizer's threads to the cores of a DeepSpeed configuration.
 
-    Returns the optimizer's hardware threads, and those left to the framework. Raises InvalidArgument for values that
-    cannot be, and Unavailable for more than the machine has.
+    Needed only if adam_update() is not called by a DeepSpeed engine; the configuration of an engine is found
+    automatically.
+
+    Parameters
+    ----------
+    ds_config : dict or path
+        DeepSpeed's configuration, or the path of its JSON file.
+
+    Returns
+    -------
+    CoreSplit
+        Hardware threads of the optimizer and of the framework.
+
+    Raises
+    ------
+    InvalidArgument
+        A value is out of range.
+    Unavailable
+        The machine has fewer cores than requested.
     """
     global _configured
     split = split_of(ds_config)
@@ -128,7 +180,7 @@ def _replace(module: ModuleType) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Replaces load() in builders that are imported later."""
+    """Import hook that replaces load() in builders that are imported later."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if not _builders.fullmatch(name):
@@ -149,8 +201,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Makes every CPUAdamBuilder().load() return this module, in this process and, by the environment, in those that it
-    spawns. Importing this module does so."""
+    """Make every CPUAdamBuilder().load() return this module, in this process and in processes that it spawns.
+
+    Importing this module calls install().
+    """
     os.environ["ADAMANT_DEEPSPEED"] = "1"
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
@@ -160,7 +214,7 @@ def install() -> None:
 
 
 def _forget_parents() -> None:
-    # Threads are not forked with a process: it needs a team of its own, and the parent's records are not its own.
+    # A fork copies no threads, so the child needs a new team, and cannot use the parent's records.
     for adam in adams.values():
         adam.executor = None
         adam.records.clear()

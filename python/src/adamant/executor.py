@@ -118,8 +118,10 @@ def default_threads(cores: Optional[str]) -> int:
 
 
 def cores_of_rank() -> Optional[str]:
-    """The hardware threads of this rank, if a launcher such as torchrun has started several ranks on this host. None: there
-    is one rank, or fewer cores than ranks."""
+    """The hardware threads of this rank, if a launcher such as torchrun has started several ranks on this host.
+
+    None if there is one rank, or if there are fewer cores than ranks.
+    """
     if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < 2:
         return None
     try:

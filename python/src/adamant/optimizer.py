@@ -62,11 +62,11 @@ def hyperparameters(lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999), eps
     InvalidArgument
         A rounding is unknown. All other values are checked by the function that uses them.
     """
-    return Hyperparameters.initialised(lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay,
-                                       decay=1 if decoupled else 2, bias_correction=int(bias_correction),
-                                       exp_avg_sq_rounding=enum_value("exp_avg_sq_rounding", exp_avg_sq_rounding, _rounding),
-                                       param_rounding=enum_value("param_rounding", param_rounding, _rounding),
-                                       rounding_seed=rounding_seed)
+    return Hyperparameters.initialised(
+        lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay, decay=1 if decoupled else 2,
+        bias_correction=int(bias_correction),
+        exp_avg_sq_rounding=enum_value("exp_avg_sq_rounding", exp_avg_sq_rounding, _rounding),
+        param_rounding=enum_value("param_rounding", param_rounding, _rounding), rounding_seed=rounding_seed)
 
 
 def _numbers(pointer: Any, count: int) -> Any:
@@ -116,8 +116,8 @@ class OptimizerHandle(Handle):
 
     def _call(self, function: str, *arguments: Any) -> None:
         if not self.is_in_own_process:
-            raise InvalidArgument(f"cannot call {function[8:]}() in process {os.getpid()}: it was forked from the optimizer's "
-                                  "process. Make another optimizer here")
+            raise InvalidArgument(f"cannot call {function[8:]}() in process {os.getpid()}: it was forked from the "
+                                  "optimizer's process. Make another optimizer here")
         if self.pointer is None:
             raise InvalidArgument(f"cannot call {function[8:]}(): the optimizer was closed. Make another one")
         self._check(getattr(library(), function)(self.pointer, *arguments))
@@ -220,7 +220,8 @@ class Optimizer(OptimizerHandle):
                  weights_ready: Optional[Callable[[int, int, int], None]] = None):
         options = OptimizerOptions.initialised(
             max_norm=max_norm, max_abs_grad=max_abs_grad, speculate=enum_value("speculate", speculate, _speculate),
-            on_nonfinite=enum_value("on_nonfinite", on_nonfinite, nonfinite_policies), keep_last_step=int(keep_last_step))
+            on_nonfinite=enum_value("on_nonfinite", on_nonfinite, nonfinite_policies),
+            keep_last_step=int(keep_last_step))
         if journal_budget_bytes is not None:
             options.journal_budget_bytes = journal_budget_bytes
         if loss_scaling is not None:
@@ -238,7 +239,8 @@ class Optimizer(OptimizerHandle):
         self._gradients: List[Any] = []
         self._interrupted: List[Any] = []  # gradients that libadamant_c may use after an interrupted or failed call
         self._new_report = Report.initialised()
-        super().__init__(lambda pointer: library().adamant_optimizer_create(self.executor.pointer, byref(options), pointer))
+        super().__init__(lambda pointer: library().adamant_optimizer_create(self.executor.pointer, byref(options),
+                                                                            pointer))
 
     # Groups and shards
 
@@ -255,7 +257,8 @@ class Optimizer(OptimizerHandle):
                   "weight_decay": known.weight_decay, "decoupled": known.decay != 2,
                   "bias_correction": bool(known.bias_correction),
                   "exp_avg_sq_rounding": list(_rounding)[known.exp_avg_sq_rounding],
-                  "param_rounding": list(_rounding)[known.param_rounding], "rounding_seed": known.rounding_seed, **hyper}
+                  "param_rounding": list(_rounding)[known.param_rounding], "rounding_seed": known.rounding_seed,
+                  **hyper}
         self._call("adamant_set_hyperparameters", whole_number(group, "group"), byref(hyperparameters(**values)))
 
     def hyperparameters_of(self, group: int) -> Hyperparameters:
@@ -299,9 +302,8 @@ class Optimizer(OptimizerHandle):
             An array cannot be used in place, or sizes or dtypes do not match.
 
         Notes
-        -----
-        All arrays are contiguous and in host memory, and except for quantized8 moments they have equally many elements. A
-        written array overlaps no other array.
+        ----- All arrays are contiguous and in host memory, and except for quantized8 moments they have equally many
+        elements. A written array overlaps no other array.
         """
         arrays = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq,
                   "weight_out": weight_out, "accumulator": accumulator}
@@ -334,7 +336,7 @@ class Optimizer(OptimizerHandle):
             raise
 
     def set_gradient(self, shard: int, grad: Any) -> None:
-        """Use this array as the shard's gradient from now on. Its size and dtype must be those of the previous array."""
+        """Use this array as the shard's gradient from now on. It has the size and dtype of the previous array."""
         self._call_with_gradient("adamant_set_gradient", shard, grad)
 
     def prepare(self, with_journal: bool = False) -> None:
@@ -369,8 +371,8 @@ class Optimizer(OptimizerHandle):
         Parameters
         ----------
         gradients : sequence of arrays or None, default None
-            New gradients, one for each shard in the order of add_shard(). None for a shard: it is skipped. By default the
-            current gradients are used.
+            New gradients, one for each shard in the order of add_shard(). None for a shard: it is skipped. By default
+            the current gradients are used.
         loss_scale : float or None, default None
             The factor that the loss was multiplied by.
         max_norm, max_abs_grad : float or None, default None
@@ -393,14 +395,15 @@ class Optimizer(OptimizerHandle):
             self._call("adamant_step", byref(values), byref(report))
             return report
         if len(gradients) != len(self._gradients):
-            raise InvalidArgument(f"cannot step with {len(gradients)} gradients, but {len(self._gradients)} shards: pass one gradient "
-                                  "or None for each shard")
+            raise InvalidArgument(f"cannot step with {len(gradients)} gradients, but {len(self._gradients)} shards: "
+                                  "pass one gradient or None for each shard")
         addresses = packed("Q", [0 if grad is None else self._gradient_address(i, grad)
                                  for i, grad in enumerate(gradients)])
         previous = self._gradients
         try:
             self._gradients = [old if new is None else new for old, new in zip(previous, gradients)]
-            self._call("adamant_step_gradients", addresses.buffer_info()[0], len(addresses), byref(values), byref(report))
+            self._call("adamant_step_gradients", addresses.buffer_info()[0], len(addresses), byref(values),
+                       byref(report))
         except BaseException:
             self._interrupted.append(previous)
             raise
@@ -549,8 +552,8 @@ def _check_masters(master: Any, weight: Any, low: Any, writes_master: bool) -> T
                                               (low, "low", "master", SPLIT_FLOAT32, not writes_master)):
         infos.append(array_info(array, name, written, role))
         if infos[-1].dtype != dtype or infos[-1].elements != infos[0].elements:
-            raise InvalidArgument(f"{name} is {array.dtype} of {infos[-1].elements} elements, but master, weight and low must "
-                                  "be float32, bfloat16 and int16, and have equally many elements")
+            raise InvalidArgument(f"{name} is {array.dtype} of {infos[-1].elements} elements, but master, weight and "
+                                  "low must be float32, bfloat16 and int16, and have equally many elements")
     return (*[info.address or None for info in infos], infos[0].elements)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adam and AdamW for PyTorch: torch.optim's classes with a native step that passes over memory once.
+"""Adam and AdamW for PyTorch: torch.optim's classes with a native step in one pass over memory.
 
     from adamant.torch import AdamW
     optimizer = AdamW(model.parameters(), lr=1e-4, max_norm=1.0)
@@ -13,9 +13,9 @@ from typing import Any, Dict, Optional, Tuple, Union
 
 from torch import Tensor
 
-from .._zenflow_optimizer import ZenFlow
 from .._quantized8 import dequantized, quantized
 from .._split_masters import joined_master, split_master
+from .._zenflow_optimizer import ZenFlow
 from ..executor import Cores
 from ._arguments import Arguments
 from ._stepping import Steps, torch_adam, torch_adamw
@@ -25,14 +25,14 @@ __all__ = ["Adam", "AdamW", "ZenFlow", "dequantized", "joined_master", "quantize
 _documentation = """\
 torch.optim.{name} whose step runs in native code, in one pass over memory.
 
-    The arguments of `torch.optim.{name}` keep their meaning. All others are keyword-only. `param_groups` and `state` are
-    read at every step, as torch reads them.
+    The arguments of `torch.optim.{name}` keep their meaning. All others are keyword-only. `param_groups` and `state`
+    are read at every step, as torch reads them.
 
     Parameters
     ----------
     params : iterable
         Params, named params, or dictionaries that define param groups. Params are dense tensors of float32, bfloat16 or
-        float16, in host memory or on a GPU, or DTensors (FSDP2), of which the local shard is stepped. A group may set
+        float16, in host memory or on a GPU, or DTensors (FSDP2), whose local shard is stepped. A group may set
         "state_format" and "replicated" (see Notes) in addition to torch's keys.
     lr : float or Tensor, default 1e-3
         Learning rate.
@@ -52,13 +52,13 @@ torch.optim.{name} whose step runs in native code, in one pass over memory.
         Accepted and ignored, like `foreach`.
     differentiable : bool, default False
         Must be False.
-{more}    max_norm : float or None, default None
+{class_parameters}    max_norm : float or None, default None
         Clip all gradients together to this norm, as `torch.nn.utils.clip_grad_norm_` does, but within the step and
         from an exact sum. step() then returns the norm before clipping. `float("inf")` measures the norm and clips
         nothing. None does neither.
     on_nonfinite : {{"apply", "skip", "zero"}}, default "apply"
-        What a step does with infinities and NaNs in gradients: "apply" uses them, as torch does; "skip" changes nothing;
-        "zero" replaces these elements by zero.
+        What a step does with infinities and NaNs in gradients: "apply" uses them, as torch does; "skip" changes
+        nothing; "zero" replaces these elements by zero.
     overlap : bool, default False
         Step each param during backward, as soon as its gradient is complete; exact also with `max_norm`. See Notes.
     accumulate : int, default 1
@@ -68,19 +68,19 @@ torch.optim.{name} whose step runs in native code, in one pass over memory.
     state_format : str or None, default None
         Format of new moments: "float32", "bfloat16" or "quantized8" (8-bit moments). "split_float32",
         "split_float32+bfloat16" and "split_float32+quantized8" have the same moments and split master weights for
-        bfloat16 params. None: the dtype of the param, as in torch, and float32 where the param is float16 or has a
+        bfloat16 params. None: the dtype of the param, as in torch, and float32 if the param is float16 or has a
         master. A group's "state_format" takes precedence.
     exp_avg_sq_rounding : {{"stochastic", "nearest"}}, default "stochastic"
         Rounding of bfloat16 second moments, and of both moments with "quantized8". Rounded to nearest, bfloat16 second
-        moments do not decrease where 1 - betas[1] is below 0.002.
+        moments do not decrease if 1 - betas[1] is below 0.002.
     param_rounding : {{"nearest", "stochastic"}}, default "nearest"
         Rounding of bfloat16 params. Rounded to nearest, a param without a master ignores updates below half a unit in
         its last place.
     rounding_seed : int, default 0
         Seed of stochastic rounding. The random bits are a function of the seed, the step, the element and the param's
-        name, or its index in the group where it has no name.
+        name, or its index in the group if it has no name.
     master : bool, default False
-        Keep float32 master weights of bfloat16 and float16 params, in `state[p]["master_param"]`. Where `state_format`
+        Keep float32 master weights of bfloat16 and float16 params, in `state[p]["master_param"]`. If `state_format`
         splits masters, bfloat16 params have split masters instead.
     process_group : torch.distributed.ProcessGroup or None, default None
         The ranks that shard gradients (FSDP2, ZeRO). The norm is over all of them; replicated params count once. The
@@ -106,45 +106,46 @@ torch.optim.{name} whose step runs in native code, in one pass over memory.
     Raises
     ------
     adamant.InvalidArgument
-        An argument or a param that no step can use. It is a ValueError, and its message names the argument or the param.
+        An argument or a param that no step can use. It is a ValueError, and its message names the argument or the
+        param.
     ValueError, RuntimeError
         As raised by `torch.optim.{name}` for its own arguments.
 
     Notes
     -----
-    Not thread-safe, like torch's optimizers. Bits do not depend on the number of threads. A forked process gets threads
-    of its own at its first step.
+    Not thread-safe, like torch's optimizers. Bits do not depend on the number of threads. A forked process starts new
+    threads at its first step.
 
-    **Weights written by others.** Writes under `torch.no_grad()`, such as `load_state_dict()` of a model, are followed by
-    the next step, into masters, too. torch records no write through `param.data`. The optimizer follows it where it steps
-    the param in place; with masters, `offload`, `zenflow` or params on a GPU, call take_weights() after such a write.
+    **Weights written by others.** Writes under `torch.no_grad()`, such as `load_state_dict()` of a model, reach masters
+    at the next step. torch records no write through `param.data`. Such a write is effective if the param is stepped in
+    place; with masters, `offload`, `zenflow` or params on a GPU, call take_weights() after it.
 
-    **overlap.** It is for one backward() for each step, or for the last of `accumulate`. From backward() to step() nothing
-    may read params, change gradients, params, states or groups, or resize their memory. step() raises InvalidArgument for
-    changes that it detects. A step that has begun can be rolled back only with `max_norm` or `on_nonfinite="skip"`. Do not
-    use it with a GradScaler. DistributedDataParallel is refused, also with `accumulate`, because it averages gradients
-    later.
+    **overlap.** Call backward() once for each step, or `accumulate` times. From the last backward() to step(), do not
+    read params, do not change gradients, params, states or groups, and do not resize their memory. step() raises
+    InvalidArgument for changes that it detects. A step that has begun can be rolled back only with `max_norm` or
+    `on_nonfinite="skip"`. Do not use it with a GradScaler. DistributedDataParallel is refused, also with `accumulate`,
+    because it averages gradients later.
 
-    **Params on a GPU.** States are in host memory, as in ZeRO-Offload. Gradients are copied to pinned memory, and weights
-    back, on separate streams. After step() the new weights are ready on the caller's current stream.
+    **Params on a GPU.** States are in host memory, as with ZeRO-Offload. Gradients are copied to pinned memory, and
+    weights back, on separate streams. After step() the new weights are ready on the caller's current stream.
 
-    **State formats.** Split masters: the bfloat16 param is the upper half of a float32 master, and `state[p]["master_low"]`
-    (int16) the lower half: the master's bits are `(param << 16) + low`. They equal those of `master=True` after every step;
-    the param is rounded with ties away from zero. 8-bit moments are uint8 tensors of shape [groups, 68]: each group of 64
-    elements, in row-major order, has 64 codes, `t[:, :64]`, and a float32 scale, `t[:, 64:].contiguous().view(torch.float32)`.
-    A DTensor needs equally many whole groups on each rank. dequantized(), quantized(), joined_master() and split_master()
-    convert states.
+    **State formats.** Split masters: the bfloat16 param has the upper 16 bits of a float32 master, and
+    `state[p]["master_low"]` (int16) the residual: the master's bits are `(param << 16) + low`. They equal those of
+    `master=True` after every step; the param is rounded with ties away from zero. 8-bit moments are uint8 tensors of
+    shape [groups, 68]: each group of 64 elements, in row-major order, has 64 codes, `t[:, :64]`, and a float32 scale,
+    `t[:, 64:].contiguous().view(torch.float32)`. A DTensor needs equally many whole groups on each rank. dequantized(),
+    quantized(), joined_master() and split_master() convert states.
 
-    **replicated.** With `process_group`, a plain tensor may be a shard or a replica. A group's "replicated": True or False
-    states it. None, the default, compares the first nonzero gradients over the ranks, by names of params. DTensors state
-    it by their placements. Gradients of replicated params must be equal on all ranks; if they differ, step() raises on
-    every rank and changes nothing.
+    **replicated.** With `process_group`, a plain tensor may be a shard or a replica. A group's "replicated": True or
+    False states it. None, the default, compares the first nonzero gradients over the ranks, by names of params.
+    DTensors state it by their placements. Gradients of replicated params must be equal on all ranks; if they differ,
+    step() raises on every rank and changes nothing.
 
-    **zenflow.** Params of two or more dimensions are matrices, whose columns are the last dimension. Their states keep the
-    param's shape with `t.movedim(-1, 0)` contiguous; "by_columns" is a copy of the weights in that order. 8-bit moments need a
-    multiple of 64 rows. Background threads work on states after step() returns, so read states from state_dict(), which
-    waits. "step", "updates" and the other counts are in states from state_dict() to the next step(). Call
-    flush() before weights are evaluated, saved or written.
+    **zenflow.** Params of two or more dimensions are matrices, whose columns are the last dimension. Their states keep
+    the param's shape with `t.movedim(-1, 0)` contiguous; "by_columns" is a copy of the weights in that order. 8-bit
+    moments need a multiple of 64 rows. Background threads work on states after step() returns, so read states from
+    state_dict(), which waits. "step", "updates" and the other counts are in states from state_dict() to the next
+    step(). Call flush() before weights are evaluated, saved or written.
 
     Examples
     --------
@@ -158,7 +159,8 @@ torch.optim.{name} whose step runs in native code, in one pass over memory.
 
     bfloat16 matrices with split masters and 8-bit moments, norms with float32 moments:
 
-    >>> matrices, norms = [torch.nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))], [torch.nn.Parameter(torch.ones(64))]
+    >>> matrices = [torch.nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))]
+    >>> norms = [torch.nn.Parameter(torch.ones(64))]
     >>> optimizer = {name}([{{"params": matrices}}, {{"params": norms, "state_format": "float32"}}],
     ...                   state_format="split_float32+quantized8")
     """
@@ -170,7 +172,7 @@ _decoupled = """\
 
 
 class Adam(Steps, torch_adam):
-    __doc__ = _documentation.format(name="Adam", weight_decay="0", more=_decoupled)
+    __doc__ = _documentation.format(name="Adam", weight_decay="0", class_parameters=_decoupled)
 
     def __init__(self, params: Any, lr: Union[float, Tensor] = 1e-3, betas: Tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, weight_decay: float = 0, amsgrad: bool = False, *, foreach: Optional[bool] = None,
@@ -182,19 +184,19 @@ class Adam(Steps, torch_adam):
                  master: bool = False, process_group: Any = None, offload: bool = False, cores: Optional[Cores] = None,
                  cpuadam_cores_perc: Optional[float] = None, threads: int = 0,
                  zenflow: Union[None, ZenFlow, Dict[str, Any]] = None):
-        more = {"decoupled_weight_decay": True} if decoupled_weight_decay else {}
+        options = {"decoupled_weight_decay": True} if decoupled_weight_decay else {}
         torch_adam.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach,
-                                  maximize=maximize, capturable=capturable, differentiable=differentiable, fused=fused,
-                                  **more)
+                            maximize=maximize, capturable=capturable, differentiable=differentiable, fused=fused,
+                            **options)
         self._set_up(process_group, Arguments(
-            max_norm=max_norm, on_nonfinite=on_nonfinite, overlap=overlap, accumulate=accumulate, state_format=state_format,
-            exp_avg_sq_rounding=exp_avg_sq_rounding, param_rounding=param_rounding, rounding_seed=rounding_seed,
-            master=master, offload=offload, cores=cores, cpuadam_cores_perc=cpuadam_cores_perc, threads=threads,
-            zenflow=zenflow))
+            max_norm=max_norm, on_nonfinite=on_nonfinite, overlap=overlap, accumulate=accumulate,
+            state_format=state_format, exp_avg_sq_rounding=exp_avg_sq_rounding, param_rounding=param_rounding,
+            rounding_seed=rounding_seed, master=master, offload=offload, cores=cores,
+            cpuadam_cores_perc=cpuadam_cores_perc, threads=threads, zenflow=zenflow))
 
 
 class AdamW(Steps, torch_adamw):
-    __doc__ = _documentation.format(name="AdamW", weight_decay="1e-2", more="")
+    __doc__ = _documentation.format(name="AdamW", weight_decay="1e-2", class_parameters="")
 
     def __init__(self, params: Any, lr: Union[float, Tensor] = 1e-3, betas: Tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False,
@@ -206,9 +208,9 @@ class AdamW(Steps, torch_adamw):
                  cores: Optional[Cores] = None, cpuadam_cores_perc: Optional[float] = None, threads: int = 0,
                  zenflow: Union[None, ZenFlow, Dict[str, Any]] = None):
         torch_adamw.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize,
-                                   foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused)
+                             foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused)
         self._set_up(process_group, Arguments(
-            max_norm=max_norm, on_nonfinite=on_nonfinite, overlap=overlap, accumulate=accumulate, state_format=state_format,
-            exp_avg_sq_rounding=exp_avg_sq_rounding, param_rounding=param_rounding, rounding_seed=rounding_seed,
-            master=master, offload=offload, cores=cores, cpuadam_cores_perc=cpuadam_cores_perc, threads=threads,
-            zenflow=zenflow))
+            max_norm=max_norm, on_nonfinite=on_nonfinite, overlap=overlap, accumulate=accumulate,
+            state_format=state_format, exp_avg_sq_rounding=exp_avg_sq_rounding, param_rounding=param_rounding,
+            rounding_seed=rounding_seed, master=master, offload=offload, cores=cores,
+            cpuadam_cores_perc=cpuadam_cores_perc, threads=threads, zenflow=zenflow))

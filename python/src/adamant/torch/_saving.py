@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""state_dict() and load_state_dict(), copies and pickles."""
+"""state_dict(), load_state_dict(), copies and pickles of Adam and AdamW."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from .._library import InvalidArgument
-from .._zenflow_steps import refuse_zenflow_states
 from .._quantized8 import is_quantized, moments
 from .._signals import delayed_signals
+from .._zenflow_steps import refuse_zenflow_states
 from ._arguments import check_format, check_group, formats
 from ._state import check_hyper, check_state, count_tensor, loaded_state, steps_of
 
 
 class Saving:
-    """What Adam and AdamW do to save and load."""
+    """Saving, loading and copying of Adam and AdamW."""
 
     def state_dict(self) -> Dict[str, Any]:
         """Return the state, as torch's state_dict() does.
@@ -40,17 +40,17 @@ class Saving:
         self._settle("state_dict() is called")
         if self._zenflow is None:
             return super().state_dict()  # type: ignore[misc]
-        deferred = self._zenflow
+        zenflow = self._zenflow
         with delayed_signals:
-            deferred.save()
+            zenflow.save()
 
-        def without_copies(_: Any, made: Dict[str, Any]) -> Dict[str, Any]:
-            return {**made, "state": deferred.without_copies(made["state"])}
-        ours = self.register_state_dict_post_hook(without_copies, prepend=True)  # type: ignore[attr-defined]
+        def remove_copies(_: Any, state_dict: Dict[str, Any]) -> Dict[str, Any]:
+            return {**state_dict, "state": zenflow.without_copies(state_dict["state"])}
+        handle = self.register_state_dict_post_hook(remove_copies, prepend=True)  # type: ignore[attr-defined]
         try:
             return super().state_dict()  # type: ignore[misc]
         finally:
-            ours.remove()
+            handle.remove()
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Load a state, all or nothing. Dtypes of saved states are kept.
@@ -63,38 +63,39 @@ class Saving:
         Raises
         ------
         adamant.InvalidArgument
-            A value does not fit its param or state_format; a state of zenflow without zenflow; a kept state of zenflow that
-            training has changed; accumulated gradients are pending; or a begun step cannot be rolled back. Nothing has
-            changed.
+            A value does not fit its param or state_format; a state of zenflow without zenflow; a kept state of zenflow
+            that training has changed; accumulated gradients are pending; or a begun step cannot be rolled back. Nothing
+            has changed.
         ValueError
             The number of groups or params differs. Nothing has changed.
         """
-        self._refuse_with_sums("a state is loaded")
+        self._refuse_accumulated("a state is loaded")
         self._settle("load_state_dict() is called")
-        given = dict(state_dict)
+        incoming = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():  # type: ignore[attr-defined]
-            changed = hook(self, given)
-            if changed is not None:
-                given = changed
-        saved = copy.deepcopy(given["param_groups"])
+            replaced = hook(self, incoming)
+            if replaced is not None:
+                incoming = replaced
+        saved = copy.deepcopy(incoming["param_groups"])
         if len(saved) != len(self.param_groups):
             raise ValueError("loaded state dict has a different number of parameter groups")
         for g, group in enumerate(saved):
             check_hyper(group, g)
             if len(group["params"]) != len(self.param_groups[g]["params"]):
-                raise ValueError("loaded state dict contains a parameter group that doesn't match the size of optimizer's group")
+                raise ValueError("loaded state dict contains a parameter group that doesn't match the size of "
+                                 "optimizer's group")
             check_group(group, g)
-        param_of = self._params_by_number(given)
-        for key, values in given["state"].items():
+        param_of = self._params_by_number(incoming)
+        for key, values in incoming["state"].items():
             if key in param_of:
                 check_state(self._name(param_of[key]), param_of[key], values)
-        self._check_formats(given)
+        self._check_formats(incoming)
         if self._zenflow is None:
-            refuse_zenflow_states(given)
+            refuse_zenflow_states(incoming)
         else:
-            self._zenflow.check(self, given)
+            self._zenflow.check(self, incoming)
         states: Any = defaultdict(dict)
-        for key, values in given["state"].items():
+        for key, values in incoming["state"].items():
             param = param_of.get(key)
             states[key if param is None else param] = (copy.deepcopy(values) if param is None else
                                                        loaded_state(values, param, self._name(param)))
@@ -107,8 +108,8 @@ class Saving:
             self._zenflow.forget(self.state.values())
         self._versions.clear()
         self._forget()
-        for after in self._optimizer_load_state_dict_post_hooks.values():  # type: ignore[attr-defined]
-            after(self)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():  # type: ignore[attr-defined]
+            post_hook(self)
 
     def _params_by_number(self, state_dict: Dict[str, Any]) -> Dict[Any, Tensor]:
         numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
@@ -118,46 +119,47 @@ class Saving:
         """Raises InvalidArgument if the storage format of a state differs from state_format."""
         params = iter([param for _, param in self._all_params()])
         for g, group in enumerate(incoming["param_groups"]):
-            asked = self._format_of(group)
-            check_format(asked)
+            state_format = self._format_of(group)
+            check_format(state_format)
             for i, number in enumerate(group["params"]):
                 param, state = next(params, None), incoming["state"].get(number, {})
-                if asked is None or param is None:  # torch says that there are too many
+                if state_format is None or param is None:  # torch raises an error for surplus params
                     continue
-                splits, kind = formats[asked]
-                eight = kind == torch.uint8
-                other = next((value for name, value in state.items() if name in moments and is_quantized(value) != eight), None)
+                splits, dtype = formats[state_format]
+                is_8_bit = dtype == torch.uint8
+                other = next((value for name, value in state.items()
+                              if name in moments and is_quantized(value) != is_8_bit), None)
                 if other is not None:
-                    has = f"moments of {other.dtype}{'' if eight else ', which is quantized8'}"
-                    how = "quantized(state)" if eight else "dequantized(state, param)"
+                    actual = f"moments of {other.dtype}{'' if is_8_bit else ', which is quantized8'}"
+                    conversion = "quantized(state)" if is_8_bit else "dequantized(state, param)"
                 elif "master_low" in state and not splits:
-                    has, how = "split master weights", "joined_master(state, param)"
+                    actual, conversion = "split master weights", "joined_master(state, param)"
                 elif "master_param" in state and splits and param.dtype == torch.bfloat16:
-                    has, how = "a float32 master", "split_master(state, param)"
+                    actual, conversion = "a float32 master", "split_master(state, param)"
                 else:
                     continue
-                raise InvalidArgument(f"the state of group{g}.{i} has {has}, but state_format is {asked}; leave state_format "
-                                      f"out to go on with the states' own, or make them so by adamant.torch.{how}, for each "
-                                      "state of state_dict['state']")
+                raise InvalidArgument(f"cannot load the state of group{g}.{i}: it has {actual}, but state_format is "
+                                      f"{state_format}. Leave state_format out to keep the formats of the states, or "
+                                      f"convert each state in state_dict['state'] by adamant.torch.{conversion}")
 
     def __getstate__(self) -> Dict[str, Any]:
         if self._process_group is not None:
-            raise InvalidArgument("an optimizer with a process_group cannot be copied or pickled, as the group cannot; "
-                                  "save its state_dict()")
-        self._refuse_with_sums("a copy would not include them")
+            raise InvalidArgument("cannot copy or pickle an optimizer with a process_group: the group cannot be "
+                                  "copied. Save its state_dict()")
+        self._refuse_accumulated("a copy would not include them")
         self._settle("a copy is made")
-        own: Dict[str, Any] = {"_arguments": self._arguments}
+        extra: Dict[str, Any] = {"_arguments": self._arguments}
         if self._zenflow is not None:
             self._zenflow.save()
-        return {**super().__getstate__(), **own}  # type: ignore[misc]
+        return {**super().__getstate__(), **extra}  # type: ignore[misc]
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         for values in state["state"].values():
-            # torch would make a tensor of a number on the default device.
+            # torch would convert a number to a tensor on the default device.
             if isinstance(values, dict) and isinstance(values.get("step"), (int, float)):
                 values["step"] = count_tensor(steps_of(values["step"], "a param"))
         super().__setstate__(state)  # type: ignore[misc]
-        if "_arguments" in state:  # a copy, not a state that is loaded
+        if "_arguments" in state:  # a copy of an optimizer, not a loaded state
             self._process_group = None
             self._begin()
             if self._zenflow is not None:

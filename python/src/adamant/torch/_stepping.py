@@ -9,16 +9,16 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
-from torch.optim import optimizer as _torchs
+from torch.optim import optimizer as _torch_optimizer
 
 from .. import _threads
-from .._step_group import StepGroup
 from .._host_copies import local
 from .._library import SQUARES_WORDS, InvalidArgument, Report
-from .._zenflow_steps import ZenFlowSteps
 from .._ranks import Gradient, Ranks, norm_of, zero_redundancy_group
 from .._signals import delayed_signals
 from .._signature_module import CHANGED, NEW_GRADIENT, NO_GRADIENT, new_signature
+from .._step_group import StepGroup
+from .._zenflow_steps import ZenFlowSteps
 from ..executor import Executor, shared_executor
 from ..optimizer import add_squares
 from ._arguments import Arguments, check_group, check_param
@@ -58,29 +58,30 @@ class Steps(Backward, Saving):
                 check_param(param, f"group{g}.{names[i] if names else i}")
 
     def __repr__(self) -> str:
-        given = self._arguments.given() if hasattr(self, "_arguments") else {}
-        if given.get("zenflow") is not None:
-            given["zenflow"] = self._arguments.zenflow
-        own = "".join(f"    {name}: {value}\n" for name, value in sorted(given.items()))
-        return super().__repr__()[:-1] + (f"adamant\n{own}" if own else "") + ")"
+        arguments = self._arguments.non_defaults() if hasattr(self, "_arguments") else {}
+        if arguments.get("zenflow") is not None:
+            arguments["zenflow"] = self._arguments.zenflow
+        lines = "".join(f"    {name}: {value}\n" for name, value in sorted(arguments.items()))
+        return super().__repr__()[:-1] + (f"adamant\n{lines}" if lines else "") + ")"
 
     def _begin(self) -> None:
-        # A GradScaler then leaves gradients alone, and says by attributes that it steps; see _refuse_scaler(). Otherwise it
-        # unscales p.grad before, as for torch's own classes.
+        # If True, a GradScaler does not unscale p.grad and sets attributes, see _refuse_scaler(). If False, it unscales
+        # p.grad before step(), as for torch's classes.
         self._step_supports_amp_scaling = self._arguments.accumulate > 1 or self._arguments.overlap
         self._watched: Dict[int, Tensor] = {}  # params with hooks, by id
         self._handles: List[Any] = []
         weakref.finalize(self, _remove, self._handles)
-        self._may_be_averaged = True  # until that was looked for
-        self._lock = threading.RLock()  # backward calls hooks in a thread for each device
+        self._may_be_averaged = True  # until _refuse_averaging() has checked
+        self._lock = threading.RLock()  # backward() calls hooks in one thread for each device
         self._signature = new_signature()
         self._ranks = Ranks(self._process_group) if self._process_group is not None else None
-        self._norm_of_others = 0.0  # of a step in which this rank has no gradients
+        self._rank_norm = 0.0  # norm over all ranks, for a step without gradients on this rank
         # By the param's id: the param and its weights in host memory, for params on another device.
         self._mirrors: Dict[int, Tuple[Tensor, Tensor]] = {}
-        self._versions: Dict[int, Tuple[Any, ...]] = {}  # of params whose weights are elsewhere, too, when both were the same
-        given = self._arguments.zenflow
-        self._zenflow = ZenFlowSteps(given) if given is not None else None
+        # By the param's id: the versions at which its weights were equal to its master and its mirror.
+        self._versions: Dict[int, Tuple[Any, ...]] = {}
+        zenflow = self._arguments.zenflow
+        self._zenflow = ZenFlowSteps(zenflow) if zenflow is not None else None
         self._forget()
         self._watch()
 
@@ -88,49 +89,49 @@ class Steps(Backward, Saving):
         """Discards everything recorded about params. The next step reads them again."""
         self._step_groups: Optional[List[StepGroup]] = None
         self._open: Optional[OpenStep] = None
-        self._joint: Optional[Tensor] = None  # the words of all step_groups' sum of squares, where there are several
+        self._total_words: Optional[Tensor] = None  # sum of squares of all step groups in words, if there are several
         self._hyper_is_taken = True
-        self._overlaps = True  # until the step under way turned out not to
-        self._backwards: Dict[int, int] = {}  # how many gradients of this step a param has had, by its id
-        self._made: Dict[int, Tuple[int, int]] = {}  # address and version of the last of them
-        self._moved: Set[int] = set()  # params whose gradients went to their sums, and that have no other yet
+        self._overlaps = True  # False if the current step cannot begin in backward()
+        self._backwards: Dict[int, int] = {}  # number of gradients in this step, by the param's id
+        self._made: Dict[int, Tuple[int, int]] = {}  # address and version of the last gradient
+        self._moved: Set[int] = set()  # params whose last gradient was moved to the accumulator
         self.last_report: Optional[Report] = None
 
     # Set-up of steps
 
     def _executor(self) -> Executor:
-        own = self._arguments
-        if own.cores is None and own.cpuadam_cores_perc is None:
-            return shared_executor(threads=own.threads)
-        return _threads.dedicated_executor(own.cores, own.cpuadam_cores_perc, own.threads)
+        arguments = self._arguments
+        if arguments.cores is None and arguments.cpuadam_cores_perc is None:
+            return shared_executor(threads=arguments.threads)
+        return _threads.dedicated_executor(arguments.cores, arguments.cpuadam_cores_perc, arguments.threads)
 
     @property
     def _needs_norm(self) -> bool:
         return self._arguments.needs_norm
 
     def _reduce(self, words: Any) -> None:
-        """Callback of the library: replaces a step group's sum of squares by that of all gradients of all ranks."""
-        given = torch.frombuffer(words, dtype=torch.int64)
-        if self._joint is None:
-            # A copy, as a process group's thread may be the last to drop it, which must not take Python's lock then.
-            total = given.clone()
-            self._add_over_ranks(total)
-        given.copy_(total if self._joint is None else self._joint)
+        """Callback of libadamant_c: replaces a step group's sum of squares by that of all gradients of all ranks."""
+        group_words = torch.frombuffer(words, dtype=torch.int64)
+        if self._total_words is None:
+            # Copy: a process group's thread may drop the last reference, and must not take the GIL then.
+            total = group_words.clone()
+            self._reduce_over_ranks(total)
+        group_words.copy_(total if self._total_words is None else self._total_words)
 
-    def _reduce_columns(self, numbers: Any, how: str) -> None:
-        """What the library calls with numbers of columns, to get their sums over all ranks, or the largest."""
-        given = torch.frombuffer(numbers, dtype=torch.int64)
-        total = given.clone()
+    def _reduce_columns(self, numbers: Any, operation: str) -> None:
+        """Callback of libadamant_c: replaces numbers of columns by their reduction over all ranks."""
+        column_numbers = torch.frombuffer(numbers, dtype=torch.int64)
+        total = column_numbers.clone()
         if self._ranks is not None:
-            self._ranks.reduce(total, how)
-        given.copy_(total)
+            self._ranks.reduce(total, operation)
+        column_numbers.copy_(total)
 
-    def _add_over_ranks(self, words: Tensor) -> None:
-        """Has these words count the gradients of all ranks, replicated ones once."""
+    def _reduce_over_ranks(self, words: Tensor) -> None:
+        """Replaces the sum of squares by that of all ranks' gradients. Replicated gradients count once."""
         if self._ranks is None:
             return
-        places = {id(param): (step_group, number) for step_group in self._step_groups or []
-                  for number, param in enumerate(step_group.params)}
+        positions = {id(param): (step_group, number) for step_group in self._step_groups or []
+                     for number, param in enumerate(step_group.params)}
         gradients, seen = [], set()
         for g, param in self._all_params():
             if id(param) in seen:
@@ -138,30 +139,30 @@ class Steps(Backward, Saving):
             seen.add(id(param))
             values = None
             if param.grad is not None:
-                step_group, number = places.get(id(param), (None, 0))
+                step_group, number = positions.get(id(param), (None, 0))
                 values = (local(param.grad.detach()).to("cpu").contiguous() if step_group is None else
                           step_group.total_gradient(number, local(param.grad)))
             gradients.append(Gradient(self._name(param), param, values, self.param_groups[g].get("replicated")))
-        self._ranks.add_up(words, gradients)
+        self._ranks.reduce_squares(words, gradients)
 
     def _hyper(self, group: int) -> Dict[str, Any]:
-        of = self.param_groups[group]
         try:
-            return self._numbers_of(of)
+            return self._read_hyper(self.param_groups[group])
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise InvalidArgument(f"cannot step parameter group {group}: lr, betas, eps and weight_decay must be numbers, but "
-                                  f"reading them says {type(error).__name__}: {error}") from None
+            raise InvalidArgument(f"cannot step parameter group {group}: lr, betas, eps and weight_decay must be "
+                                  f"numbers ({type(error).__name__}: {error})") from None
 
-    def _numbers_of(self, of: Dict[str, Any]) -> Dict[str, Any]:
-        return {"lr": float(of["lr"]), "betas": (float(of["betas"][0]), float(of["betas"][1])),
-                "eps": float(of["eps"]), "weight_decay": float(of["weight_decay"]),
-                "decoupled": of.get("decoupled_weight_decay", isinstance(self, torch_adamw)),
-                **{name: getattr(self._arguments, name) for name in ("exp_avg_sq_rounding", "param_rounding", "rounding_seed")}}
+    def _read_hyper(self, group: Dict[str, Any]) -> Dict[str, Any]:
+        return {"lr": float(group["lr"]), "betas": (float(group["betas"][0]), float(group["betas"][1])),
+                "eps": float(group["eps"]), "weight_decay": float(group["weight_decay"]),
+                "decoupled": group.get("decoupled_weight_decay", isinstance(self, torch_adamw)),
+                **{name: getattr(self._arguments, name)
+                   for name in ("exp_avg_sq_rounding", "param_rounding", "rounding_seed")}}
 
     def _name(self, param: Tensor) -> str:
         for g, group in enumerate(self.param_groups):
-            for i, each in enumerate(group["params"]):
-                if each is param:
+            for i, candidate in enumerate(group["params"]):
+                if candidate is param:
                     names = group.get("param_names")
                     return f"group{g}.{names[i] if names else i}"
         return "param"
@@ -176,19 +177,19 @@ class Steps(Backward, Saving):
     def _all_params(self) -> List[Tuple[int, Tensor]]:
         return [(g, param) for g, group in enumerate(self.param_groups) for param in group["params"]]
 
-    def _look(self) -> List[StepGroup]:
-        """Groups params with gradients by step count."""
-        self._refuse_with_sums("params, states or gradient dtypes have changed")
+    def _regroup(self) -> List[StepGroup]:
+        """Creates step groups of all params with gradients."""
+        self._refuse_accumulated("params, states or gradient dtypes have changed")
         self._refuse_groups()
-        everything = self._all_params()
-        known = {id(param) for _, param in everything}
-        for of in (self._mirrors, self._versions):
-            for gone in of.keys() - known:
-                del of[gone]
+        members = self._all_params()
+        known = {id(param) for _, param in members}
+        for cache in (self._mirrors, self._versions):
+            for key in cache.keys() - known:
+                del cache[key]
         self._step_groups = None
-        made = self._step_groups_of([each for each in everything if each[1].grad is not None])
-        self._record(made)
-        return made
+        step_groups = self._new_step_groups([member for member in members if member[1].grad is not None])
+        self._record(step_groups)
+        return step_groups
 
     def _record(self, step_groups: List[StepGroup]) -> None:
         """Records groups, states and addresses as those of the current step groups."""
@@ -210,8 +211,8 @@ class Steps(Backward, Saving):
     def _check(self) -> int:
         try:
             return self._signature.check(self._groups(), self.state)
-        except (LookupError, TypeError, ValueError, RuntimeError):  # an invalid hyperparameter: _hyper() raises the error that names it
-            return CHANGED
+        except (LookupError, TypeError, ValueError, RuntimeError):
+            return CHANGED  # a hyperparameter is invalid; _hyper() raises the error later
 
     def _widen_count(self, entry: int) -> None:
         """Replaces a step count by a tensor whose dtype holds the next counts exactly."""
@@ -225,15 +226,15 @@ class Steps(Backward, Saving):
 
     def _refuse_sparse(self, param: Tensor) -> None:
         if param.grad is not None and param.grad.is_sparse:
-            raise RuntimeError(f"{self._name(param)} has a sparse gradient, but Adam needs dense ones; consider "
-                               "torch.optim.SparseAdam")
+            raise RuntimeError(f"cannot step {self._name(param)}: it has a sparse gradient, but Adam needs dense "
+                               "gradients. Consider torch.optim.SparseAdam")
 
-    def _refuse_with_sums(self, what: str) -> None:
+    def _refuse_accumulated(self, event: str) -> None:
         if any(step_group.accumulated for step_group in self._step_groups or []):
-            raise InvalidArgument(f"gradients of earlier backward() calls were accumulated, but {what}; call step() before "
-                                  "that, or zero_grad() to begin anew")
+            raise InvalidArgument(f"gradients of earlier backward() calls were accumulated, but {event}. Call step() "
+                                  "before, or zero_grad() to drop them")
 
-    def _step_groups_of(self, members: List[Tuple[int, Tensor]]) -> List[StepGroup]:
+    def _new_step_groups(self, members: List[Tuple[int, Tensor]]) -> List[StepGroup]:
         by_steps: Dict[int, List[Tuple[int, Tensor]]] = {}
         seen: Set[int] = set()
         counts: Set[int] = set()
@@ -245,13 +246,13 @@ class Steps(Backward, Saving):
             self._init_state(g, param)
             state = self.state[param]
             steps = settle_count(state, self._name(param))
-            if state["step"].data_ptr() in counts:  # each param counts by itself
+            if state["step"].data_ptr() in counts:  # params must not share a count
                 state["step"] = count_tensor(steps)
             counts.add(state["step"].data_ptr())
             by_steps.setdefault(steps, []).append((g, param))
         # With accumulate, more params may join before the step.
         alone = len(by_steps) == 1 and self._arguments.accumulate == 1
-        return [StepGroup(self, steps, some, alone) for steps, some in sorted(by_steps.items())]
+        return [StepGroup(self, steps, group_members, alone) for steps, group_members in sorted(by_steps.items())]
 
     # Steps
 
@@ -282,7 +283,7 @@ class Steps(Backward, Saving):
         (overlap), params and states are inconsistent: load a state.
         """
         if (self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks  # type: ignore[attr-defined]
-                or _torchs._global_optimizer_pre_hooks or _torchs._global_optimizer_post_hooks
+                or _torch_optimizer._global_optimizer_pre_hooks or _torch_optimizer._global_optimizer_post_hooks
                 or torch.autograd._profiler_enabled()):
             return self._step_with_hooks(*(() if closure is None else (closure,)))
         return self._step(closure)
@@ -299,7 +300,7 @@ class Steps(Backward, Saving):
             if self._step_supports_amp_scaling:
                 self._refuse_scaler()
             if self._arguments.accumulate > 1:
-                self._check_sums()
+                self._check_accumulated()
             try:
                 report = (self._zenflow.step(self) if self._zenflow is not None else
                           self._finish() if self._open is not None else self._step_all())
@@ -309,50 +310,53 @@ class Steps(Backward, Saving):
             self._begin_gradients()
             self.last_report = report
         if closure is None and self._arguments.max_norm is not None:
-            return torch.tensor(self._norm_of_others if report is None else report.global_norm, dtype=torch.float64, device="cpu")
+            norm = self._rank_norm if report is None else report.global_norm
+            return torch.tensor(norm, dtype=torch.float64, device="cpu")
         return loss
 
     _step_with_hooks = torch.optim.Optimizer.profile_hook_step(_step)
 
     def _step_all(self) -> Optional[Report]:
         step_groups = self._step_groups
-        known, self._hyper_is_taken = self._hyper_is_taken, True
-        bits = CHANGED if step_groups is None or not all(step_group.is_usable for step_group in step_groups) else self._check()
+        is_taken, self._hyper_is_taken = self._hyper_is_taken, True
+        is_usable = step_groups is not None and all(step_group.is_usable for step_group in step_groups)
+        bits = self._check() if is_usable else CHANGED
         if bits & CHANGED or bits & NO_GRADIENT and self._arguments.accumulate == 1:
-            step_groups = self._step_groups = self._look()
+            step_groups = self._step_groups = self._regroup()
         elif bits & NEW_GRADIENT:
             if any(step_group.accumulated for step_group in step_groups or []):
                 self._join()
             else:
-                self._step_groups = self._look()
+                self._step_groups = self._regroup()
             step_groups = self._step_groups
         assert step_groups is not None
-        if bits or not known:
+        if bits or not is_taken:
             for step_group in step_groups:
                 step_group.take_hypers(self)
         if self._needs_norm and len(step_groups) != 1:
-            self._joint = self._words_of(step_groups, [[local(param.grad) if param.grad is not None else None
-                                                    for param in step_group.params] for step_group in step_groups])
+            self._total_words = self._sum_squares(step_groups, [[local(param.grad) if param.grad is not None else None
+                                                                 for param in step_group.params]
+                                                                for step_group in step_groups])
         report = None
         try:
             for step_group in step_groups:
                 report = step_group.step(self)
         finally:
-            self._joint = None
+            self._total_words = None
         if self._arguments.accumulate > 1 and (len(step_groups) != 1 or step_groups[0].last_skipped):
-            self._step_groups = None  # params that have taken equally many steps by now go together
+            self._step_groups = None  # step counts of params may have become equal
         return report
 
-    def _words_of(self, step_groups: List[StepGroup], grads: List[List[Optional[Tensor]]]) -> Tensor:
-        """The sum of squares of all gradients of all ranks, as words. Every rank takes part once a step, even without
-        gradients."""
+    def _sum_squares(self, step_groups: List[StepGroup], grads: List[List[Optional[Tensor]]]) -> Tensor:
+        """The sum of squares of all gradients of all ranks, in words. Collective: every rank calls it once a step, even
+        without gradients."""
         words = torch.zeros(SQUARES_WORDS, dtype=torch.int64, device="cpu")
-        for step_group, of_group_params in zip(step_groups, grads):
-            for number, grad in enumerate(of_group_params):
+        for step_group, group_grads in zip(step_groups, grads):
+            for number, grad in enumerate(group_grads):
                 if grad is not None:
                     add_squares(step_group.total_gradient(number, grad), words, self._executor())
-        self._add_over_ranks(words)
-        self._norm_of_others = norm_of(words)
+        self._reduce_over_ranks(words)
+        self._rank_norm = norm_of(words)
         return words
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -368,18 +372,31 @@ class Steps(Backward, Saving):
         Raises
         ------
         adamant.InvalidArgument
-            With overlap, a step has begun and cannot be rolled back. Set max_norm or on_nonfinite="skip", or call step().
+            With overlap, a step has begun and cannot be rolled back. Set max_norm or on_nonfinite="skip", or call
+            step().
         """
         self._settle("zero_grad() is called")
-        self._forget_sums()
+        self._clear_accumulators()
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """As torch's."""
+        """Add a param group, as torch's add_param_group() does.
+
+        Parameters
+        ----------
+        param_group : dict
+            Params and options of the group.
+
+        Raises
+        ------
+        adamant.InvalidArgument
+            The group has an unsupported option or dtype, accumulated gradients are pending, or a begun step cannot be
+            rolled back. Nothing has changed.
+        """
         if not hasattr(self, "_arguments"):
             super().add_param_group(param_group)  # type: ignore[misc]
             return
-        self._refuse_with_sums("a group is added")
+        self._refuse_accumulated("a group is added")
         self._settle("add_param_group() is called")
         super().add_param_group(param_group)  # type: ignore[misc]
         try:
@@ -391,18 +408,19 @@ class Steps(Backward, Saving):
         self._forget()
         self._watch()
 
-    def _settle(self, what: str) -> None:
-        """Rolls back the step that backward() began. Gradients stay, and step() starts over."""
+    def _settle(self, event: str) -> None:
+        """Rolls back the step that backward() began. Gradients stay, and step() starts over. event: for the error."""
         if self._open is not None:
             with delayed_signals:
-                self._abandon(what)
+                self._abandon(event)
                 self._overlaps = True
 
     def flush(self) -> None:
         """Publish all weights now (zenflow).
 
         Waits for deferred updates of the last window and copies weights that are behind their masters. Call it before
-        evaluation, before weights are saved or written by others, and at the end of training. Does nothing without zenflow.
+        evaluation, before weights are saved or written by others, and at the end of training. Does nothing without
+        zenflow.
 
         Notes
         -----
@@ -413,10 +431,10 @@ class Steps(Backward, Saving):
                 self._zenflow.flush(self)
 
     def take_weights(self) -> None:
-        """Take the current weights as they are, into masters and host copies.
+        """Copy the current weights to masters and host copies.
 
-        Call it after writes through `param.data` with masters, offload, zenflow or params on a GPU: torch records no such
-        write. With zenflow, deferred updates that are not published are dropped from the weights.
+        Call it after writes through `param.data` with masters, offload, zenflow or params on a GPU: torch records no
+        such write. With zenflow, deferred updates that are not published are dropped from the weights.
         """
         self._versions.clear()
         if self._zenflow is not None:
