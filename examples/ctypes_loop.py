@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop of c_loop.c from Python, with ctypes and nothing else; prints the same digest.
+"""The training loop of c_loop.c in Python with ctypes only. Prints the same digest.
 
-    ctypes_loop.py [LIBADAMANT_C]    or the environment variable ADAMANT_C_LIBRARY; libadamant_c.so.1 where neither is
+Run: ctypes_loop.py [LIBADAMANT_C]. The default is the environment variable ADAMANT_C_LIBRARY, or libadamant_c.so.1.
 """
 import ctypes
 import os
 import sys
 import tempfile
-from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int32, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import (POINTER, byref, c_char_p, c_double, c_float, c_int32, c_size_t, c_uint16, c_uint32, c_uint64,
+                    c_void_p)
 
 INPUTS, OUTPUTS, SAMPLES, STEPS = 8, 2, 32, 200
 FLOAT32, BFLOAT16 = 1, 2
@@ -56,7 +57,8 @@ def load(path):
     library.adamant_optimizer_free.argtypes = library.adamant_executor_free.argtypes = [c_void_p]
     library.adamant_optimizer_free.restype = library.adamant_executor_free.restype = None
     if library.adamant_c_version() != C_VERSION:
-        sys.exit(f"{path} has version {library.adamant_c_version()} of the interface, but this program {C_VERSION}")
+        sys.exit(f"cannot use {path}: it has version {library.adamant_c_version()} of the C interface, but this "
+                 f"program needs version {C_VERSION}")
     return library
 
 
@@ -69,13 +71,13 @@ def check(status):
 
 
 def initialised(kind, name):
-    it = kind()
-    check(getattr(adamant, f"adamant_{name}_init")(byref(it), c_size_t(ctypes.sizeof(it))))
-    return it
+    struct = kind()
+    check(getattr(adamant, f"adamant_{name}_init")(byref(struct), c_size_t(ctypes.sizeof(struct))))
+    return struct
 
 
 def make_samples():
-    """As in C: multiplications and additions of doubles, in the same order."""
+    """Inputs and targets. The same double operations in the same order as in c_loop.c."""
     state, x, y = 1, [], []
     for _ in range(SAMPLES):
         row = []
@@ -93,7 +95,7 @@ def make_samples():
 
 
 class Model:
-    """Two tensors, weight and bias, each with its arrays; zeros."""
+    """A linear model: the arrays of its two tensors, weight and bias, initially zero."""
 
     def __init__(self):
         self.shapes = [(OUTPUTS, INPUTS), (OUTPUTS, 1)]

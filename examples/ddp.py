@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedDataParallel on adamant. Run: torchrun --nproc-per-node 2 ddp.py
+"""Trains with DistributedDataParallel and adamant.torch.AdamW. Run: torchrun --nproc-per-node 2 ddp.py
 
-Every rank has all gradients, so the norm needs no process_group, and every rank ends with the same bits.
+Every rank has all gradients, so the norm needs no process_group. All ranks end with the same bits.
 """
 import hashlib
 
@@ -14,7 +14,7 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 1))
 parallel = torch.nn.parallel.DistributedDataParallel(model)
-# Each rank gets its part of the cores. cpuadam_cores_perc=0.5 would keep half of that for torch alone.
+# Each rank gets its part of the cores. cpuadam_cores_perc=0.5 reserves half of that part for torch.
 optimizer = AdamW(parallel.parameters(), lr=1e-2, max_norm=1.0)
 
 torch.manual_seed(dist.get_rank())

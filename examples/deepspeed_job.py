@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A DeepSpeed job: ZeRO 2 with CPU offload. ADAMANT_DEEPSPEED=1 in the environment, or the line below, moves it here.
+"""Trains with DeepSpeed: ZeRO stage 2 with CPU offload.
 
-Run, with DeepSpeed's own op: DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 deepspeed_job.py --steps 10 --folder runs
-and then, to go on here from what it has saved: ADAMANT_DEEPSPEED=1 and the same with --steps 20 --resume step10
+ADAMANT_DEEPSPEED=1 in the environment, or the import below, replaces DeepSpeed's CPU Adam by adamant.
+
+Run with DeepSpeed's own op: DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 deepspeed_job.py --steps 10 --folder runs.
+To continue from its checkpoint with adamant, set ADAMANT_DEEPSPEED=1 and run it with --steps 20 --resume step10.
 """
 # import adamant.deepspeed
 import argparse
@@ -16,7 +18,7 @@ parser.add_argument("--config", default=__file__.replace(".py", ".json"))
 parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--folder", default="runs")
 parser.add_argument("--resume", help="the tag of a checkpoint")
-parser.add_argument("--local_rank", type=int)  # DeepSpeed's launcher gives it
+parser.add_argument("--local_rank", type=int)  # set by DeepSpeed's launcher
 options = parser.parse_args()
 
 torch.manual_seed(0)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""FSDP2 on adamant, on CPUs over gloo. Run: torchrun --nproc-per-node 2 fsdp2.py
+"""Trains with FSDP2 and adamant.torch.AdamW on CPUs over gloo. Run: torchrun --nproc-per-node 2 fsdp2.py
 
-Each rank steps its shards where they lie. process_group makes the norm that of all shards of all ranks.
+Each rank steps its shards in place. With process_group the norm is over the shards of all ranks.
 """
 import hashlib
 
@@ -22,7 +22,7 @@ optimizer = AdamW(model.parameters(), lr=1e-2, max_norm=1.0, process_group=mesh.
 
 data = torch.Generator().manual_seed(1)
 for step in range(20):
-    x = torch.randn(32, 64, generator=data)  # the same on all ranks, so that any number of them computes the same
+    x = torch.randn(32, 64, generator=data)  # equal on all ranks, so results do not depend on their number
     optimizer.zero_grad()
     loss = (model(x) - x.flip(1)).square().mean()
     loss.backward()

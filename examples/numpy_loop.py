@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""adamant over NumPy arrays: a linear model, with clipping, and a checkpoint from which another run goes on."""
+"""Trains a linear model over NumPy arrays with adamant.Optimizer: clipping, and saving and loading a checkpoint."""
 import tempfile
 
 import adamant
@@ -9,7 +9,7 @@ import numpy as np
 random = np.random.default_rng(0)
 true_weight = random.standard_normal((64, 8)).astype(np.float32)
 
-# The optimizer works on these arrays where they lie, and they must outlive it.
+# The optimizer uses these arrays in place. They must outlive it.
 weight = np.zeros((64, 8), np.float32)
 grad, exp_avg, exp_avg_sq = np.zeros_like(weight), np.zeros_like(weight), np.zeros_like(weight)
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's Trainer on adamant: a small bfloat16 model with float32 masters. Nothing is downloaded.
+"""Trains a small bfloat16 model with Hugging Face's Trainer and adamant.torch.AdamW. Downloads nothing.
 
-Run: trainer.py --folder runs
-and then, to go on from a checkpoint to the same bits: trainer.py --folder runs --resume runs/checkpoint-10
+Run trainer.py --folder runs. To resume from a checkpoint to the same bits, run
+trainer.py --folder runs --resume runs/checkpoint-10.
 """
 import argparse
 import hashlib
@@ -18,7 +18,8 @@ parser.add_argument("--resume")
 options = parser.parse_args()
 
 text = b"An optimizer reads gradients, moments and weights, and writes moments and weights. " * 40
-data = [{"input_ids": list(text[at:at + 64]), "labels": list(text[at:at + 64])} for at in range(0, len(text) - 64, 16)]
+data = [{"input_ids": list(text[begin:begin + 64]), "labels": list(text[begin:begin + 64])}
+        for begin in range(0, len(text) - 64, 16)]
 
 torch.manual_seed(0)
 model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=64, n_layer=2, n_head=2, bos_token_id=0,
@@ -30,7 +31,7 @@ trainer = Trainer(
     model=model, train_dataset=data, optimizers=(optimizer, scheduler),
     args=TrainingArguments(
         output_dir=options.folder, max_steps=20, per_device_train_batch_size=8, gradient_accumulation_steps=2,
-        max_grad_norm=0,  # Trainer would clip by itself, before the optimizer does
+        max_grad_norm=0,  # the optimizer clips
         save_steps=10, logging_steps=5, report_to="none", disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False))
 trainer.train(resume_from_checkpoint=options.resume)
 
