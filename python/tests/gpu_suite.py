@@ -143,7 +143,7 @@ def step(runs, t, change=lambda params: None):
 @each_format
 @pytest.mark.parametrize("more", [{}, {"update_interval": "auto", "max_deferred": 3, "overlap": False},
                                   {"full_warm_up_rounds": 2}], ids=str)
-def test_params_on_a_gpu_have_the_bits_of_those_in_host_memory(kind, options, more):
+def test_gpu_params_have_the_bits_of_host_params(kind, options, more):
     runs = pair(kind, zenflow={**window, **more}, on_nonfinite="skip", **options)
     moved = 0
     for t in range(16):
@@ -201,7 +201,7 @@ def test_copies_go_on_in_host_memory(copied):
 
 
 @each_format
-def test_weights_that_others_write_go_into_the_masters(kind, options):
+def test_weights_written_by_others_reach_the_masters(kind, options):
     runs = pair(kind, weight_decay=0, zenflow={**window, "overlap": False}, **options)
     for t in range(12):
         if t % 4 == 2:
@@ -216,7 +216,7 @@ def test_weights_that_others_write_go_into_the_masters(kind, options):
     assert same(*(bits(*run) for run in runs))
 
 
-def test_weights_that_are_written_while_columns_have_yet_to_be_published():
+def test_weights_written_before_publishing_are_refused():
     params = params_of(bf16)
     optimizer = AdamW(params, lr=0.01, master=True, zenflow=window)
     steps(params, optimizer, 0, 4)
@@ -232,7 +232,7 @@ def test_weights_that_are_written_while_columns_have_yet_to_be_published():
 
 
 @pytest.mark.parametrize("what", ["param", "exp_avg", "exp_avg in place", "master_param", "gradients", "group"])
-def test_what_is_replaced_is_seen(what):
+def test_replaced_tensors_are_detected(what):
     runs = pair(bf16, master=True, zenflow={**window, "overlap": False})
     for t in range(12):
         for params, optimizer in runs if t == 5 else ():
@@ -258,7 +258,7 @@ def test_what_is_replaced_is_seen(what):
     assert same(*(bits(*run) for run in runs))
 
 
-def test_params_in_any_order_and_at_any_address():
+def test_params_in_any_memory_order_and_alignment():
     runs = pair(bf16, sizes=[(64, 20), (6, 8, 64), (21,)], master=True)
     params = runs[1][0]
     params[1].data = on_gpu(params[1].detach().permute(2, 0, 1).contiguous()).permute(1, 2, 0)
@@ -273,7 +273,7 @@ def test_params_in_any_order_and_at_any_address():
     assert same(*(bits(*run) for run in runs))
 
 
-def test_gradients_are_taken_when_the_callers_stream_has_made_them():
+def test_steps_wait_for_gradients_on_the_callers_stream():
     """Several optimizers, whose gradients come late on the caller's stream."""
     runs = pair(f32, sizes=[(640, 40), (300,)])
     for t in range(30):
@@ -282,7 +282,7 @@ def test_gradients_are_taken_when_the_callers_stream_has_made_them():
     assert same(*(bits(*run) for run in runs))
 
 
-def test_nothing_is_left_on_the_device():
+def test_device_memory_is_freed():
     gc.collect()
     params = params_of(f32)
     optimizer = AdamW(params, zenflow=window)
@@ -300,7 +300,7 @@ def test_nothing_is_left_on_the_device():
     assert library.on_host_used_bytes() == before + of_tensors
 
 
-def test_where_the_gpu_has_too_little_memory_everything_is_in_host_memory_and_a_warning_says_so():
+def test_short_gpu_memory_falls_back_to_host_memory_with_a_warning():
     runs = pair(f32, sizes=[(640, 400), (300,)])
     library.on_host_set_device(library.on_host_used_bytes() + 2 * 640 * 400 * 4, 1)
     with pytest.warns(RuntimeWarning, match="params are on a GPU, but zenflow steps them in host memory: .*bytes") as seen:
@@ -355,7 +355,7 @@ def test_where_a_gpu_cannot_be_had_a_warning_says_so_once(why, monkeypatch):
     assert same(*(bits(*run) for run in runs))
 
 
-def test_an_error_in_a_step_leaves_everything_as_it_was(monkeypatch):
+def test_a_failed_step_changes_nothing(monkeypatch):
     runs = pair(bf16, master=True)
     for t in range(5):
         step(runs, t)
@@ -381,7 +381,7 @@ def test_an_error_in_a_step_leaves_everything_as_it_was(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_gpu_that_fails_leaves_the_step_before_and_the_run_goes_on(seed):
+def test_a_failed_gpu_leaves_the_previous_step_and_the_run_continues(seed):
     runs = pair(bf16, sizes=[(64, 20), (21,), (128, 6)], master=True)
     (here, first), (params, optimizer) = runs
     failures = 0
@@ -412,7 +412,7 @@ def test_a_gpu_that_fails_leaves_the_step_before_and_the_run_goes_on(seed):
     assert failures > 4
 
 
-def test_what_of_torch_a_gpu_is_known_by(monkeypatch):
+def test_find_gpu(monkeypatch):
     class On:
         def __init__(self, name, count=1):
             self.device, self.count = torch.device(name), count

@@ -845,7 +845,7 @@ defaults_then = strategies.sampled_from([None] * 8 + ["meta", "float64"])
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_sequences_of_actions_do_what_they_do_to_torchs_optimizer(mode):
+def test_action_sequences_have_the_effect_of_torchs_optimizer(mode):
     @settings(max_examples=-(-SEQUENCES // len(MODES)), derandomize=True, database=None, deadline=None,
               suppress_health_check=list(HealthCheck))
     @given(kind=strategies.sampled_from(["AdamW", "Adam"]),

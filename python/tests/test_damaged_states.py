@@ -235,7 +235,7 @@ cases = [(mode, case) for mode in MODES for case, (name, _) in damages.items() i
 
 
 @pytest.mark.parametrize("mode, case", cases)
-def test_half_loaded_nothing_has_changed_after_an_error(mode, case):
+def test_half_loaded_errors_change_nothing(mode, case):
     name, function = damages[case]
     run = Run(mode)
     for _ in range(3):
@@ -314,7 +314,7 @@ def test_half_loaded_state_dicts_of_other_shape_change_nothing(mode, what):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_half_loaded_a_post_hook_that_raises_leaves_a_whole_state(mode):
+def test_half_loaded_a_failing_post_hook_leaves_a_complete_state(mode):
     """As in torch, the load is complete then."""
     run = Run(mode)
     for _ in range(3):

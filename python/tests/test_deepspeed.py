@@ -143,7 +143,7 @@ def test_rollback_restores_every_bit(param, moment, grad, poison):
     assert same(all_bits(arrays), before)
 
 
-def test_small_tensors_go_back_further():
+def test_small_tensors_keep_several_records():
     arrays = tensors()
     states = []
     for step in range(1, 6):
@@ -156,7 +156,7 @@ def test_small_tensors_go_back_further():
         rollback(1, 0, arrays)
 
 
-def test_rollback_of_params_that_have_moved():
+def test_rollback_of_moved_params():
     arrays = tensors(size=100003)
     before = all_bits(arrays)
     update(1, 1, arrays)
@@ -322,7 +322,7 @@ def test_worker_spawn_child_processes(how, environment, tmp_path):
     assert python(text, environment, tmp_path) == ["> adamant.deepspeed"]
 
 
-def test_other_processes_pay_nothing(environment, tmp_path):
+def test_other_processes_import_nothing(environment, tmp_path):
     text = "import sys; print('>', 'adamant' in sys.modules)"
     assert python(text, environment, tmp_path) == ["> True"]
     for value in (None, "0"):
@@ -425,7 +425,7 @@ def test_training(stage, kind, tolerance, environment, tmp_path):
         assert worst <= tolerance
 
 
-def test_cores_of_the_json(environment, tmp_path):
+def test_cores_from_the_json(environment, tmp_path):
     cores = len(adamant.executor.pus_of(adamant.select_cores(0.5, ranks=1).adam))
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")

@@ -29,7 +29,7 @@ def ranks(count, name, *arguments, **more):
     return run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), name, *arguments, **more)
 
 
-def test_every_example_is_run_here():
+def test_every_example_has_a_test():
     here = Path(__file__).read_text()
     for path in examples.glob("*.py"):
         if path.name == "ctypes_loop.py":  # without the package: the C library's tests run it
@@ -74,7 +74,7 @@ def test_trainer(tmp_path):
     assert float(re.search("clipped by (.*),", ends[0])[1]) < 1
 
 
-def test_trainer_overlaps_once_it_leaves_gradients_alone(tmp_path):
+def test_trainer_overlaps_without_its_gradient_norm(tmp_path):
     pytest.importorskip("transformers")
 
     def ends(overlap, *lines):
@@ -148,7 +148,7 @@ def moved(request, deepspeeds_own_op, tmp_path_factory):
     return request.param, job, losses
 
 
-def test_deepspeed_job_moves_here_and_back(moved, tmp_path):
+def test_deepspeed_job_switches_to_adamant_and_back(moved, tmp_path):
     kind, job, losses = moved
     stayed = job.run(True, 30, folder=tmp_path)
     assert sorted(losses) == sorted(stayed) == list(range(1, 31)) and stayed[30] < 0.8 * stayed[1]
@@ -180,7 +180,7 @@ def compare(left, right, path=""):
 
 
 @pytest.mark.parametrize("tag, own", [("step10", False), ("step20", True)])
-def test_deepspeed_checkpoints_pass_from_one_op_to_the_other(tag, own, moved, tmp_path):
+def test_deepspeed_checkpoints_load_in_the_other_op(tag, own, moved, tmp_path):
     torch = pytest.importorskip("torch")
     _, job, _ = moved
     folder = tmp_path / "copy"

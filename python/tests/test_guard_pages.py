@@ -39,7 +39,7 @@ def guarded(tensor, at_end):
 
 @pytest.mark.parametrize("at_end", [True, False], ids=["end", "begin"])
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_beyond_the_elements_is_touched(mode, at_end):
+def test_steps_access_no_memory_beyond_the_elements(mode, at_end):
     dtype, options = MODES[mode]
     shapes = [(1,), (63,), (67,), (1000,), (64, 3), (64, 33)]
 
@@ -66,7 +66,7 @@ def test_nothing_beyond_the_elements_is_touched(mode, at_end):
     assert run(lambda tensor: guarded(tensor.detach(), at_end)) == run(lambda tensor: tensor)
 
 
-def test_a_page_that_may_not_be_touched_is_there():
+def test_guard_pages_raise_a_segfault():
     code = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])

@@ -59,7 +59,7 @@ class BrokenStream(_host_copies.HostStream):
     def copy(self, target, source):
         if BrokenStream.fails:
             raise RuntimeError("the copy failed")
-        return super().copy(to, source)
+        return super().copy(target, source)
 
 
 @pytest.fixture(params=["host", "slow"])
@@ -155,7 +155,7 @@ def run(seed, ways):
                                   {"accumulate": 3}, {"accumulate": 3, "overlap": True},
                                   {"accumulate": 2, "offload": True}, {"accumulate": 3, "offload": True, "overlap": True}],
                          ids=lambda ways: "+".join(ways))
-def test_any_run_has_the_bits_of_one_in_host_memory(ways, streams):
+def test_random_runs_have_the_bits_of_a_run_in_host_memory(ways, streams):
     if streams == "slow" and "offload" not in ways:
         pytest.skip("nothing is copied")
     for seed in range(25 if streams == "host" else 8):
@@ -175,7 +175,7 @@ def away_from_zero(master):
 @pytest.mark.parametrize("name", splits)
 @pytest.mark.parametrize("ways", [{}, {"overlap": True}, {"accumulate": 3}, {"offload": True}, {"offload": True, "overlap": True},
                                   {"accumulate": 3, "offload": True, "overlap": True}], ids=lambda ways: "+".join(ways))
-def test_masters_in_two_halves_have_the_bits_of_whole_ones(ways, name, streams):
+def test_split_masters_have_the_bits_of_float32_masters(ways, name, streams):
     if streams == "slow" and "offload" not in ways:
         pytest.skip("nothing is copied")
     sizes, kind = [(5000,), (1,), (3, 50), (64,), (0,), (20001,)], torch.bfloat16
@@ -216,7 +216,7 @@ def test_masters_in_two_halves_have_the_bits_of_whole_ones(ways, name, streams):
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_a_step_over_halves_that_is_given_up_restores_them(offload):
+def test_an_abandoned_step_restores_split_masters(offload):
     sizes = [(5000,), (3, 50), (20001,)]
     for name in splits:
         params = params_of(sizes, torch.bfloat16, 1)
@@ -240,7 +240,7 @@ def test_a_step_over_halves_that_is_given_up_restores_them(offload):
         assert not same_bits(before[1], optimizer.state[params[0]]["master_low"]), "the run goes on"
 
 
-def test_a_ring_that_is_smaller_than_all_gradients_goes_round(monkeypatch, streams):
+def test_a_ring_smaller_than_all_gradients_wraps_around(monkeypatch, streams):
     monkeypatch.setattr(_host_copies, "_ring_bytes", 1 << 10)
     for seed in range(10):
         for overlap in (False, True):
@@ -269,7 +269,7 @@ def test_weights_are_sent_once_a_step(monkeypatch):
     assert up.copies == 3 * (6 + 1)  # and one in which the caller waits
 
 
-def test_a_copy_that_fails_takes_the_step_back_and_the_next_one_works(monkeypatch):
+def test_a_failed_copy_rolls_back_the_step_and_the_next_one_works(monkeypatch):
     monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(lambda device: BrokenStream()))
     sizes = [(5000,), (3,)]
     params = params_of(sizes, torch.float32, 1)
@@ -289,7 +289,7 @@ def test_a_copy_that_fails_takes_the_step_back_and_the_next_one_works(monkeypatc
     assert optimizer.state[params[0]]["step"] == 2 and not same_bits(params[0], before[0])
 
 
-def test_a_copy_that_fails_in_a_step_that_cannot_be_rolled_back_says_so(monkeypatch):
+def test_a_failed_copy_in_a_step_without_rollback_is_an_error(monkeypatch):
     monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(lambda device: BrokenStream()))
     params = params_of([(5000,), (3,)], torch.float32, 1)
     optimizer = AdamW(params, lr=0.01, offload=True)
@@ -306,7 +306,7 @@ def test_a_copy_that_fails_in_a_step_that_cannot_be_rolled_back_says_so(monkeypa
     assert optimizer.state[params[0]]["step"] == 2
 
 
-def test_no_thread_is_left_after_a_step():
+def test_steps_leave_no_threads():
     params = params_of([(5000,)] * 3, torch.float32, 1)
     optimizer = AdamW(params, lr=0.01, offload=True)
     backward(params, gradients([(5000,)] * 3, torch.float32, 1, 1.0))
@@ -315,7 +315,7 @@ def test_no_thread_is_left_after_a_step():
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_a_model_that_is_loaded_goes_into_masters_and_untouched_elements_keep_their_bits(offload):
+def test_a_loaded_model_reaches_masters_and_unchanged_elements_keep_their_bits(offload):
     params = params_of([(5000,)], torch.bfloat16, 1)
     optimizer = AdamW(params, lr=1e-3, master=True, offload=offload)
     for t in range(3):
@@ -333,7 +333,7 @@ def test_a_model_that_is_loaded_goes_into_masters_and_untouched_elements_keep_th
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_weights_of_others_keep_the_lower_halves_of_masters(offload):
+def test_weights_written_by_others_keep_the_low_bits_of_masters(offload):
     """What was not changed keeps every bit; what was is the new weight, to half a unit. No pair becomes NaN."""
     params = params_of([(5000,)], torch.bfloat16, 1)
     p = params[0]
@@ -376,7 +376,7 @@ def test_weights_of_others_keep_the_lower_halves_of_masters(offload):
 
 
 @pytest.mark.parametrize("options", [{}, {"master": True}, {"state_format": "split_float32"}], ids=str)
-def test_a_run_goes_on_from_a_state_that_is_loaded_over_a_later_one(options):
+def test_a_run_continues_from_an_earlier_state(options):
     params = params_of([(5000,), (3,)], torch.bfloat16, 1)
     optimizer = AdamW(params, lr=1e-3, offload=True, **options)
 
@@ -397,7 +397,7 @@ def test_a_run_goes_on_from_a_state_that_is_loaded_over_a_later_one(options):
     assert all(same_bits(a, b) for a, b in zip(train(3, 6), expected))
 
 
-def test_params_that_go_are_forgotten():
+def test_removed_params_are_forgotten():
     params = params_of([(500,), (30,)], torch.bfloat16, 1)
     optimizer = AdamW(params, lr=1e-3, offload=True)
     for p in params:
@@ -408,7 +408,7 @@ def test_params_that_go_are_forgotten():
     assert set(optimizer._mirrors) == set(optimizer._versions) == {id(params[0])}
 
 
-def test_zero_grad_forgets_sums_and_what_changes_under_them_is_refused():
+def test_zero_grad_drops_accumulated_gradients_and_changes_are_refused():
     sizes = [(500,), (30,)]
     params, others = params_of(sizes, torch.float32, 1), params_of(sizes, torch.float32, 1)
     first, second = AdamW(params, lr=0.01, accumulate=2), AdamW(others, lr=0.01)
@@ -433,7 +433,7 @@ def test_zero_grad_forgets_sums_and_what_changes_under_them_is_refused():
     first.step()
 
 
-def test_sums_are_gone_after_a_step_also_for_the_norm():
+def test_accumulated_gradients_are_dropped_after_a_step_also_for_the_norm():
     sizes = [(500,), (30,)]
     params, others = params_of(sizes, torch.float32, 1), params_of(sizes, torch.float32, 1)
     first, second = AdamW(params, lr=0.01, accumulate=2, max_norm=1.0), AdamW(others, lr=0.01, max_norm=1.0)
@@ -457,7 +457,7 @@ def test_accumulate_must_be_a_number_of_calls(bad):
 
 
 @pytest.mark.parametrize("ways", [{"overlap": True}, {"accumulate": 2}], ids=str)
-def test_distributed_data_parallel_is_refused_where_it_would_average_too_late(ways, tmp_path):
+def test_distributed_data_parallel_is_refused(ways, tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
@@ -496,7 +496,7 @@ def check_is_step_of(params, *seeds):
     assert all(same_bits(p, q) for p, q in zip(params, others))
 
 
-def test_a_sum_is_not_lost_where_its_last_gradient_is_gone():
+def test_accumulated_gradients_survive_a_missing_last_gradient():
     params, optimizer = summing()
     back(params, 1, 2)
     torch.autograd.grad(sum(p.square().sum() for p in params), params)  # calls hooks, and sets no gradient
@@ -518,7 +518,7 @@ def test_a_sum_is_not_lost_where_its_last_gradient_is_gone():
     assert same_bits(params[0], check[0])
 
 
-def test_a_models_zero_grad_forgets_sums():
+def test_a_models_zero_grad_drops_accumulated_gradients():
     params, optimizer = summing()
     back(params, 5, 6)
     for p in params:
@@ -533,7 +533,7 @@ def test_a_models_zero_grad_forgets_sums():
         back(params, 1)
 
 
-def test_a_last_gradient_that_is_changed_is_refused():
+def test_a_changed_last_gradient_is_refused():
     for change in (lambda p: p.grad.mul_(0.5), lambda p: setattr(p, "grad", p.grad * 0.5)):
         params, optimizer = summing()
         back(params, 1, 2)
@@ -556,7 +556,7 @@ def test_a_last_gradient_that_is_changed_is_refused():
     check_is_step_of(params, 1, 2)
 
 
-def test_groups_and_states_do_not_change_under_sums():
+def test_groups_and_states_do_not_change_while_accumulating():
     params, optimizer = summing()
     state = copy.deepcopy(optimizer.state_dict())
     back(params, 1, 2)
@@ -569,7 +569,7 @@ def test_groups_and_states_do_not_change_under_sums():
 
 
 @pytest.mark.parametrize("ways", [{"accumulate": 2}, {"overlap": True}, {}], ids=str)
-def test_of_two_optimizers_over_the_same_params_the_last_one_is_told(ways):
+def test_the_last_of_two_optimizers_over_the_same_params_gets_gradients(ways):
     params = params_of(SIZES, torch.float32, 0)
     old = AdamW(params, lr=0.5, overlap=True)
     old_too = AdamW(params, lr=0.5, accumulate=2)
@@ -583,7 +583,7 @@ def test_of_two_optimizers_over_the_same_params_the_last_one_is_told(ways):
 @pytest.mark.parametrize("ways", [{"overlap": True}, {"overlap": True, "max_norm": 1e9}, {"accumulate": 2},
                                   {"accumulate": 2, "offload": True},
                                   {"accumulate": 2, "offload": True, "overlap": True}], ids="+".join)
-def test_hooks_in_several_threads_as_with_several_devices(ways):
+def test_hooks_run_in_several_threads(ways):
     sizes = [(3000,)] * 30
     params, others = params_of(sizes, torch.float32, 0), params_of(sizes, torch.float32, 0)
     first, second = AdamW(params, lr=0.01, **ways), AdamW(others, lr=0.01, max_norm=ways.get("max_norm"))
@@ -605,7 +605,7 @@ def test_hooks_in_several_threads_as_with_several_devices(ways):
 
 @pytest.mark.parametrize("ways", [{"master": True}, {"offload": True}, {"master": True, "offload": True}], ids="+".join)
 @pytest.mark.parametrize("how", ["data", "after load"])
-def test_weights_that_are_put_in_place_are_taken_over(ways, how):
+def test_replaced_param_data_is_detected(ways, how):
     params = params_of([(500,)], torch.bfloat16, 1)
     optimizer = AdamW(params, lr=0.5, **ways)
     params[0].grad = torch.ones_like(params[0])
@@ -621,7 +621,7 @@ def test_weights_that_are_put_in_place_are_taken_over(ways, how):
     assert 6 < params[0].float().mean() < 7
 
 
-def test_a_param_that_wants_gradients_later_is_added_up_in_float32():
+def test_params_that_require_gradients_later_accumulate_in_float32():
     frozen, free = params_of([(500,), (30,)], torch.bfloat16, 1)
     frozen.requires_grad_(False)
     optimizer = AdamW([frozen, free], lr=0.01, accumulate=16, state_format="float32")
@@ -635,7 +635,7 @@ def test_a_param_that_wants_gradients_later_is_added_up_in_float32():
     assert torch.allclose(optimizer.state[frozen]["exp_avg"], 0.1 * total, rtol=1e-6)
 
 
-def test_params_without_elements_do_not_stop_the_ring(monkeypatch):
+def test_empty_params_do_not_stop_the_ring(monkeypatch):
     monkeypatch.setattr(_host_copies, "_ring_bytes", 1 << 10)
     sizes = [(0,), *[(4000,)] * 8, (0,)]
     params, others = params_of(sizes, torch.float32, 1), params_of(sizes, torch.float32, 1)
@@ -648,7 +648,7 @@ def test_params_without_elements_do_not_stop_the_ring(monkeypatch):
     check_same(params, first, others, second, "a small ring")
 
 
-def test_who_averages_gradients_is_looked_for_once(monkeypatch, tmp_path):
+def test_distributed_data_parallel_is_searched_once(monkeypatch, tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         params, optimizer = summing()
@@ -663,7 +663,7 @@ def test_who_averages_gradients_is_looked_for_once(monkeypatch, tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_fsdp2_overlaps_and_refuses_one_more_backward(tmp_path):
+def test_fsdp2_overlaps_and_refuses_a_second_backward(tmp_path):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -701,7 +701,7 @@ def test_copy_threads_and_hooks_end_with_their_optimizer(monkeypatch):
 
 
 @pytest.mark.parametrize("ways", [{"accumulate": 3}, {"overlap": True}], ids=str)
-def test_a_process_may_end_before_a_step_does(ways):
+def test_a_process_may_exit_during_a_step(ways):
     script = f"""
 import torch
 from adamant.torch import AdamW
@@ -718,7 +718,7 @@ for t in range(2):
         assert done.returncode == 0, done.stderr
 
 
-def test_a_copy_thread_that_has_ended_is_followed_by_another(monkeypatch):
+def test_an_ended_copy_thread_is_replaced(monkeypatch):
     monkeypatch.setattr(_host_copies, "_idle_seconds", 0.01)
     params, optimizer = summing(offload=True)
     for seed in (1, 2):
@@ -742,7 +742,7 @@ def test_modules_with_hooks_can_be_converted():
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 @pytest.mark.parametrize("kind,how", [(torch.float32, {}), (torch.bfloat16, {}), (torch.bfloat16, {"master": True}),
                                       (torch.float16, {"master": True}), (torch.bfloat16, {"state_format": "split_float32"})])
-def test_params_on_a_gpu_have_the_bits_of_params_in_host_memory(kind, how, max_norm, overlap):
+def test_gpu_params_have_the_bits_of_host_params(kind, how, max_norm, overlap):
     sizes = [(3, 1000), (5,), (2000, 70), (1,)]
     params = [torch.nn.Parameter(p.detach().cuda()) for p in params_of(sizes, kind, 1)]
     others = params_of(sizes, kind, 1)

@@ -78,14 +78,14 @@ def integer_arguments(executor):
 
 
 @pytest.mark.parametrize("number", no_counts, ids=repr)
-def test_what_is_no_count_is_refused_and_never_cut_off(executor, number):
+def test_invalid_counts_are_refused_and_never_truncated(executor, number):
     for name, call in integer_arguments(executor).items():
         with pytest.raises(adamant.InvalidArgument, match="must be a whole number"):
             call(number)
             pytest.fail(name)
 
 
-def test_counts_of_numpy_are_taken(executor):
+def test_numpy_counts_are_accepted(executor):
     optimizer = adamant.Optimizer(executor, journal_budget_bytes=np.uint64(1 << 40))
     group = optimizer.add_group("all", rounding_seed=2**64 - 1)
     assert optimizer.hyperparameters_of(np.int64(group)).rounding_seed == 2**64 - 1
@@ -120,7 +120,7 @@ def test_steps_are_adamw_within_rounding(executor, max_norm):
 
 
 @pytest.mark.parametrize("in_groups", [False, True])
-def test_submits_and_whole_steps_have_the_same_bits_for_any_threads(in_groups):
+def test_submitted_and_plain_steps_have_the_same_bits_for_any_threads(in_groups):
     ends = []
     for threads in (1, 2, 3):
         for submits in (False, True):
@@ -191,7 +191,7 @@ def master_of(upper, low):
 
 
 @pytest.mark.parametrize("in_groups", [False, True])
-def test_masters_in_two_halves_have_the_bits_of_whole_ones(executor, tmp_path, in_groups):
+def test_split_masters_have_the_bits_of_float32_masters(executor, tmp_path, in_groups):
     whole = arrays(50001, in_groups=in_groups)
     whole["param"][:4] = 0.0, -0.0, np.inf, 1e-41
     halves, upper = split_arrays(whole)
@@ -232,7 +232,7 @@ def test_masters_in_two_halves_have_the_bits_of_whole_ones(executor, tmp_path, i
     assert joined.tobytes() == whole["param"].tobytes()
 
 
-def test_halves_that_do_not_belong_together_are_refused(executor):
+def test_mismatched_split_masters_are_refused(executor):
     whole = arrays(100)
     halves, _ = split_arrays(whole)
     master, weight, low = whole["param"], halves["weight_out"], halves["param"]
@@ -256,7 +256,7 @@ def test_halves_that_do_not_belong_together_are_refused(executor):
             call(*arguments)
 
 
-def test_hyperparameters_and_shards_left_out(executor):
+def test_hyperparameters_and_skipped_shards(executor):
     shards = [arrays(100, seed=s) for s in range(2)]
     optimizer = adamant.Optimizer(executor)
     group = optimizer.add_group("all", lr=0.01, weight_decay=0.5)
@@ -274,7 +274,7 @@ def test_hyperparameters_and_shards_left_out(executor):
     assert not np.array_equal(shards[0]["param"], frozen)
 
 
-def test_errors_say_what_is_wrong_and_change_nothing(executor):
+def test_errors_name_the_cause_and_change_nothing(executor):
     a = arrays(100)
     optimizer = adamant.Optimizer(executor)
     group = optimizer.add_group("all")
@@ -315,7 +315,7 @@ def test_errors_say_what_is_wrong_and_change_nothing(executor):
         optimizer.step()
 
 
-def test_reduce_is_given_words_and_its_exception_is_the_steps(executor):
+def test_reduce_gets_words_and_steps_raise_its_exception(executor):
     a = arrays(100)
     seen = []
 
@@ -341,7 +341,7 @@ def test_reduce_is_given_words_and_its_exception_is_the_steps(executor):
     assert np.array_equal(a["param"], before)
 
 
-def test_a_forked_process_is_told_to_make_its_own(executor):
+def test_a_forked_process_cannot_use_the_parents_optimizer(executor):
     a = arrays(100)
     optimizer = adamant.Optimizer(executor)
     optimizer.add_shard(optimizer.add_group("all"), "w", **a)

@@ -113,7 +113,7 @@ def interrupted(function, call=1):
 
 
 @pytest.mark.parametrize("max_norm", [None, 1.0])
-def test_interrupt_in_a_step_that_takes_long(max_norm):
+def test_interrupt_in_a_long_step(max_norm):
     def made():
         p = torch.nn.Parameter(torch.ones(12_000_000))
         p.grad = torch.full_like(p, 0.5)
@@ -207,7 +207,7 @@ def test_interrupt_with_overlap(function, call, applied):
 
 
 @pytest.mark.parametrize("function, call", [("adamant_begin_step", 1), ("adamant_submit_gradient", 2)])
-def test_interrupt_in_backward_without_a_norm_leaves_a_step_that_can_be_completed(function, call):
+def test_interrupt_in_backward_without_a_norm_leaves_a_completable_step(function, call):
     of = params()
     optimizer = AdamW(of, lr=0.1, overlap=True)
     train(of, optimizer, 0, 2)
@@ -242,7 +242,7 @@ def test_interrupt_while_ranks_reduce_changes_nothing():
     ("adamant_set_gradient", lambda it, grad: it.set_gradient(0, grad)),
     ("adamant_submit_gradient", lambda it, grad: (it.begin_step(), it.submit(0, grad))),
 ])
-def test_gradients_that_the_library_knows_are_kept_after_an_interrupt(function, way):
+def test_gradients_in_use_are_kept_after_an_interrupt(function, way):
     import weakref
     old, new = torch.ones(1000), torch.ones(1000)
     optimizer = adamant.Optimizer()
@@ -254,7 +254,7 @@ def test_gradients_that_the_library_knows_are_kept_after_an_interrupt(function, 
     assert known() is not None
 
 
-def test_a_shard_that_the_library_knows_is_kept_after_an_interrupt():
+def test_an_added_shard_is_kept_after_an_interrupt():
     import weakref
     grad = torch.ones(1000)
     optimizer = adamant.Optimizer()
@@ -266,7 +266,7 @@ def test_a_shard_that_the_library_knows_is_kept_after_an_interrupt():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_deferred_and_handlers_are_back_afterwards(number):
+def test_signals_are_delayed_and_handlers_are_restored(number):
     from adamant._signals import delayed_signals
 
     def handler(*_):
@@ -344,7 +344,7 @@ print(*sorted(os.wait()[1] for _ in range(2)))
 
 
 @pytest.mark.parametrize("when, steps", [("before", 2), ("after", 3), ("overlap", 2)])
-def test_a_rank_that_is_killed_fails_the_others_step_which_changes_nothing(when, steps, tmp_path):
+def test_a_killed_rank_fails_the_other_ranks_step_without_changes(when, steps, tmp_path):
     assert run(ranks, tmp_path, when) == ["RuntimeError", str(steps), "0", "9"]
 
 
@@ -378,7 +378,7 @@ def submit(control):
     op.zenflow_adam_submit(control.data_ptr(), 0, 1, [0.1], [0.9], [0.99], [1e-8], [0.0], [1])
 
 
-def test_a_zenflow_worker_that_is_killed_is_told_by_its_process():
+def test_a_killed_zenflow_worker_is_detected():
     worker, control, arrays = zenflow(killed=True)
     submit(control)
     assert op.zenflow_adam_wait(control.data_ptr(), 0.5) is False
@@ -389,7 +389,7 @@ def test_a_zenflow_worker_that_is_killed_is_told_by_its_process():
     op.destroy_adam(0)
 
 
-def test_a_zenflow_worker_whose_parent_is_killed_ends():
+def test_a_zenflow_worker_exits_when_its_parent_is_killed():
     code = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
@@ -433,7 +433,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_superoffload_worker_that_is_killed_is_told_at_the_next_step(tmp_path):
+def test_a_killed_superoffload_worker_is_detected_at_the_next_step(tmp_path):
     pytest.importorskip("deepspeed")
     script = tmp_path / "script.py"
     script.write_text(superoffload)
@@ -452,7 +452,7 @@ def spawned(queue):
     queue.put([p.detach().numpy() for p in of])
 
 
-def test_a_spawned_worker_steps_on_its_own():
+def test_a_spawned_worker_steps_independently():
     of = params()
     optimizer = AdamW(of, lr=0.1)
     train(of, optimizer, 0, 2)
@@ -487,7 +487,7 @@ def test_data_loader_workers_beside_a_team(method, workers):
     assert rows == 12 and counts(optimizer) == {5}
 
 
-def test_a_forked_process_exits_as_any_other():
+def test_a_forked_process_exits_normally():
     code = """
 import os, sys
 import torch
@@ -535,7 +535,7 @@ def test_two_threads_step_two_optimizers_on_one_team():
         assert same(together[seed], alone[seed])
 
 
-def test_threads_go_with_their_executor():
+def test_threads_end_with_their_executor():
     def round():
         executor = adamant.Executor(threads=3, bind="none")
         optimizer = adamant.Optimizer(executor)

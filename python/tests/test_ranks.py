@@ -56,7 +56,7 @@ def on_ranks(count, code, folder):
 
 
 @pytest.mark.parametrize("options", ['{}', '{"overlap": True}', '{"accumulate": 2}', '{"offload": True}'])
-def test_replicated_norm_of_params_that_fully_shard_ignores(options, tmp_path):
+def test_replicated_norm_of_params_ignored_by_fully_shard(options, tmp_path):
     on_ranks(2, f"options = {options}" + """
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 128, bias=False), torch.nn.LayerNorm(128), torch.nn.Linear(128, 64, bias=False))
@@ -174,7 +174,7 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize("options", ['{}', '{"overlap": True}', '{"accumulate": 2}', '{"on_nonfinite": "skip"}'])
-def test_replicated_norm_a_rank_without_gradients_reports_the_norm_of_all(options, tmp_path):
+def test_replicated_norm_on_a_rank_without_gradients(options, tmp_path):
     on_ranks(2, f"options = {options}" + """
 param = torch.nn.Parameter(torch.ones(100))
 optimizer = AdamW([param], max_norm=1.0, process_group=world, threads=1, **options)
@@ -190,7 +190,7 @@ for step in range(4):
 """, tmp_path)
 
 
-def test_replicated_norm_zero_redundancy_optimizer_clips_by_the_norm_of_all_ranks(tmp_path):
+def test_replicated_norm_with_zero_redundancy_optimizer(tmp_path):
     on_ranks(2, """
 from torch.distributed.optim import ZeroRedundancyOptimizer
 def made():

@@ -148,7 +148,7 @@ def test_params_without_gradients_stay_and_count_fewer_steps(max_norm):
         assert first.state[p]["step"] == second.state[q]["step"]
 
 
-def test_channels_last_and_transposed_params_are_stepped_as_they_lie():
+def test_channels_last_and_transposed_params_are_stepped_in_place():
     for kind in (torch.channels_last, None):
         torch.manual_seed(3)
         of = torch.nn.Conv2d(8, 16, 3)
@@ -242,7 +242,7 @@ def stochastically_rounded(values, halves):
     return ((values.view(np.uint32) + halves) >> np.uint32(16)).astype(np.uint16)
 
 
-def test_second_moments_of_bfloat16_are_rounded_by_chance():
+def test_bfloat16_second_moments_are_rounded_stochastically():
     g = torch.rand(70000) + 0.5
     for rounding in ("stochastic", "nearest"):
         param = torch.nn.Parameter(torch.ones(70000))
@@ -291,7 +291,7 @@ def encoded(name, x, halves=None):
 
 @pytest.mark.parametrize("rounding", ["stochastic", "nearest"])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_moments_of_8_bits_are_what_is_loaded_stepped_in_float32_and_stored(rounding, kind):
+def test_8_bit_moments_are_loaded_stepped_in_float32_and_stored(rounding, kind):
     """In many steps: groups of all sizes, gradients of many magnitudes, none, and tiny ones."""
     random = torch.Generator().manual_seed(2)
     shapes = [(70001,), (64,), (63,), (1,), (3, 50), (0,)]
@@ -327,7 +327,7 @@ def test_moments_of_8_bits_are_what_is_loaded_stepped_in_float32_and_stored(roun
                     assert torch.equal(quantized(second.state[q])[name], found)
 
 
-def test_params_of_bfloat16_are_rounded_by_chance():
+def test_bfloat16_params_are_rounded_stochastically():
     moved = {}
     for rounding in ("stochastic", "nearest"):
         param = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
@@ -341,7 +341,7 @@ def test_params_of_bfloat16_are_rounded_by_chance():
         AdamW([param], param_rounding="up")
 
 
-def test_what_is_not_finite():
+def test_nonfinite_gradients():
     for policy, steps in (("skip", 0), ("apply", 1), ("zero", 1)):
         a = model()
         optimizer = AdamW(a.parameters(), on_nonfinite=policy)
@@ -395,7 +395,7 @@ def test_state_dicts_go_both_ways_in_training(mine, theirs, steps, kind):
         assert third.state[p]["exp_avg"].dtype == kind
 
 
-def test_state_cast_a_loaded_state_continues_with_the_same_bits_in_the_types_it_was_saved_in():
+def test_loaded_states_continue_with_the_same_bits_in_their_saved_dtypes():
     for options in ({}, {"master": True}, {"state_format": "float32"}, {"state_format": "quantized8"},
                     {"state_format": "quantized8", "master": True}, *({"state_format": name} for name in splits)):
         a = model(torch.bfloat16)
@@ -426,7 +426,7 @@ def test_copies_and_pickles_continue_with_the_same_bits(copied, state_format):
     assert second._arguments == first._arguments
 
 
-def test_hooks_of_torch_are_called():
+def test_torch_hooks_run():
     a = model()
     optimizer = AdamW(a.parameters())
     seen = []
@@ -439,7 +439,7 @@ def test_hooks_of_torch_are_called():
     assert seen == ["pre", "post", "save", "load"]
 
 
-def test_autograd_sees_that_params_changed():
+def test_autograd_detects_changed_params():
     a = torch.nn.Parameter(torch.ones(3))
     optimizer = AdamW([a])
     loss = (a * a).sum()
@@ -450,7 +450,7 @@ def test_autograd_sees_that_params_changed():
 
 
 @pytest.mark.parametrize("what", ["param", "exp_avg", "exp_avg_sq"])
-def test_moments_and_params_that_are_replaced_are_seen(what):
+def test_replaced_moments_and_params_are_detected(what):
     a, b = model(), model()
     first, second = AdamW(a.parameters(), lr=0.01), torch.optim.AdamW(b.parameters(), lr=0.01)
     for t in range(6):
@@ -469,7 +469,7 @@ def test_moments_and_params_that_are_replaced_are_seen(what):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_param_whose_gradient_comes_later_is_stepped_from_then_on(overlap):
+def test_params_with_a_late_first_gradient_are_stepped_from_then_on(overlap):
     a, b = model(), model()
     late, also = torch.nn.Parameter(torch.ones(100)), torch.nn.Parameter(torch.ones(100))
     first = AdamW([*a.parameters(), late], lr=0.01, overlap=overlap, max_norm=1e9)
@@ -500,7 +500,7 @@ def test_a_state_without_a_moment_is_refused():
         optimizer.step()  # state_dict() is live: the moment is gone here, too
 
 
-def test_moments_of_8_bits_train_beside_others_in_groups_of_their_own():
+def test_8_bit_moments_train_in_separate_groups():
     a = model()
     matrices, vectors = ([p for p in a.parameters() if (p.dim() > 1) == wanted] for wanted in (True, False))
     optimizer = AdamW([{"params": matrices[:2]}, {"params": vectors, "state_format": "float32"}], lr=0.01,
@@ -525,7 +525,7 @@ def test_moments_of_8_bits_train_beside_others_in_groups_of_their_own():
     assert bits(a, optimizer) == bits(b, other)
 
 
-def test_moments_of_8_bits_and_others_are_not_taken_for_each_other():
+def test_8_bit_and_other_moments_are_not_confused():
     a = model()
     eight, whole = AdamW(a.parameters(), state_format="quantized8"), AdamW(a.parameters(), state_format="float32")
     for optimizer in (eight, whole):
@@ -550,7 +550,7 @@ def test_moments_of_8_bits_and_others_are_not_taken_for_each_other():
     train(a, whole, 1)
 
 
-def test_8_bits_of_what_is_large_small_and_not_finite():
+def test_8_bit_moments_of_large_small_and_nonfinite_values():
     for top in (1e37, 1.0, 1e-23, 1e-30, 1e-37, 1e-45, 0.0, float("inf"), float("nan")):
         x = torch.linspace(0, 1, 100) * top
         there = dequantized(quantized({"exp_avg": -x, "exp_avg_sq": x, "step": 3}), x)
@@ -617,7 +617,7 @@ def test_masters_are_split_and_joined_with_every_bit():
 
 
 @pytest.mark.parametrize("name", splits)
-def test_states_go_from_whole_masters_to_halves_and_back_in_training(name):
+def test_states_convert_between_float32_and_split_masters_in_training(name):
     moments = name.removeprefix("split_float32").lstrip("+") or "float32"
     whole, halves = {"state_format": moments, "master": True}, {"state_format": name}
 
@@ -656,7 +656,7 @@ def test_states_go_from_whole_masters_to_halves_and_back_in_training(name):
             steps(optimizer, begin)
 
 
-def test_halves_and_whole_masters_are_not_taken_for_each_other():
+def test_split_and_float32_masters_are_not_confused():
     a = model(torch.bfloat16)
     whole, halves = AdamW(a.parameters(), state_format="float32", master=True), AdamW(a.parameters(), state_format=splits[0])
     train(a, whole, 2)
@@ -686,7 +686,7 @@ def test_halves_and_whole_masters_are_not_taken_for_each_other():
         halves.load_state_dict(theirs.state_dict())
 
 
-def test_masters_in_two_halves_are_for_bfloat16_params_whatever_is_beside_them():
+def test_split_masters_are_for_bfloat16_params_only():
     matrices = [torch.nn.Parameter(torch.randn(20, 64).bfloat16()) for _ in range(2)]
     norm, half = torch.nn.Parameter(torch.ones(64)), torch.nn.Parameter(torch.ones(64).half())
 
@@ -715,7 +715,7 @@ def test_masters_in_two_halves_are_for_bfloat16_params_whatever_is_beside_them()
         AdamW([norm], state_format="split_bfloat16")
 
 
-def test_halves_of_params_in_any_order_of_their_elements():
+def test_split_masters_of_params_in_any_memory_order():
     start = torch.randn(16, 8, 3, 3).bfloat16()
     ends = []
     for kind in (torch.channels_last, torch.contiguous_format):
@@ -733,7 +733,7 @@ def test_halves_of_params_in_any_order_of_their_elements():
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
 @pytest.mark.parametrize("masters", [False, True])
-def test_shards_of_dtensors_have_groups_and_halves_of_their_own_and_the_same_bits(tmp_path, masters):
+def test_dtensor_shards_have_separate_groups_and_split_masters_and_the_same_bits(tmp_path, masters):
     code = """
 import hashlib, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as checkpoint
 from torch.distributed.device_mesh import init_device_mesh
@@ -817,7 +817,7 @@ def test_overlap_begins_in_backward_with_clipping_on():
 
 @pytest.mark.parametrize("state_format", [None, "quantized8"])
 @pytest.mark.parametrize("what", ["zero_grad", "lr", "missing", "by hand", "newcomer", "closure", "state_dict"])
-def test_overlap_has_the_bits_of_waiting_whatever_is_done_between(what, state_format):
+def test_overlap_has_the_bits_of_a_plain_step_for_any_actions_between(what, state_format):
     ends = []
     for overlap in (False, True):
         a = model()
@@ -866,7 +866,7 @@ def test_overlap_refuses_gradients_that_change_after_backward():
         optimizer.step()
 
 
-def test_overlap_without_a_norm_says_that_gradients_were_stepped():
+def test_overlap_without_a_norm_refuses_zero_grad():
     a = model()
     optimizer = AdamW(a.parameters(), lr=0.01, overlap=True)
     train(a, optimizer, 1)
@@ -877,7 +877,7 @@ def test_overlap_without_a_norm_says_that_gradients_were_stepped():
 
 
 @pytest.mark.parametrize("state_format", [None, "quantized8"])
-def test_overlap_refuses_a_second_backward_and_has_restored_all(state_format):
+def test_overlap_refuses_a_second_backward_and_rolls_back(state_format):
     a = model()
     optimizer = AdamW(a.parameters(), lr=0.01, max_norm=0.1, overlap=True, state_format=state_format)
     train(a, optimizer, 1)
@@ -891,7 +891,7 @@ def test_overlap_refuses_a_second_backward_and_has_restored_all(state_format):
 
 # What cannot be taken
 
-def test_errors_say_what_is_wrong():
+def test_errors_name_the_cause():
     def stepped(p, grad, **options):
         p.grad = grad
         AdamW([p], **options).step()
@@ -939,7 +939,7 @@ def run(code, **environment):
     return done
 
 
-def test_forked_and_spawned_workers_step_on_their_own():
+def test_forked_and_spawned_workers_step_independently():
     code = """
 import torch, os, sys
 import torch.multiprocessing as mp
@@ -986,7 +986,7 @@ def test_data_loader_workers_and_two_optimizers_in_one_process():
     assert float(next(iter(optimizers[0].state.values()))["step"]) == 9
 
 
-def test_cores_keep_torchs_threads_and_ours_apart():
+def test_cores_separate_torchs_threads_from_ours():
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
     code = """
@@ -1011,7 +1011,7 @@ print("apart")
     assert done.stdout.strip() == "apart", done.stderr
 
 
-def test_interrupts_in_steps_end_the_process_and_leave_a_whole_state():
+def test_interrupts_in_steps_leave_a_consistent_state():
     code = """
 import os, signal, threading, torch
 from adamant.torch import AdamW
@@ -1036,7 +1036,7 @@ print("whole")
     assert done.stdout.strip() == "whole", done.stderr
 
 
-def test_optimizers_that_go_leave_no_threads():
+def test_deleted_optimizers_leave_no_threads():
     def threads():
         return len(os.listdir("/proc/self/task"))
     a = model()

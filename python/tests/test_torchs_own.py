@@ -23,13 +23,13 @@ cases = [pytest.param(info, given, id=f"{info.optim_cls.__name__}-{given.desc}")
          for given in inputs(info)]
 
 
-def test_there_are_cases_for_both():
+def test_both_classes_have_cases():
     assert len(infos) == 2 and len(cases) >= 8
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("info,given", cases)
-def test_inputs_step_as_torchs_single_tensor_way_in_double(info, given, kind):
+def test_inputs_step_as_torchs_float64_reference(info, given, kind):
     options = {name: value for name, value in given.kwargs.items()}
     torch.manual_seed(0)
     start = [torch.randn(size) for size in ((10, 5), (7,), (1,), (3, 4, 2))]
@@ -50,7 +50,7 @@ def test_inputs_step_as_torchs_single_tensor_way_in_double(info, given, kind):
 
 
 @pytest.mark.parametrize("info", infos, ids=lambda info: info.optim_cls.__name__)
-def test_error_inputs_raise_what_torchs_raise(info):
+def test_error_inputs_raise_torchs_errors(info):
     seen = 0
     for given in info.optim_error_inputs_func(device="cpu", dtype=torch.float32):
         wrong = given.optimizer_error_input

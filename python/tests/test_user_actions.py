@@ -409,7 +409,7 @@ def hooked(run):
 
 @pytest.mark.parametrize("name", [name for name in actions if not hooked(name)])
 @pytest.mark.parametrize("mode", MODES)
-def test_from_then_on_it_is_as_a_new_optimizer_with_these_groups_and_states(mode, name):
+def test_after_an_action_steps_equal_those_of_a_new_optimizer(mode, name):
     run = Run(mode)
     for _ in range(3):
         run.step()
@@ -421,7 +421,7 @@ def test_from_then_on_it_is_as_a_new_optimizer_with_these_groups_and_states(mode
 
 @pytest.mark.parametrize("name", actions)
 @pytest.mark.parametrize("mode", FLOAT32_MODES)
-def test_torchs_class_does_the_same(mode, name):
+def test_actions_have_the_effect_of_torchs_class(mode, name):
     mine, theirs = Run(mode), Run(mode, torch.optim.AdamW)
     for run in (mine, theirs):
         for _ in range(3):
@@ -439,7 +439,7 @@ def test_torchs_class_does_the_same(mode, name):
 
 @pytest.mark.parametrize("mode", [mode for mode, (_, options) in MODES.items() if options.get("overlap")])
 @pytest.mark.parametrize("name", [name for name in actions if not hooked(name) and name not in reading_or_resizing])
-def test_what_changes_between_backward_and_step_is_honoured_or_an_error(mode, name):
+def test_changes_between_backward_and_step_take_effect_or_raise(mode, name):
     """The same bits as a new optimizer, or an error that says so; never something else."""
     run = Run(mode)
     for _ in range(3):
@@ -472,7 +472,7 @@ def test_what_changes_between_backward_and_step_is_honoured_or_an_error(mode, na
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("mode", ["overlap", "overlap_max_norm", "accumulate"])
-def test_grad_scalers_are_refused_where_gradients_were_taken_before(mode, begun, by_hand):
+def test_grad_scalers_are_refused_with_overlap_and_accumulate(mode, begun, by_hand):
     run, scaler = Run(mode), torch.amp.GradScaler("cpu", init_scale=1024.0)
     for _ in range(3 if begun else 0):
         run.step()
@@ -492,7 +492,7 @@ def trained(mode="plain", steps=2):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_hyperparameters_that_cannot_be_are_refused_by_name_and_nothing_is_stepped(mode):
+def test_invalid_hyperparameters_are_refused_by_name(mode):
     for name in ("amsgrad", "differentiable"):
         run = trained(mode)
         before = [bits(param) for param in run.known]
@@ -505,7 +505,7 @@ def test_hyperparameters_that_cannot_be_are_refused_by_name_and_nothing_is_stepp
 
 @pytest.mark.parametrize("what", ["param", *moments, "master_param", "master_low"])
 @pytest.mark.parametrize("mode", [mode for mode, (_, options) in MODES.items() if not options.get("overlap")])
-def test_moved_moments_memory_that_is_released_is_an_error(mode, what):
+def test_moved_moments_released_memory_is_an_error(mode, what):
     """ms-swift #7844: a step while the states are away."""
     run = trained(mode)
     if what != "param" and what not in run.optimizer.state[run.params[0]]:
@@ -584,7 +584,7 @@ def test_default_dtype_changes_nothing(mode):
 # State dicts
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "zenflow"])
-def test_state_dict_is_live_as_torchs(mode):
+def test_state_dict_is_live(mode):
     run = trained(mode)
     kept = run.optimizer.state_dict()
     run.step()
@@ -594,7 +594,7 @@ def test_state_dict_is_live_as_torchs(mode):
         assert float(kept["state"][number]["step"]) == 3
 
 
-def test_state_dict_with_zenflow_is_of_one_time():
+def test_state_dict_with_zenflow_is_a_snapshot():
     """A kept state_dict is the saved state, or live, or refused; never a mixture."""
     for copied in (copy.deepcopy, lambda it: it):
         run = trained("zenflow", 3)
@@ -618,7 +618,7 @@ def test_state_dict_with_zenflow_is_of_one_time():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_hooks_of_load_state_dict_see_what_torchs_see(mode):
+def test_hooks_of_load_state_dict_get_torchs_arguments(mode):
     run, seen = trained(mode), []
     saved = copy.deepcopy(run.optimizer.state_dict())
     other = Run(mode)
@@ -634,7 +634,7 @@ def test_hooks_of_load_state_dict_see_what_torchs_see(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_hooks_of_state_dict_and_keys_of_the_users(mode):
+def test_hooks_of_state_dict_and_user_keys(mode):
     run = trained(mode)
     run.optimizer.state["run"] = 1
     run.optimizer.state[run.params[0]]["mine"] = "kept"
@@ -700,7 +700,7 @@ def test_step_2_24_a_resumed_run_rounds_with_the_same_bits(kind, options):
     assert ends[0] == ends[1] and ends[0][-1] == 2 ** 24 + 4
 
 
-def test_step_2_24_in_torchs_class_stands_still_and_its_state_is_taken():
+def test_step_2_24_states_of_torch_with_a_saturated_count_load():
     param = torch.nn.Parameter(torch.ones(3))
     theirs = torch.optim.AdamW([param])
     param.grad = torch.ones(3)
@@ -781,13 +781,13 @@ def test_params_tied_in_memory_are_refused(mode):
     ({"rounding_seed": -1}, "rounding_seed"), ({"rounding_seed": 1.5}, "rounding_seed"),
     ({"on_nonfinite": None}, "on_nonfinite"), ({"state_format": 8}, "state_format")], ids=str)
 @pytest.mark.parametrize("kind", [Adam, AdamW])
-def test_arguments_that_cannot_be_are_refused_at_construction_by_name(kind, options, said):
+def test_invalid_arguments_are_refused_at_construction_by_name(kind, options, said):
     with pytest.raises((adamant.InvalidArgument, adamant.Unavailable), match=said):
         kind([torch.nn.Parameter(torch.ones(3))], **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
-def test_dtypes_that_cannot_be_are_refused_at_construction_by_name(dtype):
+def test_unsupported_dtypes_are_refused_at_construction_by_name(dtype):
     params = [("first", torch.nn.Parameter(torch.ones(3))), ("second", torch.nn.Parameter(torch.ones(3, dtype=dtype)))]
     with pytest.raises(adamant.InvalidArgument, match="second.*" + str(dtype).split(".")[1]):
         AdamW(params)
@@ -798,7 +798,7 @@ def test_dtypes_that_cannot_be_are_refused_at_construction_by_name(dtype):
 
 
 @pytest.mark.parametrize("mode", ["plain", "overlap", "accumulate", "offload", "master", "split", "quantized8", "zenflow"])
-def test_max_norm_of_infinity_measures_alone(mode):
+def test_infinite_max_norm_measures_only(mode):
     dtype, options = MODES[mode]
     runs = [Run(mode), Run(mode)]
     runs[0].optimizer = AdamW(runs[0].optimizer.param_groups, **options, max_norm=float("inf"))
@@ -854,12 +854,12 @@ for dtype, options in [(torch.float32, {}), (torch.float32, {"max_norm": 1.0}), 
 """
 
 
-def test_exit_noise_none_at_the_end_of_a_script():
+def test_exit_without_output_at_the_end_of_a_script():
     done = ended(every_mode_at_module_level)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
 
 
-def test_exit_noise_none_where_a_step_is_open():
+def test_exit_without_output_during_an_open_step():
     done = ended(every_mode_at_module_level + """
 for p, optimizer in kept:
     p.sum().backward()
@@ -869,7 +869,7 @@ sys.exit(3)
     assert (done.returncode, done.stderr, done.stdout) == (3, "", "")
 
 
-def test_hang_after_fork_none_while_a_step_is_open():
+def test_no_hang_after_fork_during_an_open_step():
     """The child may use the optimizer or be told that it cannot, but it ends."""
     done = ended(every_mode_at_module_level + """
 import os, sys

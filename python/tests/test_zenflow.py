@@ -193,7 +193,7 @@ cases = [{}, {"overlap": False}, {"topk_ratio": 0.0}, {"topk_ratio": 0.5, "overl
 
 @pytest.mark.parametrize("max_norm", [None, 2.0])
 @pytest.mark.parametrize("options", cases, ids=str)
-def test_steps_are_those_of_one_column_at_a_time(options, max_norm):
+def test_steps_equal_a_reference_by_columns(options, max_norm):
     z = ZenFlow(**{"topk_ratio": 0.2, "select_interval": 4, "update_interval": 3, **options})
     params = params_of(sizes=matrices)
     hyper = {"lr": 0.02, "weight_decay": 0.1, "betas": (0.8, 0.95)}
@@ -224,7 +224,7 @@ def test_steps_are_those_of_one_column_at_a_time(options, max_norm):
         assert torch.allclose(p.detach().double(), expected, atol=2e-6, rtol=2e-6), i
 
 
-def test_adam_maximizes_and_groups_have_options_of_their_own():
+def test_adam_maximizes_and_groups_have_separate_options():
     params, others = params_of(sizes=matrices), params_of(sizes=matrices)
 
     def groups(of):
@@ -248,7 +248,7 @@ plain = pytest.mark.parametrize("zenflow", [{"topk_ratio": 1.0}, {"update_interv
 @plain
 @pytest.mark.parametrize("more", [{}, {"max_norm": 0.5}, {"on_nonfinite": "skip"}, {"on_nonfinite": "zero", "max_norm": 9.0},
                                   {"maximize": True, "eps": 1e-3}], ids=str)
-def test_nothing_deferred_has_the_bits_of_the_plain_step(zenflow, more):
+def test_without_deferral_bits_equal_the_plain_step(zenflow, more):
     params, others = params_of(), params_of()
     first, second = AdamW(params, lr=0.01, zenflow=zenflow, **more), AdamW(others, lr=0.01, **more)
     for t in range(12):
@@ -274,7 +274,7 @@ def test_nothing_deferred_has_the_bits_of_the_plain_step(zenflow, more):
 
 @plain
 @each_format
-def test_nothing_deferred_has_the_bits_of_the_plain_step_over_the_same_arrays(kind, options, zenflow):
+def test_without_deferral_bits_equal_the_plain_step_over_the_same_arrays(kind, options, zenflow):
     """The plain optimizer's params lie by columns."""
     params = params_of(kind)
     transposed = [torch.nn.Parameter(p.detach().movedim(-1, 0).contiguous() if p.dim() > 1 else p.detach().clone()) for p in params]
@@ -311,7 +311,7 @@ window = {"topk_ratio": 0.25, "select_interval": 4, "update_interval": 3}
 
 
 @each_format
-def test_a_run_that_is_saved_and_loaded_after_each_step_has_the_bits_of_one_that_is_not(kind, options):
+def test_saving_and_loading_after_each_step_changes_no_bit(kind, options):
     params, others = params_of(kind), params_of(kind)
     make = dict(lr=0.01, max_norm=1.0, zenflow=window, **options)
     first, second = AdamW(params, **make), AdamW(others, **make)
@@ -341,7 +341,7 @@ def test_a_run_that_is_saved_and_loaded_after_each_step_has_the_bits_of_one_that
     assert saved["state"][1]["updates"].tolist() == [14] and len(saved["state"][2]["updates"].unique()) > 1
 
 
-def test_what_was_asked_for_stays_as_it_was():
+def test_state_dicts_are_snapshots():
     """As torch's, a state_dict() shows moments as they are; counts, flags and sums are of when it was made."""
     params = params_of()
     optimizer = AdamW(params, lr=0.01, zenflow=window)
@@ -355,7 +355,7 @@ def test_what_was_asked_for_stays_as_it_was():
     assert not set(names) & set(optimizer.state[params[0]])  # what would be of an earlier step
 
 
-def test_a_state_is_loaded_wherever_its_elements_lie():
+def test_states_load_from_any_memory_layout():
     params = params_of()
     first = AdamW(params, lr=0.01, zenflow=window)
     steps(params, first, 0, 5)
@@ -376,7 +376,7 @@ def test_a_state_is_loaded_wherever_its_elements_lie():
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))], ids=["copy", "pickle"])
 @pytest.mark.parametrize("count", [0, 4, 6])
-def test_copies_and_pickles_go_on_with_the_same_bits(copied, count):
+def test_copies_and_pickles_continue_with_the_same_bits(copied, count):
     params = params_of(bf16)
     first = AdamW(params, lr=0.01, master=True, zenflow=window)
     steps(params, first, 0, count)
@@ -389,7 +389,7 @@ def test_copies_and_pickles_go_on_with_the_same_bits(copied, count):
 
 @pytest.mark.parametrize("update_interval", [3, "auto"])
 @each_format
-def test_the_same_bits_for_any_threads_and_whatever_is_asked_between(kind, options, update_interval):
+def test_same_bits_for_any_threads_and_queries_between_steps(kind, options, update_interval):
     ends = []
     for threads in (1, 2, 3):
         params = params_of(kind)
@@ -405,7 +405,7 @@ def test_the_same_bits_for_any_threads_and_whatever_is_asked_between(kind, optio
 
 
 @each_format
-def test_params_elsewhere_and_in_any_order_have_the_bits_of_those_in_host_memory(kind, options):
+def test_offloaded_and_permuted_params_have_the_bits_of_host_params(kind, options):
     params, away = params_of(kind), params_of(kind)
     transposed = params_of(kind)
     for p in transposed:
@@ -426,7 +426,7 @@ def test_params_elsewhere_and_in_any_order_have_the_bits_of_those_in_host_memory
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_run_has_the_same_bits_here_elsewhere_and_from_states(seed):
+def test_random_runs_have_the_same_bits_with_offload_and_from_states(seed):
     choose = random.Random(seed)
     sizes = [choose.choice([(64, 5), (9,), (128, 2, 3), (), (64, 70), (0, 2), (192, 1)]) for _ in range(choose.randint(1, 6))]
     kind, options = choose.choice(formats)
@@ -463,7 +463,7 @@ def test_any_run_has_the_same_bits_here_elsewhere_and_from_states(seed):
         assert all(same(ends[0], end) for end in ends[1:]), (seed, t)
 
 
-def test_what_reports_say():
+def test_reports():
     params = params_of(sizes=[(64, 20), (20,)])
     optimizer = AdamW(params, zenflow=window)
     seen = []
@@ -485,7 +485,7 @@ def test_what_reports_say():
     other.take_weights()
 
 
-def test_a_closure_and_no_gradients_at_all():
+def test_closures_and_steps_without_gradients():
     params = params_of(sizes=matrices)
     optimizer = AdamW(params, lr=0.01, max_norm=1.0, zenflow=window)
     assert float(optimizer.step()) == 0 and optimizer.last_report is None
@@ -496,7 +496,7 @@ def test_a_closure_and_no_gradients_at_all():
     assert position_of(optimizer)["steps"] == 1
 
 
-def test_hooks_of_torch_are_called_and_autograd_sees_that_params_changed():
+def test_torch_hooks_run_and_autograd_detects_changed_params():
     param = torch.nn.Parameter(torch.ones(4, 3))
     optimizer = AdamW([param], zenflow=window)
     seen = []
@@ -511,7 +511,7 @@ def test_hooks_of_torch_are_called_and_autograd_sees_that_params_changed():
 
 # Params that come, change and go
 
-def test_params_whose_gradients_come_later_and_new_groups():
+def test_params_with_late_gradients_and_new_groups():
     params, others = params_of(sizes=matrices), params_of(sizes=matrices)
     first, second = AdamW(params[:3], lr=0.01, zenflow=window), AdamW(others[:2], lr=0.01, zenflow=window)
     params[2].requires_grad_(False)
@@ -532,7 +532,7 @@ def test_params_whose_gradients_come_later_and_new_groups():
 
 
 @pytest.mark.parametrize("what", ["param", "param elsewhere", "exp_avg", "by_columns", "gradients"])
-def test_what_is_replaced_is_seen(what):
+def test_replaced_tensors_are_detected(what):
     runs = []
     for replaced in (False, True):
         params = params_of(bf16, sizes=matrices)
@@ -562,7 +562,7 @@ def test_what_is_replaced_is_seen(what):
     assert same(*runs)
 
 
-def test_a_plain_state_goes_on_with_zenflow_and_from_there_only_with_it():
+def test_plain_states_load_with_zenflow_but_not_back():
     for kind, options in formats:
         if "quantized8" in options.get("state_format", ""):
             continue
@@ -595,7 +595,7 @@ def test_a_plain_state_goes_on_with_zenflow_and_from_there_only_with_it():
             second.load_state_dict(state)
 
 
-def test_torchs_own_state_goes_on_with_zenflow():
+def test_states_of_torch_load_with_zenflow():
     params = params_of(sizes=matrices)
     theirs = torch.optim.AdamW(params, lr=0.01)
     steps(params, theirs, 0, 5)
@@ -608,7 +608,7 @@ def test_torchs_own_state_goes_on_with_zenflow():
         assert torch.allclose(p, q, atol=1e-5)
 
 
-def test_the_way_out_of_zenflow_is_a_selection_of_everything():
+def test_selecting_all_columns_leads_out_of_zenflow():
     params = params_of(sizes=matrices)
     first = AdamW(params, lr=0.01, zenflow=window)
     steps(params, first, 0, 8)
@@ -622,7 +622,7 @@ def test_the_way_out_of_zenflow_is_a_selection_of_everything():
     assert reports[-1] == 0 and reports[0] > 0
 
 
-def test_halves_and_whole_masters_change_into_each_other_once_all_has_published():
+def test_split_and_float32_masters_convert_after_flush():
     params = params_of(bf16)
     first = AdamW(params, lr=0.01, master=True, zenflow=window)
     steps(params, first, 0, 4)
@@ -666,7 +666,7 @@ def masters_of(state, p):
 
 @each_format
 @pytest.mark.parametrize("offload", [False, True])
-def test_weights_that_others_write_go_into_the_masters(kind, options, offload):
+def test_weights_written_by_others_reach_the_masters(kind, options, offload):
     params = params_of(kind)
     optimizer = AdamW(params, lr=0.01, weight_decay=0, offload=offload, zenflow={**window, "overlap": False}, **options)
     steps(params, optimizer, 0, 4)
@@ -691,7 +691,7 @@ def test_weights_that_others_write_go_into_the_masters(kind, options, offload):
 
 
 @each_format
-def test_weights_that_are_written_while_columns_have_yet_to_be_published(kind, options):
+def test_weights_written_before_publishing_are_refused(kind, options):
     def made():
         params = params_of(kind)
         optimizer = AdamW(params, lr=0.01, zenflow=window, **options)
@@ -733,7 +733,7 @@ def test_weights_that_are_written_while_columns_have_yet_to_be_published(kind, o
     assert same(bits(params, optimizer), end)
 
 
-def test_what_others_write_elsewhere_lands_beside_what_was_deferred():
+def test_weights_written_with_offload_are_merged_with_deferred_updates():
     """Of params in other memory the weights before are known, so that elements that were written stay, and others publish."""
     runs = []
     for written in (False, True):
@@ -754,7 +754,7 @@ def test_what_others_write_elsewhere_lands_beside_what_was_deferred():
 
 # What is not finite
 
-def test_what_is_not_finite_in_what_is_deferred():
+def test_nonfinite_deferred_gradients():
     for policy, count in (("skip", 3), ("apply", 4), ("zero", 4)):
         params = params_of()
         optimizer = AdamW(params, on_nonfinite=policy, zenflow=window)
@@ -770,7 +770,7 @@ def test_what_is_not_finite_in_what_is_deferred():
         assert params[0].isnan().any() == (policy == "apply")
 
 
-def test_masters_that_are_nans_keep_their_bits_when_weights_are_written():
+def test_nan_masters_keep_their_bits_when_weights_are_written():
     params = params_of(bf16)
     optimizer = AdamW(params, lr=0.0, master=True, zenflow={**window, "overlap": False})
     steps(params, optimizer, 0, 3)
@@ -807,7 +807,7 @@ def test_a_grad_scaler_skips_and_unscales():
 
 # Errors
 
-def test_options_that_cannot_be():
+def test_invalid_options_are_refused():
     param = torch.nn.Parameter(torch.ones(4, 3))
     for wrong, said in (({"topk_ratio": 1.5}, "topk_ratio is 1.5"), ({"topk_ratio": float("nan")}, "topk_ratio is nan"),
                         ({"select_interval": 0}, "select_interval is 0"),
@@ -826,12 +826,12 @@ def test_options_that_cannot_be():
         AdamW([param], zenflow={}, accumulate=2)
 
 
-def test_defaults_are_those_of_the_library():
+def test_defaults_equal_those_of_the_library():
     ours, theirs = ZenFlow().to_c(), adamant._library.ZenFlowOptions.initialised()
     assert all(getattr(ours, name) == getattr(theirs, name) for name, _ in ours._fields_)
 
 
-def test_params_and_gradients_that_cannot_be():
+def test_invalid_params_and_gradients_are_refused():
     f = torch.nn.Parameter
 
     def stepped(p, grad, **options):
@@ -856,7 +856,7 @@ def test_params_and_gradients_that_cannot_be():
     assert optimizer.state[q]["exp_avg"].shape == (6, 68)
 
 
-def test_a_step_that_fails_leaves_all_as_it_was():
+def test_a_failed_step_changes_nothing():
     params, others = params_of(sizes=matrices), params_of(sizes=matrices)
     first, second = AdamW(params, lr=0.01, zenflow=window), AdamW(others, lr=0.01, zenflow=window)
     steps(params, first, 0, 4)
@@ -889,7 +889,7 @@ def test_a_step_that_fails_leaves_all_as_it_was():
     (lambda s: s["state"][0]["window"].add_(1), "group0.1: its window.*that of other params is"),
     (lambda s: s["state"][0].update(selected=torch.zeros(20)), "group0.0: selected is .*dtype torch.bool"),
 ], ids=["summed", "selected", "sums", "moment", "weights", "updates", "size", "position", "another_position", "dtype"])
-def test_states_that_are_not_whole(change, said):
+def test_incomplete_states_are_refused(change, said):
     params, others = params_of(), params_of()
     first, second = AdamW(params, lr=0.01, zenflow=window), AdamW(others, lr=0.01, zenflow=window)
     steps(params, first, 0, 4)
@@ -901,7 +901,7 @@ def test_states_that_are_not_whole(change, said):
     assert same(bits(others, second), before)
 
 
-def test_groups_of_rows_are_not_taken_for_groups_of_columns():
+def test_groups_by_rows_are_refused():
     params = params_of()
     plain = AdamW(params, state_format="quantized8")
     steps(params, plain, 0, 2)
@@ -924,7 +924,7 @@ def run(code, *arguments, **environment):
     return done.stdout.split()
 
 
-def test_a_forked_process_wants_a_state_and_goes_on_from_it():
+def test_a_forked_process_continues_from_a_loaded_state():
     code = """
 import io, os, torch
 from test_zenflow import AdamW, bits, params_of, position_of, same, steps, window
@@ -956,7 +956,7 @@ print(all(map(torch.equal, params, theirs[0])) and theirs[1] == position_of(opti
     assert run(code, PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), *sys.path])) == ["True"]
 
 
-def test_a_process_ends_while_threads_work_in_the_background():
+def test_a_process_exits_during_background_work():
     code = """
 import atexit
 atexit.register(lambda: print(optimizer._zenflow.native.pointer))  # after what is registered later
@@ -974,7 +974,7 @@ print(optimizer._zenflow.native.pointer is not None)
 
 
 @pytest.mark.parametrize("function", ["step_gradients", "create", "load", "add_param"])
-def test_interrupts_come_when_a_step_is_whole(function):
+def test_interrupts_are_delivered_after_the_step(function):
     params, others = params_of(), params_of()
     first, second = AdamW(params, lr=0.01, zenflow=window), AdamW(others, lr=0.01, zenflow=window)
     calls = adamant._library.library()
@@ -998,7 +998,7 @@ def test_interrupts_come_when_a_step_is_whole(function):
     assert same(bits(params, first), bits(others, second))
 
 
-def test_optimizers_that_go_leave_no_threads():
+def test_deleted_optimizers_leave_no_threads():
     def threads():
         return len(os.listdir("/proc/self/task"))
     params = params_of()
@@ -1066,13 +1066,13 @@ def on_ranks(count, code, *arguments):
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
 @pytest.mark.parametrize("kind, split, interval", [("float32", None, 3), ("bfloat16", "split_float32+bfloat16", "auto")])
-def test_ranks_that_share_rows_have_the_bits_of_one(tmp_path, kind, split, interval):
+def test_sharded_ranks_have_the_bits_of_one_rank(tmp_path, kind, split, interval):
     ends = [on_ranks(count, ranks_code, tmp_path, kind, split, interval) for count in (1, 2)]
     assert len(ends[0] | ends[1]) == 1
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
-def test_what_ranks_cannot_share(tmp_path):
+def test_unsupported_shards_are_refused(tmp_path):
     code = """
 import sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -1156,7 +1156,7 @@ print(">", type(later.ds_opt_adam).__name__, later.ds_opt_adam.__name__)
 """
 
 
-def test_deepspeeds_own_optimizers_where_its_definition_is_the_same(tmp_path):
+def test_equals_deepspeeds_optimizers_where_definitions_agree(tmp_path):
     pytest.importorskip("deepspeed")
     import deepspeed_suite
     done = subprocess.run([sys.executable, "-c", deepspeeds], capture_output=True, text=True, timeout=600, cwd=tmp_path,
@@ -1189,7 +1189,7 @@ def test_a_model_learns_as_with_adamw():
     assert plain < 0.2 and deferred < 0.6 and low < 0.6, (plain, deferred, low)
 
 
-def test_the_example_of_the_page(capsys):
+def test_the_example_of_engines_md(capsys):
     """docs/engines.md shows these lines, but the last one."""
     import torch
     from adamant.torch import AdamW, ZenFlow
