@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-# Processes that a shell starts in the background ignore SIGINT, and so would those that tests start and interrupt.
+# A background process of a shell ignores SIGINT, and passes that on to processes that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

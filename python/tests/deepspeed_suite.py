@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs DeepSpeed's own tests of its CPU Adam, from a checkout of its repository, with the op replaced by adamant's.
+"""Runs DeepSpeed's tests of CPU Adam, from a checkout of its repository, with adamant as the op.
 
     python deepspeed_suite.py CHECKOUT [--own] [pytest's arguments]
 
@@ -23,8 +23,10 @@ PTH = (Path(__file__).parents[1] / "src" / "adamant_deepspeed.pth").read_text()
 
 
 def environment(folder: Path, own: bool = False) -> Dict[str, str]:
-    """The environment of a job that has the op by its environment alone. Where the wheel's .pth file is not installed,
-    `folder` gets one, and what makes Python read it."""
+    """The environment of a job that uses adamant by its environment only.
+
+    If the wheel's .pth file is not installed, `folder` gets one, and a sitecustomize that reads it.
+    """
     env = {**os.environ, "ADAMANT_DEEPSPEED": "0" if own else "1"}
     env.setdefault("DS_ACCELERATOR", "cpu")
     sources = Path(adamant.__file__).parent.parent

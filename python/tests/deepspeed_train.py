@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small model with DeepSpeed's ZeRO and CPU offload, and prints its losses: `torchrun deepspeed_train.py STAGE
-[fp32|bf16] [CPUADAM_CORES_PERC]`. Nothing here names adamant: which op it uses, the environment says."""
+"""Trains a small model with DeepSpeed's ZeRO and CPU offload, and writes its losses.
+
+Run: torchrun deepspeed_train.py STAGE [fp32|bf16] [CPUADAM_CORES_PERC]. The environment selects the op.
+"""
 import json
 import os
 import sys

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Params on a GPU with zenflow: the bits of those in host memory. Without a GPU, over an imitation of CUDA in host memory,
-which adamant_c_on_host has beside the library, so it is run by itself:
+"""ZenFlow with params on a GPU has the bits of params in host memory.
+
+Runs without a GPU over the CUDA imitation of libadamant_c_on_host:
 
     ADAMANT_C_LIBRARY=build/test/tests/device/libadamant_c_on_host.so python -m pytest gpu_suite.py
 """
@@ -20,7 +21,8 @@ from adamant.torch import AdamW  # noqa: E402
 
 from optimizer_modes import position_of  # noqa: E402
 
-from test_zenflow import bf16, bits, draw, each_format, f32, masters_of, same, same_bits, shapes, steps, window  # noqa: E402
+from test_zenflow import (bf16, bits, draw, each_format, f32, masters_of, same, same_bits, shapes,  # noqa: E402
+                          steps, window)
 
 library = _library.library()
 if not hasattr(library, "on_host_stream"):
@@ -37,7 +39,7 @@ library.on_host_set_device.argtypes = [ctypes.c_size_t, ctypes.c_int32]
 library.adamant_device_allocate.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64)]
 
 gpu = _zenflow_device.CudaDevice(0)
-there = []  # begin and end of what was allocated on it
+allocations = []  # begin and end of memory on the imitated GPU
 stream = library.on_host_stream()  # the caller's
 
 
@@ -49,16 +51,16 @@ def tensor_at(address, shape, kind):
 
 
 def on_gpu(values):
-    """A tensor with these in the imitated GPU's memory, which nobody gives back."""
+    """A copy of the tensor in the imitated GPU's memory. The memory is never freed."""
     address = ctypes.c_uint64()
     size = values.numel() * values.element_size()
     _library.check(library.adamant_device_allocate(gpu.pointer, size, ctypes.byref(address)))
-    there.append((address.value, address.value + size))
+    allocations.append((address.value, address.value + size))
     return tensor_at(address.value, values.shape, values.dtype).copy_(values)
 
 
 def is_there(tensor):
-    return not tensor.numel() or any(begin <= tensor.data_ptr() < end for begin, end in there)
+    return not tensor.numel() or any(begin <= tensor.data_ptr() < end for begin, end in allocations)
 
 
 class DeviceOnHost(_zenflow_device.ZenFlowDevice):
@@ -80,7 +82,7 @@ class DeviceOnHost(_zenflow_device.ZenFlowDevice):
         return super().can_use(tensor) and is_there(tensor)
 
     def copy(self, target, source):
-        """Later, as on a stream of a GPU."""
+        """Copies asynchronously, as on a stream of a GPU."""
         source = source.contiguous()
         self.kept = self.kept[-100:] + [source]
         if target.is_contiguous():
@@ -193,7 +195,7 @@ def test_copies_go_on_in_host_memory(copied):
     params = params_of(bf16)
     first = AdamW(params, lr=0.01, master=True, zenflow=window)
     steps(params, first, 0, 5)
-    others, second = copied((params, first))  # of the imitation's tensors these are in host memory
+    others, second = copied((params, first))  # copies of the imitated GPU's tensors are in host memory
     steps(params, first, 5, 12)
     steps(others, second, 5, 12)
     assert same(bits(params, first), bits(others, second))
@@ -223,7 +225,7 @@ def test_weights_written_before_publishing_are_refused():
     with torch.no_grad():
         params[0][3] = 1.0
     draw(params, 4)
-    with pytest.raises(adamant.InvalidArgument, match=r"the weights of use the weights of group0.0: .*written while.*flush\(\) before"):
+    with pytest.raises(adamant.InvalidArgument, match=r"weights of group0.0: .*written while.*flush\(\) before"):
         optimizer.step()
     optimizer.take_weights()
     optimizer.step()
@@ -274,7 +276,7 @@ def test_params_in_any_memory_order_and_alignment():
 
 
 def test_steps_wait_for_gradients_on_the_callers_stream():
-    """Several optimizers, whose gradients come late on the caller's stream."""
+    """Gradients arrive late on the caller's stream."""
     runs = pair(f32, sizes=[(640, 40), (300,)])
     for t in range(30):
         step(runs, t)
@@ -286,15 +288,15 @@ def test_device_memory_is_freed():
     gc.collect()
     params = params_of(f32)
     optimizer = AdamW(params, zenflow=window)
-    before, known = library.on_host_used_bytes(), len(there)
+    before, known = library.on_host_used_bytes(), len(allocations)
     steps(params, optimizer, 0, 5)
-    of_tensors = sum(end - begin for begin, end in there[known:])
+    of_tensors = sum(end - begin for begin, end in allocations[known:])
     assert library.on_host_used_bytes() > before + of_tensors + sum(p.numel() for p in params) * 4
-    native = optimizer._zenflow.native  # which an error's traceback may keep, too
+    native = optimizer._zenflow.native  # a traceback may also hold a reference
     optimizer.load_state_dict(optimizer.state_dict())
     assert native.pointer is None and library.on_host_used_bytes() == before + of_tensors
     steps(params, optimizer, 5, 9)
-    of_tensors = sum(end - begin for begin, end in there[known:])
+    of_tensors = sum(end - begin for begin, end in allocations[known:])
     del optimizer
     gc.collect()
     assert library.on_host_used_bytes() == before + of_tensors
@@ -303,7 +305,8 @@ def test_device_memory_is_freed():
 def test_short_gpu_memory_falls_back_to_host_memory_with_a_warning():
     runs = pair(f32, sizes=[(640, 400), (300,)])
     library.on_host_set_device(library.on_host_used_bytes() + 2 * 640 * 400 * 4, 1)
-    with pytest.warns(RuntimeWarning, match="params are on a GPU, but zenflow steps them in host memory: .*bytes") as seen:
+    fallback = "params are on a GPU, but zenflow steps them in host memory: .*bytes"
+    with pytest.warns(RuntimeWarning, match=fallback) as seen:
         step(runs, 0)
     assert len(seen) == 1
     for t in range(1, 8):
@@ -347,11 +350,12 @@ def test_where_a_gpu_cannot_be_had_a_warning_says_so_once(why, monkeypatch):
         step(runs, 6)
     texts = [str(each.message) for each in seen]
     assert reports[1].device_elements == 0 and not DeviceOnHost.made
-    if why == "offload":  # was asked for
+    if why == "offload":  # host memory was requested
         assert not texts
     else:
         assert len(texts) == 1 and "in host memory: " in texts[0]
-        assert ("CUDA device 0 is asked for, but there is none" if why == "no GPU" else "params are here and there") in texts[0]
+        reason = "CUDA device 0 is asked for, but there is none" if why == "no GPU" else "params are here and there"
+        assert reason in texts[0]
     assert same(*(bits(*run) for run in runs))
 
 
@@ -390,9 +394,9 @@ def test_a_failed_gpu_leaves_the_previous_step_and_the_run_continues(seed):
         for _ in range(20):
             try:
                 return position_of(optimizer)["steps"]
-            except adamant.DeviceFailed:  # of what went on in the background
+            except adamant.DeviceFailed:  # raised by background work
                 pass
-        raise AssertionError("a device that works fails again and again")
+        raise AssertionError("the device keeps failing")
     for t in range(24):
         draw(here, t)
         draw(params, t)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modes of adamant.torch that tests run in, and small runs whose optimizers users change between steps."""
+"""Modes of adamant.torch for tests, and small training runs whose optimizer tests change between steps."""
 import copy
 
 import torch
@@ -20,8 +20,8 @@ MODES = {
     "quantized8": (torch.float32, {"state_format": "quantized8"}),
     "zenflow": (torch.float32, {"zenflow": {"topk_ratio": 0.34, "select_interval": 4, "update_interval": 2}}),
 }
-FLOAT32_MODES = [mode for mode, (_, options) in MODES.items() if mode not in ("master", "split", "quantized8", "zenflow")]
-# Two groups of two params. Vectors have the same shape, so that they can take each other's places.
+FLOAT32_MODES = [mode for mode in MODES if mode not in ("master", "split", "quantized8", "zenflow")]
+# Two groups of two params. Vectors have equal shapes, so tests can exchange them.
 SHAPES = [[(64, 3), (5,)], [(4, 6), (5,)]]
 HYPERS = [{"lr": 0.01, "weight_decay": 0.1}, {"lr": 0.03, "betas": (0.8, 0.99)}]
 
@@ -33,7 +33,7 @@ def values(seed, shape, dtype=torch.float32):
 
 
 def position_of(optimizer):
-    """Where a run with zenflow is in its window, as its state_dict() has it."""
+    """The position of a run with zenflow, from its state_dict()."""
     states = optimizer.state_dict()["state"].values()
     return dict(zip(position_fields, next(state["window"].tolist() for state in states if "window" in state)))
 
@@ -41,13 +41,16 @@ def position_of(optimizer):
 def bits(tensor):
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
-    tensor = tensor.detach().clone().contiguous().reshape(-1)  # a clone, as memory that NumPy has seen cannot be resized
+    tensor = tensor.detach().clone().contiguous().reshape(-1)  # clone: memory that NumPy has wrapped cannot be resized
     return tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
 class Run:
-    """An optimizer in training. Every param that it ever had gets gradients, which depend on the step and the param's
-    number alone, so params that an optimizer no longer has are seen to stay as they are."""
+    """A training run.
+
+    All params that the optimizer ever had get gradients, which depend on the step and the param's number only. Tests thus
+    detect steps of removed params.
+    """
 
     def __init__(self, mode, kind=AdamW):
         self.mode, self.kind = mode, kind
@@ -103,7 +106,7 @@ class Run:
         self.time += 1
 
     def state(self):
-        """The state by the param's number, also what is written only when it is asked for."""
+        """States by the param's number, with the values that only state_dict() adds."""
         if "zenflow" not in self.options:
             return {param.number: dict(self.optimizer.state[param]) for param in self.params
                     if param in self.optimizer.state}
@@ -111,7 +114,7 @@ class Run:
         return {params[key].number: state for key, state in saved.items()}
 
     def forget_removed(self):
-        """Without this torch's state_dict() raises KeyError, too."""
+        """Removes states of removed params, with which torch's state_dict() also raises KeyError."""
         for param in self.removed:
             self.optimizer.state.pop(param, None)
 
@@ -146,7 +149,7 @@ def without_params(optimizer):
 
 
 def assert_same_bits(a, b, when=""):
-    """Params, states and norms of two runs, exactly."""
+    """Asserts that params, states and norms of two runs have equal bits."""
     for p, q in zip(a.known, b.known):
         assert bits(p) == bits(q), f"param {p.number} differs {when}"
     first, second = a.state(), b.state()
@@ -162,7 +165,7 @@ def assert_same_bits(a, b, when=""):
 
 
 def assert_close(mine, theirs, when=""):
-    """Params and states of a run and of torch's. What a defect changes is some hundred times larger."""
+    """Asserts that a run is close to torch's. Defects cause differences at least a hundred times larger."""
     for p, q in zip(mine.known, theirs.known):
         assert torch.allclose(p, q, rtol=1e-5, atol=2e-6), f"param {p.number} differs {when}: {(p - q).abs().max()}"
     first, second = mine.state(), theirs.state()
@@ -172,11 +175,12 @@ def assert_close(mine, theirs, when=""):
             assert torch.allclose(first[number][name].double(), second[number][name].double(), rtol=2e-5, atol=1e-7), (
                 f"{name} of param {number} differs {when}")
     if mine.norm is not None:
-        assert float(mine.norm) == float(mine.norm) and abs(float(mine.norm) - float(theirs.norm)) < 1e-5 * float(mine.norm)
+        norm = float(mine.norm)
+        assert norm == norm and abs(norm - float(theirs.norm)) < 1e-5 * norm
 
 
 def assert_follows(run, steps=3):
-    """From now on the optimizer does what a new one with its groups and states does, and removed params stay."""
+    """Asserts that later steps equal those of a new optimizer with these groups and states, and skip removed params."""
     twin = run.fresh()
     removed = [(param, bits(param)) for param in run.removed]
     for _ in range(steps):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reference implementation of Adam and AdamW in float32: reference::update() of reference.hpp in NumPy, driven by
-torch's own Optimizer class, so that groups, states, hooks and state_dict() are torch's."""
+"""Reference implementation of Adam and AdamW in float32: reference::update() of reference.hpp in NumPy.
+
+It derives from torch's Optimizer class, so groups, states, hooks and state_dict() are those of torch.
+"""
 import numpy as np
 import torch
 
@@ -13,8 +15,10 @@ def flush(x):
 
 
 def fma(a, b, c):
-    """a * b + c in float32, rounded once. The sum in double is rounded to odd, which makes the second rounding exact
-    (Boldo and Melquiond, 2008)."""
+    """a * b + c in float32 with one rounding.
+
+    The sum in double is rounded to odd, which makes the second rounding correct (Boldo and Melquiond, 2008).
+    """
     product = np.asarray(a, np.float64) * np.asarray(b, np.float64)  # exact
     c = np.broadcast_to(np.asarray(c, np.float64), product.shape)
     total = product + c
@@ -28,7 +32,7 @@ def fma(a, b, c):
 
 
 def powers(base, exponent):
-    """base^exponent, rounded once: integers have no rounding errors."""
+    """base^exponent in integer arithmetic, rounded once."""
     if exponent * 53 > 100000 or base == 0:
         return base ** exponent
     numerator, denominator = float(base).as_integer_ratio()

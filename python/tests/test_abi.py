@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs and functions that Python calls are those of the C headers."""
+"""ctypes structs and functions equal those of the C header."""
 import ctypes
 import re
 from pathlib import Path

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random sequences of what users do to an optimizer between steps, applied to ours and to torch's side by side.
+"""Random sequences of user actions between steps, applied to our optimizer and to torch's.
 
-A sequence is a list of actions. Each is applied to both optimizers, whose params have equal float32 values. After each
-step params and moments agree within the rounding of that one step, and step counts agree exactly; the values of torch's
-side are then set to ours, so that rounding errors do not accumulate. An error of ours leaves params and states unchanged, and torch
-raises where we do and the other way round, but for the refusals listed in REFUSALS.
+Both optimizers start with equal float32 params and get the same actions. After each step params and moments agree
+within the rounding of that step, and step counts are equal. Then torch's values are set to ours, so rounding errors do not
+accumulate. If ours raises, params and states are unchanged. Both raise at the same actions, except for REFUSALS.
 
-ADAMANT_TEST_SEQUENCES is the number of sequences over all modes. 10000 takes some 30 minutes.
+ADAMANT_TEST_SEQUENCES is the number of sequences over all modes. 10000 sequences take about 30 minutes.
 """
 import copy
 import os
@@ -36,29 +35,29 @@ MODES = {
     "offload": {"offload": True},
     "offload_max_norm": {"offload": True, "max_norm": 0.5},
 }
-# Where torch goes on and we refuse: what must be in the message, and why.
+# Errors of ours at actions that torch accepts: words of the message, and the reason.
 REFUSALS = {
-    "overlap=True": "backward has begun the step: what it uses can no longer be changed",
-    "accumulated|gradients accumulate": "accumulation has begun: params, states and groups can no longer be changed",
-    "last part of a sum": "accumulate: p.grad is not the sum",
+    "overlap=True": "backward() has begun the step, so its inputs cannot be changed",
+    "accumulated|gradients accumulate": "accumulation has begun, so params, states and groups cannot be changed",
+    "last part of a sum": "with accumulate, p.grad is not the sum",
     "Load a complete state": "a state without a moment is refused when it is loaded, or when backward begins a sum",
-    "must all lie|the same order": "gradients and moments are not copied, so their elements lie as the param's do",
+    "must all lie|the same order": "gradients and moments are used in place, so they need the param's memory order",
 }
-# Without max_norm an overlapped step cannot be rolled back: restore what was changed, and call step().
+# Without max_norm an overlapped step cannot be rolled back. Undo the action and call step().
 STUCK = "load_state_dict() is called, but with overlap=True"
 SHAPES = [(64, 3), (5,), (4, 6), (5,), (), (2, 2, 3), (0, 3)]
 moments = ("exp_avg", "exp_avg_sq")
 
 
 def numbers(seed, shape):
-    """Numbers of 0.5 to 2, of both signs, whatever torch's defaults are: no moment is so small that rounding is large."""
+    """Numbers with magnitudes from 0.5 to 2, for any torch defaults. Moments stay much larger than rounding errors."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     drawn = torch.rand((2, *shape), generator=generator, device="cpu", dtype=torch.float32)
     return (drawn[0] * 1.5 + 0.5) * torch.where(drawn[1] < 0.5, -1.0, 1.0).to(torch.float32)
 
 
 def laid_out(tensor, how):
-    """The same values in other memory: contiguous, with the dimensions in another order, or at an odd address."""
+    """The values in new memory: contiguous, with permuted dimensions, or at an unaligned address."""
     if how % 3 == 1:
         return tensor.permute(*reversed(range(tensor.dim()))).clone(memory_format=torch.contiguous_format).permute(
             *reversed(range(tensor.dim())))
@@ -70,14 +69,14 @@ def laid_out(tensor, how):
 
 
 class Side:
-    """One of the two optimizers, and every param that it ever had, with equal numbers on both sides."""
+    """One of the two optimizers, and all params that it ever had. Equal params have equal numbers on both sides."""
 
     def __init__(self, kind, options, is_ours):
         self.is_ours, self.options, self.kind = is_ours, options, kind
         self.known, self.kept, self.backwards, self.time = [], None, 0, 0
         self.loss = self.norm = self.seen = None
         self.may_change = False
-        self.armed = []  # hooks that have not been called
+        self.armed = []  # hooks that have not run yet
         self.max_norm = options.get("max_norm")
         params = [self.new(shape) for shape in SHAPES[:4]]
         self.make([{"params": params[:2], "lr": 0.01, "weight_decay": 0.1},
@@ -93,7 +92,7 @@ class Side:
 
     @property
     def is_open(self):
-        """Whether params and moments may be those of before or after the step, or new, as backward has begun it."""
+        """Whether backward() has begun a step, so params and moments may be of before or after the step."""
         return self.backwards > 0 and ("overlap" in self.options or "accumulate" in self.options)
 
     @property
@@ -122,12 +121,12 @@ class Side:
         return [{**group, "params": [number[param] for param in group["params"]]} for group in self.groups]
 
     def states(self):
-        """Every state by the number of its param."""
+        """All states by the number of their param."""
         number = {param: i for i, param in enumerate(self.known)}
         return {number.get(key, key): value for key, value in self.optimizer.state.items()}
 
     def contents(self):
-        """All params and states, to see whether something has changed. A new state of zeros is none."""
+        """All params and states, to detect changes. A new state of zeros counts as no state."""
         states = {}
         for number, state in self.states().items():
             if not isinstance(state, dict):
@@ -144,7 +143,7 @@ def bits_of(tensor):
     return bits(tensor.detach().clone())  # a storage that NumPy has seen cannot be resized
 
 
-# Actions: of a side and two numbers, which say of what and how.
+# Actions: functions of a side and two numbers, which choose the target and the variant.
 
 actions = {}
 
@@ -157,7 +156,7 @@ def action(function):
 # Backward and steps
 
 def gradients(side, a, b):
-    """Calls backward() for all params, or, with b, for some."""
+    """Calls backward() for all params, or for some, depending on b."""
     terms = []
     for i, param in enumerate(side.known):
         if not param.requires_grad or (b and (i + a) % (b + 1) == 0):
@@ -190,7 +189,7 @@ def begin(side, a, b):
 
 @action
 def backward(side, a, b):
-    """The first backward of a step, or one more if gradients accumulate."""
+    """The first backward() of a step, or another one if gradients accumulate."""
     if side.backwards == 0:
         begin(side, a, b)
     elif side.backwards < side.options.get("accumulate", 1 if side.options.get("overlap") else 3):
@@ -225,7 +224,7 @@ def finish(side, closure=None):
         loss = closure()
         clip(side, saved)
         return loss
-    # After the user's hooks, and for the step alone: ours leaves p.grad as it is.
+    # Clip after the user's hooks and restore p.grad after the step, because ours does not change p.grad.
     hook = side.optimizer.register_step_pre_hook(lambda *_: clip(side, saved)) if closure is None else None
     try:
         side.loss = side.optimizer.step() if closure is None else side.optimizer.step(with_clip)
@@ -348,7 +347,7 @@ def group_added(side, a, b):
 
 @action
 def group_added_with_a_param_of_another(side, a, b):
-    """An error of torch's."""
+    """torch raises an error."""
     if side.params:
         side.optimizer.add_param_group({"params": [side.param(a)]})
 
@@ -376,11 +375,11 @@ def param_written(side, a, b):
     param = side.param(a)
     if param is not None:
         with torch.no_grad():
-            # A step that backward has begun does not see what is written to p.data, which has a version of its own.
+            # A begun step does not detect writes to p.data, which has a separate version counter.
             written = param if side.is_open or b % 2 else param.data
             written.copy_(numbers(b, param.shape)) if b % 3 else written.mul_(0.5)
             if written is not param and hasattr(side.optimizer, "take_weights"):
-                side.optimizer.take_weights()  # which offload needs
+                side.optimizer.take_weights()  # required with offload
 
 
 @action
@@ -397,13 +396,15 @@ def requires_grad_toggled(side, a, b):
 
 
 def move_storage(tensor):
-    """Gives a tensor's memory back, and puts the values somewhere else. Not while backward's step works on that memory: no
-    reference to a storage keeps resize_() from freeing it."""
+    """Frees a tensor's memory and moves its values to new memory.
+
+    Do not call it while a begun step uses that memory: resize_() frees a storage in spite of references to it.
+    """
     storage = tensor.untyped_storage()
     size = storage.nbytes()
     kept = storage.clone()
     storage.resize_(0)
-    held = torch.full((size,), 85, dtype=torch.uint8, device="cpu")  # takes the old memory, if the allocator gives it again
+    held = torch.full((size,), 85, dtype=torch.uint8, device="cpu")  # occupies the old memory, if reused
     storage.resize_(size)
     storage.copy_(kept)
     del held
@@ -454,7 +455,7 @@ def grad_moved_in_memory(side, a, b):
 
 @action
 def grad_made_sparse(side, a, b):
-    """An error of torch's. accumulate refuses it in the next backward() already."""
+    """torch raises an error. With accumulate ours raises in the next backward()."""
     param = side.param(a)
     if param is not None and param.dim() == 2 and "accumulate" not in side.options and param.grad is not None:
         param.grad = param.grad.to_sparse()
@@ -494,7 +495,7 @@ def state_cleared(side, a, b):
 
 @action
 def state_replaced(side, a, b):
-    """By an empty one, a copy, one in another order, or one that makes no states for new params."""
+    """Replaces the state by an empty one, a copy, a reordered one, or a dict without default states."""
     old = side.optimizer.state
     side.optimizer.state = [defaultdict(dict), defaultdict(dict, {key: copy_of(value) for key, value in old.items()}),
                             defaultdict(dict, dict(reversed(old.items()))), dict(old)][b % 4]
@@ -544,7 +545,7 @@ def moment_replaced(side, a, b):
 
 @action
 def moment_data_replaced(side, a, b):
-    """Old memory is overwritten, so that a stale address shows."""
+    """Overwrites the old memory, so stale addresses change results."""
     state, name = side.state(a), moments[b % 2]
     if state:
         old, state[name].data = state[name].data, state[name].data.clone() if b % 3 else state[name].data * 2
@@ -576,7 +577,7 @@ def moment_storage_released_and_back(side, a, b):
 
 @action
 def moment_deleted(side, a, b):
-    """An error of torch's at the next step."""
+    """torch raises an error at the next step."""
     side.state(a).pop((*moments, "step")[b % 3], None)
 
 
@@ -588,7 +589,7 @@ def step_count_set(side, a, b):
             state["step"].fill_(100)
         elif b % 4 == 1:
             state["step"] = torch.tensor(100.0, dtype=torch.float32, device="cpu")
-        elif b % 4 == 2:  # torch's does not count in a number, so it has a tensor
+        elif b % 4 == 2:  # torch cannot count in a plain number, so its side gets a tensor
             state["step"] = 50 if side.is_ours else torch.tensor(50.0, dtype=torch.float32, device="cpu")
         else:
             state["step"] = torch.tensor(7, dtype=torch.float64 if a % 2 else torch.int64, device="cpu")
@@ -623,14 +624,14 @@ def state_dict_kept(side, a, b):
 
 @action
 def kept_state_dict_loaded(side, a, b):
-    """The one that was kept is live, as torch's. Loaded it shares its tensors in torch alone, so it is loaded once."""
+    """A kept state_dict is live. Only torch shares its tensors after a load, so it is loaded once."""
     if side.kept is not None and fits(side.kept, side):
         kept, side.kept = side.kept, None
         side.optimizer.load_state_dict(kept)
 
 
 def fits(saved, side):
-    """torch loads states of any shapes, and raises at a later step; test_damaged_states.py has ours."""
+    """torch loads states of any shape and raises at a later step. test_damaged_states.py tests our checks."""
     if [len(group["params"]) for group in saved["param_groups"]] != [len(group["params"]) for group in side.groups]:
         return True
     return all(state[name].shape == param.shape for group, now in zip(saved["param_groups"], side.groups)
@@ -675,12 +676,12 @@ def state_dict_with_hooks(side, a, b):
 
 @action
 def copied(side, a, b):
-    """Copies of the model and the optimizer replace them."""
-    both = (side.optimizer, side.known)  # in this order: a copy of the optimizer gives the step up that backward has begun
+    """Replaces the model and the optimizer by copies."""
+    both = (side.optimizer, side.known)  # in this order: copying the optimizer rolls back a begun step
     side.optimizer, side.known = copy.deepcopy(both) if b % 2 else pickle.loads(pickle.dumps(both))
 
 
-# Hooks, each of which does something once
+# Hooks, which run once
 
 def once(side, register, function):
     left = [function]
@@ -745,7 +746,7 @@ class Pair:
         self.mine, self.theirs = (Side(kind, self.options, is_ours) for is_ours in (True, False))
 
     def apply(self, function, a, b, which=None):
-        """Has both sides do the same. which: torch's defaults meanwhile, on our side alone, as torch's own fails with them."""
+        """Applies an action to both sides. which: torch defaults for our side; torch's optimizers fail with them."""
         mine, theirs = self.mine, self.theirs
         mine.time = theirs.time = mine.time + 1
         before, count = mine.contents(), len(mine.known)
@@ -757,7 +758,7 @@ class Pair:
         except Exception as error:
             failed = error
         if failed is not None:
-            # What backward has begun with overlap changes params before; without max_norm it cannot be rolled back.
+            # With overlap a begun step changes params early; without max_norm it cannot be rolled back.
             began = "overlap=True" in str(failed) or self.mode == "overlap" and function in (step, step_with_closure)
             if not began and not mine.may_change:
                 del mine.known[count:]
@@ -782,7 +783,7 @@ class Pair:
             part in str(error) for words in REFUSALS for part in words.split("|"))
 
     def repair(self):
-        """After an error a state is loaded, of no steps. torch's params, which may be stepped in part, become as ours."""
+        """Loads an empty state after an error. Sets torch's params, which may be stepped in part, to ours."""
         for side in (self.mine, self.theirs):
             side.backwards, side.loss, side.norm, side.seen, side.kept = 0, None, None, None, None
             for hook in side.armed:
@@ -838,7 +839,7 @@ class Pair:
         self.take_over()
 
 
-# Two of three actions are a step or the first half of one, so that others come before, within and after steps.
+# Two of three actions are a step or its first half, so other actions occur before, within and after steps.
 names = strategies.one_of(strategies.just("step"), strategies.just("backward"), strategies.sampled_from(sorted(actions)))
 small = strategies.integers(0, 6)
 defaults_then = strategies.sampled_from([None] * 8 + ["meta", "float64"])

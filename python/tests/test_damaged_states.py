@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""half_loaded (pytorch #192224): load_state_dict() checks a whole state before anything changes, and names the param."""
+"""half_loaded (pytorch #192224): load_state_dict() checks all values first, and errors name the param."""
 import copy
 
 import pytest
@@ -14,7 +14,7 @@ damages = {}
 
 
 def damage(*names):
-    """Damages that change an entry of the state of param 1, which is the second one of the first group. Vectors."""
+    """Registers a damage of these entries in the state of param 1, a vector, the second param of the first group."""
     def keep(function):
         for name in names:
             damages[f"{name}-{function.__name__}"] = (name, function)
@@ -212,15 +212,15 @@ def a_negative_eps(state, name):
 
 
 class Whole(Exception):
-    """The whole state of a param is another."""
+    """Replaces the state of a param."""
 
 
 class Group(Exception):
-    """The group is another."""
+    """Replaces an option of the group."""
 
 
 def everything(run):
-    """Bits of all that a load may change, the objects that are there, and the groups."""
+    """All values that a load may change: bits, identities of objects, and groups."""
     tensors = {}
     for param, state in run.optimizer.state.items():
         tensors[param] = {name: (id(value), bits(value)) if isinstance(value, torch.Tensor) else value
@@ -241,9 +241,9 @@ def test_half_loaded_errors_change_nothing(mode, case):
     for _ in range(3):
         run.step()
     saved = copy.deepcopy(run.optimizer.state_dict())
-    # Vectors have no by_columns; the first param of a group is a matrix.
+    # by_columns exists for matrices only, such as the first param of a group.
     number = 0 if name == "by_columns" else 1
-    for key in (0, 1, 2, 3):  # what a load of the other params would change
+    for key in (0, 1, 2, 3):  # values that loading the other params would change
         for each in ("exp_avg", "exp_avg_sq"):
             moment = saved["state"][key][each]
             moment.copy_(moment.roll(1, 0)) if moment.dtype == torch.uint8 else moment.mul_(2)
@@ -278,7 +278,7 @@ def test_half_loaded_errors_change_nothing(mode, case):
     assert_same_bits(run, twin)
 
 
-# A state without masters is loaded, and gets masters of the weights.
+# A state without masters is valid; masters are then made of the weights.
 optional = ("master_param", "master_low")
 
 
@@ -315,7 +315,7 @@ def test_half_loaded_state_dicts_of_other_shape_change_nothing(mode, what):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_half_loaded_a_failing_post_hook_leaves_a_complete_state(mode):
-    """As in torch, the load is complete then."""
+    """The load is complete before post hooks run, as in torch."""
     run = Run(mode)
     for _ in range(3):
         run.step()

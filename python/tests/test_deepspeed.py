@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""adamant.deepspeed: bits, rollback, the processes that have it, and training with DeepSpeed."""
+"""adamant.deepspeed: bits, rollback, installation in processes, and training with DeepSpeed."""
 import json
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-# For this process; what DeepSpeed does with it, other processes test.
+# This process runs without DeepSpeed. Other processes test it with DeepSpeed.
 import adamant  # noqa: E402
 from adamant import deepspeed as op  # noqa: E402
 from adamant._library import Error  # noqa: E402
@@ -18,7 +18,7 @@ from adamant._library import Error  # noqa: E402
 import deepspeed_suite  # noqa: E402
 
 f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
-# Params, moments: what DeepSpeed's own op takes, and float32 params with bfloat16 moments.
+# Dtypes of params and moments: those of DeepSpeed's op, and float32 params with bfloat16 moments.
 pairs = [(f32, f32), (bf16, f32), (bf16, bf16), (f16, f32), (f16, f16), (f32, bf16)]
 hyper = dict(lr=1e-2, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, bias_correction=True)
 
@@ -65,7 +65,7 @@ def rollback(number, step, arrays):
 def test_bits_of_optimizer(param, moment, grad, number, decoupled, records, monkeypatch):
     monkeypatch.setenv("ADAMANT_DEEPSPEED_ROLLBACK", records)
     ours, theirs = tensors(param, moment, grad), tensors(param, moment, grad)
-    narrow = moment == f16  # the library has none: the same in float32, rounded after each step
+    narrow = moment == f16  # not supported by the library: updated in float32, rounded after each step
     shard = theirs[:2] + [array.float() for array in theirs[2:]] if narrow else theirs
     optimizer = adamant.Optimizer(on_nonfinite="apply")
     optimizer.add_shard(optimizer.add_group("all", lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1, decoupled=decoupled,
@@ -119,7 +119,7 @@ def test_torch_within_rounding(number, kind, correction):
 @pytest.mark.parametrize("grad", [f32, bf16, f16])
 @pytest.mark.parametrize("poison", [False, True])
 def test_rollback_restores_every_bit(param, moment, grad, poison):
-    size = 300007  # only the last update can be rolled back
+    size = 300007  # large tensors keep one record
     arrays = tensors(param, moment, grad, size)
     groups = [tensors(param, moment, grad, size, seed) for seed in (1, 2)]
     update(1, 4, arrays)
@@ -130,10 +130,10 @@ def test_rollback_restores_every_bit(param, moment, grad, poison):
     update(1, 5, arrays)
     after = all_bits(arrays)
     others = []
-    for group in groups:  # sub-groups, and again the same step number
+    for group in groups:  # sub-groups repeat the step number
         update(1, 5, group)
         others.append(all_bits(group))
-    arrays[1] = arrays[1].clone()  # a worker copies gradients to its buffer once more
+    arrays[1] = arrays[1].clone()  # a worker copies gradients to its buffer again
     rollback(1, 5, arrays)
     assert same(all_bits(arrays), before) and not same(before, after)
     assert all(same(all_bits(group), known) for group, known in zip(groups, others))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every Python example runs, and ranks end with the same bits. A DeepSpeed job moves here and back."""
+"""Runs every Python example. Ranks end with the same bits; a DeepSpeed job switches to adamant and back."""
 import json
 import os
 import re
@@ -18,8 +18,8 @@ examples = Path(__file__).parents[2] / "examples"
 def run(*command, env=os.environ):
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=600, cwd=examples,
                           env={**env, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"})
-    # PyTorch 2.15: where the interpreter ends while a thread of gloo drops its last work, that thread takes the
-    # interpreter's lock, and the process aborts. All has been done by then.
+    # With PyTorch 2.15 the process aborts if the interpreter exits while a gloo thread, which needs the GIL, drops its
+    # last work. All results are complete by then.
     late = "terminate called without an active exception" in done.stderr
     assert done.returncode == 0 or late, done.stdout + done.stderr
     return done.stdout
@@ -32,7 +32,7 @@ def ranks(count, name, *arguments, **more):
 def test_every_example_has_a_test():
     here = Path(__file__).read_text()
     for path in examples.glob("*.py"):
-        if path.name == "ctypes_loop.py":  # without the package: the C library's tests run it
+        if path.name == "ctypes_loop.py":  # needs no package; the C library's tests run it
             continue
         assert f'"{path.name}"' in here, f"no test runs {path.name}"
         assert len(path.read_text().splitlines()) < 80, path.name
@@ -50,7 +50,7 @@ def test_torch_loop():
 
 def test_ddp():
     pytest.importorskip("torch")
-    ends = re.findall(r"rank \d: (norm \S+, weights [0-9a-f]{16})", ranks(2, "ddp.py"))  # perhaps on one line
+    ends = re.findall(r"rank \d: (norm \S+, weights [0-9a-f]{16})", ranks(2, "ddp.py"))  # both may be on one line
     assert len(ends) == 2 and ends[0] == ends[1]
 
 
@@ -60,7 +60,7 @@ def test_fsdp2_has_the_same_bits_on_one_and_two_ranks():
     assert ends[0] == ends[1]
 
 
-# Hugging Face. Runs that resume have to end with the same bits.
+# Hugging Face. Resumed runs must end with the same bits.
 
 def test_trainer(tmp_path):
     pytest.importorskip("transformers")
@@ -105,7 +105,7 @@ def test_accelerate_loop(count, tmp_path):
 # DeepSpeed
 
 class Job:
-    """A DeepSpeed job and its folder: on two ranks in bfloat16, on one in float32."""
+    """A DeepSpeed job and its folder: two ranks in bfloat16, or one rank in float32."""
 
     def __init__(self, kind, home):
         self.ranks, self.folder = (2 if kind == "bf16" else 1), home / "saved"
@@ -115,7 +115,7 @@ class Job:
         self._config.write_text(json.dumps(config))
 
     def run(self, own, steps, resume=None, by_line=False, folder=None):
-        """The losses of these steps, by their numbers."""
+        """Runs the job and returns its losses by step."""
         env, script = deepspeed_suite.environment(self._home, own), examples / "deepspeed_job.py"
         if by_line:
             del env["ADAMANT_DEEPSPEED"]
@@ -140,7 +140,7 @@ def deepspeeds_own_op(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["fp32", "bf16"])
 def moved(request, deepspeeds_own_op, tmp_path_factory):
-    """A job that has moved here after step 10, by a line or by the environment, and back after step 20. Its losses."""
+    """A job that uses adamant from step 10 to 20, by an import or the environment, and its losses."""
     job, by_line = Job(request.param, tmp_path_factory.mktemp("job")), request.param == "fp32"
     losses = job.run(True, 10)
     losses.update(job.run(False, 20, "step10", by_line))
@@ -154,12 +154,12 @@ def test_deepspeed_job_switches_to_adamant_and_back(moved, tmp_path):
     assert sorted(losses) == sorted(stayed) == list(range(1, 31)) and stayed[30] < 0.8 * stayed[1]
     worst = max(abs(losses[step] - loss) / loss for step, loss in stayed.items())
     print(f"{kind}: losses {stayed[1]:.6f} to {stayed[30]:.6f}, largest relative difference {worst:.1e}")
-    # Seen: 2e-7 and 7e-4. Where a resumed run starts without its moments it is 4e-2 with either.
+    # Measured: 2e-7 and 7e-4. A resumed run without its moments differs by 4e-2 with either.
     assert worst <= {"fp32": 1e-5, "bf16": 1e-2}[kind]
 
 
 def compare(left, right, path=""):
-    """Sees that two saved trees have the same keys, types and bits, and yields the places of tensors."""
+    """Asserts that two saved trees have the same keys, types and bits, and yields the paths of tensors."""
     torch = pytest.importorskip("torch")
     assert type(left) is type(right), path
     if isinstance(left, torch.Tensor):

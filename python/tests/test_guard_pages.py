@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Params, gradients and states that end, or begin, at pages that may not be touched: one element too far is a SIGSEGV."""
+"""Params, gradients and states next to guard pages: any access beyond them is a SIGSEGV."""
 import ctypes
 import mmap
 import subprocess
@@ -22,7 +22,7 @@ no_access = 0
 
 
 def guarded(tensor, at_end):
-    """A copy between pages without access, in the same order of elements. Its memory is never given back."""
+    """Copies a tensor between two guard pages, in the same memory order. The memory is never freed."""
     size = tensor.numel() * tensor.element_size()
     inner = -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
     begin = libc.mmap(None, inner + 2 * mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE,
@@ -30,10 +30,10 @@ def guarded(tensor, at_end):
     assert begin != ctypes.c_void_p(-1).value
     for guard in (begin, begin + mmap.PAGESIZE + inner):
         assert libc.mprotect(guard, mmap.PAGESIZE, no_access) == 0
-    place = begin + mmap.PAGESIZE + (inner - size if at_end else 0)
+    address = begin + mmap.PAGESIZE + (inner - size if at_end else 0)
     if size == 0:
         return tensor.clone()
-    flat = torch.frombuffer((ctypes.c_uint8 * size).from_address(place), dtype=tensor.dtype)
+    flat = torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=tensor.dtype)
     return torch.as_strided(flat, tensor.shape, tensor.stride()).copy_(tensor)
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Params that are not where the optimizer works, sums over several backward() calls, and weights that others write: the
-bits of a step over all that lies in host memory."""
+"""Offload, gradient accumulation and weights written by others: same bits as plain steps in host memory."""
 import copy
 import gc
 import math
@@ -24,7 +23,7 @@ splits = ["split_float32", "split_float32+bfloat16", "split_float32+quantized8"]
 
 
 class SlowStream(_host_copies.HostStream):
-    """Copies that happen later, in order, in a thread: what a stream of a GPU may do."""
+    """Delayed copies in order, in a thread, as on a stream of a GPU."""
     streams = []
 
     def __init__(self, device=None):
@@ -84,7 +83,7 @@ def gradients(sizes, kind, seed, scale):
 
 
 def backward(params, grads):
-    """Autograd makes these gradients; None: the param takes no part."""
+    """Sets these gradients by autograd. None: the param has no gradient."""
     used = [(p, g) for p, g in zip(params, grads) if g is not None]
     torch.autograd.backward([(p * 1.0) for p, _ in used], [g.clone() for _, g in used])
 
@@ -102,7 +101,7 @@ def check_same(params, first, others, second, what):
 
 
 def run(seed, ways):
-    """Random steps of two optimizers, one of them over sums that torch makes in float32, in host memory."""
+    """Random steps of two optimizers. The second steps float32 sums of torch in host memory."""
     choose = random.Random(seed)
     sizes = [(choose.choice([1, 3, 64, 5000, 20000]),) for _ in range(choose.randint(1, 7))]
     kind = choose.choice([torch.float32, torch.bfloat16, torch.float16])
@@ -141,7 +140,7 @@ def run(seed, ways):
             first.zero_grad()
         for p in params:
             p.grad = None
-        if choose.random() < 0.2:  # somebody writes weights
+        if choose.random() < 0.2:  # others write weights
             with torch.no_grad():
                 i = choose.randrange(len(sizes))
                 for of in (params, others):
@@ -163,7 +162,7 @@ def test_random_runs_have_the_bits_of_a_run_in_host_memory(ways, streams):
 
 
 def master_of(p, state):
-    """Two halves as the float32 that they mean, by integers."""
+    """The float32 masters of a split state, by integer arithmetic."""
     assert state["master_low"].dtype == torch.int16
     return ((p.detach().view(torch.int16).to(torch.int32) << 16) + state["master_low"]).view(torch.float32)
 
@@ -192,10 +191,10 @@ def test_split_masters_have_the_bits_of_float32_masters(ways, name, streams):
             if t == 3 and seed == 0:
                 made[0][0][7] = float("inf")
             if t == 4:  # all masters of one param are ties
-                low, whole = first.state[params[0]]["master_low"], second.state[others[0]]["master_param"]
+                low, full = first.state[params[0]]["master_low"], second.state[others[0]]["master_param"]
                 low.fill_(-0x8000)
-                whole.copy_(master_of(params[0], first.state[params[0]]))
-                others[0].detach().copy_(whole)
+                full.copy_(master_of(params[0], first.state[params[0]]))
+                others[0].detach().copy_(full)
                 ties += int((params[0] != others[0]).sum())
             for p in params:
                 p.grad = None
@@ -206,12 +205,12 @@ def test_split_masters_have_the_bits_of_float32_masters(ways, name, streams):
             norm, expected = first.step(), second.step()
             assert norm is None or norm.item() == expected.item() or norm.isnan() and expected.isnan()
             for i, (p, q) in enumerate(zip(params, others)):
-                halves, whole = first.state[p], second.state[q]
+                split, full = first.state[p], second.state[q]
                 what = f"{mine.__name__}, step {t}, param {i}"
-                assert set(halves) ^ set(whole) == {"master_low", "master_param"}, what
-                assert same_bits(master_of(p, halves), whole["master_param"]), what
-                assert same_bits(p, away_from_zero(whole["master_param"])) and same_bits(q, whole["master_param"].to(kind)), what
-                assert all(same_bits(halves[key], whole[key]) for key in ("step", "exp_avg", "exp_avg_sq")), what
+                assert set(split) ^ set(full) == {"master_low", "master_param"}, what
+                assert same_bits(master_of(p, split), full["master_param"]), what
+                assert same_bits(p, away_from_zero(full["master_param"])) and same_bits(q, full["master_param"].to(kind)), what
+                assert all(same_bits(split[key], full[key]) for key in ("step", "exp_avg", "exp_avg_sq")), what
     assert ties > 0
 
 
@@ -266,7 +265,7 @@ def test_weights_are_sent_once_a_step(monkeypatch):
     for t in range(3):
         optimizer.step()
     up = optimizer._step_groups[0].copies._h2d[torch.device("cpu")]
-    assert up.copies == 3 * (6 + 1)  # and one in which the caller waits
+    assert up.copies == 3 * (6 + 1)  # and one for which the caller waits
 
 
 def test_a_failed_copy_rolls_back_the_step_and_the_next_one_works(monkeypatch):
@@ -334,7 +333,7 @@ def test_a_loaded_model_reaches_masters_and_unchanged_elements_keep_their_bits(o
 
 @pytest.mark.parametrize("offload", [False, True])
 def test_weights_written_by_others_keep_the_low_bits_of_masters(offload):
-    """What was not changed keeps every bit; what was is the new weight, to half a unit. No pair becomes NaN."""
+    """Unchanged masters keep every bit; written ones equal the new weight to half a unit. No pair becomes NaN."""
     params = params_of([(5000,)], torch.bfloat16, 1)
     p = params[0]
     optimizer = AdamW(params, lr=1e-3, state_format="split_float32", offload=offload)
@@ -363,7 +362,7 @@ def test_weights_written_by_others_keep_the_low_bits_of_masters(offload):
             assert same_bits(optimizer.state[p]["master_low"], low)
         elif weight == 0.0:
             assert (now[:1000].abs() < 1e-40).all()
-        with torch.no_grad():  # no bit is lost by weights that come and go
+        with torch.no_grad():  # writing the same weights loses no bit
             p.copy_(away_from_zero(before))
             optimizer.state[p]["master_low"][:1000] = low[:1000]
         assert same_bits(step(), before)
@@ -415,7 +414,7 @@ def test_zero_grad_drops_accumulated_gradients_and_changes_are_refused():
     grads = [gradients(sizes, torch.float32, t, 1.0) for t in range(4)]
     backward(params, grads[0])
     backward(params, grads[1])
-    assert torch.equal(params[0].grad, grads[1][0])  # the last one alone
+    assert torch.equal(params[0].grad, grads[1][0])  # the last gradient only
     first.zero_grad()
     backward(params, grads[2])
     backward(params, grads[3])
@@ -424,7 +423,7 @@ def test_zero_grad_drops_accumulated_gradients_and_changes_are_refused():
     first.step()
     second.step()
     check_same(params, first, others, second, "after zero_grad()")
-    backward(params, grads[0])  # which is added to grads[3], as for torch: nobody has called zero_grad()
+    backward(params, grads[0])  # adds to grads[3], as in torch without zero_grad()
     first.state[params[0]]["exp_avg"] = first.state[params[0]]["exp_avg"].clone()
     with pytest.raises(adamant.InvalidArgument, match="were accumulated, but params, states or gradient dtypes"):
         first.step()
@@ -464,7 +463,7 @@ def test_distributed_data_parallel_is_refused(ways, tmp_path):
         optimizer = AdamW(model.parameters(), **ways)
         with pytest.raises(adamant.InvalidArgument, match="belongs to a DistributedDataParallel"):
             model(torch.ones(1, 3)).sum().backward()
-        other = torch.nn.Linear(3, 2)  # which is nobody's
+        other = torch.nn.Linear(3, 2)  # without an optimizer
         optimizer = AdamW(other.parameters(), **ways)
         other(torch.ones(1, 3)).sum().backward()
         optimizer.step()
@@ -474,7 +473,7 @@ def test_distributed_data_parallel_is_refused(ways, tmp_path):
         torch.distributed.destroy_process_group()
 
 
-# What else happens to gradients that accumulate, or stepped while backward goes on
+# Other changes of gradients with accumulate and overlap
 
 SIZES = [(1000,), (50, 20)]
 
@@ -499,7 +498,7 @@ def check_is_step_of(params, *seeds):
 def test_accumulated_gradients_survive_a_missing_last_gradient():
     params, optimizer = summing()
     back(params, 1, 2)
-    torch.autograd.grad(sum(p.square().sum() for p in params), params)  # calls hooks, and sets no gradient
+    torch.autograd.grad(sum(p.square().sum() for p in params), params)  # runs hooks and sets no gradient
     optimizer.step()
     check_is_step_of(params, 1, 2)
     params, optimizer = summing()
@@ -538,7 +537,7 @@ def test_a_changed_last_gradient_is_refused():
         params, optimizer = summing()
         back(params, 1, 2)
         before = [p.detach().clone() for p in params]
-        kept = [p.grad for p in params]  # so that another one has another address
+        kept = [p.grad for p in params]  # keeps the addresses in use
         change(params[0])
         with pytest.raises(adamant.InvalidArgument, match="but with accumulate it is only the last part of a sum"):
             optimizer.step()
@@ -766,7 +765,7 @@ def test_gpu_params_have_the_bits_of_host_params(kind, how, max_norm, overlap):
 
 
 class _Renamed:
-    """An optimizer's states, by other params in the same order."""
+    """An optimizer's states by other params in the same order."""
 
     def __init__(self, of, params):
         self.states = [of.state[p] for p in params]

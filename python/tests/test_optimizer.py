@@ -34,7 +34,7 @@ no_counts = [-1, -(2**64), 2**64, 2**64 + 1, 1.5, 1.0, True, "1", None, np.float
 
 
 def integer_arguments(executor):
-    """By name, a call for each argument that C takes as an unsigned integer, of 64 or fewer bits."""
+    """By name, a call for each argument that is an unsigned integer in C."""
     def shard(**more):
         a = arrays(64)
         optimizer = adamant.Optimizer(executor)
@@ -176,14 +176,14 @@ def test_save_and_load(executor, tmp_path, in_groups):
         made[1].load(tmp_path / "nowhere")
 
 
-def split_arrays(whole):
-    """The same with its master in two halves, as bits of the upper one and the array that the optimizer gets."""
-    torch = pytest.importorskip("torch")  # has a bfloat16, which NumPy has not
-    halves = {name: array.copy() for name, array in whole.items()}
-    halves["param"], halves["weight_out"] = np.empty(whole["param"].shape, np.int16), torch.empty(
-        whole["param"].shape, dtype=torch.bfloat16)
-    adamant.split_masters(whole["param"], halves["weight_out"], halves["param"])
-    return halves, halves["weight_out"].view(torch.int16).numpy()
+def split_arrays(full):
+    """The arrays with split masters, and the bits of the bfloat16 weights."""
+    torch = pytest.importorskip("torch")  # NumPy has no bfloat16
+    split = {name: array.copy() for name, array in full.items()}
+    split["param"], split["weight_out"] = np.empty(full["param"].shape, np.int16), torch.empty(
+        full["param"].shape, dtype=torch.bfloat16)
+    adamant.split_masters(full["param"], split["weight_out"], split["param"])
+    return split, split["weight_out"].view(torch.int16).numpy()
 
 
 def master_of(upper, low):
@@ -192,33 +192,33 @@ def master_of(upper, low):
 
 @pytest.mark.parametrize("in_groups", [False, True])
 def test_split_masters_have_the_bits_of_float32_masters(executor, tmp_path, in_groups):
-    whole = arrays(50001, in_groups=in_groups)
-    whole["param"][:4] = 0.0, -0.0, np.inf, 1e-41
-    halves, upper = split_arrays(whole)
+    full = arrays(50001, in_groups=in_groups)
+    full["param"][:4] = 0.0, -0.0, np.inf, 1e-41
+    split, upper = split_arrays(full)
     made = []
-    for each in (whole, halves):
+    for each in (full, split):
         optimizer = adamant.Optimizer(executor, max_norm=1.0, keep_last_step=True)
         optimizer.add_shard(optimizer.add_group("all", lr=0.01), "weight", **each)
         made.append(optimizer)
 
     def check():
-        assert master_of(upper, halves["param"]).tobytes() == whole["param"].tobytes()
-        assert all(halves[name].tobytes() == whole[name].tobytes() for name in ("exp_avg", "exp_avg_sq"))
+        assert master_of(upper, split["param"]).tobytes() == full["param"].tobytes()
+        assert all(split[name].tobytes() == full[name].tobytes() for name in ("exp_avg", "exp_avg_sq"))
     check()
     for _ in range(3):
         for optimizer in made:
             optimizer.step()
         check()
-    before = upper.tobytes(), halves["param"].tobytes()
+    before = upper.tobytes(), split["param"].tobytes()
     made[1].step()
-    assert before[1] != halves["param"].tobytes()
+    assert before[1] != split["param"].tobytes()
     made[1].rollback()
     made[1].begin_step()
     made[1].submit(0)
     made[1].abandon()
     check()
-    assert before == (upper.tobytes(), halves["param"].tobytes())
-    # Either storage loads the other's file.
+    assert before == (upper.tobytes(), split["param"].tobytes())
+    # Each format loads files of the other.
     for source, target in ((0, 1), (1, 0)):
         made[source].save(tmp_path / "state.safetensors")
         for optimizer in made:
@@ -228,14 +228,14 @@ def test_split_masters_have_the_bits_of_float32_masters(executor, tmp_path, in_g
         check()
     assert [optimizer.steps for optimizer in made] == [3, 3]
     joined = np.empty(50001, np.float32)
-    adamant.join_masters(halves["weight_out"], halves["param"], joined)
-    assert joined.tobytes() == whole["param"].tobytes()
+    adamant.join_masters(split["weight_out"], split["param"], joined)
+    assert joined.tobytes() == full["param"].tobytes()
 
 
 def test_mismatched_split_masters_are_refused(executor):
-    whole = arrays(100)
-    halves, _ = split_arrays(whole)
-    master, weight, low = whole["param"], halves["weight_out"], halves["param"]
+    full = arrays(100)
+    split, _ = split_arrays(full)
+    master, weight, low = full["param"], split["weight_out"], split["param"]
     optimizer = adamant.Optimizer(executor)
     group = optimizer.add_group("all")
     for change, text in (({"weight_out": None}, "weight_out"), ({"weight_out": np.zeros(100, np.float16)}, "weight_out"),
@@ -243,7 +243,7 @@ def test_mismatched_split_masters_are_refused(executor):
                          ({"param": low.astype(np.int32)}, "int32, but must have .*int16 with a weight_out of bfloat16"),
                          ({"grad": low}, "grad of 'w' has elements of type int16, but must have float32, bfloat16 or float16")):
         with pytest.raises(adamant.InvalidArgument, match=text):
-            optimizer.add_shard(group, "w", **{**halves, **change})
+            optimizer.add_shard(group, "w", **{**split, **change})
     read_only = master.copy()
     read_only.flags.writeable = False
     adamant.split_masters(read_only, weight, low)
@@ -287,7 +287,8 @@ def test_errors_name_the_cause_and_change_nothing(executor):
     with pytest.raises(adamant.InvalidArgument, match="overlap"):
         optimizer.add_shard(group, "w", a["param"], a["grad"], a["exp_avg"], a["exp_avg"])
     for shape, text in (((1, 68), r"68 bytes, but must have the shape \[2, 68\] for 100 elements"), ((2, 68), "quantized8")):
-        with pytest.raises(adamant.InvalidArgument, match=text):  # for a whole param, and for both moments
+        # The wrong number of groups, and only one quantized moment.
+        with pytest.raises(adamant.InvalidArgument, match=text):
             optimizer.add_shard(group, "w", a["param"], a["grad"], np.zeros(shape, np.uint8), a["exp_avg_sq"])
     with pytest.raises(adamant.InvalidArgument, match="grad of 'w' has elements of type uint8"):
         optimizer.add_shard(group, "w", a["param"], np.zeros(100, np.uint8), a["exp_avg"], a["exp_avg_sq"])
@@ -303,7 +304,7 @@ def test_errors_name_the_cause_and_change_nothing(executor):
         adamant.Executor(isa="sse9")
     with pytest.raises(adamant.InvalidArgument, match="empty"):
         adamant.Executor(cores=[])
-    with pytest.raises(ValueError):  # what a caller expects who does not know this package
+    with pytest.raises(ValueError):  # InvalidArgument is a ValueError
         optimizer.add_group("all")
     optimizer.add_shard(group, "w", **a)
     with pytest.raises(adamant.InvalidArgument, match="2 gradients, but 1 shards: pass one gradient"):
@@ -321,7 +322,7 @@ def test_reduce_gets_words_and_steps_raise_its_exception(executor):
 
     def double(words):
         seen.append(words.copy())
-        words *= 4  # of four ranks with the same gradients
+        words *= 4  # as for four ranks with the same gradients
     optimizer = adamant.Optimizer(executor, max_norm=1.0, reduce=double)
     optimizer.add_shard(optimizer.add_group("all"), "w", **a)
     report = optimizer.step()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals, processes that are forked, spawned and killed, threads that stay, and too little memory."""
+"""Signals, forked, spawned and killed processes, threads, and short memory."""
 import contextlib
 import faulthandler
 import os
@@ -25,14 +25,14 @@ import deepspeed_suite  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def guard():
-    """Ends a test that hangs, and says where."""
+    """Aborts a hanging test and prints tracebacks."""
     faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
     yield
     faulthandler.cancel_dump_traceback_later()
 
 
 def run(code, *arguments, **environment):
-    """The words that Python prints for this code."""
+    """Runs code in a new process and returns the words of its output."""
     done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True,
                           timeout=600, env={**os.environ, **environment})
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,7 +44,7 @@ def threads():
 
 
 def gone(pid):
-    """Whether a process has ended; one that nobody has waited for yet counts."""
+    """Whether a process has ended. A zombie counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -89,11 +89,11 @@ def same(left, right):
     return len(left) == len(right) and all(map(torch.equal, left, right))
 
 
-# Ctrl-C. Python runs a signal's handler when the library returns, whenever it came.
+# Ctrl-C. Python runs signal handlers after a library call returns.
 
 @contextlib.contextmanager
 def interrupted(function, call=1):
-    """Has the signal come while the library is in this function, the call-th time."""
+    """Sends the signal during the call-th call of this function of the library."""
     calls, seen = library(), []
     real = getattr(calls, function)
 
@@ -155,7 +155,7 @@ def test_interrupt_in_a_long_step(max_norm):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_interrupt_in_a_step_completes_it(late):
-    """late: a param has taken fewer steps, so that the library is called twice."""
+    """late: a param has taken fewer steps, so there are two step groups."""
     runs = []
     for interrupt in (True, False):
         of = params()
@@ -303,7 +303,7 @@ def work(rank):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2,
                             timeout=datetime.timedelta(seconds=5))
     p = torch.nn.Parameter(torch.ones(50000))
-    # Each rank's shard happens to have the other's values.
+    # Both ranks' shards have equal values.
     optimizer = AdamW([{"params": [p], "replicated": False}], lr=0.1, max_norm=1.0, process_group=dist.group.WORLD,
                       overlap=when == "overlap")
     def step():
@@ -326,7 +326,7 @@ def work(rank):
     error = "none"
     try:
         step()
-        kept = [(p.detach().clone(), 3)]  # both ranks had added up
+        kept = [(p.detach().clone(), 3)]  # both ranks had completed the reduction
         assert not torch.equal(kept[0][0], torch.ones(50000))
         step()
     except RuntimeError as seen:
@@ -349,7 +349,7 @@ def test_a_killed_rank_fails_the_other_ranks_step_without_changes(when, steps, t
 
 
 def zenflow(killed):
-    """A worker forked from this process, and a step that it is given; killed in the middle of that step."""
+    """Forks a worker and submits a step. killed: kill the worker during that step."""
     op.create_adam(0, adamw_mode=True)
     size = 4_000_000
     arrays = [torch.ones(size).share_memory_() for _ in range(8)]
@@ -357,7 +357,7 @@ def zenflow(killed):
     op.zenflow_adam_ctrl_init(control.data_ptr(), 1)
     worker = os.fork()
     if worker == 0:
-        torch.set_num_threads(1)  # its own threads cannot be used after a fork
+        torch.set_num_threads(1)  # torch's threads cannot be used after a fork
         handle = op.zenflow_adam_create(0, [])
         op.zenflow_adam_register_group(handle, *arrays)
         if killed:
@@ -384,7 +384,7 @@ def test_a_killed_zenflow_worker_is_detected():
     assert op.zenflow_adam_wait(control.data_ptr(), 0.5) is False
     assert os.waitpid(worker, 0)[1] == signal.SIGKILL
     assert op.zenflow_adam_wait(control.data_ptr(), 0.0) is False
-    assert torch.equal(arrays[7], torch.ones_like(arrays[7]))  # what training reads is of before the step
+    assert torch.equal(arrays[7], torch.ones_like(arrays[7]))  # training reads the weights of before the step
     op.zenflow_adam_ctrl_exit(control.data_ptr())
     op.destroy_adam(0)
 
@@ -492,7 +492,7 @@ def test_a_forked_process_exits_normally():
 import os, sys
 import torch
 from adamant.torch import AdamW
-torch.set_num_threads(1)  # its own threads cannot be used after a fork
+torch.set_num_threads(1)  # torch's threads cannot be used after a fork
 def stepped():
     p = torch.nn.Parameter(torch.ones(300000))
     p.grad = torch.ones_like(p)
@@ -505,7 +505,7 @@ for own in (False, True):
     if child == 0:
         mine = stepped() if own else None
         del p, optimizer
-        sys.exit(7)  # with Python's and the library's own ends
+        sys.exit(7)  # runs exit handlers of Python and the library
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 optimizer.step()
 """
@@ -523,7 +523,7 @@ def test_two_threads_step_two_optimizers_on_one_team():
                 backward(of, seed)
             optimizer.step()
         results[seed] = bits(of, optimizer)
-    torch_lock = threading.Lock()  # torch has one generator
+    torch_lock = threading.Lock()  # torch has one global generator
     together, alone = {}, {}
     both = [threading.Thread(target=work, args=(seed, together)) for seed in (1, 2)]
     for thread in both:
@@ -563,10 +563,10 @@ def test_threads_end_with_their_executor():
     assert os.waitpid(child, 0)[1] == 0
 
 
-# Too little memory
+# Short memory
 
 def limited(by):
-    """Leaves the process this much more address space; returns what rolls back it."""
+    """Limits the address space to the current size plus this. Returns a function that lifts the limit."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + by, before[1]))
@@ -636,7 +636,7 @@ p = torch.nn.Parameter(torch.ones(30_000_000))
 p.grad = torch.ones_like(p)
 optimizer = AdamW([p], lr=0.1)
 library()
-for room in (1 << 20, 180 << 20):  # none of the two, and one
+for room in (1 << 20, 180 << 20):  # room for none and for one of the two moments
     rollback, seen = limited(by=room), None
     try:
         optimizer.step()

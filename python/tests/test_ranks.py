@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a process group: what counts in the norm, and what is saved. replicated_norm: torchtitan #766,
-hyper-parallel #526."""
+"""Ranks of a process group: the norm and checkpoints. replicated_norm: torchtitan #766, hyper-parallel #526."""
 import os
 import subprocess
 import sys
@@ -105,26 +104,26 @@ def step(optimizer, *grads):
     except ValueError:
         assert all(torch.equal(p, q) for p, q in zip(params, before))  # nothing has changed
         raise
-# The gradients show which is which.
+# Decide by the gradients.
 optimizer = optimizer_of(([shared, own], {}))
 for _ in range(3):
     assert near(step(optimizer, shared, own), norm_of(shared, *every))
-# None at first, and zeros, show nothing; then they do.
+# Missing and zero gradients decide nothing; later ones do.
 optimizer = optimizer_of(([shared, own], {}))
 assert float(step(optimizer, None, None)) == 0
 assert float(step(optimizer, torch.zeros(64), torch.zeros(64))) == 0
 assert near(step(optimizer, shared, None), norm_of(shared))
 assert near(step(optimizer, shared, own), norm_of(shared, *every))
-# Replicated gradients that differ later are an error on every rank, and the step after it works.
+# Replicated gradients that differ later are an error on every rank. The next step works.
 assert refused(lambda: step(optimizer, own, own), "group0.0", "replicated", "All-reduce")
-# Groups say so.
+# Decide by the group's option.
 optimizer = optimizer_of(([shared], {"replicated": True}), ([own], {"replicated": False}))
 assert near(step(optimizer, shared, own), norm_of(shared, *every))
 assert near(step(optimizer, shared, shared), norm_of(shared, *[shared] * count))
 assert refused(lambda: step(optimizer, own, own), "group0.0", "replicated")
 assert near(step(optimizer, shared, own), norm_of(shared, *every))
 assert refused(lambda: optimizer_of(([shared], {"replicated": "yes"})), "replicated")
-# A param that joins one rank's groups alone.
+# A param that is added on one rank only.
 optimizer = optimizer_of(([shared], {}))
 assert near(step(optimizer, shared), norm_of(shared))
 if rank == 1:
@@ -136,7 +135,7 @@ assert near(step(optimizer, shared), norm_of(shared))
 optimizer.param_groups[0]["params"] = [torch.nn.Parameter(torch.ones(64))]
 optimizer.state.clear()
 assert near(step(optimizer, own), norm_of(*every))
-# DTensors say so by their placements.
+# Decide by placements of DTensors.
 def placed(values, *placements):
     return torch.nn.Parameter(distribute_tensor(values, mesh, placements))
 params = [placed(torch.ones(64), Replicate()), placed(torch.ones(64), Shard(0))]
@@ -145,7 +144,7 @@ for _ in range(2):
     for p, g in zip(params, (shared, every[0])):
         p.grad = distribute_tensor(g, mesh, p.placements)
     assert near(optimizer.step(), norm_of(shared, every[0]))
-# zenflow's vectors.
+# Vectors with zenflow.
 optimizer = optimizer_of(([shared, own], {}), zenflow={"topk_ratio": 0.5})
 assert near(step(optimizer, shared, own), norm_of(shared, *every))
 """, tmp_path)
@@ -162,7 +161,7 @@ for group in (world, mesh["shard"].get_group()):
     for _ in range(2):
         param.grad = distribute_tensor(gradient, mesh, param.placements)
         assert near(optimizer.step(), norm_of(gradient))
-# Replicated over half of the ranks, and unlike on the others.
+# Replicated over half of the ranks, with different values on the other half.
 values_here = values(7, 32) if rank < 2 else values(10 + rank, 32)
 param = torch.nn.Parameter(torch.ones(32))
 name = "tied" if rank < 2 else f"own{rank}"

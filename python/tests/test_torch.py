@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""adamant.torch against torch.optim, and what it has beside."""
+"""adamant.torch compared with torch.optim, and its additional features."""
 import copy
 import gc
 import os
@@ -50,10 +50,10 @@ def train(of, optimizer, steps, begin=0):
         optimizer.step()
 
 
-# Against torch
+# Comparison with torch
 
 def step_both(a, first, b, second, t):
-    """A step of each, with the first model's gradients."""
+    """Steps both optimizers with the first model's gradients."""
     first.zero_grad()
     backward(a, t)
     for p, q in zip(a.parameters(), b.parameters()):
@@ -120,7 +120,7 @@ def test_groups_schedulers_and_new_groups():
         made.append(optimizer)
     for p, q in zip(a.parameters(), b.parameters()):
         assert torch.allclose(p, q, atol=1e-5)
-    # Params that joined later have taken fewer steps.
+    # Params that were added later have taken fewer steps.
     assert sorted({float(state["step"]) for state in made[0].state.values()}) == [5, 9]
     assert ([float(made[0].state[p]["step"]) for p in a.parameters()] ==
             [float(made[1].state[q]["step"]) for q in b.parameters()])
@@ -224,8 +224,8 @@ def mixed_bits(x):
     return x ^ x >> np.uint64(31)
 
 
-def random_halves(seed, step, name, count, array):
-    """The library's random numbers, by their definition in detail/numerics/rounding.hpp; array: 1 exp_avg_sq, 2 param."""
+def random_uint16(seed, step, name, count, array):
+    """The library's random numbers as in detail/numerics/rounding.hpp. array: 1 for exp_avg_sq, 2 for param."""
     with np.errstate(over="ignore"):
         number = np.uint64(0xCBF29CE484222325)
         for byte in name.encode():
@@ -238,8 +238,8 @@ def random_halves(seed, step, name, count, array):
         return (x * (x + x + np.uint32(1)) >> np.uint32(16)) ^ (x & np.uint32(0xFFFF))
 
 
-def stochastically_rounded(values, halves):
-    return ((values.view(np.uint32) + halves) >> np.uint32(16)).astype(np.uint16)
+def stochastically_rounded(values, random_bits):
+    return ((values.view(np.uint32) + random_bits) >> np.uint32(16)).astype(np.uint16)
 
 
 def test_bfloat16_second_moments_are_rounded_stochastically():
@@ -255,11 +255,11 @@ def test_bfloat16_second_moments_are_rounded_stochastically():
         if rounding == "nearest":
             assert (found == torch.tensor(exact).bfloat16().view(torch.int16).numpy().view(np.uint16)).all()
         else:
-            assert (found == stochastically_rounded(exact, random_halves(7, 1, "group0.0", 70000, 1))).all()
+            assert (found == stochastically_rounded(exact, random_uint16(7, 1, "group0.0", 70000, 1))).all()
 
 
-# quantized8, by its definition in detail/numerics/quantized8.hpp: how often bits are halved, the offset of codes in 256ths, the
-# least code and the largest, where an element's random byte begins, and what is below makes a group of zeros.
+# quantized8 as in detail/numerics/quantized8.hpp: the shift of bits, the offset of codes in units of 1/256, the smallest
+# and largest code, the position of an element's random byte, and the bits below which a group is zero.
 curves = {"exp_avg": (1, 0x27400000, 0, 127, 0, 2.0 ** -80), "exp_avg_sq": (2, 0x37A00000, 1, 255, 8, 2.0 ** -125.9)}
 
 
@@ -271,19 +271,19 @@ def decoded(name, groups, count):
     return (np.where(code == 0, 0, np.copysign(z, code)) * scale).astype(np.float32).reshape(-1)[:count]
 
 
-def encoded(name, x, halves=None):
-    """Nearest, or stochastically with these random halves."""
+def encoded(name, x, random_bits=None):
+    """Rounded to nearest, or stochastically with these 16-bit random numbers."""
     shift, offset, least, most, byte, zero_below = curves[name]
-    x, r = (np.append(a, np.zeros(-len(x) % 64, a.dtype)).reshape(-1, 64) for a in (x, x if halves is None else halves))
+    x, r = (np.append(a, np.zeros(-len(x) % 64, a.dtype)).reshape(-1, 64) for a in (x, x if random_bits is None else random_bits))
     largest = abs(x).max(1, keepdims=True)
     scale = ((largest * np.float32(64 / 63)).view(np.uint32) + np.uint32(32) & np.uint32(0xFFFFFFC0)).view(np.float32)
     scale = np.where(largest < zero_below, np.float32(0), np.maximum(scale, np.float32(2.0 ** -80)))
     z = abs(x) * (np.float32(1) / np.maximum(scale, np.float32(2.0 ** -80)))
     y = np.rint(((z.view(np.uint32) >> np.uint32(shift)) + np.uint32(offset)).view(np.float32)).astype(np.int64)
     y = np.where((x < 0) & (least == 0), -y, y)
-    # To nearest, halves go away from zero.
-    q = y + np.where(y < 0, 127, 128) >> 8 if halves is None else y + (r.astype(np.int64) >> byte & 255) >> 8
-    if halves is not None and least == 0:
+    # Rounding to nearest rounds ties away from zero.
+    q = y + np.where(y < 0, 127, 128) >> 8 if random_bits is None else y + (r.astype(np.int64) >> byte & 255) >> 8
+    if random_bits is not None and least == 0:
         q[abs(y) < 256] = 0
     q = np.clip(q, -most if least == 0 else least, most)
     return np.concatenate([q.astype(np.int64).astype(np.uint8), scale.view(np.uint8)], 1)
@@ -292,7 +292,7 @@ def encoded(name, x, halves=None):
 @pytest.mark.parametrize("rounding", ["stochastic", "nearest"])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_8_bit_moments_are_loaded_stepped_in_float32_and_stored(rounding, kind):
-    """In many steps: groups of all sizes, gradients of many magnitudes, none, and tiny ones."""
+    """Many steps with groups of all sizes and gradients of many magnitudes, missing and tiny ones included."""
     random = torch.Generator().manual_seed(2)
     shapes = [(70001,), (64,), (63,), (1,), (3, 50), (0,)]
     make = [torch.randn(shape, generator=random).to(kind) for shape in shapes]
@@ -315,15 +315,15 @@ def test_8_bit_moments_are_loaded_stepped_in_float32_and_stored(rounding, kind):
         second.step()
         for i, (p, q) in enumerate(zip(mine, theirs)):
             assert torch.equal(p.view(-1).view(torch.uint8), q.view(-1).view(torch.uint8)), (step, i)
-            halves = random_halves(7, step, f"group0.{i}", p.numel(), 1) if rounding == "stochastic" else None
+            random_bits = random_uint16(7, step, f"group0.{i}", p.numel(), 1) if rounding == "stochastic" else None
             for name in curves:
                 found, exact = first.state[p][name], second.state[q][name].reshape(-1)
                 assert found.dtype == torch.uint8 and found.shape == ((p.numel() + 63) // 64, 68)
                 if p.numel() == 0:
                     continue
-                expected = encoded(name, exact.numpy(), halves)
+                expected = encoded(name, exact.numpy(), random_bits)
                 assert (found.numpy() == expected).all(), (step, i, name, np.argwhere(found.numpy() != expected)[:5])
-                if halves is None:
+                if random_bits is None:
                     assert torch.equal(quantized(second.state[q])[name], found)
 
 
@@ -497,7 +497,7 @@ def test_a_state_without_a_moment_is_refused():
     with pytest.raises(adamant.InvalidArgument, match="no exp_avg, but has taken 1 steps"):
         optimizer.load_state_dict(saved)
     with pytest.raises(adamant.InvalidArgument, match="no exp_avg, but has taken 1 steps"):
-        optimizer.step()  # state_dict() is live: the moment is gone here, too
+        optimizer.step()  # state_dict() is live, so the moment is removed here too
 
 
 def test_8_bit_moments_train_in_separate_groups():
@@ -519,7 +519,7 @@ def test_8_bit_moments_train_in_separate_groups():
     other = AdamW([{"params": [p for p in b.parameters() if p.dim() > 1][:2]},
                    {"params": [p for p in b.parameters() if p.dim() == 1]},
                    {"params": [p for p in b.parameters() if p.dim() > 1][2:]}], state_format="quantized8", max_norm=1.0)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # and which group has which
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # formats of the groups are saved
     train(a, optimizer, 3, 32)
     train(b, other, 3, 32)
     assert bits(a, optimizer) == bits(b, other)
@@ -531,15 +531,15 @@ def test_8_bit_and_other_moments_are_not_confused():
     for optimizer in (eight, whole):
         train(a, optimizer, 3)
     before = [bits(a, eight), bits(a, whole)]
-    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: it has moments of torch.float32, .*quantized\(state\)"):
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: it has moments of torch.float32.*quantized\(state\)"):
         eight.load_state_dict(whole.state_dict())
-    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: .*uint8, which is quantized8, .*dequantized\(state, param\)"):
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: .*uint8, which is quantized8.*dequantized\(state"):
         whole.load_state_dict(eight.state_dict())
     assert [bits(a, eight), bits(a, whole)] == before
     any_format = AdamW(a.parameters())
     any_format.load_state_dict(eight.state_dict())
     assert any_format.state[a[0].weight]["exp_avg"].dtype == torch.uint8
-    # There and back; torch's own class goes on with the first.
+    # Convert both ways. torch's class continues from dequantized states.
     saved, params = copy.deepcopy(eight.state_dict()), list(a.parameters())
     saved["state"] = {i: dequantized(state, params[i]) for i, state in saved["state"].items()}
     torch.optim.AdamW(a.parameters()).load_state_dict(copy.deepcopy(saved))
@@ -564,10 +564,10 @@ def test_8_bit_moments_of_large_small_and_nonfinite_values():
         dequantized(quantized({"exp_avg": torch.ones(65)}), torch.ones(64))
 
 
-# Masters in two halves
+# Split masters
 
 def master_of(p, low):
-    """A pair of halves as what it means, by integers."""
+    """The float32 master of a split pair, by integer arithmetic."""
     assert p.dtype == torch.bfloat16 and low.dtype == torch.int16 and (low.shape, low.stride()) == (p.shape, p.stride())
     return ((p.detach().view(torch.int16).to(torch.int32) << 16) + low).view(torch.float32)
 
@@ -577,7 +577,7 @@ def away_from_zero(master):
 
 
 def every_pair():
-    """Masters of many magnitudes, all lower halves, many ties, both zeros, what becomes infinite, and infinities."""
+    """Masters of many magnitudes, all low bits, many ties, both zeros, overflows and infinities."""
     upper = torch.tensor([0x0080, 0x3F80, 0x3F81, 0x7F7E, 0x7F7F, -0x4080, -0x407F, -0x0081], dtype=torch.int32)
     numbers = (upper[:, None] << 16) + torch.arange(0, 65536, 16, dtype=torch.int32)
     special = torch.tensor([0.0, -0.0, 1e-41, -1e-41, float("inf"), -float("inf")]).view(torch.int32)
@@ -602,12 +602,12 @@ def test_masters_are_split_and_joined_with_every_bit():
     nans = torch.nn.Parameter(spoiled["master_param"].bfloat16())
     there = split_master(spoiled, nans)
     assert joined_master(there, nans)["master_param"].isnan().all() and there["master_low"].eq(0).all()
-    # Weights that somebody else has set beside lower halves that none of them has.
+    # Weights written by others, with low bits that no master of that weight has.
     weights = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), 0.0]).bfloat16()
     odd = {"master_low": torch.tensor([-1, -9, 1, 9, 0], dtype=torch.int16)}
     assert torch.equal(joined_master(odd, torch.nn.Parameter(weights.clone()))["master_param"].view(torch.int32),
                        weights.float().view(torch.int32))
-    # What there is nothing to do about.
+    # States that need no conversion.
     for state, p in ((spoiled, torch.nn.Parameter(torch.ones(2).half())), ({"step": 1}, nans)):
         assert split_master(state, p) == state == joined_master(state, p)
     other = torch.nn.Parameter(torch.ones(master.shape).bfloat16())
@@ -619,10 +619,10 @@ def test_masters_are_split_and_joined_with_every_bit():
 @pytest.mark.parametrize("name", splits)
 def test_states_convert_between_float32_and_split_masters_in_training(name):
     moments = name.removeprefix("split_float32").lstrip("+") or "float32"
-    whole, halves = {"state_format": moments, "master": True}, {"state_format": name}
+    full_options, split_options = {"state_format": moments, "master": True}, {"state_format": name}
 
     def go_on(optimizer, change, options):
-        """In another optimizer, over a copy of its params."""
+        """Continues in another optimizer over a copy of the params."""
         params = [torch.nn.Parameter(p.detach().clone()) for p in optimizer.param_groups[0]["params"]]
         saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
         saved["state"] = {i: change(state, params[i]) for i, state in saved["state"].items()}
@@ -638,14 +638,14 @@ def test_states_convert_between_float32_and_split_masters_in_training(name):
             optimizer.step()
     torch.manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(shape).bfloat16()) for shape in ((50, 64), (1000,), ())]
-    first = AdamW(params, lr=1e-3, **whole)
+    first = AdamW(params, lr=1e-3, **full_options)
     steps(first, 0)
     for p in params:  # ties
         number = first.state[p]["master_param"].view(torch.int32)
         number.bitwise_or_(0xFFFF).bitwise_xor_(0x7FFF)
         p.detach().copy_(first.state[p]["master_param"])
-    second = go_on(first, split_master, halves)
-    third = go_on(second, joined_master, whole)
+    second = go_on(first, split_master, split_options)
+    third = go_on(second, joined_master, full_options)
     assert any((a != b).any() for a, b in zip(params, second.param_groups[0]["params"]))
     for begin in (3, 6):
         for a, b, c in zip(*(of.param_groups[0]["params"] for of in (first, second, third))):
@@ -658,22 +658,23 @@ def test_states_convert_between_float32_and_split_masters_in_training(name):
 
 def test_split_and_float32_masters_are_not_confused():
     a = model(torch.bfloat16)
-    whole, halves = AdamW(a.parameters(), state_format="float32", master=True), AdamW(a.parameters(), state_format=splits[0])
-    train(a, whole, 2)
-    train(a, halves, 2)
-    before = [bits(a, whole), bits(a, halves)]
-    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: it has a float32 master, .*split_master\(state, param\)"):
-        halves.load_state_dict(whole.state_dict())
-    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: it has split master weights, .*joined_master\(state, param\)"):
-        whole.load_state_dict(halves.state_dict())
+    full_run = AdamW(a.parameters(), state_format="float32", master=True)
+    split_run = AdamW(a.parameters(), state_format=splits[0])
+    train(a, full_run, 2)
+    train(a, split_run, 2)
+    before = [bits(a, full_run), bits(a, split_run)]
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: it has a float32 master.*split_master\(state"):
+        split_run.load_state_dict(full_run.state_dict())
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: it has split master weights.*joined_master\(state"):
+        full_run.load_state_dict(split_run.state_dict())
     eight = AdamW(a.parameters(), state_format=splits[2])
-    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: it has moments of torch.float32, .*quantized\(state\)"):
-        eight.load_state_dict(halves.state_dict())
-    assert [bits(a, whole), bits(a, halves)] == before
+    with pytest.raises(adamant.InvalidArgument, match=r"group0.0: it has moments of torch.float32.*quantized\(state\)"):
+        eight.load_state_dict(split_run.state_dict())
+    assert [bits(a, full_run), bits(a, split_run)] == before
     p = next(a.parameters())
-    for options in ({}, {"master": True}):  # nothing is asked for
+    for options in ({}, {"master": True}):  # no state_format
         own = AdamW(a.parameters(), **options)
-        own.load_state_dict(halves.state_dict())
+        own.load_state_dict(split_run.state_dict())
         train(a, own, 1, 2)
         assert set(own.state[p]) == {"step", "exp_avg", "exp_avg_sq", "master_low"}
     own.state[p]["master_param"] = p.detach().float()
@@ -681,9 +682,9 @@ def test_split_and_float32_masters_are_not_confused():
         with pytest.raises(adamant.InvalidArgument, match="group0.0: it has both master_low and master_param"):
             refuses()
     theirs = torch.optim.AdamW(a.parameters())
-    theirs.load_state_dict(halves.state_dict())  # which makes bfloat16 of all of it
+    theirs.load_state_dict(split_run.state_dict())  # torch converts all tensors to bfloat16
     with pytest.raises(adamant.InvalidArgument, match="its master_low torch.bfloat16, but split master"):
-        halves.load_state_dict(theirs.state_dict())
+        split_run.load_state_dict(theirs.state_dict())
 
 
 def test_split_masters_are_for_bfloat16_params_only():
@@ -703,12 +704,12 @@ def test_split_masters_are_for_bfloat16_params_only():
     optimizer.add_param_group({"params": [half]})
     assert keys(optimizer, *matrices, norm, half) == [(), ("master_low",), (), ()]
     assert [optimizer.state[p]["exp_avg"].dtype for p in matrices] == [torch.float32, torch.uint8]
-    # master=True is for all params whose state_format does not say halves, and for those that have none.
+    # master=True is for params without a split state_format, and for params that it does not support.
     groups = [{"params": [matrices[0], half], "state_format": "split_float32"}, {"params": [matrices[1], norm]}]
     assert keys(AdamW(groups, master=True), matrices[0], half, matrices[1], norm) == [
         ("master_low",), ("master_param",), ("master_param",), ()]
     before = half.detach().clone()
-    with pytest.raises(adamant.InvalidArgument, match="master of group0.1: it is torch.float16, but split master weights are for"):
+    with pytest.raises(adamant.InvalidArgument, match="group0.1: it is torch.float16, but split master weights are for"):
         keys(AdamW([norm, half], state_format="split_float32"), norm, half)
     assert torch.equal(half, before)
     with pytest.raises(adamant.InvalidArgument, match="state_format is 'split_bfloat16', but must be one of .*split_float32,"):
@@ -762,9 +763,9 @@ ends = [p.full_tensor() for p in params] + [optimizer.state[p][name].full_tensor
 assert [tuple(end.shape) for end in ends[4:6]] == [(66, 68)] * 2
 for p in params if masters else []:
     state = optimizer.state[p]
-    whole = joined_master(state, p)
-    ends.append(whole["master_param"].full_tensor())
-    again = split_master(whole, p)["master_low"]
+    joined = joined_master(state, p)
+    ends.append(joined["master_param"].full_tensor())
+    again = split_master(joined, p)["master_low"]
     assert torch.equal(again.to_local(), state["master_low"].to_local()) and again.placements == p.placements
     assert again.to_local().any()
     checkpoint.save({"low": again}, checkpoint_id=f"{folder}/{count}")
@@ -889,7 +890,7 @@ def test_overlap_refuses_a_second_backward_and_rolls_back(state_format):
     assert bits(a, optimizer) == before
 
 
-# What cannot be taken
+# Errors
 
 def test_errors_name_the_cause():
     def stepped(p, grad, **options):

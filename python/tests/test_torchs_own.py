@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's own optimizer infos drive these classes: torch.testing._internal.common_optimizers (needs expecttest)."""
+"""Runs our classes over torch's optimizer infos: torch.testing._internal.common_optimizers (needs expecttest)."""
 import pytest
 
 torch = pytest.importorskip("torch")

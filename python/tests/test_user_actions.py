@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users do to optimizers between steps: param_groups and state are what is stepped, in every mode."""
+"""User actions between steps: every step uses the current param_groups and state, in every mode."""
 import copy
 import os
 import pickle
@@ -54,7 +54,7 @@ def stale_params_one_replaced(run):
 
 @action
 def stale_params_one_replaced_with_its_state(run):
-    """As FSDP and torch's swap of params do: a new param has the old one's state."""
+    """A new param takes the state of the old one, as with FSDP and torch's swap_tensors()."""
     params, state = run.optimizer.param_groups[0]["params"], run.optimizer.state
     new = run.new_param(params[0].shape)
     new.data.copy_(params[0].data)
@@ -204,7 +204,7 @@ def state_replaced_by_an_empty_one(run):
 
 @action
 def state_replaced_by_a_copy(run):
-    # zenflow's states are complete only when they were asked for.
+    # With zenflow states are complete only after state_dict().
     if "zenflow" in run.options:
         run.optimizer.state_dict()
     run.optimizer.state = defaultdict(dict, {param: dict(state) for param, state in run.optimizer.state.items()})
@@ -271,7 +271,7 @@ def moved_moments_tensors_replaced_by_copies(run):
 
 @action
 def moved_moments_data_replaced(run):
-    """moved_moments: ms-swift #7844, DeepSpeed #6596. Old memory is overwritten, so a stale address shows."""
+    """moved_moments: ms-swift #7844, DeepSpeed #6596. Overwrites the old memory, so stale addresses change results."""
     for param in run.params:
         for value in kept_tensors(run, param).values():
             old, value.data = value.data, value.data.clone()
@@ -280,7 +280,7 @@ def moved_moments_data_replaced(run):
 
 @action
 def moved_moments_storage_released_and_back(run):
-    """As frameworks for reinforcement learning offload states."""
+    """Frameworks for reinforcement learning offload states this way."""
     for param in run.params:
         for value in kept_tensors(run, param).values():
             move_storage(value)
@@ -295,18 +295,18 @@ def moved_moments_set_to_other_storage(run):
 
 
 def move_storage(tensor):
-    """Gives a tensor's memory back, and puts the values somewhere else."""
+    """Frees a tensor's memory and moves its values to new memory."""
     storage = tensor.untyped_storage()
     kept, size = bytes(storage), storage.nbytes()
     storage.resize_(0)
-    held = torch.full((max(1, size),), 85, dtype=torch.uint8)  # takes the old memory, where the allocator gives that again
+    held = torch.full((max(1, size),), 85, dtype=torch.uint8)  # occupies the old memory, if reused
     storage.resize_(size)
     storage.copy_(torch.frombuffer(bytearray(kept), dtype=torch.uint8).untyped_storage()) if size else None
     del held
 
 
 def counted(run, param):
-    """The state of a param, with its counts: with zenflow a count for each column, in the state from state_dict() on."""
+    """The state of a param with its counts. With zenflow state_dict() adds one count for each column."""
     if "zenflow" in run.options:
         run.optimizer.state_dict()
     return run.optimizer.state[param]
@@ -344,7 +344,7 @@ def step_counts_differ(run):
 
 @action
 def step_count_set_to_zero(run):
-    """Moments stay: the bias correction alone starts again."""
+    """Keeps the moments. Only the bias correction restarts."""
     fill_counts(run, run.params[3], 0)
 
 
@@ -397,8 +397,8 @@ def post_hook_that_clears_the_state(run):
     run.optimizer.register_step_post_hook(lambda optimizer, args, kwargs: optimizer.state.clear())
 
 
-# With overlap threads may be writing params and states between backward() and step(): they must not be read, nor their memory
-# be given back.
+# With overlap threads may write params and states between backward() and step(), so these actions must not run then:
+# they read params or states, or free their memory.
 reading_or_resizing = ("params_moved_in_memory", "moved_moments_storage_released_and_back",
                        "stale_params_one_replaced_with_its_state")
 
@@ -414,7 +414,7 @@ def test_after_an_action_steps_equal_those_of_a_new_optimizer(mode, name):
     for _ in range(3):
         run.step()
     if mode == "zenflow" and name.startswith("param"):
-        run.optimizer.flush()  # otherwise writing weights is an error
+        run.optimizer.flush()  # writing unpublished weights is an error
     actions[name](run)
     assert_follows(run)
 
@@ -440,11 +440,11 @@ def test_actions_have_the_effect_of_torchs_class(mode, name):
 @pytest.mark.parametrize("mode", [mode for mode, (_, options) in MODES.items() if options.get("overlap")])
 @pytest.mark.parametrize("name", [name for name in actions if not hooked(name) and name not in reading_or_resizing])
 def test_changes_between_backward_and_step_take_effect_or_raise(mode, name):
-    """The same bits as a new optimizer, or an error that says so; never something else."""
+    """The result has the bits of a new optimizer, or an error is raised."""
     run = Run(mode)
     for _ in range(3):
         run.step()
-    twin = run.fresh()  # whose first step does not overlap
+    twin = run.fresh()  # its first step does not overlap
     for each in (run, twin):
         each.zero_grad()
         each.backward()
@@ -457,7 +457,7 @@ def test_changes_between_backward_and_step_take_effect_or_raise(mode, name):
         assert "group" in str(error) or "overlap" in str(error)
         run.optimizer.state.clear()
         try:
-            run.finish()  # a step that is still open, now with states that were changed
+            run.finish()  # the step may still be open, and its states have changed
         except adamant.InvalidArgument:
             pass
         run.step()
@@ -506,7 +506,7 @@ def test_invalid_hyperparameters_are_refused_by_name(mode):
 @pytest.mark.parametrize("what", ["param", *moments, "master_param", "master_low"])
 @pytest.mark.parametrize("mode", [mode for mode, (_, options) in MODES.items() if not options.get("overlap")])
 def test_moved_moments_released_memory_is_an_error(mode, what):
-    """ms-swift #7844: a step while the states are away."""
+    """ms-swift #7844: a step while states are offloaded."""
     run = trained(mode)
     if what != "param" and what not in run.optimizer.state[run.params[0]]:
         pytest.skip("the mode has none")
@@ -531,7 +531,7 @@ def test_param_data_of_another_shape_is_an_error(mode):
     run = trained(mode)
     if mode == "zenflow":
         run.optimizer.flush()
-    run.params[2].data = torch.ones(80, 2, dtype=run.dtype)  # with another number of groups, too
+    run.params[2].data = torch.ones(80, 2, dtype=run.dtype)  # also another number of 8-bit groups
     before = [bits(param) for param in run.known]
     with pytest.raises((adamant.Error, RuntimeError), match="group1.0"):
         run.zero_grad()
@@ -595,7 +595,7 @@ def test_state_dict_is_live(mode):
 
 
 def test_state_dict_with_zenflow_is_a_snapshot():
-    """A kept state_dict is the saved state, or live, or refused; never a mixture."""
+    """A kept state_dict is a consistent snapshot, or live, or refused."""
     for copied in (copy.deepcopy, lambda it: it):
         run = trained("zenflow", 3)
         kept = copied(run.optimizer.state_dict())
@@ -737,7 +737,7 @@ def test_masked_arrays_are_refused_by_name():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_params_given_twice_are_stepped_once_or_refused(mode):
-    """torch warns that this will be an error; its own classes step such a param twice."""
+    """torch warns about duplicates, and its classes step such a param twice."""
     dtype, options = MODES[mode]
     param, alone = (torch.nn.Parameter(values(1, (64, 2), dtype)) for _ in range(2))
     try:
@@ -756,7 +756,7 @@ def test_params_given_twice_are_stepped_once_or_refused(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_params_tied_in_memory_are_refused(mode):
-    """Two params over the same memory would be stepped twice."""
+    """Two params with the same memory would be stepped twice."""
     dtype, options = MODES[mode]
     one = torch.nn.Parameter(values(1, (64, 2), dtype))
     two = torch.nn.Parameter(one.data)
@@ -817,7 +817,7 @@ def test_repr_shows_our_arguments():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_torchs_classes_replaced_by_ours(mode, monkeypatch):
-    """RecursionError once."""
+    """Regression test of a RecursionError."""
     monkeypatch.setattr(torch.optim, "AdamW", AdamW)
     monkeypatch.setattr(torch.optim, "Adam", Adam)
     runs = [trained(mode)]
@@ -870,7 +870,7 @@ sys.exit(3)
 
 
 def test_no_hang_after_fork_during_an_open_step():
-    """The child may use the optimizer or be told that it cannot, but it ends."""
+    """The child process may use the optimizer or get an error, but must not hang."""
     done = ended(every_mode_at_module_level + """
 import os, sys
 for p, optimizer in kept:

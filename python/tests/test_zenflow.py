@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""adamant.torch with zenflow: against a column at a time in plain torch, and against itself to the bit."""
+"""adamant.torch with zenflow, compared with a reference by columns, and with other modes to the bit."""
 import copy
 import gc
 import math
@@ -35,7 +35,7 @@ def params_of(kind=f32, seed=0, sizes=shapes):
 
 
 def draw(params, t, scale=1.0):
-    """Gradients of columns that matter differently, and not always the same ones."""
+    """Sets gradients whose important columns change over time."""
     made = torch.Generator().manual_seed(1000 + t)
     for p in params:
         grad = torch.randn(p.shape, generator=made) * scale
@@ -51,7 +51,7 @@ def steps(params, optimizer, begin, end):
 
 
 def raw(value):
-    """The bits in the logical order of elements, wherever these lie."""
+    """The bits in logical order, for any memory layout."""
     return value.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -71,7 +71,7 @@ def same(a, b):
     return len(a) == len(b) and all(map(torch.equal, a, b))
 
 
-# Against one column at a time, by the definition
+# Comparison with a reference by columns
 
 class Column:
     def __init__(self, weight):
@@ -89,7 +89,7 @@ class Column:
 
 
 class ByColumns:
-    """ZenFlow's step in double, a column at a time. A vector is one column, which is always selected."""
+    """Reference of ZenFlow's step in float64, by columns. A vector is one column that is always selected."""
 
     def __init__(self, params, options, max_norm=None, **hyper):
         self.options, self.max_norm = options, max_norm
@@ -275,7 +275,7 @@ def test_without_deferral_bits_equal_the_plain_step(zenflow, more):
 @plain
 @each_format
 def test_without_deferral_bits_equal_the_plain_step_over_the_same_arrays(kind, options, zenflow):
-    """The plain optimizer's params lie by columns."""
+    """The plain optimizer's params are in column order in memory."""
     params = params_of(kind)
     transposed = [torch.nn.Parameter(p.detach().movedim(-1, 0).contiguous() if p.dim() > 1 else p.detach().clone()) for p in params]
     first, second = AdamW(params, lr=0.01, zenflow=zenflow, **options), AdamW(transposed, lr=0.01, **options)
@@ -342,7 +342,7 @@ def test_saving_and_loading_after_each_step_changes_no_bit(kind, options):
 
 
 def test_state_dicts_are_snapshots():
-    """As torch's, a state_dict() shows moments as they are; counts, flags and sums are of when it was made."""
+    """Moments in a state_dict() are live, as in torch; counts, flags and sums are snapshots."""
     params = params_of()
     optimizer = AdamW(params, lr=0.01, zenflow=window)
     steps(params, optimizer, 0, 4)
@@ -352,7 +352,7 @@ def test_state_dicts_are_snapshots():
     steps(params, optimizer, 4, 9)
     assert all(torch.equal(saved[name], before[name]) for name in names)
     assert saved["exp_avg"].data_ptr() == optimizer.state[params[0]]["exp_avg"].data_ptr()
-    assert not set(names) & set(optimizer.state[params[0]])  # what would be of an earlier step
+    assert not set(names) & set(optimizer.state[params[0]])  # values of an earlier step are removed
 
 
 def test_states_load_from_any_memory_layout():
@@ -398,7 +398,7 @@ def test_same_bits_for_any_threads_and_queries_between_steps(kind, options, upda
         for t in range(13):
             draw(params, t)
             optimizer.step()
-            if threads == 2 and t % 3 == 0:  # which waits for what goes on in the background
+            if threads == 2 and t % 3 == 0:  # waits for background work
                 optimizer.state_dict()
         ends.append(bits(params, optimizer))
     assert same(ends[0], ends[1]) and same(ends[0], ends[2])
@@ -577,7 +577,7 @@ def test_plain_states_load_with_zenflow_but_not_back():
         second = AdamW(others, lr=0.5, zenflow={"topk_ratio": 1.0, "full_warm_up_rounds": 2}, exp_avg_sq_rounding="nearest",
                        **options)
         second.load_state_dict(saved)
-        first._arguments.exp_avg_sq_rounding = "nearest"  # chance goes by the order in which elements lie
+        first._arguments.exp_avg_sq_rounding = "nearest"  # stochastic rounding depends on the memory order
         for t in range(4, 8):
             draw(params, t)
             draw(others, t)
@@ -655,7 +655,7 @@ def test_split_and_float32_masters_convert_after_flush():
 # Weights that others write
 
 def masters_of(state, p):
-    """What the weights are rounded from, as float32."""
+    """The masters as float32."""
     if "master_param" in state:
         return state["master_param"].clone()
     if "master_low" in state:
@@ -704,23 +704,23 @@ def test_weights_written_before_publishing_are_refused(kind, options):
     before = bits(params, optimizer)
     draw(params, 4)
     for call in (optimizer.step, optimizer.flush, optimizer.step):
-        with pytest.raises(adamant.InvalidArgument, match="weights of group0.0: they were written while .*publish.*take_weights"):
+        with pytest.raises(adamant.InvalidArgument, match="group0.0: they were written while .*publish.*take_weights"):
             call()
     assert same(bits(params, optimizer), before)
-    # All as they are.
+    # Take all weights as they are now.
     optimizer.take_weights()
     assert not optimizer.state_dict()["state"][0]["publishing"].any()
     optimizer.param_groups[0].update(lr=0.0, weight_decay=0.0)
     start = [p.detach().clone() for p in params]
     steps(params, optimizer, 4, 11)
     assert all(map(same_bits, params, start))
-    # Or published before.
+    # Or publish before the write.
     params, optimizer = made()
     optimizer.flush()
     with torch.no_grad():
         params[0][0] = 0.375
     steps(params, optimizer, 4, 5)
-    # Or loaded.
+    # Or load a state.
     params, optimizer = made()
     saved, start = copy.deepcopy(optimizer.state_dict()), [p.detach().clone() for p in params]
     steps(params, optimizer, 4, 9)
@@ -734,7 +734,7 @@ def test_weights_written_before_publishing_are_refused(kind, options):
 
 
 def test_weights_written_with_offload_are_merged_with_deferred_updates():
-    """Of params in other memory the weights before are known, so that elements that were written stay, and others publish."""
+    """With host copies the previous weights are known, so written elements stay and others are published."""
     runs = []
     for written in (False, True):
         params = params_of(bf16)
@@ -752,7 +752,7 @@ def test_weights_written_with_offload_are_merged_with_deferred_updates():
     assert runs[1][:10].eq(0.375).all() and torch.equal(runs[1][10:], runs[0][10:])
 
 
-# What is not finite
+# Nonfinite values
 
 def test_nonfinite_deferred_gradients():
     for policy, count in (("skip", 3), ("apply", 4), ("zero", 4)):
@@ -959,7 +959,7 @@ print(all(map(torch.equal, params, theirs[0])) and theirs[1] == position_of(opti
 def test_a_process_exits_during_background_work():
     code = """
 import atexit
-atexit.register(lambda: print(optimizer._zenflow.native.pointer))  # after what is registered later
+atexit.register(lambda: print(optimizer._zenflow.native.pointer))  # runs after handlers that are registered later
 import torch
 from adamant.torch import AdamW
 params = [torch.nn.Parameter(torch.ones(2048, 1024)) for _ in range(2)]
@@ -1022,7 +1022,7 @@ dist.init_process_group("gloo", init_method=f"file://{folder}/store{count}{kind}
 mesh = init_device_mesh("cpu", (count,))
 torch.manual_seed(0)
 model = torch.nn.Module()
-for i, shape in enumerate([(128, 64), (64, 16, 8), (8192,)]):  # which are cut where blocks of the norm begin
+for i, shape in enumerate([(128, 64), (64, 16, 8), (8192,)]):  # shards begin at blocks of the norm
     model.register_parameter(f"p{i}", torch.nn.Parameter(torch.randn(shape).to(getattr(torch, kind))))
 fully_shard(model, mesh=mesh)
 zenflow = {"topk_ratio": 0.2, "select_interval": 4, "update_interval": int(interval) if interval != "auto" else interval}
@@ -1035,7 +1035,7 @@ ends = []
 for step in range(11):
     torch.manual_seed(step)
     optimizer.zero_grad()
-    for p in params:  # the same on any number of ranks, which sums of losses are not
+    for p in params:  # equal for any number of ranks, unlike gradients of a summed loss
         whole = torch.randn(p.shape).to(p.dtype)
         p.grad = torch.distributed.tensor.distribute_tensor(whole, mesh, p.placements)
     optimizer.step()
@@ -1043,7 +1043,7 @@ for step in range(11):
     now = list(params)
     now += [of[name] for _, of in sorted(saved["state"].items()) for name in sorted(of) if of[name].dtype != torch.int16]
     ends += [it.full_tensor().clone() if hasattr(it, "full_tensor") else it for it in now]
-    if step == 6:  # by way of files
+    if step == 6:  # through checkpoint files
         state = {i: {n: v for n, v in of.items()} for i, of in saved["state"].items()}
         checkpoint.save({"s": state}, checkpoint_id=f"{folder}/{count}{kind}{split}{interval}")
         empty = {"s": {i: {n: torch.zeros_like(v) for n, v in of.items()} for i, of in state.items()}}
@@ -1097,7 +1097,7 @@ assert "Pass the ranks as process_group" in refused(rows)
 assert "not a sharded DTensor" in refused(whole, **group)
 assert "is replicated" in refused(distribute_tensor(whole, mesh, [Replicate()]), **group)
 assert "it is sharded over ranks" in refused(rows, state_format="quantized8", **group)
-one = distribute_tensor(torch.ones(1, 8), mesh, [Shard(0)])  # of which a rank has nothing
+one = distribute_tensor(torch.ones(1, 8), mesh, [Shard(0)])  # one rank has no rows
 assert refused(rows, **group) == refused(torch.ones(9), **group) == refused(one, **group) == ""
 def broken(*_):
     raise RuntimeError("the network is gone")
@@ -1144,7 +1144,7 @@ for t in range(12):
     theirs[0].selected_grad, theirs[1].selected_grad = grads[0][:, chosen], grads[1]
     at_once.step()
     total = total + grads[0]
-    if t % 3 == 2:  # which steps all columns, and what was stepped at once is put back
+    if t % 3 == 2:  # steps all columns, so selected columns are restored
         masters[0].grad = total / 3
         total = 0
         later.step()
@@ -1190,7 +1190,7 @@ def test_a_model_learns_as_with_adamw():
 
 
 def test_the_example_of_engines_md(capsys):
-    """docs/engines.md shows these lines, but the last one."""
+    """docs/engines.md shows these lines except the last one."""
     import torch
     from adamant.torch import AdamW, ZenFlow
 
@@ -1202,7 +1202,7 @@ def test_the_example_of_engines_md(capsys):
         loss = (model(torch.randn(64, 20)) - 1).square().mean()
         loss.backward()
         optimizer.step()
-    optimizer.flush()  # before the model is evaluated, or saved for others
+    optimizer.flush()  # before the model is evaluated or saved
     report = optimizer.last_report
-    print(f"loss {loss.item():.2f}: {report.elements} elements stepped at once, {report.zenflow.deferred} put off")
+    print(f"loss {loss.item():.2f}: {report.elements} elements stepped, {report.zenflow.deferred} deferred")
     assert capsys.readouterr().out.startswith("loss 0.") and report.elements == 2 * 256 + 26 * 5 + 256 + 5

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs torch's own tests of its optimizers, once with torch's Adam and AdamW and once with those of adamant.torch.
+"""Runs torch's tests of optimizers with torch's Adam and AdamW, and with those of adamant.torch.
 
     python torch_suite.py FOLDER [--option NAME=VALUE ...] [-k EXPRESSION]
 
@@ -31,7 +31,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-# Tests that cannot pass with our classes: a pattern of their names, and why.
+# Tests that cannot pass with our classes: a pattern of their names, and the reason.
 EXCEPTIONS: List[Tuple[str, str]] = [
     (r"::test_complex(_2d)?_Adam", "complex: params must be float32, bfloat16 or float16"),
     (r"::test_forloop_goes_right_direction_contiguous_False_", "strided: params must be dense"),
@@ -42,7 +42,7 @@ EXCEPTIONS: List[Tuple[str, str]] = [
 
 
 def replace_classes(ours: bool, options: Dict[str, Any]) -> None:
-    """Has the tests that are imported from now on use Adam and AdamW, torch's or ours, and float32."""
+    """Makes tests that are imported later use torch's or our Adam and AdamW, and float32."""
     import torch
     from torch.testing._internal import common_optimizers as common
 
@@ -54,7 +54,7 @@ def replace_classes(ours: bool, options: Dict[str, Any]) -> None:
             own, torchs = getattr(adamant.torch, name), classes[name]
 
             def new(cls: Any, *args: Any, torchs: Any = torchs, **more: Any) -> Any:
-                # Tests that compare torch's ways to step have torch's for one side.
+                # Tests that compare torch's implementations keep torch's class on one side.
                 is_loop = more.get("foreach") is False or more.get("fused") is False
                 if is_loop and "_matches_forloop_" in os.environ["PYTEST_CURRENT_TEST"]:
                     return torchs(*args, **more)
@@ -86,11 +86,11 @@ def replace_classes(ours: bool, options: Dict[str, Any]) -> None:
     import optim.test_lrscheduler
     import optim.test_swa_utils
     optim.test_lrscheduler.SGD = make
-    torch.optim.SGD = make  # what the tests of averaging name, when they run
+    torch.optim.SGD = make  # tests of weight averaging look it up when they run
 
 
 class Outcomes:
-    """What became of each test: "passed", "skipped", or the last line of its error."""
+    """Outcome of each test: "passed", "skipped", or the last line of its error."""
 
     def __init__(self) -> None:
         self.of: Dict[str, str] = {}
