@@ -258,7 +258,7 @@ def test_bfloat16_second_moments_are_rounded_stochastically():
             assert (found == stochastically_rounded(exact, random_uint16(7, 1, "group0.0", 70000, 1))).all()
 
 
-# quantized8 as in detail/numerics/quantized8.hpp: the shift of bits, the offset of codes in units of 1/256, the smallest
+# quantized8 as in detail/numerics/quantized8.hpp: the shift of bits, the offset of codes in 1/256, the smallest
 # and largest code, the position of an element's random byte, and the bits below which a group is zero.
 curves = {"exp_avg": (1, 0x27400000, 0, 127, 0, 2.0 ** -80), "exp_avg_sq": (2, 0x37A00000, 1, 255, 8, 2.0 ** -125.9)}
 

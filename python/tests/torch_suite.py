@@ -3,19 +3,20 @@
 
     python torch_suite.py FOLDER [--option NAME=VALUE ...] [-k EXPRESSION]
 
-FOLDER is the folder test of PyTorch's sources: test_optim.py and optim/, of a version near the installed torch. They are in
-Debian's source package and in the repository:
+FOLDER is the folder test of PyTorch's sources, of a version near the installed torch. It is in PyTorch's repository and in
+Debian's source package:
 
     apt-get source --download-only pytorch
     tar xf pytorch_*.orig.tar.xz --wildcards '*/test/optim/*' '*/test/test_optim.py'
 
 Needs pytest and expecttest. Works with the wheel, and from sources with PYTHONPATH and ADAMANT_C_LIBRARY.
 
-Both runs are on the CPU. Of torch.testing's optim_db they have Adam and AdamW alone, without amsgrad and
-differentiable, which ours refuse. Tests for float64 run with float32, and those of schedulers and of weight averaging have
-AdamW where they name SGD, unless they need it. --option gives our classes an
-argument in all tests, as in --option max_norm=inf. Prints how many tests pass with each, and by name and reason all that pass
-with torch's alone. Exits with 1 where one of these is not in EXCEPTIONS, or where one of EXCEPTIONS passes.
+Both runs use the CPU, and only Adam and AdamW of torch.testing's optim_db, without amsgrad and differentiable, which ours
+refuse. Tests for float64 run with float32. Tests of schedulers and weight averaging use AdamW instead of SGD, unless they
+need SGD. --option passes an argument to our classes in all tests, such as --option max_norm=inf.
+
+Prints the number of passed tests for each, and the tests that pass with torch's classes only, by reason. Exits with 1 if one
+of these is not in EXCEPTIONS, or if one of EXCEPTIONS passes.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ class _TrackedParam:
         return local(self.state["by_columns"])
 
     def _clear_invalid_low(self, weight: Tensor) -> None:
-        """Sets master_low to 0 where no master has this pair of weight and master_low."""
+        """Sets master_low to 0 for pairs of weight and master_low that represent no master."""
         low = local(self.state["master_low"])
         low.masked_fill_(joined(weight, low).isnan(), 0)
 

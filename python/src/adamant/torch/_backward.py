@@ -286,7 +286,7 @@ class Backward:
         step = self._open
         assert step is not None
         changed = self._changed_since_submitted(step, gradients=False)
-        if changed is not None:  # a rollback would overwrite part of what was written
+        if changed is not None:  # a rollback would overwrite parts of the change
             self._refuse_changed(changed)
         try:
             step.step_group.abandon()
@@ -295,7 +295,7 @@ class Backward:
                                   "back "
                                   'without max_norm or on_nonfinite="skip". Call step() first, with the '
                                   'hyperparameters that it '
-                                  "began with; it steps what has a gradient. Or set overlap=False") from None
+                                  "began with; it steps all params with gradients. Or set overlap=False") from None
         self._open = None
         self._overlaps = False
 

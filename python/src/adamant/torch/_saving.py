@@ -28,7 +28,7 @@ class Saving:
         Returns
         -------
         dict
-            torch's keys, live; "master_param" or "master_low" in addition where there are masters. With zenflow, each
+            torch's keys, live; "master_param" or "master_low" in addition with masters. With zenflow, each
             state also has its counts, selection, deferred gradients and position ("window"), of this moment: keep a
             copy.deepcopy() if training goes on.
 
