@@ -135,7 +135,7 @@ private:
                           "; give one of these numbers (CUDA_VISIBLE_DEVICES decides which there are)");
     }
 
-    detail::cuda::streams streams_;
+    detail::cuda::stream_set streams_;
 };
 
 ADAMANT_END_NAMESPACE
