@@ -117,7 +117,7 @@ public:
             gpu_->copy_down(host_.data() + at, there_ + at, n);
             gpu_->copy_up(there_ + (bytes_ + at), host_.data() + bytes_ + at, n);
         }
-        for (adamant::device_lane const row : {adamant::device_lane::down, adamant::device_lane::up})
+        for (adamant::device_stream const stream : {adamant::device_stream::down, adamant::device_stream::up})
             if (!gpu_->wait_until(gpu_->mark(row), adamant::device::clock::time_point::max()))
                 throw std::runtime_error("the link does not answer");
     }

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include <adamant/detail/engine/blocks.hpp>
+#include <adamant/detail/engine/block_table.hpp>
 #include <adamant/detail/engine/cpu_backend.hpp>
 #include <adamant/detail/engine/decision.hpp>
 #include <adamant/detail/engine/registry.hpp>

@@ -191,10 +191,10 @@ private:
                 blocks = done;
             }
             adamant::device_usage const used = gpu_.usage();
-            for (auto const& [row, to] :
-                 {std::pair{adamant::device_lane::down, 0u}, std::pair{adamant::device_lane::up, 2u},
-                  std::pair{adamant::device_lane::work, 4u}}) {
-                auto const i = static_cast<std::size_t>(row);
+            for (auto const& [stream, to] :
+                 {std::pair{adamant::device_stream::down, 0u}, std::pair{adamant::device_stream::up, 2u},
+                  std::pair{adamant::device_stream::work, 4u}}) {
+                auto const i = static_cast<std::size_t>(stream);
                 if (used.busy_s[i] != usage.busy_s[i]) // known when it is over
                     rows_[to].spans.emplace_back(now - (used.busy_s[i] - usage.busy_s[i]), now);
             }

@@ -76,7 +76,7 @@ inline void copy_columns(lanes& on, column_copy const& what, bool gathers)
     auto const by_two = gathers ? copy_columns_kernel<two, true> : copy_columns_kernel<two, false>;
     auto const by_four = gathers ? copy_columns_kernel<four, true> : copy_columns_kernel<four, false>;
     auto const run = what.elem_bytes == sizeof(two) ? by_two : by_four;
-    on.enqueue(device_lane::work, {operation::columns, {}, what.count, what.bytes()}, [&](cudaStream_t stream) {
+    on.enqueue(device_stream::work, {operation::columns, {}, what.count, what.bytes()}, [&](cudaStream_t stream) {
         return ADAMANT_GPU_LAUNCH(run, static_cast<unsigned>(tiles(what.rows) * tiles(what.count)), column_threads,
                                   stream, of);
     });

@@ -92,7 +92,7 @@ inline void find_largest(lanes& on, column_scoring const& what)
 {
     if (what.bytes() == 0)
         return;
-    on.enqueue(device_lane::work, {operation::largest, {}, what.rows * what.columns, what.bytes()},
+    on.enqueue(device_stream::work, {operation::largest, {}, what.rows * what.columns, what.bytes()},
                [=](cudaStream_t stream) {
                    return ADAMANT_GPU_LAUNCH(find_largest_kernel, static_cast<unsigned>(what.largest_pieces()),
                                              score_threads, stream, launch_of(what));
@@ -104,7 +104,7 @@ inline void score_columns(lanes& on, column_scoring const& what)
         return;
     std::size_t const tiles = (what.columns + score_threads - 1) / score_threads;
     std::size_t const chunks = what.scores() / what.columns;
-    on.enqueue(device_lane::work, {operation::scores, {}, what.columns, what.bytes()}, [=](cudaStream_t stream) {
+    on.enqueue(device_stream::work, {operation::scores, {}, what.columns, what.bytes()}, [=](cudaStream_t stream) {
         return ADAMANT_GPU_LAUNCH(score_columns_kernel, static_cast<unsigned>(tiles * chunks), score_threads, stream,
                                   launch_of(what));
     });
