@@ -56,7 +56,7 @@ extern "C" {
 #define ADAMANT_C_VERSION 1
 /* ADAMANT_C_VERSION of the library that was loaded, to be compared with that of the header. */
 ADAMANT_C_API uint32_t adamant_c_version(void);
-/* The version of the project, "0.1.0". Lives for ever. */
+/* The version of the project, "0.2.0". Lives for ever. */
 ADAMANT_C_API const char* adamant_version(void);
 
 typedef int32_t adamant_status;
