@@ -118,7 +118,7 @@ public:
             gpu_->copy_up(there_ + (bytes_ + at), host_.data() + bytes_ + at, n);
         }
         for (adamant::device_stream const stream : {adamant::device_stream::down, adamant::device_stream::up})
-            if (!gpu_->wait_until(gpu_->mark(row), adamant::device::clock::time_point::max()))
+            if (!gpu_->wait_until(gpu_->record_event(stream), adamant::device::clock::time_point::max()))
                 throw std::runtime_error("the link does not answer");
     }
 
