@@ -435,31 +435,31 @@ TEST_CASE("what finish() finds unstepped is measured and waits, unless all is to
         plan.shards = {shard_in_step::submitted};
         plan.assumed = plan.decided = {{make_coefficients({}, 1), {}}};
         executor const cpu;
-        block_table blocks;
-        blocks.build_layout(blocks, false);
-        blocks.records().allocate(cpu, 1 << 20, r[0].shard.record_bytes_at_most(norm_block_elems));
-        cpu_backend host(cpu, r, plan, block_table);
+        block_table table;
+        table.build_layout(blocks, false);
+        table.records().allocate(cpu, 1 << 20, r[0].shard.record_bytes_at_most(norm_block_elems));
+        cpu_backend host(cpu, r, plan, table);
         host.build_layout(ranges_of_all(r));
         host.begin(0);
         REQUIRE(host.enqueue_all(block_pass::speculate) == blocks);
 
         host.run(0, 0, 2);
-        CHECK(blocks.unrecorded_blocks(r, plan) == blocks - 2);
+        CHECK(table.unrecorded_blocks(r, plan) == blocks - 2);
         host.all_is_submitted();
         host.run(0, 2, blocks);
         std::size_t const stepped = until_finish ? 2 : blocks;
-        CHECK(blocks.unrecorded_blocks(r, plan) == blocks - stepped);
+        CHECK(table.unrecorded_blocks(r, plan) == blocks - stepped);
         for (std::size_t b = 0; b < blocks; ++b) {
-            CHECK(blocks.squares(b).sum == norm_block_elems);
+            CHECK(table.squares(b).sum == norm_block_elems);
             CHECK((arrays.param[b * norm_block_elems] != 1) == (b < stepped));
         }
         CHECK(host.squares().rounded().sum == blocks * norm_block_elems);
 
         host.begin(0); // another step
         REQUIRE(host.enqueue_all(block_pass::speculate) == blocks);
-        blocks.forget_records();
+        table.forget_records();
         host.run(0, 0, blocks);
-        CHECK(blocks.unrecorded_blocks(r, plan) == 0);
+        CHECK(table.unrecorded_blocks(r, plan) == 0);
     }
 }
 

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(column_threads) copy_columns_kernel(__grid_con
     }
 }
 
-inline void copy_columns(lanes& on, column_copy const& what, bool gathers)
+inline void copy_columns(stream_set& on, column_copy const& what, bool gathers)
 {
     if (what.bytes() == 0)
         return;

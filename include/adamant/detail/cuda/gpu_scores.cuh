@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(score_threads) find_largest_kernel(__grid_cons
             what.type,
             what.kind == column_score::square};
 }
-inline void find_largest(lanes& on, column_scoring const& what)
+inline void find_largest(stream_set& on, column_scoring const& what)
 {
     if (what.bytes() == 0)
         return;
@@ -98,7 +98,7 @@ inline void find_largest(lanes& on, column_scoring const& what)
                                              score_threads, stream, launch_of(what));
                });
 }
-inline void score_columns(lanes& on, column_scoring const& what)
+inline void score_columns(stream_set& on, column_scoring const& what)
 {
     if (what.bytes() == 0)
         return;
