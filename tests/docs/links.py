@@ -30,7 +30,7 @@ def anchors_of(page):
 
 def main():
     problems, links, names = [], 0, 0
-    sources = "".join(file.read_text() for folder in ("include", "examples", "tools", "benchmarks", "tests/support")
+    sources = "".join(file.read_text() for folder in ("include", "examples", "tools", "python", "benchmarks", "tests/support")
                       for file in sorted((ROOT / folder).rglob("*")) if file.suffix in
                       (".hpp", ".ipp", ".inl", ".cuh", ".h", ".cpp", ".c", ".py", ".cmake"))
     words = set(re.findall(r"\w+", sources)) | {"main"}
