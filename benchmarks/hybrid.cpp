@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step on CPU and device at once, the device imitated in host memory: how far it is from the slowest of its parts
+// A step on CPU and device concurrently, the device imitated in host memory: how far it is from the slowest of its parts
 // alone, and from what the forecast says.
 //
 //   hybrid/link:LINK/ratio:R/elems:N/threads:T

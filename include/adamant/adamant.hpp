@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything that a trainer needs for a step: arrays, executors, memory, an optimizer. Includes only. Cores, tuning, the
-// split between CPU and device, ZenFlow and the opt-in parts have headers of their own.
+// Everything that a trainer needs for a step: arrays, executors, memory, an optimizer. Includes only. Cores, tuning,
+// the split between CPU and device, ZenFlow and the opt-in parts have headers of their own.
 #pragma once
 
 #include <adamant/checkpoint.hpp>

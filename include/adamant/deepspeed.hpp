@@ -29,8 +29,8 @@ ADAMANT_BEGIN_NAMESPACE
 
 struct deepspeed_config {
     offload_config options;
-    // One for each key that means nothing here, by its path, in order of appearance, and one for a whole object that
-    // means nothing. At most a hundred, then the number of the others. Nothing is printed.
+    /// One for each key that means nothing here, by its path, in order of appearance, and one for a whole object that
+    /// means nothing. At most a hundred, then the number of the others. Nothing is printed.
     std::vector<std::string> warnings;
 };
 
@@ -272,7 +272,7 @@ private:
         to.overlap = flag("zero_optimization.zenflow.overlap_step", to.overlap);
         if (flag(offload, false))
             document_.warn(document_.find(offload)->order,
-                           text_of({offload, " means nothing here: the columns that are stepped at once have their "
+                           text_of({offload, " means nothing here: the columns that are updated every step have their "
                                              "state where they are stepped"}));
         select_interval(to);
         to.update_interval = whole_or_auto(update, 1);
@@ -317,19 +317,19 @@ private:
 
 } // namespace detail
 
-// Reads a configuration from its text: at most 16 MiB of JSON in UTF-8, nested at most 64 levels deep. Missing keys
-// have DeepSpeed's defaults; without an optimizer, hyper.mode stays unset. Throws invalid_argument where the text is
-// not JSON (with line, column and a line that shows the place), where a key appears twice, and, with the path to the
-// key, where a key that means something here has an impossible value. "auto" is one but in ZenFlow's object, where
-// DeepSpeed itself knows it. Pure; thread-safe.
+/// Reads a configuration from its text: at most 16 MiB of JSON in UTF-8, nested at most 64 levels deep. Missing keys
+/// have DeepSpeed's defaults; without an optimizer, hyper.mode stays unset. Throws invalid_argument where the text is
+/// not JSON (with line, column and a line that shows the place), where a key appears twice, and, with the path to the
+/// key, where a key that means something here has an impossible value. "auto" is one but in ZenFlow's object, where
+/// DeepSpeed itself knows it. Pure; thread-safe.
 [[nodiscard]] inline deepspeed_config parse_deepspeed_config(std::string_view text)
 {
     detail::default_mode_scope const mode;
     return detail::deepspeed_reader(text, {}).read();
 }
 
-// Reads a configuration from a file; errors name the file. Throws unavailable where it cannot be read, and what
-// parse_deepspeed_config() throws. Thread-safe.
+/// Reads a configuration from a file; errors name the file. Throws unavailable where it cannot be read, and what
+/// parse_deepspeed_config() throws. Thread-safe.
 [[nodiscard]] inline deepspeed_config read_deepspeed_config(std::string const& path)
 {
     detail::default_mode_scope const mode;

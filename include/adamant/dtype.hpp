@@ -14,27 +14,27 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// bfloat16: sign, 8 exponent bits, 7 mantissa bits: the upper half of a float32. Storage only; see widen() and
-// narrow() in dtype.hpp. Same layout as the 16-bit integer that holds it elsewhere (torch, CUDA).
+/// bfloat16: sign, 8 exponent bits, 7 mantissa bits: the upper half of a float32. Storage only; see widen() and
+/// narrow() in dtype.hpp. Same layout as the 16-bit integer that holds it elsewhere (torch, CUDA).
 struct bfloat16 {
     std::uint16_t bits;
-    friend bool operator==(bfloat16, bfloat16) = default; // compares bits: NaN equals itself, -0 differs from +0
+    friend bool operator==(bfloat16, bfloat16) = default; ///< compares bits: NaN equals itself, -0 differs from +0
 };
 
-// IEEE 754 binary16: sign, 5 exponent bits, 10 mantissa bits. Storage only, as above.
+/// IEEE 754 binary16: sign, 5 exponent bits, 10 mantissa bits. Storage only, as above.
 struct float16 {
     std::uint16_t bits;
     friend bool operator==(float16, float16) = default;
 };
 
-// The lower half of a float32 master whose upper half is a bfloat16 weight; see split_master() in dtype.hpp.
+/// The lower half of a float32 master whose upper half is a bfloat16 weight; see split_master() in dtype.hpp.
 struct split_float32 {
     std::uint16_t bits;
     friend bool operator==(split_float32, split_float32) = default;
 };
 
-// A group of 64 moments of 8 bits with their scale, see detail/numerics/quantized8.hpp. An array of n elements has a
-// group for each 64 of them, and one for what is left.
+/// A group of 64 moments of 8 bits with their scale, see detail/numerics/quantized8.hpp. An array of n elements has a
+/// group for each 64 of them, and one for what is left.
 inline constexpr std::size_t quantized_group_elems = 64;
 struct quantized8 {
     std::uint8_t codes[quantized_group_elems];
@@ -45,7 +45,7 @@ struct quantized8 {
 static_assert(sizeof(quantized8) == 68);
 static_assert(sizeof(bfloat16) == 2 && sizeof(float16) == 2 && sizeof(split_float32) == 2 && sizeof(float) == 4);
 
-// The same types as a value, for reports. `none` stands for an array that is not there (no weight_out).
+/// The same types as a value, for reports. `none` stands for an array that is not there (no weight_out).
 enum class dtype : std::uint8_t { none, float32, bfloat16, float16, split_float32, quantized8 };
 
 [[nodiscard]] constexpr std::string_view name(dtype type) noexcept
@@ -61,12 +61,12 @@ enum class dtype : std::uint8_t { none, float32, bfloat16, float16, split_float3
     return "none";
 }
 
-// Elements that are stored together: 1, or a group. Arrays are cut at multiples of it.
+/// Elements that are stored together: 1, or a group. Arrays are cut at multiples of it.
 [[nodiscard]] constexpr std::size_t elems_together(dtype type) noexcept
 {
     return type == dtype::quantized8 ? quantized_group_elems : 1;
 }
-// Size in bytes of what is stored together; 0 for none.
+/// Size in bytes of what is stored together; 0 for none.
 [[nodiscard]] constexpr std::size_t size_bytes(dtype type) noexcept
 {
     switch (type) {
@@ -76,19 +76,19 @@ enum class dtype : std::uint8_t { none, float32, bfloat16, float16, split_float3
     default: return sizeof(bfloat16);
     }
 }
-// Bytes of an array of n elements; and, for a multiple of elems_together(), where element n is in one.
+/// Bytes of an array of n elements; and, for a multiple of elems_together(), where element n is in one.
 [[nodiscard]] constexpr std::size_t array_bytes(dtype type, std::size_t n) noexcept
 {
     return type == dtype::quantized8 ? (n + quantized_group_elems - 1) / quantized_group_elems * sizeof(quantized8)
                                      : n * size_bytes(type);
 }
-// Bytes that an element takes, on average over a long array.
+/// Bytes that an element takes, on average over a long array.
 [[nodiscard]] constexpr double bytes_each(dtype type) noexcept
 {
     return static_cast<double>(size_bytes(type)) / static_cast<double>(elems_together(type));
 }
 
-// dtype_of<T>: the value that names the C++ type; void is none. Any other type does not compile.
+/// dtype_of<T>: the value that names the C++ type; void is none. Any other type does not compile.
 template <class T>
 inline constexpr dtype dtype_of = [] {
     static_assert(
@@ -124,7 +124,7 @@ inline constexpr std::uint32_t float_infinity_bits = 0x7f800000u;
 inline constexpr std::uint32_t float_min_normal_bits = 0x00800000u; // 2^-126
 inline constexpr std::uint32_t canonical_nan_bits = 0x7fc00000u;    // the one NaN that a step ever writes
 
-// Exact, for every value.
+/// Exact, for every value.
 [[nodiscard]] constexpr float widen(float x) noexcept
 {
     return x;
@@ -137,17 +137,17 @@ inline constexpr std::uint32_t canonical_nan_bits = 0x7fc00000u;    // the one N
 {
     std::uint32_t const sign = (x.bits & 0x8000u) << 16;
     std::uint32_t const abs = x.bits & 0x7fffu;
-    if (abs >= 0x7c00u) // infinity or NaN, the payload moved up
+    if (abs >= 0x7c00u) ///< infinity or NaN, the payload moved up
         return std::bit_cast<float>(sign | float_infinity_bits | (abs & 0x3ffu) << 13);
-    if (abs >= 0x0400u) // normal: the exponent's bias goes from 15 to 127
+    if (abs >= 0x0400u) ///< normal: the exponent's bias goes from 15 to 127
         return std::bit_cast<float>(sign | ((abs << 13) + (112u << 23)));
     if (abs == 0)
         return std::bit_cast<float>(sign);
-    auto const top = static_cast<std::uint32_t>(std::bit_width(abs)) - 1; // subnormal: abs * 2^-24, 1.x * 2^(top-24)
+    auto const top = static_cast<std::uint32_t>(std::bit_width(abs)) - 1; ///< subnormal: abs * 2^-24, 1.x * 2^(top-24)
     return std::bit_cast<float>(sign | (top + 103u) << 23 | ((abs << (23 - top)) & 0x007fffffu));
 }
 
-// Round to nearest, ties to even; too large goes to infinity; every NaN becomes the quiet NaN without a sign.
+/// Round to nearest, ties to even; too large goes to infinity; every NaN becomes the quiet NaN without a sign.
 template <class T>
 [[nodiscard]] constexpr T narrow(float x) noexcept;
 
@@ -172,11 +172,11 @@ template <>
     std::uint32_t const abs = bits & float_abs_mask;
     if (abs > float_infinity_bits)
         return {0x7e00};
-    if (abs >= 0x47800000u) // 2^16 and above; what lies between 65520 and 2^16 overflows by the rounding below
+    if (abs >= 0x47800000u) ///< 2^16 and above; what lies between 65520 and 2^16 overflows by the rounding below
         return {static_cast<std::uint16_t>(sign | 0x7c00u)};
-    std::uint32_t shift = 13; // how many low bits of the mantissa go
+    std::uint32_t shift = 13; ///< how many low bits of the mantissa go
     std::uint32_t mantissa = abs - (112u << 23);
-    if (abs < 0x38800000u) {   // below 2^-14: a binary16 subnormal, a multiple of 2^-24
+    if (abs < 0x38800000u) {   ///< below 2^-14: a binary16 subnormal, a multiple of 2^-24
         if (abs < 0x33000000u) // below 2^-25: rounds to zero
             return {static_cast<std::uint16_t>(sign)};
         shift = 126u - (abs >> 23);
@@ -186,9 +186,9 @@ template <>
     return {static_cast<std::uint16_t>(sign | (mantissa + half + (mantissa >> shift & 1u)) >> shift)};
 }
 
-// A float32 in two halves. The weight is the number rounded to bfloat16, to nearest, ties away from zero; because of
-// that the pair is one to one: bits = (weight << 16) + low, with low from -2^15 to 2^15 - 1. A NaN becomes the
-// canonical one, as the lower bits of others would carry out of the upper half.
+/// A float32 split in two. The weight is the number rounded to bfloat16, to nearest, ties away from zero; because of
+/// that the pair is one to one: bits = (weight << 16) + low, with low from -2^15 to 2^15 - 1. A NaN becomes the
+/// canonical one, as the lower bits of others would carry out of the upper half.
 struct split_parts {
     bfloat16 weight;
     split_float32 low;
@@ -201,18 +201,18 @@ struct split_parts {
 }
 [[nodiscard]] constexpr float joined_master(bfloat16 weight, split_float32 low) noexcept
 {
-    std::uint32_t const borrowed = low.bits >> 15; // a low half of 2^15 and above counts as negative
+    std::uint32_t const borrowed = low.bits >> 15; ///< a low half of 2^15 and above counts as negative
     return std::bit_cast<float>((std::uint32_t{weight.bits} << 16) + low.bits - (borrowed << 16));
 }
 
-// Zero of x's sign where |x| <= 2^-126, else x. The smallest normal number goes too, because processors in
-// flush-to-zero mode disagree about results that round to it.
+/// Zero of x's sign where |x| <= 2^-126, else x. The smallest normal number goes too, because processors in
+/// flush-to-zero mode disagree about results that round to it.
 [[nodiscard]] constexpr float flush(float x) noexcept
 {
     std::uint32_t const bits = std::bit_cast<std::uint32_t>(x);
     return (bits & float_abs_mask) <= float_min_normal_bits ? std::bit_cast<float>(bits & float_sign_bit) : x;
 }
-// A bfloat16 shares float32's exponents, hence its subnormals; a float16's subnormals are ordinary values here.
+/// A bfloat16 shares float32's exponents, hence its subnormals; a float16's subnormals are ordinary values here.
 [[nodiscard]] constexpr bfloat16 flush(bfloat16 x) noexcept
 {
     return (x.bits & 0x7fffu) <= 0x0080u ? bfloat16{static_cast<std::uint16_t>(x.bits & 0x8000u)} : x;
@@ -231,7 +231,7 @@ struct split_parts {
     return (std::bit_cast<std::uint32_t>(x) & float_abs_mask) < float_infinity_bits;
 }
 
-// One element from or to any address: arrays may lie at any byte offset.
+/// One element from or to any address: arrays may lie at any byte offset.
 template <class T>
 [[nodiscard]] inline T load_unaligned(std::byte const* address) noexcept
 {

@@ -29,22 +29,23 @@ ADAMANT_BEGIN_NAMESPACE
 struct emulation_options {
     std::string name = "emulated device";
     std::size_t memory_bytes = std::size_t{1} << 40;
-    // The rates to emulate; the machine's own rates are an upper bound. Links are usually specified for each direction.
+    /// The rates to emulate; the machine's own rates are an upper bound. Links are usually specified for each
+    /// direction.
     double work_bytes_per_s = std::numeric_limits<double>::infinity();
     double up_bytes_per_s = std::numeric_limits<double>::infinity();
     double down_bytes_per_s = std::numeric_limits<double>::infinity();
-    double latency_s = 0; // of each enqueued operation
+    double latency_s = 0; ///< of each enqueued operation
 };
 
-// The operations that can be made to fail.
+/// The operations that can be made to fail.
 enum class device_operation : std::uint8_t { copy_up, copy_down, work, allocate };
 
 class emulated_device final : public device {
 public:
-    // Throws invalid_argument for rates that are not above 0, and what std::thread throws.
+    /// Throws invalid_argument for rates that are not above 0, and what std::thread throws.
     explicit emulated_device(emulation_options options = {});
-    // Drops work that has not begun. A forked child process has no such threads: there the device
-    // is leaked, and functions that may throw throw unavailable.
+    /// Drops work that has not begun. A forked child process has no such threads: there the device
+    /// is leaked, and functions that may throw throw unavailable.
     ~emulated_device() override;
 
     [[nodiscard]] std::string name() const override { return options_.name; }
@@ -68,22 +69,22 @@ public:
 
     [[nodiscard]] std::shared_ptr<std::byte> pinned(std::size_t bytes) override;
 
-    // These two are in emulated_part.hpp.
+    /// These two are in emulated_part.hpp.
     [[nodiscard]] std::unique_ptr<device_part> make_part(std::vector<device_piece> pieces, bool with_records) override;
     [[nodiscard]] std::size_t part_bytes(std::span<device_piece const> pieces,
                                          bool with_records) const noexcept override;
 
     [[nodiscard]] device_usage usage() const override;
 
-    // Operation number `after` of that kind from now on, counted from 0, fails; or it hangs until resume(), or until
-    // reset(), which waits for it until its deadline, drops it.
+    /// Operation number `after` of that kind from now on, counted from 0, fails; or it hangs until resume(), or until
+    /// reset(), which waits for it until its deadline, drops it.
     void fail(device_operation kind, std::size_t after = 0);
     void hang(device_operation kind, std::size_t after = 0);
-    // From now on nothing hangs or fails. Work that hung continues, unless it has been dropped.
+    /// From now on nothing hangs or fails. Work that hung continues, unless it has been dropped.
     void resume();
 
-    // Where device memory really is, for tests; not synchronised with the streams. Throws device_error for memory that
-    // has not been allocated.
+    /// Where device memory really is, for tests; not synchronised with the streams. Throws device_error for memory that
+    /// has not been allocated.
     [[nodiscard]] std::byte* real(device_ptr at, std::size_t bytes) const;
 
 private:

@@ -15,27 +15,27 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// Elements from begin, a multiple of granule_elems, to end.
+/// Elements from begin, a multiple of granule_elems, to end.
 struct slice {
     std::size_t begin;
     std::size_t end;
     [[nodiscard]] std::size_t size() const noexcept { return end - begin; }
 };
 
-// n elements as chunks of one size, in order; the last may be shorter.
+/// n elements as chunks of one size, in order; the last may be shorter.
 struct chunking {
     std::size_t n = 0;
-    std::size_t chunk_elems = granule_elems; // a multiple of granule_elems
+    std::size_t chunk_elems = granule_elems; ///< a multiple of granule_elems
     std::size_t chunks = 1;
-    unsigned threads = 1; // worth dividing them between; from 1 to the number of chunks
+    unsigned threads = 1; ///< worth dividing them between; from 1 to the number of chunks
 
-    // The elements of chunks begin to end - 1.
+    /// The elements of chunks begin to end - 1.
     [[nodiscard]] constexpr slice elements(std::size_t begin, std::size_t end) const noexcept
     {
         return {begin * chunk_elems, end == chunks ? n : end * chunk_elems};
     }
-    // The elements that thread number `thread` begins with, every time. The ranges of all threads are in order and
-    // disjoint, together are all elements, and differ in size by at most a chunk.
+    /// The elements that thread number `thread` begins with, every time. The ranges of all threads are in order and
+    /// disjoint, together are all elements, and differ in size by at most a chunk.
     [[nodiscard]] constexpr slice home(unsigned thread) const noexcept
     {
         std::size_t const most = chunks / threads; // no product, which could overflow
@@ -45,14 +45,14 @@ struct chunking {
     }
 };
 
-// By default no thread takes more elements than this at once; otherwise the others would wait for it at the end.
+/// By default no thread takes more elements than this in one piece; otherwise the others would wait for it at the end.
 inline constexpr std::size_t default_max_chunk_elems = 65536;
-// The least value of that limit. Chunks are shorter where there is little work.
+/// The least value of that limit. Chunks are shorter where there is little work.
 inline constexpr std::size_t min_chunk_elems = 4096;
 
-// Cuts n elements for up to `threads` threads, none of which is worth waking for fewer than min_slice_elems (at least
-// 1). A thread has some sixteen chunks, so that others can take some where it is delayed. No chunk is so small that
-// taking it costs more than a hundredth of working on it, and none has more than max_chunk_elems.
+/// Cuts n elements for up to `threads` threads, none of which is worth waking for fewer than min_slice_elems (at least
+/// 1). A thread has some sixteen chunks, so that others can take some where it is delayed. No chunk is so small that
+/// taking it costs more than a hundredth of working on it, and none has more than max_chunk_elems.
 [[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems,
                                            std::size_t max_chunk_elems = default_max_chunk_elems) noexcept
 {
@@ -70,61 +70,61 @@ inline constexpr std::size_t min_chunk_elems = 4096;
 // Who does the work: the instruction set and the threads.
 
 struct executor_options {
-    isa tier = isa::automatic; // automatic: ADAMANT_ISA if set, else the best that the CPU has
-    // 0: one for each core that this process may use, but no more than this rank's part of the CPU quota keeps busy, or
-    // one for each PU in `pus` if that is not empty. 1: the calling thread alone; where `pus` or a binding is given, a
-    // thread of the executor's own. More threads than PUs share the PUs.
+    isa tier = isa::automatic; ///< automatic: ADAMANT_ISA if set, else the best that the CPU has
+    /// 0: one for each core that this process may use, but no more than this rank's part of the CPU quota keeps busy,
+    /// or one for each PU in `pus` if that is not empty. 1: the calling thread alone; where `pus` or a binding is
+    /// given, a thread of the executor's own. More threads than PUs share the PUs.
     unsigned threads = 0;
-    pu_set pus = {}; // see team_options; empty: the cores that this process may use, one PU of each first
-    binding bind = binding::automatic; // of the executor's own threads
-    // With fewer elements than this for each thread, fewer threads are used: waking one costs about what it saves.
+    pu_set pus = {}; ///< see team_options; empty: the cores that this process may use, one PU of each first
+    binding bind = binding::automatic; ///< of the executor's own threads
+    /// With fewer elements than this for each thread, fewer threads are used: waking one costs about what it saves.
     std::size_t min_slice_elems = 16384;
-    // The two settings that a tuner may change; see tune.hpp: the most elements that a thread takes at once
-    // (rounded down to a multiple of 64, at least 4096), and how far ahead a step prefetches.
+    /// The two settings that a tuner may change; see tune.hpp: the most elements that a thread takes in one piece
+    /// (rounded down to a multiple of 64, at least 4096), and how far ahead a step prefetches.
     std::size_t max_chunk_elems = default_max_chunk_elems;
     std::uint32_t prefetch_bytes = default_prefetch_bytes();
 };
 
-// The instruction set and the threads that do the work: chosen once, at construction, and reported. No choice changes
-// any bit of a result. Cheap to copy: copies share the threads, which end with the last copy. Every member function
-// may be called from any thread, and from several at once; their work is done one after another. An executor with a
-// team throws unavailable in a process forked from the one that made the team. Without a team (team() is null) the
-// calling thread does the work, in any process.
+/// The instruction set and the threads that do the work: chosen once, at construction, and reported. No choice changes
+/// any bit of a result. Cheap to copy: copies share the threads, which end with the last copy. Every member function
+/// may be called from any thread, and from several concurrently; their work is done one after another. An executor with
+/// a team throws unavailable in a process forked from the one that made the team. Without a team (team() is null) the
+/// calling thread does the work, in any process.
 class executor {
 public:
-    // Throws unavailable where the CPU lacks the instruction set, or threads cannot be made or bound; and
-    // invalid_argument where ADAMANT_ISA is not the name of an instruction set.
+    /// Throws unavailable where the CPU lacks the instruction set, or threads cannot be made or bound; and
+    /// invalid_argument where ADAMANT_ISA is not the name of an instruction set.
     explicit executor(executor_options const& options = {});
 
-    // On an existing team, with its threads, PUs and binding. Throws invalid_argument for null and for options that
-    // contradict the team, and what the constructor above throws about instruction sets.
+    /// On an existing team, with its threads, PUs and binding. Throws invalid_argument for null and for options that
+    /// contradict the team, and what the constructor above throws about instruction sets.
     explicit executor(std::shared_ptr<adamant::team> team, isa tier = isa::automatic,
                       std::size_t min_slice_elems = executor_options{}.min_slice_elems);
     executor(std::shared_ptr<adamant::team> team, executor_options const& options);
 
-    // The instruction set in use, never automatic.
+    /// The instruction set in use, never automatic.
     [[nodiscard]] isa tier() const noexcept;
-    // The most threads that a call uses.
+    /// The most threads that a call uses.
     [[nodiscard]] unsigned threads() const noexcept;
-    // The CPU time that the cgroups of this process left it when this was made, shared by all ranks in them; 0: no
-    // quota. More threads than that are used only where they were asked for.
+    /// The CPU time that the cgroups of this process left it when this was made, shared by all ranks in them; 0: no
+    /// quota. More threads than that are used only where they were asked for.
     [[nodiscard]] double cpu_quota() const noexcept;
-    // The team that does the work; null where the calling thread does it.
+    /// The team that does the work; null where the calling thread does it.
     [[nodiscard]] std::shared_ptr<adamant::team> const& team() const noexcept;
 
-    // How n elements are cut.
+    /// How n elements are cut.
     [[nodiscard]] chunking chunks(std::size_t n) const noexcept;
     [[nodiscard]] std::size_t max_chunk_elems() const noexcept;
-    // How far ahead its steps prefetch.
+    /// How far ahead its steps prefetch.
     [[nodiscard]] std::uint32_t prefetch_bytes() const noexcept;
 
-    // Whether the calling thread does n elements itself, because that is quicker than to hand them over.
+    /// Whether the calling thread does n elements itself, because that is quicker than to hand them over.
     [[nodiscard]] bool works_itself(std::size_t n) const noexcept;
 
-    // Calls work(slice) in parallel, for disjoint slices that together are all n elements, and returns when all are
-    // done. Each thread begins with the same slices every time, and takes from others when it has finished its own. The
-    // calling thread does small amounts of work itself. Returns how many threads the work was divided
-    // between. Throws what work and team::submit() throw.
+    /// Calls work(slice) in parallel, for disjoint slices that together are all n elements, and returns when all are
+    /// done. Each thread begins with the same slices every time, and takes from others when it has finished its own.
+    /// The calling thread does small amounts of work itself. Returns how many threads the work was divided between.
+    /// Throws what work and team::submit() throw.
     template <class Work>
     ADAMANT_ALWAYS_INLINE unsigned for_each_slice(std::size_t n, Work const& work) const
     {
@@ -138,8 +138,8 @@ public:
         return cut.threads;
     }
 
-    // Calls work(slice) in each thread for the elements that it begins with in for_each_slice(), so that memory is
-    // first touched where it will be used. No thread takes from others. Throws as for_each_slice() does.
+    /// Calls work(slice) in each thread for the elements that it begins with in for_each_slice(), so that memory is
+    /// first touched where it will be used. No thread takes from others. Throws as for_each_slice() does.
     template <class Work>
     ADAMANT_ALWAYS_INLINE void for_each_owned_slice(std::size_t n, Work const& work) const
     {

@@ -22,24 +22,24 @@ ADAMANT_BEGIN_NAMESPACE
 template <class T>
 concept element_type = std::is_same_v<T, float> || std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;
 
-// As what gradients are added up.
+/// As what gradients are accumulated.
 template <class T>
 concept sum_type = std::is_same_v<T, float> || std::is_same_v<T, bfloat16>;
 
-// float16 is left out of the moments: the square of a gradient below 2^-12 would be zero in it.
+/// float16 is left out of the moments: the square of a gradient below 2^-12 would be zero in it.
 template <class T>
 concept moment_type = sum_type<T> || std::is_same_v<T, quantized8>;
 
-// Moments of 8 bits go together: a second one that is too small under an exact first one makes too large an update.
+/// Moments of 8 bits go together: a second one that is too small under an exact first one makes too large an update.
 template <class ExpAvgSq, class ExpAvg>
 concept second_moment_type = moment_type<ExpAvgSq> && std::is_same_v<ExpAvgSq, quantized8>
 == std::is_same_v<ExpAvg, quantized8>;
 
-// As what params are kept; in two halves, the other half is weight_out.
+/// As what params are kept; split in two, the other half is weight_out.
 template <class T>
 concept param_storage = element_type<T> || std::is_same_v<T, split_float32>;
 
-// A 16-bit copy of the weights beside 16-bit params would say the same thing twice.
+/// A 16-bit copy of the weights beside 16-bit params would say the same thing twice.
 template <class WeightOut, class Param>
 concept weight_out_type = (std::is_same_v<Param, split_float32> && std::is_same_v<WeightOut, bfloat16>) ||
                           (!std::is_same_v<Param, split_float32> && std::is_void_v<WeightOut>) ||
@@ -53,22 +53,22 @@ inline constexpr char const* names[] = {"param", "grad", "exp_avg", "exp_avg_sq"
 } // namespace shard_array
 inline constexpr std::size_t shard_arrays = 5;
 
-// The element types of these arrays but the accumulator; none for a weight_out that is not there.
+/// The element types of these arrays but the accumulator; none for a weight_out that is not there.
 using shard_dtypes = std::array<dtype, shard_arrays>;
 
-// Whether weight_out is the upper half of the params, which a step reads, too.
+/// Whether weight_out is the upper half of the params, which a step reads, too.
 [[nodiscard]] constexpr bool has_split_param(shard_dtypes const& types) noexcept
 {
     return types[shard_array::param] == dtype::split_float32;
 }
-// Whether an array is state: what a step reads and writes, and what brings it back. The list has all that can be.
+/// Whether an array is state: what a step reads and writes, and what brings it back. The list has all that can be.
 inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_array::exp_avg, shard_array::exp_avg_sq,
                                                       shard_array::weight_out};
 [[nodiscard]] constexpr bool is_state(shard_dtypes const& types, shard_array::index array) noexcept
 {
     return array != shard_array::grad && (array != shard_array::weight_out || has_split_param(types));
 }
-// Bytes of the state, of n elements; and of one, on average.
+/// Bytes of the state, of n elements; and of one, on average.
 [[nodiscard]] constexpr std::size_t state_bytes(shard_dtypes const& types, std::size_t n) noexcept
 {
     std::size_t bytes = 0;
@@ -83,8 +83,8 @@ inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_
         bytes += is_state(types, array) ? bytes_each(types[array]) : 0;
     return bytes;
 }
-// Bytes that a step moves for n elements: it reads the state and writes it back, reads grad, and writes weight_out; and
-// for one, on average.
+/// Bytes that a step moves for n elements: it reads the state and writes it back, reads grad, and writes weight_out;
+/// and for one, on average.
 [[nodiscard]] constexpr std::size_t step_bytes(shard_dtypes const& types, std::size_t n) noexcept
 {
     using namespace shard_array;
@@ -97,7 +97,7 @@ inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_
     return 2 * state_bytes(types) + bytes_each(types[grad]) +
            (has_split_param(types) ? 0 : bytes_each(types[weight_out]));
 }
-// Bytes that n elements take in all five arrays; and one, on average.
+/// Bytes that n elements take in all five arrays; and one, on average.
 [[nodiscard]] constexpr std::size_t memory_bytes(shard_dtypes const& types, std::size_t n) noexcept
 {
     std::size_t bytes = 0;
@@ -112,40 +112,40 @@ inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_
         bytes += bytes_each(type);
     return bytes;
 }
-// Elements that stay together where a shard of these types is cut, and of whose multiples of its parameter it begins.
+/// Elements that stay together where a shard of these types is cut, and of whose multiples of its parameter it begins.
 [[nodiscard]] constexpr std::size_t elems_together(shard_dtypes const& types) noexcept
 {
     return elems_together(types[shard_array::exp_avg]);
 }
-// Whether a step rounds an array of these types stochastically.
+/// Whether a step rounds an array of these types stochastically.
 [[nodiscard]] constexpr bool rounds_stochastically(shard_dtypes const& types, step_rounding const& how) noexcept
 {
     using namespace shard_array;
     return (how.param && types[param] == dtype::bfloat16) ||
            (how.exp_avg_sq && (types[exp_avg_sq] == dtype::bfloat16 || types[exp_avg_sq] == dtype::quantized8));
 }
-// Formats are constants of the program: compare them by address, or by their types.
+/// Formats are constants of the program: compare them by address, or by their types.
 struct shard_format {
     shard_dtypes types;
-    kernel::step_function (*step_for)(isa) noexcept; // for a tier that resolve_isa() returned
-    // For an optimizer; null in a format that only steps.
+    kernel::step_function (*step_for)(isa) noexcept; ///< for a tier that resolve_isa() returned
+    /// For an optimizer; null in a format that only steps.
     kernel::block_kernels const& (*block_kernels_for)(isa) noexcept;
 };
 
 // The formats that there are, and kernels by the types that they work on.
 
-// "float32/bfloat16/float32/float32/bfloat16", with "-" for none: the same types have the same text.
+/// "float32/bfloat16/float32/float32/bfloat16", with "-" for none: the same types have the same text.
 [[nodiscard]] std::string to_text(shard_dtypes const& types);
 
 namespace kernel {
-// How many elements a step of that tier computes together.
+/// How many elements a step of that tier computes together.
 [[nodiscard]] std::size_t step_elems_for(isa tier) noexcept;
 } // namespace kernel
 
 #if defined(ADAMANT_HEADER_ONLY)
 
-// The format of a shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, to step it; and with all that an optimizer needs,
-// which takes a compiler much longer. Compiled separately they are the same.
+/// The format of a shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, to step it; and with all that an optimizer needs,
+/// which takes a compiler much longer. Compiled separately they are the same.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[nodiscard]] shard_format const& step_format() noexcept;
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
@@ -153,11 +153,11 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 
 #else
 
-// All formats that there are, always in the same order: for each param (float32, bfloat16, float16, split_float32) and
-// grad the five pairs of moments, and for each of these with a float32 param no weight_out, bfloat16 and float16.
+/// All formats that there are, always in the same order: for each param (float32, bfloat16, float16, split_float32) and
+/// grad the five pairs of moments, and for each of these with a float32 param no weight_out, bfloat16 and float16.
 inline constexpr std::size_t format_count = 90;
 [[nodiscard]] std::span<shard_format const> all_formats() noexcept;
-// The one with these types; null where no shard has them.
+/// The one with these types; null where no shard has them.
 [[nodiscard]] shard_format const* find_format(shard_dtypes const& types) noexcept;
 
 ADAMANT_END_NAMESPACE
@@ -182,28 +182,28 @@ ADAMANT_BEGIN_NAMESPACE
 #endif
 
 namespace kernel {
-// For an accumulator of float or bfloat16.
+/// For an accumulator of float or bfloat16.
 template <class Sum>
 [[nodiscard]] sum_kernels const& sum_kernels_for(isa tier) noexcept;
 using sum_kernels_function = sum_kernels const& (*)(isa) noexcept;
-// The same by a type that is known at run time; null for any other.
+/// The same by a type that is known at run time; null for any other.
 [[nodiscard]] sum_kernels_function sum_kernels_of(dtype sum) noexcept;
-// reference::block_squares on that tier.
+/// reference::block_squares on that tier.
 template <class Grad>
 [[nodiscard]] block_squares_function block_squares_for(isa tier) noexcept;
 } // namespace kernel
 
 // Names for what a state is stored as.
 
-// The types of a shard whose master and moments are stored so, with 16-bit weights written where the master is float32
-// or in two halves:
-//   float32                 float32 master and moments
-//   split_float32           a master in two halves, of which the weight is one; float32 moments
-//   bfloat16                float32 master, bfloat16 moments
-//   quantized8              float32 master, moments of 8 bits
-//   split_float32+bfloat16, split_float32+quantized8: a master in two halves, such moments
-// weight: of the weights, bfloat16 or float16; or none, for a master that is the weight itself. A master in two halves
-// needs bfloat16. None for another name, and for types that no shard has together. Pure.
+/// The types of a shard whose master and moments are stored so, with 16-bit weights written where the master is float32
+/// or split in two:
+///   float32                 float32 master and moments
+///   split_float32           a split master weight, of which the weight is one; float32 moments
+///   bfloat16                float32 master, bfloat16 moments
+///   quantized8              float32 master, moments of 8 bits
+///   split_float32+bfloat16, split_float32+quantized8: split master weights, such moments
+/// weight: of the weights, bfloat16 or float16; or none, for a master that is the weight itself. A split master weight
+/// needs bfloat16. None for another name, and for types that no shard has together. Pure.
 [[nodiscard]] constexpr std::optional<shard_dtypes> types_of_state(std::string_view name, dtype grad,
                                                                    dtype weight) noexcept
 {
@@ -233,9 +233,9 @@ template <class Grad>
 
 // Whole arrays of float32 masters into halves and back, for shards with a param of split_float32.
 
-// Splits n masters, see split_master(). `low` may begin where `master` does: then the second half of the masters'
-// memory is free afterwards. Otherwise no two arrays may overlap. At any addresses. Distinct arrays from any thread; no
-// errors.
+/// Splits n masters, see split_master(). `low` may begin where `master` does: then the second half of the masters'
+/// memory is free afterwards. Otherwise no two arrays may overlap. At any addresses. Distinct arrays from any thread;
+/// no errors.
 inline void split_masters(float const* master, std::size_t n, bfloat16* weight, split_float32* low) noexcept
 {
     auto const* const from = reinterpret_cast<std::byte const*>(master);
@@ -246,10 +246,10 @@ inline void split_masters(float const* master, std::size_t n, bfloat16* weight, 
     }
 }
 
-// The way back, with the same bits but for NaNs, which are canonical. `low` may begin where `master` does.
+/// The way back, with the same bits but for NaNs, which are canonical. `low` may begin where `master` does.
 inline void join_masters(bfloat16 const* weight, split_float32 const* low, std::size_t n, float* master) noexcept
 {
-    for (std::size_t i = n; i-- != 0;) // from the end, so that no low half is overwritten before it is read
+    for (std::size_t i = n; i-- != 0;) ///< from the end, so that no low half is overwritten before it is read
         store_unaligned(
             reinterpret_cast<std::byte*>(master) + i * sizeof(float),
             joined_master(

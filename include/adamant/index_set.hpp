@@ -13,32 +13,32 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// A set of indexes from 0 to max_index. A regular value: copies are independent, equal sets compare equal, and sets are
-// ordered as their lists of members are. Reading one from several threads is fine.
+/// A set of indexes from 0 to max_index. A regular value: copies are independent, equal sets compare equal, and sets
+/// are ordered as their lists of members are. Reading one from several threads is fine.
 class index_set {
 public:
-    // No machine has so many PUs. A larger number is a typing error, and no reason to allocate gigabytes.
+    /// No machine has more PUs. A larger number is a typing error, and no reason to allocate gigabytes.
     static constexpr unsigned max_index = 65535;
 
     index_set() = default;
     index_set(std::initializer_list<unsigned> members);
-    // {first, ..., last}; empty where last < first.
+    /// {first, ..., last}; empty where last < first.
     [[nodiscard]] static index_set range(unsigned first, unsigned last);
 
-    // Throws invalid_argument above max_index.
+    /// Throws invalid_argument above max_index.
     void insert(unsigned i);
     void erase(unsigned i) noexcept;
     [[nodiscard]] bool contains(unsigned i) const noexcept;
     [[nodiscard]] bool empty() const noexcept { return words_.empty(); }
     [[nodiscard]] std::size_t size() const noexcept;
-    // The smallest member; the set must not be empty.
+    /// The smallest member; the set must not be empty.
     [[nodiscard]] unsigned front() const noexcept;
-    // In ascending order.
+    /// In ascending order.
     [[nodiscard]] std::vector<unsigned> members() const;
 
     index_set& operator|=(index_set const& other);
     index_set& operator&=(index_set const& other) noexcept;
-    // Without the members of other.
+    /// Without the members of other.
     index_set& operator-=(index_set const& other) noexcept;
     [[nodiscard]] friend index_set operator|(index_set a, index_set const& b)
     {
@@ -56,7 +56,7 @@ public:
         return a;
     }
     [[nodiscard]] bool intersects(index_set const& other) const noexcept;
-    // Whether every member of other is one of this set.
+    /// Whether every member of other is one of this set.
     [[nodiscard]] bool includes(index_set const& other) const noexcept;
 
     friend bool operator==(index_set const&, index_set const&) = default;
@@ -72,10 +72,10 @@ private:
 using pu_set = index_set;   // PUs, by the operating system's index
 using node_set = index_set; // NUMA nodes, by the operating system's index
 
-// As a list: "0,4-11,21-26,30-46"; an empty text for the empty set. taskset -c, numactl, Slurm and the kernel read it.
+/// As a list: "0,4-11,21-26,30-46"; an empty text for the empty set. taskset -c, numactl, Slurm and the kernel read it.
 [[nodiscard]] std::string to_list(index_set const& set);
 
-// As a hexadecimal mask in groups of 32 bits, the highest first: "0x7fffffff,00000001"; "0x0" for the empty set.
+/// As a hexadecimal mask in groups of 32 bits, the highest first: "0x7fffffff,00000001"; "0x0" for the empty set.
 [[nodiscard]] std::string to_mask(index_set const& set);
 
 namespace detail {
@@ -121,9 +121,9 @@ private:
 
 } // namespace detail
 
-// Reads a list ("0,4-11,21-26", "0-30:2" for every second) or a mask ("0xff", "0x7fffffff,00000001": groups of 32 bits,
-// the highest first). Spaces around it are allowed, and an empty text is the empty set. A mask must begin with 0x: "10"
-// is the index ten. Throws invalid_argument with a line that points at the wrong character.
+/// Reads a list ("0,4-11,21-26", "0-30:2" for every second) or a mask ("0xff", "0x7fffffff,00000001": groups of 32
+/// bits, the highest first). Spaces around it are allowed, and an empty text is the empty set. A mask must begin with
+/// 0x: "10" is the index ten. Throws invalid_argument with a line that points at the wrong character.
 [[nodiscard]] index_set parse_index_set(std::string_view text);
 
 ADAMANT_END_NAMESPACE

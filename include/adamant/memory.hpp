@@ -19,8 +19,8 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// transparent: huge where the kernel has huge pages available (MADV_HUGEPAGE). normal: never huge. hugetlb_*: from a
-// pool that the administrator fills; reserved when mapped.
+/// transparent: huge where the kernel has huge pages available (MADV_HUGEPAGE). normal: never huge. hugetlb_*: from a
+/// pool that the administrator fills; reserved when mapped.
 enum class page_kind { transparent, normal, hugetlb_2m, hugetlb_1g };
 
 [[nodiscard]] constexpr std::string_view name(page_kind kind) noexcept
@@ -30,12 +30,12 @@ enum class page_kind { transparent, normal, hugetlb_2m, hugetlb_1g };
 }
 
 struct memory_limit {
-    std::size_t bytes = std::numeric_limits<std::size_t>::max(); // left; the maximum where no limit is known
-    std::string source = {};                                     // of this limit
+    std::size_t bytes = std::numeric_limits<std::size_t>::max(); ///< left; the maximum where no limit is known
+    std::string source = {};                                     ///< of this limit
 };
 
-// preferred: other nodes are used where these are full. bound: they never are, so the OOM killer may act while other
-// nodes have room.
+/// preferred: other nodes are used where these are full. bound: they never are, so the OOM killer may act while other
+/// nodes have room.
 enum class memory_binding { none, preferred, bound };
 
 [[nodiscard]] constexpr std::string_view name(memory_binding binding) noexcept
@@ -46,19 +46,19 @@ enum class memory_binding { none, preferred, bound };
 
 struct memory_options {
     page_kind pages = page_kind::transparent;
-    bool pages_required = false; // otherwise hugetlb falls back to transparent, and transparent to normal
-    node_set nodes = {};         // empty: no binding; the policy of the process, as numactl sets it, holds
-    bool nodes_required = false; // otherwise bound falls back to preferred, and preferred to none
-    bool check_available = true; // call check_memory() first
+    bool pages_required = false; ///< otherwise hugetlb falls back to transparent, and transparent to normal
+    node_set nodes = {};         ///< empty: no binding; the policy of the process, as numactl sets it, holds
+    bool nodes_required = false; ///< otherwise bound falls back to preferred, and preferred to none
+    bool check_available = true; ///< call check_memory() first
 };
 
 struct memory_report {
-    std::size_t bytes = 0;                         // requested
-    std::size_t mapped_bytes = 0;                  // in whole pages
-    page_kind pages = page_kind::transparent;      // of the mapping; measure_placement() says how much of it is huge
-    memory_binding binding = memory_binding::none; // this and the nodes are read back from the kernel
+    std::size_t bytes = 0;                         ///< requested
+    std::size_t mapped_bytes = 0;                  ///< in whole pages
+    page_kind pages = page_kind::transparent;      ///< of the mapping; measure_placement() says how much of it is huge
+    memory_binding binding = memory_binding::none; ///< this and the nodes are read back from the kernel
     node_set nodes = {};
-    std::string notes = {}; // requests that could not be met, and why, joined by "; "
+    std::string notes = {}; ///< requests that could not be met, and why, joined by "; "
 };
 
 // Memory for optimizer state: zero-filled, in huge pages and on chosen NUMA nodes where these are available, first
@@ -79,27 +79,28 @@ using unique_mapping = std::unique_ptr<std::byte, unmap>;
 
 } // namespace detail
 
-// Owns zero-filled memory. The constructor touches none of it: each thread that will work on it calls touch() for its
-// part, and the kernel takes pages where the binding says, or else near that thread. Meant for few, large arrays.
-// Movable; a moved-from block is empty. Threads may use different parts at once. After fork() the child shares the
-// pages until either process writes; with hugetlb the child may then get SIGBUS, because nothing is reserved for it.
+/// Owns zero-filled memory. The constructor touches none of it: each thread that will work on it calls touch() for its
+/// part, and the kernel takes pages where the binding says, or else near that thread. Meant for few, large arrays.
+/// Movable; a moved-from block is empty. Threads may use different parts concurrently. After fork() the child shares
+/// the pages until either process writes; with hugetlb the child may then get SIGBUS, because nothing is reserved for
+/// it.
 class memory_block {
 public:
     memory_block() = default;
-    // Throws invalid_argument for sizes that no machine has, and unavailable where there is not enough memory or a
-    // requirement cannot be met. root: as in available_memory().
+    /// Throws invalid_argument for sizes that no machine has, and unavailable where there is not enough memory or a
+    /// requirement cannot be met. root: as in available_memory().
     memory_block(std::size_t bytes, memory_options const& options, std::string const& root = {});
-    // The same with the default options. Programs that need no others have less to compile.
+    /// The same with the default options. Programs that need no others have less to compile.
     explicit memory_block(std::size_t bytes);
 
-    // Begins at a multiple of 2 MiB, or of a page where pages are normal ones by request.
+    /// Begins at a multiple of 2 MiB, or of a page where pages are normal ones by request.
     [[nodiscard]] std::byte* data() noexcept { return mapping_.get(); }
     [[nodiscard]] std::byte const* data() const noexcept { return mapping_.get(); }
     [[nodiscard]] std::size_t size() const noexcept;
     [[nodiscard]] memory_report const& report() const noexcept { return report_; }
 
-    // First touch of the bytes from begin to end, by the calling thread: writes a zero to each page, so call it before
-    // anything else is written there. Bytes outside the range are left alone, even in shared pages.
+    /// First touch of the bytes from begin to end, by the calling thread: writes a zero to each page, so call it before
+    /// anything else is written there. Bytes outside the range are left alone, even in shared pages.
     void touch(std::size_t begin, std::size_t end) noexcept;
 
 private:
@@ -128,7 +129,7 @@ ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
-// n elements of T in a memory_block, all bits zero. A contiguous range, so that a shard can be made from it.
+/// n elements of T in a memory_block, all bits zero. A contiguous range, so that a shard can be made from it.
 template <class T>
     requires std::is_trivially_copyable_v<T>
 class buffer {
@@ -136,7 +137,7 @@ public:
     using value_type = T;
 
     buffer() = default;
-    // Throws what memory_block does.
+    /// Throws what memory_block does.
     explicit buffer(std::size_t n) : block_(bytes_of(n)) {}
     buffer(std::size_t n, memory_options const& options) : block_(bytes_of(n), options) {}
 
@@ -150,9 +151,12 @@ public:
     [[nodiscard]] T& operator[](std::size_t i) noexcept { return data()[i]; }
     [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return data()[i]; }
 
-    // As memory_block::touch(), of the elements from begin to end.
+    /// As memory_block::touch(), of the elements from begin to end.
     void touch(std::size_t begin, std::size_t end) noexcept { block_.touch(begin * sizeof(T), end * sizeof(T)); }
-    [[nodiscard]] memory_block const& block() const noexcept { return block_; } // for report() and measure_placement()
+    [[nodiscard]] memory_block const& block() const noexcept
+    {
+        return block_;
+    } ///< for report() and measure_placement()
 
 private:
     static std::size_t bytes_of(std::size_t n)
@@ -172,28 +176,29 @@ ADAMANT_END_INLINE_NAMESPACE
 
 ADAMANT_BEGIN_NAMESPACE
 
-// How much memory is available without swapping: the least of what the machine, the cgroups of this process and these
-// nodes (if any are given) have left. root: the folder that has proc and sys; "" for this machine's. Thread-safe.
+/// How much memory is available without swapping: the least of what the machine, the cgroups of this process and these
+/// nodes (if any are given) have left. root: the folder that has proc and sys; "" for this machine's. Thread-safe.
 [[nodiscard]] memory_limit available_memory(node_set const& nodes = {}, std::string const& root = {});
 
-// Throws unavailable where available_memory() is less. Every memory_block checks its own size. Before the first of
-// several, check their total, because none takes memory before it is touched. Other processes may still take memory
-// later.
+/// Throws unavailable where available_memory() is less. Every memory_block checks its own size. Before the first of
+/// several, check their total, because none takes memory before it is touched. Other processes may still take memory
+/// later.
 void check_memory(std::size_t bytes, node_set const& nodes = {}, std::string const& root = {});
 
 // What the kernel has given to a block of memory: huge pages, and which NUMA nodes.
 
-// What the kernel has given to a block so far: nothing for pages that have not been touched.
+/// What the kernel has given to a block so far: nothing for pages that have not been touched.
 struct memory_placement {
     std::size_t resident_bytes = 0;
-    std::size_t huge_bytes = 0;                      // of these, in pages of 2 MiB or more
-    std::map<unsigned, std::size_t> node_bytes = {}; // by node; above sampled_bytes estimated from evenly spaced pages
-    std::string notes = {};                          // what the kernel did not tell
+    std::size_t huge_bytes = 0; ///< of these, in pages of 2 MiB or more
+    std::map<unsigned, std::size_t> node_bytes =
+        {};                 ///< by node; above sampled_bytes estimated from evenly spaced pages
+    std::string notes = {}; ///< what the kernel did not tell
 
     static constexpr std::size_t sampled_bytes = std::size_t{1} << 28;
 };
 
-// Asks the kernel. Reads all of /proc/self/smaps, which may take a second: meant for set-up, not for every step.
+/// Asks the kernel. Reads all of /proc/self/smaps, which may take a second: meant for set-up, not for every step.
 [[nodiscard]] memory_placement measure_placement(memory_block const& block);
 
 ADAMANT_END_NAMESPACE
@@ -202,9 +207,9 @@ ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
-// A buffer of n zeros. Each element is first touched by the thread that begins with it in a step over n elements.
-// Throws what buffer throws, before anything is touched, and what executor::for_each_owned_slice() throws. Meant for
-// set-up.
+/// A buffer of n zeros. Each element is first touched by the thread that begins with it in a step over n elements.
+/// Throws what buffer throws, before anything is touched, and what executor::for_each_owned_slice() throws. Meant for
+/// set-up.
 template <class T>
     requires std::is_trivially_copyable_v<T>
 [[nodiscard]] buffer<T> make_buffer(executor const& cpu, std::size_t n)

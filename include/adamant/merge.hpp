@@ -104,11 +104,11 @@ inline void check_same_param(state_dict const& of, state_param const& param, std
 
 } // namespace detail
 
-// Joins the states of one run's ranks, which must have the same step, loss scaler, metadata and groups. The result has
-// the params and tensors of all: first the params of the first state in its order, then those that others add. Groups
-// and params may be in any order; names identify them. The tensors point to the same memory as before, which must live
-// on. Throws invalid_argument naming what differs or overlaps; also for no states, and for what validate() refuses. The
-// result may still be partial. Pure; thread-safe.
+/// Joins the states of one run's ranks, which must have the same step, loss scaler, metadata and groups. The result has
+/// the params and tensors of all: first the params of the first state in its order, then those that others add. Groups
+/// and params may be in any order; names identify them. The tensors point to the same memory as before, which must live
+/// on. Throws invalid_argument naming what differs or overlaps; also for no states, and for what validate() refuses.
+/// The result may still be partial. Pure; thread-safe.
 [[nodiscard]] inline state_dict merge(std::span<state_dict const> states)
 {
     detail::default_mode_scope const mode;
@@ -118,7 +118,7 @@ inline void check_same_param(state_dict const& of, state_param const& param, std
     result.tensors.clear();
     result.params.clear();
     detail::name_index const groups(result.groups, "group");
-    std::unordered_map<std::string_view, std::size_t> index; // views of names in the states
+    std::unordered_map<std::string_view, std::size_t> index; ///< views of names in the states
     std::vector<std::size_t> found_in;
     for (std::size_t i = 0; i < states.size(); ++i) {
         state_dict const& state = states[i];

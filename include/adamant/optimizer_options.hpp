@@ -20,23 +20,24 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The rule of Micikevicius et al., arXiv 1710.03740, section 3.2: grow after growth_interval steps without an overflow,
-// back off at one. With growth_factor 2 and backoff_factor 0.5 every scale is a power of two, so scaling loses no bits.
+/// The rule of Micikevicius et al., arXiv 1710.03740, section 3.2: grow after growth_interval steps without an
+/// overflow, back off at one. With growth_factor 2 and backoff_factor 0.5 every scale is a power of two, so scaling
+/// loses no bits.
 struct loss_scaling_options {
     double initial_scale = 65536;
-    double growth_factor = 2;             // at least 1
-    double backoff_factor = 0.5;          // in (0, 1]
-    std::uint32_t growth_interval = 2000; // steps in a row without an overflow, at least 1
-    // How many overflows, since the scale last grew, make it back off (DeepSpeed's hysteresis); at least 1.
+    double growth_factor = 2;             ///< at least 1
+    double backoff_factor = 0.5;          ///< in (0, 1]
+    std::uint32_t growth_interval = 2000; ///< steps in a row without an overflow, at least 1
+    /// How many overflows, since the scale last grew, make it back off (DeepSpeed's hysteresis); at least 1.
     std::uint32_t hysteresis = 1;
     double min_scale = 1;
-    double max_scale = 0x1p32; // larger ones gain nothing
+    double max_scale = 0x1p32; ///< larger ones gain nothing
 };
 
-// What the scaler has learned; saved with the optimizer's state.
+/// What the scaler has learned; saved with the optimizer's state.
 struct loss_scaler_state {
     double scale = 1;
-    std::uint32_t good_steps = 0; // in a row
+    std::uint32_t good_steps = 0; ///< in a row
     std::uint32_t hysteresis_left = 1;
     friend bool operator==(loss_scaler_state const&, loss_scaler_state const&) = default;
 };
@@ -47,50 +48,51 @@ namespace detail {
 inline constexpr char const* loss_scale_rule = "from 2.4e-38 to 4.2e37, so that float holds its inverse";
 } // namespace detail
 
-// Throws invalid_argument naming the first field that cannot be.
+/// Throws invalid_argument naming the first field that cannot be.
 void validate(loss_scaling_options const& options);
 
 [[nodiscard]] loss_scaler_state initial_state(loss_scaling_options const& options);
 
-// The state after a step. Pure; thread-safe.
+/// The state after a step. Pure; thread-safe.
 [[nodiscard]] loss_scaler_state after_step(loss_scaler_state state, loss_scaling_options const& options,
                                            bool overflow) noexcept;
 
 // The values of one step of an optimizer, and its report.
 
-// What becomes of a step whose gradients have infinities or NaNs. They are counted and reported in any case.
+/// What becomes of a step whose gradients have infinities or NaNs. They are counted and reported in any case.
 enum class nonfinite_policy : std::uint8_t {
-    skip,  // nothing changes, as is usual with dynamic loss scaling
-    zero,  // those elements count as zeros
-    apply, // they go into the step as they are
+    skip,  ///< nothing changes, as is usual with dynamic loss scaling
+    zero,  ///< those elements count as zeros
+    apply, ///< they go into the step as they are
 };
 
-// The values of one step. The optimizer's options have those that are absent.
+/// The values of one step. The optimizer's options have those that are absent.
 struct step_values {
-    std::optional<double> loss_scale = {};   // what the loss was multiplied with; absent: the scaler's, or 1
-    std::optional<double> max_norm = {};     // of all gradients together, after unscaling; 0: no limit
-    std::optional<double> max_abs_grad = {}; // of each element, after unscaling; 0: no limit. Not with max_norm
-    std::span<double const> lr = {};         // one for each group; empty: the groups' own
+    std::optional<double> loss_scale = {};   ///< what the loss was multiplied with; absent: the scaler's, or 1
+    std::optional<double> max_norm = {};     ///< of all gradients together, after unscaling; 0: no limit
+    std::optional<double> max_abs_grad = {}; ///< of each element, after unscaling; 0: no limit. Not with max_norm
+    std::span<double const> lr = {};         ///< one for each group; empty: the groups' own
 };
 
-// The factor that brings gradients of this norm down to max_norm: that of torch.nn.utils.clip_grad_norm_ (with its
-// 1e-6), but in double: min(1, max_norm / (norm + 1e-6)). max_norm 0: 1. Pure.
+/// The factor that brings gradients of this norm down to max_norm: that of torch.nn.utils.clip_grad_norm_ (with its
+/// 1e-6), but in double: min(1, max_norm / (norm + 1e-6)). max_norm 0: 1. Pure.
 [[nodiscard]] double clip_coefficient(double norm, double max_norm) noexcept;
 
 enum class step_outcome : std::uint8_t { applied, skipped };
 
-// Time and memory traffic of a part of a step. Bytes are counted, not measured: those that have to be read and written.
+/// Time and memory traffic of a part of a step. Bytes are counted, not measured: those that have to be read and
+/// written.
 struct step_phase {
     double seconds = 0;
     std::size_t bytes_moved = 0;
     [[nodiscard]] double gb_per_s() const noexcept;
 };
 
-// A device's part of a step, and how long the device was busy with each kind of work.
+/// A device's part of a step, and how long the device was busy with each kind of work.
 struct device_report {
-    std::size_t elements = 0; // stepped there
+    std::size_t elements = 0; ///< stepped there
     double work_s = 0;
-    double up_s = 0; // copies from the host
+    double up_s = 0; ///< copies from the host
     double down_s = 0;
     std::size_t work_bytes = 0;
     std::size_t up_bytes = 0;
@@ -98,126 +100,129 @@ struct device_report {
 };
 
 struct optimizer_report {
-    std::uint64_t step = 0; // the number of this step, whether it was applied or skipped
+    std::uint64_t step = 0; ///< the number of this step, whether it was applied or skipped
     step_outcome outcome = step_outcome::applied;
-    bool speculated = false;  // something was stepped before its norm was known
-    bool rolled_back = false; // and was rolled back, because it had to be clipped or skipped
+    bool speculated = false;  ///< something was stepped before its norm was known
+    bool rolled_back = false; ///< and was rolled back, because it had to be clipped or skipped
     double loss_scale = 1;
-    // Whether gradients were looked at before the step: where nobody clips by norm, scales the loss dynamically,
-    // reduces over ranks, or asks that steps with infinities or NaNs be skipped or these be zeroed, that costs a pass
-    // for nothing. Then global_norm is a NaN, and nonfinite_grads 0 whatever there was.
+    /// Whether gradients were looked at before the step: where nobody clips by norm, scales the loss dynamically,
+    /// reduces over ranks, or asks that steps with infinities or NaNs be skipped or these be zeroed, that costs a pass
+    /// for nothing. Then global_norm is a NaN, and nonfinite_grads 0 whatever there was.
     bool measured = true;
-    double global_norm = 0; // of the finite gradients, unscaled, over all ranks
-    // The factor that brought gradients down to max_norm. 0 where clip_coefficient / loss_scale would be at most 2^-251
-    // (2.8e-76): gradients then count as zeros.
+    double global_norm = 0; ///< of the finite gradients, unscaled, over all ranks
+    /// The factor that brought gradients down to max_norm. 0 where clip_coefficient / loss_scale would be at most
+    /// 2^-251 (2.8e-76): gradients then count as zeros.
     double clip_coefficient = 1;
-    std::uint64_t nonfinite_grads = 0; // over all ranks
-    // The first one in this process, in the order of shards.
+    std::uint64_t nonfinite_grads = 0; ///< over all ranks
+    /// The first one in this process, in the order of shards.
     struct place {
         std::size_t shard;
         std::size_t index;
     };
     std::optional<place> first_nonfinite = {};
-    std::size_t elements = 0; // stepped, on both sides
-    double ratio = 1;         // the share of them that the CPU has stepped
-    double cpu_busy_s = 0;    // how long its threads have worked, on average
+    std::size_t elements = 0; ///< stepped, on both sides
+    double ratio = 1;         ///< the share of them that the CPU has stepped
+    double cpu_busy_s = 0;    ///< how long its threads have worked, on average
     device_report device;
-    std::size_t shards_waited = 0; // for the norm: finish() was called first, or the journal's budget used up
-    std::size_t journal_bytes = 0; // of records written
-    double seconds = 0;            // from its beginning to its end, with the time that gradients took to arrive
-    step_phase gradients;          // until the norm was known: with what was stepped as gradients arrived
-    step_phase update;             // after that: the step, the rest of it, or the rollback
+    std::size_t shards_waited = 0; ///< for the norm: finish() was called first, or the journal's budget used up
+    std::size_t journal_bytes = 0; ///< of records written
+    double seconds = 0;            ///< from its beginning to its end, with the time that gradients took to arrive
+    step_phase gradients;          ///< until the norm was known: with what was stepped as gradients arrived
+    step_phase update;             ///< after that: the step, the rest of it, or the rollback
     [[nodiscard]] std::size_t bytes_moved() const noexcept;
     isa tier = isa::scalar;
     unsigned threads = 0;
-    std::string_view pus; // that the threads are bound to, as a list; the optimizer's memory
-    double cpu_quota = 0; // executor::cpu_quota(): fewer CPUs than threads make steps slow
+    std::string_view pus; ///< that the threads are bound to, as a list; the optimizer's memory
+    double cpu_quota = 0; ///< executor::cpu_quota(): fewer CPUs than threads make steps slow
 };
 
 // What an optimizer is made with: options, and parameter groups.
 
-// The number of a parameter group, and of a shard, of an optimizer: from 0, in the order in which they were added. An
-// integer converts to either, so that loops may count; neither converts to the other.
+/// The number of a parameter group, and of a shard, of an optimizer: from 0, in the order in which they were added. An
+/// integer converts to either, so that loops may count; neither converts to the other.
 struct group_id {
     std::size_t index = 0;
-    ADAMANT_ALWAYS_INLINE constexpr group_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
+    ADAMANT_ALWAYS_INLINE constexpr group_id(std::size_t number) noexcept
+        : index(number) {} ///< NOLINT: meant to convert
     friend bool operator==(group_id, group_id) = default;
 };
 struct shard_id {
     std::size_t index = 0;
-    ADAMANT_ALWAYS_INLINE constexpr shard_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
+    ADAMANT_ALWAYS_INLINE constexpr shard_id(std::size_t number) noexcept
+        : index(number) {} ///< NOLINT: meant to convert
     friend bool operator==(shard_id, shard_id) = default;
 };
 
-// Parameters that share hyperparameters.
+/// Parameters that share hyperparameters.
 struct parameter_group {
     std::string name;
     hyperparameters hyper;
-    bool maximize = false; // step up the gradient
+    bool maximize = false; ///< step up the gradient
 };
 
-// The most dimensions of a parameter.
+/// The most dimensions of a parameter.
 inline constexpr std::size_t max_dimensions = 64;
 
-// Where a shard lies in its parameter.
+/// Where a shard lies in its parameter.
 struct shard_place {
-    std::vector<std::size_t> shape = {}; // of the whole parameter, kept for checkpoints; empty: the shard is all of it
-    std::size_t begin = 0;               // the shard's first element in it, in row-major order
+    std::vector<std::size_t> shape =
+        {};                ///< of the whole parameter, kept for checkpoints; empty: the shard is all of it
+    std::size_t begin = 0; ///< the shard's first element in it, in row-major order
 };
 
-// Whether begin_step() lets shards be stepped before the norm is known. It changes no bit of any result.
+/// Whether begin_step() lets shards be stepped before the norm is known. It changes no bit of any result.
 enum class speculation : std::uint8_t {
-    automatic, // until finish() is called, unless most of the last eight steps had to be rolled back. What finish()
-               // finds unstepped waits for the norm, which is near then, except where every step leaves a record
-               // (keep_last_step, or a device)
-    always,    // all of them
-    never,     // submit() only measures
+    automatic, ///< until finish() is called, unless most of the last eight steps had to be rolled back. What finish()
+               ///< finds unstepped waits for the norm, which is near then, except where every step leaves a record
+               ///< (keep_last_step, or a device)
+    always,    ///< all of them
+    never,     ///< submit() only measures
 };
 
 struct optimizer_options {
-    double max_norm = 0;     // see step_values; 0: not clipped
-    double max_abs_grad = 0; // the same
+    double max_norm = 0;     ///< see step_values; 0: not clipped
+    double max_abs_grad = 0; ///< the same
     nonfinite_policy on_nonfinite = nonfinite_policy::skip;
-    // Dynamic loss scaling; absent: the scale is in the step_values, or 1.
+    /// Dynamic loss scaling; absent: the scale is in the step_values, or 1.
     std::optional<loss_scaling_options> loss_scaling = {};
     speculation speculate = speculation::automatic;
-    // How many bytes the records may take that steps are rolled back from. No more is allocated than the records of one
-    // step can take. A record takes, in bytes an element, by the types of param and moments:
-    //
-    // - float32, moments float32: 2 in a first step, 2.1 to 2.3 in ordinary training, at most 14; 12 on the
-    //   tiers scalar and, on x86, generic
-    // - float32, moments bfloat16: 8
-    // - float32, one moment of each type: 10
-    // - 16 bits, moments float32: 10
-    // - 16 bits, one moment of each type: 8
-    // - 16 bits, moments bfloat16: 6
-    //
-    // and an eighth more, and some KiB a thread, as pages are not filled to the end. Absent: 3 bytes an element with
-    // float32 throughout and the state's bytes with other types; with keep_last_step, the most that records can take. A
-    // block that finds the budget used up waits for the norm.
+    /// How many bytes the records may take that steps are rolled back from. No more is allocated than the records of
+    /// one step can take. A record takes, in bytes an element, by the types of param and moments:
+    ///
+    /// - float32, moments float32: 2 in a first step, 2.1 to 2.3 in ordinary training, at most 14; 12 on the
+    ///   tiers scalar and, on x86, generic
+    /// - float32, moments bfloat16: 8
+    /// - float32, one moment of each type: 10
+    /// - 16 bits, moments float32: 10
+    /// - 16 bits, one moment of each type: 8
+    /// - 16 bits, moments bfloat16: 6
+    ///
+    /// and an eighth more, and some KiB a thread, as pages are not filled to the end. Absent: 3 bytes an element with
+    /// float32 throughout and the state's bytes with other types; with keep_last_step, the most that records can take.
+    /// A block that finds the budget used up waits for the norm.
     std::optional<std::size_t> journal_budget_bytes = {};
-    bool keep_last_step = false; // for rollback()
-    // How long a device may take for its part of a step before it counts as one that has stopped answering.
+    bool keep_last_step = false; ///< for rollback()
+    /// How long a device may take for its part of a step before it counts as one that has stopped answering.
     double device_timeout_s = 300;
-    // Whether a device has room for records of all its blocks: as much again as its params and moments. Without records
-    // it never begins before the norm is known, and a failure in the update itself cannot be rolled back: the error
-    // says so, and a state has to be loaded.
+    /// Whether a device has room for records of all its blocks: as much again as its params and moments. Without
+    /// records it never begins before the norm is known, and a failure in the update itself cannot be rolled back: the
+    /// error says so, and a state has to be loaded.
     bool device_records = true;
-    // Where gradients are spread over ranks: adds the words of all ranks (see squares_total) and leaves the sums in
-    // these, as MPI_Allreduce(MPI_IN_PLACE, words.data(), words.size(), MPI_INT64_T, MPI_SUM, comm) does. Integers have
-    // no order of addition, so all ranks have one norm, and it is that of one process with all gradients, as long as
-    // these are cut at multiples of norm_block_elems. Called once in every step, by finish() or step(), and for
-    // step_async() in one of the team's threads. May throw. Words that no sum can have, or that are less than this
-    // process's own, are invalid_argument. After either, step() and step_async() leave everything as it was, and for
-    // finish() the step stays open: call finish() again, or abandon().
+    /// Where gradients are spread over ranks: adds the words of all ranks (see squares_total) and leaves the sums in
+    /// these, as MPI_Allreduce(MPI_IN_PLACE, words.data(), words.size(), MPI_INT64_T, MPI_SUM, comm) does. Integers
+    /// have no order of addition, so all ranks have one norm, and it is that of one process with all gradients, as long
+    /// as these are cut at multiples of norm_block_elems. Called once in every step, by finish() or step(), and for
+    /// step_async() in one of the team's threads. May throw. Words that no sum can have, or that are less than this
+    /// process's own, are invalid_argument. After either, step() and step_async() leave everything as it was, and for
+    /// finish() the step stays open: call finish() again, or abandon().
     std::function<void(std::span<std::int64_t, squares_total::word_count> words)> reduce = {};
-    // For an engine that copies weights to where they are used while other shards are still stepped. Called whenever
-    // elements [begin, end) of a shard have new weights: mostly once a step, for all of a shard that the CPU has; again
-    // where a step that was taken too early is rolled back or done again, or a shard is stepped in parts. The last call
-    // before finish(), step(), wait(), abandon() or rollback() returns has the weights that stay. Both param and
-    // weight_out are written then, and only the next step changes them. In the executor's threads or the caller's, for
-    // different shards at once. Must not call this optimizer, nor wait for anyone who does, nor throw, which ends the
-    // program.
+    /// For an engine that copies weights to where they are used while other shards are still stepped. Called whenever
+    /// elements [begin, end) of a shard have new weights: mostly once a step, for all of a shard that the CPU has;
+    /// again where a step that was taken too early is rolled back or done again, or a shard is stepped in parts. The
+    /// last call before finish(), step(), wait(), abandon() or rollback() returns has the weights that stay. Both param
+    /// and weight_out are written then, and only the next step changes them. In the executor's threads or the caller's,
+    /// for different shards at once. Must not call this optimizer, nor wait for anyone who does, nor throw, which ends
+    /// the program.
     std::function<void(shard_id shard, std::size_t begin, std::size_t end)> weights_ready = {};
 };
 
@@ -229,7 +234,7 @@ void check_limits(double max_norm, double max_abs_grad);
 [[nodiscard]] squares_total reduced(optimizer_options const& options, squares_total const& own);
 } // namespace detail
 
-// Throws invalid_argument naming the first option that cannot be.
+/// Throws invalid_argument naming the first option that cannot be.
 void validate(optimizer_options const& options);
 
 ADAMANT_END_NAMESPACE

@@ -15,18 +15,18 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The gradient's norm is computed over blocks of this many elements, counted from the start of its array; the last may
-// be shorter. Shards may be cut at multiples of it only, so that a cut never changes a sum.
+/// The gradient's norm is computed over blocks of this many elements, counted from the start of its array; the last may
+/// be shorter. Shards may be cut at multiples of it only, so that a cut never changes a sum.
 inline constexpr std::size_t norm_block_elems = 4096;
-// The constants of reference::block_squares().
+/// The constants of reference::block_squares().
 inline constexpr std::size_t norm_lanes = 64;
 inline constexpr float norm_lane_start = 0x1p-125f;
 inline constexpr double norm_safe_from = 0x1p-90;
 
-// The result of one pass over a gradient.
+/// The result of one pass over a gradient.
 struct grad_squares {
-    double sum = 0;              // of the squares of the finite elements
-    std::uint64_t nonfinite = 0; // the number of elements that are infinite or NaN, which are not in the sum
+    double sum = 0;              ///< of the squares of the finite elements
+    std::uint64_t nonfinite = 0; ///< the number of elements that are infinite or NaN, which are not in the sum
 };
 
 ADAMANT_END_NAMESPACE
@@ -34,22 +34,22 @@ ADAMANT_END_NAMESPACE
 ADAMANT_BEGIN_INLINE_NAMESPACE
 namespace reference {
 
-// Param and both moments of one element.
+/// Param and both moments of one element.
 struct element {
     float param;
     float exp_avg;
     float exp_avg_sq;
 };
 
-// One step of one element, in float, each operation rounded to nearest even and then flushed. Every addition is part
-// of an fma, so no compiler setting can contract or split one. Adam: Kingma and Ba, arXiv 1412.6980, algorithm 1 with
-// the bias corrections folded into neg_step_size and inv_sqrt_bias2; AdamW: Loshchilov and Hutter, arXiv 1711.05101.
+/// One step of one element, in float, each operation rounded to nearest even and then flushed. Every addition is part
+/// of an fma, so no compiler setting can contract or split one. Adam: Kingma and Ba, arXiv 1412.6980, algorithm 1 with
+/// the bias corrections folded into neg_step_size and inv_sqrt_bias2; AdamW: Loshchilov and Hutter, arXiv 1711.05101.
 [[nodiscard]] inline element update(element old, float grad, coefficients const& c) noexcept
 {
     float const p = flush(old.param);
     float const m = flush(old.exp_avg);
     float const v = flush(old.exp_avg_sq);
-    float g = flush(flush(grad) * c.grad_scale); // times 1 is exact: the same as leaving it out
+    float g = flush(flush(grad) * c.grad_scale); ///< times 1 is exact: the same as leaving it out
     if (c.l2 != 0)
         g = flush(std::fma(c.l2, p, g));
     float const m_new = flush(std::fma(c.beta1, m, flush(c.one_minus_beta1 * g)));
@@ -61,14 +61,14 @@ struct element {
     return {canonical(p_new), canonical(m_new), canonical(v_new)};
 }
 
-// A result as it is stored: rounded, and flushed again, because rounding to bfloat16 can reach 2^-126 from above.
+/// A result as it is stored: rounded, and flushed again, because rounding to bfloat16 can reach 2^-126 from above.
 template <class T>
 [[nodiscard]] constexpr T stored(float x) noexcept
 {
     return flush(narrow<T>(x));
 }
 
-// The same for an array that may be rounded stochastically: see detail/numerics/rounding.hpp.
+/// The same for an array that may be rounded stochastically: see detail/numerics/rounding.hpp.
 template <class T>
 [[nodiscard]] constexpr T stored(float x, bool stochastic, std::uint16_t random) noexcept
 {
@@ -79,15 +79,15 @@ template <class T>
     return stored<T>(x);
 }
 
-// The sum of a gradient and the earlier ones, in float; stored<T>() rounds it to the accumulator's type.
+/// The sum of a gradient and the earlier ones, in float; stored<T>() rounds it to the accumulator's type.
 [[nodiscard]] inline float added(float grad, float sum) noexcept
 {
     float const total = flush(std::fma(1.0f, flush(sum), flush(grad)));
     return is_nan(total) ? std::bit_cast<float>(canonical_nan_bits) : total;
 }
 
-// A gradient, scaled and limited to +-bound, infinities included (bound may be infinite). A NaN stays a NaN.
-// zero_nonfinite: infinities and NaNs count as zero. Torch's clip_grad_value_() does the same.
+/// A gradient, scaled and limited to +-bound, infinities included (bound may be infinite). A NaN stays a NaN.
+/// zero_nonfinite: infinities and NaNs count as zero. Torch's clip_grad_value_() does the same.
 [[nodiscard]] inline float clamped(float grad, bool zero_nonfinite, float scale, float bound) noexcept
 {
     float const g = flush(flush(zero_nonfinite && !is_finite(grad) ? 0.0f : grad) * scale);
@@ -96,7 +96,7 @@ template <class T>
     return std::fabs(g) > bound ? std::copysign(bound, g) : g;
 }
 
-// Partial sums are added pairwise, in double: j and j + Width, with half the width each time.
+/// Partial sums are added pairwise, in double: j and j + Width, with half the width each time.
 template <std::size_t Width = norm_lanes / 2>
 ADAMANT_ALWAYS_INLINE double add_pairwise(double (&partial)[norm_lanes]) noexcept
 {
@@ -107,7 +107,7 @@ ADAMANT_ALWAYS_INLINE double add_pairwise(double (&partial)[norm_lanes]) noexcep
     else
         return partial[0];
 }
-// A block by its partial sums in float, each of which began with norm_lane_start.
+/// A block by its partial sums in float, each of which began with norm_lane_start.
 ADAMANT_ALWAYS_INLINE double add_lanes(float const (&lane)[norm_lanes]) noexcept
 {
     double partial[norm_lanes];
@@ -119,7 +119,7 @@ ADAMANT_ALWAYS_INLINE double add_lanes(float const (&lane)[norm_lanes]) noexcept
 {
     return block_sum >= norm_safe_from && block_sum < static_cast<double>(INFINITY);
 }
-// A block whose sum in float is not safe. Squares of floats are exact in double, and cannot overflow it.
+/// A block whose sum in float is not safe. Squares of floats are exact in double, and cannot overflow it.
 template <class Grad>
 [[nodiscard]] inline grad_squares block_squares_in_double(std::byte const* grad, std::size_t n) noexcept
 {
@@ -135,24 +135,24 @@ template <class Grad>
     return {add_pairwise(partial), nonfinite};
 }
 
-// One block of at most norm_block_elems elements: element i goes to partial sum i mod 64, in float, by one fused
-// multiply-add; the partial sums are added pairwise, in double. Where the result is not finite, or small, the block is
-// done again in double. That is decided by the bits of the result, hence alike everywhere.
-//
-// Why sums begin with 2^-125: so no result is near 2^-126, where processors flush differently, and a gradient of at
-// most 2^-126, which some read as zero, changes no sum: its square is less than 2^-102 of the last place. What is taken
-// off again at the end is what was put in, so a block of zeros has a sum of zero.
-//
-// The relative error is at most 2^-18, by this proof. Let u = 2^-24 / (1 + 2^-24), by which a result that is rounded to
-// nearest differs from the exact one at most, relative to that. Of n terms x_k >= 0 let S_k be the exact sum of the
-// first k and T_k the computed one: T_k = round(T_(k-1) + x_k). Then |T_k - S_k| <= k u S_k, by induction. The error of
-// step k is at most u (T_(k-1) + x_k), and at most x_k, as T_(k-1) is a float itself.
-//   x_k <= u S_(k-1):  (k-1) u S_(k-1) + x_k <= k u S_(k-1)
-//   x_k >  u S_(k-1):  (k-1) u S_(k-1) + u (S_(k-1) + (k-1) u S_(k-1) + x_k) < (k-1) u S_(k-1) + u S_k + (k-1) u x_k
-//                      = k u S_k
-// (Jeannerod and Rump, SIAM J. Matrix Anal. Appl. 34, 2013, have this for inner products.) A lane has 64 terms beside
-// its start: 64 u = 2^-18 (1 - 2^-24) at most. What is left of 2^-18 is 2^-42 of the sum. It covers the seven
-// operations in double, 2^-50, and the error from the 64 starts, 2^-18 of 2^-119, where the sum is at least 2^-90.
+/// One block of at most norm_block_elems elements: element i goes to partial sum i mod 64, in float, by one fused
+/// multiply-add; the partial sums are added pairwise, in double. Where the result is not finite, or small, the block is
+/// done again in double. That is decided by the bits of the result, hence alike everywhere.
+///
+/// Why sums begin with 2^-125: so no result is near 2^-126, where processors flush differently, and a gradient of at
+/// most 2^-126, which some read as zero, changes no sum: its square is less than 2^-102 of the last place. What is
+/// taken off again at the end is what was put in, so a block of zeros has a sum of zero.
+///
+/// The relative error is at most 2^-18, by this proof. Let u = 2^-24 / (1 + 2^-24), by which a result that is rounded
+/// to nearest differs from the exact one at most, relative to that. Of n terms x_k >= 0 let S_k be the exact sum of the
+/// first k and T_k the computed one: T_k = round(T_(k-1) + x_k). Then |T_k - S_k| <= k u S_k, by induction. The error
+/// of step k is at most u (T_(k-1) + x_k), and at most x_k, as T_(k-1) is a float itself.
+///   x_k <= u S_(k-1):  (k-1) u S_(k-1) + x_k <= k u S_(k-1)
+///   x_k >  u S_(k-1):  (k-1) u S_(k-1) + u (S_(k-1) + (k-1) u S_(k-1) + x_k) < (k-1) u S_(k-1) + u S_k + (k-1) u x_k
+///                      = k u S_k
+/// (Jeannerod and Rump, SIAM J. Matrix Anal. Appl. 34, 2013, have this for inner products.) A lane has 64 terms beside
+/// its start: 64 u = 2^-18 (1 - 2^-24) at most. What is left of 2^-18 is 2^-42 of the sum. It covers the seven
+/// operations in double, 2^-50, and the error from the 64 starts, 2^-18 of 2^-119, where the sum is at least 2^-90.
 template <class Grad>
 [[nodiscard]] inline grad_squares block_squares(std::byte const* grad, std::size_t n) noexcept
 {

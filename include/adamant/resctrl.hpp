@@ -17,8 +17,8 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The file system underneath. Derive from it to test, or to reach a resctrl that another process has to write. What
-// returns an int returns 0 or an errno. May be called from several threads at once.
+/// The file system underneath. Derive from it to test, or to reach a resctrl that another process has to write. What
+/// returns an int returns 0 or an errno. May be called from several threads concurrently.
 class resctrl_files {
 public:
     resctrl_files() = default;
@@ -26,16 +26,16 @@ public:
     resctrl_files& operator=(resctrl_files const&) = delete;
     virtual ~resctrl_files() = default;
 
-    // The whole of a file.
+    /// The whole of a file.
     [[nodiscard]] virtual int read(std::string const& path, std::string& text);
-    // In one write(2), which the kernel takes or refuses as a whole. The file exists.
+    /// In one write(2), which the kernel takes or refuses as a whole. The file exists.
     [[nodiscard]] virtual int write(std::string const& path, std::string const& text);
     [[nodiscard]] virtual int make_dir(std::string const& path);
     [[nodiscard]] virtual int remove_dir(std::string const& path);
-    // The names of the folders in a folder; more names do no harm.
+    /// The names of the folders in a folder; more names do no harm.
     [[nodiscard]] virtual int list_dirs(std::string const& path, std::vector<std::string>& names);
-    // The lock that the kernel's documentation wants tools to hold while they look and then write: flock on the root,
-    // until the result is destroyed. Tries for five seconds, then EWOULDBLOCK.
+    /// The lock that the kernel's documentation wants tools to hold while they look and then write: flock on the root,
+    /// until the result is destroyed. Tries for five seconds, then EWOULDBLOCK.
     [[nodiscard]] virtual std::shared_ptr<void> lock(std::string const& root, int& error);
 
 private:
@@ -99,55 +99,57 @@ owner owner_of(resctrl_files& files, std::string const& group);
 // adamant.<pid>.<start time of the process>.<n>, and the next process gives back what dead ones had taken.
 
 struct resctrl_options {
-    double l3_share = 0;        // of all ways of the L3, in every domain, to the nearest way; 0: not divided
-    double bandwidth_share = 0; // of the memory bandwidth, to the nearest step of the hardware; 0: not limited. Intel's
-                                // hardware slows each core's requests down, so the group gets about this share.
-    bool required = false;      // throw where a share is unavailable, instead of continuing without it
+    double l3_share = 0; ///< of all ways of the L3, in every domain, to the nearest way; 0: not divided
+    double bandwidth_share =
+        0;                 ///< of the memory bandwidth, to the nearest step of the hardware; 0: not limited. Intel's
+                           ///< hardware slows each core's requests down, so the group gets about this share.
+    bool required = false; ///< throw where a share is unavailable, instead of continuing without it
     std::string root = "/sys/fs/resctrl";
 };
 
 struct resctrl_report {
-    std::string optimizer; // what the kernel shows for the two groups, as in "L3:0=fffc0;1=fffc0 MB:0=30;1=30"
+    std::string optimizer; ///< what the kernel shows for the two groups, as in "L3:0=fffc0;1=fffc0 MB:0=30;1=30"
     std::string host;
-    std::string notes; // shares that are unavailable although the group is active; empty: none
+    std::string notes; ///< shares that are unavailable although the group is active; empty: none
 };
 
-// Holds such a group from construction to destruction. Several processes of one host may each have one: each takes its
-// share of the whole from what the host's (the root) group still has, under the lock of the file system. They must see
-// each other's pids: a process in a container with its own pids would take the others for dead.
-//
-// Different objects may be used from several threads at once, and so may the const functions of one. After a fork the
-// child's copy does nothing: the group belongs to the parent.
+/// Holds such a group from construction to destruction. Several processes of one host may each have one: each takes its
+/// share of the whole from what the host's (the root) group still has, under the lock of the file system. They must see
+/// each other's pids: a process in a container with its own pids would take the others for dead.
+///
+/// Different objects may be used from several threads concurrently, and so may the const functions of one. After a fork
+/// the child's copy does nothing: the group belongs to the parent.
 class resctrl_group {
 public:
-    // Removes the groups of dead processes, makes a new group and divides. Where that fails, everything stays as before
-    // and reason() says why; with `required` it throws unavailable with that text instead. Throws invalid_argument
-    // where a share is neither 0 nor between 0 and 1, where `required` is set without a share, and where files is null.
+    /// Removes the groups of dead processes, makes a new group and divides. Where that fails, everything stays as
+    /// before and reason() says why; with `required` it throws unavailable with that text instead. Throws
+    /// invalid_argument where a share is neither 0 nor between 0 and 1, where `required` is set without a share, and
+    /// where files is null.
     explicit resctrl_group(resctrl_options const& options,
                            std::shared_ptr<resctrl_files> files = std::make_shared<resctrl_files>());
     resctrl_group(resctrl_group&& other) noexcept;
     resctrl_group& operator=(resctrl_group&& other) noexcept;
-    // Threads go back to the host's group, which gets back what was taken from it; nothing else changes. A mask must be
-    // contiguous: bits that another rank's group separates from the host's go to that group, which gives them back
-    // later.
+    /// Threads go back to the host's group, which gets back what was taken from it; nothing else changes. A mask must
+    /// be contiguous: bits that another rank's group separates from the host's go to that group, which gives them back
+    /// later.
     ~resctrl_group();
 
     [[nodiscard]] bool active() const noexcept { return self_.owner != 0; }
-    // Why it is not active, in a sentence; empty where it is.
+    /// Why it is not active, in a sentence; empty where it is.
     [[nodiscard]] std::string const& reason() const noexcept { return self_.reason; }
-    // The folder's name under the root; empty where it is not active.
+    /// The folder's name under the root; empty where it is not active.
     [[nodiscard]] std::string const& name() const noexcept { return self_.name; }
 
-    // Moves a thread (gettid(), never 0) into the group; threads and processes that it starts later begin there, too.
-    // Returns an empty text, or why the thread could not be moved and stays where it was; with `required` it throws
-    // unavailable with that text instead. Throws invalid_argument where tid is not positive.
+    /// Moves a thread (gettid(), never 0) into the group; threads and processes that it starts later begin there, too.
+    /// Returns an empty text, or why the thread could not be moved and stays where it was; with `required` it throws
+    /// unavailable with that text instead. Throws invalid_argument where tid is not positive.
     [[nodiscard]] std::string add_thread(pid_t tid) const;
 
-    // Moves all threads of a team into the group, as add_thread() moves one. Returns an empty text, or why a thread
-    // could not be moved; it and the threads after it stay where they were.
+    /// Moves all threads of a team into the group, as add_thread() moves one. Returns an empty text, or why a thread
+    /// could not be moved; it and the threads after it stay where they were.
     [[nodiscard]] std::string add_team(team const& threads) const;
 
-    // What the kernel has now, read again because it rounds. Empty where the group is not active.
+    /// What the kernel has now, read again because it rounds. Empty where the group is not active.
     [[nodiscard]] resctrl_report report() const;
 
 private:

@@ -34,7 +34,7 @@ void check_size(char const* array, std::size_t found, std::size_t size, dtype ty
 
 } // namespace detail
 
-// A vector that lives on, or a span: not a temporary vector, whose elements would be gone before the first step.
+/// A vector that lives on, or a span: not a temporary vector, whose elements would be gone before the first step.
 template <class Range>
 concept array_range = (std::is_lvalue_reference_v<Range> ||
                        detail::is_span<std::remove_cvref_t<Range>>)&&requires(std::remove_reference_t<Range>& r)
@@ -50,18 +50,18 @@ ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
-// A view of `size()` elements in up to five arrays, none of which it owns; they must outlive it. Any array may lie at
-// any address (of no particular alignment); no two may overlap. Copyable; const access from many threads is fine, but
-// two steps over the same arrays at once are a data race.
-//
-//   param       master weights, read and written                float, bfloat16, float16, split_float32
-//   grad        read                                            float, bfloat16, float16
-//   exp_avg     first moment, read and written; start at 0      float, bfloat16, quantized8
-//   exp_avg_sq  second moment, read and written; start at 0     float, bfloat16, quantized8 if exp_avg is
-//   weight_out  the new weights rounded to 16 bits, written     bfloat16, float16, or void: none; needs a float param
-//
-// With a param of split_float32, weight_out is bfloat16, read and written: the master's upper half, see
-// split_masters(). Moments of quantized8 are arrays of (n + 63) / 64 groups; zero bytes are zeros.
+/// A view of `size()` elements in up to five arrays, none of which it owns; they must outlive it. Any array may lie at
+/// any address (of no particular alignment); no two may overlap. Copyable; const access from many threads is fine, but
+/// two concurrent steps over the same arrays are a data race.
+///
+///   param       master weights, read and written                float, bfloat16, float16, split_float32
+///   grad        read                                            float, bfloat16, float16
+///   exp_avg     first moment, read and written; start at 0      float, bfloat16, quantized8
+///   exp_avg_sq  second moment, read and written; start at 0     float, bfloat16, quantized8 if exp_avg is
+///   weight_out  the new weights rounded to 16 bits, written     bfloat16, float16, or void: none; needs a float param
+///
+/// With a param of split_float32, weight_out is bfloat16, read and written: the master's upper half, see
+/// split_masters(). Moments of quantized8 are arrays of (n + 63) / 64 groups; zero bytes are zeros.
 template <param_storage Param, element_type Grad, moment_type ExpAvg, second_moment_type<ExpAvg> ExpAvgSq = ExpAvg,
           weight_out_type<Param> WeightOut = void>
 class shard {
@@ -74,8 +74,8 @@ public:
     static constexpr shard_dtypes dtypes = {dtype_of<Param>, dtype_of<Grad>, dtype_of<ExpAvg>, dtype_of<ExpAvgSq>,
                                             dtype_of<WeightOut>};
 
-    // From pointers to n elements each. Throws invalid_argument, naming the array, for a null pointer with n > 0 and
-    // for two arrays that overlap. This form takes misaligned pointers; none is read through its own type.
+    /// From pointers to n elements each. Throws invalid_argument, naming the array, for a null pointer with n > 0 and
+    /// for two arrays that overlap. This form takes misaligned pointers; none is read through its own type.
     shard(Param* param, Grad const* grad, ExpAvg* exp_avg, ExpAvgSq* exp_avg_sq,
           std::size_t n) requires std::is_void_v<WeightOut>
         : shard(param, grad, exp_avg, exp_avg_sq, static_cast<void*>(nullptr), n, unchecked{})
@@ -89,8 +89,8 @@ public:
         detail::check_arrays(dtypes, pointers_, size_);
     }
 
-    // From vectors, spans or other contiguous ranges, but no temporary that owns its elements. Throws invalid_argument
-    // also where their sizes differ.
+    /// From vectors, spans or other contiguous ranges, but no temporary that owns its elements. Throws invalid_argument
+    /// also where their sizes differ.
     template <array_range P, array_range G, array_range M, array_range V>
         requires std::is_void_v<WeightOut> shard(P&& param, G&& grad, M&& exp_avg, V&& exp_avg_sq)
             : shard(std::data(param), std::data(grad), std::data(exp_avg), std::data(exp_avg_sq), std::size(param))
@@ -159,7 +159,7 @@ ADAMANT_END_INLINE_NAMESPACE
 
 ADAMANT_BEGIN_NAMESPACE
 
-// A view as shard is, from which it converts.
+/// A view as shard is, from which it converts.
 class any_shard {
 public:
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
@@ -168,7 +168,7 @@ public:
         : any_shard(step_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), of.pointers(), of.size())
     {
     }
-    // From arrays whose types are known at run time, unchecked.
+    /// From arrays whose types are known at run time, unchecked.
     ADAMANT_ALWAYS_INLINE any_shard(shard_format const& format, kernel::step_pointers const& pointers,
                                     std::size_t size) noexcept
         : pointers_(pointers), size_(size), format_(&format)
@@ -176,8 +176,8 @@ public:
     }
 
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    // The same shard as elements of that parameter, by which stochastic rounding goes. Without, it is elements 0 to
-    // size() of parameter 0. An optimizer goes by the names and places that it was given.
+    /// The same shard as elements of that parameter, by which stochastic rounding goes. Without, it is elements 0 to
+    /// size() of parameter 0. An optimizer goes by the names and places that it was given.
     [[nodiscard]] any_shard at(place_in_param const& place) const noexcept
     {
         any_shard placed = *this;
@@ -186,7 +186,7 @@ public:
     }
     [[nodiscard]] kernel::step_pointers const& pointers() const noexcept { return pointers_; }
     [[nodiscard]] shard_format const& format() const noexcept { return *format_; }
-    // Reads no other pointer: a gradient may be changed while threads are at work on the rest.
+    /// Reads no other pointer: a gradient may be changed while threads are at work on the rest.
     [[nodiscard]] std::byte* data(shard_array::index array) const noexcept
     {
         switch (array) {
@@ -197,14 +197,14 @@ public:
         default: return pointers_.weight_out;
         }
     }
-    // Bytes of n elements in that array, and where element n is.
+    /// Bytes of n elements in that array, and where element n is.
     [[nodiscard]] std::size_t bytes(std::size_t array, std::size_t n) const noexcept
     {
         return array_bytes(format_->types[array], n);
     }
-    // The kernel for its types on a tier that resolve_isa() returned.
+    /// The kernel for its types on a tier that resolve_isa() returned.
     [[nodiscard]] kernel::step_function step_for(isa tier) const noexcept { return format_->step_for(tier); }
-    // See step_bytes() in formats.hpp: on average, and of a step over the whole shard.
+    /// See step_bytes() in formats.hpp: on average, and of a step over the whole shard.
     [[nodiscard]] double bytes_per_element() const noexcept { return step_bytes(format_->types); }
     [[nodiscard]] std::size_t bytes_moved() const noexcept { return step_bytes(format_->types, size_); }
 
@@ -216,7 +216,7 @@ private:
 
 // What an optimizer takes: a shard of any types, with the kernels for its steps, and an array to add gradients up in.
 
-// A view as shard is, from which it converts.
+/// A view as shard is, from which it converts.
 class optimizer_shard : public any_shard {
 public:
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
@@ -225,40 +225,40 @@ public:
         : any_shard(optimizer_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), of.pointers(), of.size())
     {
     }
-    // Of types that are known at run time. In a header-only program the format has to be one of optimizer_format().
+    /// Of types that are known at run time. In a header-only program the format has to be one of optimizer_format().
     ADAMANT_ALWAYS_INLINE explicit optimizer_shard(any_shard const& of) noexcept : any_shard(of) {}
 };
 
-// An array for optimizer::accumulate(), of the shard's size, of float or bfloat16; or none. A view.
+/// An array for optimizer::accumulate(), of the shard's size, of float or bfloat16; or none. A view.
 class accumulator_array {
 public:
     accumulator_array() = default;
-    // Of a type that is known at run time: float32 or bfloat16, or none; add_shard() refuses others.
+    /// Of a type that is known at run time: float32 or bfloat16, or none; add_shard() refuses others.
     ADAMANT_ALWAYS_INLINE accumulator_array(void* array, dtype of) noexcept
         : data_(array), type_(of), kernels_(kernel::sum_kernels_of(of))
     {
     }
-    // A template, so that programs without accumulators have none of their kernels.
+    /// A template, so that programs without accumulators have none of their kernels.
     template <sum_type T>
     ADAMANT_ALWAYS_INLINE accumulator_array(T* array) noexcept // NOLINT: meant to convert
         : data_(array), type_(dtype_of<T>), kernels_(&kernel::sum_kernels_for<T>)
     {
     }
-    // A vector that lives on, a span or a buffer.
+    /// A vector that lives on, a span or a buffer.
     template <array_range Range>
         requires sum_type<std::remove_cvref_t<detail::element_of<Range>>>
             ADAMANT_ALWAYS_INLINE accumulator_array(Range&& array)
-    noexcept // NOLINT: meant to convert
+    noexcept ///< NOLINT: meant to convert
         : accumulator_array(std::data(array))
     {
         size_ = std::size(array);
     }
 
     [[nodiscard]] void* data() const noexcept { return data_; }
-    [[nodiscard]] dtype type() const noexcept { return type_; } // none: there is no array
-    // Where it is known; then it has to be the shard's.
+    [[nodiscard]] dtype type() const noexcept { return type_; } ///< none: there is no array
+    /// Where it is known; then it has to be the shard's.
     [[nodiscard]] std::optional<std::size_t> size() const noexcept { return size_; }
-    // Null for a type that no accumulator has.
+    /// Null for a type that no accumulator has.
     [[nodiscard]] kernel::sum_kernels_function kernels() const noexcept { return kernels_; }
 
 private:
@@ -270,35 +270,36 @@ private:
 
 // Many shards as one: what a step over all tensors of a model works on.
 
-// A shard and its parameter group: shards of one group are stepped with the same coefficients.
+/// A shard and its parameter group: shards of one group are stepped with the same coefficients.
 struct grouped_shard {
     any_shard shard;
     std::size_t group = 0;
 };
 
-// Shards in an order of their own, set up once and stepped together many times: one hand-over to the threads, however
-// many there are. Owns none of the arrays. Const access from many threads is fine.
+/// Shards in an order of their own, set up once and stepped together many times: one hand-over to the threads, however
+/// many there are. Owns none of the arrays. Const access from many threads is fine.
 class shard_list {
 public:
-    // Throws invalid_argument, naming the shards by their place, where an array that is written overlaps one of another
-    // shard: two threads would work on it at once. Takes time in proportion to n log n of the number of shards.
+    /// Throws invalid_argument, naming the shards by their place, where an array that is written overlaps one of
+    /// another shard: two threads would work on it concurrently. Takes time in proportion to n log n of the number of
+    /// shards.
     explicit shard_list(std::vector<grouped_shard> shards);
-    // All in one group, number 0.
+    /// All in one group, number 0.
     explicit shard_list(std::vector<any_shard> const& shards);
 
     [[nodiscard]] std::size_t size() const noexcept { return shards_.size(); }
     [[nodiscard]] grouped_shard const& operator[](std::size_t i) const noexcept;
-    // Groups are numbered from 0 to this; 0 for an empty list.
+    /// Groups are numbered from 0 to this; 0 for an empty list.
     [[nodiscard]] std::size_t groups() const noexcept { return groups_; }
-    // Of all shards together.
+    /// Of all shards together.
     [[nodiscard]] std::size_t elements() const noexcept { return elements_; }
     [[nodiscard]] std::size_t bytes_moved() const noexcept { return bytes_moved_; }
 
-    // The shards lie end to end on a line of granules (see granule_elems), each beginning at a granule of its own.
+    /// The shards lie end to end on a line of granules (see granule_elems), each beginning at a granule of its own.
     [[nodiscard]] std::size_t granules() const noexcept { return begins_.back(); }
 
-    // Calls piece(grouped_shard, begin, end) for what lies in granules first to last - 1, in order: elements of a
-    // shard.
+    /// Calls piece(grouped_shard, begin, end) for what lies in granules first to last - 1, in order: elements of a
+    /// shard.
     template <class Piece>
     void for_each_piece(std::size_t first, std::size_t last, Piece const& piece) const
     {

@@ -31,8 +31,8 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The value below which the share q of all values lies, interpolated linearly (Hyndman and Fan's type 7).
-// Throws invalid_argument for no values, and for a q outside [0, 1].
+/// The value below which the share q of all values lies, interpolated linearly (Hyndman and Fan's type 7).
+/// Throws invalid_argument for no values, and for a q outside [0, 1].
 [[nodiscard]] inline double quantile(std::vector<double> values, double q)
 {
     detail::default_mode_scope const mode;
@@ -52,15 +52,15 @@ ADAMANT_BEGIN_NAMESPACE
     return quantile(std::move(values), 0.5);
 }
 
-// A confidence range for the median of the distribution that the values are a sample of: between the order statistics
-// that the sign test leaves (each value lies below the true median with probability 1/2, so ranks are binomial). With
-// too few values it is the range of all values, and `confidence` says how certain that is.
+/// A confidence range for the median of the distribution that the values are a sample of: between the order statistics
+/// that the sign test leaves (each value lies below the true median with probability 1/2, so ranks are binomial). With
+/// too few values it is the range of all values, and `confidence` says how certain that is.
 struct median_range {
     double low = 0;
     double high = 0;
-    double confidence = 0; // of this very range
+    double confidence = 0; ///< of this very range
 };
-// Throws invalid_argument for no values, and for a confidence outside (0, 1).
+/// Throws invalid_argument for no values, and for a confidence outside (0, 1).
 [[nodiscard]] inline median_range range_of_median(std::vector<double> values, double confidence)
 {
     detail::default_mode_scope const mode;
@@ -70,9 +70,9 @@ struct median_range {
         detail::throw_invalid_argument({"confidence ", confidence, " was requested, but must be between 0 and 1"});
     std::sort(values.begin(), values.end());
     std::size_t const n = values.size();
-    // outside: the probability that at most k of n values lie below the median, for each k; twice that is what the
-    // range from value k to value n - 1 - k leaves out.
-    double log_term = -static_cast<double>(n) * std::log(2.0); // of n, as 2^-n itself may be too small for a double
+    /// outside: the probability that at most k of n values lie below the median, for each k; twice that is what the
+    /// range from value k to value n - 1 - k leaves out.
+    double log_term = -static_cast<double>(n) * std::log(2.0); ///< of n, as 2^-n itself may be too small for a double
     double outside = std::exp(log_term);
     std::size_t k = 0;
     for (; k + 1 < (n + 1) / 2; ++k) {
@@ -88,22 +88,22 @@ struct median_range {
 // curves.
 
 struct core_search_options {
-    // More cores are worth using if they gain at least this share of what they would gain if the time were inversely
-    // proportional to their number: from c to d cores, a speed-up of 1 + worth * (d / c - 1). In (0, 1].
+    /// More cores are worth using if they gain at least this share of what they would gain if the time were inversely
+    /// proportional to their number: from c to d cores, a speed-up of 1 + worth * (d / c - 1). In (0, 1].
     double worth = 0.25;
-    // Two counts are compared in rounds, until the median ratio of their times lies on one side of that speed-up with
-    // this confidence. After most_rounds the median decides. The test is made after each round from `rounds` on, so the
-    // overall confidence is somewhat lower.
+    /// Two counts are compared in rounds, until the median ratio of their times lies on one side of that speed-up with
+    /// this confidence. After most_rounds the median decides. The test is made after each round from `rounds` on, so
+    /// the overall confidence is somewhat lower.
     double confidence = 0.99;
     std::size_t rounds = 9;
     std::size_t most_rounds = 41;
-    // Counts after which the next core adds more than itself, such as the first core of another NUMA node or last
-    // cache. Where more cores gain too little, half as many and as many cores beyond the next boundary are still tried.
-    // Ascending; may be empty.
+    /// Counts after which the next core adds more than itself, such as the first core of another NUMA node or last
+    /// cache. Where more cores gain too little, half as many and as many cores beyond the next boundary are still
+    /// tried. Ascending; may be empty.
     std::vector<unsigned> boundaries = {};
 };
 
-// How long a step takes on this many cores, over all measurements.
+/// How long a step takes on this many cores, over all measurements.
 struct core_time {
     unsigned cores = 0;
     double median_s = 0;
@@ -112,27 +112,27 @@ struct core_time {
     std::size_t measurements = 0;
 };
 
-// Whether more cores were worth using.
+/// Whether more cores were worth using.
 struct core_comparison {
     unsigned fewer = 0;
     unsigned more = 0;
-    double speed_up = 0; // median of the ratio of times within a round
-    double low = 0;      // and its confidence range
+    double speed_up = 0; ///< median of the ratio of times within a round
+    double low = 0;      ///< and its confidence range
     double high = 0;
-    double needed = 0; // the speed-up that makes it worth it
+    double needed = 0; ///< the speed-up that makes it worth it
     bool worth = false;
-    bool sure = false; // the range lies on one side of `needed`
+    bool sure = false; ///< the range lies on one side of `needed`
 };
 
 struct core_search_result {
-    unsigned cores = 0;                       // enough cores
-    bool finished = false;                    // otherwise time ran out, and counts that were not tried are unknown
-    std::vector<core_time> curve;             // by count
-    std::vector<core_comparison> comparisons; // in the order they were made
+    unsigned cores = 0;                       ///< enough cores
+    bool finished = false;                    ///< otherwise time ran out, and counts that were not tried are unknown
+    std::vector<core_time> curve;             ///< by count
+    std::vector<core_comparison> comparisons; ///< in the order they were made
 };
 
-// The least of the measured counts whose median is at most (1 + share) times the best one's. The further it is from the
-// best count, the flatter the curve. 0 for an empty curve.
+/// The least of the measured counts whose median is at most (1 + share) times the best one's. The further it is from
+/// the best count, the flatter the curve. 0 for an empty curve.
 [[nodiscard]] unsigned fewest_within(std::vector<core_time> const& curve, double share);
 
 namespace detail {
@@ -260,9 +260,9 @@ private:
 
 } // namespace detail
 
-// Searches for enough cores, from 1 up to `cores`. seconds_on(count) takes one step on that many cores and returns how
-// long it took. time_is_up() is called before each round of two steps; true ends the search. Throws invalid_argument
-// for impossible options, and what these two functions throw.
+/// Searches for enough cores, from 1 up to `cores`. seconds_on(count) takes one step on that many cores and returns how
+/// long it took. time_is_up() is called before each round of two steps; true ends the search. Throws invalid_argument
+/// for impossible options, and what these two functions throw.
 template <class SecondsOn, class TimeIsUp>
 [[nodiscard]] core_search_result search_cores(unsigned cores, SecondsOn seconds_on, TimeIsUp time_is_up,
                                               core_search_options const& options = {})
@@ -284,13 +284,13 @@ template <class SecondsOn, class TimeIsUp>
 
 // Steps to be timed, on arrays of their own with values as in training.
 
-// Arrays of n elements in memory of these options, first touched by the executor's threads, each element where it will
-// be used. Values decide which path a kernel takes, so they are like those of training: neighbours differ, there are no
-// zeros, and second moments fit the gradients. The arrays begin at a cache line and at different offsets in their
-// pages, as a program's do; at equal offsets each load would wait for another array's store.
+/// Arrays of n elements in memory of these options, first touched by the executor's threads, each element where it will
+/// be used. Values decide which path a kernel takes, so they are like those of training: neighbours differ, there are
+/// no zeros, and second moments fit the gradients. The arrays begin at a cache line and at different offsets in their
+/// pages, as a program's do; at equal offsets each load would wait for another array's store.
 class trial_step {
 public:
-    // Throws what memory_block throws: unavailable where there is too little memory, among others.
+    /// Throws what memory_block throws: unavailable where there is too little memory, among others.
     trial_step(executor const& cpu, shard_format const& format, std::size_t n, memory_options const& memory = {});
 
     [[nodiscard]] std::size_t size() const noexcept { return n_; }
@@ -298,7 +298,7 @@ public:
     [[nodiscard]] std::vector<memory_block> const& blocks() const noexcept { return blocks_; }
     [[nodiscard]] std::byte* array(std::size_t k) noexcept;
 
-    // Takes one step of AdamW, with a learning rate so small that values stay in range, and returns its time.
+    /// Takes one step of AdamW, with a learning rate so small that values stay in range, and returns its time.
     double seconds(executor const& cpu);
 
 private:
@@ -314,55 +314,55 @@ private:
 
 // The result of tuning, with the machine and the work that it is for: it says nothing about others.
 
-// The processor's name according to the kernel; on Arm, where it gives none, the numbers of implementer and part.
+/// The processor's name according to the kernel; on Arm, where it gives none, the numbers of implementer and part.
 [[nodiscard]] std::string cpu_model(std::string const& cpuinfo = "/proc/cpuinfo");
 
-// Everything that a result depends on, as names and texts to compare and to show.
+/// Everything that a result depends on, as names and texts to compare and to show.
 struct tuning_key {
     std::vector<std::pair<std::string, std::string>> entries;
     friend bool operator==(tuning_key const&, tuning_key const&) = default;
 };
 
-// The key of steps with these types, by each of the request's ranks, on its cores. It leaves out the request's size,
-// which tuning measures.
+/// The key of steps with these types, by each of the request's ranks, on its cores. It leaves out the request's size,
+/// which tuning measures.
 [[nodiscard]] tuning_key tuning_key_of(machine const& on, core_request const& request, shard_format const& format,
                                        isa tier = isa::automatic);
 
-// An executor's setting that was tried on the final cores against its default.
+/// An executor's setting that was tried on the final cores against its default.
 struct tried_setting {
-    std::string name; // a member of executor_options
+    std::string name; ///< a member of executor_options
     std::uint64_t value = 0;
-    double time_ratio = 1; // median of its time over the default's, within rounds
-    double low = 1;        // and its confidence range
+    double time_ratio = 1; ///< median of its time over the default's, within rounds
+    double low = 1;        ///< and its confidence range
     double high = 1;
 };
 
 struct tuned_cores {
     tuning_key key;
-    unsigned cores = 0;            // of each rank, for the optimizer
-    unsigned of = 0;               // the cores that a rank has
-    double cpuadam_cores_perc = 1; // the same as a share, for configurations
-    bool finished = false;         // otherwise time ran out before it was known that more are not worth using
-    std::size_t elements = 0;      // of each rank, in the steps that were timed
-    double step_s = 0;             // of all ranks together, on these cores, with these settings
-    std::vector<core_time> curve;  // with the default settings
+    unsigned cores = 0;            ///< of each rank, for the optimizer
+    unsigned of = 0;               ///< the cores that a rank has
+    double cpuadam_cores_perc = 1; ///< the same as a share, for configurations
+    bool finished = false;         ///< otherwise time ran out before it was known that more are not worth using
+    std::size_t elements = 0;      ///< of each rank, in the steps that were timed
+    double step_s = 0;             ///< of all ranks together, on these cores, with these settings
+    std::vector<core_time> curve;  ///< with the default settings
     std::size_t max_chunk_elems = default_max_chunk_elems;
     std::uint32_t prefetch_bytes = default_prefetch_bytes();
     std::vector<tried_setting> tried;
-    std::vector<std::string> warnings; // reasons not to trust the times, in words; saved with the result
+    std::vector<std::string> warnings; ///< reasons not to trust the times, in words; saved with the result
 
-    // Cores of a rank that the optimizer leaves to the host.
+    /// Cores of a rank that the optimizer leaves to the host.
     [[nodiscard]] unsigned host_cores() const noexcept;
-    // Whether every core is worth using: the curve has no knee.
+    /// Whether every core is worth using: the curve has no knee.
     [[nodiscard]] bool all() const noexcept;
 
-    // The request with this size instead of its own, for select_cores(), which always leaves the host one core.
+    /// The request with this size instead of its own, for select_cores(), which always leaves the host one core.
     [[nodiscard]] core_request request(core_request asked) const;
-    // For the executor on a rank's cores.
+    /// For the executor on a rank's cores.
     [[nodiscard]] executor_options options() const;
 };
 
-// Throws unavailable, naming each difference, where the result is for another machine or other work.
+/// Throws unavailable, naming each difference, where the result is for another machine or other work.
 void check_key(tuned_cores const& saved, tuning_key const& here);
 
 // Every rank's team and arrays on a number of cores, to be timed.
@@ -510,31 +510,32 @@ private:
 // How many cores an optimizer needs on this machine, found by taking and timing steps.
 
 struct core_tuning_options {
-    double deadline_s = 60; // for the whole search; after it the result is what is known so far, marked as not finished
-    // Of each rank's arrays. 0: some eight times the size of the machine's last caches, because a model is never in
-    // cache; or a quarter of the available memory, if that is less.
+    double deadline_s =
+        60; ///< for the whole search; after it the result is what is known so far, marked as not finished
+    /// Of each rank's arrays. 0: some eight times the size of the machine's last caches, because a model is never in
+    /// cache; or a quarter of the available memory, if that is less.
     std::size_t elements = 0;
     isa tier = isa::automatic;
-    core_search_options search = {}; // its boundaries come from the machine
-    bool settings = true;            // whether other settings of the executor are tried on the cores that were found
-    double settings_worth = 0.03;    // another setting is taken if it is faster by at least this share
-    // If not empty: called after each timed step, with its number of cores and its time. An exception ends the tuning.
+    core_search_options search = {}; ///< its boundaries come from the machine
+    bool settings = true;            ///< whether other settings of the executor are tried on the cores that were found
+    double settings_worth = 0.03;    ///< another setting is taken if it is faster by at least this share
+    /// If not empty: called after each timed step, with its number of cores and its time. An exception ends the tuning.
     std::function<void(unsigned cores, double seconds)> on_step = {};
 };
 
-// Adds cores to the optimizer of each of the request's ranks, as select_cores() would give them, until the next one
-// gains too little (core_search_options::worth), or the CPU quota keeps no more threads busy. All ranks step at once,
-// in this process. Then it tries other chunk sizes and prefetch distances on these cores. The request's own size is
-// ignored. Uses up to a quarter of the available memory, and all cores and the memory bandwidth of the machine: nothing
-// else should run. Meant for set-up, on one thread. Throws invalid_argument for impossible options, and what
-// select_cores(), team, memory_block and options.on_step throw.
+/// Adds cores to the optimizer of each of the request's ranks, as select_cores() would give them, until the next one
+/// gains too little (core_search_options::worth), or the CPU quota keeps no more threads busy. All ranks step
+/// concurrently, in this process. Then it tries other chunk sizes and prefetch distances on these cores. The request's
+/// own size is ignored. Uses up to a quarter of the available memory, and all cores and the memory bandwidth of the
+/// machine: nothing else should run. Meant for set-up, on one thread. Throws invalid_argument for impossible options,
+/// and what select_cores(), team, memory_block and options.on_step throw.
 [[nodiscard]] tuned_cores tune_cores(machine const& on, core_request const& request, shard_format const& format,
                                      core_tuning_options const& options = {});
 
 // The best ratio during training: every step measures the rates, which change with the machine's other work.
 
-// The work of one step and how long each part was busy with it, from an optimizer's report. A part without work tells
-// nothing about its rate.
+/// The work of one step and how long each part was busy with it, from an optimizer's report. A part without work tells
+/// nothing about its rate.
 struct measured_step {
     double cpu_elems = 0, cpu_s = 0;
     double device_elems = 0, device_s = 0;
@@ -542,32 +543,32 @@ struct measured_step {
     double up_bytes = 0, up_s = 0;
 };
 
-// Of an optimizer's step. A step that was rolled back and done again counts with the time of all of its work.
+/// Of an optimizer's step. A step that was rolled back and done again counts with the time of all of its work.
 [[nodiscard]] measured_step measured_step_of(optimizer_report const& step) noexcept;
 
 struct follower_options {
-    double weight = 0.2; // of a new measurement, against all earlier ones
-    double worth = 0.02; // a new ratio is proposed if it makes the step shorter by this share
-    double least = 0;    // bounds for the ratio, from memory
+    double weight = 0.2; ///< of a new measurement, against all earlier ones
+    double worth = 0.02; ///< a new ratio is proposed if it makes the step shorter by this share
+    double least = 0;    ///< bounds for the ratio, from memory
     double most = 1;
 };
 
-// Not thread-safe; a value like any other.
+/// Not thread-safe; a value like any other.
 class ratio_follower {
 public:
-    // Begins with known or guessed rates. Throws invalid_argument for impossible rates or options.
+    /// Begins with known or guessed rates. Throws invalid_argument for impossible rates or options.
     explicit ratio_follower(step_rates const& rates, follower_options const& options = {});
 
-    // Adds a step's measurements: the first one replaces the guess, later ones count by their weight. Values that are
-    // not finite and above 0 are ignored.
+    /// Adds a step's measurements: the first one replaces the guess, later ones count by their weight. Values that are
+    /// not finite and above 0 are ignored.
     void observe(measured_step const& step) noexcept;
-    // Backward and forward are the caller's, who times them. Throws invalid_argument for impossible times, and keeps
-    // the old ones.
+    /// Backward and forward are the caller's, who times them. Throws invalid_argument for impossible times, and keeps
+    /// the old ones.
     void set_times(double backward_s, double forward_s);
 
     [[nodiscard]] step_rates const& rates() const noexcept { return rates_; }
-    // A ratio that is worth moving shards for, given the optimizer's current one; absent: keep that. Throws
-    // invalid_argument where the current ratio is not from 0 to 1.
+    /// A ratio that is worth moving shards for, given the optimizer's current one; absent: keep that. Throws
+    /// invalid_argument where the current ratio is not from 0 to 1.
     [[nodiscard]] std::optional<double> proposal(double ratio) const;
 
 private:

@@ -77,7 +77,7 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& from)
 
 } // namespace detail
 
-// The members of tuned_cores under their names, and "host_cores" besides.
+/// The members of tuned_cores under their names, and "host_cores" besides.
 [[nodiscard]] inline nlohmann::ordered_json to_json(tuned_cores const& found)
 {
     nlohmann::ordered_json json = {{"format", detail::tuned_format}};
@@ -107,8 +107,8 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& from)
     return json;
 }
 
-// Replaces the file as a whole or leaves the old one. Throws unavailable with the path and the system's reason. Returns
-// what the file system could not do although the file is complete.
+/// Replaces the file as a whole or leaves the old one. Throws unavailable with the path and the system's reason.
+/// Returns what the file system could not do although the file is complete.
 inline save_report save_tuned(std::filesystem::path const& path, tuned_cores const& found)
 {
     detail::default_mode_scope const mode;
@@ -117,8 +117,8 @@ inline save_report save_tuned(std::filesystem::path const& path, tuned_cores con
     return file.commit();
 }
 
-// Reads a result for any machine. Throws unavailable for a file that cannot be read, and corrupted for one that does
-// not hold a tuning result.
+/// Reads a result for any machine. Throws unavailable for a file that cannot be read, and corrupted for one that does
+/// not hold a tuning result.
 [[nodiscard]] inline tuned_cores read_tuned(std::filesystem::path const& path)
 {
     detail::default_mode_scope const mode;
@@ -147,8 +147,8 @@ inline save_report save_tuned(std::filesystem::path const& path, tuned_cores con
     }
 }
 
-// Reads a result for this machine and work; `here` is made by tuning_key_of(). Throws what read_tuned() and check_key()
-// throw, and unavailable for a result that is not finished.
+/// Reads a result for this machine and work; `here` is made by tuning_key_of(). Throws what read_tuned() and
+/// check_key() throw, and unavailable for a result that is not finished.
 [[nodiscard]] inline tuned_cores load_tuned(std::filesystem::path const& path, tuning_key const& here)
 {
     tuned_cores found = read_tuned(path);

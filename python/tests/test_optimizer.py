@@ -177,7 +177,7 @@ def test_save_and_load(executor, tmp_path, in_groups):
 
 
 def split_arrays(whole):
-    """The same with its master in two halves, as bits of the upper one and the array that the optimizer gets."""
+    """The same with its split master weight, as bits of the upper one and the array that the optimizer gets."""
     torch = pytest.importorskip("torch")  # has a bfloat16, which NumPy has not
     halves = {name: array.copy() for name, array in whole.items()}
     halves["param"], halves["weight_out"] = np.empty(whole["param"].shape, np.int16), torch.empty(

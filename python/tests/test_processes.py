@@ -326,7 +326,7 @@ def work(rank):
     error = "none"
     try:
         step()
-        kept = [(p.detach().clone(), 3)]  # both ranks had added up
+        kept = [(p.detach().clone(), 3)]  # both ranks had accumulated
         assert not torch.equal(kept[0][0], torch.ones(50000))
         step()
     except RuntimeError as seen:

@@ -564,7 +564,7 @@ def test_8_bits_of_what_is_large_small_and_not_finite():
         dequantized(quantized({"exp_avg": torch.ones(65)}), torch.ones(64))
 
 
-# Masters in two halves
+# Split master weights
 
 def master_of(p, low):
     """A pair of halves as what it means, by integers."""

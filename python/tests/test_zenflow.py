@@ -1204,5 +1204,5 @@ def test_the_example_of_the_page(capsys):
         optimizer.step()
     optimizer.flush()  # before the model is evaluated, or saved for others
     report = optimizer.last_report
-    print(f"loss {loss.item():.2f}: {report.elements} elements stepped at once, {report.zenflow.deferred} put off")
+    print(f"loss {loss.item():.2f}: {report.elements} elements updated, {report.zenflow.deferred} deferred")
     assert capsys.readouterr().out.startswith("loss 0.") and report.elements == 2 * 256 + 26 * 5 + 256 + 5

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C interface: optimizers that put gradients off have the bits of those in C++.
+// The C interface: optimizers that defer gradients have the bits of those in C++.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

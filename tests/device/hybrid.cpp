@@ -66,7 +66,7 @@ struct model {
             t.draw_gradient(random, -12, -6);
         there.put(there.at.grad, tensors[1].mine[grad], dtype::bfloat16);
     }
-    // In one of the ways that a step can be taken; way 3 adds up a micro-step first.
+    // In one of the ways that a step can be taken; way 3 sums a micro-step first.
     optimizer_report step(std::uint64_t number, std::size_t way, step_values const& values = {})
     {
         make_gradients(number);
@@ -395,7 +395,7 @@ TEST_CASE("A checkpoint of one ratio loads under another")
     }
 }
 
-TEST_CASE("Gradients that are added up move with their shards, and survive a step that fails", "[both]")
+TEST_CASE("Gradients that are accumulated move with their shards, and survive a step that fails", "[both]")
 {
     auto const run = [](double ratio, bool moves, bool fails) {
         model m({}, ratio);

@@ -334,7 +334,7 @@ TEST_CASE("ZenFlow's intervals are those that DeepSpeed makes of them, in steps"
               "update_interval is 4, but select_interval comes to 3 steps; DeepSpeed wants that to be as much or more");
     CHECK(warnings_of(R"({"zero_optimization": {"zenflow": {"x": 1, "offload": true, "topk_ration": 1}}})") ==
           strings{"zero_optimization.zenflow.x means nothing here",
-                  "zero_optimization.zenflow.offload means nothing here: the columns that are stepped at once have "
+                  "zero_optimization.zenflow.offload means nothing here: the columns that are updated every step have "
                   "their state where they are stepped",
                   "zero_optimization.zenflow.topk_ration means nothing here: did you mean topk_ratio?"});
 }

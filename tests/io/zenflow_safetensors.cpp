@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// States of optimizers that put gradients off as safetensors files: what is saved is what is loaded, what was altered
+// States of optimizers that defer gradients as safetensors files: what is saved is what is loaded, what was altered
 // is noticed, and a run that goes on from files has the bits of the one that was never stopped.
 #include <algorithm>
 #include <barrier>
@@ -48,7 +48,7 @@ std::string load_refusal(std::string const& bytes)
     return refusal_of_file<kind, Error>(bytes);
 }
 
-// A matrix with all there can be, rows of another one with masters in two halves, and a vector.
+// A matrix with all there can be, rows of another one with split master weights, and a vector.
 owned_zenflow_state small_state()
 {
     owned_zenflow_state result;
@@ -335,9 +335,9 @@ TEST_CASE("what each kind of file is, is said to whoever wants the other")
     plain.step = 3;
     save_safetensors(folder / "plain", plain);
     CHECK(mentions(refusal([&] { safetensors_state const file(folder / "zenflow"); }),
-                   {"/zenflow has the state of an optimizer that puts gradients off", "that puts no gradients off"}));
+                   {"/zenflow has the state of an optimizer that defers gradients", "that defers no gradients"}));
     CHECK(mentions(refusal([&] { zenflow_safetensors_state const file(folder / "plain"); }),
-                   {"/plain has the state of an optimizer that puts no gradients off", "ZenFlow's is to be read"}));
+                   {"/plain has the state of an optimizer that defers no gradients", "ZenFlow's is to be read"}));
     CHECK(mentions(refusal<unavailable>([&] { zenflow_safetensors_state const file(folder / "none"); }),
                    {"/none: cannot be read: No such file"}));
     CHECK(mentions(
@@ -349,7 +349,7 @@ TEST_CASE("what each kind of file is, is said to whoever wants the other")
         return edited(good, [&](json& h) { h["__metadata__"]["adamant.format_version"] = text; });
     };
     CHECK(mentions(load_refusal<unavailable>(version("3")), {"FILE has version 3", "up to 2", "update adamant"}));
-    CHECK(mentions(load_refusal<invalid_argument>(version("1")), {"puts no gradients off"}));
+    CHECK(mentions(load_refusal<invalid_argument>(version("1")), {"defers no gradients"}));
     CHECK(mentions(load_refusal(version("0")), {"version 0"}));
 }
 
@@ -443,7 +443,7 @@ TEST_CASE("states of ZenFlow that cannot be are not saved")
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].selected[1] = 2; }), {"'w'", "neither 0 nor 1"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].arrays[2] = nullptr; }), {"'w'", "no data of exp_avg"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[1].arrays[4] = nullptr; }), {"'half'", "weight_out"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].sums = nullptr; }), {"'w'", "put off 2 steps"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].sums = nullptr; }), {"'w'", "deferred 2 steps"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params.push_back(s.params[1]); }),
                    {"params 1 and 3", "'half'", "[1, 3) and [1, 3)"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[2].name = "w"; }), {"params", "'w'", "differ in columns"}));

@@ -788,7 +788,7 @@ TEST_CASE("zenflow: a device that hangs, or has too little memory, says so", "[b
     all.compare(true);
 }
 
-TEST_CASE("zenflow: a gradient comes down when the one before it is added up, and no sooner", "[both]")
+TEST_CASE("zenflow: a gradient comes down when the one before it is accumulated, and no sooner", "[both]")
 {
     run_options of;
     of.zenflow = {.topk_ratio = 0.2, .select_interval = 100, .update_interval = 4};
@@ -797,7 +797,7 @@ TEST_CASE("zenflow: a gradient comes down when the one before it is added up, an
     rank.place(std::make_shared<emulated_device>());
     all.draw(false);
     all.step();             // selects, for which it needs the team
-    (void)rank.by->state(); // nothing is left to be added up
+    (void)rank.by->state(); // nothing is left to be accumulated
     std::atomic<bool> goes_on = false;
     {
         auto const holds_the_team = rank.by->cpu().team()->submit([&](unsigned) {
@@ -805,7 +805,7 @@ TEST_CASE("zenflow: a gradient comes down when the one before it is added up, an
                 std::this_thread::yield();
         });
         all.draw(false);
-        all.step(); // its gradients are not added up yet
+        all.step(); // its gradients are not accumulated yet
         all.draw(false);
         rank.take_gradients();
         rank.by->begin_step();
@@ -867,7 +867,7 @@ TEST_CASE("zenflow: gradients that arrive one by one", "[both]")
 
 // Steps without a pause, of a matrix that takes threads long enough: the one that selects comes before they are
 // through.
-TEST_CASE("zenflow: what is put off is not begun before a selection", "[once]")
+TEST_CASE("zenflow: the deferred gradients is not begun before a selection", "[once]")
 {
     run_options of;
     of.shapes = {{4096, 512}};
@@ -895,7 +895,7 @@ TEST_CASE("zenflow: what is put off is not begun before a selection", "[once]")
     }
 }
 
-TEST_CASE("zenflow: everything selected, or nothing put off for long, is the plain step")
+TEST_CASE("zenflow: everything selected, or nothing deferred for long, is the plain step")
 {
     bool const everything = GENERATE(true, false);
     char const* const format = GENERATE("float32", "bfloat16", "split_float32", "quantized8");
@@ -933,7 +933,7 @@ TEST_CASE("zenflow: everything selected, or nothing put off for long, is the pla
     }
 }
 
-TEST_CASE("zenflow: what is added up to infinity is dropped whole, or counts as zero")
+TEST_CASE("zenflow: what is accumulated to infinity is dropped whole, or counts as zero")
 {
     run_options of;
     of.grad = dtype::float32;

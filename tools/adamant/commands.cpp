@@ -166,7 +166,7 @@ std::span<command const> commands()
          "How many cores the optimizer needs: adds cores until the next one gains too little. Takes a minute at "
          "most, and the machine to itself.",
          {
-             {"--ranks", "N", "processes on this host (default 1), stepping all at once"},
+             {"--ranks", "N", "processes on this host (default 1), stepping concurrently"},
              {"--dtypes", "NAME",
               "mixed (default), f32, bf16_f32, bf16, split, split_bf16, q8, split_q8, bf16_q8, or the five types",
               dtype_sets},

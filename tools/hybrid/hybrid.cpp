@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training loop whose optimizer works on CPU and device at once: gradients are made on the device, layer by layer
+// A training loop whose optimizer works on CPU and device concurrently: gradients are made on the device, layer by layer
 // from the last, the CPU's part of them comes down, is stepped, and its weights go up, while the device steps its own.
 // The shapes are Qwen2.5-3B's, with as many layers as memory has room for. Forward and backward are waits.
 //
@@ -330,7 +330,7 @@ double number(std::string_view option, std::string const& text, double most)
     return value;
 }
 
-constexpr char const* help = R"(hybrid: a training loop whose optimizer steps on CPU and device at once
+constexpr char const* help = R"(hybrid: a training loop whose optimizer steps on CPU and device concurrently
 
   --ratio R|auto         the share of the elements that the CPU steps; auto
                          (default): begins with 0.75, follows what is measured
@@ -344,12 +344,12 @@ constexpr char const* help = R"(hybrid: a training loop whose optimizer steps on
                          as the CPU's step over all would take)
   --forward MS           and forward (default: half of that)
   --digest               prints nothing but a digest of the params
-  --zenflow K            puts gradients off: the share K of each matrix' columns
-                         is stepped at once, on the device, the others later;
+  --zenflow K            defers gradients: the share K of each matrix' columns
+                         is updated every step, on the device, the others later;
                          beside plain offloading and speculation
-  --update-interval N    steps for which they are put off (default 4)
+  --update-interval N    steps for which they are deferred (default 4)
   --select-interval N    steps from one selection to the next (default 16)
-  --no-overlap           step what was put off while the device waits
+  --no-overlap           step the deferred gradients while the device waits
   --help                 this text; -h is the same
 )";
 

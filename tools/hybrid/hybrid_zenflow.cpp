@@ -355,7 +355,7 @@ void run_zenflow(zenflow_settings const& chosen)
         double const deferred_s = median(ending, [](measured const& m) { return m.report.deferred_s; });
         double const waited_s = mean(ending, [](measured const& m) { return m.report.waited_s; });
         std::printf(
-            "  what a window has put off took the host %.1f of %.1f ms, and the device waited %.1f for it: %.1f%% "
+            "  the deferred update of a window took the host %.1f of %.1f ms, and the device waited %.1f for it: %.1f%% "
             "hidden; publishing took %.1f\n",
             1e3 * deferred_s, 1e3 * said.window_s, 1e3 * waited_s, 100 * (1 - waited_s / deferred_s), 1e3 * publish_s);
     }

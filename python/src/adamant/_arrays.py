@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from ._library import InvalidArgument
 
 DTYPES = {"float32": 1, "bfloat16": 2, "float16": 3}
-SPLIT_FLOAT32 = 4  # the lower halves of float32 masters, whose upper ones are the weights
+SPLIT_FLOAT32 = 4  # the residuals of split float32 masters, whose upper ones are the weights
 QUANTIZED8 = 5  # moments in groups: bytes, 64 codes and a float32 scale in each
 GROUP_ELEMS, GROUP_BYTES = 64, 68
 # What an array of that part may be besides, and how errors say what it may be at all.
 _more = {"moment": {"uint8": QUANTIZED8}, "master": {"int16": SPLIT_FLOAT32}}
 _wanted = {"moment": "float32 or bfloat16, or be uint8 of shape [groups, 68], which is quantized8",
-           "master": "float32, bfloat16 or float16, or be int16 beside a weight_out of bfloat16: the lower halves of masters"}
+           "master": "float32, bfloat16 or float16, or be int16 beside a weight_out of bfloat16: the residuals of split masters"}
 
 
 def group_count(elements: int) -> int:

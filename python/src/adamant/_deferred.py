@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a torch optimizer has where it puts gradients off: the states of matrices by columns, and one optimizer of the
+"""What a torch optimizer has where it defers gradients: the states of matrices by columns, and one optimizer of the
 library's over all params.
 
 Between steps the library knows counts, flags and sums. save() writes them to the states, where load() and copies find
@@ -53,7 +53,7 @@ def _layout(tensor: Tensor) -> Tuple[Any, ...]:
 
 
 def columns_of(param: Tensor) -> int:
-    """The columns of a matrix; 0: it is a vector, which is stepped at once."""
+    """The columns of a matrix; 0: it is a vector, which is updated every step."""
     return param.shape[-1] if param.dim() > 1 and param.numel() else 0
 
 
@@ -117,9 +117,9 @@ def _check_matrix(of: "_Steps", name: str, group: int, param: Tensor) -> None:
 
 
 class _Member:
-    """A param as the library has it: where its arrays lie, and what it has put off in its state.
+    """A param as the library has it: where its arrays lie, and its deferred gradients in its state.
 
-    home: the GPU that it is on, if what is stepped at once is to be stepped there.
+    home: the GPU that it is on, if what is updated every step is to be stepped there.
     """
 
     def __init__(self, of: "_Steps", group: int, param: Tensor, home: Optional[Home]):
@@ -166,7 +166,7 @@ class _Member:
         return self.weights is not self.mine
 
     def version_now(self) -> Tuple[int, int]:
-        """Changes with the weights, whoever writes them, unless it is by way of `param.data`."""
+        """Changes with the weights, by any writer, unless it is by way of `param.data`."""
         return self.param._version, local(self.param).data_ptr()
 
     def is_as_known(self, of: "_Steps", group: int, param: Tensor) -> bool:
@@ -353,7 +353,7 @@ class _Member:
 class Deferred:
     """What _Steps has where it is given zenflow.
 
-    Where all params are on one GPU and the library has CUDA, what is stepped at once is stepped there. Otherwise
+    Where all params are on one GPU and the library has CUDA, what is updated every step is stepped there. Otherwise
     everything is in host memory, and a warning says so once.
     """
 
@@ -393,7 +393,7 @@ class Deferred:
 
     def _check_here(self) -> None:
         if self.native is not None and not self.native.here:
-            raise InvalidArgument(f"process {os.getpid()} was forked from the optimizer's, which has what was put off; load a "
+            raise InvalidArgument(f"process {os.getpid()} was forked from the optimizer's, which has the deferred gradients; load a "
                                   "state_dict() here")
 
     # What is known of params
@@ -414,7 +414,7 @@ class Deferred:
     def _stays_away(self, why: str) -> None:
         if why and not self.why_not_there:
             self.why_not_there = why
-            warnings.warn("params are on a GPU, but zenflow has what it steps at once, and everything else, stepped in "
+            warnings.warn("params are on a GPU, but zenflow has what it updates every step, and everything else, stepped in "
                           f"host memory: {why}", RuntimeWarning, stacklevel=2)
 
     def _make(self, of: "_Steps", wanted: List[Tuple[int, Tensor]]) -> None:
@@ -679,5 +679,5 @@ def refuse_without(state_dict: Dict[str, Any]) -> None:
     """Raises InvalidArgument if a state has put something off, for an optimizer that cannot."""
     if any(isinstance(state, dict) and "updates" in state for state in state_dict["state"].values()):
         raise InvalidArgument("the state is one of zenflow: its columns have taken different numbers of steps, and some of "
-                              "them have put off gradients. Load it into an optimizer with zenflow=ZenFlow(...); with "
-                              "topk_ratio=1 that steps all columns at once from its next selection on")
+                              "them have deferred gradients. Load it into an optimizer with zenflow=ZenFlow(...); with "
+                              "topk_ratio=1 that updates all columns every step from its next selection on")

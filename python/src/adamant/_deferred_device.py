@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU that params are on, where what zenflow steps at once is stepped there: the library's handle to it, and torch's
+"""The GPU that params are on, where what zenflow updates every step is stepped there: the library's handle to it, and torch's
 side."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library's optimizer that puts gradients off (adamant/adamant.h): its options, calls and state."""
+"""The library's optimizer that defers gradients (adamant/adamant.h): its options, calls and state."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ position_fields = ("steps", "since_selection", "in_window", "has_selection", "do
 
 @dataclass(frozen=True)
 class ZenFlow:
-    """How gradients are put off: a few columns of each matrix are stepped at once, the others once in a window of steps,
+    """How gradients are deferred: a few columns of each matrix are updated every step, the others once in a window of steps,
     with the mean of their gradients, while the next window goes on.
 
     Args:
-        topk_ratio: the share of the columns that is stepped at once ("selected"), from 0 to 1. 1: nothing is put off.
-        select_interval: a window's first step selects anew where so many steps have been taken since the last time.
-        update_interval: steps in a window. "auto": it ends when the squared norm of what has been put off is at least
+        topk_ratio: the share of the columns that is updated every step ("selected"), from 0 to 1. 1: nothing is deferred.
+        select_interval: a window's first step selects anew once that many steps were taken since the last selection.
+        update_interval: steps in a window. "auto": it ends when the squared norm of the deferred gradients is at least
             auto_ratio times the sum of the squared norms of what was stepped, at the latest after max_deferred steps.
-        full_warm_up_rounds: so many steps at first are plain steps of everything.
+        full_warm_up_rounds: number of plain steps before ZenFlow begins.
         score: what columns are selected by, the sum of their gradients' magnitudes, "magnitude", or "square".
         scope: "each_param": each matrix has its own share; "all_params": columns of all matrices compete for one share
             of all elements.
-        overlap: what a window has put off is stepped while the next one goes on, and its weights are there at the end
+        overlap: the deferred gradients of a window are applied while the next one goes on, and its weights are there at the end
             of that. False: they are at once.
     """
 
@@ -171,7 +171,7 @@ class DeferredOptimizer(Calls):
             self._call("adamant_zenflow_set_device_arrays", number, grad.data_ptr(), weights.data_ptr())
 
     def place(self, device: Handle) -> None:
-        """What is stepped at once is stepped there from now on."""
+        """What is updated every step is stepped there from now on."""
         self._call("adamant_zenflow_place", device.pointer)
         self._device = device
 

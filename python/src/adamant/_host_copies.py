@@ -131,7 +131,7 @@ class Ring:
             while (begin := self._room(size)) is None and not self._broken:
                 self._changed.wait()
             if begin is None:
-                raise InvalidArgument("a copy has failed; the step is given up")
+                raise InvalidArgument("a copy has failed; the step is abandoned")
             slot = [begin, begin + size, True]
             self._taken.append(slot)
         return self.buffer[begin:begin + size], slot
@@ -192,7 +192,7 @@ class HostCopies:
         self._consumes = consumes
         pinned = any(device.type != "cpu" for device in devices)
         self.ring = Ring(min(whole, some) if consumes else whole, pinned)
-        self._passing = lambda: Ring(min(whole, some), pinned)  # for gradients that are added up as they come
+        self._passing = lambda: Ring(min(whole, some), pinned)  # for gradients that are accumulated as they come
         self._passing_ring: Optional[Ring] = None
         self._slots: Dict[int, List[Any]] = {}
         self._jobs: "queue.SimpleQueue[Any]" = queue.SimpleQueue()

@@ -179,7 +179,7 @@ class Report(Struct):
                 ("device_work_bytes", c_size_t), ("device_up_bytes", c_size_t), ("device_down_bytes", c_size_t),
                 ("measured", c_int32), ("cpu_quota", c_double)]
 
-    # Of an optimizer that puts gradients off.
+    # Of an optimizer that defers gradients.
     zenflow: Optional["ZenFlowReport"] = None
 
     @property
@@ -197,7 +197,7 @@ class ZenFlowOptions(Struct):
 
 
 class ZenFlowReport(Struct):
-    """What a step that puts gradients off reports besides; the fields are those of adamant_zenflow_report in
+    """What a step that defers gradients reports besides; the fields are those of adamant_zenflow_report in
     adamant/adamant.h."""
 
     name_in_c = "adamant_zenflow_report"

@@ -30,7 +30,7 @@ def is_quantized(moment: Any) -> bool:
 
 
 def _in_order(state: Dict[str, Any], moment: Tensor) -> Tensor:
-    """A moment's elements in the order of its groups: of columns where zenflow puts gradients off."""
+    """A moment's elements in the order of its groups: of columns where zenflow defers gradients."""
     return moment.movedim(-1, 0) if moment.dim() > 1 and ("by_columns" in state or "updates" in state) else moment
 
 

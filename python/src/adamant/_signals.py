@@ -14,7 +14,7 @@ except ImportError:
 
 
 class _Whole:
-    """Within it the main thread's handlers of SIGINT and SIGTERM are put off, as what they raise would part the library
+    """Within it the main thread's handlers of SIGINT and SIGTERM are deferred, as what they raise would part the library
     from what Python knows of it. They are called at its end. May be nested."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class _Whole:
                 for number, handler in handlers.items():
                     if callable(handler):  # else the system ends the process, or nothing happens
                         signal(number, self._note)
-            except BaseException:  # a signal came before its handler was put off
+            except BaseException:  # a signal came before its handler was deferred
                 self._restore()
                 raise
         self._depth += 1

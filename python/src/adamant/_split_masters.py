@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Float32 masters in two halves: bfloat16 params are the upper ones, and states have the lower ones, "master_low"."""
+"""Float32 split master weights: bfloat16 params are the upper ones, and states have the lower ones, "master_low"."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ class StepGroup:
             self.native.accumulate_at(number, grad.data_ptr())
 
     def whole_gradient(self, number: int, grad: Tensor) -> Tensor:
-        """What the step will take as the gradient: in host memory, with what was added up."""
+        """What the step will take as the gradient: in host memory, with the accumulated gradients."""
         if self.copies is not None:
             self.copies.settle()
         here = flat(grad.detach()).to("cpu")

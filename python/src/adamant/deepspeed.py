@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The module that DeepSpeed's CPUAdamBuilder loads, on this library: `import adamant.deepspeed` before the optimizer is
-made, or the environment variable ADAMANT_DEEPSPEED=1 for jobs whose code nobody edits; 0 keeps DeepSpeed's own op.
+made, or the environment variable ADAMANT_DEEPSPEED=1 for jobs whose code is not edited; 0 keeps DeepSpeed's own op.
 
 Importing it, before DeepSpeed or after, replaces load() of every CPUAdamBuilder, and nothing else. It sets the variable
 for child processes: a line in the wheel's .pth file imports this module where the variable is set, so the workers that

@@ -147,7 +147,7 @@ class Optimizer(Calls):
             nor call the optimizer.
 
     All arrays must stay where they are while the optimizer lives; it keeps references to them. Threads: submit(),
-    skip() and set_gradient() from several at once, everything else from one at a time. The GIL is free during
+    skip() and set_gradient() from several concurrently, everything else from one at a time. The GIL is free during
     calls.
     """
 
@@ -209,7 +209,7 @@ class Optimizer(Calls):
         """Adds a shard and returns its number: consecutive elements of the parameter `name`.
 
         Args:
-            param: read and written; float32, bfloat16 or float16. Or int16: the lower halves of float32 masters, whose
+            param: read and written; float32, bfloat16 or float16. Or int16: the residuals of split float32 masters, whose
                 upper ones are weight_out; see split_masters().
             grad: read in steps; the same types.
             exp_avg, exp_avg_sq: the moments, zeros before the first step; float32 or bfloat16, or both quantized8:
@@ -335,7 +335,7 @@ class Optimizer(Calls):
         self._call("adamant_begin_step", byref(self._values(loss_scale, max_norm, max_abs_grad, lr, self._groups())))
 
     def submit(self, shard: int, grad: Any = None) -> None:
-        """This shard's gradient is there; returns at once. It must not change until finish() has returned."""
+        """This shard's gradient is there; returns immediately. It must not change until finish() has returned."""
         if grad is None:
             self._call("adamant_submit", whole_number(shard, "shard"))
         else:
@@ -421,7 +421,7 @@ def sum_of_squares(grad: Any, executor: Optional[Executor] = None) -> float:
 
 def add_squares(grad: Any, words: Any, executor: Optional[Executor] = None) -> None:
     """Adds an array's sum of squares to a total: 21 contiguous 64-bit integers, NumPy's or torch's, zeros at first, which
-    may be added up over ranks. The same total for any order of arrays, however they are cut at multiples of 4096
+    may be accumulated over ranks. The same total for any order of arrays, however they are cut at multiples of 4096
     elements."""
     place = place_of(grad, "the gradient")
     at = words.data_ptr() if hasattr(words, "data_ptr") else words.ctypes.data

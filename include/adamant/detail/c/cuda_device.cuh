@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/detail/c/cuda_device.hpp declares.
+// Definition of cuda_device.hpp, for nvcc.
 #include <adamant/detail/c/cuda_device.hpp>
 
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares.
+// Definitions of adamant.h: optimizer.
 #include <adamant/adamant.h>
 
 #include <cstdint>

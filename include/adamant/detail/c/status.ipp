@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares, and where exceptions become statuses.
+// Definitions of adamant.h: status.
 #include <adamant/adamant.h>
 
 #include <cstddef>

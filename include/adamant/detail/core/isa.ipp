@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What isa.hpp declares.
+// Definitions of adamant/isa.hpp.
 #pragma once
 
 #include <cstdlib>

@@ -10,7 +10,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Whether this much memory is available now; it is freed at once. For calls of libraries that crash, or end the
+// Whether this much memory is available now; it is freed immediately. For calls of libraries that crash, or end the
 // process, without memory (hwloc, the OpenMP runtimes). Other threads may still take it before the call does.
 inline bool probe_allocation(std::size_t bytes) noexcept
 {

@@ -22,7 +22,7 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail::cuda {
 
 // Thread-safe. Each stream has a lock of its own for what is enqueued there, because a copy of memory that is not
-// pinned may make its caller wait; the state that waiting needs has another, which nobody holds for long.
+// pinned may make its caller wait; the state that waiting needs has another, which is held only briefly.
 class stream_set {
 public:
     using clock = std::chrono::steady_clock;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What device.hpp declares.
+// Definitions of adamant/device.hpp.
 #pragma once
 
 #include <adamant/device.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What emulated_device.hpp declares.
+// Definitions of adamant/emulated_device.hpp.
 #pragma once
 
 #include <algorithm>
@@ -64,7 +64,7 @@ ADAMANT_DECL device_ptr emulated_device::allocate(std::size_t bytes)
     if (real == nullptr)
         detail::throw_unavailable({options_.name, " is imitated in host memory, which has no ", bytes, " bytes left"});
     std::unique_ptr<void, void (*)(void*)> own(real, std::free);
-    std::memset(real, 0xa5, rounded); // so that nobody relies on zeros, and the pages exist
+    std::memset(real, 0xa5, rounded); // so that no caller relies on zeros, and the pages exist
     blocks_->emplace(next_address_, block{static_cast<std::byte*>(real), rounded});
     (void)own.release();
     used_bytes_ += rounded;

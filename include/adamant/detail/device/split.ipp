@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What split.hpp declares.
+// Definitions of adamant/split.hpp.
 #pragma once
 
 #include <algorithm>

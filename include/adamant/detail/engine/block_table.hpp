@@ -24,7 +24,7 @@ public:
     {
         return sizeof(grad_squares) + sizeof(std::byte*) + (keeps_checksums ? sizeof(std::uint64_t) : 0);
     }
-    // For so many blocks, of which nothing is known. Allocates.
+    // For this number of blocks, all in their initial state. Allocates.
     void build_layout(std::size_t blocks, bool keeps_checksums)
     {
         squares_.assign(blocks, {});

@@ -14,7 +14,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// They throw invalid_argument, but where said otherwise; and unavailable in a forked child process
+// All throw invalid_argument unless noted; and unavailable in a forked child process
 // in the midst of a step.
 class call_rules {
 public:

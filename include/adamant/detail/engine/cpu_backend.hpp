@@ -58,7 +58,7 @@ public:
 
     // ---- What the CPU has
 
-    // Bytes that build_layout() allocates for so many ranges and shards.
+    // Bytes that build_layout() allocates for the given number of ranges and shards.
     [[nodiscard]] static constexpr std::size_t bytes_for(std::size_t ranges, std::size_t shards) noexcept
     {
         return most_passes * (ranges + 1) * (sizeof(entry) + sizeof(std::size_t)) + ranges * sizeof(block_range) +
@@ -107,7 +107,7 @@ public:
 
     // ---- What is to be done
 
-    // Empties the list; its pieces are numbered from first_piece on. Only while nobody works.
+    // Empties the list; its pieces are numbered from first_piece on. Only while no worker runs.
     void begin(std::size_t first_piece) noexcept
     {
         next_piece_ = first_piece;
@@ -211,7 +211,7 @@ public:
         return at->range;
     }
 
-    // ---- What has been found. While nobody works.
+    // ---- What has been found. While no worker runs.
 
     // Whether gradients are those that records were made with, after a pass `compare`.
     [[nodiscard]] bool same_gradients() const noexcept { return !gradients_differ_.load(std::memory_order_relaxed); }

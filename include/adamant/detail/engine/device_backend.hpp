@@ -15,7 +15,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// What lies on a device, and the passes over it. Work is enqueued; where it fails, whoever waits gets a device_error.
+// What lies on a device, and the passes over it. Work is enqueued; where it fails, the waiting caller gets a device_error.
 // submit(), submit_all(), run() and fetch_gradient() are called by one thread at a time; send_weights() by any.
 class device_backend {
 public:
@@ -23,7 +23,7 @@ public:
 
     // ---- What it has
 
-    // Moves what has to be moved. Null: everything comes home, and has_device() is false from then on. Throws what the
+    // Moves what has to be moved. Null: everything is copied back to the host, and has_device() is false from then on. Throws what the
     // device does, with everything where it was; where even that fails, the CPU has everything.
     virtual void place(std::shared_ptr<device> to, std::vector<shard_piece> const& where) = 0;
     [[nodiscard]] virtual bool has_device() const noexcept = 0;

@@ -26,7 +26,7 @@ struct training_state {
 
 class step_history {
 public:
-    // For so many shards, so that nothing is allocated in a step.
+    // For this number of shards, so that nothing is allocated in a step.
     void reserve(std::size_t shards) { sums_.resize(shards); }
     static constexpr std::size_t bytes_for_each_shard = sizeof(unsigned);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pass over all shards, on the CPU and on a device at once: gives each side its part, and waits for both.
+// A pass over all shards, on the CPU and on a device concurrently: gives each side its part, and waits for both.
 #pragma once
 
 #include <algorithm>

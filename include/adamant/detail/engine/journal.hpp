@@ -36,7 +36,7 @@ public:
     }
 
     // Where thread `member` may write a record of at most `most` bytes, at a multiple of 64; null where the budget is
-    // used up. Different members may call this at once.
+    // used up. Different members may call this concurrently.
     [[nodiscard]] std::byte* room(unsigned member, std::size_t most) noexcept
     {
         writer& own = writers_[member];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What optimizer.hpp declares: each function is the core's.
+// Definitions of adamant/optimizer.hpp.
 #pragma once
 
 #include <algorithm>

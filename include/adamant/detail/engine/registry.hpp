@@ -107,7 +107,7 @@ public:
             sizes.push_back(s.shard.size());
         return sizes;
     }
-    // Its masters as an array of float32, where they are in two halves; else null.
+    // Its masters as an array of float32, where they are split; else null.
     [[nodiscard]] split_view const* split_param(std::size_t shard) const noexcept { return split_params_[shard].get(); }
     void require_shard(std::size_t shard) const
     {

@@ -54,7 +54,7 @@ inline constexpr std::size_t step_states = 13;
     return names[static_cast<std::size_t>(of)];
 }
 
-// The table. A step that is given up goes from `open` or `failed` to one of the first four.
+// The table. A step that is abandoned goes from `open` or `failed` to one of the first four.
 [[nodiscard]] constexpr bool may_follow(step_state from, step_state to) noexcept
 {
     using enum step_state;

@@ -107,7 +107,7 @@ struct step_plan {
     std::vector<group_step> assumed, decided;
     std::vector<shard_in_step> shards;
     bool needs_norm = false;      // before anything may stay stepped
-    bool measures = true;         // gradients are looked at: somebody wants the norm, or to know what is not finite
+    bool measures = true;         // gradients are looked at: a caller wants the norm, or to know what is not finite
     bool skips_nonfinite = false; // a gradient that is not finite makes this step change nothing
     // Blocks that are not stepped yet when all gradients are there wait for the norm: measuring what is left takes less
     // than records of a step that may be wrong. Not where every step has records.

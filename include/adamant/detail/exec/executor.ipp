@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What executor.hpp declares.
+// Definitions of adamant/executor.hpp.
 #pragma once
 
 #include <algorithm>

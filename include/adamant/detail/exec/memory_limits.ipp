@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What memory.hpp declares.
+// Definitions of adamant/memory.hpp.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What resctrl.hpp declares.
+// Definitions of adamant/resctrl.hpp.
 #pragma once
 
 #include <algorithm>

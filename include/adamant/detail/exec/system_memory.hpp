@@ -79,7 +79,7 @@ inline void keep_least_of_cgroup(memory_limit& least, cgroup_folder const& cgrou
         if (used)
             keep_least(least, *limit - std::min(*limit, *used - std::min(*used, cache)), source);
     };
-    if (cgroup.v2) { // memory.swap.max limits swap alone, which nobody here counts on
+    if (cgroup.v2) { // memory.swap.max limits swap alone, which is not counted here
         keep(read_number(file + ".max"), file + ".current", file + ".max");
         return;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What team.hpp declares.
+// Definitions of adamant/team.hpp.
 #pragma once
 
 #include <string>

@@ -25,7 +25,7 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // For as long as a thread is a team's. OpenMP runtimes keep threads for the next region of anyone, so each leaves as it
-// came: with its name, its mask, and the floating-point environment that it had from whoever made it. A task of a team
+// came: with its name, its mask, and the floating-point environment that it had from its creator. A task of a team
 // has the default one: nearest, and no traps.
 class member_thread {
 public:

@@ -277,7 +277,7 @@ private:
         for (team_member const& m : members_)
             usable = usable && (m.problem.empty() || options_.bind != binding::required);
         if (!usable)
-            publish(nullptr); // nobody can have submitted anything yet
+            publish(nullptr); // no request can have been submitted yet
         announce();
         epoch_.notify_all();
     }

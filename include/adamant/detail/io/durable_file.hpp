@@ -109,7 +109,7 @@ public:
         if (directory_.get() < 0)
             refuse_file(path_, "the folder cannot be opened", errno);
         part_ = path_ + ".part";
-        // Where fchmod() is refused, nobody else may do more with the new file than with the old one.
+        // Where fchmod() is refused, no other user may do more with the new file than with the old one.
         open_and_lock(replaces ? (there.st_mode & 0777) | 0600 : 0666);
         try {
             if (uninterrupted([&] { return ::ftruncate(file_.get(), 0); }) != 0)

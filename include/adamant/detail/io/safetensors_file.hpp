@@ -42,8 +42,8 @@ struct file_kind {
     unsigned version;
     std::string_view whose; // state
 };
-inline constexpr file_kind file_kinds[] = {{1, "an optimizer that puts no gradients off"},
-                                           {2, "an optimizer that puts gradients off, ZenFlow's"}};
+inline constexpr file_kind file_kinds[] = {{1, "an optimizer that defers no gradients"},
+                                           {2, "an optimizer that defers gradients, ZenFlow's"}};
 inline constexpr file_kind plain_file = file_kinds[0];
 inline constexpr file_kind zenflow_file = file_kinds[1];
 

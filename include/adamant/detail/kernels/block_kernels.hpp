@@ -15,7 +15,7 @@ struct block_kernels {
     block_squares_function squares_scratch;
     recorded_step_function recorded; // of either gradient, see memory_access; null: records are copies
     rollback_function rollback_scratch;
-    join_function join; // of masters in two halves, for these two, which take floats; else null
+    join_function join; // of split master weights, for these two, which take floats; else null
     split_function split;
     add_gradients_function to_scratch; // grad -> float
     clamp_gradient_function clamp_gradient;

@@ -120,7 +120,7 @@ ADAMANT_SIMD void narrow_few(dtype type, bool stochastic, rounding_line const& l
     }
 }
 
-// Masters of two halves: the lower halves, which are widened as if they were floats, join their weights.
+// Split master weights: the lower halves, which are widened as if they were floats, join their weights.
 ADAMANT_SIMD void join_few(step_pointers const& a, std::size_t begin, std::size_t n, careful_buffer& to)
 {
     for (std::size_t i = 0; i < n; ++i) {

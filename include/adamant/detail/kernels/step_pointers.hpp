@@ -37,7 +37,7 @@ struct memory_access {
     }
 };
 
-// Whether the master is in two halves, param and weight_out.
+// Whether the master is split in two, param and weight_out.
 template <class Param>
 inline constexpr bool is_split = std::is_same_v<Param, split_float32>;
 

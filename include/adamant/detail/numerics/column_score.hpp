@@ -12,7 +12,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// What is added up over the rows of a column.
+// The accumulated gradient over the rows of a column.
 enum class column_score : std::uint8_t {
     magnitude, // |g|
     square,    // g squared

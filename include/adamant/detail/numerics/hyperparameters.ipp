@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What hyperparameters.hpp declares.
+// Definitions of adamant/hyperparameters.hpp.
 #pragma once
 
 #include <cfloat>

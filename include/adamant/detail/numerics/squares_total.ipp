@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What detail/numerics/squares_total.hpp declares.
+// Definitions of adamant/detail/numerics/squares_total.hpp.
 #pragma once
 
 #include <bit>

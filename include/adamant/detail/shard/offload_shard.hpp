@@ -89,7 +89,7 @@ public:
     struct ready_gradient {
         std::byte const* at;
         bool in_scratch;
-        grad_squares squares; // of what was added up, before any rule
+        grad_squares squares; // of the accumulated gradients, before any rule
     };
     // summed: whether the accumulator holds earlier micro-steps' gradients. Squares are computed only if they are
     // wanted, or needed to know whether something has to be made zero.
@@ -239,7 +239,7 @@ private:
         g.at = scratch.grad;
         g.in_scratch = true;
     }
-    // Calls work with a block's arrays, of which param is of floats: where it is in two halves, a copy that is then
+    // Calls work with a block's arrays, of which param is of floats: where it is split in two, a copy that is then
     // split.
     template <class Work>
     std::invoke_result_t<Work, kernel::step_pointers const&> over_masters(std::size_t block, std::byte const* gradient,

@@ -23,7 +23,7 @@ ADAMANT_BEGIN_NAMESPACE
 // every finite gradient, on all ranks alike (see largest_magnitude()). What is not finite counts as zero.
 //
 // Integers have no order of addition, so scores have the same bits for any instruction set and number of threads; and
-// where the rows are spread over ranks, however they are cut, the ranks' scores added up are those of one process.
+// where the rows are spread over ranks, however they are cut, the ranks' scores accumulated are those of one process.
 //
 // Reads the gradient once. Throws invalid_argument for a null pointer with elements, another number of scores than of
 // columns, a `largest` that is negative or not finite, and a type that no gradient has; bad_alloc. Thread-safe.

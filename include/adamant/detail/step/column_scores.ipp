@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What detail/step/column_scores.hpp declares.
+// Definitions of adamant/detail/step/column_scores.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What step.hpp declares.
+// Definitions of adamant/step.hpp.
 #pragma once
 
 #include <algorithm>

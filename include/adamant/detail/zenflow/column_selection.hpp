@@ -10,7 +10,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// How many of so many columns are selected: see zenflow_options::topk_ratio, which `ratio` must be. Pure.
+// Number of selected columns: see zenflow_options::topk_ratio, which `ratio` must be. Pure.
 [[nodiscard]] std::size_t selected_columns(std::size_t columns, double ratio) noexcept;
 
 // Sets selected[c] to 1 for that many columns with the highest scores, and to 0 for the others. Of equal scores the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What detail/zenflow/column_selection.hpp declares.
+// Definitions of adamant/detail/zenflow/column_selection.hpp.
 #pragma once
 
 #include <algorithm>

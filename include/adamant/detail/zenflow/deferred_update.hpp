@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is done in the background by whoever has time: gradients are added up, and what was put off in a window is
+// What is done in the background by idle workers: gradients are accumulated, and the deferred gradients in a window is
 // stepped. Both in tiles, planned before anything is written.
 #pragma once
 
@@ -83,7 +83,7 @@ private:
     std::chrono::steady_clock::duration busy_{};
 };
 
-// The gradients of one step are added up.
+// The gradients of one step are accumulated.
 struct sum_tile {
     zenflow_matrix const* matrix;
     std::size_t begin, end; // rows
@@ -93,12 +93,12 @@ struct sum_tile {
 };
 using sum_work = tiled_work<sum_tile>;
 
-// What one matrix has put off.
+// The deferred gradients of one matrix.
 struct deferred_part {
     std::vector<std::uint8_t> columns;  // a flag for each column: whether it is stepped
     std::vector<coefficients> steps;    // for each count of updates,
     std::vector<std::uint32_t> step_of; // and which of them each column takes
-    float const* sums = nullptr;        // null: nothing was added up
+    float const* sums = nullptr;        // null: nothing was accumulated
     float scale = 1;                    // of the sums
 };
 
@@ -215,7 +215,7 @@ public:
         return team_ != nullptr && !team_->in_this_process() && drain_ != nullptr && !drain_->done();
     }
     [[nodiscard]] bool in_this_process() const noexcept { return team_ == nullptr || team_->in_this_process(); }
-    // Goes on with what there is; step: null, or one to go on with when sums are done. Returns at once. Where memory is
+    // Goes on with what there is; step: null, or one to go on with when sums are done. Returns immediately. Where memory is
     // short nothing goes on, until finish().
     void go_on(sum_work& sums, deferred_update* step, std::vector<zenflow_matrix> const& of) noexcept
     {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is stepped at once, on a device: selected columns and vectors have their masters and moments there, and nowhere
+// What is updated every step, on a device: selected columns and vectors have their masters and moments there, and nowhere
 // else, from one selection to the next. Gradients and weights are made and wanted there, by rows.
 #pragma once
 
@@ -115,7 +115,7 @@ public:
             throw;
         }
     }
-    // The state comes home, into the host's arrays; and stays here.
+    // The state is copied back to the host, into the host's arrays; and stays here.
     void copy_to_host()
     {
         if (part_ == nullptr)

@@ -68,7 +68,7 @@ public:
         offload_shard const& s = matrices_[param].shard();
         on_->copy_down(s.data(shard_array::grad), arrays_[param].grad, s.bytes(shard_array::grad, s.size()));
     }
-    // All gradients that were submitted are down; adds up their squares. present: a flag for each param.
+    // All gradients that were submitted are down; sums their squares. present: a flag for each param.
     [[nodiscard]] squares_total squares(std::vector<std::uint8_t> const& present)
     {
         whole_->fetch(squares_, recorded_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is stepped at once, on the host: without a device, selected columns and vectors are stepped where they are.
+// What is updated every step, on the host: without a device, selected columns and vectors are stepped where they are.
 #pragma once
 
 #include <cstddef>

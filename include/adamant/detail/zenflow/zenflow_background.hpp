@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes on beside steps: gradients are added up, what the last window has put off is stepped, and its weights
+// What goes on beside steps: gradients are accumulated, the deferred gradients of the last window are applied, and its weights
 // publish, in host memory or on the device.
 #pragma once
 
@@ -123,7 +123,7 @@ public:
         down_ = 0;
         waiting_down_.reserve(model_.size());
     }
-    // The gradient comes down when what lies there has been added up.
+    // The gradient comes down when what lies there has been accumulated.
     void bring_down(std::size_t param)
     {
         std::lock_guard const lock(down_mutex_);
@@ -132,7 +132,7 @@ public:
         else
             waiting_down_.push_back(param);
     }
-    // The step is given up: once this returns, no gradient comes down to the caller's arrays any more. Throws
+    // The step is abandoned: once this returns, no gradient comes down to the caller's arrays any more. Throws
     // device_error where the device has failed, whether or not it comes back; see is_inconsistent().
     void give_up_gradients()
     {
@@ -158,9 +158,9 @@ public:
     [[nodiscard]] double take_busy_s_of_sums() noexcept { return sums_.take_busy_s(); }
     void begin_sums(std::vector<sum_tile> tiles) noexcept { sums_.begin(std::move(tiles)); }
 
-    // ---- What was put off
+    // ---- Deferred gradients
 
-    // The plan of what this window has put off, to be filled in.
+    // The plan of its deferred gradients, to be filled in.
     [[nodiscard]] deferred_update& next() noexcept { return *next_; }
     // Whose weights are still to be published.
     [[nodiscard]] deferred_update& now() noexcept { return *now_; }
@@ -179,7 +179,7 @@ public:
             };
         now_->begin();
     }
-    // Goes on in the background. but_deferred: not with what was put off.
+    // Goes on in the background. but_deferred: not with the deferred gradients.
     void go_on(bool but_deferred) noexcept
     {
         worker_.go_on(sums_, but_deferred || publishing_is_due_ ? nullptr : now_.get(), model_.matrices);

@@ -345,7 +345,7 @@ private:
     {
         validate(options);
         if (options.keep_last_step || options.weights_ready)
-            throw_invalid_argument({"an optimizer that puts gradients off has no ",
+            throw_invalid_argument({"an optimizer that defers gradients has no ",
                                     options.keep_last_step ? "rollback(), so keep_last_step" : "weights_ready, so it",
                                     " must not be set"});
         return options;

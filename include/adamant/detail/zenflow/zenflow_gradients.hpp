@@ -133,7 +133,7 @@ public:
     struct window_squares {
         grad_squares done, deferred;
     };
-    // The squares of what this step does at once, and of what will have been put off after it, over all ranks.
+    // The squares of what this step applies, and of the deferred gradients after it, over all ranks.
     [[nodiscard]] window_squares squares_of_window() const
     {
         squares_total done, deferred;

@@ -176,7 +176,7 @@ private:
             throw_invalid_argument({name, "has rows ", of.first_row, " to ", of.first_row + of.rows,
                                     ", but its moments are in groups of ", together, " rows"});
         if (of.summed != 0 && of.sums == nullptr && of.rows != 0 && m.columns() != 0)
-            throw_invalid_argument({name, "has put off ", of.summed, " steps, but has no sums"});
+            throw_invalid_argument({name, "has deferred ", of.summed, " steps, but has no sums"});
     }
 
     zenflow_model& model_;

@@ -24,7 +24,7 @@ struct zenflow_param_state {
     std::vector<std::uint64_t> counts;          // of updates
     std::vector<std::uint8_t> selected, wanted; // of each column; wanted: by the selection that is being made
     std::vector<std::uint8_t> publishing;       // zeros
-    std::vector<std::uint8_t> before, late;     // what was selected; what takes its put-off update early,
+    std::vector<std::uint8_t> before, late;     // what was selected; what takes its deferred update early,
     std::vector<std::uint32_t> late_list;       // as a list
     std::vector<std::uint32_t> list;            // the selected columns,
     std::vector<group_step> steps;              // how those of each count are stepped now,
@@ -32,7 +32,7 @@ struct zenflow_param_state {
     std::size_t gathered = 0;                   // where their gradients begin
     std::size_t first_sum = 0;                  // in the sums
     std::uint64_t summed = 0;                   // steps in the sums
-    group_step added = {};                      // how gradients are scaled before they are added up
+    group_step added = {};                      // how gradients are scaled before they are accumulated
     float largest = 0;                          // magnitude of its gradients
 };
 // A part of a param that one thread takes: rows of a matrix, norm blocks, or one of its columns.
@@ -117,7 +117,7 @@ struct zenflow_model {
         matrices[param].set_gradient(static_cast<std::byte const*>(grad));
     }
 
-    // halves: of the sums; with two, gradients are added up in one while what the other has is stepped.
+    // halves: of the sums; with two, gradients are accumulated in one while what the other has is stepped.
     void build_layout(std::size_t halves)
     {
         registry.check_overlaps();
@@ -150,7 +150,7 @@ struct zenflow_model {
             sum_memory_[half] = make_buffer<float>(cpu, elems);
         is_laid_out = true;
     }
-    // Where the gradients of this window are added up.
+    // Where the gradients of this window are accumulated.
     [[nodiscard]] float* sums_of(std::size_t i) noexcept { return sum_memory_[half_].data() + params[i].first_sum; }
     void use_other_sums() noexcept { half_ = 1 - half_; }
     void use_first_sums() noexcept { half_ = 0; }
@@ -192,7 +192,7 @@ private:
                                     (place.begin + shard.size()) / columns, ", but moments of 8 bits are in groups of ",
                                     together,
                                     " rows of a column; give it a multiple of that, other moments, or 0 "
-                                    "columns, by which it is stepped at once"});
+                                    "columns, by which it is updated every step"});
         if (weights == nullptr && shard.size() != 0)
             throw_invalid_argument({of, "has no array of weights; its param and weight_out lie by columns, and weights "
                                         "by rows, as the model has them"});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What zenflow.hpp declares.
+// Definitions of adamant/zenflow.hpp.
 #pragma once
 
 #include <adamant/error.hpp>

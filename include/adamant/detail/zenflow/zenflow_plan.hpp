@@ -22,7 +22,7 @@ public:
     {
     }
 
-    // How what is stepped at once is stepped. on_host: its gradients are gathered there; returns how many bytes they
+    // How what is updated every step is stepped. on_host: its gradients are gathered there; returns how many bytes they
     // take.
     [[nodiscard]] std::size_t selected(bool on_host) const
     {
@@ -45,7 +45,7 @@ public:
         }
         return bytes;
     }
-    // The window ends with this step: how what has been put off is stepped.
+    // The window ends with this step: how deferred gradients are applied.
     void deferred(deferred_update& next) const
     {
         next.zero_nonfinite = false;
@@ -67,7 +67,7 @@ public:
             p.sums = list.empty() ? nullptr : model_.sums_of(i);
         }
     }
-    // The gradients that are added up.
+    // The gradients that are accumulated.
     [[nodiscard]] std::vector<sum_tile> sums(zenflow_report& report) const
     {
         std::vector<sum_tile> tiles;

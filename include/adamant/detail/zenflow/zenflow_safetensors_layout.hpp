@@ -7,7 +7,7 @@
 //     PARAM.weight_out                                the same, BF16, where it is the upper half of masters in two
 //                                                     halves; PARAM.param is the lower one then, U16
 //     PARAM.weights                                   by rows, [rows, columns]; not there where the state has none
-//     PARAM.sums                                      F32, [rows, columns]; where something has been put off
+//     PARAM.sums                                      F32, [rows, columns]; where something has been deferred
 //     PARAM.counts                                    U64, [columns]
 //     PARAM.selected, PARAM.publishing                   BOOL, [columns]
 // Of a vector: the first four, of the shape [rows], and PARAM.counts, of the shape [1]. Moments of quantized8 are

@@ -31,7 +31,7 @@ public:
     }
 
     [[nodiscard]] zenflow_position const& position() const noexcept { return position_; }
-    // The sum of the norms of what has been put off in this window: no element of it is larger.
+    // The sum of the norms of the deferred gradients in this window: no element of it is larger.
     [[nodiscard]] double deferred_norm() const noexcept { return deferred_norm_; }
     void go_on_from(zenflow_position const& position, double deferred_norm) noexcept
     {
@@ -69,7 +69,7 @@ public:
         after.since_selection = selects ? 1 : after.since_selection + !warm_up;
         after.has_selection = after.has_selection || selects;
         double const deferred_norm = deferred_norm_ + (report.measured ? verdict.norm * verdict.clip : 0);
-        // Without a norm nobody asks whether what was added up is finite.
+        // Without a norm nobody asks whether the accumulated gradients is finite.
         bool const is_finite_for_sure = deferred_norm < 1e38 || !report.measured;
         bool const automatic = !zenflow_.update_interval && !warm_up;
         bool ends = false;
@@ -156,7 +156,7 @@ private:
             steps.insert(steps.end(), own.steps.begin(), own.steps.end());
         home.step(steps, model_.present, is_new);
     }
-    // A column that is selected from now on is first stepped with what it has put off.
+    // A column that is selected from now on is first stepped with its deferred gradients.
     void change_selection(zenflow_report& report)
     {
         report.selected = true;
@@ -187,7 +187,7 @@ private:
             model_.copy_weights(i, own.late_list);
         }
     }
-    // The step that was to change it has failed. What was put off has been stepped early, and publishes with all else.
+    // The step that was to change it has failed. Deferred gradients has been stepped early, and publishes with all else.
     void keep_selection() noexcept
     {
         background_.settle(); // or it would be stepped again

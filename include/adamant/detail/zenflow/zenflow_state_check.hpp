@@ -76,7 +76,7 @@ inline void check_param(zenflow_state_param const& p, std::size_t number, std::s
         if (is_state(p.types, which) && p.arrays[which] == nullptr && p.rows != 0)
             refuse({"has no data of ", shard_array::names[which]});
     if (is_matrix && p.summed != 0 && p.sums == nullptr && p.rows != 0)
-        refuse({"has put off ", p.summed, " steps, but has no sums"});
+        refuse({"has deferred ", p.summed, " steps, but has no sums"});
 }
 
 // Numbers of the params that are written: all, but of those without rows at one place only the first. Throws what
