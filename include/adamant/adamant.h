@@ -73,7 +73,7 @@ enum {
 /** The text of this thread's last call that failed, or of a save that left something out, in at most 4095 bytes of
  * UTF-8;
  * "" before the first one, and after a save that left nothing out. Bytes of a
- * path or name that are not UTF-8 are written as \xff. Lives until the next call of this thread that fails, or the end
+ * path or name that are not UTF-8 are written in hexadecimal (`\\xff`). Lives until the next call of this thread that fails, or the end
  * of the thread. Never null. */
 ADAMANT_C_API const char* adamant_last_error(void);
 /** "ok", "invalid argument" and so on; "unknown status" for numbers that are none. Lives for ever. */
@@ -98,12 +98,13 @@ enum {
 
 typedef struct adamant_team adamant_team;
 
+/** Options of adamant_team_create(). */
 typedef struct adamant_team_options {
-    size_t struct_bytes;
+    size_t struct_bytes; /**< size of this struct; set by the init function */
     const char* pus;  /**< one thread on each, "0-3,8" or "0xf"; may be null or "" with ADAMANT_BIND_NONE and threads */
     uint64_t spin_ns; /**< 50000; how long a thread without work looks for some before it sleeps */
     uint32_t threads; /**< 0: one on each PU. More share the PUs, fewer are on the first ones */
-    adamant_binding bind;
+    adamant_binding bind; /**< an adamant_binding */
 } adamant_team_options;
 ADAMANT_C_API adamant_status adamant_team_options_init(adamant_team_options* options, size_t struct_bytes);
 
@@ -127,14 +128,15 @@ ADAMANT_C_API adamant_status adamant_team_thread(const adamant_team* team, uint3
 
 typedef struct adamant_executor adamant_executor;
 
+/** Options of adamant_executor_create(). */
 typedef struct adamant_executor_options {
-    size_t struct_bytes;
+    size_t struct_bytes; /**< size of this struct; set by the init function */
     const char* isa;  /**< "scalar", "generic", "avx2", "avx512" or "avx512_bf16"; may be null or "automatic": what the
                        * environment variable ADAMANT_ISA says, else the best that this CPU has */
     const char* pus;  /**< where the threads go, "0-3,8" or "0xf"; may be null or "": one PU of each allowed core */
     uint32_t threads; /**< 0: one on each PU. 1: the caller, unless pus is given. An optimizer
                        * of one thread gets one that is not bound for steps that go on without the caller */
-    adamant_binding bind;
+    adamant_binding bind;   /**< an adamant_binding */
     size_t min_slice_elems; /**< adamant_accumulate() and adamant_load_...() use fewer threads where each would have
                                less */
     size_t max_chunk_elems; /**< no thread takes more in one piece; 0: the default, 65536. Changes no bit, nor does the
@@ -179,14 +181,14 @@ enum {
  *              step it must hold the params, rounded: a step that is rolled back leaves that there.
  * accumulator: where adamant_accumulate() adds gradients up; float32, bfloat16 or none. */
 typedef struct adamant_shard {
-    size_t struct_bytes;
-    size_t elements;
-    void* param;
-    const void* grad;
-    void* exp_avg;
-    void* exp_avg_sq;
-    void* weight_out;
-    void* accumulator;
+    size_t struct_bytes;             /**< size of this struct; set by the init function */
+    size_t elements;                 /**< number of elements in each array */
+    void* param;                     /**< see above; its type is param_dtype */
+    const void* grad;                /**< see above; its type is grad_dtype */
+    void* exp_avg;                   /**< first moments, of type exp_avg_dtype */
+    void* exp_avg_sq;                /**< second moments, of type exp_avg_sq_dtype */
+    void* weight_out;                /**< new 16-bit weights, of type weight_out_dtype; null for none */
+    void* accumulator;               /**< sums of gradients, of type accumulator_dtype; null for none */
     adamant_dtype param_dtype;       /**< ADAMANT_FLOAT32 */
     adamant_dtype grad_dtype;        /**< ADAMANT_FLOAT32 */
     adamant_dtype exp_avg_dtype;     /**< ADAMANT_FLOAT32 */
@@ -196,8 +198,8 @@ typedef struct adamant_shard {
     /** Where the shard lies in its parameter. shape: `dims` sizes, at most 64, of the whole parameter; with dims 0 and
      * shape null the shard is all of it. begin: the shard's first element in it, in row-major order. */
     const size_t* shape;
-    size_t dims;
-    size_t begin;
+    size_t dims;              /**< number of dimensions in `shape` */
+    size_t begin;             /**< index of the shard's first element in the parameter */
     uint64_t rounding_stream; /**< for adamant_step_shard(): a number that no other parameter has; else not looked at */
 } adamant_shard;
 ADAMANT_C_API adamant_status adamant_shard_init(adamant_shard* shard, size_t struct_bytes);
@@ -217,8 +219,9 @@ enum {
     ADAMANT_ROUND_STOCHASTIC = 1
 };
 
+/** Adam's hyperparameters; see <adamant/hyperparameters.hpp>. */
 typedef struct adamant_hyperparameters {
-    size_t struct_bytes;
+    size_t struct_bytes;     /**< size of this struct; set by the init function */
     double lr;               /**< 1e-3 */
     double beta1;            /**< 0.9; in [0, 1) */
     double beta2;            /**< 0.999; in [0, 1) */
@@ -290,8 +293,9 @@ enum {
     ADAMANT_MEMORY_BOUND = 2      /**< on the chosen nodes only */
 };
 
+/** Options of adamant_buffer_create(). */
 typedef struct adamant_buffer_options {
-    size_t struct_bytes;
+    size_t struct_bytes; /**< size of this struct; set by the init function */
     const char* nodes;   /**< NUMA nodes, "0-1"; may be null or "": the process's policy. See adamant_select_nodes() */
     adamant_pages pages; /**< ADAMANT_PAGES_TRANSPARENT */
     int32_t pages_required;  /**< 0: hugetlb falls back to transparent pages, and these to normal ones */
@@ -316,13 +320,13 @@ ADAMANT_C_API adamant_status adamant_buffer_data(const adamant_buffer* buffer, v
 
 /** What was got. */
 typedef struct adamant_buffer_report {
-    size_t struct_bytes;
+    size_t struct_bytes; /**< size of this struct; set by the init function */
     size_t bytes;        /**< that were asked for */
     size_t mapped_bytes; /**< in whole pages */
     const char* nodes;   /**< that it is bound to, as a list; "" for none. Lives as long as the buffer, as the next */
     const char* notes;   /**< what was asked for and not got, and why; "" where all was got */
     adamant_pages pages; /**< how many of them are huge, adamant_buffer_measure() says */
-    adamant_memory_binding binding;
+    adamant_memory_binding binding; /**< where the memory was bound, an adamant_memory_binding */
 } adamant_buffer_report;
 /** Sets struct_bytes, and all else to zero. */
 ADAMANT_C_API adamant_status adamant_buffer_report_init(adamant_buffer_report* report, size_t struct_bytes);
@@ -335,8 +339,9 @@ ADAMANT_C_API adamant_status adamant_buffer_measure(const adamant_buffer* buffer
 
 /* Which cores an optimizer gets and which are left to the host framework. */
 
+/** Options of adamant_select_cores(). */
 typedef struct adamant_core_options {
-    size_t struct_bytes;
+    size_t struct_bytes; /**< size of this struct; set by the init function */
     /** The size of the optimizer's part of each rank's cores. At most one of these four is set; 0 means that it is not.
      * With none of them the optimizer's share is 0.8. */
     double cpuadam_cores_perc;     /**< the optimizer's share, above 0 and at most 1 */
@@ -346,7 +351,7 @@ typedef struct adamant_core_options {
     /** How many ranks there are on this host, and which of them this one is, from 0. With ranks 0 both are taken from
      * the launcher's environment. */
     uint32_t ranks;
-    uint32_t rank;
+    uint32_t rank;              /**< the rank that is asked for */
     const char* pus;            /**< only these, as a list "0-3,8" or a mask "0xf"; may be null: all that are allowed */
     const char* machine;        /**< may be null: this one. Else an XML file of hwloc's or its synthetic description */
     int32_t every_pu_of_cores;  /**< all hardware threads of each core; else the first one of each */
@@ -357,11 +362,11 @@ typedef struct adamant_core_options {
      * else one for each rank, which then keeps its own. May be null with mask_count 0. Ranks get each other's by
      * exchanging adamant_allowed_pus(), and set the union of all as `allowed`. */
     const char* const* masks;
-    size_t mask_count;
+    size_t mask_count; /**< number of masks */
     /** The GPU of each rank: its PCI address, its number on this machine, or "" for none. May be null with gpu_count 0.
      */
     const char* const* gpus;
-    size_t gpu_count;
+    size_t gpu_count; /**< number of GPUs */
     /** CPUs' worth of time that the ranks may use together; 0: as adamant_cpu_quota() says, or no quota with `machine`.
      */
     double cpu_quota;
@@ -406,16 +411,17 @@ enum {
     ADAMANT_SPLIT_BACK = 1 /**< the last ones */
 };
 
+/** Options of adamant_split(). */
 typedef struct adamant_split_options {
-    size_t struct_bytes;
+    size_t struct_bytes;        /**< size of this struct; set by the init function */
     double ratio;               /**< 1; the share of the elements that the CPU steps */
     adamant_split_unit unit;    /**< ADAMANT_SPLIT_ELEMENT */
     adamant_split_order order;  /**< ADAMANT_SPLIT_FRONT */
     const size_t* device_order; /**< all shards by number, the first for the device first; null with a count of 0: as
                                  * order says. Not with ADAMANT_SPLIT_DEEPSPEED */
-    size_t device_order_count;
-    size_t most_on_cpu;    /**< elements that its memory has room for; ADAMANT_NO_LIMIT */
-    size_t most_on_device; /**< the same */
+    size_t device_order_count;  /**< number of shards in device_order */
+    size_t most_on_cpu;         /**< elements that its memory has room for; ADAMANT_NO_LIMIT */
+    size_t most_on_device;      /**< the same */
 } adamant_split_options;
 #define ADAMANT_NO_LIMIT SIZE_MAX
 ADAMANT_C_API adamant_status adamant_split_options_init(adamant_split_options* options, size_t struct_bytes);
@@ -433,9 +439,9 @@ ADAMANT_C_API adamant_status adamant_split(const size_t* sizes, size_t count, co
 /** Elements [begin, begin + elements) of a shard. begin is a multiple of 4096. This struct never grows, so it has no
  * struct_bytes. */
 typedef struct adamant_piece {
-    size_t shard;
-    size_t begin;
-    size_t elements;
+    size_t shard;     /**< index of the shard */
+    size_t begin;     /**< first element of the piece in the shard */
+    size_t elements;  /**< number of elements */
     size_t on_device; /**< 0: stepped by the CPU, 1: by the device */
 } adamant_piece;
 /** Makes a placement of the caller's own for *made: each element of every shard in one piece, in the order of shards
@@ -446,15 +452,16 @@ ADAMANT_C_API adamant_status adamant_placement_create(const adamant_piece* piece
 /** May be null. */
 ADAMANT_C_API void adamant_placement_free(adamant_placement* placement);
 
+/** What adamant_split() returns beside the pieces. */
 typedef struct adamant_placement_summary {
-    size_t struct_bytes;
-    size_t pieces;
-    size_t cpu_elems;
-    size_t device_elems;
-    double ratio;       /**< the share of the elements that the CPU has; 1 where there are none */
-    double ratio_asked; /**< of adamant_split(); else ratio */
-    int32_t limited;    /**< a memory limit stood against the ratio, and this is the nearest that it allows */
-    int32_t nearest;    /**< no other placement of this kind within the limits comes nearer to the ratio */
+    size_t struct_bytes; /**< size of this struct; set by the init function */
+    size_t pieces;       /**< number of pieces */
+    size_t cpu_elems;    /**< elements that the CPU updates */
+    size_t device_elems; /**< elements that the device updates */
+    double ratio;        /**< the share of the elements that the CPU has; 1 where there are none */
+    double ratio_asked;  /**< of adamant_split(); else ratio */
+    int32_t limited;     /**< a memory limit stood against the ratio, and this is the nearest that it allows */
+    int32_t nearest;     /**< no other placement of this kind within the limits comes nearer to the ratio */
 } adamant_placement_summary;
 /** Sets struct_bytes, and all else to zero. */
 ADAMANT_C_API adamant_status adamant_placement_summary_init(adamant_placement_summary* summary, size_t struct_bytes);
@@ -468,10 +475,10 @@ ADAMANT_C_API adamant_status adamant_placement_piece(const adamant_placement* pl
 
 /** What a step of training is made of, at the rates of the rank that it is for. */
 typedef struct adamant_step_rates {
-    size_t struct_bytes;
-    double elems;           /**< of the optimizer, on both sides */
-    double cpu_elems_per_s; /**< INFINITY, as the next four rates: what does not limit the step */
-    double device_elems_per_s;
+    size_t struct_bytes;       /**< size of this struct; set by the init function */
+    double elems;              /**< of the optimizer, on both sides */
+    double cpu_elems_per_s;    /**< INFINITY, as the next four rates: what does not limit the step */
+    double device_elems_per_s; /**< elements that the device updates a second */
     double down_bytes_per_s;   /**< from the device to the host */
     double up_bytes_per_s;     /**< from the host to the device */
     double grad_bytes;         /**< 2; of an element, where they cross the link */
@@ -500,7 +507,7 @@ ADAMANT_C_API adamant_status adamant_best_ratio(const adamant_step_rates* rates,
 
 /** Dynamic loss scaling. The scale grows after growth_interval steps without an overflow, and backs off at one. */
 typedef struct adamant_loss_scaling {
-    size_t struct_bytes;
+    size_t struct_bytes;      /**< size of this struct; set by the init function */
     double initial_scale;     /**< 65536 */
     double growth_factor;     /**< 2; at least 1 */
     double backoff_factor;    /**< 0.5; in (0, 1] */
@@ -545,8 +552,9 @@ typedef int32_t (*adamant_reduce)(void* user, int64_t* words, size_t count);
  * does, nor throw, which ends the program. */
 typedef void (*adamant_weights_ready)(void* user, size_t shard, size_t begin, size_t end);
 
+/** Options of an optimizer; see <adamant/optimizer_options.hpp>. */
 typedef struct adamant_optimizer_options {
-    size_t struct_bytes;
+    size_t struct_bytes; /**< size of this struct; set by the init function */
     double max_norm; /**< unscaled gradients are scaled down to this norm of all of them together; 0: they are not */
     double max_abs_grad; /**< every unscaled element is limited to this; 0: it is not. Not together with max_norm */
     adamant_nonfinite on_nonfinite;           /**< ADAMANT_NONFINITE_SKIP */
@@ -670,7 +678,7 @@ ADAMANT_C_API adamant_status adamant_cuda_device_wait_event(adamant_device* devi
 
 /** A device that is imitated in host memory: for tests, and for machines without a GPU. */
 typedef struct adamant_emulation_options {
-    size_t struct_bytes;
+    size_t struct_bytes;     /**< size of this struct; set by the init function */
     const char* name;        /**< may be null: "emulated device" */
     size_t memory_bytes;     /**< 1 TiB; only what is used is allocated */
     double work_bytes_per_s; /**< INFINITY, as the next two: as fast as this machine */
@@ -753,34 +761,35 @@ ADAMANT_C_API adamant_status adamant_update_host_arrays(adamant_optimizer* optim
 
 /** The values of one step. Those that are not given are the optimizer's. */
 typedef struct adamant_step_values {
-    size_t struct_bytes;
+    size_t struct_bytes;      /**< size of this struct; set by the init function */
     int32_t has_loss_scale;   /**< whether loss_scale counts; else it is the dynamic one, or 1 */
     int32_t has_max_norm;     /**< whether max_norm counts; then max_abs_grad of the options does not */
     int32_t has_max_abs_grad; /**< whether max_abs_grad counts; then max_norm of the options does not */
     double loss_scale;        /**< what the loss was multiplied by; finite, above 0 */
-    double max_norm;
-    double max_abs_grad;
-    const double* lr; /**< one learning rate for each group; null with lr_count 0: the groups' own */
-    size_t lr_count;
+    double max_norm;          /**< of all gradients together, after unscaling; 0: no limit */
+    double max_abs_grad;      /**< of each element, after unscaling; 0: no limit */
+    const double* lr;         /**< one learning rate for each group; null with lr_count 0: the groups' own */
+    size_t lr_count;          /**< number of learning rates in `lr` */
 } adamant_step_values;
 ADAMANT_C_API adamant_status adamant_step_values_init(adamant_step_values* values, size_t struct_bytes);
 
 typedef int32_t adamant_outcome;
 enum { ADAMANT_APPLIED = 0, ADAMANT_SKIPPED = 1 };
 
+/** What a step did. */
 typedef struct adamant_report {
-    size_t struct_bytes;
-    uint64_t step; /**< the number of this step, from 1, whether it was applied or skipped */
-    adamant_outcome outcome;
+    size_t struct_bytes;          /**< size of this struct; set by the init function */
+    uint64_t step;                /**< the number of this step, from 1, whether it was applied or skipped */
+    adamant_outcome outcome;      /**< an adamant_outcome */
     int32_t speculated;           /**< shards were stepped before the norm was known */
     int32_t rolled_back;          /**< and that was rolled back, as the norm called for clipping or a skip */
     int32_t has_first_nonfinite;  /**< whether the two fields below count: this process has nonfinite gradients */
     size_t first_nonfinite_shard; /**< the first shard that has one, in the order of shards */
     size_t first_nonfinite_index; /**< and the first such element of it */
     uint64_t nonfinite_grads;     /**< over all processes */
-    double loss_scale;
-    double global_norm; /**< of the finite gradients, unscaled, over all processes; a NaN where measured is 0 */
-    double clip_coefficient;
+    double loss_scale;            /**< the loss scale of this step */
+    double global_norm;       /**< of the finite gradients, unscaled, over all processes; a NaN where measured is 0 */
+    double clip_coefficient;  /**< factor that brought gradients down to max_norm */
     size_t elements;          /**< stepped */
     size_t shards_waited;     /**< for the norm: finish came first, or the journal was full */
     size_t journal_bytes;     /**< written */
@@ -788,10 +797,10 @@ typedef struct adamant_report {
     double gradients_seconds; /**< until the norm was known: computing it, and what was stepped meanwhile */
     double update_seconds;    /**< from then on */
     size_t gradients_bytes;   /**< of memory traffic, counted and not measured */
-    size_t update_bytes;
-    uint32_t threads;
-    const char* isa; /**< lives for ever */
-    const char* pus; /**< that the threads are bound to; lives as long as the optimizer */
+    size_t update_bytes;      /**< bytes moved after the norm was known */
+    uint32_t threads;         /**< threads that did the work */
+    const char* isa;          /**< lives for ever */
+    const char* pus;          /**< that the threads are bound to; lives as long as the optimizer */
     /** With a device; without one ratio is 1, and what is said of the device is 0. */
     double ratio;               /**< the share of `elements` that the CPU has stepped */
     double cpu_busy_seconds;    /**< how long the CPU's threads have worked, on average */
@@ -801,7 +810,7 @@ typedef struct adamant_report {
     size_t device_elements;     /**< stepped there */
     size_t device_work_bytes;   /**< read and written by passes */
     size_t device_up_bytes;     /**< copied */
-    size_t device_down_bytes;
+    size_t device_down_bytes;   /**< bytes copied from the device */
     /** Whether gradients were looked at before the step. Not where nobody clips by norm, scales the loss dynamically,
      * reduces over processes, or asks that steps with infinities or NaNs be skipped or these be zeroed: that saves
      * reading them twice. nonfinite_grads is 0 then, whatever there was. */
@@ -899,8 +908,8 @@ ADAMANT_C_API adamant_status adamant_set_steps(adamant_optimizer* optimizer, uin
 
 /** What dynamic loss scaling has learned. */
 typedef struct adamant_loss_scaler {
-    size_t struct_bytes;
-    double scale;
+    size_t struct_bytes;      /**< size of this struct; set by the init function */
+    double scale;             /**< the loss scale */
     uint32_t good_steps;      /**< in a row */
     uint32_t hysteresis_left; /**< how many more overflows until the scale backs off */
 } adamant_loss_scaler;
@@ -969,18 +978,18 @@ enum { ADAMANT_STATE_PARAM = 0, ADAMANT_STATE_EXP_AVG = 1, ADAMANT_STATE_EXP_AVG
 /** Elements [begin, begin + elements) of one array of a parameter, in row-major order. The texts and the shape live as
  * long as the list. */
 typedef struct adamant_state_tensor {
-    size_t struct_bytes;
-    const char* param; /**< the parameter's name */
-    const char* group; /**< the name of its parameter group */
+    size_t struct_bytes; /**< size of this struct; set by the init function */
+    const char* param;   /**< the parameter's name */
+    const char* group;   /**< the name of its parameter group */
     /** In the shard's own array. Null if there are no elements, and for split masters (ADAMANT_SPLIT_FLOAT32), which
      * are no array of the tensor's dtype, float32: adamant_state_read_tensor() copies them as one. */
     const void* data;
-    size_t elements;
-    size_t begin;
-    const size_t* shape; /**< of the whole parameter */
-    size_t dims;
-    adamant_dtype dtype;
-    adamant_state_array array;
+    size_t elements;           /**< number of elements */
+    size_t begin;              /**< index of the first element in the parameter */
+    const size_t* shape;       /**< of the whole parameter */
+    size_t dims;               /**< number of dimensions */
+    adamant_dtype dtype;       /**< an adamant_dtype */
+    adamant_state_array array; /**< an adamant_state_array */
 } adamant_state_tensor;
 /** Sets struct_bytes, and all else to zero. */
 ADAMANT_C_API adamant_status adamant_state_tensor_init(adamant_state_tensor* tensor, size_t struct_bytes);
@@ -1017,17 +1026,18 @@ ADAMANT_C_API adamant_status adamant_tuned_apply(const adamant_tuned* tuned, ada
  * system's reason. */
 ADAMANT_C_API adamant_status adamant_tuned_save(const adamant_tuned* tuned, const char* path);
 
+/** Result of adamant_tune_cores(). */
 typedef struct adamant_tuned_summary {
-    size_t struct_bytes;
+    size_t struct_bytes;       /**< size of this struct; set by the init function */
     double cpuadam_cores_perc; /**< the optimizer's share of a rank's cores */
     double step_s;             /**< of all ranks together, with what was found */
     size_t elements;           /**< of each rank, in the steps that were timed */
-    size_t max_chunk_elems;
-    size_t prefetch_bytes;
-    uint32_t cores;   /**< the number of the optimizer's cores, of each rank */
-    uint32_t of;      /**< the number of cores that a rank has */
-    int32_t finished; /**< 0: the deadline came before it was known whether more cores are worth having */
-    int32_t all;      /**< every core is worth having */
+    size_t max_chunk_elems;    /**< for adamant_executor_options */
+    size_t prefetch_bytes;     /**< for adamant_executor_options */
+    uint32_t cores;            /**< the number of the optimizer's cores, of each rank */
+    uint32_t of;               /**< the number of cores that a rank has */
+    int32_t finished;          /**< 0: the deadline came before it was known whether more cores are worth having */
+    int32_t all;               /**< every core is worth having */
 } adamant_tuned_summary;
 /** Sets struct_bytes, and all else to zero. */
 ADAMANT_C_API adamant_status adamant_tuned_summary_init(adamant_tuned_summary* summary, size_t struct_bytes);
@@ -1037,11 +1047,12 @@ ADAMANT_C_API adamant_status adamant_tuned_describe(const adamant_tuned* tuned, 
  * the tuning with ADAMANT_UNAVAILABLE. */
 typedef int32_t (*adamant_on_trial_step)(void* user, uint32_t cores, double seconds);
 
+/** Options of adamant_tune_cores(). */
 typedef struct adamant_tuning_options {
-    size_t struct_bytes;
-    const char* isa;   /**< as in adamant_executor_options; may be null */
-    double deadline_s; /**< 60; for all of it: then what is known is the result, and says that it is not finished */
-    size_t elements;   /**< of each rank's arrays; 0: far more than the machine's caches hold */
+    size_t struct_bytes; /**< size of this struct; set by the init function */
+    const char* isa;     /**< as in adamant_executor_options; may be null */
+    double deadline_s;   /**< 60; for all of it: then what is known is the result, and says that it is not finished */
+    size_t elements;     /**< of each rank's arrays; 0: far more than the machine's caches hold */
     /** More cores are worth having if they bring at least this share of what they would bring if the time were
      * inversely proportional to their number. 0.25; in (0, 1]. */
     double worth;
@@ -1084,15 +1095,15 @@ ADAMANT_C_API adamant_status adamant_deepspeed_apply(const adamant_deepspeed* co
                                                      adamant_step_values* values, adamant_core_options* cores);
 /** What the configuration says about offloading. It is for the engine to act on: the library acts on none of it. */
 typedef struct adamant_deepspeed_offload {
-    size_t struct_bytes;
+    size_t struct_bytes;           /**< size of this struct; set by the init function */
     uint64_t sub_group_size_elems; /**< number of params that stage 3 steps at a time; 0: each tensor alone */
     double ratio;                  /**< the share of the params that the CPU steps, from 0 to 1 */
     double cpuadam_cores_perc;     /**< of a rank's cores; 0: not given. The same holds for the next */
-    double pt_reserved_cores_perc;
-    uint32_t zero_stage;   /**< 0 to 3 */
-    int32_t offload;       /**< whether the CPU steps at all: device is "cpu" */
-    int32_t pin_memory;    /**< the CPU's arrays in page-locked memory */
-    int32_t super_offload; /**< step while gradients still arrive */
+    double pt_reserved_cores_perc; /**< DeepSpeed's share of cores for the host; NaN: absent */
+    uint32_t zero_stage;           /**< 0 to 3 */
+    int32_t offload;               /**< whether the CPU steps at all: device is "cpu" */
+    int32_t pin_memory;            /**< the CPU's arrays in page-locked memory */
+    int32_t super_offload;         /**< step while gradients still arrive */
 } adamant_deepspeed_offload;
 /** Sets struct_bytes, and all else to zero. */
 ADAMANT_C_API adamant_status adamant_deepspeed_offload_init(adamant_deepspeed_offload* offload, size_t struct_bytes);
@@ -1128,7 +1139,7 @@ typedef int32_t (*adamant_reduce_columns)(void* user, int64_t* numbers, size_t c
 
 /** "Steps" are those that were applied. */
 typedef struct adamant_zenflow_options {
-    size_t struct_bytes;
+    size_t struct_bytes;    /**< size of this struct; set by the init function */
     double topk_ratio;      /**< 0.1; the share of the columns that is selected, from 0 to 1 */
     size_t select_interval; /**< 16; a window's first step selects once that many steps were taken since the last
                                selection */
@@ -1179,7 +1190,7 @@ ADAMANT_C_API adamant_status adamant_zenflow_prepare(adamant_zenflow* zenflow);
 
 /** What a step reports beside adamant_report. */
 typedef struct adamant_zenflow_report {
-    size_t struct_bytes;
+    size_t struct_bytes;  /**< size of this struct; set by the init function */
     int32_t warm_up;      /**< a plain step of everything */
     int32_t selected;     /**< columns were selected anew */
     size_t columns_moved; /**< selected columns that were not selected before */
@@ -1187,9 +1198,9 @@ typedef struct adamant_zenflow_report {
     int32_t window_ended; /**< and deferred_stepped elements are stepped with the accumulated gradients, now or in the
                              background */
     int32_t deferred_skipped; /**< the accumulated gradients was not finite, and was dropped */
-    size_t deferred_stepped;
-    double waited_seconds;  /**< for what the window before deferred */
-    double publish_seconds; /**< and then for its weights to come into use */
+    size_t deferred_stepped;  /**< elements whose deferred gradients are applied when the window ends */
+    double waited_seconds;    /**< for what the window before deferred */
+    double publish_seconds;   /**< and then for its weights to come into use */
     /** How long the executor's threads have worked, on average, on the sums of the step before (with a device), ... */
     double sums_seconds;
     double deferred_seconds; /**< ... and, where a window ends, on the deferred gradients of the window before it */
@@ -1265,43 +1276,43 @@ ADAMANT_C_API adamant_status adamant_zenflow_place(adamant_zenflow* zenflow, con
 
 /** Where a run is in its schedule. */
 typedef struct adamant_zenflow_position {
-    size_t struct_bytes;
+    size_t struct_bytes;      /**< size of this struct; set by the init function */
     uint64_t steps;           /**< applied */
     uint64_t since_selection; /**< steps */
     uint64_t in_window;       /**< steps */
-    int32_t has_selection;
-    int32_t has_loss_scaler; /**< whether the next three count */
-    double loss_scale;
-    uint32_t good_steps;
-    uint32_t hysteresis_left;
-    double done_squares;  /**< for update_interval 0 */
-    double deferred_norm; /**< a bound of the deferred gradients */
+    int32_t has_selection;    /**< whether columns have been selected */
+    int32_t has_loss_scaler;  /**< whether the next three count */
+    double loss_scale;        /**< the loss scale; 0: no dynamic loss scaling */
+    uint32_t good_steps;      /**< steps without overflow since the scale last changed */
+    uint32_t hysteresis_left; /**< overflows until the scale shrinks */
+    double done_squares;      /**< for update_interval 0 */
+    double deferred_norm;     /**< a bound of the deferred gradients */
 } adamant_zenflow_position;
 /** Sets struct_bytes, and all else to zero. */
 ADAMANT_C_API adamant_status adamant_zenflow_position_init(adamant_zenflow_position* position, size_t struct_bytes);
 
 /** The state of a param, or of a process's rows of it. Arrays are views, and of as many elements as said. */
 typedef struct adamant_zenflow_param {
-    size_t struct_bytes;
-    const char* name;
-    size_t columns;  /**< 0: a vector */
-    size_t all_rows; /**< of the whole matrix; of a vector, its elements */
-    size_t first_row;
-    size_t rows; /**< of a vector, elements */
-    const void* param;
-    const void* exp_avg;
-    const void* exp_avg_sq;
-    const void* weight_out;    /**< where it is the upper half of the masters, else null */
-    const void* weights;       /**< by rows; null: made from the masters when loaded */
-    const uint64_t* counts;    /**< of updates, for each column; of a vector, one */
-    const uint8_t* selected;   /**< of each column: 0 or 1 */
-    const uint8_t* publishing; /**< of each column: whether its weights follow at the end of the window */
-    const float* sums;         /**< by rows; null where nothing is deferred in this window */
-    uint64_t summed;           /**< steps in them */
-    adamant_dtype param_dtype;
-    adamant_dtype exp_avg_dtype;
-    adamant_dtype exp_avg_sq_dtype;
-    adamant_dtype weight_out_dtype;
+    size_t struct_bytes;            /**< size of this struct; set by the init function */
+    const char* name;               /**< name of the param */
+    size_t columns;                 /**< 0: a vector */
+    size_t all_rows;                /**< of the whole matrix; of a vector, its elements */
+    size_t first_row;               /**< index of this rank's first row */
+    size_t rows;                    /**< of a vector, elements */
+    const void* param;              /**< params or split residuals, of type param_dtype */
+    const void* exp_avg;            /**< first moments, of type exp_avg_dtype */
+    const void* exp_avg_sq;         /**< second moments, of type exp_avg_sq_dtype */
+    const void* weight_out;         /**< where it is the upper half of the masters, else null */
+    const void* weights;            /**< by rows; null: made from the masters when loaded */
+    const uint64_t* counts;         /**< of updates, for each column; of a vector, one */
+    const uint8_t* selected;        /**< of each column: 0 or 1 */
+    const uint8_t* publishing;      /**< of each column: whether its weights follow at the end of the window */
+    const float* sums;              /**< by rows; null where nothing is deferred in this window */
+    uint64_t summed;                /**< steps in them */
+    adamant_dtype param_dtype;      /**< an adamant_dtype */
+    adamant_dtype exp_avg_dtype;    /**< an adamant_dtype */
+    adamant_dtype exp_avg_sq_dtype; /**< an adamant_dtype */
+    adamant_dtype weight_out_dtype; /**< an adamant_dtype */
 } adamant_zenflow_param;
 /** Sets struct_bytes, and all else to zero. */
 ADAMANT_C_API adamant_status adamant_zenflow_param_init(adamant_zenflow_param* param, size_t struct_bytes);

@@ -52,11 +52,11 @@ protected:
 /// Elements [begin, begin + elements) of one array of one parameter, counted in row-major order. A view: the maker of
 /// the state_dict says how long the memory lives.
 struct state_tensor {
-    std::size_t param = 0; ///< index in state_dict::params
-    state_array array = state_array::param;
-    dtype type = dtype::float32;
-    std::size_t begin = 0;
-    std::size_t elements = 0;
+    std::size_t param = 0;                  ///< index in state_dict::params
+    state_array array = state_array::param; ///< which array of the param
+    dtype type = dtype::float32;            ///< element type
+    std::size_t begin = 0;                  ///< index of the first element in the param
+    std::size_t elements = 0;               ///< number of elements
     /// array_bytes(type, elements) bytes, at any address. Null in a state() where there are no elements, and where
     /// masters are split, so that no float32 array exists in memory. read_elements() copies their elements.
     std::byte const* data = nullptr;
@@ -98,17 +98,19 @@ inline void read_elements(state_tensor const& tensor, std::size_t begin, std::si
         std::memcpy(to, from, bytes);
 }
 
+/// A param of a state: its name, group and shape.
 struct state_param {
     std::string name;               ///< that no other parameter has
     std::vector<std::size_t> shape; ///< of the whole parameter; its product is the number of elements; empty: one
     std::size_t group = 0;          ///< index in state_dict::groups
 };
 
+/// The state of an optimizer as plain data.
 struct state_dict {
     std::uint64_t step = 0;                       ///< steps taken; the next one is step + 1
     std::optional<loss_scaler_state> loss_scaler; ///< if the optimizer scales dynamically
-    std::vector<parameter_group> groups;
-    std::vector<state_param> params;
+    std::vector<parameter_group> groups;          ///< parameter groups in order
+    std::vector<state_param> params;              ///< params in order
     /// In any order, without overlaps. Where several ranks save files, each may hold a part of a parameter.
     std::vector<state_tensor> tensors;
     /// The caller's own, such as a seed or the position in the data: kept in files, ignored by optimizers. Keys that

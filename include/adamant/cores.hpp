@@ -47,24 +47,28 @@ struct core {
     unsigned efficiency = 0; ///< largest for the fastest cores; 0 for all where nothing is known
 };
 
+/// A processor package.
 struct package {
-    pu_set pus;
+    pu_set pus; ///< its PUs
 };
 
+/// A NUMA node.
 struct numa_node {
-    unsigned os_index = 0;
-    std::size_t bytes = 0; ///< 0: none; not known where it is 0 for all nodes
-    pu_set pus;            ///< to which it is local; empty for memory that is local to none
-    memory_kind kind = memory_kind::dram;
-    bool allowed = true; ///< whether this process may allocate there (cgroup cpuset)
+    unsigned os_index = 0;                ///< number of the operating system
+    std::size_t bytes = 0;                ///< 0: none; not known where it is 0 for all nodes
+    pu_set pus;                           ///< to which it is local; empty for memory that is local to none
+    memory_kind kind = memory_kind::dram; ///< kind of memory
+    bool allowed = true;                  ///< whether this process may allocate there (cgroup cpuset)
 };
 
+/// A last-level cache.
 struct cache {
-    unsigned level = 0; ///< 2 or 3; the first level is never shared between cores
-    std::size_t bytes = 0;
-    pu_set pus;
+    unsigned level = 0;    ///< 2 or 3; the first level is never shared between cores
+    std::size_t bytes = 0; ///< size
+    pu_set pus;            ///< PUs that share it
 };
 
+/// A GPU and the PUs near it.
 struct gpu {
     std::string pci;  ///< "0000:3b:00.0", lower case; empty where it is not on PCI
     std::string name; ///< as the machine reports it; may be empty
@@ -75,18 +79,19 @@ struct gpu {
 
 /// A machine's parts. No PU is in two cores.
 struct machine {
-    std::string source; ///< "this machine", or the file or description it was read from
-    std::vector<topology::package> packages;
-    std::vector<topology::numa_node> nodes; ///< memory-only ones too
-    std::vector<topology::cache> caches;
-    std::vector<topology::core> cores;
-    std::vector<topology::gpu> gpus; ///< in order of PCI address
+    std::string source;                      ///< "this machine", or the file or description it was read from
+    std::vector<topology::package> packages; ///< packages in order
+    std::vector<topology::numa_node> nodes;  ///< memory-only ones too
+    std::vector<topology::cache> caches;     ///< last-level caches
+    std::vector<topology::core> cores;       ///< physical cores
+    std::vector<topology::gpu> gpus;         ///< in order of PCI address
     pu_set allowed;   ///< the PUs that may be used: by this process (affinity and cgroup), or according to the file
     pu_set offline;   ///< PUs that exist and are switched off
     std::string note; ///< a remark on `allowed`; usually empty
     /// Of this process, where the machine is this one. Shared by all ranks of a container, whichever PUs they have.
     cpu_quota quota = {};
 
+    /// All PUs of the machine.
     [[nodiscard]] pu_set pus() const;
     /// Whether the cores differ in speed.
     [[nodiscard]] bool hybrid() const noexcept;
@@ -134,6 +139,7 @@ struct machine {
 
 // Which rank of how many on this host a process is, as its launcher says.
 
+/// The local rank and the number of ranks on this host.
 struct local_rank {
     unsigned rank = 0;  ///< from 0, on this host
     unsigned ranks = 1; ///< on this host

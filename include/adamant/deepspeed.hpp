@@ -27,8 +27,9 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
+/// A DeepSpeed configuration as options of this library.
 struct deepspeed_config {
-    offload_config options;
+    offload_config options; ///< what the configuration asks for
     /// One for each key that means nothing here, by its path, in order of appearance, and one for a whole object that
     /// means nothing. At most a hundred, then the number of the others. Nothing is printed.
     std::vector<std::string> warnings;

@@ -25,19 +25,20 @@ enum class backend_kind : std::uint8_t { cpu, device };
 
 /// Elements [begin, begin + elems) of one shard. begin is a multiple of norm_block_elems, so that no cut changes a sum.
 struct shard_piece {
-    std::size_t shard;
-    std::size_t begin;
-    std::size_t elems;
-    backend_kind on;
+    std::size_t shard; ///< index of the shard
+    std::size_t begin; ///< first element of the piece in the shard
+    std::size_t elems; ///< number of elements
+    backend_kind on;   ///< where the piece is updated
+    /// Compares all members.
     friend bool operator==(shard_piece const&, shard_piece const&) = default;
 };
 
 /// Every element of every shard, once: pieces in the order of shards and elements. Shards without elements have none.
 struct placement {
-    std::vector<shard_piece> pieces;
-    std::size_t cpu_elems = 0;
-    std::size_t device_elems = 0;
-    double ratio_asked = 1;
+    std::vector<shard_piece> pieces; ///< pieces in the order of shards
+    std::size_t cpu_elems = 0;       ///< elements that the CPU updates
+    std::size_t device_elems = 0;    ///< elements that the device updates
+    double ratio_asked = 1;          ///< the ratio that was requested
     /// A memory limit did not allow the requested ratio, and this is the nearest that it allows. Not set where a limit
     /// only excluded the nearest cut or set of shards; compare ratio() with ratio_asked for that.
     bool limited = false;
@@ -48,6 +49,7 @@ struct placement {
 
     /// The share of elements that the CPU has; 1 where there are none.
     [[nodiscard]] double ratio() const noexcept;
+    /// Compares all members.
     friend bool operator==(placement const&, placement const&) = default;
 };
 
@@ -67,9 +69,12 @@ void append_piece(placement& to, std::size_t shard, std::size_t begin, std::size
 
 /// An address in a device's memory, which the host must not read. With CUDA it is the pointer itself.
 struct device_ptr {
-    std::uint64_t address = 0;
+    std::uint64_t address = 0; ///< address on the device
+    /// Whether it points to memory.
     [[nodiscard]] explicit operator bool() const noexcept { return address != 0; }
+    /// Address arithmetic in bytes.
     friend device_ptr operator+(device_ptr base, std::size_t bytes) noexcept { return {base.address + bytes}; }
+    /// Compares all members.
     friend bool operator==(device_ptr, device_ptr) = default;
 };
 
@@ -88,18 +93,19 @@ inline constexpr std::size_t device_streams = 3;
 
 /// Everything that had been enqueued in a stream at some point.
 struct device_event {
-    device_stream stream = device_stream::work;
-    std::uint64_t number = 0;
+    device_stream stream = device_stream::work; ///< the stream
+    std::uint64_t number = 0;                   ///< position in the stream
 };
 
+/// Memory of a device.
 struct device_memory {
-    std::size_t total_bytes = 0;
-    std::size_t free_bytes = 0;
+    std::size_t total_bytes = 0; ///< total size
+    std::size_t free_bytes = 0;  ///< free now
 };
 
 /// The streams' work since the device was made.
 struct device_usage {
-    double busy_s[device_streams] = {};
+    double busy_s[device_streams] = {};       ///< seconds that each stream was busy
     std::uint64_t bytes[device_streams] = {}; ///< copied; of work, read and written
 };
 
@@ -108,11 +114,12 @@ struct device_usage {
 struct device_piece {
     /// As shard_array names them. weight_out and accumulator may be null.
     device_ptr arrays[6];
-    dtype types[6] = {};
-    std::size_t elems = 0;
-    std::size_t group = 0;
+    dtype types[6] = {};                  ///< element types by shard_array
+    std::size_t elems = 0;                ///< number of elements
+    std::size_t group = 0;                ///< parameter group
     place_in_param place = {};            ///< of its first element
     shard_format const* format = nullptr; ///< with the host's kernels for these types
+    /// Number of norm blocks.
     [[nodiscard]] std::size_t blocks() const noexcept;
 };
 
@@ -120,19 +127,19 @@ struct device_piece {
 /// shard's size and types, in that device's memory. The CPU's part then passes through the shard's own arrays, which
 /// are best in pinned memory. Without device_arrays, gradients and weights are in host memory, as for a CPU alone.
 struct device_arrays {
-    device_ptr grad;
+    device_ptr grad;       ///< the gradient on the device
     device_ptr weight_out; ///< null for a shard without
 };
 
 /// Columns of a matrix that lies by rows, and the same columns one after another. All in the device's memory.
 struct column_copy {
-    device_ptr by_rows;      ///< rows * columns elements
-    device_ptr by_columns;   ///< element r of listed column i is number i * pitch + r; or list[i] * pitch + r
-    bool own_places = false; ///< the latter
-    device_ptr list;         ///< std::uint32_t: the numbers of `count` columns
-    std::size_t rows = 0;
-    std::size_t columns = 0;
-    std::size_t count = 0;
+    device_ptr by_rows;         ///< rows * columns elements
+    device_ptr by_columns;      ///< element r of listed column i is number i * pitch + r; or list[i] * pitch + r
+    bool own_places = false;    ///< the latter
+    device_ptr list;            ///< std::uint32_t: the numbers of `count` columns
+    std::size_t rows = 0;       ///< rows of the matrix
+    std::size_t columns = 0;    ///< columns of the matrix
+    std::size_t count = 0;      ///< number of listed columns
     std::size_t pitch = 0;      ///< in elements, at least rows
     std::size_t elem_bytes = 0; ///< 2 or 4
     /// Read and written.
@@ -142,14 +149,14 @@ struct column_copy {
 /// A gradient that lies by rows, of which columns are scored: see detail/numerics/column_score.hpp. In the device's
 /// memory.
 struct column_scoring {
-    device_ptr grad; ///< rows * columns elements
-    dtype type = dtype::float32;
-    std::size_t rows = 0;
-    std::size_t columns = 0;
-    device_ptr result; ///< std::uint32_t, as many as largest_pieces() or scores() says
-    column_score kind = column_score::magnitude;
-    float scale = 1; ///< see column_score_scale_for()
-    static constexpr std::size_t piece_elems = 65536;
+    device_ptr grad;                                  ///< rows * columns elements
+    dtype type = dtype::float32;                      ///< element type of the gradient
+    std::size_t rows = 0;                             ///< rows of the matrix
+    std::size_t columns = 0;                          ///< columns of the matrix
+    device_ptr result;                                ///< std::uint32_t, as many as largest_pieces() or scores() says
+    column_score kind = column_score::magnitude;      ///< which score
+    float scale = 1;                                  ///< see column_score_scale_for()
+    static constexpr std::size_t piece_elems = 65536; ///< elements of a piece
     /// Of each so many elements the bits of the largest finite magnitude.
     [[nodiscard]] std::size_t largest_pieces() const noexcept
     {
@@ -165,12 +172,12 @@ struct column_scoring {
 
 /// A pass over some pieces. Spans are read before run() returns.
 struct device_pass {
-    block_pass pass = block_pass::measure;
+    block_pass pass = block_pass::measure;       ///< which pass
     std::span<std::uint32_t const> pieces = {};  ///< by number
     std::span<group_step const> speculated = {}; ///< for each group: the step that records are made with, ...
     std::span<group_step const> settled = {};    ///< ... and the step of all other passes
     std::span<std::uint8_t const> summed = {};   ///< for each piece of the part: whether its accumulator counts
-    bool keep_records = false;
+    bool keep_records = false;                   ///< whether records are kept
 };
 
 /// An optimizer's pieces on one device, with room for records of all their blocks, or for none. Its functions enqueue
@@ -186,6 +193,7 @@ struct device_pass {
 class device_part {
 public:
     virtual ~device_part() = default;
+    /// Enqueues a pass over blocks.
     virtual void run(device_pass const& pass) = 0;
     /// accumulator = grad, or += grad.
     virtual void accumulate(std::uint32_t piece, bool first) = 0;
@@ -212,10 +220,11 @@ public:
 /// an object of its own, which may be of the same GPU.
 class device {
 public:
-    using clock = std::chrono::steady_clock;
+    using clock = std::chrono::steady_clock; ///< clock of deadlines
 
     /// Called by optimizers. Throws invalid_argument where another optimizer has the device.
     void claim(void const* by);
+    /// Releases a caller's claim on the device.
     void leave(void const* by) noexcept;
 
     device() = default;
@@ -225,6 +234,7 @@ public:
 
     /// For people to read: "NVIDIA H200 (cuda:0)".
     [[nodiscard]] virtual std::string name() const = 0;
+    /// Total and free memory.
     [[nodiscard]] virtual device_memory memory() const = 0;
 
     /// Memory at a multiple of 256 bytes, with undefined contents; null for 0 bytes. Throws unavailable, with both
@@ -236,18 +246,22 @@ public:
     /// Copies, in the streams up and down. Host memory must live until the stream has finished the copy. Copies of
     /// memory that is not pinned() are slower, and a copy down of it may return only when the stream has reached it.
     virtual void copy_up(device_ptr to, void const* from, std::size_t bytes) = 0;
+    /// Enqueues a copy to host memory.
     virtual void copy_down(void* to, device_ptr from, std::size_t bytes) = 0;
     /// In the stream work: by_columns from by_rows, and the other way. Elements of other columns, and between the
     /// columns, stay as they are.
     virtual void gather_columns(column_copy const& what) = 0;
+    /// The inverse of gather_columns().
     virtual void scatter_columns(column_copy const& what) = 0;
     /// In the stream work: result of largest_pieces() numbers, or of scores().
     virtual void find_largest(column_scoring const& what) = 0;
+    /// Enqueues the scores of columns.
     virtual void score_columns(column_scoring const& what) = 0;
     /// Calls the function in a thread of the device when the stream reaches it. It must be quick, must not throw, and
     /// must not call the device. It is not called where earlier work has failed; its captures may live until reset().
     virtual void call(device_stream stream, std::function<void()> function) = 0;
 
+    /// Records an event in the stream, after everything enqueued so far.
     [[nodiscard]] virtual device_event record_event(device_stream stream) = 0;
     /// Work that is enqueued in `stream` from now on waits for the mark.
     virtual void wait_event(device_stream stream, device_event before) = 0;

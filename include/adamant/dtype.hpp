@@ -17,28 +17,32 @@ ADAMANT_BEGIN_NAMESPACE
 /// bfloat16: sign, 8 exponent bits, 7 mantissa bits: the upper half of a float32. Storage only; see widen() and
 /// narrow() in dtype.hpp. Same layout as the 16-bit integer that holds it elsewhere (torch, CUDA).
 struct bfloat16 {
-    std::uint16_t bits;
+    std::uint16_t bits;                                   ///< the 16 bits
     friend bool operator==(bfloat16, bfloat16) = default; ///< compares bits: NaN equals itself, -0 differs from +0
 };
 
 /// IEEE 754 binary16: sign, 5 exponent bits, 10 mantissa bits. Storage only, as above.
 struct float16 {
-    std::uint16_t bits;
+    std::uint16_t bits; ///< the 16 bits
+    /// Compares all members.
     friend bool operator==(float16, float16) = default;
 };
 
 /// The lower half of a float32 master whose upper half is a bfloat16 weight; see split_master() in dtype.hpp.
 struct split_float32 {
-    std::uint16_t bits;
+    std::uint16_t bits; ///< the lower 16 bits of the master
+    /// Compares all members.
     friend bool operator==(split_float32, split_float32) = default;
 };
 
 /// A group of 64 moments of 8 bits with their scale, see detail/numerics/quantized8.hpp. An array of n elements has a
 /// group for each 64 of them, and one for what is left.
 inline constexpr std::size_t quantized_group_elems = 64;
+/// A group of 64 8-bit moments and their scale.
 struct quantized8 {
-    std::uint8_t codes[quantized_group_elems];
-    float scale;
+    std::uint8_t codes[quantized_group_elems]; ///< one code for each element
+    float scale;                               ///< scale of the group
+    /// Compares all members.
     friend bool operator==(quantized8 const&, quantized8 const&) = default;
 };
 
@@ -190,8 +194,8 @@ template <>
 /// that the pair is one to one: bits = (weight << 16) + low, with low from -2^15 to 2^15 - 1. A NaN becomes the
 /// canonical one, as the lower bits of others would carry out of the upper half.
 struct split_parts {
-    bfloat16 weight;
-    split_float32 low;
+    bfloat16 weight;   ///< the bfloat16 weight
+    split_float32 low; ///< the residual
 };
 [[nodiscard]] constexpr split_parts split_master(float x) noexcept
 {

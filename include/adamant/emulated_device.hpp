@@ -26,20 +26,22 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
+/// Speed and memory of an emulated device.
 struct emulation_options {
-    std::string name = "emulated device";
-    std::size_t memory_bytes = std::size_t{1} << 40;
+    std::string name = "emulated device";            ///< name in reports
+    std::size_t memory_bytes = std::size_t{1} << 40; ///< memory that allocate() may use
     /// The rates to emulate; the machine's own rates are an upper bound. Links are usually specified for each
     /// direction.
     double work_bytes_per_s = std::numeric_limits<double>::infinity();
-    double up_bytes_per_s = std::numeric_limits<double>::infinity();
-    double down_bytes_per_s = std::numeric_limits<double>::infinity();
-    double latency_s = 0; ///< of each enqueued operation
+    double up_bytes_per_s = std::numeric_limits<double>::infinity();   ///< host to device
+    double down_bytes_per_s = std::numeric_limits<double>::infinity(); ///< device to host
+    double latency_s = 0;                                              ///< of each enqueued operation
 };
 
 /// The operations that can be made to fail.
 enum class device_operation : std::uint8_t { copy_up, copy_down, work, allocate };
 
+/// A device that CPU threads emulate, with faults on request.
 class emulated_device final : public device {
 public:
     /// Throws invalid_argument for rates that are not above 0, and what std::thread throws.
@@ -49,19 +51,24 @@ public:
     ~emulated_device() override;
 
     [[nodiscard]] std::string name() const override { return options_.name; }
+    /// See device.
     [[nodiscard]] device_memory memory() const override;
 
     [[nodiscard]] device_ptr allocate(std::size_t bytes) override;
     void release(device_ptr memory) noexcept override;
 
     void copy_up(device_ptr to, void const* from, std::size_t bytes) override;
+    /// See device.
     void copy_down(void* to, device_ptr from, std::size_t bytes) override;
     void gather_columns(column_copy const& what) override;
+    /// See device.
     void scatter_columns(column_copy const& what) override;
     void find_largest(column_scoring const& what) override;
+    /// See device.
     void score_columns(column_scoring const& what) override;
     void call(device_stream stream, std::function<void()> function) override;
 
+    /// See device.
     [[nodiscard]] device_event record_event(device_stream stream) override;
     void wait_event(device_stream stream, device_event before) override;
     [[nodiscard]] bool wait_until(device_event until, clock::time_point deadline) override;
@@ -79,6 +86,7 @@ public:
     /// Operation number `after` of that kind from now on, counted from 0, fails; or it hangs until resume(), or until
     /// reset(), which waits for it until its deadline, drops it.
     void fail(device_operation kind, std::size_t after = 0);
+    /// Makes an operation hang, to test deadlines.
     void hang(device_operation kind, std::size_t after = 0);
     /// From now on nothing hangs or fails. Work that hung continues, unless it has been dropped.
     void resume();

@@ -17,17 +17,18 @@ ADAMANT_BEGIN_NAMESPACE
 
 /// Elements from begin, a multiple of granule_elems, to end.
 struct slice {
-    std::size_t begin;
-    std::size_t end;
+    std::size_t begin; ///< first element
+    std::size_t end;   ///< one past the last element
+    /// Number of elements.
     [[nodiscard]] std::size_t size() const noexcept { return end - begin; }
 };
 
 /// n elements as chunks of one size, in order; the last may be shorter.
 struct chunking {
-    std::size_t n = 0;
+    std::size_t n = 0;                       ///< number of elements
     std::size_t chunk_elems = granule_elems; ///< a multiple of granule_elems
-    std::size_t chunks = 1;
-    unsigned threads = 1; ///< worth dividing them between; from 1 to the number of chunks
+    std::size_t chunks = 1;                  ///< number of chunks
+    unsigned threads = 1;                    ///< worth dividing them between; from 1 to the number of chunks
 
     /// The elements of chunks begin to end - 1.
     [[nodiscard]] constexpr slice elements(std::size_t begin, std::size_t end) const noexcept
@@ -69,6 +70,7 @@ inline constexpr std::size_t min_chunk_elems = 4096;
 
 // Who does the work: the instruction set and the threads.
 
+/// Options of an executor.
 struct executor_options {
     isa tier = isa::automatic; ///< automatic: ADAMANT_ISA if set, else the best that the CPU has
     /// 0: one for each core that this process may use, but no more than this rank's part of the CPU quota keeps busy,
@@ -82,7 +84,7 @@ struct executor_options {
     /// The two settings that a tuner may change; see tune.hpp: the most elements that a thread takes in one piece
     /// (rounded down to a multiple of 64, at least 4096), and how far ahead a step prefetches.
     std::size_t max_chunk_elems = default_max_chunk_elems;
-    std::uint32_t prefetch_bytes = default_prefetch_bytes();
+    std::uint32_t prefetch_bytes = default_prefetch_bytes(); ///< see default_prefetch_bytes()
 };
 
 /// The instruction set and the threads that do the work: chosen once, at construction, and reported. No choice changes
@@ -100,6 +102,7 @@ public:
     /// contradict the team, and what the constructor above throws about instruction sets.
     explicit executor(std::shared_ptr<adamant::team> team, isa tier = isa::automatic,
                       std::size_t min_slice_elems = executor_options{}.min_slice_elems);
+    /// The same.
     executor(std::shared_ptr<adamant::team> team, executor_options const& options);
 
     /// The instruction set in use, never automatic.
@@ -114,6 +117,7 @@ public:
 
     /// How n elements are cut.
     [[nodiscard]] chunking chunks(std::size_t n) const noexcept;
+    /// See executor_options::max_chunk_elems.
     [[nodiscard]] std::size_t max_chunk_elems() const noexcept;
     /// How far ahead its steps prefetch.
     [[nodiscard]] std::uint32_t prefetch_bytes() const noexcept;

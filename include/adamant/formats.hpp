@@ -126,7 +126,7 @@ inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_
 }
 /// Formats are constants of the program: compare them by address, or by their types.
 struct shard_format {
-    shard_dtypes types;
+    shard_dtypes types;                              ///< element types
     kernel::step_function (*step_for)(isa) noexcept; ///< for a tier that resolve_isa() returned
     /// For an optimizer; null in a format that only steps.
     kernel::block_kernels const& (*block_kernels_for)(isa) noexcept;

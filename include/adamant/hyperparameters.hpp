@@ -19,26 +19,27 @@ enum class decay_mode : std::uint8_t {
     l2,        ///< Adam: weight_decay * param is added to the gradient (Kingma and Ba, arXiv 1412.6980, with L2)
 };
 
+/// Adam's hyperparameters.
 struct hyperparameters {
-    double lr = 1e-3;
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    double eps = 1e-8;         ///< added to the root of the bias-corrected second moment
-    double weight_decay = 0.0; ///< needs mode
-    decay_mode mode = decay_mode::unset;
-    bool bias_correction = true;
-    bfloat16_rounding rounding = {}; ///< of arrays of bfloat16 only
+    double lr = 1e-3;                    ///< learning rate
+    double beta1 = 0.9;                  ///< decay of the first moment, in [0, 1)
+    double beta2 = 0.999;                ///< decay of the second moment, in [0, 1)
+    double eps = 1e-8;                   ///< added to the root of the bias-corrected second moment
+    double weight_decay = 0.0;           ///< needs mode
+    decay_mode mode = decay_mode::unset; ///< AdamW's decoupled decay, or L2 regularization
+    bool bias_correction = true;         ///< whether moments are corrected for their start at zero
+    bfloat16_rounding rounding = {};     ///< of arrays of bfloat16 only
 };
 
 /// The same without the mode, which the function's name says: adamw({.lr = 1e-3, .weight_decay = 0.1}).
 struct adam_values {
-    double lr = 1e-3;
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    double eps = 1e-8;
-    double weight_decay = 0.0;
-    bool bias_correction = true;
-    bfloat16_rounding rounding = {};
+    double lr = 1e-3;                ///< learning rate
+    double beta1 = 0.9;              ///< decay of the first moment
+    double beta2 = 0.999;            ///< decay of the second moment
+    double eps = 1e-8;               ///< added to the root of the second moment
+    double weight_decay = 0.0;       ///< weight decay
+    bool bias_correction = true;     ///< whether moments are corrected for their start at zero
+    bfloat16_rounding rounding = {}; ///< what is rounded stochastically
 };
 /// AdamW: decoupled decay. Pure.
 [[nodiscard]] ADAMANT_ALWAYS_INLINE constexpr hyperparameters adamw(adam_values const& v = {}) noexcept
@@ -82,17 +83,17 @@ void validate(grad_scaling const& scaling);
 /// Computed in double, rounded once to float. They are a pure function of the step number and the hyperparameters,
 /// never accumulated from step to step, so a resumed run has the coefficients of an uninterrupted one.
 struct coefficients {
-    float beta1;
-    float beta2;
-    float one_minus_beta1; ///< subtracted in double: 1 - 0.999f in float would be off in its fourth digit
-    float one_minus_beta2;
-    float inv_sqrt_bias2; ///< 1 / sqrt(1 - beta2^step); 1 without bias correction
-    float eps;
-    float neg_step_size; ///< -lr / (1 - beta1^step); -lr without bias correction
-    float decay;         ///< AdamW: 1 - lr * weight_decay; Adam: 1
-    float l2;            ///< Adam: weight_decay; AdamW: 0. Where it is 0, the fma of L2 decay is left out.
-    float grad_scale;    ///< clip_coefficient / loss_scale
-    step_rounding rounding = {};
+    float beta1;                 ///< decay of the first moment
+    float beta2;                 ///< decay of the second moment
+    float one_minus_beta1;       ///< subtracted in double: 1 - 0.999f in float would be off in its fourth digit
+    float one_minus_beta2;       ///< 1 - beta2, rounded once
+    float inv_sqrt_bias2;        ///< 1 / sqrt(1 - beta2^step); 1 without bias correction
+    float eps;                   ///< added to the root of the second moment
+    float neg_step_size;         ///< -lr / (1 - beta1^step); -lr without bias correction
+    float decay;                 ///< AdamW: 1 - lr * weight_decay; Adam: 1
+    float l2;                    ///< Adam: weight_decay; AdamW: 0. Where it is 0, the fma of L2 decay is left out.
+    float grad_scale;            ///< clip_coefficient / loss_scale
+    step_rounding rounding = {}; ///< what is rounded stochastically in this step
 };
 
 namespace detail {

@@ -21,45 +21,58 @@ public:
     static constexpr unsigned max_index = 65535;
 
     index_set() = default;
+    /// A set of the given members. Throws invalid_argument above max_index.
     index_set(std::initializer_list<unsigned> members);
     /// {first, ..., last}; empty where last < first.
     [[nodiscard]] static index_set range(unsigned first, unsigned last);
 
     /// Throws invalid_argument above max_index.
     void insert(unsigned i);
+    /// Removes a member, if it is there.
     void erase(unsigned i) noexcept;
+    /// Whether i is a member.
     [[nodiscard]] bool contains(unsigned i) const noexcept;
+    /// Whether there are no members.
     [[nodiscard]] bool empty() const noexcept { return words_.empty(); }
+    /// Number of members.
     [[nodiscard]] std::size_t size() const noexcept;
     /// The smallest member; the set must not be empty.
     [[nodiscard]] unsigned front() const noexcept;
     /// In ascending order.
     [[nodiscard]] std::vector<unsigned> members() const;
 
+    /// Union.
     index_set& operator|=(index_set const& other);
+    /// Intersection.
     index_set& operator&=(index_set const& other) noexcept;
     /// Without the members of other.
     index_set& operator-=(index_set const& other) noexcept;
+    /// Union.
     [[nodiscard]] friend index_set operator|(index_set a, index_set const& b)
     {
         a |= b;
         return a; // moved, where `return a |= b` would copy
     }
+    /// Intersection.
     [[nodiscard]] friend index_set operator&(index_set a, index_set const& b) noexcept
     {
         a &= b;
         return a;
     }
+    /// Members of a that are not in b.
     [[nodiscard]] friend index_set operator-(index_set a, index_set const& b) noexcept
     {
         a -= b;
         return a;
     }
+    /// Whether the sets share a member.
     [[nodiscard]] bool intersects(index_set const& other) const noexcept;
     /// Whether every member of other is one of this set.
     [[nodiscard]] bool includes(index_set const& other) const noexcept;
 
+    /// Compares all members.
     friend bool operator==(index_set const&, index_set const&) = default;
+    /// An order for containers.
     [[nodiscard]] bool operator<(index_set const& other) const;
 
 private:

@@ -29,6 +29,7 @@ enum class page_kind { transparent, normal, hugetlb_2m, hugetlb_1g };
     return names[static_cast<unsigned>(kind)];
 }
 
+/// The memory that a process may still use, and what limits it.
 struct memory_limit {
     std::size_t bytes = std::numeric_limits<std::size_t>::max(); ///< left; the maximum where no limit is known
     std::string source = {};                                     ///< of this limit
@@ -44,21 +45,23 @@ enum class memory_binding { none, preferred, bound };
     return names[static_cast<unsigned>(binding)];
 }
 
+/// How memory is allocated.
 struct memory_options {
-    page_kind pages = page_kind::transparent;
+    page_kind pages = page_kind::transparent; ///< pages that are requested
     bool pages_required = false; ///< otherwise hugetlb falls back to transparent, and transparent to normal
     node_set nodes = {};         ///< empty: no binding; the policy of the process, as numactl sets it, holds
     bool nodes_required = false; ///< otherwise bound falls back to preferred, and preferred to none
     bool check_available = true; ///< call check_memory() first
 };
 
+/// What the kernel gave.
 struct memory_report {
     std::size_t bytes = 0;                         ///< requested
     std::size_t mapped_bytes = 0;                  ///< in whole pages
     page_kind pages = page_kind::transparent;      ///< of the mapping; measure_placement() says how much of it is huge
     memory_binding binding = memory_binding::none; ///< this and the nodes are read back from the kernel
-    node_set nodes = {};
-    std::string notes = {}; ///< requests that could not be met, and why, joined by "; "
+    node_set nodes = {};                           ///< NUMA nodes that hold the pages
+    std::string notes = {};                        ///< requests that could not be met, and why, joined by "; "
 };
 
 // Memory for optimizer state: zero-filled, in huge pages and on chosen NUMA nodes where these are available, first
@@ -95,8 +98,11 @@ public:
 
     /// Begins at a multiple of 2 MiB, or of a page where pages are normal ones by request.
     [[nodiscard]] std::byte* data() noexcept { return mapping_.get(); }
+    /// Its bytes.
     [[nodiscard]] std::byte const* data() const noexcept { return mapping_.get(); }
+    /// Size in bytes.
     [[nodiscard]] std::size_t size() const noexcept;
+    /// What the kernel gave.
     [[nodiscard]] memory_report const& report() const noexcept { return report_; }
 
     /// First touch of the bytes from begin to end, by the calling thread: writes a zero to each page, so call it before
@@ -134,21 +140,31 @@ template <class T>
     requires std::is_trivially_copyable_v<T>
 class buffer {
 public:
-    using value_type = T;
+    using value_type = T; ///< type of the elements
 
     buffer() = default;
     /// Throws what memory_block does.
     explicit buffer(std::size_t n) : block_(bytes_of(n)) {}
+    /// N elements with the given options.
     buffer(std::size_t n, memory_options const& options) : block_(bytes_of(n), options) {}
 
+    /// The first element.
     [[nodiscard]] T* data() noexcept { return reinterpret_cast<T*>(block_.data()); }
+    /// The first element.
     [[nodiscard]] T const* data() const noexcept { return reinterpret_cast<T const*>(block_.data()); }
+    /// Number of elements.
     [[nodiscard]] std::size_t size() const noexcept { return block_.size() / sizeof(T); }
+    /// The first element.
     [[nodiscard]] T* begin() noexcept { return data(); }
+    /// The first element.
     [[nodiscard]] T const* begin() const noexcept { return data(); }
+    /// One past the last element.
     [[nodiscard]] T* end() noexcept { return data() + size(); }
+    /// One past the last element.
     [[nodiscard]] T const* end() const noexcept { return data() + size(); }
+    /// Element i, unchecked.
     [[nodiscard]] T& operator[](std::size_t i) noexcept { return data()[i]; }
+    /// Element i, unchecked.
     [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return data()[i]; }
 
     /// As memory_block::touch(), of the elements from begin to end.
@@ -189,13 +205,13 @@ void check_memory(std::size_t bytes, node_set const& nodes = {}, std::string con
 
 /// What the kernel has given to a block so far: nothing for pages that have not been touched.
 struct memory_placement {
-    std::size_t resident_bytes = 0;
-    std::size_t huge_bytes = 0; ///< of these, in pages of 2 MiB or more
+    std::size_t resident_bytes = 0; ///< bytes with a page
+    std::size_t huge_bytes = 0;     ///< of these, in pages of 2 MiB or more
     std::map<unsigned, std::size_t> node_bytes =
         {};                 ///< by node; above sampled_bytes estimated from evenly spaced pages
     std::string notes = {}; ///< what the kernel did not tell
 
-    static constexpr std::size_t sampled_bytes = std::size_t{1} << 28;
+    static constexpr std::size_t sampled_bytes = std::size_t{1} << 28; ///< bytes that were looked at
 };
 
 /// Asks the kernel. Reads all of /proc/self/smaps, which may take a second: meant for set-up, not for every step.

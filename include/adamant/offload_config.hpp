@@ -17,6 +17,7 @@ ADAMANT_BEGIN_NAMESPACE
 /// DeepSpeed's ZenFlow: which columns of a matrix are updated every step, and when the others are. The defaults are
 /// DeepSpeed's, its "auto" among them. The share of the cores that its object has is offload_config's.
 struct zenflow_config {
+    /// DeepSpeed's interval for "never".
     static constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
 
     double topk_ratio = 0.1; ///< the share of the columns that is updated every step, in [0, 1]
@@ -34,12 +35,13 @@ struct zenflow_config {
 
 /// The defaults are DeepSpeed's, except for hyper.mode, which is unset here as everywhere.
 struct offload_config {
-    hyperparameters hyper;
+    hyperparameters hyper; ///< hyperparameters
     bool maximize = false; ///< whether steps go up the gradient
     double max_norm = 0;   ///< gradients of a larger norm are scaled down to it; 0: not clipped
 
     dtype model_type = dtype::float32; ///< what the model computes in: the type of its gradients and of weight_out
     double loss_scale = 1;             ///< where it is not dynamic
+    /// Options of dynamic loss scaling; absent: a static scale.
     std::optional<loss_scaling_options> dynamic_loss_scaling;
 
     /// The number of micro-steps whose gradients are accumulated for a step. None where it follows from the
@@ -54,7 +56,7 @@ struct offload_config {
     bool super_offload = false;                      ///< step while gradients still arrive
     std::optional<double> cpuadam_cores_perc = {};   ///< the optimizer's share of a rank's cores, in (0, 1]
     std::optional<double> pt_reserved_cores_perc = {}; ///< the host framework's, in [0, 1); only one of the two decides
-    std::optional<zenflow_config> zenflow = {};
+    std::optional<zenflow_config> zenflow = {};        ///< options of ZenFlow; absent: plain steps
 };
 
 /// Throws invalid_argument naming the first impossible field. Pure; thread-safe.

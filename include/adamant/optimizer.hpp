@@ -32,10 +32,10 @@ struct delete_optimizer_core {
 
 /// What optimizer::add_shard() takes. The arrays stay the caller's and must outlive the optimizer, or remove_shard().
 struct shard_to_add {
-    group_id group;
+    group_id group; ///< the group
     /// The parameter's. It may have several shards, of different elements and the same types.
     std::string name;
-    optimizer_shard shard;
+    optimizer_shard shard;              ///< its arrays
     accumulator_array accumulator = {}; ///< for optimizer::accumulate(); none if that is not called for this shard
     shard_place place = {};             ///< in its parameter; the default: the shard is all of it
 };
@@ -70,7 +70,9 @@ class optimizer {
 public:
     /// Works with the executor's threads. Throws invalid_argument for options that cannot be.
     explicit optimizer(executor const& cpu, optimizer_options options = {});
+    /// Moves the optimizer; the moved-from one may only be destroyed.
     optimizer(optimizer&& other) noexcept;
+    /// Moves the optimizer; the moved-from one may only be destroyed.
     optimizer& operator=(optimizer&& other) noexcept;
     /// Waits for a step that is under way. Takes a step that was begun and not finished back, where abandon() could;
     /// otherwise shards that were submitted stay stepped, and the others are as before.
@@ -81,6 +83,7 @@ public:
     /// Adds a group and returns its number. The last step cannot be rolled back any more. Throws invalid_argument where
     /// validate() does, and for a name that is empty, taken or not UTF-8.
     group_id add_group(parameter_group group);
+    /// The same.
     group_id add_group(std::string name, hyperparameters const& hyper, bool maximize = false);
     /// Removes a group. The groups behind it move up by one number. The last step cannot be rolled back any more.
     /// Throws invalid_argument for a number that no group has, while a shard belongs to the group, while a step is
@@ -105,7 +108,9 @@ public:
     /// invalid_argument for a number that no shard has, while a step is under way, and while a device has shards: take
     /// them back with place(nullptr, ...) first.
     void remove_shard(shard_id shard);
+    /// Number of shards.
     [[nodiscard]] std::size_t shards() const noexcept;
+    /// Name of a shard.
     [[nodiscard]] std::string const& name(shard_id shard) const;
     /// The shard of parameter `name` that begins at element `begin` of it; none if there is no such shard.
     std::optional<shard_id> find_shard(std::string_view name, std::size_t begin = 0) const;
@@ -142,6 +147,7 @@ public:
     /// scale whose inverse float does not hold, without dynamic loss scaling in the options, and while a step is under
     /// way.
     void set_loss_scaler(loss_scaler_state const& state);
+    /// The executor.
     [[nodiscard]] executor const& cpu() const noexcept;
 
     // ---- A device beside the CPU
@@ -230,14 +236,15 @@ public:
     /// A step that the team's threads drive. Refers to the optimizer, even where that is moved.
     class ticket {
     public:
-        // Whether the step is over. Never blocks for long.
+        /// Whether the step is over. Never blocks for long.
         [[nodiscard]] bool done() const;
-        // The share of the work that is done, from 0 to 1, of the passes that are known to be needed.
+        /// The share of the work that is done, from 0 to 1, of the passes that are known to be needed.
         [[nodiscard]] double progress() const;
-        // False where the step is not over by then; it goes on all the same.
+        /// False where the step is not over by then; it goes on all the same.
         bool wait_until(std::chrono::steady_clock::time_point deadline) const;
+        /// Waits for the given time. Returns whether the step is over.
         bool wait_for(std::chrono::nanoseconds time) const;
-        // Waits for as long as it takes. Throws what options.reduce threw; then the step has changed nothing.
+        /// Waits for as long as it takes. Throws what options.reduce threw; then the step has changed nothing.
         optimizer_report wait() const;
 
     private:
@@ -245,26 +252,26 @@ public:
         explicit ticket(detail::optimizer_core& of) noexcept : of_(&of) {}
         detail::optimizer_core* of_;
     };
-    // As step(), but returns immediately. Until wait() has returned, only the ticket may be used.
+    /// As step(), but returns immediately. Until wait() has returned, only the ticket may be used.
     [[nodiscard]] ticket step_async(step_values const& values = {});
 
     // ---- State
 
-    // The state as views of the shards' arrays, which last as long as those; their bits are those of the last step. A
-    // device's part is copied into those arrays first. Accumulated gradients are not in it: to resume to the bit, take
-    // the state after a step and before the next micro-step. Throws invalid_argument while a step is under way, and
-    // device_error.
+    /// The state as views of the shards' arrays, which last as long as those; their bits are those of the last step. A
+    /// device's part is copied into those arrays first. Accumulated gradients are not in it: to resume to the bit, take
+    /// the state after a step and before the next micro-step. Throws invalid_argument while a step is under way, and
+    /// device_error.
     [[nodiscard]] state_dict state();
-    // Copies the params and moments that a device has into the shards' own arrays, so that they can be read there (see
-    // place()). Does nothing without a device. Throws as state() does.
+    /// Copies the params and moments that a device has into the shards' own arrays, so that they can be read there (see
+    /// place()). Does nothing without a device. Throws as state() does.
     void update_host_arrays();
-    // Takes over a state: step count, loss scale, the groups' hyperparameters (by name), and all arrays (by the
-    // parameter's name), however they were cut; weight_out is made of param. What the state has besides is ignored.
-    // Accumulated gradients are forgotten. The last step cannot be rolled back any more.
-    //
-    // Checks everything first, and throws invalid_argument that says what is missing or does not fit, with nothing
-    // changed. Where the device (device_error) or the file that the state is read from (corrupted, unavailable) fails
-    // after that, params and moments are a mixture, and every step throws until load() has succeeded.
+    /// Takes over a state: step count, loss scale, the groups' hyperparameters (by name), and all arrays (by the
+    /// parameter's name), however they were cut; weight_out is made of param. What the state has besides is ignored.
+    /// Accumulated gradients are forgotten. The last step cannot be rolled back any more.
+    ///
+    /// Checks everything first, and throws invalid_argument that says what is missing or does not fit, with nothing
+    /// changed. Where the device (device_error) or the file that the state is read from (corrupted, unavailable) fails
+    /// after that, params and moments are a mixture, and every step throws until load() has succeeded.
     void load(state_dict const& from);
 
 private:

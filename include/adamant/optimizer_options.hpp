@@ -24,21 +24,22 @@ ADAMANT_BEGIN_NAMESPACE
 /// overflow, back off at one. With growth_factor 2 and backoff_factor 0.5 every scale is a power of two, so scaling
 /// loses no bits.
 struct loss_scaling_options {
-    double initial_scale = 65536;
+    double initial_scale = 65536;         ///< first scale
     double growth_factor = 2;             ///< at least 1
     double backoff_factor = 0.5;          ///< in (0, 1]
     std::uint32_t growth_interval = 2000; ///< steps in a row without an overflow, at least 1
     /// How many overflows, since the scale last grew, make it back off (DeepSpeed's hysteresis); at least 1.
     std::uint32_t hysteresis = 1;
-    double min_scale = 1;
+    double min_scale = 1;      ///< smallest scale
     double max_scale = 0x1p32; ///< larger ones gain nothing
 };
 
 /// What the scaler has learned; saved with the optimizer's state.
 struct loss_scaler_state {
-    double scale = 1;
-    std::uint32_t good_steps = 0; ///< in a row
-    std::uint32_t hysteresis_left = 1;
+    double scale = 1;                  ///< the loss scale
+    std::uint32_t good_steps = 0;      ///< in a row
+    std::uint32_t hysteresis_left = 1; ///< overflows until the scale shrinks
+    /// Compares all members.
     friend bool operator==(loss_scaler_state const&, loss_scaler_state const&) = default;
 };
 
@@ -83,28 +84,30 @@ enum class step_outcome : std::uint8_t { applied, skipped };
 /// Time and memory traffic of a part of a step. Bytes are counted, not measured: those that have to be read and
 /// written.
 struct step_phase {
-    double seconds = 0;
-    std::size_t bytes_moved = 0;
+    double seconds = 0;          ///< duration
+    std::size_t bytes_moved = 0; ///< bytes read and written
+    /// Bytes_moved / seconds, in 10^9 bytes a second.
     [[nodiscard]] double gb_per_s() const noexcept;
 };
 
 /// A device's part of a step, and how long the device was busy with each kind of work.
 struct device_report {
-    std::size_t elements = 0; ///< stepped there
-    double work_s = 0;
-    double up_s = 0; ///< copies from the host
-    double down_s = 0;
-    std::size_t work_bytes = 0;
-    std::size_t up_bytes = 0;
-    std::size_t down_bytes = 0;
+    std::size_t elements = 0;   ///< stepped there
+    double work_s = 0;          ///< time of updates on the device
+    double up_s = 0;            ///< copies from the host
+    double down_s = 0;          ///< time of copies from the device
+    std::size_t work_bytes = 0; ///< bytes of the device's memory that updates move
+    std::size_t up_bytes = 0;   ///< bytes copied to the device
+    std::size_t down_bytes = 0; ///< bytes copied from the device
 };
 
+/// What a step did.
 struct optimizer_report {
-    std::uint64_t step = 0; ///< the number of this step, whether it was applied or skipped
-    step_outcome outcome = step_outcome::applied;
-    bool speculated = false;  ///< something was stepped before its norm was known
-    bool rolled_back = false; ///< and was rolled back, because it had to be clipped or skipped
-    double loss_scale = 1;
+    std::uint64_t step = 0;                       ///< the number of this step, whether it was applied or skipped
+    step_outcome outcome = step_outcome::applied; ///< applied or skipped
+    bool speculated = false;                      ///< something was stepped before its norm was known
+    bool rolled_back = false;                     ///< and was rolled back, because it had to be clipped or skipped
+    double loss_scale = 1;                        ///< the loss scale of this step
     /// Whether gradients were looked at before the step: where nobody clips by norm, scales the loss dynamically,
     /// reduces over ranks, or asks that steps with infinities or NaNs be skipped or these be zeroed, that costs a pass
     /// for nothing. Then global_norm is a NaN, and nonfinite_grads 0 whatever there was.
@@ -116,24 +119,25 @@ struct optimizer_report {
     std::uint64_t nonfinite_grads = 0; ///< over all ranks
     /// The first one in this process, in the order of shards.
     struct place {
-        std::size_t shard;
-        std::size_t index;
+        std::size_t shard; ///< index of the shard
+        std::size_t index; ///< index of the element in the shard
     };
-    std::optional<place> first_nonfinite = {};
-    std::size_t elements = 0; ///< stepped, on both sides
-    double ratio = 1;         ///< the share of them that the CPU has stepped
-    double cpu_busy_s = 0;    ///< how long its threads have worked, on average
-    device_report device;
+    std::optional<place> first_nonfinite = {}; ///< absent: none in this process
+    std::size_t elements = 0;                  ///< stepped, on both sides
+    double ratio = 1;                          ///< the share of them that the CPU has stepped
+    double cpu_busy_s = 0;                     ///< how long its threads have worked, on average
+    device_report device;                      ///< the device's part
     std::size_t shards_waited = 0; ///< for the norm: finish() was called first, or the journal's budget used up
     std::size_t journal_bytes = 0; ///< of records written
     double seconds = 0;            ///< from its beginning to its end, with the time that gradients took to arrive
     step_phase gradients;          ///< until the norm was known: with what was stepped as gradients arrived
     step_phase update;             ///< after that: the step, the rest of it, or the rollback
+    /// Bytes read and written by gradients and update.
     [[nodiscard]] std::size_t bytes_moved() const noexcept;
-    isa tier = isa::scalar;
-    unsigned threads = 0;
-    std::string_view pus; ///< that the threads are bound to, as a list; the optimizer's memory
-    double cpu_quota = 0; ///< executor::cpu_quota(): fewer CPUs than threads make steps slow
+    isa tier = isa::scalar; ///< instruction set
+    unsigned threads = 0;   ///< threads that did the work
+    std::string_view pus;   ///< that the threads are bound to, as a list; the optimizer's memory
+    double cpu_quota = 0;   ///< executor::cpu_quota(): fewer CPUs than threads make steps slow
 };
 
 // What an optimizer is made with: options, and parameter groups.
@@ -141,22 +145,25 @@ struct optimizer_report {
 /// The number of a parameter group, and of a shard, of an optimizer: from 0, in the order in which they were added. An
 /// integer converts to either, so that loops may count; neither converts to the other.
 struct group_id {
-    std::size_t index = 0;
+    std::size_t index = 0; ///< position in the optimizer
     ADAMANT_ALWAYS_INLINE constexpr group_id(std::size_t number) noexcept
         : index(number) {} ///< NOLINT: meant to convert
+    /// Compares all members.
     friend bool operator==(group_id, group_id) = default;
 };
+/// Names a shard of an optimizer.
 struct shard_id {
-    std::size_t index = 0;
+    std::size_t index = 0; ///< position in the optimizer
     ADAMANT_ALWAYS_INLINE constexpr shard_id(std::size_t number) noexcept
         : index(number) {} ///< NOLINT: meant to convert
+    /// Compares all members.
     friend bool operator==(shard_id, shard_id) = default;
 };
 
 /// Parameters that share hyperparameters.
 struct parameter_group {
-    std::string name;
-    hyperparameters hyper;
+    std::string name;      ///< name of the group
+    hyperparameters hyper; ///< its hyperparameters
     bool maximize = false; ///< step up the gradient
 };
 
@@ -179,13 +186,14 @@ enum class speculation : std::uint8_t {
     never,     ///< submit() only measures
 };
 
+/// Options of an optimizer.
 struct optimizer_options {
-    double max_norm = 0;     ///< see step_values; 0: not clipped
-    double max_abs_grad = 0; ///< the same
-    nonfinite_policy on_nonfinite = nonfinite_policy::skip;
+    double max_norm = 0;                                    ///< see step_values; 0: not clipped
+    double max_abs_grad = 0;                                ///< the same
+    nonfinite_policy on_nonfinite = nonfinite_policy::skip; ///< what happens to a step with infinities or NaNs
     /// Dynamic loss scaling; absent: the scale is in the step_values, or 1.
     std::optional<loss_scaling_options> loss_scaling = {};
-    speculation speculate = speculation::automatic;
+    speculation speculate = speculation::automatic; ///< when shards are updated before the norm is known
     /// How many bytes the records may take that steps are rolled back from. No more is allocated than the records of
     /// one step can take. A record takes, in bytes an element, by the types of param and moments:
     ///

@@ -36,9 +36,9 @@ namespace reference {
 
 /// Param and both moments of one element.
 struct element {
-    float param;
-    float exp_avg;
-    float exp_avg_sq;
+    float param;      ///< the param
+    float exp_avg;    ///< the first moment
+    float exp_avg_sq; ///< the second moment
 };
 
 /// One step of one element, in float, each operation rounded to nearest even and then flushed. Every addition is part

@@ -30,7 +30,9 @@ public:
     [[nodiscard]] virtual int read(std::string const& path, std::string& text);
     /// In one write(2), which the kernel takes or refuses as a whole. The file exists.
     [[nodiscard]] virtual int write(std::string const& path, std::string const& text);
+    /// Mkdir().
     [[nodiscard]] virtual int make_dir(std::string const& path);
+    /// Rmdir().
     [[nodiscard]] virtual int remove_dir(std::string const& path);
     /// The names of the folders in a folder; more names do no harm.
     [[nodiscard]] virtual int list_dirs(std::string const& path, std::vector<std::string>& names);
@@ -98,19 +100,21 @@ owner owner_of(resctrl_files& files, std::string const& group);
 // All state is in the groups' names and contents, so that it survives a crash: a group is called
 // adamant.<pid>.<start time of the process>.<n>, and the next process gives back what dead ones had taken.
 
+/// Options of a resctrl group.
 struct resctrl_options {
     double l3_share = 0; ///< of all ways of the L3, in every domain, to the nearest way; 0: not divided
     double bandwidth_share =
         0;                 ///< of the memory bandwidth, to the nearest step of the hardware; 0: not limited. Intel's
                            ///< hardware slows each core's requests down, so the group gets about this share.
     bool required = false; ///< throw where a share is unavailable, instead of continuing without it
-    std::string root = "/sys/fs/resctrl";
+    std::string root = "/sys/fs/resctrl"; ///< where resctrl is mounted
 };
 
+/// What was set.
 struct resctrl_report {
     std::string optimizer; ///< what the kernel shows for the two groups, as in "L3:0=fffc0;1=fffc0 MB:0=30;1=30"
-    std::string host;
-    std::string notes; ///< shares that are unavailable although the group is active; empty: none
+    std::string host;      ///< the host's group
+    std::string notes;     ///< shares that are unavailable although the group is active; empty: none
 };
 
 /// Holds such a group from construction to destruction. Several processes of one host may each have one: each takes its
@@ -127,13 +131,16 @@ public:
     /// where files is null.
     explicit resctrl_group(resctrl_options const& options,
                            std::shared_ptr<resctrl_files> files = std::make_shared<resctrl_files>());
+    /// Moves the group.
     resctrl_group(resctrl_group&& other) noexcept;
+    /// Moves the group.
     resctrl_group& operator=(resctrl_group&& other) noexcept;
     /// Threads go back to the host's group, which gets back what was taken from it; nothing else changes. A mask must
     /// be contiguous: bits that another rank's group separates from the host's go to that group, which gives them back
     /// later.
     ~resctrl_group();
 
+    /// Whether the group exists.
     [[nodiscard]] bool active() const noexcept { return self_.owner != 0; }
     /// Why it is not active, in a sentence; empty where it is.
     [[nodiscard]] std::string const& reason() const noexcept { return self_.reason; }

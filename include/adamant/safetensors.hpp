@@ -93,6 +93,7 @@ public:
         state_ = detail::read_safetensors("the state in memory", bytes, nullptr);
     }
 
+    /// The state that was read.
     [[nodiscard]] state_dict const& state() const noexcept { return state_; }
 
 private:

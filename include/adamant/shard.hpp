@@ -66,11 +66,12 @@ template <param_storage Param, element_type Grad, moment_type ExpAvg, second_mom
           weight_out_type<Param> WeightOut = void>
 class shard {
 public:
-    using param_type = Param;
-    using grad_type = Grad;
-    using exp_avg_type = ExpAvg;
-    using exp_avg_sq_type = ExpAvgSq;
-    using weight_out_type = WeightOut;
+    using param_type = Param;          ///< type of param
+    using grad_type = Grad;            ///< type of grad
+    using exp_avg_type = ExpAvg;       ///< type of exp_avg
+    using exp_avg_sq_type = ExpAvgSq;  ///< type of exp_avg_sq
+    using weight_out_type = WeightOut; ///< type of weight_out, or void
+    /// The types as a value.
     static constexpr shard_dtypes dtypes = {dtype_of<Param>, dtype_of<Grad>, dtype_of<ExpAvg>, dtype_of<ExpAvgSq>,
                                             dtype_of<WeightOut>};
 
@@ -82,6 +83,7 @@ public:
     {
         detail::check_arrays(dtypes, pointers_, size_);
     }
+    /// The same with weight_out.
     shard(Param* param, Grad const* grad, ExpAvg* exp_avg, ExpAvgSq* exp_avg_sq, WeightOut* weight_out,
           std::size_t n) requires(!std::is_void_v<WeightOut>)
         : shard(param, grad, exp_avg, exp_avg_sq, static_cast<void*>(weight_out), n, unchecked{})
@@ -99,6 +101,7 @@ public:
             detail::check_size("exp_avg", std::size(exp_avg), size_, dtypes[shard_array::exp_avg]);
             detail::check_size("exp_avg_sq", std::size(exp_avg_sq), size_, dtypes[shard_array::exp_avg_sq]);
         }
+        /// The same with weight_out.
         template <array_range P, array_range G, array_range M, array_range V, array_range W>
             requires(!std::is_void_v<WeightOut>)
         shard(P&& param, G&& grad, M&& exp_avg, V&& exp_avg_sq, W&& weight_out)
@@ -111,17 +114,19 @@ public:
             detail::check_size("weight_out", std::size(weight_out), size_);
         }
 
+        /// Number of elements.
         [[nodiscard]] std::size_t size() const noexcept
         {
             return size_;
         }
+        /// The arrays as kernels take them.
         [[nodiscard]] kernel::step_pointers const& pointers() const noexcept
         {
             return pointers_;
         }
 
-        // Bytes that a step over one element has to read and write, counting a read-modify-write as both; on average,
-        // where elements share a scale.
+        /// Bytes that a step over one element has to read and write, counting a read-modify-write as both; on average,
+        /// where elements share a scale.
         [[nodiscard]] static constexpr double bytes_per_element() noexcept
         {
             return step_bytes(dtypes);
@@ -162,6 +167,7 @@ ADAMANT_BEGIN_NAMESPACE
 /// A view as shard is, from which it converts.
 class any_shard {
 public:
+    /// Converts a shard of known types.
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
     ADAMANT_ALWAYS_INLINE
     any_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of) noexcept // NOLINT: meant to convert
@@ -175,6 +181,7 @@ public:
     {
     }
 
+    /// Number of elements.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     /// The same shard as elements of that parameter, by which stochastic rounding goes. Without, it is elements 0 to
     /// size() of parameter 0. An optimizer goes by the names and places that it was given.
@@ -184,7 +191,9 @@ public:
         placed.pointers_.place = place;
         return placed;
     }
+    /// The arrays as kernels take them.
     [[nodiscard]] kernel::step_pointers const& pointers() const noexcept { return pointers_; }
+    /// The format.
     [[nodiscard]] shard_format const& format() const noexcept { return *format_; }
     /// Reads no other pointer: a gradient may be changed while threads are at work on the rest.
     [[nodiscard]] std::byte* data(shard_array::index array) const noexcept
@@ -206,6 +215,7 @@ public:
     [[nodiscard]] kernel::step_function step_for(isa tier) const noexcept { return format_->step_for(tier); }
     /// See step_bytes() in formats.hpp: on average, and of a step over the whole shard.
     [[nodiscard]] double bytes_per_element() const noexcept { return step_bytes(format_->types); }
+    /// Bytes that a step moves.
     [[nodiscard]] std::size_t bytes_moved() const noexcept { return step_bytes(format_->types, size_); }
 
 private:
@@ -219,6 +229,7 @@ private:
 /// A view as shard is, from which it converts.
 class optimizer_shard : public any_shard {
 public:
+    /// Converts a shard of known types.
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
     ADAMANT_ALWAYS_INLINE
     optimizer_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of) noexcept // NOLINT: meant to convert
@@ -254,6 +265,7 @@ public:
         size_ = std::size(array);
     }
 
+    /// The array that `which` names.
     [[nodiscard]] void* data() const noexcept { return data_; }
     [[nodiscard]] dtype type() const noexcept { return type_; } ///< none: there is no array
     /// Where it is known; then it has to be the shard's.
@@ -272,8 +284,8 @@ private:
 
 /// A shard and its parameter group: shards of one group are stepped with the same coefficients.
 struct grouped_shard {
-    any_shard shard;
-    std::size_t group = 0;
+    any_shard shard;       ///< the shard
+    std::size_t group = 0; ///< index of its parameter group
 };
 
 /// Shards in an order of their own, set up once and stepped together many times: one hand-over to the threads, however
@@ -287,12 +299,15 @@ public:
     /// All in one group, number 0.
     explicit shard_list(std::vector<any_shard> const& shards);
 
+    /// Number of shards.
     [[nodiscard]] std::size_t size() const noexcept { return shards_.size(); }
+    /// Shard i, unchecked.
     [[nodiscard]] grouped_shard const& operator[](std::size_t i) const noexcept;
     /// Groups are numbered from 0 to this; 0 for an empty list.
     [[nodiscard]] std::size_t groups() const noexcept { return groups_; }
     /// Of all shards together.
     [[nodiscard]] std::size_t elements() const noexcept { return elements_; }
+    /// Bytes that a step moves.
     [[nodiscard]] std::size_t bytes_moved() const noexcept { return bytes_moved_; }
 
     /// The shards lie end to end on a line of granules (see granule_elems), each beginning at a granule of its own.

@@ -35,17 +35,18 @@ enum class split_order : std::uint8_t {
     back, ///< the last ones
 };
 
+/// What split() is asked.
 struct split_request {
     double ratio = 1; ///< the share of the elements that the CPU steps: `ratio` in DeepSpeed's offload_optimizer
-    split_unit unit = split_unit::element;
-    split_order order = split_order::front;
+    split_unit unit = split_unit::element;  ///< what may be divided
+    split_order order = split_order::front; ///< which shards the device gets first
     /// The numbers of all shards, in the order in which they go to the device; empty: as `order` says. `order` also
     /// says whether the shard that is cut gives its beginning or its end to the device. Not for split_unit::deepspeed,
     /// which has its own order.
     std::vector<std::size_t> device_order = {};
     /// Limits by memory, in elements.
     std::optional<std::size_t> most_on_cpu = {};
-    std::optional<std::size_t> most_on_device = {};
+    std::optional<std::size_t> most_on_device = {}; ///< elements that fit on the device
 };
 
 /// sizes: of the shards, in elements, in the optimizer's order. Where a limit does not allow the ratio, the placement
@@ -56,9 +57,9 @@ struct split_request {
 
 /// Consecutive parameters that are stepped together.
 struct subgroup {
-    std::size_t first_param = 0;
-    std::size_t params = 0;
-    std::size_t elems = 0; ///< of one rank
+    std::size_t first_param = 0; ///< index of the first param
+    std::size_t params = 0;      ///< number of params
+    std::size_t elems = 0;       ///< of one rank
 };
 
 /// The subgroups that DeepSpeed's ZeRO stage 3 forms of one parameter group. Parameters are added in order, each with
@@ -72,19 +73,20 @@ struct subgroup {
 
 /// The parts of a training step, for one rank. A rate that limits nothing is infinite.
 struct step_rates {
-    double elems = 0; ///< of the optimizer, both sides together
-    double cpu_elems_per_s = std::numeric_limits<double>::infinity();
+    double elems = 0;                                                 ///< of the optimizer, both sides together
+    double cpu_elems_per_s = std::numeric_limits<double>::infinity(); ///< elements that the CPU updates a second
+    /// Elements that the device updates a second.
     double device_elems_per_s = std::numeric_limits<double>::infinity();
     double down_bytes_per_s = std::numeric_limits<double>::infinity(); ///< from the device to the host
-    double up_bytes_per_s = std::numeric_limits<double>::infinity();
-    double grad_bytes = 2; ///< for each element that crosses the link
-    double weight_bytes = 2;
+    double up_bytes_per_s = std::numeric_limits<double>::infinity();   ///< host to device
+    double grad_bytes = 2;                                             ///< for each element that crosses the link
+    double weight_bytes = 2;                                           ///< bytes of a published weight
     /// Where gradients are made and weights are needed. If on the device, the CPU's part of them crosses the link:
     /// gradients down, weights up. If in host memory, the device's part does: gradients up, weights down.
     bool arrays_on_device = true;
-    double backward_s = 0;
-    double forward_s = 0;
-    double fixed_s = 0; ///< in each step, at any ratio
+    double backward_s = 0; ///< duration of backward
+    double forward_s = 0;  ///< duration of forward
+    double fixed_s = 0;    ///< in each step, at any ratio
     /// Whether shards are submitted as backward makes their gradients; otherwise all of the optimizer's work follows
     /// it.
     bool overlaps_backward = true;
@@ -99,18 +101,20 @@ enum class forecast_row : std::uint8_t { backward, down, cpu, up, device, forwar
     constexpr char const* names[] = {"backward", "down", "cpu", "up", "device", "forward"};
     return names[static_cast<std::size_t>(of)];
 }
+/// Work in a row of the forecast, from begin to end.
 struct forecast_span {
-    forecast_row on;
-    double begin_s;
-    double end_s;
+    forecast_row on; ///< the row
+    double begin_s;  ///< seconds from the beginning of the step
+    double end_s;    ///< seconds from the beginning of the step
 };
 
+/// Time of a step at a ratio.
 struct step_forecast {
-    double ratio = 1;
+    double ratio = 1;                               ///< share of elements on the CPU
     double step_s = 0;                              ///< backward, optimizer, fixed time, and forward
     double update_s = 0;                            ///< step_s without backward and forward
     forecast_row bound_by = forecast_row::backward; ///< the row that would have to be faster for a shorter step
-    std::vector<forecast_span> timeline;
+    std::vector<forecast_span> timeline;            ///< what runs when
 };
 
 // How long each part of a step takes, as linear functions of the ratio. The step takes the maximum of them.

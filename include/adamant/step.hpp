@@ -57,12 +57,12 @@ void add_squares(executor const& cpu, Range const& grad, squares_total& to)
 
 /// What a step did, and with what.
 struct step_report {
-    std::size_t elements = 0;
+    std::size_t elements = 0;    ///< elements updated
     std::size_t bytes_moved = 0; ///< read and written, see shard::bytes_per_element
     std::uint64_t nonfinite_grads =
-        0; ///< elements of grad that are infinite or NaN; they went into the step as they are
-    isa tier = isa::scalar;
-    unsigned threads = 0;
+        0;                  ///< elements of grad that are infinite or NaN; they went into the step as they are
+    isa tier = isa::scalar; ///< instruction set
+    unsigned threads = 0;   ///< threads that did the work
 };
 
 /// From this many elements on, weight_out is stored past the caches: the step does not read it again, and a cache would

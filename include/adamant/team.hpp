@@ -28,11 +28,12 @@ enum class binding {
     none         ///< no thread is bound
 };
 
+/// Options of a team.
 struct team_options {
     pu_set pus = {}; ///< one thread for each; may be empty with binding::none
     /// 0: as many as PUs. With more threads than PUs, threads share PUs in turns; with fewer, the first PUs have one.
     unsigned threads = 0;
-    binding bind = binding::automatic;
+    binding bind = binding::automatic; ///< whether threads must be bound
     /// How long a thread without work spins before it sleeps. While it spins, it starts new work within a microsecond;
     /// later it has to be woken. An idle team uses no CPU after this.
     std::chrono::nanoseconds spin = std::chrono::microseconds(50);
@@ -161,6 +162,7 @@ public:
     [[nodiscard]] std::vector<team_member> const& members() const noexcept;
     /// The PUs that its threads are bound to; empty where they are not.
     [[nodiscard]] pu_set bound_to() const;
+    /// Whether threads are bound.
     [[nodiscard]] bool bound() const noexcept;
 
     /// Each member calls task(member), member from 0 to size() - 1; this returns immediately. The returned submission
@@ -190,6 +192,7 @@ public:
     /// Whether its threads are there: not in a forked child process. There check_process() throws
     /// unavailable.
     [[nodiscard]] bool in_this_process() const noexcept;
+    /// Throws unavailable in a forked child process.
     void check_process() const;
 
     /// Submits and waits; throws what the task throws.
@@ -198,6 +201,7 @@ public:
     {
         submit(task).wait();
     }
+    /// The same.
     template <class Task>
     ADAMANT_ALWAYS_INLINE void run(std::size_t chunks, Task&& task, unsigned takers = 0)
     {

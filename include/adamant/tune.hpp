@@ -56,8 +56,8 @@ ADAMANT_BEGIN_NAMESPACE
 /// that the sign test leaves (each value lies below the true median with probability 1/2, so ranks are binomial). With
 /// too few values it is the range of all values, and `confidence` says how certain that is.
 struct median_range {
-    double low = 0;
-    double high = 0;
+    double low = 0;        ///< lower end of the range
+    double high = 0;       ///< upper end of the range
     double confidence = 0; ///< of this very range
 };
 /// Throws invalid_argument for no values, and for a confidence outside (0, 1).
@@ -87,6 +87,7 @@ struct median_range {
 // How many cores are enough: a search over counts of cores that only sees times, so that tests can give it invented
 // curves.
 
+/// Options of search_cores().
 struct core_search_options {
     /// More cores are worth using if they gain at least this share of what they would gain if the time were inversely
     /// proportional to their number: from c to d cores, a speed-up of 1 + worth * (d / c - 1). In (0, 1].
@@ -95,8 +96,8 @@ struct core_search_options {
     /// this confidence. After most_rounds the median decides. The test is made after each round from `rounds` on, so
     /// the overall confidence is somewhat lower.
     double confidence = 0.99;
-    std::size_t rounds = 9;
-    std::size_t most_rounds = 41;
+    std::size_t rounds = 9;       ///< rounds for each count
+    std::size_t most_rounds = 41; ///< most rounds for a count that is close
     /// Counts after which the next core adds more than itself, such as the first core of another NUMA node or last
     /// cache. Where more cores gain too little, half as many and as many cores beyond the next boundary are still
     /// tried. Ascending; may be empty.
@@ -105,25 +106,26 @@ struct core_search_options {
 
 /// How long a step takes on this many cores, over all measurements.
 struct core_time {
-    unsigned cores = 0;
-    double median_s = 0;
-    double p10_s = 0;
-    double p90_s = 0;
-    std::size_t measurements = 0;
+    unsigned cores = 0;           ///< number of cores
+    double median_s = 0;          ///< median time
+    double p10_s = 0;             ///< 10th percentile
+    double p90_s = 0;             ///< 90th percentile
+    std::size_t measurements = 0; ///< number of measurements
 };
 
 /// Whether more cores were worth using.
 struct core_comparison {
-    unsigned fewer = 0;
-    unsigned more = 0;
+    unsigned fewer = 0;  ///< the smaller count
+    unsigned more = 0;   ///< the larger count
     double speed_up = 0; ///< median of the ratio of times within a round
     double low = 0;      ///< and its confidence range
-    double high = 0;
-    double needed = 0; ///< the speed-up that makes it worth it
-    bool worth = false;
-    bool sure = false; ///< the range lies on one side of `needed`
+    double high = 0;     ///< upper end of the range
+    double needed = 0;   ///< the speed-up that makes it worth it
+    bool worth = false;  ///< whether the larger count is worth its cores
+    bool sure = false;   ///< the range lies on one side of `needed`
 };
 
+/// Result of search_cores().
 struct core_search_result {
     unsigned cores = 0;                       ///< enough cores
     bool finished = false;                    ///< otherwise time ran out, and counts that were not tried are unknown
@@ -293,9 +295,13 @@ public:
     /// Throws what memory_block throws: unavailable where there is too little memory, among others.
     trial_step(executor const& cpu, shard_format const& format, std::size_t n, memory_options const& memory = {});
 
+    /// Number of elements.
     [[nodiscard]] std::size_t size() const noexcept { return n_; }
+    /// The format.
     [[nodiscard]] shard_format const& format() const noexcept { return *format_; }
+    /// Number of norm blocks.
     [[nodiscard]] std::vector<memory_block> const& blocks() const noexcept { return blocks_; }
+    /// Array k, by shard_array.
     [[nodiscard]] std::byte* array(std::size_t k) noexcept;
 
     /// Takes one step of AdamW, with a learning rate so small that values stay in range, and returns its time.
@@ -319,7 +325,8 @@ private:
 
 /// Everything that a result depends on, as names and texts to compare and to show.
 struct tuning_key {
-    std::vector<std::pair<std::string, std::string>> entries;
+    std::vector<std::pair<std::string, std::string>> entries; ///< name and value of each property
+    /// Compares all members.
     friend bool operator==(tuning_key const&, tuning_key const&) = default;
 };
 
@@ -330,15 +337,16 @@ struct tuning_key {
 
 /// An executor's setting that was tried on the final cores against its default.
 struct tried_setting {
-    std::string name; ///< a member of executor_options
-    std::uint64_t value = 0;
-    double time_ratio = 1; ///< median of its time over the default's, within rounds
-    double low = 1;        ///< and its confidence range
-    double high = 1;
+    std::string name;        ///< a member of executor_options
+    std::uint64_t value = 0; ///< the median
+    double time_ratio = 1;   ///< median of its time over the default's, within rounds
+    double low = 1;          ///< and its confidence range
+    double high = 1;         ///< upper end of the range
 };
 
+/// Result of tune_cores().
 struct tuned_cores {
-    tuning_key key;
+    tuning_key key;                ///< machine and work that it is for
     unsigned cores = 0;            ///< of each rank, for the optimizer
     unsigned of = 0;               ///< the cores that a rank has
     double cpuadam_cores_perc = 1; ///< the same as a share, for configurations
@@ -346,9 +354,9 @@ struct tuned_cores {
     std::size_t elements = 0;      ///< of each rank, in the steps that were timed
     double step_s = 0;             ///< of all ranks together, on these cores, with these settings
     std::vector<core_time> curve;  ///< with the default settings
-    std::size_t max_chunk_elems = default_max_chunk_elems;
-    std::uint32_t prefetch_bytes = default_prefetch_bytes();
-    std::vector<tried_setting> tried;
+    std::size_t max_chunk_elems = default_max_chunk_elems;   ///< for executor_options
+    std::uint32_t prefetch_bytes = default_prefetch_bytes(); ///< for executor_options
+    std::vector<tried_setting> tried;                        ///< counts that were measured
     std::vector<std::string> warnings; ///< reasons not to trust the times, in words; saved with the result
 
     /// Cores of a rank that the optimizer leaves to the host.
@@ -509,13 +517,14 @@ private:
 } // namespace detail
 // How many cores an optimizer needs on this machine, found by taking and timing steps.
 
+/// Options of tune_cores().
 struct core_tuning_options {
     double deadline_s =
         60; ///< for the whole search; after it the result is what is known so far, marked as not finished
     /// Of each rank's arrays. 0: some eight times the size of the machine's last caches, because a model is never in
     /// cache; or a quarter of the available memory, if that is less.
     std::size_t elements = 0;
-    isa tier = isa::automatic;
+    isa tier = isa::automatic;       ///< instruction set
     core_search_options search = {}; ///< its boundaries come from the machine
     bool settings = true;            ///< whether other settings of the executor are tried on the cores that were found
     double settings_worth = 0.03;    ///< another setting is taken if it is faster by at least this share
@@ -537,20 +546,25 @@ struct core_tuning_options {
 /// The work of one step and how long each part was busy with it, from an optimizer's report. A part without work tells
 /// nothing about its rate.
 struct measured_step {
-    double cpu_elems = 0, cpu_s = 0;
-    double device_elems = 0, device_s = 0;
-    double down_bytes = 0, down_s = 0;
-    double up_bytes = 0, up_s = 0;
+    double cpu_elems = 0;    ///< elements that the CPU updated
+    double cpu_s = 0;        ///< how long the CPU was busy
+    double device_elems = 0; ///< elements that the device updated
+    double device_s = 0;     ///< how long the device was busy
+    double down_bytes = 0;   ///< bytes copied from the device
+    double down_s = 0;       ///< duration of these copies
+    double up_bytes = 0;     ///< bytes copied to the device
+    double up_s = 0;         ///< duration of these copies
 };
 
 /// Of an optimizer's step. A step that was rolled back and done again counts with the time of all of its work.
 [[nodiscard]] measured_step measured_step_of(optimizer_report const& step) noexcept;
 
+/// Options of a ratio_follower.
 struct follower_options {
     double weight = 0.2; ///< of a new measurement, against all earlier ones
     double worth = 0.02; ///< a new ratio is proposed if it makes the step shorter by this share
     double least = 0;    ///< bounds for the ratio, from memory
-    double most = 1;
+    double most = 1;     ///< largest ratio
 };
 
 /// Not thread-safe; a value like any other.
@@ -566,6 +580,7 @@ public:
     /// the old ones.
     void set_times(double backward_s, double forward_s);
 
+    /// The rates measured so far.
     [[nodiscard]] step_rates const& rates() const noexcept { return rates_; }
     /// A ratio that is worth moving shards for, given the optimizer's current one; absent: keep that. Throws
     /// invalid_argument where the current ratio is not from 0 to 1.

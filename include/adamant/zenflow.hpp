@@ -40,8 +40,8 @@ struct zenflow_options {
     /// The share of the columns that is selected, from 0 to 1: of n columns the nearest whole number of topk_ratio * n
     /// (a half is rounded up), and at least one unless the ratio is 0. 1: nothing is deferred.
     double topk_ratio = 0.1;
-    column_score score = column_score::magnitude;
-    selection_scope scope = selection_scope::each_param;
+    column_score score = column_score::magnitude;        ///< how columns are scored
+    selection_scope scope = selection_scope::each_param; ///< which columns compete with each other
     /// A window's first step selects anew once that many steps were taken since the last selection.
     std::size_t select_interval = 16;
     /// Steps in a window. Absent: it ends as soon as the deferred gradients outweigh the applied ones, that is
@@ -49,8 +49,9 @@ struct zenflow_options {
     /// sum of the squared norms of those of selected columns (vectors count on neither side); at the latest after
     /// max_deferred steps, also where all gradients are zero.
     std::optional<std::size_t> update_interval = 4;
+    /// For an automatic interval: how much the deferred gradients must outweigh the applied ones.
     double auto_ratio = 1;
-    std::size_t max_deferred = 64;
+    std::size_t max_deferred = 64;       ///< most steps in a window with an automatic interval
     std::size_t full_warm_up_rounds = 0; ///< number of plain steps before ZenFlow begins
     /// Whether the deferred gradients of a window are applied while the next one goes on, and its weights are published
     /// at the end of that; else immediately. Changes when weights are seen, and nothing else of how they are computed.
@@ -71,14 +72,15 @@ void validate(zenflow_options const& options);
 
 /// Where a run is in its schedule: plain data, a part of the state. `steps` are those that were applied.
 struct zenflow_position {
-    std::uint64_t steps = 0;
+    std::uint64_t steps = 0;           ///< steps that were applied
     std::uint64_t since_selection = 0; ///< steps
     std::uint64_t in_window = 0;       ///< steps
-    bool has_selection = false;
+    bool has_selection = false;        ///< whether columns have been selected
     /// For update_interval absent: the sum of the squared norms, over the window's steps, of the gradients of selected
     /// columns.
     double done_squares = 0;
 
+    /// Compares all members.
     friend bool operator==(zenflow_position const&, zenflow_position const&) = default;
 };
 
@@ -92,6 +94,7 @@ struct zenflow_position {
 
 // The report of a step that defers gradients.
 
+/// What a ZenFlow step did. elements: those updated in this step.
 struct zenflow_report : optimizer_report { // elements: those that were stepped at once
     bool warm_up = false;                  ///< a plain step of all elements: nothing is deferred, and no window ends
     bool selected = false;                 ///< columns were selected anew,
@@ -106,7 +109,7 @@ struct zenflow_report : optimizer_report { // elements: those that were stepped 
     /// How long the executor's threads have worked, on average, on the sums of the step before (with a device), and,
     /// where a window ends, on the deferred gradients of the window before it.
     double sums_s = 0;
-    double deferred_s = 0;
+    double deferred_s = 0; ///< duration of deferred updates
 };
 
 // The state of an optimizer that defers gradients, as plain data: all that another one needs to go on with the same
@@ -114,13 +117,13 @@ struct zenflow_report : optimizer_report { // elements: those that were stepped 
 
 /// One param, or a rank's rows of it. The arrays are views, of the optimizer's params or of whatever was saved.
 struct zenflow_state_param {
-    std::string name;
-    std::size_t group = 0;    ///< index in zenflow_state::groups
-    std::size_t columns = 0;  ///< of a matrix; 0: a vector
-    std::size_t all_rows = 0; ///< of the whole matrix; of a vector, its elements
-    std::size_t first_row = 0;
-    std::size_t rows = 0; ///< of a vector, elements
-    shard_dtypes types = {};
+    std::string name;          ///< name of the param
+    std::size_t group = 0;     ///< index in zenflow_state::groups
+    std::size_t columns = 0;   ///< of a matrix; 0: a vector
+    std::size_t all_rows = 0;  ///< of the whole matrix; of a vector, its elements
+    std::size_t first_row = 0; ///< index of this rank's first row
+    std::size_t rows = 0;      ///< of a vector, elements
+    shard_dtypes types = {};   ///< element types
     /// By shard_array: those that are state. A matrix's lie by columns: `rows` elements of the first column, then of
     /// the next.
     std::byte const* arrays[shard_arrays] = {};
@@ -137,12 +140,13 @@ struct zenflow_state_param {
     state_source const* source = nullptr;
 };
 
+/// The state of a ZenFlow optimizer as plain data.
 struct zenflow_state {
-    zenflow_position position;
-    double deferred_norm = 0; ///< the sum of the norms in this window, for a bound of the deferred gradients
-    std::optional<loss_scaler_state> loss_scaler;
-    std::vector<parameter_group> groups;
-    std::vector<zenflow_state_param> params;
+    zenflow_position position; ///< position in the schedule
+    double deferred_norm = 0;  ///< the sum of the norms in this window, for a bound of the deferred gradients
+    std::optional<loss_scaler_state> loss_scaler; ///< state of dynamic loss scaling
+    std::vector<parameter_group> groups;          ///< parameter groups in order
+    std::vector<zenflow_state_param> params;      ///< params in order
     /// The caller's own, as in a state_dict.
     std::map<std::string, std::string> metadata = {};
 };
@@ -168,11 +172,11 @@ struct delete_zenflow_core {
 ///
 /// A vector (columns 0) is a shard as any other and is updated every step; its weights are weight_out, or param.
 struct zenflow_param {
-    group_id group;
-    std::string name;
-    optimizer_shard shard;
-    std::size_t columns = 0;
-    void* weights = nullptr;
+    group_id group;          ///< the group
+    std::string name;        ///< name of the param
+    optimizer_shard shard;   ///< its arrays
+    std::size_t columns = 0; ///< columns of the matrix; 0: a vector
+    void* weights = nullptr; ///< where weights are published
     /// Where the shard lies in its parameter, by rows: `shape` ends with `columns`, and `begin` is a multiple of them.
     /// The default: the shard is all of it.
     shard_place place = {};
@@ -213,22 +217,29 @@ class zenflow_optimizer {
 public:
     /// Throws invalid_argument for options that cannot be.
     explicit zenflow_optimizer(executor const& cpu, zenflow_options zenflow = {}, optimizer_options options = {});
+    /// Moves the optimizer; the moved-from one may only be destroyed.
     zenflow_optimizer(zenflow_optimizer&& other) noexcept;
+    /// Moves the optimizer; the moved-from one may only be destroyed.
     zenflow_optimizer& operator=(zenflow_optimizer&& other) noexcept;
     /// Finishes what goes on in the background. Weights that have not published stay as they are.
     ~zenflow_optimizer();
 
     /// As optimizer's.
     group_id add_group(parameter_group group);
+    /// The same.
     group_id add_group(std::string name, hyperparameters const& hyper, bool maximize = false);
+    /// Number of groups.
     [[nodiscard]] std::vector<parameter_group> const& groups() const noexcept;
+    /// Sets hyperparameters from the next step on.
     void set_hyperparameters(group_id group, hyperparameters const& hyper);
 
     /// Adds a param and returns its number. Before the first step, weights have to be those of the masters. Throws
     /// invalid_argument where optimizer::add_shard() does, for a matrix of which the shard holds no whole rows, without
     /// weights, or with rows that moments of 8 bits cannot have, and after a step.
     shard_id add_param(zenflow_param added);
+    /// Number of params.
     [[nodiscard]] std::size_t params() const noexcept;
+    /// Name of a param.
     [[nodiscard]] std::string const& name(shard_id param) const;
     /// From the next step on, or in this one, the gradient is there; see optimizer::set_gradient(). With a device it
     /// has to stay where it comes down.
@@ -255,9 +266,13 @@ public:
     /// abandon() gives it up, and nothing has changed. Throw invalid_argument where no step is open, a param has been
     /// submitted or left out, or one has been neither.
     void begin_step(step_values const& values = {});
+    /// See optimizer::submit().
     void submit(shard_id param);
+    /// See optimizer::skip().
     void skip(shard_id param);
+    /// See optimizer::finish().
     zenflow_report finish();
+    /// See optimizer::abandon().
     void abandon();
 
     // ---- A device beside the CPU
@@ -291,12 +306,16 @@ public:
     void flush();
 
     [[nodiscard]] std::uint64_t steps() const noexcept; ///< that were applied
+    /// Position in the schedule.
     [[nodiscard]] zenflow_position const& position() const noexcept;
+    /// Loss scale to use for the next backward pass.
     [[nodiscard]] double loss_scale() const noexcept;
     /// Of each column of a matrix, whether it is selected; and how many updates it has taken (a vector has one count).
     /// Until the next call.
     [[nodiscard]] std::vector<std::uint8_t> const& selected(shard_id param) const;
+    /// Update counts: one for each column, or one for a vector.
     [[nodiscard]] std::vector<std::uint64_t> const& updates(shard_id param) const;
+    /// The executor.
     [[nodiscard]] executor const& cpu() const noexcept;
 
     /// The state, also in the middle of a window: views of the arrays, of which the next call may change what they
@@ -307,6 +326,7 @@ public:
     /// Throws invalid_argument where something is missing or of other types, with nothing changed; and what reading a
     /// state of a file throws, after which no step can be taken until a load() succeeds.
     void load(zenflow_state const& from);
+    /// Loads the states that all ranks saved.
     void load(std::span<zenflow_state const> from_all_ranks);
 
 private:

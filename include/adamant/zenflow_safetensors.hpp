@@ -77,6 +77,7 @@ public:
         state_ = detail::read_zenflow_safetensors("the state in memory", bytes, nullptr);
     }
 
+    /// The state that was read.
     [[nodiscard]] zenflow_state const& state() const noexcept { return state_; }
 
 private:
