@@ -307,7 +307,7 @@ ADAMANT_C_API adamant_status adamant_buffer_options_init(adamant_buffer_options*
 typedef struct adamant_buffer adamant_buffer;
 
 /** Makes a buffer of `elements` elements of elem_bytes bytes each, all zero, for *made. Each part is first touched by
- * the thread of the executor that begins with it in a step over so many elements, so the kernel puts it near that
+ * the thread of the executor that owns it in a step over that many elements, so the kernel puts it near that
  * thread. The executor may be null: then nothing is touched. options may be null: the defaults. It begins at a multiple
  * of a page. For few and large arrays. invalid argument: sizes that no machine has. unavailable: not enough memory, or
  * something required that cannot be had; nothing has been touched then. */
@@ -811,7 +811,7 @@ typedef struct adamant_report {
     size_t device_work_bytes;   /**< read and written by passes */
     size_t device_up_bytes;     /**< copied */
     size_t device_down_bytes;   /**< bytes copied from the device */
-    /** Whether gradients were looked at before the step. Not where nobody clips by norm, scales the loss dynamically,
+    /** Whether gradients were looked at before the step. 0 if nothing needs the norm: no step clips by norm, scales the loss dynamically,
      * reduces over processes, or asks that steps with infinities or NaNs be skipped or these be zeroed: that saves
      * reading them twice. nonfinite_grads is 0 then, whatever there was. */
     int32_t measured;
@@ -924,7 +924,7 @@ ADAMANT_C_API adamant_status adamant_set_loss_scaler(adamant_optimizer* optimize
 
 /* ---- Checkpoints in files ---------------------------------------------------------------------------------------- */
 
-/** Writes step count, loss scaler, groups and all params and moments to a safetensors file. Whatever happens, whoever
+/** Writes step count, loss scaler, groups and all params and moments to a safetensors file. Whatever happens, a reader that
  * opens the path finds the old file or the new one, both whole. Gradients accumulated since the last step are not in
  * it. invalid argument: during a step. unavailable: the file cannot be written, with the system's reason. Where the
  * file is complete, but the file system cannot sync its folder or set its permission bits, the status is OK and
@@ -996,7 +996,7 @@ ADAMANT_C_API adamant_status adamant_state_tensor_init(adamant_state_tensor* ten
 /** Tensor number `index` of the list. invalid argument: there is none of that number. */
 ADAMANT_C_API adamant_status adamant_state_get_tensor(const adamant_state* state, size_t index,
                                                       adamant_state_tensor* tensor);
-/** Copies `elements` elements of tensor number `index`, the first of which is number `begin` in the tensor (not in the
+/** Copies `elements` elements of tensor number `index`, beginning with number `begin` of the tensor (not in the
  * parameter), to the caller's memory, as an array of the tensor's dtype, wherever `data` is. Of ADAMANT_QUANTIZED8
  * whole groups. From any thread. invalid argument: no such tensor or elements, or a null pointer with elements. */
 ADAMANT_C_API adamant_status adamant_state_read_tensor(const adamant_state* state, size_t index, size_t begin,
@@ -1197,7 +1197,7 @@ typedef struct adamant_zenflow_report {
     size_t deferred;      /**< elements whose gradients were accumulated */
     int32_t window_ended; /**< and deferred_stepped elements are stepped with the accumulated gradients, now or in the
                              background */
-    int32_t deferred_skipped; /**< the accumulated gradients was not finite, and was dropped */
+    int32_t deferred_skipped; /**< the deferred gradients were not finite and were dropped */
     size_t deferred_stepped;  /**< elements whose deferred gradients are applied when the window ends */
     double waited_seconds;    /**< for what the window before deferred */
     double publish_seconds;   /**< and then for its weights to come into use */

@@ -75,7 +75,7 @@ namespace detail {
 
 } // namespace detail
 
-/// Copies elements of a tensor, the first of which has the number `begin` in it, to memory of
+/// Copies elements of a tensor, beginning with number `begin`, to memory of
 /// array_bytes(tensor.type, elements) bytes, wherever they are. Throws invalid_argument for elements that it does not
 /// have and for a part of a group of elements (see elems_together()), and what its source throws. Thread-safe.
 inline void read_elements(state_tensor const& tensor, std::size_t begin, std::size_t elements, std::byte* to)

@@ -17,7 +17,7 @@
 #include <adamant/detail/numerics/column_score.hpp>
 #include <adamant/detail/shard/block_pass.hpp>
 
-// Which parts of which shards are stepped on the CPU and which on the device. Plain data.
+// The pieces of shards that the CPU and the device update. Plain data.
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -146,7 +146,7 @@ struct column_copy {
     [[nodiscard]] std::size_t bytes() const noexcept { return 2 * rows * count * elem_bytes; }
 };
 
-/// A gradient that lies by rows, of which columns are scored: see detail/numerics/column_score.hpp. In the device's
+/// A row-major gradient whose columns are scored: see detail/numerics/column_score.hpp. In the device's
 /// memory.
 struct column_scoring {
     device_ptr grad;                                  ///< rows * columns elements
@@ -157,7 +157,7 @@ struct column_scoring {
     column_score kind = column_score::magnitude;      ///< which score
     float scale = 1;                                  ///< see column_score_scale_for()
     static constexpr std::size_t piece_elems = 65536; ///< elements of a piece
-    /// Of each so many elements the bits of the largest finite magnitude.
+    /// For each piece, the bits of its largest finite magnitude.
     [[nodiscard]] std::size_t largest_pieces() const noexcept
     {
         return (rows * columns + piece_elems - 1) / piece_elems;

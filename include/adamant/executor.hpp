@@ -51,7 +51,7 @@ inline constexpr std::size_t default_max_chunk_elems = 65536;
 /// The least value of that limit. Chunks are shorter where there is little work.
 inline constexpr std::size_t min_chunk_elems = 4096;
 
-/// Cuts n elements for up to `threads` threads, none of which is worth waking for fewer than min_slice_elems (at least
+/// Cuts n elements for up to `threads` threads, so that each thread gets at least min_slice_elems (at least
 /// 1). A thread has some sixteen chunks, so that others can take some where it is delayed. No chunk is so small that
 /// taking it costs more than a hundredth of working on it, and none has more than max_chunk_elems.
 [[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems,

@@ -198,7 +198,7 @@ template <class Grad>
 /// The types of a shard whose master and moments are stored so, with 16-bit weights written where the master is float32
 /// or split in two:
 ///   float32                 float32 master and moments
-///   split_float32           a split master weight, of which the weight is one; float32 moments
+///   split_float32           split master weights: bfloat16 weight and 16-bit residual; float32 moments
 ///   bfloat16                float32 master, bfloat16 moments
 ///   quantized8              float32 master, moments of 8 bits
 ///   split_float32+bfloat16, split_float32+quantized8: split master weights, such moments

@@ -22,7 +22,7 @@ struct zenflow_config {
 
     double topk_ratio = 0.1; ///< the share of the columns that is updated every step, in [0, 1]
     /// Steps between selections, at least 1. By epoch, and "auto" means one epoch, it is select_epochs times the steps
-    /// of an epoch; `never` where the configuration does not have those. Whoever knows them multiplies.
+    /// of an epoch; `never` where the configuration does not have those. Multiply by the number of steps of an epoch.
     std::size_t select_interval = never;
     std::size_t select_epochs = 1;                   ///< 0: select_interval does not follow from epochs
     std::optional<std::size_t> update_interval = {}; ///< steps between those of the other columns; none: "auto"

@@ -108,9 +108,9 @@ struct optimizer_report {
     bool speculated = false;                      ///< something was stepped before its norm was known
     bool rolled_back = false;                     ///< and was rolled back, because it had to be clipped or skipped
     double loss_scale = 1;                        ///< the loss scale of this step
-    /// Whether gradients were looked at before the step: where nobody clips by norm, scales the loss dynamically,
-    /// reduces over ranks, or asks that steps with infinities or NaNs be skipped or these be zeroed, that costs a pass
-    /// for nothing. Then global_norm is a NaN, and nonfinite_grads 0 whatever there was.
+    /// Whether gradients were looked at before the step: false if nothing needs it: no clipping by norm, no dynamic
+    /// loss scale, no reduction over ranks, and nonfinite_policy::apply. Then global_norm is NaN and nonfinite_grads is
+    /// 0.
     bool measured = true;
     double global_norm = 0; ///< of the finite gradients, unscaled, over all ranks
     /// The factor that brought gradients down to max_norm. 0 where clip_coefficient / loss_scale would be at most

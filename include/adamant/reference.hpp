@@ -107,7 +107,7 @@ ADAMANT_ALWAYS_INLINE double add_pairwise(double (&partial)[norm_lanes]) noexcep
     else
         return partial[0];
 }
-/// A block by its partial sums in float, each of which began with norm_lane_start.
+/// Sums a block from its float partial sums, which start at norm_lane_start.
 ADAMANT_ALWAYS_INLINE double add_lanes(float const (&lane)[norm_lanes]) noexcept
 {
     double partial[norm_lanes];

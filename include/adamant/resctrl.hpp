@@ -69,8 +69,8 @@ constexpr int pieces(std::uint64_t mask) noexcept
     return std::popcount(mask & ~(mask << 1));
 }
 
-// `count` adjacent bits from one end of a mask that has more; 0 where neither end has so many in one piece. The end is
-// the one with fewer of the bits that devices use too (`shared`), and the upper one where they are equal.
+// `count` adjacent bits from one end of a mask that has more; 0 where neither end has that many adjacent bits. The end
+// is the one with fewer of the bits that devices use too (`shared`), and the upper one where they are equal.
 constexpr std::uint64_t end_of_mask(std::uint64_t mask, std::uint64_t count, std::uint64_t shared) noexcept
 {
     std::uint64_t const run = (std::uint64_t{1} << count) - 1;
@@ -83,7 +83,7 @@ constexpr std::uint64_t end_of_mask(std::uint64_t mask, std::uint64_t count, std
 }
 
 // When a process began, in clock ticks since boot: pids are used again, the pair is not. 0 where it is gone, or only a
-// zombie is left that nobody has collected; `otherwise` where that cannot be known.
+// zombie that has not been collected is left; `otherwise` where that cannot be known.
 unsigned long long process_start(resctrl_files& files, long pid, unsigned long long otherwise);
 
 std::string group_name(long pid, unsigned long long start, unsigned n);

@@ -47,7 +47,7 @@ inline save_report save_safetensors(std::filesystem::path const& path, state_dic
     return detail::image_of(state, detail::file_image::of::size).bytes();
 }
 
-/// Writes the bytes of such a file to memory, of which there must be safetensors_bytes(state) or more, apart from the
+/// Writes the bytes of such a file to memory of at least safetensors_bytes(state) bytes that does not overlap the
 /// state's arrays. Returns how many bytes were written. Reads each array twice; do not write to them meanwhile.
 /// Throws, before it writes anything, invalid_argument where there is too little memory and where save_safetensors()
 /// does; and what reading a state of a file throws. Thread-safe.
@@ -71,9 +71,9 @@ inline save_report check_can_save(std::filesystem::path const& path)
 /// object's, so they live as long as it, or the one that it was moved to; it keeps the file open. The file may
 /// meanwhile be replaced or removed. Where it is cut short or written into, validate(), merge() and looking at the rest
 /// of the state go on as if nothing had happened, while optimizer::load() and save_safetensors() throw corrupted: both
-/// read it through the tensors' source. The data pointers lead into a mapping of it, for whoever wants to look at
-/// elements and knows that nobody cuts the file short: who reads past its new end, or where the disk fails, is killed
-/// by SIGBUS. Thread-safe for readers.
+/// read it through the tensors' source. The data pointers lead into a mapping of the
+/// file. Reading through them past the new end of a file that was cut short, or from a failing disk, raises SIGBUS.
+/// Thread-safe for readers.
 class safetensors_state {
 public:
     /// Throws unavailable with the system's reason where the file cannot be read, and for a version of the format that

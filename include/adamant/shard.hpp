@@ -50,7 +50,7 @@ ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
-/// A view of `size()` elements in up to five arrays, none of which it owns; they must outlive it. Any array may lie at
+/// A view of `size()` elements in up to five arrays, which it does not own; they must outlive it. Any array may lie at
 /// any address (of no particular alignment); no two may overlap. Copyable; const access from many threads is fine, but
 /// two concurrent steps over the same arrays are a data race.
 ///

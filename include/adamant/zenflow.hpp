@@ -66,7 +66,7 @@ struct zenflow_options {
 /// Throws invalid_argument naming the first option that cannot be.
 void validate(zenflow_options const& options);
 
-/// The options that a DeepSpeed configuration asks for, of which an interval `never` is the largest number. Of "auto"
+/// The options that a DeepSpeed configuration asks for, where an interval `never` is the largest number. Of "auto"
 /// its auto_ratio is not taken, as it is another; see both. Throws invalid_argument for what validate() refuses. Pure.
 [[nodiscard]] zenflow_options zenflow_options_of(zenflow_config const& config);
 
@@ -94,16 +94,17 @@ struct zenflow_position {
 
 // The report of a step that defers gradients.
 
-/// What a ZenFlow step did. elements: those updated in this step.
-struct zenflow_report : optimizer_report { // elements: those that were stepped at once
-    bool warm_up = false;                  ///< a plain step of all elements: nothing is deferred, and no window ends
-    bool selected = false;                 ///< columns were selected anew,
-    std::size_t columns_moved = 0;         ///< selected columns that were not selected before
-    std::size_t deferred = 0;              ///< elements whose gradients were accumulated
-    bool window_ended = false;        ///< and so many of them are stepped with the accumulated gradients: now, or, with
-    std::size_t deferred_stepped = 0; ///< overlap, while the next window goes on
-    bool deferred_skipped =
-        false;            ///< the accumulated gradients was not finite, and was dropped whole (nonfinite_policy::skip)
+/// What a ZenFlow step did. `elements` counts those updated in this step.
+struct zenflow_report : optimizer_report {
+    bool warm_up = false;          ///< a plain step of all elements: nothing is deferred, and no window ends
+    bool selected = false;         ///< whether columns were selected anew
+    std::size_t columns_moved = 0; ///< selected columns that were not selected before
+    std::size_t deferred = 0;      ///< elements whose gradients were accumulated
+    bool window_ended = false;     ///< whether the window ended with this step
+    /// Elements whose deferred gradients are applied: now, or with overlap during the next window.
+    std::size_t deferred_stepped = 0;
+    /// Whether the deferred gradients were not finite and were dropped (nonfinite_policy::skip).
+    bool deferred_skipped = false;
     double waited_s = 0;  ///< for the deferred update of the last window, when this one ended
     double publish_s = 0; ///< and then for its weights to come into use
     /// How long the executor's threads have worked, on average, on the sums of the step before (with a device), and,
@@ -197,7 +198,7 @@ struct zenflow_param {
 /// number of threads, moment at which something is done in the background, cut by rows and number of ranks. With
 /// topk_ratio 1, or with update_interval 1 and no overlap, these are the bits of optimizer over the same arrays.
 ///
-/// Where a step is skipped nothing changes, and the schedule does not move. Where the accumulated gradients is not
+/// Where a step is skipped nothing changes, and the schedule does not move. Where the deferred gradients are not
 /// finite, though every gradient was, the window's update is dropped whole (nonfinite_policy::skip), or such elements
 /// count as zero.
 ///
@@ -234,7 +235,7 @@ public:
     void set_hyperparameters(group_id group, hyperparameters const& hyper);
 
     /// Adds a param and returns its number. Before the first step, weights have to be those of the masters. Throws
-    /// invalid_argument where optimizer::add_shard() does, for a matrix of which the shard holds no whole rows, without
+    /// invalid_argument where optimizer::add_shard() does, for a matrix whose shard does not hold whole rows, without
     /// weights, or with rows that moments of 8 bits cannot have, and after a step.
     shard_id add_param(zenflow_param added);
     /// Number of params.
@@ -318,7 +319,7 @@ public:
     /// The executor.
     [[nodiscard]] executor const& cpu() const noexcept;
 
-    /// The state, also in the middle of a window: views of the arrays, of which the next call may change what they
+    /// The state, also in the middle of a window: views of the arrays; the next call may change what they
     /// show. Finishes what goes on in the background, which changes no bit.
     [[nodiscard]] zenflow_state state();
     /// Goes on from there: the states of all ranks that there were, in any order, cut by rows in any way, of an

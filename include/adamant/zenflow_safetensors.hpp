@@ -42,7 +42,7 @@ inline save_report save_safetensors(std::filesystem::path const& path, zenflow_s
     return detail::image_of(state, detail::file_image::of::size).bytes();
 }
 
-/// Writes the bytes of such a file to memory, of which there must be safetensors_bytes(state) or more, apart from the
+/// Writes the bytes of such a file to memory of at least safetensors_bytes(state) bytes that does not overlap the
 /// state's arrays. Returns how many bytes were written. Throws, before it writes anything, invalid_argument where there
 /// is too little memory and where save_safetensors() does; and what reading a state of a file throws. Thread-safe.
 inline std::size_t write_safetensors(std::span<std::byte> to, zenflow_state const& state)
@@ -55,8 +55,8 @@ inline std::size_t write_safetensors(std::span<std::byte> to, zenflow_state cons
 /// the constructor returns. Of a file: the state's arrays and their source are this object's, so they live as long as
 /// it, or the one that it was moved to; it keeps the file open. The file may meanwhile be replaced or removed. Where it
 /// is cut short or written into, zenflow_optimizer::load() and save_safetensors() throw corrupted: both read it through
-/// the params' source. The pointers lead into a mapping of it, for whoever knows that nobody cuts the file short; who
-/// reads past its new end, or where the disk fails, is killed by SIGBUS. Thread-safe for readers.
+/// the params' source. The pointers lead into a mapping of the file. Reading through them past the new end of a file
+/// that was cut short, or from a failing disk, raises SIGBUS. Thread-safe for readers.
 class zenflow_safetensors_state {
 public:
     /// Throws as safetensors_state: unavailable, corrupted, and invalid_argument for a file that another program has

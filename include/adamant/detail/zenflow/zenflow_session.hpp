@@ -69,7 +69,7 @@ public:
         after.since_selection = selects ? 1 : after.since_selection + !warm_up;
         after.has_selection = after.has_selection || selects;
         double const deferred_norm = deferred_norm_ + (report.measured ? verdict.norm * verdict.clip : 0);
-        // Without a norm nobody asks whether the accumulated gradients is finite.
+        // Without a norm the accumulated gradients are not checked for infinities and NaNs.
         bool const is_finite_for_sure = deferred_norm < 1e38 || !report.measured;
         bool const automatic = !zenflow_.update_interval && !warm_up;
         bool ends = false;
