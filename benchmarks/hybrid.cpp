@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step on CPU and device concurrently, the device imitated in host memory: how far it is from the slowest of its parts
-// alone, and from what the forecast says.
+// A step on CPU and device concurrently, the device imitated in host memory: how far it is from the slowest of its
+// parts alone, and from what the forecast says.
 //
 //   hybrid/link:LINK/ratio:R/elems:N/threads:T
 //
@@ -99,7 +99,7 @@ private:
     optimizer optimizer_;
 };
 
-// So many bytes down and up at once.
+// Copies bytes down and up concurrently.
 class crossing {
 public:
     crossing(std::shared_ptr<emulated_device> gpu, std::size_t bytes)

@@ -86,7 +86,7 @@ static void backward(struct model* m, size_t t, double scale)
         }
 }
 
-/* One shard for each tensor of the model, in two groups of which one decays. */
+/* One shard for each tensor of the model, in two groups; one decays. */
 static adamant_optimizer* make_optimizer(adamant_executor const* cpu, struct model* m)
 {
     adamant_loss_scaling scaling;

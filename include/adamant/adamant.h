@@ -568,7 +568,7 @@ typedef struct adamant_optimizer_options {
      */
     double device_timeout_s; /**< 300 */
     /** Whether a device has room for records of all of its part: as much again as its params and moments. Without, the
-     * device never begins before the norm is known, and if it fails in the update itself, there is no way back: the
+     * device never begins before the norm is known, and if it fails in the update itself, the step cannot be rolled back: the
      * error says so, and a state must be loaded. */
     int32_t device_records;              /**< 1 */
     adamant_weights_ready weights_ready; /**< may be null */
@@ -603,7 +603,7 @@ ADAMANT_C_API void adamant_optimizer_free(adamant_optimizer* optimizer);
  * hyperparameters that cannot be, a name that is taken or not UTF-8, and during a step. */
 ADAMANT_C_API adamant_status adamant_add_group(adamant_optimizer* optimizer, const char* name,
                                                const adamant_hyperparameters* hyper, int32_t maximize, size_t* group);
-/** Removes a group; the groups behind it move up by one number. The last step can then no longer be rolled back.
+/** Removes a group; the groups behind it move down by one number. The last step can then no longer be rolled back.
  * invalid argument: no such group, a shard that belongs to it, shards on a device, and during a step. */
 ADAMANT_C_API adamant_status adamant_remove_group(adamant_optimizer* optimizer, size_t group);
 ADAMANT_C_API adamant_status adamant_group_count(const adamant_optimizer* optimizer, size_t* count);
@@ -861,7 +861,7 @@ ADAMANT_C_API adamant_status adamant_finish(adamant_optimizer* optimizer, adaman
  * Accumulated gradients stay. unavailable, and the step stays open: shards were submitted to a step that needs no norm
  * (it neither skips nor clips by it, and there is no reduce), without keep_last_step. */
 ADAMANT_C_API adamant_status adamant_abandon(adamant_optimizer* optimizer);
-/** Takes back the last step, which must have been applied with keep_last_step. Since then no step may have been begun,
+/** Rolls back the last step, which must have been applied with keep_last_step. Since then no step may have been begun,
  * no gradient accumulated, no group or shard added or removed, nothing placed, no step count or loss scaler set and no
  * state loaded. The step's gradients must be where they were set last, unchanged, which a checksum tells. Params,
  * moments, the step count and the loss scale are as before the step, to the bit, and weight_out is made of param.
@@ -1010,7 +1010,7 @@ typedef struct adamant_tuned adamant_tuned;
 
 /** Reads a file that `adamant tune --save` or adamant_tuned_save() wrote, for *made, and checks that it was found on
  * this machine for the same work: cores says which ranks, PUs, masks and GPUs are meant (its sizes do not matter),
- * types is a shard of which only the types are looked at, and isa the instruction set, which may be null as in
+ * types is a shard that gives only its types, and isa the instruction set, which may be null as in
  * adamant_executor_options. unavailable: no such file, a result of another machine or other work, with each difference,
  * and one whose deadline came too soon. corrupted: the file holds no tuning result of this version. */
 ADAMANT_C_API adamant_status adamant_tuned_load(const char* path, const adamant_core_options* cores,
@@ -1178,7 +1178,7 @@ ADAMANT_C_API adamant_status adamant_zenflow_set_hyperparameters(adamant_zenflow
  * rows; weights: its weights by rows, of the type of weight_out, or of param where there is none, which have to be
  * those of the masters. 0 columns: a vector, which is a shard as any other and is updated every step; weights is null.
  * The shard has no accumulator. Its shape and begin are those of rows: `shape` ends with columns, and begin is a
- * multiple of them. invalid argument: what adamant_add_shard() refuses; a matrix of which the shard holds no whole
+ * multiple of them. invalid argument: what adamant_add_shard() refuses; a matrix whose shard does not hold whole
  * rows, or whose moments of 8 bits have other than whole groups of 64 rows; and after a step. */
 ADAMANT_C_API adamant_status adamant_zenflow_add_param(adamant_zenflow* zenflow, size_t group, const char* name,
                                                        const adamant_shard* shard, size_t columns, void* weights,

@@ -67,7 +67,7 @@ struct state_tensor {
 
 namespace detail {
 
-// So many bytes behind, from null on, too.
+// Address arithmetic that also works from null.
 [[nodiscard]] inline std::byte const* bytes_behind(std::byte const* data, std::size_t bytes) noexcept
 {
     return reinterpret_cast<std::byte const*>(reinterpret_cast<std::uintptr_t>(data) + bytes);

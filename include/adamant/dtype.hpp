@@ -52,67 +52,174 @@ static_assert(sizeof(bfloat16) == 2 && sizeof(float16) == 2 && sizeof(split_floa
 /// The same types as a value, for reports. `none` stands for an array that is not there (no weight_out).
 enum class dtype : std::uint8_t { none, float32, bfloat16, float16, split_float32, quantized8 };
 
-[[nodiscard]] constexpr std::string_view name(dtype type) noexcept
+/// Describes the storage format of elements of type T: everything about it but its arithmetic. Add a specialization for
+/// a new format; docs/formats.md has the other places, and switches without a default do not compile until they know
+/// it.
+template <class T>
+struct storage {
+    static_assert(
+        sizeof(T) == 0,
+        "adamant knows the element types float, adamant::bfloat16, adamant::float16, adamant::split_float32 and "
+        "adamant::quantized8");
+    static constexpr dtype type = dtype::none; ///< the type as a value
+};
+/// An absent array.
+template <>
+struct storage<void> {
+    static constexpr dtype type = dtype::none;
+    static constexpr std::string_view name = "none";  ///< in reports and files
+    static constexpr std::size_t elems = 1;           ///< elements stored together
+    static constexpr std::size_t bytes = 0;           ///< bytes of these
+    static constexpr std::string_view file_type = ""; ///< type in safetensors files
+    static constexpr std::size_t file_bytes = 0;      ///< bytes of an element of that type
+    static constexpr bool is_param = false;           ///< whether params may have it
+    static constexpr bool is_element = false;         ///< whether gradients, params and weights may have it
+    static constexpr bool is_sum = false;             ///< whether gradients may be accumulated in it
+    static constexpr bool is_moment = false;          ///< whether moments may have it
+};
+/// float32.
+template <>
+struct storage<float> {
+    static constexpr dtype type = dtype::float32;
+    static constexpr std::string_view name = "float32";
+    static constexpr std::size_t elems = 1;
+    static constexpr std::size_t bytes = sizeof(float);
+    static constexpr std::string_view file_type = "F32";
+    static constexpr std::size_t file_bytes = sizeof(float);
+    static constexpr bool is_param = true;
+    static constexpr bool is_element = true;
+    static constexpr bool is_sum = true;
+    static constexpr bool is_moment = true;
+};
+/// bfloat16.
+template <>
+struct storage<bfloat16> {
+    static constexpr dtype type = dtype::bfloat16;
+    static constexpr std::string_view name = "bfloat16";
+    static constexpr std::size_t elems = 1;
+    static constexpr std::size_t bytes = sizeof(bfloat16);
+    static constexpr std::string_view file_type = "BF16";
+    static constexpr std::size_t file_bytes = sizeof(bfloat16);
+    static constexpr bool is_param = true;
+    static constexpr bool is_element = true;
+    static constexpr bool is_sum = true;
+    static constexpr bool is_moment = true;
+};
+/// float16. Moments cannot have it: the square of a gradient below 2^-12 would be zero.
+template <>
+struct storage<float16> {
+    static constexpr dtype type = dtype::float16;
+    static constexpr std::string_view name = "float16";
+    static constexpr std::size_t elems = 1;
+    static constexpr std::size_t bytes = sizeof(float16);
+    static constexpr std::string_view file_type = "F16";
+    static constexpr std::size_t file_bytes = sizeof(float16);
+    static constexpr bool is_param = true;
+    static constexpr bool is_element = true;
+    static constexpr bool is_sum = false;
+    static constexpr bool is_moment = false;
+};
+/// The residual of a split master weight.
+template <>
+struct storage<split_float32> {
+    static constexpr dtype type = dtype::split_float32;
+    static constexpr std::string_view name = "split_float32";
+    static constexpr std::size_t elems = 1;
+    static constexpr std::size_t bytes = sizeof(split_float32);
+    static constexpr std::string_view file_type = "U16";
+    static constexpr std::size_t file_bytes = sizeof(split_float32);
+    static constexpr bool is_param = true;
+    static constexpr bool is_element = false;
+    static constexpr bool is_sum = false;
+    static constexpr bool is_moment = false;
+};
+/// 8-bit moments in groups.
+template <>
+struct storage<quantized8> {
+    static constexpr dtype type = dtype::quantized8;
+    static constexpr std::string_view name = "quantized8";
+    static constexpr std::size_t elems = quantized_group_elems;
+    static constexpr std::size_t bytes = sizeof(quantized8);
+    static constexpr std::string_view file_type = "U8";
+    static constexpr std::size_t file_bytes = 1;
+    static constexpr bool is_param = false;
+    static constexpr bool is_element = false;
+    static constexpr bool is_sum = false;
+    static constexpr bool is_moment = true;
+};
+
+/// Returns visit(storage<T>{}) for the T that `type` names.
+template <class Visit>
+constexpr auto visit_storage(dtype type, Visit const& visit) noexcept
 {
     switch (type) {
-    case dtype::float32: return "float32";
-    case dtype::bfloat16: return "bfloat16";
-    case dtype::float16: return "float16";
-    case dtype::split_float32: return "split_float32";
-    case dtype::quantized8: return "quantized8";
+    case dtype::float32: return visit(storage<float>{});
+    case dtype::bfloat16: return visit(storage<bfloat16>{});
+    case dtype::float16: return visit(storage<float16>{});
+    case dtype::split_float32: return visit(storage<split_float32>{});
+    case dtype::quantized8: return visit(storage<quantized8>{});
     case dtype::none: break;
     }
-    return "none";
+    return visit(storage<void>{});
 }
 
+/// All values of dtype, in order.
+inline constexpr dtype all_dtypes[] = {dtype::none,    dtype::float32,       dtype::bfloat16,
+                                       dtype::float16, dtype::split_float32, dtype::quantized8};
+/// The last of them.
+inline constexpr dtype last_dtype = all_dtypes[sizeof all_dtypes / sizeof all_dtypes[0] - 1];
+
+/// dtype_of<T>: the value that names the C++ type; void is none. Any other type does not compile.
+template <class T>
+inline constexpr dtype dtype_of = storage<T>::type;
+
+/// The name of the type, as in reports and files.
+[[nodiscard]] constexpr std::string_view name(dtype type) noexcept
+{
+    return visit_storage(type, [](auto format) { return format.name; });
+}
 /// Elements that are stored together: 1, or a group. Arrays are cut at multiples of it.
 [[nodiscard]] constexpr std::size_t elems_together(dtype type) noexcept
 {
-    return type == dtype::quantized8 ? quantized_group_elems : 1;
+    return visit_storage(type, [](auto format) { return format.elems; });
 }
 /// Size in bytes of what is stored together; 0 for none.
 [[nodiscard]] constexpr std::size_t size_bytes(dtype type) noexcept
 {
-    switch (type) {
-    case dtype::none: return 0;
-    case dtype::float32: return sizeof(float);
-    case dtype::quantized8: return sizeof(quantized8);
-    default: return sizeof(bfloat16);
-    }
+    return visit_storage(type, [](auto format) { return format.bytes; });
 }
 /// Bytes of an array of n elements; and, for a multiple of elems_together(), where element n is in one.
 [[nodiscard]] constexpr std::size_t array_bytes(dtype type, std::size_t n) noexcept
 {
-    return type == dtype::quantized8 ? (n + quantized_group_elems - 1) / quantized_group_elems * sizeof(quantized8)
-                                     : n * size_bytes(type);
+    return visit_storage(type, [n](auto format) {
+        return format.elems == 1 ? n * format.bytes : (n + format.elems - 1) / format.elems * format.bytes;
+    });
 }
 /// Bytes that an element takes, on average over a long array.
 [[nodiscard]] constexpr double bytes_each(dtype type) noexcept
 {
     return static_cast<double>(size_bytes(type)) / static_cast<double>(elems_together(type));
 }
-
-/// dtype_of<T>: the value that names the C++ type; void is none. Any other type does not compile.
-template <class T>
-inline constexpr dtype dtype_of = [] {
-    static_assert(
-        sizeof(T) == 0,
-        "adamant knows the element types float, adamant::bfloat16, adamant::float16, adamant::split_float32 and "
-        "adamant::quantized8");
-    return dtype::none;
-}();
-template <>
-inline constexpr dtype dtype_of<void> = dtype::none;
-template <>
-inline constexpr dtype dtype_of<float> = dtype::float32;
-template <>
-inline constexpr dtype dtype_of<bfloat16> = dtype::bfloat16;
-template <>
-inline constexpr dtype dtype_of<float16> = dtype::float16;
-template <>
-inline constexpr dtype dtype_of<split_float32> = dtype::split_float32;
-template <>
-inline constexpr dtype dtype_of<quantized8> = dtype::quantized8;
+/// Whether a param may have the type.
+[[nodiscard]] constexpr bool is_param_type(dtype type) noexcept
+{
+    return visit_storage(type, [](auto format) { return format.is_param; });
+}
+/// Whether gradients, whole params and published weights may have the type.
+[[nodiscard]] constexpr bool is_element_type(dtype type) noexcept
+{
+    return visit_storage(type, [](auto format) { return format.is_element; });
+}
+/// Whether gradients may be accumulated in the type.
+[[nodiscard]] constexpr bool is_sum_type(dtype type) noexcept
+{
+    return visit_storage(type, [](auto format) { return format.is_sum; });
+}
+/// Whether moments may have the type.
+[[nodiscard]] constexpr bool is_moment_type(dtype type) noexcept
+{
+    return visit_storage(type, [](auto format) { return format.is_moment; });
+}
 
 ADAMANT_END_NAMESPACE
 

@@ -19,25 +19,26 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
+/// Types of gradients, whole params and published weights.
 template <class T>
-concept element_type = std::is_same_v<T, float> || std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;
+concept element_type = !std::is_void_v<T> && storage<T>::is_element;
 
-/// As what gradients are accumulated.
+/// Types in which gradients are accumulated.
 template <class T>
-concept sum_type = std::is_same_v<T, float> || std::is_same_v<T, bfloat16>;
+concept sum_type = storage<T>::is_sum;
 
-/// float16 is left out of the moments: the square of a gradient below 2^-12 would be zero in it.
+/// Types of moments.
 template <class T>
-concept moment_type = sum_type<T> || std::is_same_v<T, quantized8>;
+concept moment_type = storage<T>::is_moment;
 
 /// Moments of 8 bits go together: a second one that is too small under an exact first one makes too large an update.
 template <class ExpAvgSq, class ExpAvg>
 concept second_moment_type = moment_type<ExpAvgSq> && std::is_same_v<ExpAvgSq, quantized8>
 == std::is_same_v<ExpAvg, quantized8>;
 
-/// As what params are kept; split in two, the other half is weight_out.
+/// Types of params. A split param is the residual; the rest of it is weight_out.
 template <class T>
-concept param_storage = element_type<T> || std::is_same_v<T, split_float32>;
+concept param_storage = storage<T>::is_param;
 
 /// A 16-bit copy of the weights beside 16-bit params would say the same thing twice.
 template <class WeightOut, class Param>
@@ -246,7 +247,7 @@ inline void split_masters(float const* master, std::size_t n, bfloat16* weight, 
     }
 }
 
-/// The way back, with the same bits but for NaNs, which are canonical. `low` may begin where `master` does.
+/// The inverse, with the same bits except for NaNs, which are canonical. `low` may begin where `master` does.
 inline void join_masters(bfloat16 const* weight, split_float32 const* low, std::size_t n, float* master) noexcept
 {
     for (std::size_t i = n; i-- != 0;) ///< from the end, so that no low half is overwritten before it is read

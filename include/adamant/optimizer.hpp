@@ -85,7 +85,7 @@ public:
     group_id add_group(parameter_group group);
     /// The same.
     group_id add_group(std::string name, hyperparameters const& hyper, bool maximize = false);
-    /// Removes a group. The groups behind it move up by one number. The last step cannot be rolled back any more.
+    /// Removes a group. The groups behind it move down by one number. The last step cannot be rolled back any more.
     /// Throws invalid_argument for a number that no group has, while a shard belongs to the group, while a step is
     /// under way, and while a device has shards (see place()).
     void remove_group(group_id group);
@@ -104,7 +104,7 @@ public:
     /// are found here, others before anything is written.
     shard_id add_shard(shard_to_add added);
     /// Removes a shard and leaves its arrays alone: they hold its state, and may go away now. The shards behind it move
-    /// up by one number; what accumulators hold still counts. The last step cannot be rolled back any more. Throws
+    /// down by one number; what accumulators hold still counts. The last step cannot be rolled back any more. Throws
     /// invalid_argument for a number that no shard has, while a step is under way, and while a device has shards: take
     /// them back with place(nullptr, ...) first.
     void remove_shard(shard_id shard);
@@ -210,7 +210,7 @@ public:
     /// skips nor clips by it, and there is no reduce) what was submitted can be rolled back only with keep_last_step.
     void abandon();
 
-    /// Takes back the last step, which must have been applied with keep_last_step. Since then no step may have been
+    /// Rolls back the last step, which must have been applied with keep_last_step. Since then no step may have been
     /// begun, no gradient accumulated, no group or shard added or removed, nothing placed, no step count or loss scaler
     /// set and no state loaded. The step's gradients must be where set_gradient() last said, unchanged, which a
     /// checksum tells.

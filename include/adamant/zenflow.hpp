@@ -58,8 +58,8 @@ struct zenflow_options {
     bool overlap = true;
     /// Where the rows of matrices are spread over ranks: sums, or takes the largest of, the numbers of all ranks, as
     /// MPI_Allreduce(MPI_IN_PLACE, numbers.data(), numbers.size(), MPI_INT64_T, MPI_SUM or MPI_MAX, comm) does. Called
-    /// twice in a step that selects. Every rank has to have the same params, in the same order; of a matrix of which it
-    /// has no rows it adds a shard without elements. May throw; then the step has changed nothing.
+    /// twice in a step that selects. Every rank has to have the same params, in the same order. For a matrix without
+    /// rows on this rank it adds a shard without elements. May throw; then the step has changed nothing.
     std::function<void(std::span<std::int64_t> numbers, column_reduction how)> reduce_columns = {};
 };
 
@@ -153,8 +153,8 @@ struct zenflow_state {
 };
 
 // ZenFlow's step, exact: the few columns of each matrix that matter are updated every step, and what the others have
-// put off is stepped later, while training goes on. Lan and others, "ZenFlow: Enabling Stall-Free Offloading Training
-// via Asynchronous Updates", arXiv 2505.12242. See docs/zenflow.md.
+// deferred is applied later, while training continues. Lan and others, "ZenFlow: Enabling Stall-Free Offloading
+// Training via Asynchronous Updates", arXiv 2505.12242. See docs/zenflow.md.
 
 namespace detail {
 class zenflow_core;

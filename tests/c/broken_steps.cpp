@@ -83,7 +83,7 @@ TEST_CASE("C: the sum over processes, and what becomes of a step when it fails")
     fails(adamant_finish(o.get(), &r), ADAMANT_REDUCE_FAILED, "returned 7");
     reduce.status = 0;
     reduce.factor = -1;
-    refused(adamant_finish(o.get(), &r), "reduce left words that no sum of squares has");
+    refused(adamant_finish(o.get(), &r), "reduce returned invalid words");
     reduce.factor = 0;
     refused(adamant_finish(o.get(), &r), "reduce was given the words of the sum of squares");
     reduce.factor = 4;

@@ -231,11 +231,11 @@ TEST_CASE("A sum over ranks that cannot be refuses the step, whichever way it is
 {
     using words_of = std::span<std::int64_t, squares_total::word_count>;
     std::vector<std::pair<void (*)(words_of), char const*>> const impossible{
-        {[](words_of words) { words[3] = -1; }, "left words that no sum of squares has: "},
-        {[](words_of words) { words[20] = -1; }, "left words that no sum of squares has: "},
-        {[](words_of words) { words[19] = std::int64_t{1} << 32; }, "left words that no sum of squares has: "},
+        {[](words_of words) { words[3] = -1; }, "reduce returned invalid words: "},
+        {[](words_of words) { words[20] = -1; }, "reduce returned invalid words: "},
+        {[](words_of words) { words[19] = std::int64_t{1} << 32; }, "reduce returned invalid words: "},
         {[](words_of words) { std::fill(words.begin(), words.end(), std::numeric_limits<std::int64_t>::max()); },
-         "left words that no sum of squares has: "},
+         "reduce returned invalid words: "},
         {[](words_of words) { words[20] = 0; }, "was given the words of the sum of squares "},
         {[](words_of words) { std::fill(words.begin(), words.end() - 1, 0); }, "was given the words of the sum of "},
         {[](words_of words) { --*std::find_if(words.begin(), words.end(), [](std::int64_t w) { return w != 0; }); },
@@ -595,7 +595,7 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     CHECK(message_of([&] { o.submit(0); }).find("no step is open") != std::string::npos);
     CHECK(message_of([&] { o.skip(0); }).find("skip() is called, but no step is open") != std::string::npos);
     CHECK(message_of([&] { o.finish(); }).find("no step is open") != std::string::npos);
-    CHECK(message_of([&] { o.accumulate(0); }).find("added without an accumulator") != std::string::npos);
+    CHECK(message_of([&] { o.accumulate(0); }).find("it has no accumulator") != std::string::npos);
     o.begin_step();
     CHECK(message_of([&] { o.step(); }).find("while a step is under way; finish() or abandon() it first") !=
           std::string::npos);

@@ -70,8 +70,8 @@ TEST_CASE("shards and groups go, and the others step on with the bits of an opti
     (void)step(o, pointers(mine, {0, 1, 2, 3, 4}), 1);
     simple const left = mine[1];
     CHECK(message_of([&] { o.remove_group(2); }) ==
-          "adamant: parameter group 'two' is to be removed, but has 2 shards, of which the first is 1 ('w1'); "
-          "remove_shard() them first");
+          "adamant: cannot remove parameter group 'two': 2 shards still belong to it (first: 1 ('w1')). "
+          "Remove them first with remove_shard()");
     CHECK(message_of([&] { o.remove_shard(5); }) == "adamant: there is no shard 5; there are 5");
     o.remove_shard(1);
     o.remove_group(0);

@@ -289,8 +289,8 @@ TEST_CASE("the registry finds groups and shards, and numbers them anew where one
     CHECK(!find("x", 0));
 
     CHECK(refusal([&] { r.remove_group(2); }) ==
-          "adamant: parameter group 'c' is to be removed, but has 4 shards, of which the first is 0 ('w'); "
-          "remove_shard() them first");
+          "adamant: cannot remove parameter group 'c': 4 shards still belong to it (first: 0 ('w')). "
+          "Remove them first with remove_shard()");
     CHECK(refusal([&] { r.remove_group(3); }) == "adamant: there is no parameter group 3; there are 3");
     CHECK(refusal([&] { r.remove_shard(5); }) == "adamant: there is no shard 5; there are 5");
     r.remove_group(0);

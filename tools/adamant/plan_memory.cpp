@@ -21,7 +21,7 @@ std::string each_of(double bytes, std::size_t elems)
 {
     return shortest(bytes) + " B for each of " + grouped(elems);
 }
-// Of the state of so many elements.
+// Memory for the state of that many elements.
 std::size_t state_of(plan_request const& r, std::size_t elems)
 {
     std::size_t bytes = 0;

@@ -44,7 +44,7 @@ std::size_t gpus_that_fit(plan_request r)
     return high;
 }
 
-// The largest of so many steps that helps; 0: none does. Where one does, smaller ones do.
+// The largest of these steps that helps; 0: none does. Where one does, smaller ones do.
 template <class Helps>
 std::size_t largest_that_helps(std::size_t most, Helps const& helps)
 {

@@ -64,8 +64,8 @@ constexpr char const* help = R"(train_text: trains a small language model on the
                       split_float32+bfloat16 or split_float32+quantized8
   --zenflow SHARE     updates that share of each matrix' columns every step, and defers
                       the others off (default: puts nothing off)
-  --update-interval N for so many steps (default 4)
-  --select-interval N and selects anew after so many (default 16)
+  --update-interval N steps in a window (default 4)
+  --select-interval N steps between selections (default 16)
   --text FILE         what is learned instead of /usr/share/common-licenses
   --threads N         of the optimizer (default 0: all)
   --cores-perc SHARE  instead: the optimizer's share of the cores, such as 0.8
@@ -123,7 +123,7 @@ struct tensor_state {
         : master(zeros(types[0], n, on)), exp_avg(zeros(types[2], n, on)), exp_avg_sq(zeros(types[3], n, on))
     {
     }
-    // Its masters are the first weights. In two halves, one of them is the weight.
+    // Its masters are the first weights. Split, one part is the weight.
     void set_masters(adamant::shard_dtypes const& types, float const* first, tensor& of)
     {
         if (has_split_param(types))

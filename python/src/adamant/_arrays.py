@@ -20,7 +20,7 @@ _wanted = {"moment": "float32 or bfloat16, or be uint8 of shape [groups, 68], wh
 
 
 def group_count(elements: int) -> int:
-    """The groups of a moment of quantized8 with so many elements."""
+    """Number of groups of a quantized8 moment."""
     return -(-elements // GROUP_ELEMS)
 
 
@@ -46,7 +46,7 @@ def is_torch(array: Any) -> bool:
 
 def place_of(array: Any, what: str, written: bool = False, part: str = "") -> Place:
     """Address, type and size of an array in host memory. Raises InvalidArgument where it cannot be taken as it lies.
-    part: "moment", whose bytes are quantized8, and count as elements here; "master", whose int16 are lower halves."""
+    part: "moment", whose bytes are quantized8, and count as elements here; "master", whose int16 are residuals."""
     if is_torch(array):
         return _place_of_tensor(array, what, part)
     if not hasattr(array, "__array_interface__"):

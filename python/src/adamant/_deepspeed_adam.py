@@ -79,7 +79,7 @@ def _written(arrays: Sequence[Any]) -> List[Any]:
 
 
 class Records:
-    """Takes back updates of one set of tensors, the last one first. An optimizer keeps one step's record; for float16
+    """Rolls back updates of one set of tensors, the last one first. An optimizer keeps one step's record; for float16
     moments a copy takes its place."""
 
     def __init__(self, executor: Executor, arrays: Sequence[Any]):

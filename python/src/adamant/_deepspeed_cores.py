@@ -16,7 +16,7 @@ from .executor import CoreSplit, select_cores
 
 def _is_bound() -> bool:
     # Launchers bind each rank, and DeepSpeed each worker, to cores of its own, so they differ from the parent's. Ranks
-    # that nobody bound share what the launcher may use.
+    # that are not bound share what the launcher may use.
     try:
         return os.sched_getaffinity(0) != os.sched_getaffinity(os.getppid())
     except OSError:

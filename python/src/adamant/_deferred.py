@@ -254,7 +254,7 @@ class _Member:
         return local(self.state["by_columns"])
 
     def _drop_halves_of_none(self, weight: Tensor) -> None:
-        """Takes back lower halves beside which no master has such an upper one."""
+        """Drops residuals that no master has beside its weight."""
         low = local(self.state["master_low"])
         low.masked_fill_(joined(weight, low).isnan(), 0)
 
@@ -524,7 +524,7 @@ class Deferred:
         for member in written:
             if member.columns and (not member.is_copied or self.home is not None) and bool(member.state["publishing"].any()):
                 raise InvalidArgument(f"the weights of {member.name} were written while some of its columns have yet to be published, "
-                                      "and nobody knows which elements of these are new. Call the optimizer's flush() before "
+                                      "and which of their elements are new is unknown. Call the optimizer's flush() before "
                                       "weights are written; or take_weights() now, with which all weights count as they are, "
                                       "and those that have yet to be published do not; or load a state_dict()")
         if self.home is not None:  # whose masters are to know of it, too

@@ -114,7 +114,7 @@ class Ring:
         self._broken = False
 
     def _room(self, size: int) -> Optional[int]:
-        """Where so many bytes are free, after the last slot or from the beginning; with the lock."""
+        """Offset with that many free bytes, after the last slot or from the beginning; with the lock."""
         if not self._taken:
             return 0
         first, last = self._taken[0][0], self._taken[-1][1]
@@ -150,7 +150,7 @@ class Ring:
             self._changed.notify_all()
 
     def fail(self) -> None:
-        """Whoever waits for a slot must not any more."""
+        """Wakes threads that wait for a slot."""
         with self._changed:
             self._broken = True
             self._changed.notify_all()

@@ -16,7 +16,7 @@ masters = ("master_low", "master_param")  # a state has one of them, or none
 
 
 def joined(weight: Tensor, low: Tensor) -> Tensor:
-    """Masters of their halves, in row-major order. A pair that no master has, which a weight of somebody else's may
+    """Masters joined from weight and residual, in row-major order. A pair that no master has, which a foreign weight may
     make of zero or an infinity, gives NaN."""
     master = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
     join_masters(weight.contiguous(), low.contiguous(), master)
@@ -38,7 +38,7 @@ def _like(param: Tensor, values: Tensor) -> Tensor:
 
 def _with(state: Dict[str, Any], param: Tensor, name: str, value: Tensor) -> Dict[str, Any]:
     made = {**{key: kept for key, kept in state.items() if key not in (*masters, "by_columns")}, name: value}
-    if name == "master_low" and "selected" in state:  # with zenflow the upper halves are in the state, too
+    if name == "master_low" and "selected" in state:  # with zenflow the weights are in the state, too
         made["by_columns"] = _like(param, local(param.detach()))
     return made
 
@@ -76,7 +76,7 @@ def split_master(state: Dict[str, Any], param: Tensor) -> Dict[str, Any]:
 
 @torch.no_grad()
 def joined_master(state: Dict[str, Any], param: Tensor) -> Dict[str, Any]:
-    """The way back: "master_param" in place of "master_low", with every bit; any other state as it is. The param must
+    """The inverse: "master_param" in place of "master_low", with every bit; any other state as it is. The param must
     have the weights that belong to the state, and is then the master rounded with ties to even."""
     if "master_low" not in state:
         return dict(state)

@@ -264,7 +264,7 @@ class StepGroup:
             if bool(changed.any()):  # the others keep the bits that a param has no room for
                 master[changed] = weight[changed].to(master.dtype)
         elif "master_low" in state:
-            # Which weights have changed is not known. All keep their lower halves, unless no master has such a pair.
+            # Which weights have changed is not known. All keep their residuals, unless no master has such a pair.
             low = local(state["master_low"])
             low.masked_fill_(joined(weight, low).isnan(), 0)
 

@@ -91,7 +91,7 @@ def adam_update(optimizer_id: int, step: int, lr: float, beta1: float, beta2: fl
 def adam_rollback(optimizer_id: int, step: int, lr: float, beta1: float, beta2: float, epsilon: float,
                   weight_decay: float, bias_correction: bool, params: Any, grads: Any, exp_avg: Any,
                   exp_avg_sq: Any) -> int:
-    """Takes back the last update of these tensors, which had this step number and these gradients, to the bit."""
+    """Rolls back the last update of these tensors, which had this step number and these gradients, to the bit."""
     records = known(optimizer_id).records.get(exp_avg.data_ptr())
     if records is None:
         raise Unavailable(f"adam_rollback() is called for step {step} of optimizer {optimizer_id}, but there is no "

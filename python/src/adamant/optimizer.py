@@ -48,7 +48,7 @@ def hyperparameters(lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999), eps
 
 
 def _numbers(at: Any, count: int) -> Any:
-    """So many int64 as a writable array: NumPy's, or ctypes' where there is no NumPy."""
+    """int64 values as a writable array: NumPy's, or ctypes' where there is no NumPy."""
     try:
         import numpy
         return numpy.ctypeslib.as_array(at, shape=(count,))
@@ -64,7 +64,7 @@ class Calls(Handle):
     names: Sequence[str] = ()  # names that replace shard numbers in errors
 
     def _status_of(self, function: Callable[..., None], at: Any, count: int, *more: Any) -> int:
-        """What the library is to be told of a function that was called with so many numbers."""
+        """Converts what a reduce function returned for the library."""
         try:
             function(_numbers(at, count), *more)
             return 0
@@ -360,7 +360,7 @@ class Optimizer(Calls):
         self._call("adamant_abandon")
 
     def rollback(self) -> None:
-        """Takes back the last step, to the bit; with keep_last_step."""
+        """Rolls back the last step, to the bit; with keep_last_step."""
         self._call("adamant_rollback")
 
     def accumulate(self, shard: int) -> None:
@@ -442,7 +442,7 @@ def _master_places(master: Any, weight: Any, low: Any, writes_master: bool) -> T
 
 
 def split_masters(master: Any, weight: Any, low: Any) -> None:
-    """Writes float32 masters as two halves: weight, of bfloat16, is the master rounded to nearest, ties away from zero,
+    """Splits float32 masters: weight, of bfloat16, is the master rounded to nearest, ties away from zero,
     and low, of int16, what is left: the master's bits are (weight << 16) + low. NaNs become the canonical one.
     Contiguous arrays of equally many elements, which do not overlap."""
     from_master, to_weight, to_low, elements = _master_places(master, weight, low, False)
@@ -450,6 +450,6 @@ def split_masters(master: Any, weight: Any, low: Any) -> None:
 
 
 def join_masters(weight: Any, low: Any, master: Any) -> None:
-    """The way back: writes masters, with every bit."""
+    """The inverse: writes masters, with every bit."""
     to_master, from_weight, from_low, elements = _master_places(master, weight, low, True)
     check(library().adamant_join_masters(from_weight, from_low, elements, to_master))

@@ -49,7 +49,7 @@ hyperparameters from_c(adamant_hyperparameters const* from)
 
 shard_format const& format_of(adamant_shard const& from)
 {
-    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, dtype::quantized8, what); };
+    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, last_dtype, what); };
     shard_dtypes const types = {type(from.param_dtype, "param_dtype"), type(from.grad_dtype, "grad_dtype"),
                                 type(from.exp_avg_dtype, "exp_avg_dtype"),
                                 type(from.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
@@ -68,8 +68,8 @@ shard_format const& format_of(adamant_shard const& from)
 
 shard_of_c shard_of(adamant_shard const& from)
 {
-    dtype const weights = to_enum(from.weight_out_dtype, dtype::quantized8, "weight_out_dtype");
-    dtype const sum = to_enum(from.accumulator_dtype, dtype::quantized8, "accumulator_dtype");
+    dtype const weights = to_enum(from.weight_out_dtype, last_dtype, "weight_out_dtype");
+    dtype const sum = to_enum(from.accumulator_dtype, last_dtype, "accumulator_dtype");
     auto const absent = [](dtype type, void const* array, std::string const& what) {
         if (type == dtype::none && array != nullptr)
             detail::throw_invalid_argument(
@@ -79,7 +79,7 @@ shard_of_c shard_of(adamant_shard const& from)
     absent(sum, from.accumulator, "accumulator");
     if (sum != dtype::none && from.accumulator == nullptr && from.elements != 0)
         detail::throw_invalid_argument({"accumulator is a null pointer, but accumulator_dtype is ", name(sum)});
-    if (sum != dtype::none && sum != dtype::float32 && sum != dtype::bfloat16)
+    if (sum != dtype::none && !is_sum_type(sum))
         detail::throw_invalid_argument({"accumulator_dtype is ", name(sum), ", but must be float32, bfloat16 or none"});
     shard_format const& format = format_of(from);
     kernel::step_pointers const arrays{
@@ -153,6 +153,31 @@ adamant_status adamant_sum_of_squares(const adamant_executor* executor, const vo
         give(nonfinite, found.nonfinite);
     });
 }
+
+namespace {
+
+constexpr adamant_dtype value_in_c(adamant::dtype type) noexcept
+{
+    switch (type) {
+    case adamant::dtype::none: return ADAMANT_NONE;
+    case adamant::dtype::float32: return ADAMANT_FLOAT32;
+    case adamant::dtype::bfloat16: return ADAMANT_BFLOAT16;
+    case adamant::dtype::float16: return ADAMANT_FLOAT16;
+    case adamant::dtype::split_float32: return ADAMANT_SPLIT_FLOAT32;
+    case adamant::dtype::quantized8: return ADAMANT_QUANTIZED8;
+    }
+    return -1;
+}
+constexpr bool types_have_the_same_values_in_c() noexcept
+{
+    for (adamant::dtype const type : adamant::all_dtypes)
+        if (value_in_c(type) != static_cast<adamant_dtype>(type))
+            return false;
+    return true;
+}
+static_assert(types_have_the_same_values_in_c());
+
+} // namespace
 
 static_assert(ADAMANT_SQUARES_WORDS == adamant::squares_total::word_count);
 static adamant::squares_total total_of(int64_t const* words)

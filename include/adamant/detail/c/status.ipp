@@ -63,7 +63,7 @@ adamant_status status_of_exception(std::span<c_name const> own) noexcept
     } catch (device_error const& e) {
         return fail(ADAMANT_DEVICE_FAILED, e.what(), own);
     } catch (std::bad_alloc const&) {
-        return fail(ADAMANT_OUT_OF_MEMORY, "adamant: there is not enough memory for the call's own needs", own);
+        return fail(ADAMANT_OUT_OF_MEMORY, "adamant: out of memory", own);
     } catch (std::length_error const&) {
         return fail(ADAMANT_OUT_OF_MEMORY,
                     "adamant: the call needs more than fits in any memory; was a negative size "

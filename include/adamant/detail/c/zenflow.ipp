@@ -120,7 +120,7 @@ static zenflow_state from_c(adamant_zenflow_position const& at, zenflow_optimize
 static zenflow_state_param from_c(adamant_zenflow_param const& from)
 {
     auto const bytes = [](void const* array) { return static_cast<std::byte const*>(array); };
-    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, dtype::quantized8, what); };
+    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, last_dtype, what); };
     zenflow_state_param to;
     to.name = &needed(from.name, "the name of a param");
     to.columns = from.columns;
@@ -351,7 +351,8 @@ adamant_status adamant_zenflow_load(adamant_zenflow* zenflow, const adamant_zenf
         adamant::zenflow_state state = from_c(read(position), o);
         if (count != 0)
             needed(params, "params");
-        std::size_t const stride = count == 0 ? 0 : params->struct_bytes; // the caller's, of which params is an array
+        std::size_t const stride =
+            count == 0 ? 0 : params->struct_bytes; // size of the caller's struct; params is an array of these
         for (std::size_t i = 0; i < count; ++i)
             state.params.push_back(from_c(read(reinterpret_cast<adamant_zenflow_param const*>(
                 reinterpret_cast<unsigned char const*>(params) + i * stride))));

@@ -47,7 +47,7 @@ namespace detail::cuda {
     device_memory const found = memory_of(on);
     throw_unavailable({on.name(), " is asked for ", bytes, " bytes, but has only ", found.free_bytes, " of ",
                        found.total_bytes,
-                       " free (or no room for so many in one stretch); set a larger ratio, so that more stays with the "
+                       " free (or no contiguous range of that size); set a larger ratio, so that more stays with the "
                        "CPU, or free memory that other programs and libraries hold"});
 }
 inline void release(stream_set const& on, device_ptr memory) noexcept

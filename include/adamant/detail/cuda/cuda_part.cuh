@@ -333,7 +333,7 @@ private:
         finish();
         return error;
     }
-    // What a pass reads and writes. Keeps account of which pieces have records.
+    // What a pass reads and writes. Tracks the pieces that have records.
     [[nodiscard]] std::size_t bytes_of(device_pass const& pass, bool makes_records)
     {
         std::size_t bytes = 0;

@@ -275,7 +275,7 @@ public:
     }
 
 private:
-    // So many things that are under way in a stream are measured one by one.
+    // Operations in flight in a stream that are measured one by one.
     static constexpr std::uint64_t ring_size = 512;
 
     struct slot {

@@ -22,8 +22,8 @@ struct column_launch {
 inline constexpr unsigned column_tile = 32;
 inline constexpr unsigned column_threads = 256;
 
-// A thread block turns a tile of so many rows of so many listed columns: neighbouring threads have neighbouring
-// elements on either side.
+// A thread block transposes a tile of column_tile rows of column_tile listed columns: neighbouring threads have
+// neighbouring elements on either side.
 template <class Bits, bool Gathers>
 __global__ void __launch_bounds__(column_threads) copy_columns_kernel(__grid_constant__ column_launch const of)
 {

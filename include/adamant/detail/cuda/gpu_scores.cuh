@@ -41,7 +41,7 @@ inline constexpr unsigned score_threads = 256;
     return __float_as_uint(__fmaf_rn(scaled, squares ? scaled : scale, column_score_zero)) - column_score_zero_bits;
 }
 
-// A thread has one column in so many rows; neighbours have neighbouring columns.
+// A thread has one column of a range of rows; neighbours have neighbouring columns.
 __global__ void __launch_bounds__(score_threads) score_columns_kernel(__grid_constant__ score_launch const of)
 {
     std::uint64_t const tiles = (of.columns + score_threads - 1) / score_threads;

@@ -32,8 +32,9 @@ ADAMANT_DECL step_forecast forecast(step_rates const& rates, double ratio)
         if (end > begin)
             result.timeline.push_back({on, begin, end});
     };
-    // Lanes of one side in their order, each with the time that it needs. All begin at once; as elements flow from one
-    // to the next, none ends before those that feed it. `fed_until`: when the last element comes to the first of them.
+    // Rows of one backend in their order, each with the time that it needs. All begin at once; as elements flow from
+    // one to the next, none ends before those that feed it. `fed_until`: when the last element comes to the first of
+    // them.
     using lane_time = std::pair<forecast_row, double>;
     auto const flow = [&](double begin, double fed_until, std::initializer_list<lane_time> rows) {
         double end = std::max(begin, fed_until);

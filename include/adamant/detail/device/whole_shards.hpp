@@ -151,8 +151,8 @@ private:
         return far < found_far || (far == found_far && elems < found_.elems);
     }
     // From the wanted sum outwards, and down first. In units that are exact the first that lies within the bounds is
-    // the nearest. Else sums are about right, so a few are looked at; only so many, where hardly any lies within the
-    // bounds.
+    // the nearest. Else sums are about right, so a few are looked at; only this number, where hardly any lies within
+    // the bounds.
     void search(std::size_t unit, std::size_t last)
     {
         subset_sums const sums(classes_, unit, last);

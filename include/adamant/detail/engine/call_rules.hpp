@@ -77,13 +77,13 @@ public:
     {
         over_.require_shard(shard);
         char const* const why =
-            !over_[shard].shard.has_accumulator() ? "it was added without an accumulator"
+            !over_[shard].shard.has_accumulator() ? "it has no accumulator. Pass one to add_shard()"
             : !session_.machine().is_between_steps() &&
                     (session_.machine().is_async() || session_.plan().shards[shard] != shard_in_step::awaited)
-                ? "the shard is being stepped; accumulate before submit()"
+                ? "it is being stepped. Accumulate before submit()"
                 : nullptr;
         if (why != nullptr)
-            throw_invalid_argument({"a gradient of shard ", over_.text(shard), " is to be accumulated, but ", why});
+            throw_invalid_argument({"cannot accumulate into shard ", over_.text(shard), ": ", why});
     }
     // Params and moments belong to a known step. Throws device_error, too.
     void known_state() const

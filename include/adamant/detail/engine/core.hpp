@@ -300,7 +300,7 @@ public:
     {
         no_traps_scope const no_traps;
         if (!machine().is_async())
-            throw_invalid_argument({"a ticket is waited for twice, or its step is over"});
+            throw_invalid_argument({"cannot wait for the step: wait() was already called on this ticket"});
         return session_.collect();
     }
 

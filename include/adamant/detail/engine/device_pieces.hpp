@@ -228,7 +228,7 @@ public:
     }
 
 private:
-    // Gradients come down, and weights go up, in so many blocks at a time: 2 MiB of 16-bit numbers.
+    // Gradients come down, and weights go up, this many blocks at a time: 2 MiB of 16-bit numbers.
     static constexpr std::size_t chunk_blocks = 256;
 
     void wait_all(adamant::device& on) const

@@ -170,7 +170,7 @@ public:
         line_.add([&] { return host_.enqueue_all(pass); });
     }
     // What both sides were given is done, and the block table has what they found. Throws device_error, and what failed
-    // where nobody waited.
+    // where no caller waited.
     void wait_for_pass()
     {
         if (device_ != nullptr)
@@ -209,7 +209,7 @@ public:
         return all == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(all);
     }
 
-    // ---- The way back
+    // ---- Rollback
 
     // Both sides come to rest, and what is still to come is ignored. False where the device does not answer.
     [[nodiscard]] bool stop()

@@ -33,7 +33,7 @@ namespace detail {
             longest = std::max(longest, s.shard.record_bytes_at_most(s.shard.length(0)));
     return longest;
 }
-// What a journal needs for records of so many bytes: it wastes some at the ends of its pages, and each thread has one
+// What a journal needs for records of the given size: it wastes some at the ends of its pages, and each thread has one
 // page open.
 [[nodiscard]] inline std::size_t journal_bytes_for(std::size_t records, registry const& over, unsigned threads) noexcept
 {

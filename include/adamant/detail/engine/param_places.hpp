@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which elements of which parameters an optimizer's shards hold: checkpoints go by that.
+// The elements of parameters that an optimizer's shards hold, for checkpoints.
 #pragma once
 
 #include <algorithm>
@@ -85,7 +85,7 @@ public:
             by_name_.erase(std::find(by_name_.begin(), by_name_.end(), last));
         }
     }
-    // The groups behind that one, which has no parameters, move up by one number.
+    // The groups behind that one, which has no parameters, move down by one number.
     void remove_group(std::size_t group) noexcept
     {
         for (state_param& each : params_)

@@ -127,7 +127,7 @@ struct step_plan {
     }
 };
 
-// Begins a plan for a step with these terms, by groups of which `plan.assumed` is known. wrong_assumptions: a bit for
+// Begins a plan for a step with these terms, for groups whose `plan.assumed` is known. wrong_assumptions: a bit for
 // each of the last eight steps. Allocates nothing where the plan has had a step over as many shards and groups.
 inline void make_plan(step_plan& plan, step_terms const& terms, optimizer_options const& options, std::size_t shards,
                       bool as_they_arrive, bool has_device, std::uint8_t wrong_assumptions)

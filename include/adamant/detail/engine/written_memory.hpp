@@ -29,7 +29,7 @@ inline void append_extents(std::vector<array_extent>& to, offload_shard const& o
 
 class written_memory {
 public:
-    // At most so many bytes are allocated for each shard.
+    // Upper bound of the bytes that are allocated for each shard.
     static constexpr std::size_t bytes_for_each_shard = 5 * sizeof(array_extent);
 
     // Keeps those that are written. Throws invalid_argument where one of them overlaps another extent. Takes time in

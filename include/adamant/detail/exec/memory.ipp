@@ -126,9 +126,8 @@ ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
         node_set const allowed = there & detail::to_index_set(hwloc_topology_get_allowed_nodeset(machine));
         if (!allowed.includes(options.nodes))
             miss(options.nodes_required,
-                 detail::text_of(
-                     {asked, "this machine has ", to_list(there),
-                      there == allowed ? "" : ", of which the cgroup (cpuset.mems) allows " + to_list(allowed)}));
+                 detail::text_of({asked, "this machine has ", to_list(there),
+                                  there == allowed ? "" : "; the cgroup (cpuset.mems) allows " + to_list(allowed)}));
         return options.nodes & allowed;
     } catch (unavailable const& error) { // this machine is not to be seen: HWLOC_SYNTHETIC is set, say
         if (options.nodes_required)

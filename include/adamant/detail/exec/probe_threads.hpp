@@ -81,8 +81,8 @@ inline constexpr bool early_threads_allocate = true;
 inline constexpr bool early_threads_allocate = false;
 #endif
 
-// So many threads are made, all there at once, and are gone again on return, stacks, places in the system's limits and
-// all; so who makes as many right afterwards gets them, unless others take them first. Throws unavailable where the
+// Creates this many threads, all alive together, and ends them before it returns: stacks, places in the system's limits
+// and all; so who makes as many right afterwards gets them, unless others take them first. Throws unavailable where the
 // system does not make them, and bad_alloc where beside them there is no memory for what a runtime allocates.
 inline void probe_threads(unsigned threads, std::size_t stack_bytes)
 {

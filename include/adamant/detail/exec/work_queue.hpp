@@ -67,14 +67,14 @@ public:
     {
         most_at_once_.store(std::max<std::size_t>(most, 1), std::memory_order_relaxed);
     }
-    // Throws what team::submit() would throw here: nobody may add to the line, or wait for it, in a task of the team.
+    // Throws what team::submit() would throw here: a task of the team must not add to the queue or wait for it.
     void check_caller() const
     {
         if (team_ != nullptr)
             team_->check_submit();
     }
 
-    // Whether the team's threads are there: not in a forked child process. There nobody works on the
+    // Whether the team's threads are there: not in a forked child process. There no thread works on the
     // line, whose lock may be held forever, and check_process() throws unavailable.
     [[nodiscard]] bool in_this_process() const noexcept { return team_ == nullptr || team_->in_this_process(); }
     void check_process() const
@@ -104,7 +104,7 @@ public:
         start_drain();
     }
 
-    // Numbers for so many pieces that the caller has done without the line; returns the first. Nobody takes them, and
+    // Numbers for pieces that the caller has done without the queue; returns the first. No worker takes them, and
     // the caller says did(). While idle.
     [[nodiscard]] std::size_t claim(std::size_t pieces) noexcept
     {
@@ -186,8 +186,8 @@ public:
         }
         return {work_item::kind::leave};
     }
-    // Between the work_item `close` and close(), which may be long: nobody else waits for the lock meanwhile, and the
-    // other members sleep.
+    // Between the work_item `close` and close(), which may be long: no other thread waits for the lock meanwhile, and
+    // the other members sleep.
     void add_at_end(std::size_t pieces) noexcept { added_.fetch_add(pieces, std::memory_order_release); }
     // The drain ends, unless something was added meanwhile, or the owner expects more: then a member closes it again.
     void close(drain& in, bool owner_expects_more)

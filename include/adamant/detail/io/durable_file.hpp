@@ -164,7 +164,7 @@ public:
                 [&] { return ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666); }));
             if (replaced.get() < 0 || ::fstat(replaced.get(), &there) != 0)
                 refuse_file(name, "cannot be opened for writing", errno);
-            // A check that was killed leaves an empty file or these zeros. Anything else belongs to somebody.
+            // A check that was killed leaves an empty file or these zeros. Anything else is another program's.
             char found[sizeof few] = {};
             ssize_t const size = uninterrupted([&] { return ::pread(replaced.get(), found, sizeof found, 0); });
             bool const is_ours = S_ISREG(there.st_mode) &&

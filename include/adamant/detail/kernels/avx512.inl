@@ -148,7 +148,7 @@ struct simd {
         else
             return widen<T>(_mm256_maskz_loadu_epi16(first_lanes(count), address));
     }
-    // AVX512_BF16's conversion rounds to nearest even whatever the mode, and flushes subnormals, of which a step has
+    // AVX512_BF16's conversion rounds to nearest even whatever the mode, and flushes subnormals; a step has
     // none left when it stores. As assembly, so that no compiler uses that instruction set anywhere else.
     ADAMANT_SIMD static __m256i narrow_natively(f32 x)
     {

@@ -74,12 +74,14 @@ ADAMANT_SIMD void widen_few(std::byte const* from, std::size_t n, careful_buffer
                                         careful_buffer& to) noexcept
 {
     std::byte const* const from = array + begin * size_bytes(type);
-    if (type == dtype::float32)
-        widen_few<float>(from, n, to);
-    else if (type == dtype::bfloat16)
-        widen_few<bfloat16>(from, n, to);
-    else
-        widen_few<float16>(from, n, to);
+    switch (type) {
+    case dtype::float32: widen_few<float>(from, n, to); break;
+    case dtype::bfloat16: widen_few<bfloat16>(from, n, to); break;
+    case dtype::split_float32: // fills the buffer; join_few() then replaces the values
+    case dtype::float16: widen_few<float16>(from, n, to); break;
+    case dtype::quantized8: // decoded and encoded in quantized_step.hpp
+    case dtype::none: break;
+    }
 }
 // And back.
 template <class T>
@@ -96,12 +98,14 @@ ADAMANT_SIMD void narrow_few(careful_buffer const& from, std::size_t n, std::byt
                                          std::size_t n) noexcept
 {
     std::byte* const to = array + begin * size_bytes(type);
-    if (type == dtype::float32)
-        narrow_few<float>(from, n, to);
-    else if (type == dtype::bfloat16)
-        narrow_few<bfloat16>(from, n, to);
-    else if (type == dtype::float16)
-        narrow_few<float16>(from, n, to);
+    switch (type) {
+    case dtype::float32: narrow_few<float>(from, n, to); break;
+    case dtype::bfloat16: narrow_few<bfloat16>(from, n, to); break;
+    case dtype::float16: narrow_few<float16>(from, n, to); break;
+    case dtype::split_float32: // stored with its weight
+    case dtype::quantized8:
+    case dtype::none: break;
+    }
 }
 
 // The same for an array that may be rounded stochastically.

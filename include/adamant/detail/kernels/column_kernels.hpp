@@ -34,7 +34,9 @@ template <class Grad>
     case dtype::float32: return column_kernels_of<float>(tier, squares);
     case dtype::bfloat16: return column_kernels_of<bfloat16>(tier, squares);
     case dtype::float16: return column_kernels_of<float16>(tier, squares);
-    default: break;
+    case dtype::split_float32:
+    case dtype::quantized8:
+    case dtype::none: break;
     }
     throw_invalid_argument({"the columns of a gradient of type ", name(type),
                             " are to be scored; give the type of its elements: float32, bfloat16 or float16"});

@@ -54,11 +54,11 @@ ADAMANT_SIMD simd::u32 score_bits(simd::f32 grad, simd::f32 scale)
         return simd::bits(simd::fma(simd::from_bits(simd::abs_bits(grad)), scale, zero));
     }
 }
-// How memory is asked for, see rows_ahead; and so many rows are read at once.
+// How memory is prefetched (see rows_ahead), and how many rows are read together.
 inline constexpr bool asks_by_lines = simd::lanes == 16;
 inline constexpr std::size_t score_rows = asks_by_lines ? 8 : 4;
 
-// Two vectors of columns of so many rows are added to their sums.
+// Adds two vectors of columns of a number of rows to their sums.
 template <class Grad, bool Squares, std::size_t Rows>
 ADAMANT_SIMD void add_scores(std::byte const* at, std::size_t row_bytes, simd::f32 scale, simd::u32& seen,
                              std::uint32_t* sums)
@@ -95,7 +95,7 @@ ADAMANT_SIMD void add_scores(std::byte const* at, std::size_t row_bytes, simd::f
 // - Into the second cache, which every CPU with AVX-512 has instructions for: line after line, as they lie in memory, a
 //   few thousand bytes ahead. Stores of sums wait for gradients, so that few of these would be under way otherwise.
 // - Into the first, which has no room for so much: in each of these rows a little ahead, and at the end of a row in
-//   that where the next so many begin.
+//   the address where the next ones begin.
 template <class Grad, std::size_t Rows>
 struct rows_ahead {
     static constexpr std::size_t turn_bytes = 2 * simd::lanes * sizeof(Grad); // of each row

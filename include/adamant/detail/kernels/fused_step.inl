@@ -14,7 +14,7 @@
 
 inline constexpr std::size_t group_elems = simd::lanes * simd::vectors;
 
-// Asks for the cache lines that so many vectors of T cover, so many bytes on.
+// Prefetches the cache lines of `Vectors` vectors of T, a number of bytes ahead.
 template <class T, std::size_t Vectors = simd::vectors>
 ADAMANT_SIMD void prefetch(std::byte const* address, std::size_t ahead_bytes)
 {

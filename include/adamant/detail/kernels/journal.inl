@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step that leaves a record from which every bit of param, exp_avg and exp_avg_sq comes back, and the rollback.
+// A step that writes a record, and the rollback that restores every bit of param, exp_avg and exp_avg_sq from it.
 // Written once and included once per instruction set by detail/kernels/targets.hpp, after
 // detail/kernels/fused_step.inl.
 //
-// A step loses little: the formula turned round gives the old values but for a few units in the last place, so the
-// record holds what is missing, in 16 bits an element. Whether that is so is looked at for each group when it is
-// stepped, and where it is not, the record holds the old values themselves. So being exact does not depend on how good
-// the rollback is, only on its being the same both times. That is why both use the functions below, in one mode, on
-// paths whose values are finite, and why no sum in them can be contracted.
+// The inverse formula restores the old values up to a few units in the last place. The record holds the differences,
+// in 16 bits an element. The step checks for each unit whether they fit; if not, the record holds the old values.
+// Exactness therefore depends only on the step and the rollback computing the same inverse. Both use the functions
+// below, in one floating-point mode, on paths whose values are finite, and no sum in them can be contracted.
 //
-// A record of n elements: 16 bits for each of the whole groups; the old params and moments of the rest, which are less
-// than a group; then those of the units of record_unit elements that need them, in order: params, if the lowest field
-// of the unit's first element says so, then both moments, if its highest does. Units are as long on every instruction
-// set, whatever its groups are: one element that needs old values takes as many bytes everywhere.
+// A record of n elements: a code of 16 bits for each element of the whole groups; the old params and moments of the
+// remaining elements; then the old values of the units of record_unit elements that need them, in order: params, if
+// the code of the unit's first element has whole_param, then both moments, if it has whole_moments. A unit has the same
+// number of elements on every instruction set, so a record has the same size everywhere.
 
 struct inverse_vectors {
     simd::f32 step_size, inv_decay, inv_beta1, inv_beta2;
@@ -41,8 +40,9 @@ ADAMANT_SIMD void rollback_moments(simd::f32& exp_avg, simd::f32& exp_avg_sq, si
     exp_avg_sq = simd::mul(simd::minus(exp_avg_sq, simd::mul(c.one_minus_beta2, simd::mul(g, g))), inverse.inv_beta2);
 }
 
-// The fields of 16 bits, from the lowest: what is missing of param, exp_avg and exp_avg_sq, from -middle to +middle;
-// all ones stand for old values that are kept whole.
+// The fields of a code, from the lowest bit: differences of param (-3 to 3), exp_avg (-256 to 255) and exp_avg_sq (-7
+// to 7) in units in the last place, plus `middle`. All ones in the field of param mean that the old params are kept
+// whole; all ones in that of exp_avg_sq mean the same of both moments. The field of exp_avg uses all of its values.
 struct param_field {
     static constexpr std::uint16_t at = 0, bits = 3, middle = 3, most = 6;
 };

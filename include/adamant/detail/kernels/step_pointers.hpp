@@ -14,8 +14,8 @@ ADAMANT_BEGIN_NAMESPACE
 namespace kernel {
 
 // The arrays of one shard, as bytes because they may lie at any address. weight_out may be null, and is read, too,
-// where it is the upper half of the params. And which elements of which parameter they are: stochastic rounding goes by
-// that.
+// where it is the upper half of the params. `place` says which elements of the parameter they are: stochastic rounding
+// depends on that.
 struct step_pointers {
     std::byte* param;
     std::byte const* grad;
@@ -25,10 +25,10 @@ struct step_pointers {
     place_in_param place = {};
 };
 
-// How a step goes to memory, which changes its speed and never its bits; and of which type the gradient is.
+// How a step accesses memory, which changes its speed and never its bits; and the type of the gradient.
 struct memory_access {
     bool stream = false;                                   // store weight_out past the caches
-    bool native_bfloat16 = false;                          // set by the kernels of AVX512_BF16, and by nobody else
+    bool native_bfloat16 = false;                          // set only by the kernels of AVX512_BF16
     std::uint32_t prefetch_bytes = default_prefetch_bytes; // past the end of an array that does nothing
     bool grad_is_float = false; // for recorded_step_function: grad is of floats, whatever the shard's is of
     constexpr memory_access(bool stream_weight_out, std::uint32_t ahead_bytes = default_prefetch_bytes) noexcept
@@ -68,7 +68,7 @@ using step_function = std::uint64_t (*)(step_pointers const&, std::size_t begin,
 // reference::block_squares of one block of n elements.
 using block_squares_function = grad_squares (*)(std::byte const* grad, std::size_t n) noexcept;
 
-// A record keeps old values whole for so many elements at a time, on every instruction set.
+// A record keeps old values whole for units of this many elements, on every instruction set.
 inline constexpr std::size_t record_unit = 16;
 
 // One step over the first n elements (at most norm_block_elems) of a shard of float params and moments, with a record
@@ -99,7 +99,7 @@ using add_scaled_function = void (*)(std::byte const* grad, std::size_t n, float
 using clamp_gradient_function = void (*)(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale,
                                          float bound) noexcept;
 
-// n masters of two halves as floats, and back: every pair, also of a NaN, comes back with its bits.
+// Joins n split masters to floats, and splits them: every pair, also of a NaN, comes back with its bits.
 using join_function = void (*)(std::byte const* weight, std::byte const* low, std::size_t n,
                                std::byte* master) noexcept;
 using split_function = void (*)(std::byte const* master, std::size_t n, std::byte* weight, std::byte* low) noexcept;

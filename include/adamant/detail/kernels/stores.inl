@@ -17,7 +17,7 @@ struct random_place {
         x = simd::bits(simd::template load<float>(reinterpret_cast<std::byte const*>(at)));
         odd = simd::add(simd::add(x, x), simd::set(1u));
     }
-    // The way to an element so many further on, for plus().
+    // The offset of an element further on, for plus().
     ADAMANT_SIMD static random_place distance(rounding_line const& line, std::size_t by)
     {
         std::uint32_t const x = line.stride * static_cast<std::uint32_t>(by);

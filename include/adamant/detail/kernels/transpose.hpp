@@ -45,7 +45,8 @@ ADAMANT_SIMD void transpose_square(std::byte const* from, std::size_t from_pitch
     for (std::size_t i = 0; i < of::lanes; ++i)
         std::memcpy(&rows[i], from + i * from_pitch, sizeof rows[i]);
     ADAMANT_UNROLL
-    for (std::size_t round = of::lanes; round > 1; round /= 2) { // a perfect shuffle each; so many make the transpose
+    for (std::size_t round = of::lanes; round > 1;
+         round /= 2) { // each is a perfect shuffle; log2(lanes) of them are the transpose
         ADAMANT_UNROLL
         for (std::size_t i = 0; i < of::lanes / 2; ++i) {
             transposed[2 * i] = of::low(rows[i], rows[i + of::lanes / 2]);

@@ -36,7 +36,7 @@ struct codes {
     // The largest lane of each.
     using pair_of_u32 = kernel::pair_of_u32;
     ADAMANT_SIMD static pair_of_u32 largest(u32 a, u32 b) { return {vmaxvq_u32(a), vmaxvq_u32(b)}; }
-    // x in every lane, of which the compiler knows nothing.
+    // x in every lane, opaque to the compiler.
     ADAMANT_SIMD static u32 hidden(std::uint32_t x)
     {
         uint32x4_t all = set(x);

@@ -23,7 +23,7 @@ inline constexpr int column_score_bits = 22;
 // Adding this to a number from 0 to 2^22 rounds it to an integer, which is then in the lowest bits.
 inline constexpr float column_score_zero = 0x1p23f;
 inline constexpr std::uint32_t column_score_zero_bits = 0x4b000000u;
-// Integers of so many rows add up to less than 2^32.
+// Integers of this many rows sum to less than 2^32.
 inline constexpr std::size_t column_score_rows = 512;
 
 // What turns gradients into integers, and these back.
@@ -32,7 +32,7 @@ struct column_score_scale {
     double unit = 1; // of the integers: a score is their sum times this
 };
 
-// For gradients of which no finite one is above `largest` in magnitude (finite, at least 0). An integer is at most
+// For gradients whose finite values are at most `largest` in magnitude (finite, at least 0). An integer is at most
 // 2^22; with `magnitude` those of gradients below 2^-23 of the largest are zero, with `square` those below 2^-11.5 of
 // it. Where the largest is below 2^-102 scores lose bits, as what is flushed to zero must count as zero. Pure.
 [[nodiscard]] inline column_score_scale column_score_scale_for(float largest, column_score kind) noexcept

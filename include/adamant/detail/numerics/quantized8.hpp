@@ -22,7 +22,8 @@
 // and y, by less than a half.
 //   - A second moment has code 1 at least: one that was rounded to zero under a first one that was not would make an
 //     update of exp_avg / eps.
-//   - By chance, a first moment below code 1 becomes zero: it would come up to code 1 from far below while its second
+//   - Under stochastic rounding a first moment below code 1 becomes zero: it would come up to code 1 from far below
+//   while its second
 //     moment may go down, and make much too large an update.
 //   - If the scale is zero, codes are clamped to +-127: z reaches 1 where the group's largest first moment is just
 //     below 2^-80.
@@ -118,8 +119,8 @@ inline constexpr float scale_over_largest = 0x1.041042p+0f;        // 64/63
     return static_cast<std::uint8_t>(q < least ? least : q > on.most ? on.most : q);
 }
 
-// One group, of n elements (1 to 64); further codes are those of zeros. By chance, element i has random_half(line, i).
-// The mode of the caller is to round to nearest, and small results may be flushed or not.
+// One group, of n elements (1 to 64); further codes are those of zeros. Stochastic rounding of element i uses
+// random_half(line, i). The mode of the caller is to round to nearest, and small results may be flushed or not.
 inline void encode_group(code_curve const& on, float const* x, std::size_t n, bool stochastic,
                          rounding_line const& line, std::byte* group) noexcept
 {

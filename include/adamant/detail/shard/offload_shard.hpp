@@ -206,7 +206,7 @@ public:
         return block * norm_block_elems + i;
     }
 
-    // n elements of the same types, of which there are no more than a gradient and what was summed.
+    // n elements of the same types: only a gradient and its accumulator.
     [[nodiscard]] offload_shard with_gradient(std::byte const* gradient, std::byte* sum, std::size_t n) const noexcept
     {
         offload_shard other = *this;
@@ -239,7 +239,7 @@ private:
         g.at = scratch.grad;
         g.in_scratch = true;
     }
-    // Calls work with a block's arrays, of which param is of floats: where it is split in two, a copy that is then
+    // Calls work with a block's arrays, param as floats: where it is split in two, a copy that is then
     // split.
     template <class Work>
     std::invoke_result_t<Work, kernel::step_pointers const&> over_masters(std::size_t block, std::byte const* gradient,

@@ -19,7 +19,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 // Adds to scores[c], for each of the columns, what that column of a [rows, columns] gradient (row-major, at any
 // address) counts for: the sum over its rows of |g| or of g squared, each rounded to a multiple of
-// column_score_scale_for(largest, kind).unit, of which the scores are whole numbers. largest: at least the magnitude of
+// column_score_scale_for(largest, kind).unit; the scores are whole multiples of it. largest: at least the magnitude of
 // every finite gradient, on all ranks alike (see largest_magnitude()). What is not finite counts as zero.
 //
 // Integers have no order of addition, so scores have the same bits for any instruction set and number of threads; and

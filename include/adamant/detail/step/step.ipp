@@ -41,7 +41,7 @@ ADAMANT_DECL step_report step(executor const& cpu, shard_list const& shards,
                                         "; give one for each group"});
     kernel::memory_access const how{shards.elements() >= stream_weight_out_from_elems, cpu.prefetch_bytes()};
     std::atomic<std::uint64_t> nonfinite{0};
-    // On the line of granules the shards are one range of elements, some of which do not exist.
+    // Shards are laid end to end, each padded to a granule. Padding elements are skipped.
     unsigned const threads = cpu.for_each_slice(shards.granules() * granule_elems, [&](slice part) {
         float_mode_scope const mode(subnormals::flushed); // set once for all shards
         std::uint64_t found = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where threads go when nobody says: the PUs of this process, one per core first.
+// Default PUs of threads: those of this process, one of each core first.
 #pragma once
 
 #include <sched.h>

@@ -44,7 +44,7 @@ public:
         std::lock_guard const lock(mutex_);
         return next_ == tiles_.size() && running_ == 0;
     }
-    // Does one tile that nobody has begun; false where there is none.
+    // Does one tile that has not begun. Returns false if there is none.
     template <class Work>
     bool do_next(Work const& work) noexcept
     {
@@ -111,7 +111,7 @@ public:
 
     [[nodiscard]] bool is_there() const noexcept { return is_there_; }
     [[nodiscard]] bool is_done() const noexcept { return work_.is_done(); }
-    // For begin(), which allocates nothing: parts are as they will be then. Nobody works on it.
+    // For begin(), which allocates nothing: parts are as they will be then. No worker uses it.
     void prepare(std::vector<zenflow_matrix> const& of)
     {
         std::vector<tile> tiles;
@@ -215,8 +215,8 @@ public:
         return team_ != nullptr && !team_->in_this_process() && drain_ != nullptr && !drain_->done();
     }
     [[nodiscard]] bool in_this_process() const noexcept { return team_ == nullptr || team_->in_this_process(); }
-    // Goes on with what there is; step: null, or one to go on with when sums are done. Returns immediately. Where memory is
-    // short nothing goes on, until finish().
+    // Goes on with what there is; step: null, or one to go on with when sums are done. Returns immediately. Where
+    // memory is short nothing goes on, until finish().
     void go_on(sum_work& sums, deferred_update* step, std::vector<zenflow_matrix> const& of) noexcept
     {
         if (step != nullptr && (!step->is_there() || step->is_done()))
@@ -255,7 +255,7 @@ private:
     {
         what.matrix->add_up(what.begin, what.end, *what.by, what.first, what.sums);
     }
-    // Nobody else waits for the team, so that a drain does all there is, and then no thread is at work any more.
+    // No other request waits for the team, so a drain does all work, and then no thread is at work any more.
     void rest() noexcept { drain_.reset(); }
 
     struct drain {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is updated every step, on a device: selected columns and vectors have their masters and moments there, and nowhere
-// else, from one selection to the next. Gradients and weights are made and wanted there, by rows.
+// What is updated every step, on a device: selected columns and vectors have their masters and moments there, and
+// nowhere else, from one selection to the next. Gradients and weights are made and wanted there, by rows.
 #pragma once
 
 #include <algorithm>

@@ -17,7 +17,7 @@ class host_columns {
 public:
     explicit host_columns(zenflow_model const& model) : model_(model) {}
 
-    // Room for gradients of so many bytes in the order of their columns, and for what step() notes.
+    // Memory for gradients in the order of their columns, and for what step() notes.
     void have_room(std::size_t bytes)
     {
         std::size_t columns = 0;

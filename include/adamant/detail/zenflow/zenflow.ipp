@@ -21,8 +21,12 @@ ADAMANT_DECL kernel::add_scaled_function add_scaled_for(dtype grad, isa tier) no
     switch (grad) {
     case dtype::bfloat16: return kernel::add_scaled_of<bfloat16>(tier);
     case dtype::float16: return kernel::add_scaled_of<float16>(tier);
-    default: return kernel::add_scaled_of<float>(tier);
+    case dtype::float32:
+    case dtype::split_float32: // no gradient has these three
+    case dtype::quantized8:
+    case dtype::none: break;
     }
+    return kernel::add_scaled_of<float>(tier);
 }
 
 } // namespace detail

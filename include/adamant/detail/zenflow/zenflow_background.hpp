@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes on beside steps: gradients are accumulated, the deferred gradients of the last window are applied, and its weights
-// publish, in host memory or on the device.
+// What goes on beside steps: gradients are accumulated, the deferred gradients of the last window are applied, and its
+// weights publish, in host memory or on the device.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ public:
     {
     }
 
-    // Room for as many params as there are. overlaps: there is a thread for it.
+    // Allocates for all params. overlaps: there is a thread for it.
     void build_layout(bool overlaps)
     {
         if (overlaps)

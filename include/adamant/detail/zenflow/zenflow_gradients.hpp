@@ -123,7 +123,7 @@ public:
             first += n;
         }
         if (std::any_of(scores.begin(), scores.end(), [](std::int64_t score) { return score < 0; }))
-            throw_invalid_argument({"reduce_columns left a score below 0, which no sum of scores is"});
+            throw_invalid_argument({"reduce_columns returned a negative score"});
         if (zenflow_.scope == selection_scope::all_params)
             select_columns(candidates, zenflow_.topk_ratio);
         else

@@ -16,7 +16,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The state of param i, of which nothing is to be published.
+// The state of param i, which has nothing to publish.
 [[nodiscard]] inline zenflow_state_param view_of(zenflow_model& model, std::size_t i)
 {
     zenflow_matrix const& m = model.matrices[i];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A matrix of which some columns are updated every step and the others later: its arrays, and what is done to tiles of
-// them. State lies by columns, so that a column is a stretch of memory like any other; gradients and weights lie by
+// A matrix with columns that are updated every step and others that are deferred: its arrays, and what is done to tiles
+// of them. State lies by columns, so that a column is a stretch of memory like any other; gradients and weights lie by
 // rows, as the model has them.
 #pragma once
 
@@ -25,7 +25,8 @@ class zenflow_matrix {
 public:
     using enum shard_array::index;
 
-    // A deferred tile: a strip of columns, and so many of their rows. Both arrays of floats that it takes stay in cache.
+    // A deferred tile: a strip of columns and a range of their rows. Both arrays of floats that it takes stay in
+    // cache.
     static constexpr std::size_t strip_columns = 32;
     static constexpr std::size_t strip_rows = 512;
     static_assert(strip_rows % quantized_group_elems == 0);
@@ -121,8 +122,8 @@ public:
 
     [[nodiscard]] std::size_t strips() const noexcept { return (columns_ + strip_columns - 1) / strip_columns; }
     [[nodiscard]] std::size_t strip_parts() const noexcept { return (rows_ + strip_rows - 1) / strip_rows; }
-    // Steps part number `at` of a strip's columns whose flag is set, with the accumulated gradients, times `scale`. steps
-    // and step_of: how, by column. zero: what is not finite counts as zero.
+    // Steps part number `at` of a strip's columns whose flag is set, with the accumulated gradients, times `scale`.
+    // steps and step_of: how, by column. zero: what is not finite counts as zero.
     void step_strip(std::size_t strip, std::size_t at, std::vector<std::uint8_t> const& flags, float const* sums,
                     float scale, bool zero, std::vector<coefficients> const& steps,
                     std::vector<std::uint32_t> const& step_of, kernel::memory_access how) const noexcept

@@ -39,7 +39,7 @@ public:
             list_columns(own.wanted, 1, own.list);
             make_steps(own.counts, own.list, own.steps, own.step_of, make);
             if (own.list.size() != m.columns())
-                own.added = make(1); // of which only the scaling of gradients counts
+                own.added = make(1); // only its scaling of gradients counts
             bytes += on_host ? m.shard().bytes(shard_array::grad, own.list.size() * m.rows()) : 0;
             bytes = (bytes + 63) / 64 * 64;
         }

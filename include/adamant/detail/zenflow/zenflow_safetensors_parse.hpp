@@ -26,7 +26,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The way back from number_json().
+// The inverse of number_json().
 inline double number_from(json_members const& members, std::string const& key)
 {
     if (!members.at(key).is_string())
@@ -36,20 +36,18 @@ inline double number_from(json_members const& members, std::string const& key)
     auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), bits, 16);
     auto const x = std::bit_cast<double>(bits);
     if (error != std::errc() || end != text.data() + text.size() || digest_text(bits) != text || std::isfinite(x))
-        throw malformed(text_of({in_quotes(key), " is a text, but not that of a number that is not finite"}));
+        throw malformed(text_of({in_quotes(key), " is a string, but not a hexadecimal NaN or infinity"}));
     return x;
 }
 
 inline shard_dtypes types_from(json const& array, std::string const& what)
 {
-    static constexpr dtype all[] = {dtype::none,    dtype::float32,       dtype::bfloat16,
-                                    dtype::float16, dtype::split_float32, dtype::quantized8};
     shard_dtypes types = {};
     if (array.size() != types.size())
         throw malformed(text_of({what, " has other than ", types.size(), " types"}));
     for (std::size_t i = 0; i < types.size(); ++i) {
         bool known = false;
-        for (dtype const each : all)
+        for (dtype const each : all_dtypes)
             if (array[i] == json(name(each))) {
                 types[i] = each;
                 known = true;
@@ -60,7 +58,7 @@ inline shard_dtypes types_from(json const& array, std::string const& what)
     return types;
 }
 
-// The way back from state_text(). Throws malformed for another structure; what the values mean is validate()'s
+// The inverse of state_text(). Throws malformed for another structure; what the values mean is validate()'s
 // business.
 inline zenflow_state zenflow_state_from_text(std::string_view text)
 {

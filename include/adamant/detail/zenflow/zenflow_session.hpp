@@ -187,7 +187,8 @@ private:
             model_.copy_weights(i, own.late_list);
         }
     }
-    // The step that was to change it has failed. Deferred gradients has been stepped early, and publishes with all else.
+    // The step that was to change it has failed. Deferred gradients has been stepped early, and publishes with all
+    // else.
     void keep_selection() noexcept
     {
         background_.settle(); // or it would be stepped again

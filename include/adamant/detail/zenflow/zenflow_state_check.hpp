@@ -30,16 +30,14 @@ constexpr dtype weights_type(shard_dtypes const& types) noexcept
 constexpr bool are_shard_types(shard_dtypes const& types) noexcept
 {
     using enum dtype;
-    auto const is_element = [](dtype type) { return type == float32 || type == bfloat16 || type == float16; };
-    auto const is_moment = [](dtype type) { return type == float32 || type == bfloat16 || type == quantized8; };
     auto const [param, grad, exp_avg, exp_avg_sq, weight_out] = types;
-    if (!is_element(grad) || !is_moment(exp_avg) || !is_moment(exp_avg_sq) ||
+    if (!is_element_type(grad) || !is_moment_type(exp_avg) || !is_moment_type(exp_avg_sq) ||
         (exp_avg == quantized8) != (exp_avg_sq == quantized8))
         return false;
     if (param == split_float32)
         return weight_out == bfloat16;
-    return is_element(param) &&
-           (weight_out == none || (param == float32 && weight_out != float32 && is_element(weight_out)));
+    return is_element_type(param) &&
+           (weight_out == none || (param == float32 && weight_out != float32 && is_element_type(weight_out)));
 }
 
 inline void check_param(zenflow_state_param const& p, std::size_t number, std::size_t groups)

@@ -32,7 +32,7 @@ torch.optim.{name} whose step runs in native code, in one pass over memory.
     ----------
     params : iterable
         Params, named params, or dictionaries that define param groups. Params are dense tensors of float32, bfloat16 or
-        float16, in host memory or on a GPU, or DTensors (FSDP2), of which the local shard is stepped. A group may set
+        float16, in host memory or on a GPU, or DTensors (FSDP2), whose local shard is stepped. A group may set
         "state_format" and "replicated" (see Notes) in addition to torch's keys.
     lr : float or Tensor, default 1e-3
         Learning rate.

@@ -362,5 +362,5 @@ class Backward:
             for other in (self._step_groups or [])[1:]:
                 report = other.step(self)
         if skipped or newcomers:
-            self._step_groups = None  # whoever has taken equally many steps from now on goes together
+            self._step_groups = None  # params with equal step counts form one group from now on
         return report
