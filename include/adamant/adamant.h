@@ -73,8 +73,8 @@ enum {
 /** The text of this thread's last call that failed, or of a save that left something out, in at most 4095 bytes of
  * UTF-8;
  * "" before the first one, and after a save that left nothing out. Bytes of a
- * path or name that are not UTF-8 are written in hexadecimal (`\\xff`). Lives until the next call of this thread that fails, or the end
- * of the thread. Never null. */
+ * path or name that are not UTF-8 are written in hexadecimal (`\\xff`). Lives until the next call of this thread that
+ * fails, or the end of the thread. Never null. */
 ADAMANT_C_API const char* adamant_last_error(void);
 /** "ok", "invalid argument" and so on; "unknown status" for numbers that are none. Lives for ever. */
 ADAMANT_C_API const char* adamant_status_name(adamant_status status);
@@ -568,8 +568,8 @@ typedef struct adamant_optimizer_options {
      */
     double device_timeout_s; /**< 300 */
     /** Whether a device has room for records of all of its part: as much again as its params and moments. Without, the
-     * device never begins before the norm is known, and if it fails in the update itself, the step cannot be rolled back: the
-     * error says so, and a state must be loaded. */
+     * device never begins before the norm is known, and if it fails in the update itself, the step cannot be rolled
+     * back: the error says so, and a state must be loaded. */
     int32_t device_records;              /**< 1 */
     adamant_weights_ready weights_ready; /**< may be null */
     void* weights_ready_user;            /**< passed to weights_ready */
@@ -811,9 +811,9 @@ typedef struct adamant_report {
     size_t device_work_bytes;   /**< read and written by passes */
     size_t device_up_bytes;     /**< copied */
     size_t device_down_bytes;   /**< bytes copied from the device */
-    /** Whether gradients were looked at before the step. 0 if nothing needs the norm: no step clips by norm, scales the loss dynamically,
-     * reduces over processes, or asks that steps with infinities or NaNs be skipped or these be zeroed: that saves
-     * reading them twice. nonfinite_grads is 0 then, whatever there was. */
+    /** Whether gradients were looked at before the step. 0 if nothing needs the norm: no step clips by norm, scales the
+     * loss dynamically, reduces over processes, or asks that steps with infinities or NaNs be skipped or these be
+     * zeroed: that saves reading them twice. nonfinite_grads is 0 then, whatever there was. */
     int32_t measured;
     double cpu_quota; /**< as adamant_cpu_quota() said when the executor was made: fewer CPUs than threads make steps
                          slow */
@@ -924,9 +924,9 @@ ADAMANT_C_API adamant_status adamant_set_loss_scaler(adamant_optimizer* optimize
 
 /* ---- Checkpoints in files ---------------------------------------------------------------------------------------- */
 
-/** Writes step count, loss scaler, groups and all params and moments to a safetensors file. Whatever happens, a reader that
- * opens the path finds the old file or the new one, both whole. Gradients accumulated since the last step are not in
- * it. invalid argument: during a step. unavailable: the file cannot be written, with the system's reason. Where the
+/** Writes step count, loss scaler, groups and all params and moments to a safetensors file. Whatever happens, a reader
+ * that opens the path finds the old file or the new one, both whole. Gradients accumulated since the last step are not
+ * in it. invalid argument: during a step. unavailable: the file cannot be written, with the system's reason. Where the
  * file is complete, but the file system cannot sync its folder or set its permission bits, the status is OK and
  * adamant_last_error() says so; it is empty where nothing is missing. */
 ADAMANT_C_API adamant_status adamant_save_safetensors(const adamant_optimizer* optimizer, const char* path);

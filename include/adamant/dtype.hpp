@@ -57,11 +57,10 @@ enum class dtype : std::uint8_t { none, float32, bfloat16, float16, split_float3
 /// it.
 template <class T>
 struct storage {
-    static_assert(
-        sizeof(T) == 0,
-        "adamant knows the element types float, adamant::bfloat16, adamant::float16, adamant::split_float32 and "
-        "adamant::quantized8");
-    static constexpr dtype type = dtype::none; ///< the type as a value
+    static constexpr bool is_param = false;   ///< whether params may have it
+    static constexpr bool is_element = false; ///< whether gradients, params and weights may have it
+    static constexpr bool is_sum = false;     ///< whether gradients may be accumulated in it
+    static constexpr bool is_moment = false;  ///< whether moments may have it
 };
 /// An absent array.
 template <>
@@ -171,7 +170,13 @@ inline constexpr dtype last_dtype = all_dtypes[sizeof all_dtypes / sizeof all_dt
 
 /// dtype_of<T>: the value that names the C++ type; void is none. Any other type does not compile.
 template <class T>
-inline constexpr dtype dtype_of = storage<T>::type;
+inline constexpr dtype dtype_of = [] {
+    static_assert(
+        requires { storage<T>::type; },
+        "adamant knows the element types float, adamant::bfloat16, adamant::float16, adamant::split_float32 and "
+        "adamant::quantized8");
+    return storage<T>::type;
+}();
 
 /// The name of the type, as in reports and files.
 [[nodiscard]] constexpr std::string_view name(dtype type) noexcept

@@ -21,7 +21,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 /// Types of gradients, whole params and published weights.
 template <class T>
-concept element_type = !std::is_void_v<T> && storage<T>::is_element;
+concept element_type = storage<T>::is_element;
 
 /// Types in which gradients are accumulated.
 template <class T>

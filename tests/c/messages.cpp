@@ -197,8 +197,7 @@ TEST_CASE("C: texts name what C has")
         source const file(content(path));
         fields.merge(fields_of(file.code));
         for (std::string const& literal : file.literals)
-            texts.emplace_back(name, is_of_zenflow(name) ? in_c(literal, adamant::c::c_zenflow_names)
-                                                                 : in_c(literal));
+            texts.emplace_back(name, is_of_zenflow(name) ? in_c(literal, adamant::c::c_zenflow_names) : in_c(literal));
     }
     CHECK(texts.size() > 1000);
     CHECK(fields.size() > 100);

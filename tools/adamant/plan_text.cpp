@@ -262,11 +262,12 @@ private:
                                     one.meaning);
                 }
         out_ += wrapped(
-            "  ", std::string("The GPU stalls where it waits for the link or the host, and while weights are published. "
-                              "Plain offloading steps when the norm is known, speculation before that. ") +
-                      (asked.select_interval == 0
-                           ? "Selections are not counted (--select-interval)."
-                           : "In a selection the GPU's part comes down, and the next one goes up after that."));
+            "  ",
+            std::string("The GPU stalls where it waits for the link or the host, and while weights are published. "
+                        "Plain offloading steps when the norm is known, speculation before that. ") +
+                (asked.select_interval == 0
+                     ? "Selections are not counted (--select-interval)."
+                     : "In a selection the GPU's part comes down, and the next one goes up after that."));
         if (zenflow.forecast)
             out_ += "\na window of " + steps + "\n" + draw_timeline(*zenflow.forecast);
     }

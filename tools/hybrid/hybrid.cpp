@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training loop whose optimizer works on CPU and device concurrently: gradients are made on the device, layer by layer
-// from the last, the CPU's part of them comes down, is stepped, and its weights go up, while the device steps its own.
-// The shapes are Qwen2.5-3B's, with as many layers as memory has room for. Forward and backward are waits.
+// A training loop whose optimizer works on CPU and device concurrently: gradients are made on the device, layer by
+// layer from the last, the CPU's part of them comes down, is stepped, and its weights go up, while the device steps its
+// own. The shapes are Qwen2.5-3B's, with as many layers as memory has room for. Forward and backward are waits.
 //
 //   hybrid [--ratio R|auto] [--layers N] [--steps N] [--state NAME] [--link pcie5|c2c|none] [--backward MS]
 //          [--forward MS] [--digest] [--zenflow K [--update-interval N] [--select-interval N] [--no-overlap]]

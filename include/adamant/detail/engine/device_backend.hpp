@@ -15,16 +15,17 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// What lies on a device, and the passes over it. Work is enqueued; where it fails, the waiting caller gets a device_error.
-// submit(), submit_all(), run() and fetch_gradient() are called by one thread at a time; send_weights() by any.
+// What lies on a device, and the passes over it. Work is enqueued; where it fails, the waiting caller gets a
+// device_error. submit(), submit_all(), run() and fetch_gradient() are called by one thread at a time; send_weights()
+// by any.
 class device_backend {
 public:
     virtual ~device_backend() = default;
 
     // ---- What it has
 
-    // Moves what has to be moved. Null: everything is copied back to the host, and has_device() is false from then on. Throws what the
-    // device does, with everything where it was; where even that fails, the CPU has everything.
+    // Moves what has to be moved. Null: everything is copied back to the host, and has_device() is false from then on.
+    // Throws what the device does, with everything where it was; where even that fails, the CPU has everything.
     virtual void place(std::shared_ptr<device> to, std::vector<shard_piece> const& where) = 0;
     [[nodiscard]] virtual bool has_device() const noexcept = 0;
     [[nodiscard]] virtual adamant::device const& device() const noexcept = 0; // has_device() only

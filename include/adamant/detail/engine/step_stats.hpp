@@ -195,9 +195,9 @@ private:
     optimizer_report report_;
     std::chrono::steady_clock::time_point started_, started_update_;
     double share_of_first_ = 0, share_arg_ = 0; // of the threads; see passes_at_once()
-    double ranks_s_ = 0;                            // waiting for them
-    std::size_t rest_bytes_ = 0;                    // what the first pass has left
-    std::size_t rollback_bytes_ = 0;                // what taking it back would move
+    double ranks_s_ = 0;                        // waiting for them
+    std::size_t rest_bytes_ = 0;                // what the first pass has left
+    std::size_t rollback_bytes_ = 0;            // what taking it back would move
     std::size_t on_device_ = 0;
     std::size_t counted_journal_bytes_ = 0; // of the records that there are, those that are in the report
     device_usage usage_before_;

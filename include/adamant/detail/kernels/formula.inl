@@ -89,9 +89,9 @@ ADAMANT_SIMD param_update start_param(state_vectors const& s, coefficient_vector
     simd::f32 const d = flushed<Path>(simd::fma(root, c.inv_sqrt_bias2, c.eps));
     return {flushed<Path>(simd::mul(c.decay, s.param)), flushed<Path>(simd::div(s.exp_avg, d))};
 }
-// Both concurrently, for a group without gradients whose first moments are zero or too small to move a param: rows of an
-// embedding that a batch did not name, or that none has named for some hundred steps. Nothing is divided. False, with
-// nothing changed but first moments flushed, where the group is not of that kind or not in range. ExpAvg: as which
+// Both concurrently, for a group without gradients whose first moments are zero or too small to move a param: rows of
+// an embedding that a batch did not name, or that none has named for some hundred steps. Nothing is divided. False,
+// with nothing changed but first moments flushed, where the group is not of that kind or not in range. ExpAvg: as which
 // first moments are stored.
 template <class ExpAvg, std::size_t Vectors>
 ADAMANT_SIMD bool update_idle(state_vectors (&s)[Vectors], simd::f32 const (&grad)[Vectors],

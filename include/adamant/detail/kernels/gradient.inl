@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to a gradient before a step: accumulated over micro-steps, and made finite or small enough; and to masters
-// split in two before a step that leaves a record. Over pieces that stay in cache. Written once and included once per
-// instruction set by detail/kernels/targets.hpp, after detail/kernels/fused_step.inl.
+// What happens to a gradient before a step: accumulated over micro-steps, and made finite or small enough; and to
+// masters split in two before a step that leaves a record. Over pieces that stay in cache. Written once and included
+// once per instruction set by detail/kernels/targets.hpp, after detail/kernels/fused_step.inl.
 
 // One vector, or its first elements, of the sum of two gradients as reference::added; Sum is void where there is
 // nothing to be added yet.

@@ -14,7 +14,8 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // What powers() does, to be inlined into functions for CPUs with fma and without: the bits are the same, but a call of
-// libm's fma takes 2 ns, and there are some hundred. Both concurrently, because each is a chain of dependent operations.
+// libm's fma takes 2 ns, and there are some hundred. Both concurrently, because each is a chain of dependent
+// operations.
 ADAMANT_ALWAYS_INLINE void compute_powers(double const (&base)[2], std::uint64_t exponent, double (&out)[2]) noexcept
 {
     struct pair {

@@ -14,15 +14,13 @@
 #include <adamant/detail/src/formats.hpp>
 
 #include <adamant/detail/core/error.ipp>
+#include <adamant/detail/core/isa.ipp>
 #include <adamant/detail/device/best_ratio.ipp>
 #include <adamant/detail/device/device.ipp>
 #include <adamant/detail/device/emulated_device.ipp>
 #include <adamant/detail/device/placement.ipp>
 #include <adamant/detail/device/split.ipp>
-#include <adamant/detail/io/loss_scaler.ipp>
 #include <adamant/detail/engine/optimizer.ipp>
-#include <adamant/detail/io/optimizer_options.ipp>
-#include <adamant/detail/io/optimizer_report.ipp>
 #include <adamant/detail/exec/executor.ipp>
 #include <adamant/detail/exec/memory.ipp>
 #include <adamant/detail/exec/memory_limits.ipp>
@@ -30,8 +28,10 @@
 #include <adamant/detail/exec/resctrl.ipp>
 #include <adamant/detail/exec/resctrl_files.ipp>
 #include <adamant/detail/exec/team.ipp>
+#include <adamant/detail/io/loss_scaler.ipp>
 #include <adamant/detail/io/offload_config.ipp>
-#include <adamant/detail/core/isa.ipp>
+#include <adamant/detail/io/optimizer_options.ipp>
+#include <adamant/detail/io/optimizer_report.ipp>
 #include <adamant/detail/numerics/coefficients.ipp>
 #include <adamant/detail/numerics/hyperparameters.ipp>
 #include <adamant/detail/numerics/squares_total.ipp>
