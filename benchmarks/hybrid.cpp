@@ -26,8 +26,6 @@
 
 #include <adamant/cores.hpp>
 #include <adamant/emulated_device.hpp>
-#include <adamant/memory.hpp>
-#include <adamant/resctrl.hpp>
 #include <adamant/split.hpp>
 #include <adamant/tune.hpp>
 

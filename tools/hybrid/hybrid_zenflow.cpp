@@ -16,10 +16,7 @@
 #include <vector>
 
 #include <adamant/adamant.hpp>
-#include <adamant/cores.hpp>
 #include <adamant/formats.hpp>
-#include <adamant/memory.hpp>
-#include <adamant/resctrl.hpp>
 #include <adamant/split.hpp>
 #include <adamant/tune.hpp>
 #include <adamant/zenflow.hpp>

@@ -34,10 +34,7 @@
 #include <adamant/cores.hpp>
 #include <adamant/formats.hpp>
 #include <adamant/memory.hpp>
-#include <adamant/resctrl.hpp>
 #include <adamant/safetensors.hpp>
-#include <adamant/split.hpp>
-#include <adamant/tune.hpp>
 #include <adamant/zenflow.hpp>
 #include <adamant/zenflow_safetensors.hpp>
 

@@ -31,10 +31,7 @@
 #include <adamant/adamant.hpp>
 #include <adamant/cores.hpp>
 #include <adamant/memory.hpp>
-#include <adamant/resctrl.hpp>
 #include <adamant/safetensors.hpp>
-#include <adamant/split.hpp>
-#include <adamant/tune.hpp>
 
 #include "text_model.hpp"
 #include "text_run.hpp"
