@@ -219,7 +219,7 @@ TEST_CASE("C: gradients for a whole step, with shards left out, have the bits of
     std::uint64_t const before = m.digest();
     std::vector<void const*> grads(m.tensors.size(), m.tensors[0].param.data());
     ok(adamant_prepare(o.get(), 1));
-    refused(adamant_step_gradients(o.get(), grads.data(), 1, nullptr, nullptr), "1 gradients, but there are 4 shards");
+    refused(adamant_step_gradients(o.get(), grads.data(), 1, nullptr, nullptr), "one gradient for each shard (4), but got 1");
     refused(adamant_step_gradients(o.get(), nullptr, 4, nullptr, nullptr), "grads is a null");
     refused(adamant_step_gradients(nullptr, grads.data(), 4, nullptr, nullptr), "optimizer is a null");
     refused(adamant_step_gradients(o.get(), grads.data(), 4, nullptr, nullptr), "overlap");

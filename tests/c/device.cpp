@@ -270,7 +270,7 @@ TEST_CASE("C: devices and placements that cannot be")
     refused(adamant_place(o.get(), nullptr, other), "device is a null");
     refused(adamant_place(o.get(), on.get(), nullptr), "placement is a null");
     std::size_t sizes[4] = {};
-    refused(adamant_shard_sizes(o.get(), sizes, 3), "count is 3, but there are 4 shards");
+    refused(adamant_shard_sizes(o.get(), sizes, 3), "count is 3, but must be the number of shards (4)");
     for (std::int32_t const wrong : {-1, 4}) {
         refused(adamant_emulated_device_fail(on.get(), wrong, 0), "operation is " + std::to_string(wrong));
         refused(adamant_emulated_device_hang(on.get(), wrong, 0), "operation is " + std::to_string(wrong));

@@ -591,7 +591,7 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     CHECK(message_of([&] { o.step({.loss_scale = 0}); }).find("loss_scale is 0") != std::string::npos);
     std::vector<double> const lr{1, 2};
     CHECK(message_of([&] { o.step({.lr = lr}); }) ==
-          "adamant: there are learning rates for 2 groups, but there are 1 groups");
+          "adamant: the number of learning rates is 2, but must be that of the groups (1)");
     CHECK(message_of([&] { o.submit(0); }).find("no step is open") != std::string::npos);
     CHECK(message_of([&] { o.skip(0); }).find("skip() is called, but no step is open") != std::string::npos);
     CHECK(message_of([&] { o.finish(); }).find("no step is open") != std::string::npos);

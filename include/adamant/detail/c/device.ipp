@@ -195,7 +195,8 @@ adamant_status adamant_shard_sizes(const adamant_optimizer* optimizer, size_t* s
     return guarded([&] {
         std::vector<std::size_t> const found = of(optimizer).shard_sizes();
         if (count != found.size())
-            adamant::detail::throw_invalid_argument({"count is ", count, ", but there are ", found.size(), " shards"});
+            adamant::detail::throw_invalid_argument(
+                {"count is ", count, ", but must be the number of shards (", found.size(), ")"});
         if (count != 0)
             std::copy(found.begin(), found.end(), &needed(sizes, "sizes"));
     });

@@ -144,7 +144,7 @@ ADAMANT_DECL optimizer_report optimizer::step_gradients(std::span<void const* co
 {
     if (gradients.size() != shards())
         detail::throw_invalid_argument(
-            {"step_gradients() was given ", gradients.size(), " gradients, but there are ", shards(), " shards"});
+            {"step_gradients() needs one gradient for each shard (", shards(), "), but got ", gradients.size()});
     return core_->step_gradients(gradients, values);
 }
 ADAMANT_DECL void optimizer::begin_step(step_values const& values)

@@ -38,7 +38,7 @@ inline void make_terms(step_terms& terms, step_values const& values, optimizer_o
     check_limits(max_norm, max_abs);
     if (!values.lr.empty() && values.lr.size() != groups)
         throw_invalid_argument(
-            {"there are learning rates for ", values.lr.size(), " groups, but there are ", groups, " groups"});
+            {"the number of learning rates is ", values.lr.size(), ", but must be that of the groups (", groups, ")"});
     terms.step = step;
     terms.loss_scale = values.loss_scale.value_or(next_loss_scale);
     terms.moves_scaler = !values.loss_scale;

@@ -92,7 +92,7 @@ ADAMANT_DECL zenflow_report zenflow_optimizer::step_gradients(std::span<void con
     core_->between_steps("step_gradients()");
     if (gradients.size() != params())
         detail::throw_invalid_argument(
-            {"step_gradients() is given ", gradients.size(), " gradients, but there are ", params(), " params"});
+            {"step_gradients() needs one gradient for each param (", params(), "), but got ", gradients.size()});
     for (std::size_t i = 0; i < gradients.size(); ++i)
         if (gradients[i] != nullptr)
             core_->set_gradient(i, gradients[i]);
