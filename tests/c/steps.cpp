@@ -21,7 +21,7 @@ TEST_CASE("C: steps that cannot be, and an error for each thread")
     refused(adamant_step(o.get(), &v, nullptr), "lr is a null");
     v.lr = lr;
     v.lr_count = 2;
-    refused(adamant_step(o.get(), &v, nullptr), "2 groups, but there are 1");
+    refused(adamant_step(o.get(), &v, nullptr), "is 2, but must be that of the groups (1)");
     v = step_values();
     v.has_loss_scale = 1;
     refused(adamant_step(o.get(), &v, nullptr), "loss_scale is 0");

@@ -109,7 +109,7 @@ json(0 ${small} --ratio 0.9 --exp-avg quantized8 --exp-avg-sq quantized8 "${figu
 string(CONCAT figures "gpu,items,device_state|206250000|host,items,state|1856250000|host,items,journal|2756250000|"
     "host,items,device_arrays|406250000|types,param|split_float32|types,weight_out|bfloat16")
 json(0 ${small} --ratio 0.9 --state split_float32+quantized8 "${figures}")
-shows(0 "residuals of split masters and moments, 4.125 B for each of\n +450,000,000\n" ${small} --ratio 0.9
+shows(0 "residuals of masters and moments, 4.125 B for each of\n +450,000,000\n" ${small} --ratio 0.9
       --state split_float32+quantized8)
 shows(0 "\n  CPU step  .* elements/s +14.25 B an element at .*\n  records +.33% of a CPU step " phi-4 --gpus GH200
       --state split_float32+quantized8)

@@ -37,7 +37,7 @@ std::string type_text(dtype type)
 // Split master weights have the upper one in the weights.
 std::string masters_text(plan_request const& r)
 {
-    return r.is_split() ? "residuals of split masters" : "master weights";
+    return r.is_split() ? "residuals of masters" : "master weights";
 }
 
 // Of the layer that is computed again in backward, for one token: what its operations keep, in elements. Of the width

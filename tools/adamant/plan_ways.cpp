@@ -71,7 +71,7 @@ memory_plan zenflow_memory(plan_request r, selected_part const& part, std::size_
                           array_product(r.grad, part.of_matrices) + array_product(r.weight_out, selected),
                           "gradients and new weights, one column after the other"});
     std::size_t const weights = array_product(r.weight(), part.matrices);
-    result.gpu.push_back({'T', "publishing_weights", "weights to be published", weights,
+    result.gpu.push_back({'T', "publishing_weights", "new weights", weights,
                           "of matrices, once more: they come up beside those in use"});
     bool const twice = r.zenflow->overlap;
     (r.on.unified ? result.gpu : result.host)

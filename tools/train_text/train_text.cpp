@@ -59,8 +59,8 @@ constexpr char const* help = R"(train_text: trains a small language model on the
   --state NAME        what masters and moments are stored as: float32 (default),
                       split_float32, bfloat16, quantized8,
                       split_float32+bfloat16 or split_float32+quantized8
-  --zenflow SHARE     updates that share of each matrix' columns every step, and defers
-                      the others off (default: puts nothing off)
+  --zenflow SHARE     updates that share of each matrix' columns every step and
+                      defers the others (default: plain steps)
   --update-interval N steps in a window (default 4)
   --select-interval N steps between selections (default 16)
   --text FILE         what is learned instead of /usr/share/common-licenses

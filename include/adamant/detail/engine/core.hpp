@@ -300,7 +300,7 @@ public:
     {
         no_traps_scope const no_traps;
         if (!machine().is_async())
-            throw_invalid_argument({"cannot wait for the step: wait() was already called on this ticket"});
+            throw_invalid_argument({"cannot wait for the step: this ticket was already waited for"});
         return session_.collect();
     }
 
