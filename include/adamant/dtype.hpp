@@ -52,9 +52,12 @@ static_assert(sizeof(bfloat16) == 2 && sizeof(float16) == 2 && sizeof(split_floa
 /// The same types as a value, for reports. `none` stands for an array that is not there (no weight_out).
 enum class dtype : std::uint8_t { none, float32, bfloat16, float16, split_float32, quantized8 };
 
-/// Describes the storage format of elements of type T: everything about it but its arithmetic. Add a specialization for
-/// a new format; docs/formats.md has the other places, and switches without a default do not compile until they know
-/// it.
+/// Describes the storage format of elements of type T: everything about it but its arithmetic.
+///
+/// A specialization has `type` (the dtype), `name` (in reports and files), `elems` (elements stored together), `bytes`
+/// (of these), `file_type` and `file_bytes` (type and bytes of an element in safetensors files), and the four members
+/// below. Add one for a new format; docs/formats.md lists the other places, and switches without a default do not
+/// compile until they know it.
 template <class T>
 struct storage {
     static constexpr bool is_param = false;   ///< whether params may have it
@@ -62,21 +65,22 @@ struct storage {
     static constexpr bool is_sum = false;     ///< whether gradients may be accumulated in it
     static constexpr bool is_moment = false;  ///< whether moments may have it
 };
-/// An absent array.
+/// @cond
+// An absent array.
 template <>
 struct storage<void> {
     static constexpr dtype type = dtype::none;
-    static constexpr std::string_view name = "none";  ///< in reports and files
-    static constexpr std::size_t elems = 1;           ///< elements stored together
-    static constexpr std::size_t bytes = 0;           ///< bytes of these
-    static constexpr std::string_view file_type = ""; ///< type in safetensors files
-    static constexpr std::size_t file_bytes = 0;      ///< bytes of an element of that type
-    static constexpr bool is_param = false;           ///< whether params may have it
-    static constexpr bool is_element = false;         ///< whether gradients, params and weights may have it
-    static constexpr bool is_sum = false;             ///< whether gradients may be accumulated in it
-    static constexpr bool is_moment = false;          ///< whether moments may have it
+    static constexpr std::string_view name = "none";  // in reports and files
+    static constexpr std::size_t elems = 1;           // elements stored together
+    static constexpr std::size_t bytes = 0;           // bytes of these
+    static constexpr std::string_view file_type = ""; // type in safetensors files
+    static constexpr std::size_t file_bytes = 0;      // bytes of an element of that type
+    static constexpr bool is_param = false;           // whether params may have it
+    static constexpr bool is_element = false;         // whether gradients, params and weights may have it
+    static constexpr bool is_sum = false;             // whether gradients may be accumulated in it
+    static constexpr bool is_moment = false;          // whether moments may have it
 };
-/// float32.
+// float32.
 template <>
 struct storage<float> {
     static constexpr dtype type = dtype::float32;
@@ -90,7 +94,7 @@ struct storage<float> {
     static constexpr bool is_sum = true;
     static constexpr bool is_moment = true;
 };
-/// bfloat16.
+// bfloat16.
 template <>
 struct storage<bfloat16> {
     static constexpr dtype type = dtype::bfloat16;
@@ -104,7 +108,7 @@ struct storage<bfloat16> {
     static constexpr bool is_sum = true;
     static constexpr bool is_moment = true;
 };
-/// float16. Moments cannot have it: the square of a gradient below 2^-12 would be zero.
+// float16. Moments cannot have it: the square of a gradient below 2^-12 would be zero.
 template <>
 struct storage<float16> {
     static constexpr dtype type = dtype::float16;
@@ -118,7 +122,7 @@ struct storage<float16> {
     static constexpr bool is_sum = false;
     static constexpr bool is_moment = false;
 };
-/// The residual of a split master weight.
+// The residual of a split master weight.
 template <>
 struct storage<split_float32> {
     static constexpr dtype type = dtype::split_float32;
@@ -132,7 +136,7 @@ struct storage<split_float32> {
     static constexpr bool is_sum = false;
     static constexpr bool is_moment = false;
 };
-/// 8-bit moments in groups.
+// 8-bit moments in groups.
 template <>
 struct storage<quantized8> {
     static constexpr dtype type = dtype::quantized8;
@@ -146,6 +150,8 @@ struct storage<quantized8> {
     static constexpr bool is_sum = false;
     static constexpr bool is_moment = true;
 };
+
+/// @endcond
 
 /// Returns visit(storage<T>{}) for the T that `type` names.
 template <class Visit>

@@ -231,11 +231,11 @@ TEST_CASE("A sum over ranks that cannot be refuses the step, whichever way it is
 {
     using words_of = std::span<std::int64_t, squares_total::word_count>;
     std::vector<std::pair<void (*)(words_of), char const*>> const impossible{
-        {[](words_of words) { words[3] = -1; }, "reduce returned invalid words: "},
-        {[](words_of words) { words[20] = -1; }, "reduce returned invalid words: "},
-        {[](words_of words) { words[19] = std::int64_t{1} << 32; }, "reduce returned invalid words: "},
+        {[](words_of words) { words[3] = -1; }, "returned invalid words: "},
+        {[](words_of words) { words[20] = -1; }, "returned invalid words: "},
+        {[](words_of words) { words[19] = std::int64_t{1} << 32; }, "returned invalid words: "},
         {[](words_of words) { std::fill(words.begin(), words.end(), std::numeric_limits<std::int64_t>::max()); },
-         "reduce returned invalid words: "},
+         "returned invalid words: "},
         {[](words_of words) { words[20] = 0; }, "was given the words of the sum of squares "},
         {[](words_of words) { std::fill(words.begin(), words.end() - 1, 0); }, "was given the words of the sum of "},
         {[](words_of words) { --*std::find_if(words.begin(), words.end(), [](std::int64_t w) { return w != 0; }); },
