@@ -77,10 +77,10 @@ public:
         auto const first = std::find_if(shards_.begin(), shards_.end(), member);
         if (first != shards_.end()) {
             auto const shard = static_cast<std::size_t>(first - shards_.begin());
-            throw_invalid_argument({"cannot remove parameter group '", groups_[group].name,
-                                    "': ", std::count_if(first, shards_.end(), member),
-                                    " shards still belong to it (first: ", text(shard),
-                                    "). Remove them first with remove_shard()"});
+            std::ptrdiff_t const count = std::count_if(first, shards_.end(), member);
+            throw_invalid_argument({"cannot remove parameter group '", groups_[group].name, "': ", count,
+                                    count == 1 ? " shard still belongs" : " shards still belong",
+                                    " to it (first: ", text(shard), "). Remove them first with remove_shard()"});
         }
         groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(group));
         for (tracked_shard& s : shards_)
