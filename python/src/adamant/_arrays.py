@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the elements of NumPy arrays and torch tensors lie. Nothing is copied: what cannot be taken as it lies is an
-error that says so."""
+"""Addresses and types of NumPy arrays and torch tensors. Nothing is copied: arrays that the library cannot use in place are
+refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates of single tensors as DeepSpeed asks for them, and the records that they are rolled back with."""
+"""Updates of single tensors for DeepSpeed, and the records for their rollback."""
 
 from __future__ import annotations
 

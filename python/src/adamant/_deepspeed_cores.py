@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cores the team gets under DeepSpeed: what its JSON says, else the rank's part."""
+"""The cores of the team under DeepSpeed: those of its JSON, or the rank's part."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a torch optimizer has where it defers gradients: the states of matrices by columns, and one optimizer of the
-library's over all params.
+"""ZenFlow for torch optimizers: column-major states of matrices, and one ZenFlow optimizer of the library over all params.
 
-Between steps the library knows counts, flags and sums. save() writes them to the states, where load() and copies find
-them; they are taken out again when a step has made them stale.
+Between steps the library has counts, flags and sums. save() writes them into the states for load() and copies; the next step
+removes them, because it makes them stale.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def _by_columns(values: Tensor) -> Tensor:
 
 
 def _as_cut(param: Tensor, values: Tensor, lies_by_columns: bool) -> Tensor:
-    """What a state has: a DTensor where the param is one."""
+    """The tensor of a state: a DTensor if the param is one."""
     if not hasattr(param, "to_local"):
         return values
     like = _new_by_columns(param.shape, values.dtype, device="meta") if lies_by_columns else param
@@ -170,7 +169,7 @@ class _Member:
         return self.param._version, local(self.param).data_ptr()
 
     def is_as_known(self, of: "_Steps", group: int, param: Tensor) -> bool:
-        """Whether the param, its group and its arrays are those the library has."""
+        """Whether the library has this param, group and arrays."""
         return (param is self.param and group == self.group and _layout(param) == self.layout and self.has_its_state(of) and
                 (param.grad is None or param.grad.dtype == self.kind))
 
@@ -221,7 +220,7 @@ class _Member:
                                   f"{self.mine.dtype}; load a state that is whole")
 
     def _complete(self) -> None:
-        """What a state of another optimizer has not, and a new one."""
+        """Creates the tensors that a new state, or one of another optimizer, lacks."""
         state, count = self.state, max(1, self.columns)
         if "updates" not in state:
             state["updates"] = torch.full((count,), int(state["step"]), dtype=torch.int64, device="cpu")
@@ -298,7 +297,7 @@ class _Member:
         return local(grad.detach()).to("cpu").contiguous()
 
     def bring_there(self) -> bool:
-        """The same to where the device has it; whether there is one."""
+        """The same for arrays on the device. Returns whether there is one."""
         if self.param.grad is None:
             return False
         assert self.home is not None
@@ -332,7 +331,7 @@ class _Member:
         self.note_versions()
 
     def values(self) -> Tuple[Dict[str, Any], List[Tensor]]:
-        """What load() takes of it, and the tensors that this points to."""
+        """The struct for load(), and the tensors that it points to."""
         state = self.state
         counted = int(state["updates"].max())
         if "step" in state and int(state["step"]) != counted:
@@ -351,7 +350,7 @@ class _Member:
 
 
 class Deferred:
-    """What _Steps has where it is given zenflow.
+    """ZenFlow of an optimizer.
 
     Where all params are on one GPU and the library has CUDA, what is updated every step is stepped there. Otherwise
     everything is in host memory, and a warning says so once.
@@ -615,7 +614,7 @@ class Deferred:
         self.is_saved = True
 
     def saved(self, states: Dict[Any, Dict[str, Any]]) -> Dict[Any, Dict[str, Any]]:
-        """What a state_dict() has of these states: no weights that are the masters' rounded."""
+        """The entries of a state_dict(): without weights that equal the rounded masters."""
         return {key: {name: value for name, value in state.items() if name != "by_columns" or "master_param" not in state}
                 if isinstance(state, dict) else state for key, state in states.items()}
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU that params are on, where what zenflow updates every step is stepped there: the library's handle to it, and torch's
-side."""
+"""The GPU of the params, on which ZenFlow updates selected columns: the library's device, and torch's streams and memory."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class Device(Handle):
 
 
 class Home:
-    """Where selected columns and vectors live, beside their gradients and weights."""
+    """The GPU that holds selected columns and vectors beside their gradients and weights."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -41,7 +40,7 @@ class Home:
         return torch.empty(tuple(shape), dtype=kind, device="cpu", pin_memory=True)
 
     def takes(self, tensor: Tensor) -> bool:
-        """Whether the device can work on these elements where they lie."""
+        """Whether the device can use these elements in place."""
         return tensor.is_contiguous() and tensor.data_ptr() % _aligned == 0
 
     def copy(self, to: Tensor, source: Tensor) -> None:
@@ -59,7 +58,7 @@ class Home:
         torch.cuda.current_stream(self.device).synchronize()
 
     def make_room(self) -> None:
-        """What torch keeps for later is the device's again."""
+        """Releases memory that torch caches, for the device."""
         torch.cuda.empty_cache()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library's optimizer that defers gradients (adamant/adamant.h): its options, calls and state."""
+"""The ZenFlow optimizer of the library (adamant/adamant.h): options, calls and state."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ZenFlow:
 
     @classmethod
     def of(cls, given: Any) -> Optional["ZenFlow"]:
-        """What an optimizer is given as zenflow: None, such options, or a dictionary of them."""
+        """Converts the argument zenflow: None, options, or a dictionary of them."""
         if given is None or isinstance(given, cls):
             return given
         if not isinstance(given, dict):
@@ -146,7 +146,7 @@ class DeferredOptimizer(Calls):
         return report
 
     def step_there(self, event: int, present: Sequence[bool]) -> Report:
-        """The same with gradients that lie where set_device_arrays() says, once the caller's event has come."""
+        """The same with gradients in the arrays of set_device_arrays(), after the caller's event."""
         report, more = Report.initialised(), ZenFlowReport.initialised()
         assert self._device is not None
         check(library().adamant_cuda_device_wait_event(self._device.pointer, event))
@@ -171,7 +171,7 @@ class DeferredOptimizer(Calls):
             self._call("adamant_zenflow_set_device_arrays", number, grad.data_ptr(), weights.data_ptr())
 
     def place(self, device: Handle) -> None:
-        """What is updated every step is stepped there from now on."""
+        """Moves selected columns and vectors to the device."""
         self._call("adamant_zenflow_place", device.pointer)
         self._device = device
 
@@ -181,7 +181,7 @@ class DeferredOptimizer(Calls):
     # State
 
     def position(self) -> Dict[str, Any]:
-        """Where the run is in its schedule. What goes on in the background is finished then."""
+        """Position in the schedule. Finishes background work."""
         at = ZenFlowPosition.initialised()
         self._call("adamant_zenflow_get_position", byref(at))
         return {**{name: getattr(at, name) for name in position_fields}, "has_selection": bool(at.has_selection)}

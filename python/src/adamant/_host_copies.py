@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Params that are not where the optimizer works: gradients come down through a ring of pinned host memory, and weights
-go up as each shard is done, each on a stream of its own. On CPU tensors the copies are copies."""
+"""Host copies of params on a GPU: gradients are copied through a ring of pinned host memory, and weights are uploaded as each
+shard is done, on separate streams. For CPU tensors the same works by copy_()."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _rounded(size: int) -> int:
 
 
 def probe_allocation(tensor: Tensor) -> bool:
-    """Whether the elements have memory: that of a storage may have been freed by resize_()."""
+    """Whether the elements have memory, which resize_() of a storage may have freed."""
     if tensor.numel() == 0:
         return True
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
@@ -49,7 +49,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether its elements lie without gaps and none twice, in any order of its dimensions."""
+    """Whether the elements are contiguous and distinct, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size == 1:
@@ -64,7 +64,7 @@ class HostLane:
     """Copies in order, for tensors in host memory: each is done when copy() returns."""
 
     def follow_caller(self) -> None:
-        """What is copied from now on comes after all that the caller's stream was given."""
+        """Orders later copies after all work of the caller's stream."""
 
     def copy(self, to: Tensor, source: Tensor) -> Callable[[], None]:
         """Begins a copy; what this returns waits until it is done."""
@@ -72,7 +72,7 @@ class HostLane:
         return lambda: None
 
     def caller_follows(self) -> None:
-        """What the caller's stream is given from now on comes after all these copies."""
+        """Orders later work of the caller's stream after these copies."""
 
 
 class CudaLane(HostLane):
@@ -309,7 +309,7 @@ class HostCopies:
         self._raise()
 
     def drop(self) -> None:
-        """As settle(), whatever went wrong."""
+        """Like settle(), after an error."""
         try:
             self.settle()
         except BaseException:

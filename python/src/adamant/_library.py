@@ -17,7 +17,7 @@ C_VERSION = 1
 
 
 class Error(Exception):
-    """What the library refuses or cannot do; the text says what was asked, what was found and what to do."""
+    """An error of the library. The text names the request, what was found and the remedy."""
 
 
 class InvalidArgument(Error, ValueError):
@@ -29,7 +29,7 @@ class Unavailable(Error, RuntimeError):
 
 
 class OutOfMemory(Error, MemoryError):
-    """There is too little memory; nothing has changed."""
+    """Out of memory; nothing has changed."""
 
 
 class Corrupted(Error, RuntimeError):
@@ -164,7 +164,7 @@ class StepValues(Struct):
 
 
 class Report(Struct):
-    """What a step reports; the fields are those of adamant_report in adamant/adamant.h."""
+    """Report of a step; see adamant_report in adamant/adamant.h."""
 
     name_in_c = "adamant_report"
     _fields_ = [_size, ("step", c_uint64), ("outcome", c_int32), ("speculated", c_int32), ("rolled_back", c_int32),
@@ -184,7 +184,7 @@ class Report(Struct):
 
     @property
     def skipped(self) -> bool:
-        """Whether the step changed nothing, as a gradient was not finite."""
+        """Whether the step was skipped, because a gradient was not finite."""
         return self.outcome == 1
 
 
@@ -197,7 +197,7 @@ class ZenFlowOptions(Struct):
 
 
 class ZenFlowReport(Struct):
-    """What a step that defers gradients reports besides; the fields are those of adamant_zenflow_report in
+    """Report of a ZenFlow step; see adamant_zenflow_report in
     adamant/adamant.h."""
 
     name_in_c = "adamant_zenflow_report"
@@ -303,7 +303,7 @@ _loaded: Optional[Any] = None
 
 
 def library_path() -> Path:
-    """Where libadamant_c is: in this package, or where the environment variable ADAMANT_C_LIBRARY says."""
+    """Path of libadamant_c: in this package, or the environment variable ADAMANT_C_LIBRARY."""
     named = os.environ.get("ADAMANT_C_LIBRARY")
     if named:
         return Path(named)
@@ -349,7 +349,7 @@ def check(status: int) -> None:
 
 
 class Handle:
-    """Something that the library made, which is freed with this object; not in a process forked from its own."""
+    """A handle of the library, freed with this object, except in a forked child process."""
 
     free_function: str
 
@@ -363,7 +363,7 @@ class Handle:
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that it was made in."""
+        """Whether this process created it, not a forked child."""
         return os.getpid() == self._pid
 
     def close(self) -> None:

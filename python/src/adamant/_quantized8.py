@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moments of 8 bits in tensors: of each 64 elements, 64 codes and a float32 scale. adamant/detail/numerics/quantized8.hpp
-defines them; this is the same by torch, rounded to nearest, for states that change their type."""
+"""8-bit moments in tensors: 64 codes and a float32 scale for each 64 elements, as detail/numerics/quantized8.hpp defines them.
+Converts states with torch, rounded to nearest."""
 
 from __future__ import annotations
 

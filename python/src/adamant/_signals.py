@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C that waits for the end of what must not be cut in two."""
+"""Defers Ctrl-C until the library and Python agree again."""
 
 from __future__ import annotations
 

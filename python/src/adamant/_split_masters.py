@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Float32 split master weights: bfloat16 params are the upper ones, and states have the lower ones, "master_low"."""
+"""Split master weights: bfloat16 params, and residuals "master_low" in states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _halves(master: Tensor) -> Tuple[Tensor, Tensor]:
 
 
 def _like(param: Tensor, values: Tensor) -> Tensor:
-    """What a state has of a param: in host memory, in its order of elements, a DTensor where it is one."""
+    """Converts to a tensor of a state: in host memory, in the param's order, a DTensor if the param is one."""
     made = torch.empty_like(param.detach(), dtype=values.dtype, device="cpu", memory_format=torch.preserve_format)
     local(made).copy_(values)
     return made

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Params of a torch optimizer that are stepped together."""
+"""A step group: params of a torch optimizer with the same step count."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _end_copies() -> None:
 
 
 def first_element(param: Tensor) -> int:
-    """Where this rank's shard begins in a DTensor that is cut along its first dimension, else 0."""
+    """Index of the first element of this rank's shard in a DTensor that is sharded along its first dimension, else 0."""
     if not hasattr(param, "to_local"):
         return 0
     rows, first = param.shape[0] if param.dim() else 1, 0
@@ -220,7 +220,7 @@ class StepGroup:
     # What has changed since
 
     def fits(self, number: int, grad: Tensor) -> bool:
-        """Whether that shard can be stepped with this gradient as it lies."""
+        """Whether the shard can use this gradient in place."""
         param = self.params[number]
         return (local(param).data_ptr() == self.at[number] and grad.dtype == self.dtypes[number] and
                 (grad.stride() == self.strides[number] or grad.numel() <= 1))
@@ -292,7 +292,7 @@ class StepGroup:
             self.native.accumulate_at(number, grad.data_ptr())
 
     def whole_gradient(self, number: int, grad: Tensor) -> Tensor:
-        """What the step will take as the gradient: in host memory, with the accumulated gradients."""
+        """The gradient of the step: in host memory, with accumulated gradients."""
         if self.copies is not None:
             self.copies.settle()
         here = flat(grad.detach()).to("cpu")

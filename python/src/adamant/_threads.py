@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer's threads on cores of their own, and all others of the process on the rest."""
+"""Binds the optimizer's threads to cores of their own and all other threads of the process to the rest."""
 
 from __future__ import annotations
 

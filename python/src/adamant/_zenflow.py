@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZenFlow's worker for DeepSpeed: the training process and the optimizer's share a block of memory with two
-semaphores."""
+"""ZenFlow's worker for DeepSpeed: training and optimizer processes share a block of memory with two semaphores."""
 
 from __future__ import annotations
 

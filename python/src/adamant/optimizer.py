@@ -391,7 +391,7 @@ class Optimizer(Calls):
 
     @property
     def loss_scale(self) -> float:
-        """What the next loss is to be multiplied by."""
+        """Loss scale to use for the next backward pass."""
         scale = c_double()
         self._call("adamant_loss_scale", byref(scale))
         return scale.value

@@ -34,7 +34,7 @@ class OpenStep:
         self.fits = True  # every gradient so far could be taken as it lies
 
 class Backward:
-    """What Adam and AdamW do in backward()."""
+    """The part of Adam and AdamW that runs in backward()."""
 
     # Gradients that backward brings
 

@@ -20,7 +20,7 @@ from ._state import check_hyper, check_state, count_tensor, loaded_state, steps_
 
 
 class Saving:
-    """What Adam and AdamW do to save and load."""
+    """The part of Adam and AdamW that saves and loads."""
 
     def state_dict(self) -> Dict[str, Any]:
         """Return the state, as torch's state_dict() does.

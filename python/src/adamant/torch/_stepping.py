@@ -118,7 +118,7 @@ class Steps(Backward, Saving):
         given.copy_(total if self._joint is None else self._joint)
 
     def _reduce_columns(self, numbers: Any, how: str) -> None:
-        """What the library calls with numbers of columns, to get their sums over all ranks, or the largest."""
+        """Reduces numbers of columns over all ranks, by sum or maximum, for the library."""
         given = torch.frombuffer(numbers, dtype=torch.int64)
         total = given.clone()
         if self._ranks is not None:
