@@ -223,7 +223,7 @@ def test_weights_that_are_written_while_columns_have_yet_to_be_published():
     with torch.no_grad():
         params[0][3] = 1.0
     draw(params, 4)
-    with pytest.raises(adamant.InvalidArgument, match=r"the weights of group0.0 were written while.*publish\(\) before"):
+    with pytest.raises(adamant.InvalidArgument, match=r"the weights of group0.0 were written while.*flush\(\) before"):
         optimizer.step()
     optimizer.take_weights()
     optimizer.step()
