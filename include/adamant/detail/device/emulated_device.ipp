@@ -258,11 +258,11 @@ ADAMANT_DECL void emulated_device::wait_event(device_stream stream, device_event
 ADAMANT_DECL bool emulated_device::wait_until(device_event until, clock::time_point deadline)
 {
     auto lock = locked();
-    auto const over = [&] { return !error_->empty() || of(until.stream).passed >= until.number; };
+    auto const is_over = [&] { return !error_->empty() || of(until.stream).passed >= until.number; };
     if (deadline == clock::time_point::max())
-        changed_->wait(lock, over);
+        changed_->wait(lock, is_over);
     else
-        changed_->wait_until(lock, deadline, over);
+        changed_->wait_until(lock, deadline, is_over);
     if (!error_->empty())
         throw device_error(*error_);
     return of(until.stream).passed >= until.number;

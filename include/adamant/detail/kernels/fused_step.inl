@@ -236,11 +236,11 @@ std::size_t ordinary_step(step_pointers const& a, std::size_t begin, std::size_t
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 ADAMANT_SIMD step_pointers pointers_at(step_pointers const& a, std::size_t i)
 {
-    step_pointers at{a.param + i * sizeof(Param), a.grad + i * sizeof(Grad), a.exp_avg + i * sizeof(ExpAvg),
-                     a.exp_avg_sq + i * sizeof(ExpAvgSq), nullptr};
+    step_pointers element{a.param + i * sizeof(Param), a.grad + i * sizeof(Grad), a.exp_avg + i * sizeof(ExpAvg),
+                          a.exp_avg_sq + i * sizeof(ExpAvgSq), nullptr};
     if constexpr (!std::is_void_v<WeightOut>)
-        at.weight_out = a.weight_out + i * sizeof(WeightOut);
-    return at;
+        element.weight_out = a.weight_out + i * sizeof(WeightOut);
+    return element;
 }
 // Copies one group of an array. Stores whole vectors, as a step loads them: a load waits for all earlier stores that it
 // spans.
