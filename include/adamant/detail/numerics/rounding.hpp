@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stochastic rounding to bfloat16.
 //
-// A value is rounded up with a probability equal to the truncated fraction of its last place, and down otherwise, so
-// the mean of many roundings is the exact value. The random bits are a pure function of (seed, step, parameter,
-// element): they are the same for any instruction set, partition of the work, backend and rank, and a repeated step
-// rounds in the same way.
+// A value is rounded away from zero with a probability equal to the truncated fraction of its last place, and toward
+// zero otherwise, so the mean of many roundings is the exact value. The random bits are a pure function of (seed, step,
+// parameter, element): they are the same for any instruction set, partition of the work, backend and rank, and a
+// repeated step rounds in the same way.
 //
 // Random halves. The elements of a parameter are divided into lines of 2^16. For each stochastically rounded array, a
 // line has a random start and a random odd stride. Element i of the line has x = start + stride * i mod 2^32 and these
@@ -32,7 +32,7 @@ ADAMANT_BEGIN_NAMESPACE
 // The rounding of a result to bfloat16.
 enum class rounding : std::uint8_t {
     nearest,    // to nearest, ties to even
-    stochastic, // up or down at random, see the top of this file
+    stochastic, // to either neighbour at random, see the top of this file
 };
 
 // Rounding of bfloat16 arrays that the next step reads again. Other types, and exp_avg and weight_out, are rounded to
