@@ -42,8 +42,7 @@ template <class Grad>
 // See block_squares_function. Prefetches if the additions leave a core room for too few loads to keep memory busy:
 //   one load per line        into L2, which takes 5 to 8% less time than into L1 on Zen 4
 //   several loads, 16 bits   into L1, because the latency of L2 would show: a third more time on Zen 4. Prefetching
-//   into
-//                            both, at two distances, takes 9% longer on Zen 3
+//                            into both, at two distances, takes 9% longer on Zen 3
 //   several loads, 32 bits   not at all: the core has room for enough loads, and prefetching takes 20% longer on Zen 3
 template <class Grad>
 grad_squares block_squares(std::byte const* grad, std::size_t n) noexcept

@@ -96,8 +96,7 @@ ADAMANT_SIMD void add_scores(std::byte const* address, std::size_t row_bytes, si
 // - With AVX-512, into L2, which every such CPU can prefetch into: line by line in memory order, several thousand bytes
 //   ahead. The stores of sums wait for gradients, so few loads of gradients would be under way otherwise.
 // - Otherwise into L1, which has no room for so much: a short distance ahead in each of the current rows, and at the
-// end
-//   of the rows at the start of the next ones.
+//   end of these rows at the start of the next ones.
 template <class Grad, std::size_t Rows>
 struct rows_ahead {
     static constexpr std::size_t chunk_bytes = 2 * simd::lanes * sizeof(Grad); // of each row, per call of ask()

@@ -26,8 +26,7 @@
 //   sqrt(v'), d          0 or above 2^-63; d is at least eps, and at most 2^50
 //   decay * p            0, or at least 2^-50
 //   q = m' / d           may be near 2^-126. Then p is not zero, because m' is not, and neg_step_size * q is less than
-//   a
-//                        quarter of decay * p's last place: p' = decay * p by either rule. At most 2^69.
+//                        a quarter of decay * p's last place: p' = decay * p by either rule. At most 2^69.
 //   p'                   If p is zero: m' is zero, so q and p' are. Otherwise a result below 2^-51 requires
 //                        cancellation as above: both terms are at least 2^-51, and lsb >= 2^-98. Finite, by the bounds
 //                        on q, neg_step_size and p.

@@ -33,8 +33,7 @@
 //     below 2^-80.
 //   - With scales of 2^125 and more, elements above a quarter of the largest float have the largest code.
 //   - If an element or the scale is infinite or NaN, the scale is NaN: one such element turns its whole group into
-//   NaNs,
-//     which the next steps see.
+//     NaNs, which the next steps see.
 #pragma once
 
 #include <bit>
