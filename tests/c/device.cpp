@@ -256,7 +256,7 @@ TEST_CASE("C: devices and placements that cannot be")
     char const* name = nullptr;
     ok(adamant_device_describe(on.get(), &name, nullptr, nullptr));
     CHECK(name == std::string("a small one"));
-    fails(adamant_place(o.get(), on.get(), split_of(o, 0).get()), ADAMANT_UNAVAILABLE, "a small one is asked for");
+    fails(adamant_place(o.get(), on.get(), split_of(o, 0).get()), ADAMANT_UNAVAILABLE, "bytes on a small one: only");
     std::uint64_t address = 7;
     fails(adamant_device_allocate(on.get(), 100'001, &address), ADAMANT_UNAVAILABLE, "100001 bytes");
     adamant_placement* other = nullptr;

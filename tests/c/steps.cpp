@@ -245,7 +245,7 @@ TEST_CASE("C: a step without an optimizer has an optimizer's bits, and so has th
     for (std::size_t const begin : {SIZE_MAX, SIZE_MAX - s.elements + 1}) { // elements that no number has
         adamant_shard behind = s;
         behind.begin = begin;
-        refused(adamant_step_shard(cpu.get(), &behind, &h, 1, 1, 1, nullptr), "their numbers exceed 64 bits");
+        refused(adamant_step_shard(cpu.get(), &behind, &h, 1, 1, 1, nullptr), "their indexes exceed 64 bits");
     }
     std::vector<std::byte> codes(4 * 68 * 2);
     for (std::size_t const begin : {std::size_t{1}, std::size_t{63}, std::size_t{65}}) { // groups of 64

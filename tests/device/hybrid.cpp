@@ -346,7 +346,7 @@ TEST_CASE("A device without the memory says so, and everything stays where it wa
     CHECK(message_of([&] { hybrid.steps->place(small, all); }).find("take everything back") != std::string::npos);
     model other({}, 1.0);
     other.steps->place(nullptr, split(other.steps->shard_sizes(), {.ratio = 1}));
-    CHECK(message_of([&] { other.steps->place(small, all); }).find("small is asked for ") != std::string::npos);
+    CHECK(message_of([&] { other.steps->place(small, all); }).find("bytes on small: only ") != std::string::npos);
     CHECK(small->memory().free_bytes == 200000);
     CHECK(message_of([&] { other.steps->place(hybrid.gpu, all); }).find("of another optimizer already") !=
           std::string::npos);
@@ -537,7 +537,7 @@ TEST_CASE("What cannot be placed is refused")
           std::string::npos);
     CHECK(message_of([&] {
               hybrid.steps->place(hybrid.gpu, split({4096, 1}, {.ratio = 0.5}));
-          }).find("make it by split()") != std::string::npos);
+          }).find("Make it by split()") != std::string::npos);
     CHECK(message_of([&] { hybrid.steps->set_device_arrays(0, hybrid.there.at); }).find("after place()") !=
           std::string::npos);
     hybrid.steps->begin_step();

@@ -546,7 +546,7 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     CHECK(message_of([&] { o.add_group("", usual_adamw); }).find("has no name") != std::string::npos);
     CHECK(message_of([&] { o.add_group(std::string(500, 'a') + '\xff', usual_adamw); }) ==
           "adamant: the name of a parameter group, '" + std::string(200, 'a') +
-              "...', is not UTF-8: see its byte 500. Checkpoints hold UTF-8 alone; convert it");
+              "...', is not UTF-8: see its byte 500. Checkpoints store only UTF-8. Convert it.");
     CHECK(o.groups().size() == 1);
     CHECK(message_of([&] { static_cast<void>(o.group(1)); }) == "adamant: there is no parameter group 1; there are 1");
     CHECK(message_of([&] { o.add_shard({.group = 0, .name = "", .shard = data.view()}); }).find("has no name") !=

@@ -239,8 +239,8 @@ TEST_CASE("a gradient that cannot be is refused when it is set, and the old one 
     all_are_refused([&](void const* to) { o.set_gradient(0, to); });
     // Another shard's memory is known then, too.
     CHECK(message_of([&] { o.set_gradient(0, other.weight_out.data() + 4999); }) ==
-          "adamant: grad of shard 0 and weight_out of shard 1 overlap in memory, and a step writes there; each needs "
-          "memory of its own");
+          "adamant: grad of shard 0 and weight_out of shard 1 overlap in memory, and a step writes there. Give "
+          "each array separate memory.");
     simple const before = data;
     o.begin_step();
     all_are_refused([&](void const* to) { o.submit(0, to); });

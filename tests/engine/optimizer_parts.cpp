@@ -365,8 +365,8 @@ TEST_CASE("a new gradient is compared with what is written, wherever that is")
         // In another shard: at once where overlaps have been checked, else when they are.
         CHECK(set(0, sum.data() + n - 1, checked) ==
               (checked
-                   ? "adamant: grad of shard 0 and accumulator of shard 2 overlap in memory, and a step writes there; "
-                     "each needs memory of its own"
+                   ? "adamant: grad of shard 0 and accumulator of shard 2 overlap in memory, and a step writes there. "
+                     "Give each array separate memory."
                    : "no error"));
         if (!checked)
             CHECK(refusal([&] { r.check_overlaps(); }).find("grad of shard 0 and accumulator of shard 2") !=

@@ -480,7 +480,7 @@ TEST_CASE("a value that cannot be is an error with its path")
                                        {"{}", "an object"}})
         wrong("optimizer.params.betas", value, shown, "an array of two numbers");
     check_refusals(all);
-    std::string const beta_range = "in [0, 1), and below 1 - 2^-25, from where on float rounds it to 1";
+    std::string const beta_range = "in [0, 1), and below 1 - 2^-25, because float rounds larger values to 1";
     check_refusals({
         {at_path("optimizer.params.betas", "[1, 0.9]"), "optimizer.params.betas[0] is 1, but must be " + beta_range},
         {at_path("optimizer.params.betas", "[0.9, 0.99999999]"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Definitions of adamant/formats.hpp.
+// Definitions of <adamant/formats.hpp>.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Definitions of adamant/shard.hpp.
+// Definitions of <adamant/shard.hpp>: shard_list.
 #pragma once
 
 #include <algorithm>
