@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares.
+// Definitions of <adamant/adamant.h>: placements, splits and forecasts.
 #include <adamant/adamant.h>
 
 #include <cstddef>
@@ -15,38 +15,38 @@
 
 namespace adamant::c {
 
-static std::optional<std::size_t> limit_of(std::size_t from)
+static std::optional<std::size_t> limit_of(std::size_t source)
 {
-    return from == ADAMANT_NO_LIMIT ? std::nullopt : std::optional(from);
+    return source == ADAMANT_NO_LIMIT ? std::nullopt : std::optional(source);
 }
-static split_request from_c(adamant_split_options const& from)
+static split_request from_c(adamant_split_options const& source)
 {
-    if (from.device_order == nullptr && from.device_order_count != 0)
+    if (source.device_order == nullptr && source.device_order_count != 0)
         detail::throw_invalid_argument(
-            {"device_order_count is ", from.device_order_count, ", but device_order is a null pointer"});
-    return {.ratio = from.ratio,
-            .unit = to_enum(from.unit, split_unit::deepspeed, "unit"),
-            .order = to_enum(from.order, split_order::back, "order"),
-            .device_order = {from.device_order, from.device_order + from.device_order_count},
-            .most_on_cpu = limit_of(from.most_on_cpu),
-            .most_on_device = limit_of(from.most_on_device)};
+            {"device_order_count is ", source.device_order_count, ", but device_order is a null pointer"});
+    return {.ratio = source.ratio,
+            .unit = to_enum(source.unit, split_unit::deepspeed, "unit"),
+            .order = to_enum(source.order, split_order::back, "order"),
+            .device_order = {source.device_order, source.device_order + source.device_order_count},
+            .most_on_cpu = limit_of(source.most_on_cpu),
+            .most_on_device = limit_of(source.most_on_device)};
 }
 
-static step_rates from_c(adamant_step_rates const& from)
+static step_rates from_c(adamant_step_rates const& source)
 {
-    return {.elems = from.elems,
-            .cpu_elems_per_s = from.cpu_elems_per_s,
-            .device_elems_per_s = from.device_elems_per_s,
-            .down_bytes_per_s = from.down_bytes_per_s,
-            .up_bytes_per_s = from.up_bytes_per_s,
-            .grad_bytes = from.grad_bytes,
-            .weight_bytes = from.weight_bytes,
-            .arrays_on_device = from.arrays_on_device != 0,
-            .backward_s = from.backward_s,
-            .forward_s = from.forward_s,
-            .fixed_s = from.fixed_s,
-            .overlaps_backward = from.overlaps_backward != 0,
-            .overlaps_forward = from.overlaps_forward != 0};
+    return {.elems = source.elems,
+            .cpu_elems_per_s = source.cpu_elems_per_s,
+            .device_elems_per_s = source.device_elems_per_s,
+            .down_bytes_per_s = source.down_bytes_per_s,
+            .up_bytes_per_s = source.up_bytes_per_s,
+            .grad_bytes = source.grad_bytes,
+            .weight_bytes = source.weight_bytes,
+            .arrays_on_device = source.arrays_on_device != 0,
+            .backward_s = source.backward_s,
+            .forward_s = source.forward_s,
+            .fixed_s = source.fixed_s,
+            .overlaps_backward = source.overlaps_backward != 0,
+            .overlaps_forward = source.overlaps_forward != 0};
 }
 adamant_step_rates about<adamant_step_rates>::defaults()
 {
@@ -96,10 +96,10 @@ adamant_status adamant_placement_create(const adamant_piece* pieces, size_t coun
                 adamant::detail::throw_invalid_argument(
                     {"on_device of piece ", i, " is ", p.on_device, ", but must be 0 or 1"});
             auto const on = p.on_device == 0 ? adamant::backend_kind::cpu : adamant::backend_kind::device;
-            placement->of.pieces.push_back({p.shard, p.begin, p.elements, on});
-            (p.on_device == 0 ? placement->of.cpu_elems : placement->of.device_elems) += p.elements;
+            placement->placement.pieces.push_back({p.shard, p.begin, p.elements, on});
+            (p.on_device == 0 ? placement->placement.cpu_elems : placement->placement.device_elems) += p.elements;
         }
-        placement->of.ratio_asked = placement->of.ratio();
+        placement->placement.ratio_asked = placement->placement.ratio();
         *made = placement.release();
     });
 }
@@ -114,27 +114,27 @@ adamant_status adamant_placement_summary_init(adamant_placement_summary* summary
 adamant_status adamant_placement_describe(const adamant_placement* placement, adamant_placement_summary* summary)
 {
     return guarded([&] {
-        adamant::placement const& from = of(placement);
+        adamant::placement const& source = unwrap(placement);
         check_target(summary);
         adamant_placement_summary to{};
-        to.pieces = from.pieces.size();
-        to.cpu_elems = from.cpu_elems;
-        to.device_elems = from.device_elems;
-        to.ratio = from.ratio();
-        to.ratio_asked = from.ratio_asked;
-        to.limited = from.limited;
-        to.nearest = from.nearest;
+        to.pieces = source.pieces.size();
+        to.cpu_elems = source.cpu_elems;
+        to.device_elems = source.device_elems;
+        to.ratio = source.ratio();
+        to.ratio_asked = source.ratio_asked;
+        to.limited = source.limited;
+        to.nearest = source.nearest;
         write(to, summary);
     });
 }
 adamant_status adamant_placement_piece(const adamant_placement* placement, size_t index, adamant_piece* piece)
 {
     return guarded([&] {
-        adamant::placement const& from = of(placement);
-        if (index >= from.pieces.size())
+        adamant::placement const& source = unwrap(placement);
+        if (index >= source.pieces.size())
             adamant::detail::throw_invalid_argument(
-                {"there is no piece ", index, " in the placement; there are ", from.pieces.size()});
-        adamant::shard_piece const& p = from.pieces[index];
+                {"there is no piece ", index, "; the placement has ", source.pieces.size()});
+        adamant::shard_piece const& p = source.pieces[index];
         needed(piece, "piece") = {p.shard, p.begin, p.elems, p.on == adamant::backend_kind::device ? 1u : 0u};
     });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares.
+// Definitions of <adamant/adamant.h>: tuning of core counts.
 #include <adamant/adamant.h>
 
 #include <cstddef>
@@ -16,7 +16,7 @@ struct adamant_tuned {
 
 namespace adamant::c {
 
-static tuned_cores const& of(adamant_tuned const* handle)
+static tuned_cores const& unwrap(adamant_tuned const* handle)
 {
     return needed(handle, "the tuning result").found;
 }
@@ -37,29 +37,29 @@ adamant_tuning_options about<adamant_tuning_options>::defaults()
 }
 static void call_on_step(adamant_on_trial_step on_step, void* user, unsigned cores, double seconds)
 {
-    std::string const ended = "adamant: the tuning was ended: the function that was given as on_step ";
+    std::string const ended = "adamant: tuning was stopped: the function on_step ";
     std::int32_t status = 0;
     try {
         status = on_step(user, cores, seconds);
-    } catch (...) { // a function in C++ that should not
+    } catch (...) { // a C++ function that breaks the contract
         throw unavailable(ended + "threw an exception");
     }
     if (status != 0)
         throw unavailable(detail::text_of({ended, "returned ", status}));
 }
-static core_tuning_options from_c(adamant_tuning_options const& from)
+static core_tuning_options from_c(adamant_tuning_options const& source)
 {
-    core_tuning_options to{.deadline_s = from.deadline_s,
-                           .elements = from.elements,
-                           .tier = isa_of(from.isa),
-                           .search = {.worth = from.worth,
-                                      .confidence = from.confidence,
-                                      .rounds = from.rounds,
-                                      .most_rounds = from.most_rounds},
-                           .settings = from.settings != 0,
-                           .settings_worth = from.settings_worth};
-    if (from.on_step != nullptr)
-        to.on_step = [on_step = from.on_step, user = from.on_step_user](unsigned cores, double seconds) {
+    core_tuning_options to{.deadline_s = source.deadline_s,
+                           .elements = source.elements,
+                           .tier = isa_of(source.isa),
+                           .search = {.worth = source.worth,
+                                      .confidence = source.confidence,
+                                      .rounds = source.rounds,
+                                      .most_rounds = source.most_rounds},
+                           .settings = source.settings != 0,
+                           .settings_worth = source.settings_worth};
+    if (source.on_step != nullptr)
+        to.on_step = [on_step = source.on_step, user = source.on_step_user](unsigned cores, double seconds) {
             call_on_step(on_step, user, cores, seconds);
         };
     return to;
@@ -90,14 +90,14 @@ adamant_status adamant_tuned_apply(const adamant_tuned* tuned, adamant_core_opti
                                    adamant_executor_options* executor)
 {
     return guarded([&] {
-        adamant::tuned_cores const& found = of(tuned);
+        adamant::tuned_cores const& found = unwrap(tuned);
         check_target_or_null(cores);
         check_target_or_null(executor);
         constexpr std::size_t reach = offsetof(adamant_executor_options, prefetch_bytes) + sizeof(std::size_t);
         if (executor != nullptr && executor->struct_bytes < reach)
             adamant::detail::throw_invalid_argument(
                 {"adamant_executor_options has ", executor->struct_bytes,
-                 " bytes, so it has no max_chunk_elems and prefetch_bytes; compile the program for this version"});
+                 " bytes, so it lacks max_chunk_elems and prefetch_bytes. Compile the program for this version."});
         if (cores != nullptr) {
             adamant::core_request const request = found.request({});
             cores->cpuadam_cores = request.cpuadam_cores.value_or(0);
@@ -113,7 +113,7 @@ adamant_status adamant_tuned_apply(const adamant_tuned* tuned, adamant_core_opti
 adamant_status adamant_tuned_save(const adamant_tuned* tuned, const char* path)
 {
     return guarded([&] {
-        adamant::tuned_cores const& found = of(tuned);
+        adamant::tuned_cores const& found = unwrap(tuned);
         note_of_save(adamant::save_tuned(&needed(path, "path"), found).reason);
     });
 }
@@ -124,7 +124,7 @@ adamant_status adamant_tuned_summary_init(adamant_tuned_summary* summary, size_t
 adamant_status adamant_tuned_describe(const adamant_tuned* tuned, adamant_tuned_summary* summary)
 {
     return guarded([&] {
-        adamant::tuned_cores const& found = of(tuned);
+        adamant::tuned_cores const& found = unwrap(tuned);
         check_target(summary);
         adamant_tuned_summary to{};
         to.cpuadam_cores_perc = found.cpuadam_cores_perc;

@@ -47,7 +47,7 @@ public:
         registry_.require_shard(shard);
         shard_in_step const known = session_.plan().shards[shard];
         if (known != shard_in_step::awaited)
-            throw_invalid_argument({"cannot call ", call, " for shard ", registry_.text(shard), ": it was ",
+            throw_invalid_argument({"cannot call ", call, " for shard ", registry_.text(shard), ": it has been ",
                                     known == shard_in_step::submitted ? "submitted" : "skipped",
                                     " in this step already"});
     }

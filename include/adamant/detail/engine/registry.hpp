@@ -237,7 +237,7 @@ public:
         bool const has_weight_out = shards_[shard].shard.has_weight_out();
         if ((arrays.grad || arrays.weight_out) && (!arrays.grad || bool(arrays.weight_out) != has_weight_out))
             throw_invalid_argument({"cannot set the device arrays of shard ", text(shard), ": ",
-                                    has_weight_out ? "it needs an array of gradients and one of weights"
+                                    has_weight_out ? "it needs two arrays, of gradients and of weights"
                                                    : "it has no weights, so it needs an array of gradients only"});
         device_arrays_.resize(std::max(device_arrays_.size(), shard + 1));
         device_arrays_[shard] = arrays;

@@ -123,7 +123,8 @@ public:
     {
         try {
             if (machine_.has_failed())
-                throw_device_error({"cannot finish the step: a submit() failed earlier. The step was rolled back."});
+                throw_device_error(
+                    {"cannot finish the step: a call of submit() failed earlier. The step was rolled back."});
             dispatcher_.host().all_is_submitted();
             watch([&] { dispatcher_.wait_for_pass(); });
             while (decide_next())

@@ -373,7 +373,7 @@ private:
             throw_invalid_argument({"cannot call ", call, ": no step is open. Call begin_step() first."});
         model_.registry.require_shard(param);
         if (submitted_[param] != shard_in_step::awaited)
-            throw_invalid_argument({"cannot call ", call, " for param ", model_.registry.text(param), ": it was ",
+            throw_invalid_argument({"cannot call ", call, " for param ", model_.registry.text(param), ": it has been ",
                                     submitted_[param] == shard_in_step::submitted ? "submitted" : "skipped",
                                     " in this step already"});
     }

@@ -198,7 +198,7 @@ private:
                                     " rows. Pass a multiple of that, other moments, or 0 columns to update it every "
                                     "step."});
         if (weights == nullptr && shard.size() != 0)
-            throw_invalid_argument({subject, "the array of weights is null. Weights are stored by rows, as the "
+            throw_invalid_argument({subject, "it has no array of weights. Weights are stored by rows, as the "
                                              "model reads them; param and weight_out by columns."});
     }
 

@@ -71,7 +71,7 @@ inline void check_param(zenflow_state_param const& p, std::size_t number, std::s
                 p.publishing.size(), " flags"});
     for (auto const* const flags : {&p.selected, &p.publishing})
         if (std::any_of(flags->begin(), flags->end(), [](auto flag) { return flag > 1; }))
-            refuse({"has a column flag other than 0 and 1"});
+            refuse({"has a column flag that is neither 0 nor 1"});
     for (shard_array::index const which : state_arrays)
         if (is_state(p.types, which) && p.arrays[which] == nullptr && p.rows != 0)
             refuse({"has no data for ", shard_array::names[which]});
