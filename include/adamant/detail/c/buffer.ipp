@@ -59,9 +59,9 @@ adamant_status adamant_buffer_create(const adamant_executor* executor, size_t el
 {
     return guarded([&] {
         needed(made, "made");
-        adamant::memory_options const asked = from_c(read_or_defaults(options));
+        adamant::memory_options const requested = from_c(read_or_defaults(options));
         auto buffer = std::make_unique<adamant_buffer>(
-            adamant_buffer{adamant::memory_block(bytes_of(elements, elem_bytes), asked), {}});
+            adamant_buffer{adamant::memory_block(bytes_of(elements, elem_bytes), requested), {}});
         buffer->nodes = to_list(buffer->block.report().nodes);
         if (executor != nullptr)
             cpu_of(executor).for_each_owned_slice(elements, [&](adamant::slice part) {
@@ -88,14 +88,14 @@ adamant_status adamant_buffer_describe(const adamant_buffer* buffer, adamant_buf
         adamant_buffer const& b = unwrap(buffer);
         check_target(report);
         adamant::memory_report const& r = b.block.report();
-        adamant_buffer_report to{};
-        to.bytes = r.bytes;
-        to.mapped_bytes = r.mapped_bytes;
-        to.nodes = b.nodes.c_str();
-        to.notes = r.notes.c_str();
-        to.pages = static_cast<adamant_pages>(r.pages);
-        to.binding = static_cast<adamant_memory_binding>(r.binding);
-        write(to, report);
+        adamant_buffer_report result{};
+        result.bytes = r.bytes;
+        result.mapped_bytes = r.mapped_bytes;
+        result.nodes = b.nodes.c_str();
+        result.notes = r.notes.c_str();
+        result.pages = static_cast<adamant_pages>(r.pages);
+        result.binding = static_cast<adamant_memory_binding>(r.binding);
+        write(result, report);
     });
 }
 adamant_status adamant_buffer_measure(const adamant_buffer* buffer, size_t* resident_bytes, size_t* huge_bytes,
@@ -106,12 +106,12 @@ adamant_status adamant_buffer_measure(const adamant_buffer* buffer, size_t* resi
         if (node_bytes == nullptr && node_count != 0)
             adamant::detail::throw_invalid_argument(
                 {"node_count is ", node_count, ", but node_bytes is a null pointer"});
-        adamant::memory_placement const found = adamant::measure_placement(b.block);
-        give(resident_bytes, found.resident_bytes);
-        give(huge_bytes, found.huge_bytes);
+        adamant::memory_placement const measured = adamant::measure_placement(b.block);
+        give(resident_bytes, measured.resident_bytes);
+        give(huge_bytes, measured.huge_bytes);
         for (std::size_t i = 0; i < node_count; ++i) {
-            auto const node = found.node_bytes.find(static_cast<unsigned>(i));
-            node_bytes[i] = node == found.node_bytes.end() ? 0 : node->second;
+            auto const node = measured.node_bytes.find(static_cast<unsigned>(i));
+            node_bytes[i] = node == measured.node_bytes.end() ? 0 : node->second;
         }
     });
 }

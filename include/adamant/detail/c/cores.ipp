@@ -19,17 +19,17 @@ namespace adamant::c {
 
 // The caller's buffer for a text.
 struct text_place {
-    char* to; // may be null
+    char* buffer; // may be null
     std::size_t bytes;
     char const* name;
 };
 static void check_fits(std::string const& text, text_place const& place)
 {
-    auto const [to, bytes, what] = place;
-    if (to == nullptr && bytes != 0)
-        detail::throw_invalid_argument({what, " is a null pointer, but its size is ", bytes, " bytes"});
-    if (to != nullptr && bytes <= text.size())
-        detail::throw_invalid_argument({what, " has ", bytes, " bytes, but needs ", text.size() + 1});
+    auto const [buffer, bytes, argument] = place;
+    if (buffer == nullptr && bytes != 0)
+        detail::throw_invalid_argument({argument, " is a null pointer, but its size is ", bytes, " bytes"});
+    if (buffer != nullptr && bytes <= text.size())
+        detail::throw_invalid_argument({argument, " has ", bytes, " bytes, but needs ", text.size() + 1});
 }
 
 // Writes both texts, or throws and writes none.
@@ -43,12 +43,12 @@ static void give_texts(std::string const& first, text_place const& to_first, std
         std::memcpy(to_second.to, second.c_str(), second.size() + 1);
 }
 
-static std::vector<char const*> texts_of(char const* const* texts, std::size_t count, std::string const& what)
+static std::vector<char const*> texts_of(char const* const* texts, std::size_t count, std::string const& argument)
 {
     if (texts == nullptr && count != 0)
-        detail::throw_invalid_argument({what, "_count is ", count, ", but ", what, "s is a null pointer"});
+        detail::throw_invalid_argument({argument, "_count is ", count, ", but ", argument, "s is a null pointer"});
     for (std::size_t i = 0; i < count; ++i)
-        needed(texts[i], (detail::text_of({"number ", i, " of ", what, "s"})).c_str());
+        needed(texts[i], (detail::text_of({"number ", i, " of ", argument, "s"})).c_str());
     return {texts, texts + count};
 }
 
@@ -57,14 +57,14 @@ machine machine_of([[maybe_unused]] adamant_core_options const& source)
 #if defined(ADAMANT_NO_HWLOC)
     detail::throw_unavailable({"cannot select cores: this library was built without hwloc (ADAMANT_HWLOC=OFF)"});
 #else
-    machine found = source.machine == nullptr ? live_machine() : read_machine(source.machine);
+    machine result = source.machine == nullptr ? live_machine() : read_machine(source.machine);
     if (source.allowed != nullptr)
-        found.allowed = parse_index_set(source.allowed);
+        result.allowed = parse_index_set(source.allowed);
     if (!(source.cpu_quota >= 0))
         detail::throw_invalid_argument({"cpu_quota is ", source.cpu_quota, ", but must be a number of CPUs, or 0"});
     if (source.cpu_quota > 0)
-        found.quota = {source.cpu_quota, "cpu_quota"};
-    return found;
+        result.quota = {source.cpu_quota, "cpu_quota"};
+    return result;
 #endif
 }
 

@@ -71,16 +71,16 @@ adamant_status adamant_deepspeed_get_offload(const adamant_deepspeed* config, ad
     return guarded([&] {
         adamant::offload_config const& c = unwrap(config).config.options;
         check_target(offload);
-        adamant_deepspeed_offload to{};
-        to.zero_stage = c.zero_stage;
-        to.offload = c.offload;
-        to.sub_group_size_elems = c.sub_group_size_elems;
-        to.ratio = c.ratio;
-        to.pin_memory = c.pin_memory;
-        to.super_offload = c.super_offload;
-        to.cpuadam_cores_perc = c.cpuadam_cores_perc.value_or(0);
-        to.pt_reserved_cores_perc = c.pt_reserved_cores_perc.value_or(0);
-        write(to, offload);
+        adamant_deepspeed_offload result{};
+        result.zero_stage = c.zero_stage;
+        result.offload = c.offload;
+        result.sub_group_size_elems = c.sub_group_size_elems;
+        result.ratio = c.ratio;
+        result.pin_memory = c.pin_memory;
+        result.super_offload = c.super_offload;
+        result.cpuadam_cores_perc = c.cpuadam_cores_perc.value_or(0);
+        result.pt_reserved_cores_perc = c.pt_reserved_cores_perc.value_or(0);
+        write(result, offload);
     });
 }
 adamant_status adamant_deepspeed_model(const adamant_deepspeed* config, adamant_dtype* type,

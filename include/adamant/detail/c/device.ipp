@@ -51,10 +51,11 @@ static device& unwrap(adamant_device const* handle)
 }
 static emulated_device& emulated(adamant_device const* handle)
 {
-    device& on = unwrap(handle);
-    if (auto* const found = dynamic_cast<emulated_device*>(&on))
-        return *found;
-    detail::throw_invalid_argument({on.name(), " is told to fail, hang or resume, but only an emulated device can"});
+    device& target = unwrap(handle);
+    if (auto* const result = dynamic_cast<emulated_device*>(&target))
+        return *result;
+    detail::throw_invalid_argument(
+        {"cannot make ", target.name(), " fail, hang or resume: only an emulated device can"});
 }
 
 #if !defined(ADAMANT_C_CUDA)
@@ -73,22 +74,23 @@ static void wait_cuda_event(device&, void*)
 }
 #endif
 
-static adamant_device* handle_of(std::shared_ptr<device> on)
+static adamant_device* handle_of(std::shared_ptr<device> target)
 {
-    std::string name = on->name();
-    return new adamant_device{std::move(on), std::move(name)};
+    std::string name = target->name();
+    return new adamant_device{std::move(target), std::move(name)};
 }
 
 // Waits for the enqueued work of a stream. Resets the device if that fails.
-static void wait_for(device& on, device_stream stream)
+static void wait_for(device& target, device_stream stream)
 {
     constexpr auto most = std::chrono::seconds(300); // as an optimizer's device_timeout_s
     try {
-        if (!on.wait_until(on.record_event(stream), device::clock::now() + most))
-            detail::throw_device_error({on.name(), " did not complete a copy within 300 s and seems to have stopped "
-                                                   "answering"});
+        if (!target.wait_until(target.record_event(stream), device::clock::now() + most))
+            detail::throw_device_error({target.name(),
+                                        " did not complete a copy within 300 s and seems to have stopped "
+                                        "answering"});
     } catch (device_error const&) {
-        static_cast<void>(on.reset(device::clock::now() + most));
+        static_cast<void>(target.reset(device::clock::now() + most));
         throw;
     }
 }
@@ -113,8 +115,8 @@ adamant_status adamant_cuda_device_create(int32_t ordinal, adamant_device** made
 adamant_status adamant_cuda_device_wait_event(adamant_device* device, void* event)
 {
     return guarded([&] {
-        adamant::device& on = unwrap(device);
-        wait_cuda_event(on, &needed(static_cast<std::byte*>(event), "event"));
+        adamant::device& target = unwrap(device);
+        wait_cuda_event(target, &needed(static_cast<std::byte*>(event), "event"));
     });
 }
 
@@ -161,8 +163,8 @@ adamant_status adamant_device_describe(const adamant_device* device, const char*
 adamant_status adamant_device_allocate(adamant_device* device, size_t bytes, uint64_t* address)
 {
     return guarded([&] {
-        adamant::device& on = unwrap(device);
-        needed(address, "address") = on.allocate(bytes).address;
+        adamant::device& target = unwrap(device);
+        needed(address, "address") = target.allocate(bytes).address;
     });
 }
 adamant_status adamant_device_release(adamant_device* device, uint64_t address)
@@ -172,33 +174,33 @@ adamant_status adamant_device_release(adamant_device* device, uint64_t address)
 adamant_status adamant_device_copy_up(adamant_device* device, uint64_t to, const void* from, size_t bytes)
 {
     return guarded([&] {
-        adamant::device& on = unwrap(device);
+        adamant::device& target = unwrap(device);
         if (bytes != 0)
             needed(static_cast<std::byte const*>(from), "from");
-        on.copy_up({to}, from, bytes);
-        wait_for(on, adamant::device_stream::up);
+        target.copy_up({to}, from, bytes);
+        wait_for(target, adamant::device_stream::up);
     });
 }
 adamant_status adamant_device_copy_down(adamant_device* device, void* to, uint64_t from, size_t bytes)
 {
     return guarded([&] {
-        adamant::device& on = unwrap(device);
+        adamant::device& target = unwrap(device);
         if (bytes != 0)
             needed(static_cast<std::byte*>(to), "to");
-        on.copy_down(to, {from}, bytes);
-        wait_for(on, adamant::device_stream::down);
+        target.copy_down(to, {from}, bytes);
+        wait_for(target, adamant::device_stream::down);
     });
 }
 
 adamant_status adamant_shard_sizes(const adamant_optimizer* optimizer, size_t* sizes, size_t count)
 {
     return guarded([&] {
-        std::vector<std::size_t> const found = unwrap(optimizer).shard_sizes();
-        if (count != found.size())
+        std::vector<std::size_t> const shard_sizes = unwrap(optimizer).shard_sizes();
+        if (count != shard_sizes.size())
             adamant::detail::throw_invalid_argument(
-                {"count is ", count, ", but the optimizer has ", found.size(), " shards"});
+                {"count is ", count, ", but the optimizer has ", shard_sizes.size(), " shards"});
         if (count != 0)
-            std::copy(found.begin(), found.end(), &needed(sizes, "sizes"));
+            std::copy(shard_sizes.begin(), shard_sizes.end(), &needed(sizes, "sizes"));
     });
 }
 adamant_status adamant_device_bytes(const adamant_optimizer* optimizer, const adamant_device* device,
@@ -206,9 +208,9 @@ adamant_status adamant_device_bytes(const adamant_optimizer* optimizer, const ad
 {
     return guarded([&] {
         adamant::optimizer const& o = unwrap(optimizer);
-        adamant::device const& on = unwrap(device);
-        adamant::placement const& where = unwrap(placement);
-        needed(bytes, "bytes") = o.device_bytes(on, where);
+        adamant::device const& target = unwrap(device);
+        adamant::placement const& requested = unwrap(placement);
+        needed(bytes, "bytes") = o.device_bytes(target, requested);
     });
 }
 adamant_status adamant_place(adamant_optimizer* optimizer, const adamant_device* device,

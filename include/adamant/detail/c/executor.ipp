@@ -45,16 +45,16 @@ static executor_options from_c(adamant_executor_options const& source)
         source.prefetch_bytes > std::numeric_limits<std::uint32_t>::max())
         detail::throw_invalid_argument(
             {"prefetch_bytes is ", source.prefetch_bytes, ", but must be below 4 GiB, or ADAMANT_AUTOMATIC_BYTES"});
-    executor_options to{.tier = isa_of(source.isa),
-                        .threads = source.threads,
-                        .pus = parse_index_set(text_or_empty(source.pus)),
-                        .bind = binding_of(source.bind),
-                        .min_slice_elems = source.min_slice_elems};
+    executor_options result{.tier = isa_of(source.isa),
+                            .threads = source.threads,
+                            .pus = parse_index_set(text_or_empty(source.pus)),
+                            .bind = binding_of(source.bind),
+                            .min_slice_elems = source.min_slice_elems};
     if (source.max_chunk_elems != 0)
-        to.max_chunk_elems = source.max_chunk_elems;
+        result.max_chunk_elems = source.max_chunk_elems;
     if (source.prefetch_bytes != ADAMANT_AUTOMATIC_BYTES)
-        to.prefetch_bytes = static_cast<std::uint32_t>(source.prefetch_bytes);
-    return to;
+        result.prefetch_bytes = static_cast<std::uint32_t>(source.prefetch_bytes);
+    return result;
 }
 
 } // namespace adamant::c

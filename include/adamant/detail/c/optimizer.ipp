@@ -50,27 +50,27 @@ static void call_reduce(adamant_reduce reduce, void* user, std::span<std::int64_
 
 optimizer_options from_c(adamant_optimizer_options const& source)
 {
-    optimizer_options to{.max_norm = source.max_norm,
-                         .max_abs_grad = source.max_abs_grad,
-                         .on_nonfinite = to_enum(source.on_nonfinite, nonfinite_policy::apply, "on_nonfinite"),
-                         .speculate = to_enum(source.speculate, speculation::never, "speculate"),
-                         .keep_last_step = source.keep_last_step != 0,
-                         .device_timeout_s = source.device_timeout_s,
-                         .device_records = source.device_records != 0};
+    optimizer_options result{.max_norm = source.max_norm,
+                             .max_abs_grad = source.max_abs_grad,
+                             .on_nonfinite = to_enum(source.on_nonfinite, nonfinite_policy::apply, "on_nonfinite"),
+                             .speculate = to_enum(source.speculate, speculation::never, "speculate"),
+                             .keep_last_step = source.keep_last_step != 0,
+                             .device_timeout_s = source.device_timeout_s,
+                             .device_records = source.device_records != 0};
     if (source.loss_scaling != nullptr)
-        to.loss_scaling = from_c(source.loss_scaling);
+        result.loss_scaling = from_c(source.loss_scaling);
     if (source.journal_budget_bytes != ADAMANT_AUTOMATIC_BYTES)
-        to.journal_budget_bytes = source.journal_budget_bytes;
+        result.journal_budget_bytes = source.journal_budget_bytes;
     if (source.reduce != nullptr)
-        to.reduce = [reduce = source.reduce, user = source.reduce_user](std::span<std::int64_t> words) {
+        result.reduce = [reduce = source.reduce, user = source.reduce_user](std::span<std::int64_t> words) {
             call_reduce(reduce, user, words);
         };
     if (source.weights_ready != nullptr)
-        to.weights_ready = [ready = source.weights_ready,
-                            user = source.weights_ready_user](shard_id shard, std::size_t begin, std::size_t end) {
+        result.weights_ready = [ready = source.weights_ready,
+                                user = source.weights_ready_user](shard_id shard, std::size_t begin, std::size_t end) {
             ready(user, shard.index, begin, end);
         };
-    return to;
+    return result;
 }
 
 shard_place place_of(adamant_shard const& source)

@@ -49,7 +49,9 @@ hyperparameters from_c(adamant_hyperparameters const* source)
 
 shard_format const& format_of(adamant_shard const& source)
 {
-    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, dtype::quantized8, what); };
+    auto const type = [](adamant_dtype value, char const* argument) {
+        return to_enum(value, dtype::quantized8, argument);
+    };
     shard_dtypes const types = {type(source.param_dtype, "param_dtype"), type(source.grad_dtype, "grad_dtype"),
                                 type(source.exp_avg_dtype, "exp_avg_dtype"),
                                 type(source.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
@@ -70,10 +72,10 @@ shard_of_c shard_of(adamant_shard const& source)
 {
     dtype const weights = to_enum(source.weight_out_dtype, dtype::quantized8, "weight_out_dtype");
     dtype const sum = to_enum(source.accumulator_dtype, dtype::quantized8, "accumulator_dtype");
-    auto const absent = [](dtype type, void const* array, std::string const& what) {
+    auto const absent = [](dtype type, void const* array, std::string const& argument) {
         if (type == dtype::none && array != nullptr)
-            detail::throw_invalid_argument(
-                {what, " is not null, but ", what, "_dtype is ADAMANT_NONE. Set its type, or the pointer to null."});
+            detail::throw_invalid_argument({argument, " is not null, but ", argument,
+                                            "_dtype is ADAMANT_NONE. Set its type, or the pointer to null."});
     };
     absent(weights, source.weight_out, "weight_out");
     absent(sum, source.accumulator, "accumulator");
@@ -118,10 +120,10 @@ adamant_status adamant_step_shard(const adamant_executor* executor, const adaman
                             .nonfinite_grads);
     });
 }
-static void needed_if(bool any, void const* array, char const* what)
+static void needed_if(bool any, void const* array, char const* argument)
 {
     if (any)
-        (void)needed(static_cast<char const*>(array), what);
+        (void)needed(static_cast<char const*>(array), argument);
 }
 adamant_status adamant_split_masters(const float* master, size_t elements, void* weight, void* low)
 {
@@ -148,9 +150,9 @@ adamant_status adamant_sum_of_squares(const adamant_executor* executor, const vo
 {
     return guarded([&] {
         adamant::dtype const type = to_enum(dtype, adamant::dtype::float16, "dtype");
-        adamant::grad_squares const found = sum_of_squares(cpu_of(executor), grad, type, elements);
-        give(sum, found.sum);
-        give(nonfinite, found.nonfinite);
+        adamant::grad_squares const squares = sum_of_squares(cpu_of(executor), grad, type, elements);
+        give(sum, squares.sum);
+        give(nonfinite, squares.nonfinite);
     });
 }
 
@@ -179,8 +181,8 @@ adamant_status adamant_add_squares(const adamant_executor* executor, const void*
 adamant_status adamant_round_squares(const int64_t* words, double* sum, uint64_t* nonfinite)
 {
     return guarded([&] {
-        adamant::grad_squares const found = total_of(words).rounded();
-        give(sum, found.sum);
-        give(nonfinite, found.nonfinite);
+        adamant::grad_squares const squares = total_of(words).rounded();
+        give(sum, squares.sum);
+        give(nonfinite, squares.nonfinite);
     });
 }

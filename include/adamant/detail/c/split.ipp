@@ -51,17 +51,17 @@ static step_rates from_c(adamant_step_rates const& source)
 adamant_step_rates about<adamant_step_rates>::defaults()
 {
     step_rates const r;
-    adamant_step_rates to{};
-    to.cpu_elems_per_s = r.cpu_elems_per_s;
-    to.device_elems_per_s = r.device_elems_per_s;
-    to.down_bytes_per_s = r.down_bytes_per_s;
-    to.up_bytes_per_s = r.up_bytes_per_s;
-    to.grad_bytes = r.grad_bytes;
-    to.weight_bytes = r.weight_bytes;
-    to.arrays_on_device = r.arrays_on_device;
-    to.overlaps_backward = r.overlaps_backward;
-    to.overlaps_forward = r.overlaps_forward;
-    return to;
+    adamant_step_rates result{};
+    result.cpu_elems_per_s = r.cpu_elems_per_s;
+    result.device_elems_per_s = r.device_elems_per_s;
+    result.down_bytes_per_s = r.down_bytes_per_s;
+    result.up_bytes_per_s = r.up_bytes_per_s;
+    result.grad_bytes = r.grad_bytes;
+    result.weight_bytes = r.weight_bytes;
+    result.arrays_on_device = r.arrays_on_device;
+    result.overlaps_backward = r.overlaps_backward;
+    result.overlaps_forward = r.overlaps_forward;
+    return result;
 }
 
 } // namespace adamant::c
@@ -95,8 +95,8 @@ adamant_status adamant_placement_create(const adamant_piece* pieces, size_t coun
             if (p.on_device > 1)
                 adamant::detail::throw_invalid_argument(
                     {"on_device of piece ", i, " is ", p.on_device, ", but must be 0 or 1"});
-            auto const on = p.on_device == 0 ? adamant::backend_kind::cpu : adamant::backend_kind::device;
-            placement->placement.pieces.push_back({p.shard, p.begin, p.elements, on});
+            auto const kind = p.on_device == 0 ? adamant::backend_kind::cpu : adamant::backend_kind::device;
+            placement->placement.pieces.push_back({p.shard, p.begin, p.elements, kind});
             (p.on_device == 0 ? placement->placement.cpu_elems : placement->placement.device_elems) += p.elements;
         }
         placement->placement.ratio_asked = placement->placement.ratio();
@@ -116,15 +116,15 @@ adamant_status adamant_placement_describe(const adamant_placement* placement, ad
     return guarded([&] {
         adamant::placement const& source = unwrap(placement);
         check_target(summary);
-        adamant_placement_summary to{};
-        to.pieces = source.pieces.size();
-        to.cpu_elems = source.cpu_elems;
-        to.device_elems = source.device_elems;
-        to.ratio = source.ratio();
-        to.ratio_asked = source.ratio_asked;
-        to.limited = source.limited;
-        to.nearest = source.nearest;
-        write(to, summary);
+        adamant_placement_summary result{};
+        result.pieces = source.pieces.size();
+        result.cpu_elems = source.cpu_elems;
+        result.device_elems = source.device_elems;
+        result.ratio = source.ratio();
+        result.ratio_asked = source.ratio_asked;
+        result.limited = source.limited;
+        result.nearest = source.nearest;
+        write(result, summary);
     });
 }
 adamant_status adamant_placement_piece(const adamant_placement* placement, size_t index, adamant_piece* piece)
@@ -146,9 +146,9 @@ adamant_status adamant_step_rates_init(adamant_step_rates* rates, size_t struct_
 adamant_status adamant_forecast(const adamant_step_rates* rates, double ratio, double* step_s, double* update_s)
 {
     return guarded([&] {
-        adamant::step_forecast const found = adamant::forecast(from_c(read(rates)), ratio);
-        give(step_s, found.step_s);
-        give(update_s, found.update_s);
+        adamant::step_forecast const prediction = adamant::forecast(from_c(read(rates)), ratio);
+        give(step_s, prediction.step_s);
+        give(update_s, prediction.update_s);
     });
 }
 adamant_status adamant_best_ratio(const adamant_step_rates* rates, double least, double most, double* ratio,
@@ -156,8 +156,8 @@ adamant_status adamant_best_ratio(const adamant_step_rates* rates, double least,
 {
     return guarded([&] {
         needed(ratio, "ratio");
-        adamant::step_forecast const found = adamant::best_ratio(from_c(read(rates)), least, most);
-        *ratio = found.ratio;
-        give(step_s, found.step_s);
+        adamant::step_forecast const prediction = adamant::best_ratio(from_c(read(rates)), least, most);
+        *ratio = prediction.ratio;
+        give(step_s, prediction.step_s);
     });
 }

@@ -51,12 +51,12 @@ static optimizer& to_save(adamant_optimizer const* handle)
     return unwrap(const_cast<adamant_optimizer*>(handle));
 }
 
-static void load_all(optimizer& to, std::vector<safetensors_state> const& read)
+static void load_all(optimizer& target, std::vector<safetensors_state> const& read)
 {
     std::vector<state_dict> states;
     for (safetensors_state const& r : read)
         states.push_back(r.state());
-    to.load(merge(states));
+    target.load(merge(states));
 }
 
 static state_dict const& unwrap(adamant_state const* handle)
@@ -184,17 +184,17 @@ adamant_status adamant_state_get_tensor(const adamant_state* state, size_t index
         check_target(tensor);
         adamant::state_tensor const& t = tensor_of(source, index);
         adamant::state_param const& param = source.params[t.param];
-        adamant_state_tensor to{};
-        to.param = param.name.c_str();
-        to.group = source.groups[param.group].name.c_str();
-        to.data = t.data;
-        to.elements = t.elements;
-        to.begin = t.begin;
-        to.shape = param.shape.data();
-        to.dims = param.shape.size();
-        to.dtype = static_cast<adamant_dtype>(t.type);
-        to.array = static_cast<adamant_state_array>(t.array);
-        write(to, tensor);
+        adamant_state_tensor result{};
+        result.param = param.name.c_str();
+        result.group = source.groups[param.group].name.c_str();
+        result.data = t.data;
+        result.elements = t.elements;
+        result.begin = t.begin;
+        result.shape = param.shape.data();
+        result.dims = param.shape.size();
+        result.dtype = static_cast<adamant_dtype>(t.type);
+        result.array = static_cast<adamant_state_array>(t.array);
+        write(result, tensor);
     });
 }
 adamant_status adamant_state_read_tensor(const adamant_state* state, size_t index, size_t begin, size_t elements,

@@ -41,10 +41,10 @@ adamant_status fail(adamant_status status, std::string_view text, std::span<c_na
     return status;
 }
 
-static adamant_status fail_unexpectedly(char const* what) noexcept
+static adamant_status fail_unexpectedly(char const* reason) noexcept
 {
     char text[512];
-    std::snprintf(text, sizeof text, "adamant: internal error: %s. Please report this defect.", what);
+    std::snprintf(text, sizeof text, "adamant: internal error: %s. Please report this defect.", reason);
     return fail(ADAMANT_INTERNAL, text, {});
 }
 

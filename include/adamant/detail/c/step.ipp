@@ -21,19 +21,19 @@ step_values from_c(adamant_step_values const* values)
     adamant_step_values const v = read(values);
     if (v.lr == nullptr && v.lr_count != 0)
         detail::throw_invalid_argument({"lr_count is ", v.lr_count, ", but lr is a null pointer"});
-    step_values to{.lr = std::span(v.lr, v.lr_count)};
+    step_values result{.lr = std::span(v.lr, v.lr_count)};
     if (v.has_loss_scale != 0)
-        to.loss_scale = v.loss_scale;
+        result.loss_scale = v.loss_scale;
     if (v.has_max_norm != 0)
-        to.max_norm = v.max_norm;
+        result.max_norm = v.max_norm;
     if (v.has_max_abs_grad != 0)
-        to.max_abs_grad = v.max_abs_grad;
-    return to;
+        result.max_abs_grad = v.max_abs_grad;
+    return result;
 }
 
-void give_report(optimizer_report const& source, adamant_report* to) noexcept
+void give_report(optimizer_report const& source, adamant_report* target) noexcept
 {
-    if (to == nullptr)
+    if (target == nullptr)
         return;
     adamant_report report{};
     report.step = source.step;
@@ -71,7 +71,7 @@ void give_report(optimizer_report const& source, adamant_report* to) noexcept
     report.device_up_bytes = source.device.up_bytes;
     report.device_down_bytes = source.device.down_bytes;
     report.measured = source.measured;
-    write(report, to);
+    write(report, target);
 }
 
 static optimizer::ticket& ticket_of(adamant_optimizer& handle)

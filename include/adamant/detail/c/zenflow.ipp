@@ -47,12 +47,12 @@ adamant_zenflow_options about<adamant_zenflow_options>::defaults()
 }
 
 static void call_reduce_columns(adamant_reduce_columns reduce, void* user, std::span<std::int64_t> numbers,
-                                column_reduction how)
+                                column_reduction reduction)
 {
     std::string const failed = "adamant: cannot select columns: the function reduce_columns ";
     std::int32_t status = 0;
     try {
-        status = reduce(user, numbers.data(), numbers.size(), static_cast<adamant_column_reduction>(how));
+        status = reduce(user, numbers.data(), numbers.size(), static_cast<adamant_column_reduction>(reduction));
     } catch (...) { // a C++ function that breaks the contract
         throw reduce_failed(failed + "threw an exception");
     }
@@ -62,21 +62,21 @@ static void call_reduce_columns(adamant_reduce_columns reduce, void* user, std::
 
 static zenflow_options from_c(adamant_zenflow_options const& source)
 {
-    zenflow_options to{.topk_ratio = source.topk_ratio,
-                       .score = to_enum(source.score, column_score::square, "score"),
-                       .scope = to_enum(source.scope, selection_scope::all_params, "scope"),
-                       .select_interval = source.select_interval,
-                       .update_interval = unless_zero(source.update_interval),
-                       .auto_ratio = source.auto_ratio,
-                       .max_deferred = source.max_deferred,
-                       .full_warm_up_rounds = source.full_warm_up_rounds,
-                       .overlap = source.overlap != 0};
+    zenflow_options result{.topk_ratio = source.topk_ratio,
+                           .score = to_enum(source.score, column_score::square, "score"),
+                           .scope = to_enum(source.scope, selection_scope::all_params, "scope"),
+                           .select_interval = source.select_interval,
+                           .update_interval = unless_zero(source.update_interval),
+                           .auto_ratio = source.auto_ratio,
+                           .max_deferred = source.max_deferred,
+                           .full_warm_up_rounds = source.full_warm_up_rounds,
+                           .overlap = source.overlap != 0};
     if (source.reduce_columns != nullptr)
-        to.reduce_columns = [reduce = source.reduce_columns,
-                             user = source.reduce_columns_user](std::span<std::int64_t> numbers, column_reduction how) {
-            call_reduce_columns(reduce, user, numbers, how);
+        result.reduce_columns = [reduce = source.reduce_columns, user = source.reduce_columns_user](
+                                    std::span<std::int64_t> numbers, column_reduction reduction) {
+            call_reduce_columns(reduce, user, numbers, reduction);
         };
-    return to;
+    return result;
 }
 
 static zenflow_optimizer const& unwrap(adamant_zenflow const* handle)
@@ -108,42 +108,46 @@ static void give_reports(zenflow_report const& source, adamant_report* report, a
               more);
 }
 
-static zenflow_state from_c(adamant_zenflow_position const& at, zenflow_optimizer const& optimizer)
+static zenflow_state from_c(adamant_zenflow_position const& current, zenflow_optimizer const& optimizer)
 {
-    zenflow_state to;
-    to.position = {at.steps, at.since_selection, at.in_window, at.has_selection != 0, at.done_squares};
-    to.deferred_norm = at.deferred_norm;
-    if (at.has_loss_scaler != 0)
-        to.loss_scaler = loss_scaler_state{at.loss_scale, at.good_steps, at.hysteresis_left};
-    to.groups = optimizer.groups();
-    return to;
+    zenflow_state result;
+    result.position = {current.steps, current.since_selection, current.in_window, current.has_selection != 0,
+                       current.done_squares};
+    result.deferred_norm = current.deferred_norm;
+    if (current.has_loss_scaler != 0)
+        result.loss_scaler = loss_scaler_state{current.loss_scale, current.good_steps, current.hysteresis_left};
+    result.groups = optimizer.groups();
+    return result;
 }
 static zenflow_state_param from_c(adamant_zenflow_param const& source)
 {
     auto const bytes = [](void const* array) { return static_cast<std::byte const*>(array); };
-    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, dtype::quantized8, what); };
-    zenflow_state_param to;
-    to.name = &needed(source.name, "the name of a param");
-    to.columns = source.columns;
-    to.all_rows = source.all_rows;
-    to.first_row = source.first_row;
-    to.rows = source.rows;
-    to.types = {type(source.param_dtype, "param_dtype"), dtype::none, type(source.exp_avg_dtype, "exp_avg_dtype"),
-                type(source.exp_avg_sq_dtype, "exp_avg_sq_dtype"), type(source.weight_out_dtype, "weight_out_dtype")};
-    to.arrays[shard_array::param] = bytes(source.param);
-    to.arrays[shard_array::exp_avg] = bytes(source.exp_avg);
-    to.arrays[shard_array::exp_avg_sq] = bytes(source.exp_avg_sq);
-    to.arrays[shard_array::weight_out] = bytes(source.weight_out);
-    to.weights = bytes(source.weights);
+    auto const type = [](adamant_dtype value, char const* argument) {
+        return to_enum(value, dtype::quantized8, argument);
+    };
+    zenflow_state_param result;
+    result.name = &needed(source.name, "the name of a param");
+    result.columns = source.columns;
+    result.all_rows = source.all_rows;
+    result.first_row = source.first_row;
+    result.rows = source.rows;
+    result.types = {type(source.param_dtype, "param_dtype"), dtype::none, type(source.exp_avg_dtype, "exp_avg_dtype"),
+                    type(source.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
+                    type(source.weight_out_dtype, "weight_out_dtype")};
+    result.arrays[shard_array::param] = bytes(source.param);
+    result.arrays[shard_array::exp_avg] = bytes(source.exp_avg);
+    result.arrays[shard_array::exp_avg_sq] = bytes(source.exp_avg_sq);
+    result.arrays[shard_array::weight_out] = bytes(source.weight_out);
+    result.weights = bytes(source.weights);
     std::size_t const counts = source.columns == 0 ? 1 : source.columns;
-    to.counts.assign(&needed(source.counts, "counts"), source.counts + counts);
+    result.counts.assign(&needed(source.counts, "counts"), source.counts + counts);
     if (source.columns != 0) {
-        to.selected.assign(&needed(source.selected, "selected"), source.selected + source.columns);
-        to.publishing.assign(&needed(source.publishing, "publishing"), source.publishing + source.columns);
+        result.selected.assign(&needed(source.selected, "selected"), source.selected + source.columns);
+        result.publishing.assign(&needed(source.publishing, "publishing"), source.publishing + source.columns);
     }
-    to.sums = source.sums;
-    to.summed = source.summed;
-    return to;
+    result.sums = source.sums;
+    result.summed = source.summed;
+    return result;
 }
 
 } // namespace adamant::c
@@ -293,20 +297,20 @@ adamant_status adamant_zenflow_get_position(adamant_zenflow* zenflow, adamant_ze
         changing(zenflow);
         adamant::zenflow_state const& state = state_of(zenflow);
         check_target(position);
-        adamant_zenflow_position at{};
-        at.steps = state.position.steps;
-        at.since_selection = state.position.since_selection;
-        at.in_window = state.position.in_window;
-        at.has_selection = state.position.has_selection;
-        at.has_loss_scaler = state.loss_scaler.has_value();
+        adamant_zenflow_position current{};
+        current.steps = state.position.steps;
+        current.since_selection = state.position.since_selection;
+        current.in_window = state.position.in_window;
+        current.has_selection = state.position.has_selection;
+        current.has_loss_scaler = state.loss_scaler.has_value();
         if (state.loss_scaler) {
-            at.loss_scale = state.loss_scaler->scale;
-            at.good_steps = state.loss_scaler->good_steps;
-            at.hysteresis_left = state.loss_scaler->hysteresis_left;
+            current.loss_scale = state.loss_scaler->scale;
+            current.good_steps = state.loss_scaler->good_steps;
+            current.hysteresis_left = state.loss_scaler->hysteresis_left;
         }
-        at.done_squares = state.position.done_squares;
-        at.deferred_norm = state.deferred_norm;
-        write(at, position);
+        current.done_squares = state.position.done_squares;
+        current.deferred_norm = state.deferred_norm;
+        write(current, position);
     });
 }
 adamant_status adamant_zenflow_get_param(adamant_zenflow* zenflow, size_t number, adamant_zenflow_param* param)

@@ -123,20 +123,20 @@ public:
 
     // ---- A device
 
-    void place(std::shared_ptr<device> target, placement const& where)
+    void place(std::shared_ptr<device> target, placement const& requested)
     {
         no_traps_scope const no_traps;
         rules_.between_steps("place()");
         dispatcher().queue().check_process();
         session_.catch_up();
         rules_.known_state();
-        check_placement(target.get(), where, registry_, partition(), options_);
+        check_placement(target.get(), requested, registry_, partition(), options_);
         registry_.check_overlaps();
-        if (where.device_elems == 0 && !registry_.has_device_arrays())
+        if (requested.device_elems == 0 && !registry_.has_device_arrays())
             target.reset(); // it would have no work
         is_laid_out_ = false;
         session_.history().forget();
-        move_shards(std::move(target), where.pieces, registry_, session_, options_);
+        move_shards(std::move(target), requested.pieces, registry_, session_, options_);
         build_layout();
         // The weights of shards that moved back were on the device only. From now on the CPU uploads them.
         cpu_backend const& host = dispatcher().host();
@@ -148,10 +148,10 @@ public:
             registry_.forget_device_arrays();
         allocate(true);
     }
-    [[nodiscard]] std::size_t device_bytes(device const& target, placement const& where) const
+    [[nodiscard]] std::size_t device_bytes(device const& target, placement const& requested) const
     {
-        validate(where, registry_.sizes());
-        return device_pieces::bytes_for(registry_, target, where.pieces, options_.device_records);
+        validate(requested, registry_.sizes());
+        return device_pieces::bytes_for(registry_, target, requested.pieces, options_.device_records);
     }
     void set_device_arrays(std::size_t shard, device_arrays const& arrays)
     {

@@ -170,8 +170,8 @@ public:
             run(0, begin, end);
             return;
         }
-        auto const do_chunks = [&](unsigned member, std::size_t from, std::size_t to) {
-            run(member, begin + from * pieces_at_once_, std::min(end, begin + to * pieces_at_once_));
+        auto const do_chunks = [&](unsigned member, std::size_t first, std::size_t last) {
+            run(member, begin + first * pieces_at_once_, std::min(end, begin + last * pieces_at_once_));
         };
         cpu_.team()->run((end - begin + pieces_at_once_ - 1) / pieces_at_once_, do_chunks,
                          cpu_.chunks(elements_).threads);
@@ -279,7 +279,7 @@ private:
     {
         bool const measures = is_first(pass) && plan_.measures;
         group_step const& assumed = plan_.assumed[s.group];
-        group_step const& now = pass == block_pass::speculate ? assumed : plan_.decided[s.group];
+        group_step const& step = pass == block_pass::speculate ? assumed : plan_.decided[s.group];
         kernel::memory_access const access{elements_ >= stream_weight_out_from_elems, cpu_.prefetch_bytes()};
         bool const summed = s.summed != 0;
         for (std::size_t b = begin; b < end; ++b) {
@@ -287,12 +287,12 @@ private:
             if ((pass == block_pass::rest && record != nullptr) || (pass == block_pass::rollback && record == nullptr))
                 continue;
             if ((pass == block_pass::rest || (pass == block_pass::step && !plan_.measures)) && !plan_.keeps_records &&
-                !summed && !now.rules.zero_nonfinite &&
-                !now.rules.limited) { // step as many consecutive blocks as possible with one call
+                !summed && !step.rules.zero_nonfinite &&
+                !step.rules.limited) { // step as many consecutive blocks as possible with one call
                 std::size_t stop = b + 1;
                 while (stop < end && blocks_.record(s.first_block + stop) == nullptr)
                     ++stop;
-                s.shard.step(b, stop, now.c, access);
+                s.shard.step(b, stop, step.c, access);
                 b = stop - 1;
                 continue;
             }
@@ -301,8 +301,8 @@ private:
                                  record, scratch);
                 record = nullptr;
                 if (pass == block_pass::rollback) {
-                    std::size_t const from = b * norm_block_elems;
-                    s.shard.round_weights(from, from + s.shard.length(b));
+                    std::size_t const first = b * norm_block_elems;
+                    s.shard.round_weights(first, first + s.shard.length(b));
                     continue;
                 }
             }
@@ -312,7 +312,7 @@ private:
                 continue;
             }
             offload_shard::ready_gradient const g =
-                s.shard.gradient(b, summed, only_reads(pass) ? gradient_rules{} : now.rules, measures, scratch);
+                s.shard.gradient(b, summed, only_reads(pass) ? gradient_rules{} : step.rules, measures, scratch);
             if (measures) {
                 blocks_.squares(s.first_block + b) = g.squares;
                 members_[member].squares.add(g.squares);
@@ -329,7 +329,7 @@ private:
             if (pass == block_pass::speculate || plan_.keeps_records) {
                 journal& records = blocks_.records();
                 if (std::byte* const room = records.room(member, s.shard.record_bytes_at_most(s.shard.length(b)))) {
-                    records.wrote(member, s.shard.step_recorded(b, g, now.c, access, room));
+                    records.wrote(member, s.shard.step_recorded(b, g, step.c, access, room));
                     record = room;
                     if (plan_.keeps_checksums)
                         blocks_.checksum(s.first_block + b) = s.shard.gradient_checksum(b, summed);
@@ -338,7 +338,7 @@ private:
                 if (pass == block_pass::speculate || plan_.waits_for_room)
                     continue;
             }
-            s.shard.step(b, g, now.c, access);
+            s.shard.step(b, g, step.c, access);
         }
     }
 

@@ -67,7 +67,7 @@ public:
             piece const& p = pieces_.all()[i];
             upload_gradient(p);
             list_.push_back(static_cast<std::uint32_t>(i));
-            elems += p.on.elems;
+            elems += p.device.elems;
             if (elems >= portion_elems) {
                 enqueue_listed(first_pass(pass));
                 list_.clear();
@@ -115,7 +115,7 @@ public:
         for (std::size_t i = 0; i < pieces_.all().size(); ++i) {
             piece const& p = pieces_.all()[i];
             std::size_t const first = registry_[p.shard].first_block + p.begin / norm_block_elems;
-            for (std::size_t b = 0; b < p.on.blocks(); ++b) {
+            for (std::size_t b = 0; b < p.device.blocks(); ++b) {
                 grad_squares const result = pieces_.squares()[pieces_.first_result(i) + b];
                 grad_squares const known = blocks_.squares(first + b);
                 same = same &&
@@ -132,7 +132,7 @@ public:
     {
         for (piece const& p : pieces_.all()) {
             std::size_t const first = registry_[p.shard].first_block + p.begin / norm_block_elems;
-            for (std::size_t b = 0; b < p.on.blocks() && plan_.takes_part(p.shard); ++b)
+            for (std::size_t b = 0; b < p.device.blocks() && plan_.takes_part(p.shard); ++b)
                 total.add(blocks_.squares(first + b));
         }
     }
@@ -158,12 +158,12 @@ public:
         for (std::size_t i = begin; i < end; ++i) {
             piece const& p = pieces_.all()[i];
             std::size_t const first = p.begin / norm_block_elems;
-            if (block < first || block >= first + p.on.blocks())
+            if (block < first || block >= first + p.device.blocks())
                 continue;
             std::size_t const n = s.shard.length(block);
             std::size_t const offset = (block - first) * norm_block_elems;
             auto const copy_down = [&](shard_array::index which, scratch_block& target) {
-                pieces_.device().copy_down(target.grad, p.on.arrays[which] + s.shard.bytes(which, offset),
+                pieces_.device().copy_down(target.grad, p.device.arrays[which] + s.shard.bytes(which, offset),
                                            s.shard.bytes(which, n));
             };
             // On the heap: a copy that outlives a timeout must not write to this stack frame.
@@ -239,8 +239,8 @@ private:
     void upload_gradient(piece const& p)
     {
         if (!pieces_.is_given(p, shard_array::grad))
-            pieces_.device().copy_up(p.on.arrays[shard_array::grad], pieces_.host_data(p, shard_array::grad),
-                                     array_bytes(p.on.types[shard_array::grad], p.on.elems));
+            pieces_.device().copy_up(p.device.arrays[shard_array::grad], pieces_.host_data(p, shard_array::grad),
+                                     array_bytes(p.device.types[shard_array::grad], p.device.elems));
     }
     void send_all_weights()
     {
@@ -269,14 +269,14 @@ private:
         bool first = true;
         for (std::uint32_t const i : list_) {
             piece const& p = pieces_.all()[i];
-            dtype const type = p.on.types[shard_array::weight_out];
+            dtype const type = p.device.types[shard_array::weight_out];
             if (type == dtype::none || pieces_.is_given(p, shard_array::weight_out))
                 continue;
             if (first)
                 device.wait_event(device_stream::down, device.record_event(device_stream::work));
             first = false;
-            device.copy_down(pieces_.host_data(p, shard_array::weight_out), p.on.arrays[shard_array::weight_out],
-                             array_bytes(type, p.on.elems));
+            device.copy_down(pieces_.host_data(p, shard_array::weight_out), p.device.arrays[shard_array::weight_out],
+                             array_bytes(type, p.device.elems));
         }
     }
 

@@ -33,7 +33,7 @@ public:
     struct piece {
         std::size_t shard;
         std::size_t begin; // in the shard
-        device_piece on;
+        device_piece device;
         device_ptr memory = {}; // holds the arrays that the caller does not own
     };
 
@@ -77,7 +77,7 @@ public:
     [[nodiscard]] std::size_t first_result(std::size_t i) const noexcept { return first_result_[i]; }
 
     // See device_backend.
-    void place(std::shared_ptr<adamant::device> target, std::vector<shard_piece> const& where)
+    void place(std::shared_ptr<adamant::device> target, std::vector<shard_piece> const& requested)
     {
         if (!pieces_.empty()) { // the new pieces are copied from the host
             try {
@@ -97,7 +97,7 @@ public:
             target->claim(this); // after the allocations above: every failure from here on releases the claim
         part_.reset();           // its records are obsolete, and the next part may need their memory
         try {
-            for (shard_piece const& w : where) {
+            for (shard_piece const& w : requested) {
                 if (w.on != backend_kind::device)
                     continue;
                 std::size_t const same = target == device_ ? find(w) : pieces_.size();
@@ -112,7 +112,7 @@ public:
                 set_arrays(next.back());
             }
             for (piece const& p : next)
-                results.push_back(results.back() + p.on.blocks());
+                results.push_back(results.back() + p.device.blocks());
             squares.resize(results.back());
             recorded.resize(results.back());
             part_ = make_part(target.get(), next);
@@ -149,15 +149,15 @@ public:
     }
     // Bytes that place() allocates on the device for these pieces.
     [[nodiscard]] static std::size_t bytes_for(registry const& shard_registry, adamant::device const& target,
-                                               std::vector<shard_piece> const& where, bool with_records)
+                                               std::vector<shard_piece> const& requested, bool with_records)
     {
         std::size_t bytes = 0;
         std::vector<device_piece> descriptions;
-        for (shard_piece const& w : where)
+        for (shard_piece const& w : requested)
             if (w.on == backend_kind::device) {
                 piece const p = make_piece(shard_registry, w);
                 bytes += owned_bytes(shard_registry, p);
-                descriptions.push_back(p.on);
+                descriptions.push_back(p.device);
             }
         return bytes + target.part_bytes({descriptions.data(), descriptions.size()}, with_records);
     }
@@ -177,7 +177,7 @@ public:
             std::size_t block = 0;
             for (; next_piece != pieces_.end() && next_piece->shard == i; ++next_piece) {
                 add(i, block, next_piece->begin / norm_block_elems);
-                block = next_piece->begin / norm_block_elems + next_piece->on.blocks();
+                block = next_piece->begin / norm_block_elems + next_piece->device.blocks();
             }
             add(i, block, registry_[i].shard.blocks());
         }
@@ -191,7 +191,7 @@ public:
     {
         for (piece const& p : pieces_)
             for_each_state_array(p, with_sums, [&](shard_array::index which, std::size_t bytes) {
-                device_->copy_down(host_data(p, which), p.on.arrays[which], bytes);
+                device_->copy_down(host_data(p, which), p.device.arrays[which], bytes);
             });
         wait();
     }
@@ -199,7 +199,7 @@ public:
     void copy_state_up(adamant::device& target, piece const& p, bool with_sums) const
     {
         for_each_state_array(p, with_sums, [&](shard_array::index which, std::size_t bytes) {
-            target.copy_up(p.on.arrays[which], host_data(p, which), bytes);
+            target.copy_up(p.device.arrays[which], host_data(p, which), bytes);
         });
     }
     // The first byte of a piece's array in the shard's memory.
@@ -266,7 +266,7 @@ private:
     {
         std::size_t const i = first_from(w.shard, w.begin);
         bool const same = i != pieces_.size() && pieces_[i].shard == w.shard && pieces_[i].begin == w.begin &&
-                          pieces_[i].on.elems == w.elems;
+                          pieces_[i].device.elems == w.elems;
         return same ? i : pieces_.size();
     }
     [[nodiscard]] std::unique_ptr<device_part> make_part(adamant::device* target,
@@ -274,7 +274,7 @@ private:
     {
         std::vector<device_piece> descriptions;
         for (piece const& p : pieces)
-            descriptions.push_back(p.on);
+            descriptions.push_back(p.device);
         return pieces.empty() ? nullptr : target->make_part(std::move(descriptions), settings_.with_records);
     }
     // Call in an exception handler of place(): restores the previous pieces.
@@ -303,11 +303,11 @@ private:
         tracked_shard const& s = shard_registry[w.shard];
         piece p{w.shard, w.begin, {}};
         for (std::size_t i = 0; i < 6; ++i)
-            p.on.types[i] = s.shard.type(static_cast<shard_array::index>(i));
-        p.on.elems = w.elems;
-        p.on.group = s.group;
-        p.on.place = s.shard.place(w.begin);
-        p.on.format = &s.shard.format();
+            p.device.types[i] = s.shard.type(static_cast<shard_array::index>(i));
+        p.device.elems = w.elems;
+        p.device.group = s.group;
+        p.device.place = s.shard.place(w.begin);
+        p.device.format = &s.shard.format();
         return p;
     }
     [[nodiscard]] static bool is_given(registry const& shard_registry, piece const& p, std::size_t array) noexcept
@@ -322,7 +322,7 @@ private:
         std::size_t bytes = 0;
         for (std::size_t i = 0; i < 6; ++i)
             if (!is_given(shard_registry, p, i))
-                bytes += aligned(array_bytes(p.on.types[i], p.on.elems));
+                bytes += aligned(array_bytes(p.device.types[i], p.device.elems));
         return bytes;
     }
     // Sets the addresses of a piece's arrays.
@@ -330,14 +330,14 @@ private:
     {
         device_ptr next = p.memory;
         for (std::size_t i = 0; i < 6; ++i) {
-            dtype const type = p.on.types[i];
+            dtype const type = p.device.types[i];
             if (is_given(p, i)) {
                 device_arrays const& given = registry_.arrays_on_device(p.shard);
                 device_ptr const base = i == shard_array::grad ? given.grad : given.weight_out;
-                p.on.arrays[i] = type == dtype::none ? device_ptr{} : base + array_bytes(type, p.begin);
+                p.device.arrays[i] = type == dtype::none ? device_ptr{} : base + array_bytes(type, p.begin);
             } else if (type != dtype::none) {
-                p.on.arrays[i] = next;
-                next = next + aligned(array_bytes(type, p.on.elems));
+                p.device.arrays[i] = next;
+                next = next + aligned(array_bytes(type, p.device.elems));
             }
         }
     }
@@ -348,9 +348,9 @@ private:
         tracked_shard const& s = registry_[p.shard];
         for (auto const which : state_arrays)
             if (s.shard.is_state(which))
-                work(which, s.shard.bytes(which, p.on.elems));
+                work(which, s.shard.bytes(which, p.device.elems));
         if (with_sums && s.summed != 0 && s.shard.has_accumulator())
-            work(arrays::accumulator, s.shard.bytes(arrays::accumulator, p.on.elems));
+            work(arrays::accumulator, s.shard.bytes(arrays::accumulator, p.device.elems));
     }
 
     registry const& registry_;

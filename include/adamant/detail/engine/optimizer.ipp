@@ -119,17 +119,17 @@ ADAMANT_DECL executor const& optimizer::cpu() const noexcept
 {
     return core_->cpu();
 }
-ADAMANT_DECL void optimizer::place(std::shared_ptr<device> target, placement const& where)
+ADAMANT_DECL void optimizer::place(std::shared_ptr<device> target, placement const& requested)
 {
-    core_->place(std::move(target), where);
+    core_->place(std::move(target), requested);
 }
 ADAMANT_DECL std::vector<std::size_t> optimizer::shard_sizes() const
 {
     return core_->registered().sizes();
 }
-ADAMANT_DECL std::size_t optimizer::device_bytes(device const& target, placement const& where) const
+ADAMANT_DECL std::size_t optimizer::device_bytes(device const& target, placement const& requested) const
 {
-    return core_->device_bytes(target, where);
+    return core_->device_bytes(target, requested);
 }
 ADAMANT_DECL void optimizer::set_device_arrays(shard_id shard, device_arrays const& arrays)
 {

@@ -172,15 +172,15 @@ private:
         report_.gradients.bytes_moved += report_.journal_bytes;
         rollback_bytes_ += report_.journal_bytes;
     }
-    void report_device(device_usage const& now)
+    void report_device(device_usage const& usage)
     {
         auto const bytes = [&](device_stream row) {
             auto const i = static_cast<std::size_t>(row);
-            return static_cast<std::size_t>(now.bytes[i] - usage_before_.bytes[i]);
+            return static_cast<std::size_t>(usage.bytes[i] - usage_before_.bytes[i]);
         };
         auto const seconds = [&](device_stream row) {
             auto const i = static_cast<std::size_t>(row);
-            return now.busy_s[i] - usage_before_.busy_s[i];
+            return usage.busy_s[i] - usage_before_.busy_s[i];
         };
         report_.device = {report_.device.elements,      seconds(device_stream::work), seconds(device_stream::up),
                           seconds(device_stream::down), bytes(device_stream::work),   bytes(device_stream::up),

@@ -48,8 +48,8 @@ public:
             return verdict;
         std::mutex mutex;
         for_each_part(model_.cpu, device_state != nullptr ? 0 : model_.blocks.size(), model_.all_elems,
-                      [&](std::size_t at) {
-                          zenflow_part const& p = model_.blocks[at];
+                      [&](std::size_t index) {
+                          zenflow_part const& p = model_.blocks[index];
                           if (!model_.takes_part(p.param))
                               return;
                           float_mode_scope const mode(subnormals::flushed);
@@ -141,8 +141,8 @@ public:
     {
         squares_total done, deferred;
         std::mutex mutex;
-        for_each_part(model_.cpu, model_.blocks.size(), model_.all_elems, [&](std::size_t at) {
-            zenflow_part const& p = model_.blocks[at];
+        for_each_part(model_.cpu, model_.blocks.size(), model_.all_elems, [&](std::size_t index) {
+            zenflow_part const& p = model_.blocks[index];
             zenflow_param_state const& state = model_.params[p.param];
             if (!model_.is_matrix(p.param))
                 return;

@@ -106,10 +106,10 @@ private:
     [[nodiscard]] group_step make_step(std::size_t param, std::uint64_t count) const
     {
         std::size_t const group = model_.registry[param].group;
-        group_step made;
+        group_step result;
         rounded_to_nearest(
-            [&] { made = make_group_step(model_.registry.groups()[group], group, terms_, clip_, count); });
-        return made;
+            [&] { result = make_group_step(model_.registry.groups()[group], group, terms_, clip_, count); });
+        return result;
     }
 
     zenflow_model& model_;
