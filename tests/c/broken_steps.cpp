@@ -66,7 +66,7 @@ TEST_CASE("C: the sum over processes, and what becomes of a step when it fails")
         std::int32_t over = 0;
         fails(adamant_wait(o.get(), ADAMANT_FOR_EVER, &over, &r), ADAMANT_REDUCE_FAILED, words);
         REQUIRE(over == 1);
-        refused(adamant_poll(o.get(), nullptr, nullptr), "no step is under way");
+        refused(adamant_poll(o.get(), nullptr, nullptr), "no step is in progress");
         REQUIRE(m.digest() == before);
         // whole: over
         fails(adamant_step(o.get(), nullptr, &r), ADAMANT_REDUCE_FAILED, words);

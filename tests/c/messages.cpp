@@ -107,8 +107,8 @@ std::set<std::string> fields_of(std::string const& code)
 
 TEST_CASE("C: a text of the C++ library in C's words")
 {
-    CHECK(in_c("adamant: submit() is called, but no step is open; begin_step() first") ==
-          "adamant: adamant_submit() is called, but no step is open; adamant_begin_step() first");
+    CHECK(in_c("adamant: cannot call submit(): no step is open. Call begin_step() first.") ==
+          "adamant: cannot call adamant_submit(): no step is open. Call adamant_begin_step() first.");
     CHECK(in_c("binding::none") == "ADAMANT_BIND_NONE");
     CHECK(in_c("") == "");
     // Not what is in C's words already, no part of a longer name, no path, and nothing that the caller has named.
@@ -130,7 +130,7 @@ TEST_CASE("C: a text of the C++ library in C's words")
     optimizer const o = make_optimizer(m);
     adamant_status const status = adamant_submit(o.get(), 0);
     CHECK(status == ADAMANT_INVALID_ARGUMENT);
-    CHECK(last_error() == "adamant: adamant_submit() is called, but no step is open; adamant_begin_step() first");
+    CHECK(last_error() == "adamant: cannot call adamant_submit(): no step is open. Call adamant_begin_step() first.");
 }
 
 TEST_CASE("C: a text that is too long ends where it is cut")

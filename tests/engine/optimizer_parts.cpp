@@ -290,9 +290,9 @@ TEST_CASE("the registry finds groups and shards, and numbers them anew where one
 
     CHECK(refusal([&] { r.remove_group(2); }) ==
           "adamant: cannot remove parameter group 'c': 4 shards still belong to it (first: 0 ('w')). "
-          "Remove them first with remove_shard()");
-    CHECK(refusal([&] { r.remove_group(3); }) == "adamant: there is no parameter group 3; there are 3");
-    CHECK(refusal([&] { r.remove_shard(5); }) == "adamant: there is no shard 5; there are 5");
+          "Call remove_shard() for each of them first.");
+    CHECK(refusal([&] { r.remove_group(3); }) == "adamant: there is no parameter group 3; the optimizer has 3");
+    CHECK(refusal([&] { r.remove_shard(5); }) == "adamant: there is no shard 5; the optimizer has 5");
     r.remove_group(0);
     CHECK(r.groups().size() == 2);
     CHECK(r.find_group("c") == 1u);
@@ -316,10 +316,9 @@ TEST_CASE("the registry finds groups and shards, and numbers them anew where one
     // Its elements are free again, and its parameter, once it has no shards.
     CHECK(add(arrays[3], 1, "w", {{3 * n}, n}) == 4);
     CHECK(r[4].first_block == 4);
-    CHECK(refusal([&] {
-              add(arrays[4], 1, "w", {{3 * n}, n});
-          }).find("each element is stepped once") != std::string::npos);
-    CHECK(refusal([&] { add(arrays[4], 1, "v"); }).find("there is a shard of 'v' already") != std::string::npos);
+    CHECK(refusal([&] { add(arrays[4], 1, "w", {{3 * n}, n}); }).find("Shards must not overlap") != std::string::npos);
+    CHECK(refusal([&] { add(arrays[4], 1, "v"); }).find("cannot add a shard of 'v': another shard of it") !=
+          std::string::npos);
     r.remove_shard(0);
     CHECK(r.places().params().size() == 1);
     r.remove_group(0);
@@ -350,7 +349,7 @@ TEST_CASE("a new gradient is compared with what is written, wherever that is")
         if (checked)
             r.check_overlaps();
         CHECK(set(0, nullptr, checked) ==
-              "adamant: shard 0 ('0') is given a gradient that is null, but has 100 elements");
+              "adamant: cannot set the gradient of shard 0 ('0') with 100 elements: the pointer is null");
         CHECK(set(3, nullptr, checked) == "no error");
         // In the shard itself, whole and by one element.
         for (float* const bad : {arrays[2].param.data(), arrays[2].exp_avg.data() + n - 1, arrays[2].exp_avg_sq.data(),
@@ -375,7 +374,7 @@ TEST_CASE("a new gradient is compared with what is written, wherever that is")
     }
     // Where gradients come down from a device, the array in host memory is written.
     r.set_device_arrays(1, {{4096}, {}});
-    CHECK(set(1, other.data(), true).find("its gradients are made on a device") != std::string::npos);
+    CHECK(set(1, other.data(), true).find("its gradients are on a device") != std::string::npos);
     r.check_overlaps();
     CHECK(set(0, other.data() + 2, true).find("grad of shard 0 and grad of shard 1 overlap") != std::string::npos);
     r.remove_shard(0); // whose arrays on a device are not another's

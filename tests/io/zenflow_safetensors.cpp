@@ -376,7 +376,7 @@ TEST_CASE("a header of ZenFlow's with a right checksum is not believed either")
     };
     CHECK(mentions(renamed("w.param", "w.params"), {"there is no tensor 'w.param'"}));
     CHECK(mentions(renamed("w.param", ""), {"no name"}));
-    CHECK(mentions(renamed("w.weights", "w.weight"), {"'w.weight' is of no param"})); // weights may be missing
+    CHECK(mentions(renamed("w.weights", "w.weight"), {"'w.weight' belongs to no param"})); // weights may be missing
     CHECK(mentions(renamed("half.param[1:3]", "half.param"), {"there is no tensor 'half.param[1:3]'"}));
     for (char const* const key : {"groups", "loss_scaler", "params", "position", "deferred_norm"})
         CHECK(mentions(state([&](json& s) { s.erase(key); }), {"the state", "5 members"}));
@@ -386,11 +386,12 @@ TEST_CASE("a header of ZenFlow's with a right checksum is not believed either")
     CHECK(mentions(state([](json& s) { s["deferred_norm"] = 1; }), {"'deferred_norm'"}));
     CHECK(mentions(state([](json& s) { s["position"]["in_window"] = -1; }), {"the position", "'in_window'"}));
     CHECK(mentions(state([](json& s) { s["position"]["has_selection"] = 1; }), {"'has_selection'"}));
-    CHECK(mentions(state([](json& s) { s["params"][0]["types"][0] = "float"; }), {"param 0", "a type that is none"}));
+    CHECK(mentions(state([](json& s) { s["params"][0]["types"][0] = "float"; }), {"param 0", "an unknown type"}));
     CHECK(mentions(state([](json& s) { s["params"][0]["types"].push_back("none"); }), {"param 0", "5 types"}));
-    CHECK(mentions(state([](json& s) { s["params"][0]["types"][1] = "none"; }), {"'w'", "types that no shard has"}));
+    CHECK(mentions(state([](json& s) { s["params"][0]["types"][1] = "none"; }),
+                   {"'w'", "unsupported combination of types"}));
     CHECK(mentions(state([](json& s) { s["params"][0]["group"] = 1; }), {"'w'", "group 1"}));
-    CHECK(mentions(state([](json& s) { s["params"][0]["summed"] = 0; }), {"'w.sums' is of no param"}));
+    CHECK(mentions(state([](json& s) { s["params"][0]["summed"] = 0; }), {"'w.sums' belongs to no param"}));
     CHECK(mentions(state([](json& s) { s["params"][1]["summed"] = 1; }), {"no tensor 'half.sums[1:3]'"}));
     CHECK(mentions(state([](json& s) { s["params"][1]["all_rows"] = 1; }), {"'half'", "2 rows from 1", "has 1"}));
     CHECK(mentions(state([](json& s) { s["params"][1]["all_rows"] = 1ull << 62; }), {"'half'", "fit in memory"}));
@@ -433,17 +434,19 @@ TEST_CASE("states of ZenFlow that cannot be are not saved")
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].name = ""; }), {"param 0 has no name"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].name = "a\x80"; }), {"'a\\x80'", "UTF-8"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].group = 1; }), {"'w'", "group 1", "there are 1"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].types[1] = dtype::none; }), {"'w'", "no shard has"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].types[1] = dtype::none; }),
+                   {"'w'", "unsupported combination"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[1].rows = 4; }), {"'half'", "4 rows from 1", "has 4"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[1].first_row = 5; }), {"'half'", "from 5"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].all_rows = ~std::size_t{0}; }), {"'w'", "memory"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].counts.pop_back(); }), {"'w'", "3 columns", "of 2"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].counts.pop_back(); }), {"'w'", "3 columns", "2 counts"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].publishing.clear(); }), {"'w'", "3 and 0"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[2].counts.push_back(1); }), {"'b'", "counts of 2"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[2].counts.push_back(1); }), {"'b'", "2 counts"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].selected[1] = 2; }), {"'w'", "neither 0 nor 1"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].arrays[2] = nullptr; }), {"'w'", "no data of exp_avg"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].arrays[2] = nullptr; }), {"'w'", "no data for exp_avg"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[1].arrays[4] = nullptr; }), {"'half'", "weight_out"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].sums = nullptr; }), {"'w'", "deferred 2 steps"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].sums = nullptr; }),
+                   {"'w'", "deferred gradients of 2 steps"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params.push_back(s.params[1]); }),
                    {"params 1 and 3", "'half'", "[1, 3) and [1, 3)"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[2].name = "w"; }), {"params", "'w'", "differ in columns"}));
@@ -658,7 +661,7 @@ TEST_CASE("a file of ZenFlow that is cut short or written into while it is loade
         std::filesystem::resize_file(path, size);
         char const* const says = size < good.size() ? "is truncated since" : "was written to since";
         CHECK(mentions(refusal<corrupted>([&] { second.by().load(file.state()); }), {says}));
-        CHECK(mentions(refusal([&] { second.step(5); }), {"load() failed in the middle"}));
+        CHECK(mentions(refusal([&] { second.step(5); }), {"load() failed midway"}));
         save_safetensors(folder / "b", zenflow_state{});
         std::string const before = bytes_of(folder / "b");
         CHECK(mentions(refusal<corrupted>([&] { save_safetensors(folder / "b", file.state()); }), {says}));
