@@ -116,7 +116,7 @@ public:
         no_traps_scope const no_traps;
         rules_.between_steps("prepare()");
         if (with_journal)
-            sides().line().have_team();
+            sides().line().ensure_team();
         allocate(with_journal);
     }
 
@@ -402,7 +402,7 @@ private:
         if (!as_they_arrive)
             sides().line().check_caller();
         if (kind != step_kind::whole || placed() != nullptr)
-            sides().line().have_team();
+            sides().line().ensure_team();
         allocate(as_they_arrive);
         session_.open(values, as_they_arrive, kind == step_kind::async);
     }

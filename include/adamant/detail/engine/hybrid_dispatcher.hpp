@@ -27,11 +27,11 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Threads of the team come in at the owner's drain_task, ask line() for work, and bring it to run().
+// Threads of the team come in at the owner's worker_entry, ask line() for work, and bring it to run().
 class hybrid_dispatcher {
 public:
     // weights_ready: as in optimizer_options, or empty.
-    hybrid_dispatcher(executor const& cpu, work_queue::drain_task task, registry const& over, step_plan const& plan,
+    hybrid_dispatcher(executor const& cpu, work_queue::worker_entry task, registry const& over, step_plan const& plan,
                       block_table& blocks, std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
         : over_(over), plan_(plan), blocks_(blocks), weights_ready_(weights_ready), host_(cpu, over, plan, blocks),
           line_(cpu.team(), task)
@@ -63,7 +63,7 @@ public:
     // An empty list, and no errors. While no work is under way.
     void begin()
     {
-        line_.take_at_once(host_.pieces_at_once());
+        line_.set_max_item_pieces(host_.pieces_at_once());
         first_piece_ = line_.added();
         host_.begin(first_piece_);
         forget_errors();
@@ -160,7 +160,7 @@ public:
                 run(member, begin, end);
             else
                 host_.work(member, begin, end);
-            line_.did(end - begin);
+            line_.complete(end - begin);
         });
     }
     void begin_pass(block_pass pass, bool on_device)

@@ -263,11 +263,11 @@ private:
         work_queue::clock::time_point waits_until{};
         for (;;) {
             work_queue::work_item const work_item = line.next(in, waits_until);
-            if (work_item.what == work_queue::work_item::kind::leave)
+            if (work_item.action == work_queue::work_item::kind::leave)
                 return;
-            if (work_item.what == work_queue::work_item::kind::work) {
+            if (work_item.action == work_queue::work_item::kind::work) {
                 sides_.run(member, work_item.begin, work_item.end);
-                line.did(work_item.end - work_item.begin);
+                line.complete(work_item.end - work_item.begin);
             } else {
                 line.close(in, go_on_at_end());
             }
