@@ -483,12 +483,12 @@ struct counter {
         work_queue::clock::time_point waits_until{};
         for (;;) {
             work_queue::work_item const e = own.line.next(in, waits_until);
-            if (e.what == work_queue::work_item::kind::leave)
+            if (e.action == work_queue::work_item::kind::leave)
                 return;
-            if (e.what == work_queue::work_item::kind::work) {
+            if (e.action == work_queue::work_item::kind::work) {
                 for (std::size_t i = e.begin; i < e.end; ++i)
                     ++own.done[i];
-                own.line.did(e.end - e.begin);
+                own.line.complete(e.end - e.begin);
                 continue;
             }
             ++own.closes;
@@ -512,7 +512,7 @@ TEST_CASE("the work line has every piece done once, whoever adds it and when", "
     c.line.wait(); // for nothing
     c.line.add([] { return std::size_t{0}; });
     CHECK(c.line.idle());
-    c.line.take_at_once(7);
+    c.line.set_max_item_pieces(7);
     // From several threads, in portions of all sizes, with drains that end between and others that wait for more.
     std::vector<std::thread> adders;
     for (std::size_t t = 0; t < 3; ++t)

@@ -117,7 +117,7 @@ public:
         no_traps_scope const no_traps;
         rules_.between_steps("prepare()");
         if (with_journal)
-            dispatcher().queue().have_team();
+            dispatcher().queue().ensure_team();
         allocate(with_journal);
     }
 
@@ -409,7 +409,7 @@ private:
         if (!as_they_arrive)
             dispatcher().queue().check_caller();
         if (kind != step_kind::whole || partition() != nullptr)
-            dispatcher().queue().have_team();
+            dispatcher().queue().ensure_team();
         allocate(as_they_arrive);
         session_.open(values, as_they_arrive, kind == step_kind::async);
     }

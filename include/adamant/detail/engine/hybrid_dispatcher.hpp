@@ -27,11 +27,11 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Threads of the team enter through the owner's drain_task, pull work from queue(), and pass it to run().
+// Threads of the team enter through the owner's worker_entry, pull work from queue(), and pass it to run().
 class hybrid_dispatcher {
 public:
     // weights_ready: as in optimizer_options; may be empty.
-    hybrid_dispatcher(executor const& cpu, work_queue::drain_task task, registry const& shard_registry,
+    hybrid_dispatcher(executor const& cpu, work_queue::worker_entry task, registry const& shard_registry,
                       step_plan const& plan, block_table& blocks,
                       std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
         : registry_(shard_registry), plan_(plan), blocks_(blocks), weights_ready_(weights_ready),
@@ -64,7 +64,7 @@ public:
     // Clears the list of work and the errors. Call only while no thread works.
     void begin()
     {
-        queue_.take_at_once(host_.pieces_at_once());
+        queue_.set_max_item_pieces(host_.pieces_at_once());
         first_piece_ = queue_.added();
         host_.begin(first_piece_);
         forget_errors();
@@ -162,7 +162,7 @@ public:
                 run(member, begin, end);
             else
                 host_.work(member, begin, end);
-            queue_.did(end - begin);
+            queue_.complete(end - begin);
         });
     }
     void begin_pass(block_pass pass, bool on_device)

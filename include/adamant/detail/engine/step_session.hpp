@@ -267,11 +267,11 @@ private:
         work_queue::clock::time_point waits_until{};
         for (;;) {
             work_queue::work_item const work_item = queue.next(drain, waits_until);
-            if (work_item.what == work_queue::work_item::kind::leave)
+            if (work_item.action == work_queue::work_item::kind::leave)
                 return;
-            if (work_item.what == work_queue::work_item::kind::work) {
+            if (work_item.action == work_queue::work_item::kind::work) {
                 dispatcher_.run(member, work_item.begin, work_item.end);
-                queue.did(work_item.end - work_item.begin);
+                queue.complete(work_item.end - work_item.begin);
             } else {
                 queue.close(drain, continue_at_end());
             }

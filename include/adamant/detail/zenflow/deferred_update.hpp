@@ -200,7 +200,7 @@ public:
 
     // Ensures a team for background work. If the executor has none, creates a single unbound thread. Throws as team's
     // constructor.
-    void have_team()
+    void ensure_team()
     {
         if (team_ == nullptr)
             team_ = std::make_shared<adamant::team>(team_options{.threads = 1, .bind = binding::none});

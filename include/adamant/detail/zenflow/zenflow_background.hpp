@@ -34,7 +34,7 @@ public:
     void build_layout(bool overlaps)
     {
         if (overlaps)
-            worker_.have_team();
+            worker_.ensure_team();
         current_->parts.resize(model_.size());
         next_->parts.resize(model_.size());
         staged_.assign(model_.size(), not_staged);
@@ -52,7 +52,7 @@ public:
     void attach_device(std::shared_ptr<device> target, void const* owner, std::vector<device_arrays> const& arrays,
                        double timeout_s)
     {
-        worker_.have_team();
+        worker_.ensure_team();
         device_state_ = std::make_unique<device_columns>(std::move(target), owner, model_.matrices, arrays, timeout_s);
         try {
             copy_weights(false);
