@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An executor: the instruction set and the threads that do the work.
+// The executor: the instruction set and the threads that run steps, and how work is divided between them.
 #pragma once
 
 #include <algorithm>
@@ -11,48 +11,162 @@
 #include <adamant/team.hpp>
 #include <adamant/detail/core/granule.hpp>
 
-// How a range of elements is cut into chunks that threads take. Pure arithmetic.
-
 ADAMANT_BEGIN_NAMESPACE
 
-// Elements from begin, a multiple of granule_elems, to end.
+/// Default of executor_options::max_chunk_elems. Larger chunks let other threads wait for the last one.
+inline constexpr std::size_t default_max_chunk_elems = 65536;
+/// Smallest value of executor_options::max_chunk_elems. Chunks are shorter if there is little work.
+inline constexpr std::size_t min_chunk_elems = 4096;
+
+/// Options of an executor.
+struct executor_options {
+    isa tier = isa::automatic; ///< instruction set; automatic: ADAMANT_ISA if set, else the best available
+    /// Number of threads; 0: one for each PU in `pus`, or if `pus` is empty, one for each usable core.
+    ///
+    /// If `pus` is empty, 0 also limits the number to what this rank's share of the CPU quota keeps busy. 1 uses the
+    /// calling thread or, with `pus` or a binding, one worker thread. More threads than PUs share the PUs.
+    unsigned threads = 0;
+    /// PUs of the threads, see team_options; empty: those of the cores that this process may use, one per core first.
+    pu_set pus = {};
+    binding bind = binding::automatic; ///< binding of the executor's threads
+    /// Fewest elements for each thread; smaller inputs use fewer threads, because waking one costs what it saves.
+    std::size_t min_slice_elems = 16384;
+    /// Most elements that a thread takes at a time; rounded down to a multiple of 64, at least 4096. May be tuned.
+    std::size_t max_chunk_elems = default_max_chunk_elems;
+    /// Prefetch distance of a step in bytes. May be tuned; see tune.hpp.
+    std::uint32_t prefetch_bytes = default_prefetch_bytes();
+};
+
+/// The elements [begin, end) of a range.
 struct slice {
-    std::size_t begin;
-    std::size_t end;
+    std::size_t begin; ///< first element; a multiple of granule_elems
+    std::size_t end;   ///< one past the last element
+    /// Returns the number of elements.
     [[nodiscard]] std::size_t size() const noexcept { return end - begin; }
 };
 
-// n elements as chunks of one size, in order; the last may be shorter.
+/// A division of n elements into chunks of equal size; the last may be shorter.
 struct chunking {
-    std::size_t n = 0;
-    std::size_t chunk_elems = granule_elems; // a multiple of granule_elems
-    std::size_t chunks = 1;
-    unsigned threads = 1; // worth dividing them between; from 1 to the number of chunks
+    std::size_t n = 0;                       ///< number of elements
+    std::size_t chunk_elems = granule_elems; ///< elements of a chunk; a multiple of granule_elems
+    std::size_t chunks = 1;                  ///< number of chunks
+    unsigned threads = 1;                    ///< number of threads to use, from 1 to the number of chunks
 
-    // The elements of chunks begin to end - 1.
+    /// Returns the elements of chunks [begin, end).
     [[nodiscard]] constexpr slice elements(std::size_t begin, std::size_t end) const noexcept
     {
         return {begin * chunk_elems, end == chunks ? n : end * chunk_elems};
     }
-    // The elements that thread number `thread` begins with, every time. The ranges of all threads are in order and
-    // disjoint, together are all elements, and differ in size by at most a chunk.
+    /// Returns the elements that the given thread starts with in every call.
+    ///
+    /// The ranges of all threads partition the elements in order and differ in size by at most one chunk.
     [[nodiscard]] constexpr slice home(unsigned thread) const noexcept
     {
-        std::size_t const most = chunks / threads; // no product, which could overflow
-        std::size_t const longer = chunks % threads;
-        std::size_t const begin = thread * most + std::min<std::size_t>(thread, longer);
-        return elements(begin, begin + most + (thread < longer));
+        std::size_t const quotient = chunks / threads; // chunks * thread / threads could overflow
+        std::size_t const remainder = chunks % threads;
+        std::size_t const begin = thread * quotient + std::min<std::size_t>(thread, remainder);
+        return elements(begin, begin + quotient + (thread < remainder));
     }
 };
 
-// By default no thread takes more elements than this at once; otherwise the others would wait for it at the end.
-inline constexpr std::size_t default_max_chunk_elems = 65536;
-// The least value of that limit. Chunks are shorter where there is little work.
-inline constexpr std::size_t min_chunk_elems = 4096;
+/// The instruction set and the threads that run steps, chosen at construction. No choice changes any bit of a result.
+///
+/// Cheap to copy: copies share the threads, which end with the last copy. All member functions are thread-safe;
+/// concurrent calls run one after another. Without a team (team() is null) the calling thread does the work, in any
+/// process. An executor with a team throws unavailable in a forked child process.
+class executor {
+public:
+    /// Selects the instruction set and starts the threads.
+    /// @throws unavailable  if the CPU lacks the instruction set, or threads cannot be created or bound.
+    /// @throws invalid_argument  if ADAMANT_ISA is not the name of an instruction set, and as team's constructor does.
+    explicit executor(executor_options const& options = {});
 
-// Cuts n elements for up to `threads` threads, none of which is worth waking for fewer than min_slice_elems (at least
-// 1). A thread has some sixteen chunks, so that others can take some where it is delayed. No chunk is so small that
-// taking it costs more than a hundredth of working on it, and none has more than max_chunk_elems.
+    /// Uses an existing team, with its threads, PUs and binding.
+    /// @throws unavailable  if the CPU lacks the instruction set.
+    /// @throws invalid_argument  if team is null or ADAMANT_ISA is not the name of an instruction set.
+    explicit executor(std::shared_ptr<adamant::team> team, isa tier = isa::automatic,
+                      std::size_t min_slice_elems = executor_options{}.min_slice_elems);
+    /// Uses an existing team, with its threads, PUs and binding.
+    /// @throws unavailable  if the CPU lacks the instruction set.
+    /// @throws invalid_argument  if team is null, if the options contradict it, or if ADAMANT_ISA is not the name of an
+    ///     instruction set.
+    executor(std::shared_ptr<adamant::team> team, executor_options const& options);
+
+    /// Returns the instruction set in use; never `automatic`.
+    [[nodiscard]] isa tier() const noexcept;
+    /// Returns the largest number of threads that a call uses.
+    [[nodiscard]] unsigned threads() const noexcept;
+    /// Returns the CPU quota of this process's cgroups at construction, in CPUs; 0: no quota.
+    ///
+    /// All ranks in the cgroups share it. Only an explicit number of threads exceeds it.
+    [[nodiscard]] double cpu_quota() const noexcept;
+    /// Returns the team; null if the calling thread does the work.
+    [[nodiscard]] std::shared_ptr<adamant::team> const& team() const noexcept;
+
+    /// Returns the division of n elements into chunks.
+    [[nodiscard]] chunking chunks(std::size_t n) const noexcept;
+    /// Returns the most elements that a thread takes at a time.
+    [[nodiscard]] std::size_t max_chunk_elems() const noexcept;
+    /// Returns the prefetch distance of a step in bytes.
+    [[nodiscard]] std::uint32_t prefetch_bytes() const noexcept;
+
+    /// Returns whether the calling thread processes n elements itself, because that is faster than the handover.
+    [[nodiscard]] bool works_itself(std::size_t n) const noexcept;
+
+    /// Calls work(slice) in parallel for disjoint slices of n elements. Returns when all are done.
+    ///
+    /// Each thread starts with the same slices every time, and steals from others when it has finished them. The
+    /// calling thread processes small inputs itself.
+    /// @return the number of threads that the work was divided between.
+    /// @throws ...  what work and team::submit() throw.
+    template <class Work>
+    ADAMANT_ALWAYS_INLINE unsigned for_each_slice(std::size_t n, Work const& work) const
+    {
+        chunking const division = chunks(n);
+        if (works_itself(n))
+            work(slice{0, n});
+        else
+            team_->run(
+                division.chunks,
+                [&](unsigned, std::size_t begin, std::size_t end) { work(division.elements(begin, end)); },
+                division.threads);
+        return division.threads;
+    }
+
+    /// Calls work(slice) in each thread for the elements that it starts with in for_each_slice(). No thread steals.
+    ///
+    /// Use it for first touch, so that memory is allocated near the thread that will use it.
+    /// @throws ...  what work and team::submit() throw.
+    template <class Work>
+    ADAMANT_ALWAYS_INLINE void for_each_owned_slice(std::size_t n, Work const& work) const
+    {
+        chunking const division = chunks(n);
+        if (team_ == nullptr)
+            work(slice{0, n});
+        else
+            team_->run([&](unsigned member) {
+                if (member < division.threads)
+                    work(division.home(member));
+            });
+    }
+
+private:
+    static void check_agrees(adamant::team const& team, executor_options const& options);
+
+    isa isa_;
+    std::size_t min_slice_elems_;
+    std::size_t max_chunk_elems_;
+    std::uint32_t prefetch_bytes_;
+    double cpu_quota_;
+    std::shared_ptr<adamant::team> team_;
+};
+
+/// Divides n elements into chunks for up to `threads` threads.
+///
+/// A thread gets some sixteen chunks, so that others can steal from it when it is delayed. Chunks are large enough that
+/// taking one costs at most 1% of processing it.
+/// @param min_slice_elems  fewest elements worth waking a thread for; at least 1.
+/// @param max_chunk_elems  most elements of a chunk.
 [[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems,
                                            std::size_t max_chunk_elems = default_max_chunk_elems) noexcept
 {
@@ -66,103 +180,6 @@ inline constexpr std::size_t min_chunk_elems = 4096;
     std::size_t const chunks = std::max<std::size_t>(n / chunk + (n % chunk != 0), 1);
     return {n, chunk, chunks, static_cast<unsigned>(std::min(useful, chunks))};
 }
-
-// Who does the work: the instruction set and the threads.
-
-struct executor_options {
-    isa tier = isa::automatic; // automatic: ADAMANT_ISA if set, else the best that the CPU has
-    // 0: one for each core that this process may use, but no more than this rank's part of the CPU quota keeps busy, or
-    // one for each PU in `pus` if that is not empty. 1: the calling thread alone; where `pus` or a binding is given, a
-    // thread of the executor's own. More threads than PUs share the PUs.
-    unsigned threads = 0;
-    pu_set pus = {}; // see team_options; empty: the cores that this process may use, one PU of each first
-    binding bind = binding::automatic; // of the executor's own threads
-    // With fewer elements than this for each thread, fewer threads are used: waking one costs about what it saves.
-    std::size_t min_slice_elems = 16384;
-    // The two settings that a tuner may change; see tune.hpp: the most elements that a thread takes at once
-    // (rounded down to a multiple of 64, at least 4096), and how far ahead a step prefetches.
-    std::size_t max_chunk_elems = default_max_chunk_elems;
-    std::uint32_t prefetch_bytes = default_prefetch_bytes();
-};
-
-// The instruction set and the threads that do the work: chosen once, at construction, and reported. No choice changes
-// any bit of a result. Cheap to copy: copies share the threads, which end with the last copy. Every member function
-// may be called from any thread, and from several at once; their work is done one after another. An executor with a
-// team throws unavailable in a process forked from the one that made the team. Without a team (team() is null) the
-// calling thread does the work, in any process.
-class executor {
-public:
-    // Throws unavailable where the CPU lacks the instruction set, or threads cannot be made or bound; and
-    // invalid_argument where ADAMANT_ISA is not the name of an instruction set.
-    explicit executor(executor_options const& options = {});
-
-    // On an existing team, with its threads, PUs and binding. Throws invalid_argument for null and for options that
-    // contradict the team, and what the constructor above throws about instruction sets.
-    explicit executor(std::shared_ptr<adamant::team> team, isa tier = isa::automatic,
-                      std::size_t min_slice_elems = executor_options{}.min_slice_elems);
-    executor(std::shared_ptr<adamant::team> team, executor_options const& options);
-
-    // The instruction set in use, never automatic.
-    [[nodiscard]] isa tier() const noexcept;
-    // The most threads that a call uses.
-    [[nodiscard]] unsigned threads() const noexcept;
-    // The CPU time that the cgroups of this process left it when this was made, shared by all ranks in them; 0: no
-    // quota. More threads than that are used only where they were asked for.
-    [[nodiscard]] double cpu_quota() const noexcept;
-    // The team that does the work; null where the calling thread does it.
-    [[nodiscard]] std::shared_ptr<adamant::team> const& team() const noexcept;
-
-    // How n elements are cut.
-    [[nodiscard]] chunking chunks(std::size_t n) const noexcept;
-    [[nodiscard]] std::size_t max_chunk_elems() const noexcept;
-    // How far ahead its steps prefetch.
-    [[nodiscard]] std::uint32_t prefetch_bytes() const noexcept;
-
-    // Whether the calling thread does n elements itself, because that is quicker than to hand them over.
-    [[nodiscard]] bool works_itself(std::size_t n) const noexcept;
-
-    // Calls work(slice) in parallel, for disjoint slices that together are all n elements, and returns when all are
-    // done. Each thread begins with the same slices every time, and takes from others when it has finished its own. The
-    // calling thread does small amounts of work itself. Returns how many threads the work was divided
-    // between. Throws what work and team::submit() throw.
-    template <class Work>
-    ADAMANT_ALWAYS_INLINE unsigned for_each_slice(std::size_t n, Work const& work) const
-    {
-        chunking const cut = chunks(n);
-        if (works_itself(n))
-            work(slice{0, n});
-        else
-            team_->run(
-                cut.chunks, [&](unsigned, std::size_t begin, std::size_t end) { work(cut.elements(begin, end)); },
-                cut.threads);
-        return cut.threads;
-    }
-
-    // Calls work(slice) in each thread for the elements that it begins with in for_each_slice(), so that memory is
-    // first touched where it will be used. No thread takes from others. Throws as for_each_slice() does.
-    template <class Work>
-    ADAMANT_ALWAYS_INLINE void for_each_owned_slice(std::size_t n, Work const& work) const
-    {
-        chunking const cut = chunks(n);
-        if (team_ == nullptr)
-            work(slice{0, n});
-        else
-            team_->run([&](unsigned member) {
-                if (member < cut.threads)
-                    work(cut.home(member));
-            });
-    }
-
-private:
-    static void check_agrees(adamant::team const& with, executor_options const& options);
-
-    isa isa_;
-    std::size_t min_slice_elems_;
-    std::size_t max_chunk_elems_;
-    std::uint32_t prefetch_bytes_;
-    double cpu_quota_;
-    std::shared_ptr<adamant::team> team_;
-};
 
 ADAMANT_END_NAMESPACE
 
