@@ -13,7 +13,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-/// Default of executor_options::max_chunk_elems. Larger chunks let other threads wait for the last one.
+/// Default of executor_options::max_chunk_elems. With larger chunks, threads would wait longer for the last one.
 inline constexpr std::size_t default_max_chunk_elems = 65536;
 /// Smallest value of executor_options::max_chunk_elems. Chunks are shorter if there is little work.
 inline constexpr std::size_t min_chunk_elems = 4096;
