@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything that a trainer needs for a step: arrays, executors, memory, an optimizer. Includes only. Cores, tuning,
-// the split between CPU and device, ZenFlow and the opt-in parts have headers of their own.
+// Umbrella header for training: shards, executors, memory, devices and the optimizer.
+//
+// Include separately, as needed: cores.hpp (core selection), split.hpp (CPU and device ratio), tune.hpp, zenflow.hpp,
+// resctrl.hpp, and the opt-in headers that need nlohmann-json, xxHash or nvcc.
 #pragma once
 
 #include <adamant/checkpoint.hpp>
