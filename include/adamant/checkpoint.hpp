@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An optimizer's state as plain data.
+// An optimizer's state as plain data: parameters, groups and views of the arrays.
 #pragma once
 
 #include <cstddef>
@@ -17,20 +17,26 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The arrays of a parameter that are state. The other arrays are made from them or are new in every step.
-enum class state_array : std::uint8_t { param, exp_avg, exp_avg_sq };
+/// Arrays of a parameter that belong to the state. The others are derived from them or are new in every step.
+enum class state_array : std::uint8_t {
+    param,      ///< Master weights.
+    exp_avg,    ///< First moment.
+    exp_avg_sq, ///< Second moment.
+};
 
+/// Returns the name of an array: "param", "exp_avg" or "exp_avg_sq".
 [[nodiscard]] constexpr std::string_view name(state_array array) noexcept
 {
     return array == state_array::param ? "param" : array == state_array::exp_avg ? "exp_avg" : "exp_avg_sq";
 }
 
-// The source of a state's bytes where they are not simply in memory: a file, which anyone may cut short while it is
-// read, or masters in two halves.
+/// Reads a state's bytes that are not plain memory.
+///
+/// Examples are a file, which another process may truncate during a read, and split master weights.
 class state_source {
 public:
-    // Copies bytes at an offset from a tensor's `data`, which may be null. Throws
-    // corrupted or unavailable where they can no longer be read. Thread-safe.
+    /// Copies `bytes` bytes from an address in a tensor's `data`, which may be null. Thread-safe.
+    /// @throws corrupted, unavailable if the bytes can no longer be read.
     virtual void read(std::byte const* from, std::size_t bytes, std::byte* to) const = 0;
 
 protected:
@@ -38,36 +44,42 @@ protected:
     ~state_source() = default;
 };
 
-// Where loading puts a state's bytes where that is not simply memory: masters in two halves.
+/// Writes loaded bytes to a destination that is not plain memory, such as split master weights.
 class state_target {
 public:
-    // Copies bytes, whole elements, to an address of this target. Distinct elements from any thread.
-    virtual void write(std::byte const* from, std::size_t bytes, std::byte const* at) const noexcept = 0;
+    /// Copies `bytes` bytes of whole elements to address `to` of this target.
+    ///
+    /// May be called concurrently for distinct elements.
+    virtual void write(std::byte const* from, std::size_t bytes, std::byte const* to) const noexcept = 0;
 
 protected:
     state_target() = default;
     ~state_target() = default;
 };
 
-// Elements [begin, begin + elements) of one array of one parameter, counted in row-major order. A view: the maker of
-// the state_dict says how long the memory lives.
+/// View of elements [begin, begin + elements) of one array of one parameter, in row-major order.
+///
+/// The function that returns the state_dict documents the lifetime of the memory.
 struct state_tensor {
-    std::size_t param = 0; // index in state_dict::params
-    state_array array = state_array::param;
-    dtype type = dtype::float32;
-    std::size_t begin = 0;
-    std::size_t elements = 0;
-    // array_bytes(type, elements) bytes, at any address. Null in a state() where there are no elements, and where
-    // masters are split, so that no float32 array exists in memory. read_elements() copies their elements.
+    std::size_t param = 0;                  ///< Index in state_dict::params.
+    state_array array = state_array::param; ///< Which array of the parameter.
+    dtype type = dtype::float32;            ///< Type of the elements.
+    std::size_t begin = 0;                  ///< Index of the first element in the parameter.
+    std::size_t elements = 0;               ///< Number of elements.
+    /// The elements: array_bytes(type, elements) bytes, at any alignment.
+    ///
+    /// Null in an optimizer's state() if there are no elements, and for split master weights, which are not a float32
+    /// array in memory. read_elements() copies their elements.
     std::byte const* data = nullptr;
-    // If not null, loading and saving read the data through it instead of from `data`.
+    /// If not null, loading and saving read the data through this source instead of from `data`.
     state_source const* source = nullptr;
-    state_target const* target = nullptr; // the same for an optimizer's own arrays, which a state is loaded into
+    /// If not null, loading into an optimizer's own arrays writes the data through this target.
+    state_target const* target = nullptr;
 };
 
 namespace detail {
 
-// So many bytes behind, from null on, too.
+// Adds an offset to a pointer that may be null.
 [[nodiscard]] inline std::byte const* bytes_behind(std::byte const* data, std::size_t bytes) noexcept
 {
     return reinterpret_cast<std::byte const*>(reinterpret_cast<std::uintptr_t>(data) + bytes);
@@ -75,44 +87,52 @@ namespace detail {
 
 } // namespace detail
 
-// Copies elements of a tensor, the first of which has the number `begin` in it, to memory of
-// array_bytes(tensor.type, elements) bytes, wherever they are. Throws invalid_argument for elements that it does not
-// have and for a part of a group of elements (see elems_together()), and what its source throws. Thread-safe.
+/// Copies elements [begin, begin + elements) of a tensor to memory. Thread-safe.
+///
+/// `to` must have room for array_bytes(tensor.type, elements) bytes. `begin` counts from the tensor's first element.
+/// @throws invalid_argument if the tensor does not have these elements, or if they are not whole groups (see
+/// elems_together()), and what the tensor's source throws.
 inline void read_elements(state_tensor const& tensor, std::size_t begin, std::size_t elements, std::byte* to)
 {
     if (begin > tensor.elements || elements > tensor.elements - begin)
-        detail::throw_invalid_argument({"cannot read ", elements, " elements from ", begin, " on of a tensor that has ",
-                                        tensor.elements, "; give a part of it"});
+        detail::throw_invalid_argument({"cannot read ", elements, " elements from index ", begin,
+                                        " of a tensor: it has ", tensor.elements, ". Read a part of it."});
     if (elements == 0)
         return;
     std::size_t const together = elems_together(tensor.type);
     if (begin % together != 0 || (elements % together != 0 && begin + elements != tensor.elements))
-        detail::throw_invalid_argument({"cannot read ", elements, " elements from ", begin, " on of a tensor of ",
-                                        tensor.elements, ": they are in groups of ", together,
-                                        "; begin at a multiple of that, and end at one or with the tensor"});
+        detail::throw_invalid_argument(
+            {"cannot read ", elements, " elements from index ", begin, " of a tensor of ", tensor.elements,
+             ": they are stored in groups of ", together,
+             ". Begin at a multiple of that, and end at a multiple or at the tensor's end."});
     std::size_t const bytes = array_bytes(tensor.type, elements);
-    std::byte const* const from = detail::bytes_behind(tensor.data, array_bytes(tensor.type, begin));
+    std::byte const* const first = detail::bytes_behind(tensor.data, array_bytes(tensor.type, begin));
     if (tensor.source != nullptr)
-        tensor.source->read(from, bytes, to);
+        tensor.source->read(first, bytes, to);
     else
-        std::memcpy(to, from, bytes);
+        std::memcpy(to, first, bytes);
 }
 
+/// Parameter of a state.
 struct state_param {
-    std::string name;               // that no other parameter has
-    std::vector<std::size_t> shape; // of the whole parameter; its product is the number of elements; empty: one
-    std::size_t group = 0;          // index in state_dict::groups
+    std::string name;               ///< Name; unique in the state.
+    std::vector<std::size_t> shape; ///< Shape of the whole parameter; empty: a scalar (one element).
+    std::size_t group = 0;          ///< Index in state_dict::groups.
 };
 
+/// State of an optimizer.
 struct state_dict {
-    std::uint64_t step = 0;                       // steps taken; the next one is step + 1
-    std::optional<loss_scaler_state> loss_scaler; // if the optimizer scales dynamically
-    std::vector<parameter_group> groups;
-    std::vector<state_param> params;
-    // In any order, without overlaps. Where several ranks save files, each may hold a part of a parameter.
+    std::uint64_t step = 0;                       ///< Steps taken; the next step is number step + 1.
+    std::optional<loss_scaler_state> loss_scaler; ///< State of dynamic loss scaling; unset without it.
+    std::vector<parameter_group> groups;          ///< Parameter groups.
+    std::vector<state_param> params;              ///< Parameters.
+    /// Views of the arrays, in any order and without overlaps.
+    ///
+    /// If several ranks save files, each may hold a part of a parameter.
     std::vector<state_tensor> tensors;
-    // The caller's own, such as a seed or the position in the data: kept in files, ignored by optimizers. Keys that
-    // begin with "adamant." are the library's.
+    /// Data of the caller, such as a seed or a position in the training data.
+    ///
+    /// Files keep it, optimizers ignore it. Keys that begin with "adamant." are reserved for the library.
     std::map<std::string, std::string> metadata = {};
 };
 

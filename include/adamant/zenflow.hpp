@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ZenFlow: deferred updates of the less important gradients.
+// ZenFlow: an optimizer that defers the updates of less important columns.
 #pragma once
 
 #include <cstddef>
@@ -22,133 +22,162 @@
 #include <adamant/shard.hpp>
 #include <adamant/detail/numerics/column_score.hpp>
 
-// How an optimizer puts gradients off: which columns of a matrix are stepped at once, and when the others are.
-
 ADAMANT_BEGIN_NAMESPACE
 
-// Between what columns compete for being selected.
+// ---- Options and schedule
+
+/// Set of columns among which columns compete for being selected.
 enum class selection_scope : std::uint8_t {
-    each_param, // each matrix has its own share
-    all_params, // one share of all elements; a column competes by its score for each element of it
+    each_param, ///< Each matrix selects its own share of columns.
+    all_params, ///< One share of all elements is selected; a column competes by its score per element.
 };
 
-enum class column_reduction : std::uint8_t { sum, max };
+/// Reduction that zenflow_options::reduce_columns performs.
+enum class column_reduction : std::uint8_t {
+    sum, ///< Sum over all ranks.
+    max, ///< Maximum over all ranks.
+};
 
-// ZenFlow (Lan and others, arXiv 2505.12242). The names are DeepSpeed's where it has the same option. "Steps" are those
-// that were applied.
+/// Options of ZenFlow (Lan and others, arXiv 2505.12242).
+///
+/// The names are DeepSpeed's where it has the same option. A "step" is a step that was applied. A window is a series of
+/// steps over which the gradients of columns that are not selected are accumulated.
 struct zenflow_options {
-    // The share of the columns that is selected, from 0 to 1: of n columns the nearest whole number of topk_ratio * n
-    // (a half is rounded up), and at least one unless the ratio is 0. 1: nothing is put off.
+    /// Share of the columns that is selected, from 0 to 1. With 1, nothing is deferred.
+    ///
+    /// Of n columns, topk_ratio * n are selected, rounded to the nearest whole number (a half rounds up), and at least
+    /// one unless the ratio is 0.
     double topk_ratio = 0.1;
-    column_score score = column_score::magnitude;
-    selection_scope scope = selection_scope::each_param;
-    // A window's first step selects anew where so many steps have been taken since the last selection.
+    column_score score = column_score::magnitude;        ///< Score by which columns are selected.
+    selection_scope scope = selection_scope::each_param; ///< Set of columns that compete.
+    /// Steps between selections. A window's first step selects if this many steps passed since the last selection.
     std::size_t select_interval = 16;
-    // A window has so many steps. Absent: it ends as soon as what has been put off outweighs what was done, that is
-    // when the squared norm of the sum of the gradients that were put off is above 0 and at least auto_ratio times the
-    // sum of the squared norms of those of selected columns (vectors count on neither side); at the latest after
-    // max_deferred steps, also where all gradients are zero.
+    /// Steps in a window; unset: automatic.
+    ///
+    /// An automatic window ends as soon as the deferred gradients outweigh the applied ones: the squared norm of the
+    /// sum of the deferred gradients is above 0 and at least auto_ratio times the sum of the squared norms of the
+    /// gradients of selected columns (vectors count in neither). It ends at the latest after max_deferred steps, also
+    /// if all gradients are zero.
     std::optional<std::size_t> update_interval = 4;
-    double auto_ratio = 1;
-    std::size_t max_deferred = 64;
-    std::size_t full_warm_up_rounds = 0; // so many steps at first are plain steps of everything
-    // Whether what was put off in a window is stepped while the next one goes on, and its weights publish at the end of
-    // that; else at once. Changes when weights are seen, and nothing else of how they are computed.
+    double auto_ratio = 1;               ///< Weight at which an automatic window ends; see update_interval.
+    std::size_t max_deferred = 64;       ///< Maximum number of steps in an automatic window.
+    std::size_t full_warm_up_rounds = 0; ///< Number of initial steps that update all elements.
+    /// Whether the deferred update of a window runs during the next window, at whose end its weights are published.
+    ///
+    /// If false, it runs and publishes immediately. Changes when new weights become visible, and nothing else about
+    /// their computation.
     bool overlap = true;
-    // Where the rows of matrices are spread over ranks: adds up, or takes the largest of, the numbers of all ranks, as
-    // MPI_Allreduce(MPI_IN_PLACE, numbers.data(), numbers.size(), MPI_INT64_T, MPI_SUM or MPI_MAX, comm) does. Called
-    // twice in a step that selects. Every rank has to have the same params, in the same order; of a matrix of which it
-    // has no rows it adds a shard without elements. May throw; then the step has changed nothing.
+    /// Reduces numbers over all ranks in place, for matrices whose rows are distributed over ranks.
+    ///
+    /// Does what MPI_Allreduce(MPI_IN_PLACE, numbers.data(), numbers.size(), MPI_INT64_T, MPI_SUM or MPI_MAX, comm)
+    /// does, by `how`. Called twice in a step that selects. Every rank must have the same params in the same order; for
+    /// a matrix of which it has no rows, it adds a shard without elements. May throw; the step has then changed
+    /// nothing.
     std::function<void(std::span<std::int64_t> numbers, column_reduction how)> reduce_columns = {};
 };
 
-// Throws invalid_argument naming the first option that cannot be.
+/// Checks the options of ZenFlow.
+/// @throws invalid_argument naming the first invalid option.
 void validate(zenflow_options const& options);
 
-// The options that a DeepSpeed configuration asks for, of which an interval `never` is the largest number. Of "auto"
-// its auto_ratio is not taken, as it is another; see both. Throws invalid_argument for what validate() refuses. Pure.
+/// Returns the options for a DeepSpeed configuration. Pure.
+///
+/// An interval of zenflow_config::never becomes the largest number. The auto_ratio of the configuration is not used,
+/// because DeepSpeed defines it differently; see zenflow_config::auto_ratio.
+/// @throws invalid_argument if validate() does.
 [[nodiscard]] zenflow_options zenflow_options_of(zenflow_config const& config);
 
-// Where a run is in its schedule: plain data, a part of the state. `steps` are those that were applied.
+/// Position of a run in its schedule: plain data, and a part of the state.
 struct zenflow_position {
-    std::uint64_t steps = 0;
-    std::uint64_t since_selection = 0; // steps
-    std::uint64_t in_window = 0;       // steps
-    bool has_selection = false;
-    // For update_interval absent: the sum of the squared norms, over the window's steps, of the gradients of selected
-    // columns.
+    std::uint64_t steps = 0;           ///< Steps applied.
+    std::uint64_t since_selection = 0; ///< Steps applied since the last selection.
+    std::uint64_t in_window = 0;       ///< Steps applied in this window.
+    bool has_selection = false;        ///< Columns have been selected.
+    /// Sum over the window's steps of the squared norms of the gradients of selected columns.
+    ///
+    /// Only for an automatic update_interval.
     double done_squares = 0;
 
+    /// Compares all fields.
     friend bool operator==(zenflow_position const&, zenflow_position const&) = default;
 };
 
-// Whether the next step is a plain step of everything; whether it selects; and, after a step that is counted in it
-// already, whether the window ends. deferred_squares: the squared norm of what has been put off, for update_interval
-// absent. Pure.
-[[nodiscard]] bool is_in_warm_up(zenflow_options const& options, zenflow_position const& at) noexcept;
-[[nodiscard]] bool selects_next(zenflow_options const& options, zenflow_position const& at) noexcept;
-[[nodiscard]] bool ends_window(zenflow_options const& options, zenflow_position const& at,
+/// Returns whether the next step is a warm-up step, which updates all elements. Pure.
+[[nodiscard]] bool is_in_warm_up(zenflow_options const& options, zenflow_position const& position) noexcept;
+/// Returns whether the next step selects columns. Pure.
+[[nodiscard]] bool selects_next(zenflow_options const& options, zenflow_position const& position) noexcept;
+/// Returns whether the window ends with the last step, which `position` already counts. Pure.
+///
+/// deferred_squares is the squared norm of the sum of the deferred gradients, for an automatic update_interval.
+[[nodiscard]] bool ends_window(zenflow_options const& options, zenflow_position const& position,
                                double deferred_squares) noexcept;
 
-// The report of a step that puts gradients off.
+// ---- Report
 
-struct zenflow_report : optimizer_report { // elements: those that were stepped at once
-    bool warm_up = false;                  // a plain step of all elements: nothing is deferred, and no window ends
-    bool selected = false;                 // columns were selected anew,
-    std::size_t columns_moved = 0;         // so many of which were not selected before
-    std::size_t deferred = 0;              // elements whose gradients were added up
-    bool window_ended = false;             // and so many of them are stepped with what has been added up: now, or, with
-    std::size_t deferred_stepped = 0;      // overlap, while the next window goes on
-    bool deferred_skipped = false; // what was added up was not finite, and was dropped whole (nonfinite_policy::skip)
-    double waited_s = 0;           // for what the last window had put off, when this one ended
-    double publish_s = 0;          // and then for its weights to come into use
-    // How long the executor's threads have worked, on average, on the sums of the step before (with a device), and,
-    // where a window ends, on what the one before it had put off.
+/// Report of a step. The inherited `elements` counts the elements that were stepped immediately.
+struct zenflow_report : optimizer_report {
+    bool warm_up = false;             ///< The step updated all elements: nothing is deferred, and no window ends.
+    bool selected = false;            ///< The step selected columns.
+    std::size_t columns_moved = 0;    ///< Newly selected columns that were not selected before.
+    std::size_t deferred = 0;         ///< Elements whose gradients were accumulated for later.
+    bool window_ended = false;        ///< The step ended a window, which starts a deferred update.
+    std::size_t deferred_stepped = 0; ///< Elements of that update. With overlap, it runs during the next window.
+    /// The window's update was dropped, because its accumulated gradients were not finite (nonfinite_policy::skip).
+    bool deferred_skipped = false;
+    double waited_s = 0;  ///< At the end of a window: time spent waiting for the previous window's deferred update.
+    double publish_s = 0; ///< At the end of a window: time spent publishing the weights of that update.
+    /// Average busy time of the executor's threads on the gradient sums of the previous step, with a device.
     double sums_s = 0;
+    /// At the end of a window: average busy time of the executor's threads on the previous window's deferred update.
     double deferred_s = 0;
 };
 
-// The state of an optimizer that puts gradients off, as plain data: all that another one needs to go on with the same
-// bits, in the middle of a window, too.
+// ---- State
 
-// One param, or a rank's rows of it. The arrays are views, of the optimizer's params or of whatever was saved.
+/// State of one param, or of a rank's rows of it.
+///
+/// The arrays are views of the optimizer's params, or of saved data.
 struct zenflow_state_param {
-    std::string name;
-    std::size_t group = 0;    // index in zenflow_state::groups
-    std::size_t columns = 0;  // of a matrix; 0: a vector
-    std::size_t all_rows = 0; // of the whole matrix; of a vector, its elements
-    std::size_t first_row = 0;
-    std::size_t rows = 0; // of a vector, elements
-    shard_dtypes types = {};
-    // By shard_array: those that are state. A matrix's lie by columns: `rows` elements of the first column, then of the
-    // next.
+    std::string name;          ///< Name of the param.
+    std::size_t group = 0;     ///< Index in zenflow_state::groups.
+    std::size_t columns = 0;   ///< Columns of a matrix; 0: a vector.
+    std::size_t all_rows = 0;  ///< Rows of the whole matrix, or elements of the whole vector.
+    std::size_t first_row = 0; ///< Index of the first row (element) in the param.
+    std::size_t rows = 0;      ///< Number of rows (elements).
+    shard_dtypes types = {};   ///< Types of the arrays.
+    /// State arrays, indexed by shard_array.
+    ///
+    /// The arrays of a matrix are column-major: `rows` elements of the first column, then those of the next.
     std::byte const* arrays[shard_arrays] = {};
-    // A matrix's weights by rows, of the type of weight_out, or of param where there is none. Null: they are made from
-    // the masters.
+    /// Row-major weights of a matrix, of the type of weight_out, or of param without weight_out.
+    ///
+    /// If null, loading computes them from the master weights.
     std::byte const* weights = nullptr;
-    std::vector<std::uint64_t> counts = {};  // of updates, for each column; of a vector, one
-    std::vector<std::uint8_t> selected = {}; // of each column: 0 or 1
-    // Columns whose masters are ahead of the weights, which follow at the end of the window.
+    std::vector<std::uint64_t> counts = {};  ///< Number of updates of each column; one for a vector.
+    std::vector<std::uint8_t> selected = {}; ///< Whether each column is selected: 0 or 1.
+    /// Whether each column's master weights are ahead of its weights, which are published at the end of the window.
     std::vector<std::uint8_t> publishing = {};
-    float const* sums = nullptr; // by rows; null where nothing has been put off in this window
-    std::uint64_t summed = 0;    // steps in them
-    // If not null, loading and saving read what the pointers point to through it, as of a state_tensor.
+    float const* sums = nullptr; ///< Row-major sums of deferred gradients; null if this window deferred nothing.
+    std::uint64_t summed = 0;    ///< Number of steps in the sums.
+    /// If not null, loading and saving read all pointers through this source; see state_tensor::source.
     state_source const* source = nullptr;
 };
 
+/// State of a ZenFlow optimizer as plain data.
+///
+/// Another optimizer continues from it with the same bits, also in the middle of a window.
 struct zenflow_state {
-    zenflow_position position;
-    double deferred_norm = 0; // the sum of the norms in this window, for a bound of what has been put off
-    std::optional<loss_scaler_state> loss_scaler;
-    std::vector<parameter_group> groups;
-    std::vector<zenflow_state_param> params;
-    // The caller's own, as in a state_dict.
+    zenflow_position position; ///< Position in the schedule.
+    /// Sum of the gradient norms in this window, a bound of the deferred gradients.
+    double deferred_norm = 0;
+    std::optional<loss_scaler_state> loss_scaler; ///< State of dynamic loss scaling; unset without it.
+    std::vector<parameter_group> groups;          ///< Parameter groups.
+    std::vector<zenflow_state_param> params;      ///< Params.
+    /// Data of the caller; see state_dict::metadata.
     std::map<std::string, std::string> metadata = {};
 };
 
-// ZenFlow's step, exact: the few columns of each matrix that matter are stepped at once, and what the others have put
-// off is stepped later, while training goes on. Lan and others, "ZenFlow: Enabling Stall-Free Offloading Training via
-// Asynchronous Updates", arXiv 2505.12242. See docs/zenflow.md.
+// ---- Optimizer
 
 namespace detail {
 class zenflow_core;
@@ -157,154 +186,201 @@ struct delete_zenflow_core {
 };
 } // namespace detail
 
-// What zenflow_optimizer::add_param() takes. The arrays stay the caller's and must outlive the optimizer.
-//
-// A matrix has `columns`. Its state lies by columns: param, exp_avg, exp_avg_sq and weight_out of the shard hold all
-// rows of the first column, then those of the next. So a column is a stretch of memory, which can be stepped, counted
-// and moved by itself. Its gradient and its weights lie by rows, as the model has them: the shard's grad, and
-// `weights`, of the type of weight_out, or of param where there is none. Moments of 8 bits are in groups of 64 rows of
-// a column, so rows are a multiple of that.
-//
-// A vector (columns 0) is a shard as any other and is stepped at once; its weights are weight_out, or param.
+/// Argument of zenflow_optimizer::add_param().
+///
+/// The caller owns the arrays, which must outlive the optimizer.
+///
+/// A matrix has `columns` > 0. Its state is column-major: param, exp_avg, exp_avg_sq and weight_out of the shard hold
+/// all rows of the first column, then those of the next. A column is thus contiguous, so it can be stepped, counted and
+/// moved independently. Its gradient and its weights are row-major, as in the model: the shard's grad, and `weights`,
+/// of the type of weight_out, or of param without weight_out. 8-bit moments are in groups of 64 rows of a column, so
+/// the number of rows must be a multiple of 64.
+///
+/// A vector (`columns` 0) is an ordinary shard and is stepped immediately; its weights are weight_out, or param.
 struct zenflow_param {
-    group_id group;
-    std::string name;
-    optimizer_shard shard;
-    std::size_t columns = 0;
-    void* weights = nullptr;
-    // Where the shard lies in its parameter, by rows: `shape` ends with `columns`, and `begin` is a multiple of them.
-    // The default: the shard is all of it.
+    group_id group;          ///< Parameter group of the param.
+    std::string name;        ///< Name of the param.
+    optimizer_shard shard;   ///< Arrays of the param.
+    std::size_t columns = 0; ///< Columns of a matrix; 0: a vector.
+    void* weights = nullptr; ///< Row-major weights of a matrix.
+    /// Position of the shard in the param, row-major; by default, the shard is all of it.
+    ///
+    /// `shape` ends with `columns`, and `begin` is a multiple of `columns`.
     shard_place place = {};
 };
 
-// Adam or AdamW over parameter groups, as optimizer, which puts gradients off.
-//
-// A step takes the norm of the whole gradient, clips by it, and skips as optimizer does. Then each selected column
-// takes an update with its gradient, and each other column's gradient, scaled and clipped as this step's, is added to
-// its sum. At the end of a window (see zenflow_options) each column that was not selected takes one update with its sum
-// times float(1 / number of steps in it), with the hyperparameters of the step that ends the window. With overlap the
-// executor's threads do that while they have nothing else to do, and its weights publish at the end of the next window.
-// A column that is selected takes what it has put off at once, and its weights publish at once.
-//
-// Every element has one master and one pair of moments. Every column has its own count of updates, by which its bias
-// correction goes. So the result is a pure function of gradients and options: the same bits for any instruction set,
-// number of threads, moment at which something is done in the background, cut by rows and number of ranks. With
-// topk_ratio 1, or with update_interval 1 and no overlap, these are the bits of optimizer over the same arrays.
-//
-// Where a step is skipped nothing changes, and the schedule does not move. Where what was added up is not finite,
-// though every gradient was, the window's update is dropped whole (nonfinite_policy::skip), or such elements count as
-// zero.
-//
-// Of the options keep_last_step and weights_ready are refused; speculate, journal_budget_bytes and device_records mean
-// nothing.
-//
-// Threads: one call at a time. Gradients must not change during step(); afterwards they may, also while threads work in
-// the background, which touch state and weight_out of what was put off, and weights never. The caller's floating-point
-// mode and traps have no effect and do not change.
-//
-// Errors: an exception leaves the optimizer as it was before the call. Where step() throws, nothing is copied between
-// the caller's arrays and a device any more, unless the device does not answer. In a process that was forked from the
-// team's, every call of a step, flush(), place() and load() throw unavailable; where something was under way at the
-// fork, so does every call but those that only look. There the destructor waits for nothing, and leaks what threads
-// were at work on.
+/// Adam or AdamW with deferred updates (ZenFlow). Exact: bit-reproducible in every configuration.
+///
+/// The few important columns of each matrix are stepped every step. Gradients of the other columns are accumulated and
+/// stepped later, while training continues. See Lan and others, "ZenFlow: Enabling Stall-Free Offloading Training via
+/// Asynchronous Updates", arXiv 2505.12242, and docs/zenflow.md.
+///
+/// Step: a step takes the norm of the whole gradient, clips by it, and skips as optimizer does. Then each selected
+/// column is updated with its gradient. The gradient of every other column, scaled and clipped as in this step, is
+/// added to the column's sum. At the end of a window (see zenflow_options) each column that was not selected takes one
+/// update with its sum times float(1 / number of steps in it), with the hyperparameters of the step that ends the
+/// window. With overlap the executor's threads run this deferred update when they are otherwise idle, and its weights
+/// are published at the end of the next window. A newly selected column takes its deferred update immediately, and its
+/// weights are published immediately.
+///
+/// Bits: every element has one master weight and one pair of moments. Every column counts its own updates, and its bias
+/// correction uses that count. The result is therefore a pure function of gradients and options: the same bits for any
+/// instruction set, number of threads, timing of background work, partition by rows and number of ranks. With
+/// topk_ratio 1, or with update_interval 1 and no overlap, the bits are those of optimizer over the same arrays.
+///
+/// Skipped steps: a skipped step changes nothing, and the schedule does not advance. If accumulated gradients are not
+/// finite although every gradient was, the window's update is dropped entirely (nonfinite_policy::skip), or the
+/// elements in question count as zeros.
+///
+/// Options: keep_last_step and weights_ready are rejected; speculate, journal_budget_bytes and device_records are
+/// ignored.
+///
+/// Threads: call from one thread at a time. Gradients must not change during step(). They may change afterwards, also
+/// during background work, which accesses state and weight_out of deferred columns, and never the weights. The caller's
+/// floating-point mode and traps do not affect a step and are preserved.
+///
+/// Errors: an exception leaves the optimizer as it was before the call. After step() throws, no copies between the
+/// caller's arrays and a device are in flight, unless the device is unresponsive. In a process forked from the team's,
+/// every call of a step, flush(), place() and load() throw unavailable; if work was in progress at the fork, so does
+/// every call except pure queries. The destructor waits for nothing in such a process, and leaks the memory that
+/// threads were working on.
 class zenflow_optimizer {
 public:
-    // Throws invalid_argument for options that cannot be.
+    /// Creates an optimizer without groups and params that works with the executor's threads.
+    /// @throws invalid_argument for invalid options.
     explicit zenflow_optimizer(executor const& cpu, zenflow_options zenflow = {}, optimizer_options options = {});
+    /// Moves an optimizer. The moved-from one can only be destroyed or assigned to.
     zenflow_optimizer(zenflow_optimizer&& other) noexcept;
+    /// Destroys this optimizer and moves the other one here.
     zenflow_optimizer& operator=(zenflow_optimizer&& other) noexcept;
-    // Finishes what goes on in the background. Weights that have not published stay as they are.
+    /// Completes background work. Weights that were not published stay as they are.
     ~zenflow_optimizer();
 
-    // As optimizer's.
+    /// Adds a group and returns its number; see optimizer::add_group().
+    /// @throws invalid_argument as optimizer::add_group() does.
     group_id add_group(parameter_group group);
+    /// Adds a group of the given name and hyperparameters; see optimizer::add_group().
+    /// @throws invalid_argument as optimizer::add_group() does.
     group_id add_group(std::string name, hyperparameters const& hyper, bool maximize = false);
+    /// Returns all groups, by number.
     [[nodiscard]] std::vector<parameter_group> const& groups() const noexcept;
+    /// Sets the hyperparameters of a group from the next step on; see optimizer::set_hyperparameters().
+    /// @throws invalid_argument as optimizer::set_hyperparameters() does.
     void set_hyperparameters(group_id group, hyperparameters const& hyper);
 
-    // Adds a param and returns its number. Before the first step, weights have to be those of the masters. Throws
-    // invalid_argument where optimizer::add_shard() does, for a matrix of which the shard has no whole rows, without
-    // weights, or with rows that moments of 8 bits cannot have, and after a step.
-    shard_id add_param(zenflow_param added);
+    /// Adds a param and returns its number. Before the first step, weights must equal the rounded master weights.
+    /// @throws invalid_argument if optimizer::add_shard() would, for a matrix whose shard has partial rows, has no
+    /// weights, or has a number of rows that does not fit 8-bit moments, and after a step.
+    shard_id add_param(zenflow_param param);
+    /// Returns the number of params.
     [[nodiscard]] std::size_t params() const noexcept;
+    /// Returns the name of a param.
     [[nodiscard]] std::string const& name(shard_id param) const;
-    // From the next step on, or in this one, the gradient is there; see optimizer::set_gradient(). With a device it has
-    // to stay where it comes down.
+    /// Sets the address of a param's gradient from the next or the open step on; see optimizer::set_gradient().
+    ///
+    /// With a device, the host array that receives the gradient cannot change.
+    /// @throws invalid_argument as optimizer::set_gradient() does, and for another address with a device.
     void set_gradient(shard_id param, void const* grad);
 
-    // What prepare() allocates: a float for each element of a matrix, and two with overlap; beside it some bytes for
-    // each column, and, once columns are selected, their gradients.
+    /// Returns the bytes of gradient sums that prepare() allocates.
+    ///
+    /// One float per element of a matrix, and two with overlap. In addition prepare() allocates some bytes per column;
+    /// the gradients of columns are allocated once columns are selected.
     [[nodiscard]] std::size_t memory_bytes() const noexcept;
-    // Allocates; without this call the first step does. Throws invalid_argument where arrays overlap, and what buffer
-    // does.
+    /// Allocates the memory that steps need. Without this call the first step allocates it.
+    /// @throws invalid_argument if arrays overlap, and what buffer throws.
     void prepare();
 
-    // A step; all gradients are there. Throws invalid_argument for values that cannot be, and what options.reduce and
-    // reduce_columns throw.
+    /// Takes a whole step when all gradients are available.
+    /// @throws invalid_argument for invalid values, and what options.reduce and reduce_columns throw.
     zenflow_report step(step_values const& values = {});
-    // The same with gradients that are new arrays: gradients[i] is param i's, by rows. Null: the param takes no part in
-    // this step; its sum is divided by the number of steps in which it did. On ranks, the same params on all of them.
+    /// Takes a whole step over gradients at new addresses: gradients[i] is the row-major gradient of param i.
+    ///
+    /// A null pointer excludes the param from this step; its sum is divided by the number of steps that include it. All
+    /// ranks must exclude the same params.
+    /// @throws what set_gradient() and step() throw.
     zenflow_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
-    // The same as gradients arrive: opens a step; the param's gradient is there; it has none in this step; and
-    // completes the step. Without a device submit() only notes that. Where finish() throws what options.reduce or
-    // reduce_columns throw, or unavailable as a selection finds no memory on the device, the step stays open; abandon()
-    // gives it up, and nothing has changed. Throw invalid_argument where no step is open, a param has been submitted or
-    // left out, or one has been neither.
+    /// Opens a step whose gradients arrive one by one.
+    /// @throws invalid_argument for invalid values, and if a step is open.
     void begin_step(step_values const& values = {});
+    /// Marks a param's gradient as ready. Without a device this is only recorded.
+    /// @throws invalid_argument if no step is open, or if the param was already submitted or skipped.
     void submit(shard_id param);
+    /// Excludes a param from this step.
+    /// @throws invalid_argument if no step is open, or if the param was already submitted or skipped.
     void skip(shard_id param);
+    /// Completes the step.
+    /// @throws invalid_argument if no step is open, or if a param was neither submitted nor skipped.
+    /// @throws unavailable if a selection does not fit in the device's memory. After this, and after an exception from
+    /// options.reduce or reduce_columns, the step stays open: call abandon() to drop it.
+    /// @throws device_error if the device fails; see place().
     zenflow_report finish();
+    /// Abandons the open step. Nothing has changed.
+    /// @throws invalid_argument if no step is open.
     void abandon();
 
     // ---- A device beside the CPU
 
-    // Where the param's gradient is made and its weights are wanted, by rows, in the device's memory: `grad`, and
-    // `weight_out` for the weights of any type; a vector's, too. Of every param, before place().
+    /// Sets the device arrays of a param: where its gradient is produced and its weights are needed.
+    ///
+    /// Both are row-major and in the device's memory: `grad`, and `weight_out` for the weights of any type, also for a
+    /// vector. Call it for every param, before place().
     void set_device_arrays(shard_id param, device_arrays const& arrays);
-    // From the next step on selected columns and vectors are stepped on the device, and their masters and moments are
-    // there alone, until the next selection; null: they come back. The bits are the same. Columns are scored there;
-    // submit() takes the norm there and has the gradient come down into the shard's `grad`, at best in memory of the
-    // device's pinned(); it is added up while forward and backward go on, so grad is the optimizer's until the param's
-    // next submit(). What the host has stepped goes up while the next window goes on, beside the weights in use, for
-    // which the device has room for all weights of matrices once more. `weights` and the vectors' arrays in host memory
-    // are written by state() and place(nullptr).
-    //
-    // Where the device fails or stops answering, finish() throws device_error and the step is rolled back, by records
-    // on the device: state, sums and schedule are as before it. (Weights of columns that were being selected may be
-    // those that were to be published.) Where only weights could not publish, the error says that the step has been
-    // taken, and they publish before anything else. Where the device does not come back, the error says that a state
-    // must be loaded.
-    //
-    // Throws invalid_argument where a param has no arrays there, or the device has another optimizer's params;
-    // unavailable and device_error where it lacks the memory or fails, with everything where it was.
-    void place(std::shared_ptr<device> on);
+    /// Steps selected columns and vectors on a device, from the next step on; null: moves them back to the host.
+    ///
+    /// The bits do not change. Until the next selection, the master weights and moments of selected columns exist only
+    /// on the device. Columns are scored there. submit() computes the gradient norm on the device and starts a copy of
+    /// the gradient to the shard's `grad` in host memory, ideally memory from the device's pinned(). The host
+    /// accumulates it during the next forward and backward pass, so `grad` belongs to the optimizer until the param's
+    /// next submit(). Weights that the host has stepped are uploaded during the next window, next to the weights in
+    /// use; for this the device needs memory for a second copy of the weights of all matrices. `weights` and the
+    /// vectors' arrays in host memory are written by state() and place(nullptr).
+    ///
+    /// Failures: if the device fails or becomes unresponsive, finish() throws device_error, and the step is rolled back
+    /// by records on the device: state, sums and schedule are as before it. (Columns that were being selected may
+    /// already show the weights that were about to be published.) If only the publishing of weights failed, the error
+    /// says that the step was taken, and the weights are published before anything else. If the device does not
+    /// recover, the error says that a state must be loaded.
+    /// @throws invalid_argument if a param has no device arrays, or if the device has another optimizer's params.
+    /// @throws unavailable, device_error if the device lacks the memory or fails. Nothing has moved then.
+    void place(std::shared_ptr<device> target);
 
     // ---- State
 
-    // Finishes what goes on in the background, and lets its weights publish now, as at the end of training or before an
-    // evaluation. What is added up stays so. A run in which that is done goes on with other weights for the rest of a
-    // window than one in which it is not, and so with other bits.
+    /// Completes background work and publishes its weights now, as at the end of training or before an evaluation.
+    ///
+    /// Accumulated gradients stay. A run that calls flush() continues with other weights for the rest of a window than
+    /// a run that does not, and therefore with other bits.
     void flush();
 
-    [[nodiscard]] std::uint64_t steps() const noexcept; // that were applied
+    /// Returns the number of steps applied.
+    [[nodiscard]] std::uint64_t steps() const noexcept;
+    /// Returns the position in the schedule.
     [[nodiscard]] zenflow_position const& position() const noexcept;
+    /// Returns the loss scale to use for the next backward pass.
     [[nodiscard]] double loss_scale() const noexcept;
-    // Of each column of a matrix, whether it is selected; and how many updates it has taken (a vector has one count).
-    // Until the next call.
+    /// Returns whether each column of a matrix is selected. Valid until the next call.
     [[nodiscard]] std::vector<std::uint8_t> const& selected(shard_id param) const;
+    /// Returns the number of updates of each column; one number for a vector. Valid until the next call.
     [[nodiscard]] std::vector<std::uint64_t> const& updates(shard_id param) const;
+    /// Returns the executor.
     [[nodiscard]] executor const& cpu() const noexcept;
 
-    // The state, also in the middle of a window: views of the arrays, of which the next call may change what they show.
-    // Finishes what goes on in the background, which changes no bit.
+    /// Returns the state as views of the arrays, also in the middle of a window. The next call may change the views.
+    ///
+    /// Completes background work, which changes no bit.
     [[nodiscard]] zenflow_state state();
-    // Goes on from there: the states of all ranks that there were, in any order, cut by rows in any way, of an
-    // optimizer with the same params and types, and any other options. The selection stays until the next one is due.
-    // Throws invalid_argument where something is missing or of other types, with nothing changed; and what reading a
-    // state of a file throws, after which no step can be taken until a load() succeeds.
-    void load(zenflow_state const& from);
-    void load(std::span<zenflow_state const> from_all_ranks);
+    /// Loads a state; see load(std::span<zenflow_state const>).
+    void load(zenflow_state const& state);
+    /// Loads the states of all ranks of a run, in any order and with any partition by rows.
+    ///
+    /// The states must be of an optimizer with the same params and types; its options may differ. The selection stays
+    /// until the next one is due.
+    /// @throws invalid_argument if something is missing or of other types, with nothing changed.
+    /// @throws corrupted, unavailable if reading a file behind a state fails. After these no step can be taken until a
+    /// load() succeeds.
+    void load(std::span<zenflow_state const> states);
 
 private:
     std::unique_ptr<detail::zenflow_core, detail::delete_zenflow_core> core_;
