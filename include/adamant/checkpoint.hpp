@@ -17,7 +17,9 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-/// Arrays of a parameter that belong to the state. The others are derived from them or are new in every step.
+/// Arrays of a parameter that belong to the state.
+///
+/// The other arrays are derived from these or are new in every step.
 enum class state_array : std::uint8_t {
     param,      ///< Master weights.
     exp_avg,    ///< First moment.

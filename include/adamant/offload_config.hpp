@@ -71,10 +71,10 @@ struct offload_config {
 /// @throws invalid_argument naming the first invalid field.
 void validate(offload_config const& config);
 
-/// Returns the part of a core request that the configuration determines: how cores are shared. Pure; thread-safe.
+/// Returns the part of a core request that the configuration determines: how cores are shared.
 ///
-/// The caller adds the ranks and the other fields, and passes the request to select_cores(). If the configuration has
-/// neither share, the request has none, and default_cpuadam_cores_perc applies.
+/// Pure; thread-safe. The caller adds the ranks and the other fields, and passes the request to select_cores(). If the
+/// configuration has neither share, the request has none, and default_cpuadam_cores_perc applies.
 /// @throws invalid_argument if validate() does.
 [[nodiscard]] core_request core_request_of(offload_config const& config);
 

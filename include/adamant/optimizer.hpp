@@ -124,7 +124,7 @@ public:
     [[nodiscard]] std::size_t shards() const noexcept;
     /// Returns the name of a shard's parameter.
     [[nodiscard]] std::string const& name(shard_id shard) const;
-    /// Finds the shard of a parameter that begins at element `begin` of it; returns none if there is no such shard.
+    /// Finds the shard that begins at element `begin` of a parameter; returns none if there is none.
     std::optional<shard_id> find_shard(std::string_view name, std::size_t begin = 0) const;
     /// Sets the address of a shard's gradient, for engines that rotate buffers.
     ///
@@ -162,7 +162,9 @@ public:
     [[nodiscard]] double loss_scale() const noexcept;
     /// Returns the state of dynamic loss scaling; none if the loss is not scaled dynamically.
     [[nodiscard]] std::optional<loss_scaler_state> loss_scaler() const noexcept;
-    /// Sets the state of dynamic loss scaling from the next step on. The last step can no longer be rolled back.
+    /// Sets the state of dynamic loss scaling from the next step on.
+    ///
+    /// The last step can no longer be rolled back.
     /// @throws invalid_argument if float cannot represent the inverse of the scale, if the options have no dynamic loss
     /// scaling, or if a step is in progress.
     void set_loss_scaler(loss_scaler_state const& state);
@@ -171,7 +173,9 @@ public:
 
     // ---- A device beside the CPU
 
-    /// Moves a part of the shards to a device or back, or changes the device's part. A null device moves all back.
+    /// Moves a part of the shards to a device. A null device moves all shards back to the host.
+    ///
+    /// Called again, it changes the device's part.
     ///
     /// From the next step on the device steps its pieces while the CPU steps the others, with the same bits for every
     /// placement. Compute the placement with split() from shard_sizes(). Shards that are added later belong to the CPU.
@@ -195,7 +199,7 @@ public:
     [[nodiscard]] std::vector<std::size_t> shard_sizes() const;
     /// Returns the bytes of device memory that the pieces of a placement take.
     [[nodiscard]] std::size_t device_bytes(device const& target, placement const& partition) const;
-    /// Declares that a shard's gradient is produced, and its weights are needed, in the next device's memory.
+    /// Declares that a shard's gradient is produced, and its weights are needed, in device memory.
     ///
     /// The arrays belong to the caller and are on the device that place() is given next, until place(nullptr, ...).
     /// Without this call both are in host memory. See device_arrays.
@@ -303,9 +307,9 @@ public:
     /// @throws invalid_argument if a step is in progress.
     /// @throws device_error if the device fails.
     [[nodiscard]] state_dict state();
-    /// Copies the device's params and moments into the shards' own arrays, so that the caller can read them.
+    /// Copies the device's params and moments into the shards' own arrays.
     ///
-    /// See place(). Does nothing without a device.
+    /// The caller can then read them there. See place(). Does nothing without a device.
     /// @throws invalid_argument if a step is in progress.
     /// @throws device_error if the device fails.
     void update_host_arrays();

@@ -230,12 +230,13 @@ struct optimizer_options {
     bool keep_last_step = false; ///< Keep the records of the last step for rollback().
     /// Seconds that a device may take for its part of a step before it counts as unresponsive.
     double device_timeout_s = 300;
-    /// Whether a device allocates records of all its blocks, which doubles the memory of its params and moments.
+    /// Whether a device allocates records of all its blocks.
     ///
-    /// Without records the device never begins before the norm is known, and a failure in the update itself cannot be
-    /// rolled back: the error says so, and a state must be loaded.
+    /// The records take as much memory as its params and moments. Without records the device never begins before the
+    /// norm is known, and a failure in the update itself cannot be rolled back: the error says so, and a state must be
+    /// loaded.
     bool device_records = true;
-    /// Sums the words of all ranks in place, for gradients that are distributed over ranks; see squares_total.
+    /// Sums words over all ranks in place, if gradients are distributed over ranks; see squares_total.
     ///
     /// Does what MPI_Allreduce(MPI_IN_PLACE, words.data(), words.size(), MPI_INT64_T, MPI_SUM, comm) does. Integer
     /// addition is associative, so all ranks compute the same norm: that of one process with all gradients, provided
@@ -246,7 +247,7 @@ struct optimizer_options {
     /// either, step() and step_async() have changed nothing; with finish() the step stays open: call finish() again, or
     /// abandon().
     std::function<void(std::span<std::int64_t, squares_total::word_count> words)> reduce = {};
-    /// Reports new weights of a shard's elements [begin, end), so that an engine can copy them during the step.
+    /// Reports new weights of elements [begin, end), so that an engine can copy them during the step.
     ///
     /// Usually called once per step, for all of a shard that the CPU has; again if a speculative step is rolled back or
     /// redone, or if a shard is stepped in parts. The last call before finish(), step(), wait(), abandon() or

@@ -153,7 +153,9 @@ public:
     /// Returns the name of the group's folder under the root; empty if the group is not active.
     [[nodiscard]] std::string const& name() const noexcept { return self_.name; }
 
-    /// Moves a thread (gettid(), never 0) into the group. Threads and processes that it starts later inherit the group.
+    /// Moves a thread (gettid(), never 0) into the group.
+    ///
+    /// Threads and processes that it starts later inherit the group.
     ///
     /// @return an empty text, or the reason why the thread could not be moved.
     /// @throws unavailable with that reason instead if `required` is set.

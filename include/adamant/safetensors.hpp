@@ -65,10 +65,10 @@ inline std::size_t write_safetensors(std::span<std::byte> to, state_dict const& 
     return detail::write_image(detail::image_of(state), to);
 }
 
-/// Performs every file-system operation of a save on a small file, so that errors show before training. Thread-safe.
+/// Performs every file-system operation of a save on a small file, to find errors before training.
 ///
-/// Writes a few bytes to PATH.part, syncs them, renames the file to PATH.try, syncs the folder and removes the file.
-/// The file at the path is not touched. Does not check for free space.
+/// Thread-safe. Writes a few bytes to PATH.part, syncs them, renames the file to PATH.try, syncs the folder and removes
+/// the file. The file at the path is not touched. Does not check for free space.
 /// @return what save_safetensors() would return.
 /// @throws unavailable as save_safetensors() does.
 inline save_report check_can_save(std::filesystem::path const& path)

@@ -324,7 +324,9 @@ public:
     /// Returns array number k, by shard_array.
     [[nodiscard]] std::byte* array(std::size_t k) noexcept;
 
-    /// Takes one step of AdamW and returns its duration. The learning rate is small enough to keep values in range.
+    /// Takes one step of AdamW and returns its duration.
+    ///
+    /// The learning rate is small enough to keep values in range.
     double seconds(executor const& cpu);
 
 private:
@@ -341,7 +343,9 @@ private:
 
 // ---- Results
 
-/// Returns the processor's name from the kernel; on Arm, where it has none, the implementer and part numbers.
+/// Returns the processor's name according to the kernel.
+///
+/// On Arm, where the kernel has no name, returns the implementer and part numbers.
 [[nodiscard]] std::string cpu_model(std::string const& cpuinfo = "/proc/cpuinfo");
 
 /// Machine and work that a tuning result is valid for, as names and texts to compare and to show.
@@ -556,7 +560,9 @@ struct core_tuning_options {
     core_search_options search = {}; ///< Options of the search. Its boundaries come from the machine.
     bool settings = true;            ///< Also try other executor settings on the final cores.
     double settings_worth = 0.03;    ///< Share by which another setting must be faster to replace the default.
-    /// If set: called after each timed step with its number of cores and its time. An exception ends the tuning.
+    /// If set: called after each timed step, with its number of cores and its time.
+    ///
+    /// An exception ends the tuning.
     std::function<void(unsigned cores, double seconds)> on_step = {};
 };
 
@@ -573,7 +579,9 @@ struct core_tuning_options {
 
 // ---- The best ratio during training
 
-/// Work and busy times of one step, from an optimizer's report. A part without work gives no information on its rate.
+/// Work and busy times of one step, from an optimizer's report.
+///
+/// A part without work gives no information on its rate.
 struct measured_step {
     double cpu_elems = 0;    ///< Elements that the CPU stepped.
     double cpu_s = 0;        ///< Busy time of the CPU.
@@ -585,7 +593,9 @@ struct measured_step {
     double up_s = 0;         ///< Busy time of these copies.
 };
 
-/// Returns the measurements of an optimizer's step. A step that was redone counts with the time of all of its work.
+/// Returns the measurements of an optimizer's step.
+///
+/// A step that was redone counts with the time of all of its work.
 [[nodiscard]] measured_step measured_step_of(optimizer_report const& step) noexcept;
 
 /// Options of ratio_follower.

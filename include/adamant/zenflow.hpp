@@ -50,7 +50,9 @@ struct zenflow_options {
     double topk_ratio = 0.1;
     column_score score = column_score::magnitude;        ///< Score by which columns are selected.
     selection_scope scope = selection_scope::each_param; ///< Set of columns that compete.
-    /// Steps between selections. A window's first step selects if this many steps passed since the last selection.
+    /// Steps between selections.
+    ///
+    /// A window's first step selects if this many steps passed since the last selection.
     std::size_t select_interval = 16;
     /// Steps in a window; unset: automatic.
     ///
@@ -62,10 +64,10 @@ struct zenflow_options {
     double auto_ratio = 1;               ///< Weight at which an automatic window ends; see update_interval.
     std::size_t max_deferred = 64;       ///< Maximum number of steps in an automatic window.
     std::size_t full_warm_up_rounds = 0; ///< Number of initial steps that update all elements.
-    /// Whether the deferred update of a window runs during the next window, at whose end its weights are published.
+    /// Whether the deferred update of a window runs during the next window.
     ///
-    /// If false, it runs and publishes immediately. Changes when new weights become visible, and nothing else about
-    /// their computation.
+    /// If true, its weights are published at the end of the next window; if false, it runs and publishes immediately.
+    /// Changes when new weights become visible, and nothing else about their computation.
     bool overlap = true;
     /// Reduces numbers over all ranks in place, for matrices whose rows are distributed over ranks.
     ///
@@ -122,13 +124,15 @@ struct zenflow_report : optimizer_report {
     std::size_t deferred = 0;         ///< Elements whose gradients were accumulated for later.
     bool window_ended = false;        ///< The step ended a window, which starts a deferred update.
     std::size_t deferred_stepped = 0; ///< Elements of that update. With overlap, it runs during the next window.
-    /// The window's update was dropped, because its accumulated gradients were not finite (nonfinite_policy::skip).
+    /// The window's update was dropped: its accumulated gradients were not finite.
+    ///
+    /// Only with nonfinite_policy::skip.
     bool deferred_skipped = false;
     double waited_s = 0;  ///< At the end of a window: time spent waiting for the previous window's deferred update.
     double publish_s = 0; ///< At the end of a window: time spent publishing the weights of that update.
-    /// Average busy time of the executor's threads on the gradient sums of the previous step, with a device.
+    /// With a device: average busy time of the executor's threads on the previous step's sums.
     double sums_s = 0;
-    /// At the end of a window: average busy time of the executor's threads on the previous window's deferred update.
+    /// At the end of a window: average busy time of the threads on the previous deferred update.
     double deferred_s = 0;
 };
 
@@ -155,7 +159,9 @@ struct zenflow_state_param {
     std::byte const* weights = nullptr;
     std::vector<std::uint64_t> counts = {};  ///< Number of updates of each column; one for a vector.
     std::vector<std::uint8_t> selected = {}; ///< Whether each column is selected: 0 or 1.
-    /// Whether each column's master weights are ahead of its weights, which are published at the end of the window.
+    /// Whether each column's master weights are ahead of its weights: 0 or 1.
+    ///
+    /// The weights are published at the end of the window.
     std::vector<std::uint8_t> publishing = {};
     float const* sums = nullptr; ///< Row-major sums of deferred gradients; null if this window deferred nothing.
     std::uint64_t summed = 0;    ///< Number of steps in the sums.
@@ -268,7 +274,9 @@ public:
     /// @throws invalid_argument as optimizer::set_hyperparameters() does.
     void set_hyperparameters(group_id group, hyperparameters const& hyper);
 
-    /// Adds a param and returns its number. Before the first step, weights must equal the rounded master weights.
+    /// Adds a param and returns its number.
+    ///
+    /// Before the first step, weights must equal the rounded master weights.
     /// @throws invalid_argument if optimizer::add_shard() would, for a matrix whose shard has partial rows, has no
     /// weights, or has a number of rows that does not fit 8-bit moments, and after a step.
     shard_id add_param(zenflow_param param);
@@ -276,9 +284,10 @@ public:
     [[nodiscard]] std::size_t params() const noexcept;
     /// Returns the name of a param.
     [[nodiscard]] std::string const& name(shard_id param) const;
-    /// Sets the address of a param's gradient from the next or the open step on; see optimizer::set_gradient().
+    /// Sets the address of a param's gradient; see optimizer::set_gradient().
     ///
-    /// With a device, the host array that receives the gradient cannot change.
+    /// Effective from the next step on, or in the open step before submit(). With a device, the host array that
+    /// receives the gradient cannot change.
     /// @throws invalid_argument as optimizer::set_gradient() does, and for another address with a device.
     void set_gradient(shard_id param, void const* grad);
 
@@ -294,10 +303,10 @@ public:
     /// Takes a whole step when all gradients are available.
     /// @throws invalid_argument for invalid values, and what options.reduce and reduce_columns throw.
     zenflow_report step(step_values const& values = {});
-    /// Takes a whole step over gradients at new addresses: gradients[i] is the row-major gradient of param i.
+    /// Takes a whole step over gradients at new addresses.
     ///
-    /// A null pointer excludes the param from this step; its sum is divided by the number of steps that include it. All
-    /// ranks must exclude the same params.
+    /// gradients[i] is the row-major gradient of param i. A null pointer excludes the param from this step; its sum is
+    /// divided by the number of steps that include it. All ranks must exclude the same params.
     /// @throws what set_gradient() and step() throw.
     zenflow_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
@@ -327,15 +336,15 @@ public:
     /// Both are row-major and in the device's memory: `grad`, and `weight_out` for the weights of any type, also for a
     /// vector. Call it for every param, before place().
     void set_device_arrays(shard_id param, device_arrays const& arrays);
-    /// Steps selected columns and vectors on a device, from the next step on; null: moves them back to the host.
+    /// Steps selected columns and vectors on a device. A null device moves them back to the host.
     ///
-    /// The bits do not change. Until the next selection, the master weights and moments of selected columns exist only
-    /// on the device. Columns are scored there. submit() computes the gradient norm on the device and starts a copy of
-    /// the gradient to the shard's `grad` in host memory, ideally memory from the device's pinned(). The host
-    /// accumulates it during the next forward and backward pass, so `grad` belongs to the optimizer until the param's
-    /// next submit(). Weights that the host has stepped are uploaded during the next window, next to the weights in
-    /// use; for this the device needs memory for a second copy of the weights of all matrices. `weights` and the
-    /// vectors' arrays in host memory are written by state() and place(nullptr).
+    /// Effective from the next step on. The bits do not change. Until the next selection, the master weights and
+    /// moments of selected columns exist only on the device. Columns are scored there. submit() computes the gradient
+    /// norm on the device and starts a copy of the gradient to the shard's `grad` in host memory, ideally memory from
+    /// the device's pinned(). The host accumulates it during the next forward and backward pass, so `grad` belongs to
+    /// the optimizer until the param's next submit(). Weights that the host has stepped are uploaded during the next
+    /// window, next to the weights in use; for this the device needs memory for a second copy of the weights of all
+    /// matrices. `weights` and the vectors' arrays in host memory are written by state() and place(nullptr).
     ///
     /// Failures: if the device fails or becomes unresponsive, finish() throws device_error, and the step is rolled back
     /// by records on the device: state, sums and schedule are as before it. (Columns that were being selected may
@@ -348,10 +357,10 @@ public:
 
     // ---- State
 
-    /// Completes background work and publishes its weights now, as at the end of training or before an evaluation.
+    /// Completes background work and publishes its weights now.
     ///
-    /// Accumulated gradients stay. A run that calls flush() continues with other weights for the rest of a window than
-    /// a run that does not, and therefore with other bits.
+    /// Call it at the end of training or before an evaluation. Accumulated gradients stay. A run that calls flush()
+    /// continues with other weights for the rest of a window than a run that does not, and therefore with other bits.
     void flush();
 
     /// Returns the number of steps applied.
@@ -367,9 +376,9 @@ public:
     /// Returns the executor.
     [[nodiscard]] executor const& cpu() const noexcept;
 
-    /// Returns the state as views of the arrays, also in the middle of a window. The next call may change the views.
+    /// Returns the state as views of the arrays, also in the middle of a window.
     ///
-    /// Completes background work, which changes no bit.
+    /// The next call may change what the views show. Completes background work, which changes no bit.
     [[nodiscard]] zenflow_state state();
     /// Loads a state; see load(std::span<zenflow_state const>).
     void load(zenflow_state const& state);

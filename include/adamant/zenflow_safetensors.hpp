@@ -60,9 +60,9 @@ inline std::size_t write_safetensors(std::span<std::byte> to, zenflow_state cons
     return detail::write_image(detail::image_of(state), to);
 }
 
-/// ZenFlow state read from a file of save_safetensors(), or from its bytes in memory. Thread-safe for readers.
+/// ZenFlow state read from a file of save_safetensors(), or from its bytes in memory.
 ///
-/// The constructor validates everything, including checksums, before it returns.
+/// Thread-safe for readers. The constructor validates everything, including checksums, before it returns.
 ///
 /// Of a file: this object owns the state's arrays and their source, so they live as long as the object, or the object
 /// that it was moved to. It keeps the file open; the file may be replaced or removed meanwhile. If another process
