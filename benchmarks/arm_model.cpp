@@ -48,7 +48,7 @@ std::byte* filled(std::vector<quantized8>& array, std::uint32_t k, Make const& m
                               reinterpret_cast<std::byte*>(&array[g]));
     return reinterpret_cast<std::byte*>(array.data());
 }
-// Masters, and the weights beside them; of split masters they are the upper halves.
+// Masters, and the weights beside them; of split masters they are the bfloat16 weights.
 template <class Param>
 std::byte* filled_param(std::vector<Param>& array, std::vector<bfloat16>& weights)
 {

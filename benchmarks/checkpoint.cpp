@@ -6,7 +6,8 @@
 //   checkpoint/save/elems:N
 //   checkpoint/load/from:memory/elems:N   the file is in the page cache
 //   checkpoint/load/from:disk/elems:N     the page cache was asked to drop it
-//   checkpoint/.../tensors:50000/elems:N  of so many small tensors, where names and checksums are all of the work
+//   checkpoint/.../tensors:50000/elems:N  of the given number of small tensors, where names and checksums are all of
+//   the work
 //
 // Float params and moments: 12 bytes an element. All of it one file; its folder is a new one below --folder.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python package beside torch's fused AdamW and DeepSpeed's own op, as users of PyTorch and DeepSpeed call them,
 and how much of a step it hides behind backward. From the root of the repository, as one command, with an environment
-as peers.py describes it, of which DeepSpeed may be missing:
+as peers.py describes it, where DeepSpeed may be missing:
 
     cmake --preset benchmark -DADAMANT_BUILD_C=ON && cmake --build --preset benchmark --target adamant_c \\
       && build/peers/bin/python benchmarks/peers.py --engines

@@ -9,7 +9,7 @@ import numpy as np
 from engines_rows import LR, row
 from peers_contenders import Missing, imported
 
-ODD_ONE, LARGER = 20, 4.0  # one step in so many has gradients so many times as large
+ODD_ONE, LARGER = 20, 4.0  # one step in ODD_ONE has gradients LARGER times as large
 
 
 class Trained:

@@ -13,7 +13,7 @@ LR = 1e-6  # values stay what they are, over all rounds
 
 
 def rest(seconds):
-    """The threads of whoever was before go to sleep meanwhile; this one does not, as it would not after backward."""
+    """The threads of the contender before go to sleep meanwhile; this one does not, as it would not after backward."""
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         pass
@@ -70,7 +70,7 @@ def torch_row(torch, name, shapes, low, rounds, rest_s):
         theirs.state[param] = {"step": torch.tensor(1.0), "exp_avg": state["exp_avg"],
                                "exp_avg_sq": state["exp_avg_sq"]}
     wide = [torch.zeros_like(param) for param in stepped] if low else []
-    # Ours takes over weights that somebody else has written, which is work of its own: torch gets others to write.
+    # Ours takes over weights that another writer has changed, which is work of its own: torch gets others to write.
     narrow = [param.detach().clone() for param in params] if low else []
 
     def with_casts():

@@ -33,7 +33,7 @@ import time
 
 from tables import base_name
 
-# Those that say the most for their time; the others are for whoever has changed what they measure.
+# Those that say the most for their time; run the others after changing what they measure.
 DEFAULT_ROWS = r"^(big_shards|reductions|rollback|small_shards/(call|adjacent)|offload_step/whole|hand_over/request)/"
 MEASURES = ("over the limit", "time")
 

@@ -83,7 +83,7 @@ private:
     void throw_it(unsigned next)
     {
         count_.store(next, std::memory_order_release);
-        count_.notify_one(); // enters the kernel where somebody sleeps
+        count_.notify_one(); // enters the kernel if a thread sleeps
     }
     void wait_while(unsigned value)
     {
@@ -119,7 +119,7 @@ void request(State& state, unsigned threads)
     ball other(pus.members().back());
     std::vector<double> times;
     auto const median_of = [&](auto const& run) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1)); // past the spinning of whoever was timed before
+        std::this_thread::sleep_for(std::chrono::milliseconds(1)); // past the spinning of the contender before
         times.clear();
         for (int i = 0; i < requests; ++i) {
             auto const start = clock_type::now();

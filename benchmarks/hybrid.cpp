@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step on CPU and device at once, the device imitated in host memory: how far it is from the slowest of its parts
-// alone, and from what the forecast says.
+// A step on CPU and device concurrently, the device imitated in host memory: how far it is from the slowest of its
+// parts alone, and from what the forecast says.
 //
 //   hybrid/link:LINK/ratio:R/elems:N/threads:T
 //
@@ -26,8 +26,6 @@
 
 #include <adamant/cores.hpp>
 #include <adamant/emulated_device.hpp>
-#include <adamant/memory.hpp>
-#include <adamant/resctrl.hpp>
 #include <adamant/split.hpp>
 #include <adamant/tune.hpp>
 
@@ -99,7 +97,7 @@ private:
     optimizer optimizer_;
 };
 
-// So many bytes down and up at once.
+// Copies bytes down and up concurrently.
 class crossing {
 public:
     crossing(std::shared_ptr<emulated_device> gpu, std::size_t bytes)
@@ -117,8 +115,8 @@ public:
             gpu_->copy_down(host_.data() + at, there_ + at, n);
             gpu_->copy_up(there_ + (bytes_ + at), host_.data() + bytes_ + at, n);
         }
-        for (adamant::device_lane const row : {adamant::device_lane::down, adamant::device_lane::up})
-            if (!gpu_->wait_until(gpu_->mark(row), adamant::device::clock::time_point::max()))
+        for (adamant::device_stream const stream : {adamant::device_stream::down, adamant::device_stream::up})
+            if (!gpu_->wait_until(gpu_->record_event(stream), adamant::device::clock::time_point::max()))
                 throw std::runtime_error("the link does not answer");
     }
 

@@ -11,7 +11,7 @@
 //                                            they arrive, and beginning at the end; where they are copied, also a step
 //                                            over other gradients beside the same copies
 //
-// HOW: by_device, nobody copies; copied, a thread does, as each arrives.
+// HOW: by_device, no copies; copied, a thread does, as each arrives.
 
 #include <sys/prctl.h>
 

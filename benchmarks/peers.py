@@ -13,11 +13,11 @@ repository, as one command (the peers take some 6 GB of disk; each may be missin
 
 What is timed is a step of AdamW over one tensor, called from Python as a user calls it: adamant's optimizer::step()
 through the C interface, as engines call it, and its step() without an optimizer; peers by their optimizer's step(), for
-the small size by the op below it where there is one. Nobody clips or looks for infinities. Everyone works on the same
+the small size by the op below it where there is one. No contender clips or looks for infinities. Everyone works on the same
 arrays, in huge pages where the kernel has them (--pages), at different offsets modulo 4 KiB, touched by the threads
 that use them; they hold what training leaves there: some steps have been taken, and gradients are drawn anew before
 each round. Before anything is timed, three steps of each contender over a small tensor are compared with AdamW in
-double precision; whoever is off is marked.
+double precision; contenders that are off are marked.
 
 Each round times each contender once, in an order of its own, and ratios are taken within a round; the first round does
 not count. The limit is the fastest, by its median, of the loops of limit.hpp, on OpenMP's threads and on bound ones. They, the
@@ -267,7 +267,7 @@ def child(asked):
 
 
 def child_environment(threads):
-    """Ninja, with which DeepSpeed compiles, may lie beside this Python. Nobody is to look for a GPU."""
+    """Ninja, with which DeepSpeed compiles, may lie beside this Python. No contender may look for a GPU."""
     path = os.path.dirname(os.path.abspath(sys.executable)) + os.pathsep + os.environ.get("PATH", "")
     return {**os.environ, "PATH": path, "OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": "cpu",
             "CUDA_VISIBLE_DEVICES": ""}

@@ -105,7 +105,7 @@ def huge_pages_share(job):
 
 
 class Library:
-    """adamant's C interface, with an executor of so many threads."""
+    """adamant's C interface, with an executor of the given number of threads."""
 
     def __init__(self, path, threads):
         class ExecutorOptions(ctypes.Structure):

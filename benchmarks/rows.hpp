@@ -35,7 +35,7 @@ struct setup {
 
 // ------------------------------------------------------------------------------------------------- sizes and rounds
 
-// At least so many bytes; whole blocks of the norm, of which 64 shards may have the same number.
+// At least this many bytes; whole blocks of the norm, a multiple of 64 for 64 equal shards.
 [[nodiscard]] std::size_t elements_for(double bytes, double bytes_each);
 
 // 4096, 65536, 2^20 and 2^24 elements, as far as they are fewer than the last: those of --bytes. With --quick, of the
@@ -48,7 +48,7 @@ struct setup {
 // So that what is timed as one takes a millisecond or more, and a clock or an interruption matters little.
 [[nodiscard]] int repeats_for(std::size_t elems);
 
-// Whether an executor uses all of its threads for so many: else the row would be that of fewer threads.
+// Whether an executor uses all of its threads for that many elements: else the row would be that of fewer threads.
 [[nodiscard]] bool uses_all_threads(adamant::executor const& cpu, std::size_t elems);
 
 // "elems:65536/threads:2"

@@ -32,7 +32,7 @@ def run(program, arguments, save):
     with tempfile.TemporaryDirectory() as folder:
         path = save or pathlib.Path(folder) / "rows.json"
         command = [str(program), f"--benchmark_out={path}", "--benchmark_out_format=json", *arguments]
-        # What the program prints meanwhile is for whoever waits. 1: rows were skipped, which the tables show.
+        # What the program prints meanwhile shows progress. 1: rows were skipped, which the tables show.
         if subprocess.run(command, stdout=sys.stderr).returncode not in (0, 1):
             raise RuntimeError(f"{program} failed")
         return json.loads(pathlib.Path(path).read_text())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# find_package(adamant) gives adamant::adamant, adamant::compiled, and adamant::c where it was installed, too. With COMPONENTS c only that,
-# which a project in C can have without what the headers need.
+# find_package(adamant) defines adamant::adamant, adamant::compiled, and adamant::c if it was installed. COMPONENTS c defines
+# only the last, which a project in C can use without the packages of the headers.
 if(NOT ("${adamant_FIND_COMPONENTS}" STREQUAL "c" AND adamant_FIND_REQUIRED_c))
     include(${CMAKE_CURRENT_LIST_DIR}/adamant-dependencies.cmake)
     if(adamant_missing) # for find_package() to say, or to keep quiet about
@@ -11,6 +11,9 @@ if(NOT ("${adamant_FIND_COMPONENTS}" STREQUAL "c" AND adamant_FIND_REQUIRED_c))
     include(${CMAKE_CURRENT_LIST_DIR}/adamant-targets.cmake)
     if(NOT TARGET adamant::compiled)
         get_target_property(ADAMANT_INCLUDE_DIR adamant::adamant INTERFACE_INCLUDE_DIRECTORIES)
+        # CMake wraps the folder of each file set, but the sources are read when a project is configured.
+        list(GET ADAMANT_INCLUDE_DIR 0 ADAMANT_INCLUDE_DIR)
+        string(REGEX REPLACE "^[$]<BUILD_INTERFACE:(.*)>$" "\\1" ADAMANT_INCLUDE_DIR "${ADAMANT_INCLUDE_DIR}")
         include(${CMAKE_CURRENT_LIST_DIR}/adamant-compiled.cmake)
     endif()
 endif()

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A training loop in C99: least squares with a known solution, AdamW in two parameter groups, each tensor's gradient
- * submitted as soon as it is there, clipping, dynamic loss scaling. Half way the state is saved; a second optimizer,
- * with arrays of its own, loads it and goes on: to the same bits, or the exit status is 1. Prints a digest of them,
- * which is the same on every machine, and that of ctypes_loop.py.
- *
- *     c_loop [CHECKPOINT]    the file to write and remove; c_loop.safetensors where none is named */
+/* A training loop in C99: AdamW with clipping, dynamic loss scaling and a checkpoint from which a second optimizer
+ * continues with the same bits. Prints a digest that is the same on every machine and in ctypes_loop.py.
+ *     c_loop [CHECKPOINT]    the file to write and remove (default c_loop.safetensors) */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,9 +22,7 @@ struct model {
 static char const* const names[tensors] = {"layer.weight", "layer.bias"};
 static size_t const shapes[tensors][2] = {{outputs, inputs}, {outputs, 1}};
 
-static double x[samples][inputs];
-static double y[samples][outputs];
-static double error_of[samples][outputs]; /* of the last forward() */
+static double x[samples][inputs], y[samples][outputs], error_of[samples][outputs]; /* of the last forward() */
 
 static void check(adamant_status status)
 {
@@ -86,7 +81,7 @@ static void backward(struct model* m, size_t t, double scale)
         }
 }
 
-/* One shard for each tensor of the model, in two groups of which one decays. */
+/* One shard for each tensor of the model, in two groups; one decays. */
 static adamant_optimizer* make_optimizer(adamant_executor const* cpu, struct model* m)
 {
     adamant_loss_scaling scaling;

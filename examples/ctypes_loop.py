@@ -12,9 +12,7 @@ from ctypes import (POINTER, byref, c_char_p, c_double, c_float, c_int32, c_size
                     c_void_p)
 
 INPUTS, OUTPUTS, SAMPLES, STEPS = 8, 2, 32, 200
-FLOAT32, BFLOAT16 = 1, 2
-DECAY_DECOUPLED = 1
-C_VERSION = 1
+FLOAT32, BFLOAT16, DECAY_DECOUPLED, C_VERSION = 1, 2, 1, 1
 
 
 class LossScaling(ctypes.Structure):

@@ -20,7 +20,7 @@ int main()
         optimizer.begin_step();
         for (std::size_t i = layers.size(); i-- > 0;) { // the last layer's gradient is there first
             layers[i].grad.assign(layers[i].grad.size(), adamant::narrow<bfloat16>(g));
-            optimizer.submit(i); // and is stepped at once, while the next one is being made
+            optimizer.submit(i); // its update starts immediately, while the next gradient is made
         }
         adamant::optimizer_report const r = optimizer.finish();
         std::printf("step %zu: norm %.4f, clip coefficient %.4f\n", std::size_t{r.step}, r.global_norm,

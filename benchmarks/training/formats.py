@@ -40,7 +40,7 @@ def floats(b: Tensor) -> Tensor:
 float32 = Storage(lambda x, _: (x.clone(),), lambda kept, _: kept[0], 4)
 
 
-# The float32 master in two halves: its bfloat16 weight, ties away from zero, and the 16 bits that are
+# The float32 split master weight: its bfloat16 weight, ties away from zero, and the 16 bits that are
 # missing. Exact.
 
 def upper(x: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ class Format:
 FORMATS: dict[str, Format] = {
     "float32": Format(float32, float32, float32, "everything float32"),
     "master": Format(master, float32, float32, "float32 master, weights rounded to bfloat16"),
-    "split_float32": Format(split, float32, float32, "the same master in two halves, weights bfloat16"),
+    "split_float32": Format(split, float32, float32, "the same split master weight, weights bfloat16"),
     "bfloat16_nearest": Format(float32, bfloat16, bfloat16, "m and v bfloat16, both to nearest"),
     "bfloat16": Format(float32, bfloat16, bfloat16_stochastic, "m bfloat16 nearest, v bfloat16 stochastic"),
     "quantized8": Format(float32, quantized8_m, quantized8_v, "m and v 8 bits, rounded stochastically"),

@@ -40,15 +40,15 @@ SHORTCUTS = {
     "selected_bf16": "selected columns and vectors have no float32 masters, and bfloat16 moments",
     "zeroed": "selected columns and vectors have moments of their own, zeroed at each selection, "
               "and a step number that goes on",
-    "two_pairs": "put-off columns have two pairs of moments, each of which sees every other window",
-    "micro_steps": "the bias correction of put-off columns counts steps, not updates",
+    "two_pairs": "deferred columns have two pairs of moments, each of which sees every other window",
+    "micro_steps": "the bias correction of deferred columns counts steps, not updates",
     "step_bf16": "the step number of selected columns and vectors is bfloat16, where 256 + 1 is 256",
     "cut": "columns that a flat partition over 4 ranks cuts are never selected",
 }
 # No shortcuts of DeepSpeed's: which part of `zeroed` does what it does.
 CONTROLS = {
     "restarted": "as `zeroed`, but the step number begins anew with the moments",
-    "apart": "columns have a pair of moments as selected ones and another as put-off ones, neither ever zeroed",
+    "apart": "columns have a pair of moments as selected ones and another as deferred ones, neither ever zeroed",
 }
 OTHERS = {
     "adamw": "AdamW",
@@ -136,7 +136,7 @@ def find_cut(matrices: list[Matrix], ranks: int) -> None:
 class ZenFlow(Stepper):
     """Exact ZenFlow, and DeepSpeed's shortcuts by name.
 
-    Masters and moments of put-off columns take their update as soon as their window ends. With overlap the model
+    Masters and moments of deferred columns take their update as soon as their window ends. With overlap the model
     sees it a window later, so what is in flight is what masters have and p.data has not. Subnormal numbers
     are kept as they are, gradients are neither scaled nor clipped. """
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// All that a trainer needs for a step: arrays, cores, memory, an optimizer. Includes only. adamant/machine.hpp has the
-// rest except for the opt-in parts: which cores, how many, and which share of the work.
+// Umbrella header for training: shards, executors, memory, devices and the optimizer.
+//
+// Include separately, as needed: cores.hpp (core selection), split.hpp (CPU and device ratio), tune.hpp, zenflow.hpp,
+// resctrl.hpp, and the opt-in headers that need nlohmann-json, xxHash or nvcc.
 #pragma once
 
 #include <adamant/checkpoint.hpp>

@@ -17,7 +17,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The arrays of a parameter that are state. The other arrays are made from them or are new in every step.
+/// The arrays of a parameter that are state.
 enum class state_array : std::uint8_t { param, exp_avg, exp_avg_sq };
 
 [[nodiscard]] constexpr std::string_view name(state_array array) noexcept
@@ -25,12 +25,12 @@ enum class state_array : std::uint8_t { param, exp_avg, exp_avg_sq };
     return array == state_array::param ? "param" : array == state_array::exp_avg ? "exp_avg" : "exp_avg_sq";
 }
 
-// The source of a state's bytes where they are not simply in memory: a file, which anyone may cut short while it is
-// read, or masters in two halves.
+/// Reads bytes of a state that are not simply in memory: from a file, which may be cut short meanwhile, or of split
+/// masters.
 class state_source {
 public:
-    // Copies bytes at an offset from a tensor's `data`, which may be null. Throws
-    // corrupted or unavailable where they can no longer be read. Thread-safe.
+    /// Copies bytes at an offset from a tensor's `data`, which may be null. Thread-safe.
+    /// @throws corrupted or unavailable if they can no longer be read
     virtual void read(std::byte const* from, std::size_t bytes, std::byte* to) const = 0;
 
 protected:
@@ -38,10 +38,10 @@ protected:
     ~state_source() = default;
 };
 
-// Where loading puts a state's bytes where that is not simply memory: masters in two halves.
+/// Writes bytes of a state that are not simply in memory: split masters.
 class state_target {
 public:
-    // Copies bytes, whole elements, to an address of this target. Distinct elements from any thread.
+    /// Copies whole elements to an address of this target. Thread-safe for distinct elements.
     virtual void write(std::byte const* from, std::size_t bytes, std::byte const* at) const noexcept = 0;
 
 protected:
@@ -49,25 +49,25 @@ protected:
     ~state_target() = default;
 };
 
-// Elements [begin, begin + elements) of one array of one parameter, counted in row-major order. A view: the maker of
-// the state_dict says how long the memory lives.
+/// Elements [begin, begin + elements) of one array of one parameter, in row-major order. A view; the function that
+/// returns the state_dict says how long it is valid.
 struct state_tensor {
-    std::size_t param = 0; // index in state_dict::params
-    state_array array = state_array::param;
-    dtype type = dtype::float32;
-    std::size_t begin = 0;
-    std::size_t elements = 0;
-    // array_bytes(type, elements) bytes, at any address. Null in a state() where there are no elements, and where
-    // masters are split, so that no float32 array exists in memory. read_elements() copies their elements.
+    std::size_t param = 0;                  ///< index in state_dict::params
+    state_array array = state_array::param; ///< which array of the param
+    dtype type = dtype::float32;            ///< element type
+    std::size_t begin = 0;                  ///< index of the first element in the param
+    std::size_t elements = 0;               ///< number of elements
+    /// array_bytes(type, elements) bytes of any alignment. Null in a state() without elements and for split masters,
+    /// which have no float32 array: read_elements() copies their elements.
     std::byte const* data = nullptr;
-    // If not null, loading and saving read the data through it instead of from `data`.
+    /// If not null, loading and saving read through it instead of `data`.
     state_source const* source = nullptr;
-    state_target const* target = nullptr; // the same for an optimizer's own arrays, which a state is loaded into
+    state_target const* target = nullptr; ///< the same for an optimizer's own arrays, which a state is loaded into
 };
 
 namespace detail {
 
-// So many bytes behind, from null on, too.
+// Address arithmetic that also works from null.
 [[nodiscard]] inline std::byte const* bytes_behind(std::byte const* data, std::size_t bytes) noexcept
 {
     return reinterpret_cast<std::byte const*>(reinterpret_cast<std::uintptr_t>(data) + bytes);
@@ -75,9 +75,11 @@ namespace detail {
 
 } // namespace detail
 
-// Copies elements of a tensor, the first of which has the number `begin` in it, to memory of
-// array_bytes(tensor.type, elements) bytes, wherever they are. Throws invalid_argument for elements that it does not
-// have and for a part of a group of elements (see elems_together()), and what its source throws. Thread-safe.
+/// Copies elements of a tensor, beginning with number `begin`, to memory of
+/// array_bytes(tensor.type, elements) bytes. Thread-safe.
+/// @throws invalid_argument for elements that it does not have and for a part of a group (see elems_together()); what
+/// its
+///         source throws
 inline void read_elements(state_tensor const& tensor, std::size_t begin, std::size_t elements, std::byte* to)
 {
     if (begin > tensor.elements || elements > tensor.elements - begin)
@@ -98,21 +100,23 @@ inline void read_elements(state_tensor const& tensor, std::size_t begin, std::si
         std::memcpy(to, from, bytes);
 }
 
+/// A param of a state: its name, group and shape.
 struct state_param {
-    std::string name;               // that no other parameter has
-    std::vector<std::size_t> shape; // of the whole parameter; its product is the number of elements; empty: one
-    std::size_t group = 0;          // index in state_dict::groups
+    std::string name;               ///< that no other parameter has
+    std::vector<std::size_t> shape; ///< of the whole parameter; its product is the number of elements; empty: one
+    std::size_t group = 0;          ///< index in state_dict::groups
 };
 
+/// The state of an optimizer as plain data.
 struct state_dict {
-    std::uint64_t step = 0;                       // steps taken; the next one is step + 1
-    std::optional<loss_scaler_state> loss_scaler; // if the optimizer scales dynamically
-    std::vector<parameter_group> groups;
-    std::vector<state_param> params;
-    // In any order, without overlaps. Where several ranks save files, each may hold a part of a parameter.
+    std::uint64_t step = 0;                       ///< steps taken; the next one is step + 1
+    std::optional<loss_scaler_state> loss_scaler; ///< if the optimizer scales dynamically
+    std::vector<parameter_group> groups;          ///< parameter groups in order
+    std::vector<state_param> params;              ///< params in order
+    /// In any order, without overlaps. The files of several ranks may each hold a part of a parameter.
     std::vector<state_tensor> tensors;
-    // The caller's own, such as a seed or the position in the data: kept in files, ignored by optimizers. Keys that
-    // begin with "adamant." are the library's.
+    /// The caller's own entries, such as a seed or a position in the data: kept in files, ignored by optimizers. Keys
+    /// that begin with "adamant." are reserved.
     std::map<std::string, std::string> metadata = {};
 };
 

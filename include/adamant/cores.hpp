@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine, and which cores each rank gets.
+// The machine's topology as plain data, and the selection of cores for each rank.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +16,16 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// A machine as plain data, from which cores are selected. hwloc.hpp fills it; tests make theirs by hand.
+/// Kind of memory of a NUMA node.
+enum class memory_kind {
+    dram,  ///< DRAM, or not reported by the machine
+    hbm,   ///< high-bandwidth memory
+    gpu,   ///< memory of a GPU
+    nvm,   ///< non-volatile memory
+    other, ///< any other kind
+};
 
-// The kind of memory of a NUMA node; dram where the machine does not say.
-enum class memory_kind { dram, hbm, gpu, nvm, other };
-
+/// Returns the name in reports, such as "GPU memory".
 [[nodiscard]] constexpr std::string_view name(memory_kind kind) noexcept
 {
     switch (kind) {
@@ -33,140 +38,154 @@ enum class memory_kind { dram, hbm, gpu, nvm, other };
     return "?";
 }
 
-// The node of a core without local memory: its node has no DIMM, is offline, or is hidden by the cgroup.
+/// Node of a core without local memory: the node has no DIMM, is offline, or is hidden by the cgroup.
 inline constexpr unsigned no_node = ~0u;
 
+/// Parts of a machine.
 namespace topology {
 
-// A physical core. Cores are numbered by their index in machine::cores, in hwloc's logical order: neighbours share
-// caches.
+/// A physical core.
+///
+/// Cores are numbered by their index in machine::cores, in hwloc's logical order: neighbors share caches.
 struct core {
-    pu_set pus;              // all of its hardware threads that are online; one without SMT
-    unsigned package = 0;    // index in machine::packages
-    unsigned node = 0;       // index in machine::nodes of its local memory, or no_node; see main_node()
-    unsigned efficiency = 0; // largest for the fastest cores; 0 for all where nothing is known
+    pu_set pus;              ///< all online hardware threads of the core; one without SMT
+    unsigned package = 0;    ///< index in machine::packages
+    unsigned node = 0;       ///< index of its local memory in machine::nodes, or no_node; see main_node()
+    unsigned efficiency = 0; ///< speed class, largest for the fastest cores; 0 for all cores if unknown
 };
 
+/// A CPU package (socket).
 struct package {
-    pu_set pus;
+    pu_set pus; ///< PUs of the package
 };
 
+/// A NUMA node.
 struct numa_node {
-    unsigned os_index = 0;
-    std::size_t bytes = 0; // 0: none; not known where it is 0 for all nodes
-    pu_set pus;            // to which it is local; empty for memory that is local to none
-    memory_kind kind = memory_kind::dram;
-    bool allowed = true; // whether this process may allocate there (cgroup cpuset)
+    unsigned os_index = 0;                ///< the operating system's index
+    std::size_t bytes = 0;                ///< memory size; 0: no memory, or unknown if it is 0 for all nodes
+    pu_set pus;                           ///< PUs that it is local to; may be empty
+    memory_kind kind = memory_kind::dram; ///< kind of memory
+    bool allowed = true;                  ///< whether this process may allocate there (cgroup cpuset)
 };
 
+/// A cache.
 struct cache {
-    unsigned level = 0; // 2 or 3; the first level is never shared between cores
-    std::size_t bytes = 0;
-    pu_set pus;
+    unsigned level = 0;    ///< 2 or 3; cores never share a first-level cache
+    std::size_t bytes = 0; ///< size
+    pu_set pus;            ///< PUs that share it
 };
 
+/// A GPU.
 struct gpu {
-    std::string pci;  // "0000:3b:00.0", lower case; empty where it is not on PCI
-    std::string name; // as the machine reports it; may be empty
-    pu_set pus;       // near it; all PUs where the machine does not say
+    std::string pci;  ///< lower-case PCI address, "0000:3b:00.0"; empty if it is not on PCI
+    std::string name; ///< name that the machine reports; may be empty
+    pu_set pus;       ///< PUs close to it; all PUs if unknown
 };
 
 } // namespace topology
 
-// A machine's parts. No PU is in two cores.
+/// A machine as plain data. Made by live_machine() and the like, or by hand. No PU is in two cores.
 struct machine {
-    std::string source; // "this machine", or the file or description it was read from
-    std::vector<topology::package> packages;
-    std::vector<topology::numa_node> nodes; // memory-only ones too
-    std::vector<topology::cache> caches;
-    std::vector<topology::core> cores;
-    std::vector<topology::gpu> gpus; // in order of PCI address
-    pu_set allowed;   // the PUs that may be used: by this process (affinity and cgroup), or according to the file
-    pu_set offline;   // PUs that exist and are switched off
-    std::string note; // a remark on `allowed`; usually empty
-    // Of this process, where the machine is this one. Shared by all ranks of a container, whichever PUs they have.
-    cpu_quota quota = {};
+    std::string source;                      ///< "this machine", or the file or description that it was read from
+    std::vector<topology::package> packages; ///< CPU packages
+    std::vector<topology::numa_node> nodes;  ///< NUMA nodes, including memory-only nodes
+    std::vector<topology::cache> caches;     ///< caches of levels 2 and 3
+    std::vector<topology::core> cores;       ///< physical cores, in hwloc's logical order
+    std::vector<topology::gpu> gpus;         ///< GPUs in order of PCI address
+    pu_set allowed;       ///< PUs that may be used: by this process (affinity and cgroup), or according to the file
+    pu_set offline;       ///< PUs that exist and are offline
+    std::string note;     ///< a remark on `allowed`; usually empty
+    cpu_quota quota = {}; ///< CPU quota of this process, for a live machine; shared by all ranks of a container
 
+    /// Returns all online PUs.
     [[nodiscard]] pu_set pus() const;
-    // Whether the cores differ in speed.
+    /// Returns whether the cores differ in speed.
     [[nodiscard]] bool hybrid() const noexcept;
-    // Whether optimizer state may be put there: the node has memory, and that is not a GPU's.
+    /// Returns whether the node may hold optimizer state: it has memory other than a GPU's.
     [[nodiscard]] bool holds_state(topology::numa_node const& node) const noexcept;
-    // A core's local memory; null where it has none.
+    /// Returns the core's local memory, or null.
     [[nodiscard]] topology::numa_node const* memory_of(topology::core const& c) const noexcept;
 };
 
-// The index in machine.nodes of the memory that a core with these PUs should use. Of the nodes that are local to all of
-// them and hold state it is an allowed one, if any; then DRAM before HBM before the rest, because optimizer state is
-// large and faster memory is small; then the closest (local to the fewest PUs); then the one with the lowest index.
-// no_node where none is local to them.
-[[nodiscard]] unsigned main_node(machine const& machine, pu_set const& pus);
-
-// Reads what parse_index_set() reads, and places in this machine: "numa:1" (the operating system's index, as in
-// numactl), "package:0", "core:0-7" (indexes in the machine, from 0), each with a list; joined by '+':
-// "numa:0+core:8-9". A place stands for all online PUs there. Throws invalid_argument with a line that points at the
-// character.
-[[nodiscard]] pu_set parse_pus(std::string_view text, machine const& machine);
-
-// Who gets which cores: a pure function from a machine and a request to the core sets of every rank on the host.
-
-// The cores of every rank on the host, in the order of ranks: the optimizer's, the host framework's, and why. It holds:
-//   - Only allowed PUs are used.
-//   - No core is given twice, to both sides of a rank or to two ranks. The exception are ranks that were bound to
-//     halves of a core from outside, and `why` says so.
-//   - Each side has a core where the rank has two.
-//   - A rank stays inside one NUMA node if all ranks can; else the optimizer's side does, if all of these can.
-//   - Memory is shared evenly, because a step is bound by it: NUMA nodes have equally many ranks, give or take one, as
-//     far as they have cores for them. With fewer ranks than nodes, all cores are given.
-//   - Of all ways to do that, ranks get the one in which the optimizers are nearest to their GPUs: with the least sum
-//     over ranks of the mean distance of the optimizer's cores, which is 0 near the GPU, 1 in its package, 2 elsewhere.
-//     A rank without a GPU has no preferred node. With fewer ranks than nodes, it is one that no exchange of cores
-//     between two ranks improves.
-//   - Where that is the same, the order of the machine is that of ranks.
-//   - Ranks have equal shares of fast and slow cores.
-//   - The optimizer has at most as many threads as its rank's part of the CPU quota keeps busy. An explicit number or
-//     list of cores may exceed that, and `why` says so.
-// The same arguments always give the same answer, so ranks that call this separately agree. Throws invalid_argument for
-// a request that contradicts itself, and unavailable, with what there was, for one that this machine cannot serve.
-// Pure; thread-safe.
-[[nodiscard]] std::vector<rank_cores> select_cores(machine const& machine, core_request const& request);
-
-// Which rank of how many on this host a process is, as its launcher says.
-
-struct local_rank {
-    unsigned rank = 0;  // from 0, on this host
-    unsigned ranks = 1; // on this host
-    std::string source; // the variables it comes from; empty where none is set
-};
-
-// From the first of these pairs that is set: LOCAL_RANK and LOCAL_WORLD_SIZE (torchrun, DeepSpeed),
-// OMPI_COMM_WORLD_LOCAL_RANK and OMPI_COMM_WORLD_LOCAL_SIZE (Open MPI), MPI_LOCALRANKID and MPI_LOCALNRANKS (Intel MPI,
-// MPICH), SLURM_LOCALID and SLURM_STEP_TASKS_PER_NODE or SLURM_TASKS_PER_NODE at SLURM_NODEID. Rank 0 of 1 where none
-// is set. Throws invalid_argument where a rank is set and the count of ranks is not, where either is not a number, and
-// where the rank is not below the count. Reads the environment: do not call it while another thread changes that.
-[[nodiscard]] local_rank rank_from_environment();
-
-// Machines as plain data, read by hwloc: this one, and those that files or texts describe.
-
-// All of these throw unavailable where the library was compiled without hwloc (ADAMANT_NO_HWLOC).
-
-// This machine, with the PUs that this process may use now, the affinity mask that it was started with inside its
-// cgroup, and with its CPU quota. Takes milliseconds, or hundreds of them on large machines, because it looks for
-// devices. Throws unavailable where hwloc fails, or where its environment variables replace this machine by another
-// one. Thread-safe.
+/// Reads this machine with hwloc. Thread-safe.
+///
+/// `allowed` has the PUs that this process may use now: the affinity mask that it was started with, within its cgroup.
+/// `quota` has its CPU quota. Takes milliseconds, or hundreds of them on large machines, because it searches for
+/// devices.
+/// @throws unavailable  if hwloc fails, if hwloc's environment variables replace this machine by another one, or if the
+///     library was compiled without hwloc (ADAMANT_NO_HWLOC).
 [[nodiscard]] machine live_machine();
 
-// The machine that a file of hwloc's XML describes (lstopo FILE.xml writes one), of version 2 or of a later version
-// that the installed hwloc reads. Throws unavailable where the file cannot be opened or its version is too new, and
-// invalid_argument where it holds no topology, or one in which PUs or nodes share a number or objects lack a set.
-// Thread-safe.
+/// Reads a machine from hwloc's XML, as `lstopo FILE.xml` writes it. Thread-safe.
+///
+/// Accepts version 2 of the format, and later versions that the installed hwloc reads.
+/// @throws unavailable  if the file cannot be opened, if its version is too new, or without hwloc (ADAMANT_NO_HWLOC).
+/// @throws invalid_argument  if the file contains no topology, or one in which PUs or nodes share an index or objects
+///     lack a set.
 [[nodiscard]] machine machine_from_xml(std::string const& path);
 
-// The machine of a synthetic description, as hwloc reads it: "pack:2 [numa] core:96 pu:2". Throws invalid_argument.
+/// Makes a machine from hwloc's synthetic description, such as "pack:2 [numa] core:96 pu:2".
+/// @throws invalid_argument  for an invalid description.
+/// @throws unavailable  without hwloc (ADAMANT_NO_HWLOC).
 [[nodiscard]] machine machine_from_synthetic(std::string const& description);
 
-// Either of the two: a text that ends in ".xml" or names a file is a file.
+/// Reads a machine from an XML file if the text ends in ".xml" or names a file, else from a synthetic description.
+/// @throws unavailable, invalid_argument  as machine_from_xml() and machine_from_synthetic() do.
 [[nodiscard]] machine read_machine(std::string const& file_or_description);
+
+/// Selects the cores of every rank on the host: the optimizer's, the host framework's, and why.
+///
+/// The result is in the order of ranks. A pure function, so ranks that call it separately agree; thread-safe. It
+/// guarantees, in order of priority:
+///   - Only allowed PUs are used.
+///   - No core is assigned twice, whether within a rank or to two ranks. The exception are ranks that their launcher
+///     bound to halves of a core; `why` then says so.
+///   - The optimizer and the host framework each have a core if the rank has two.
+///   - A rank stays inside one NUMA node if all ranks can; else its optimizer does, if all optimizers can.
+///   - Ranks share memory bandwidth evenly, because it bounds a step: the numbers of ranks on NUMA nodes differ by at
+///     most one as far as the nodes have cores. With fewer ranks than nodes, all cores are assigned.
+///   - Among the remaining assignments it selects the one with the optimizers nearest to their GPUs: the least sum over
+///     ranks of the mean distance of the optimizer's cores, which is 0 near the GPU, 1 in its package, 2 elsewhere. A
+///     rank without a GPU has no preference. With fewer ranks than nodes, the result is a local optimum: no exchange of
+///     cores between two ranks improves it.
+///   - Ties are resolved by assigning ranks in the order of the machine.
+///   - Ranks have equal shares of fast and slow cores.
+///   - The optimizer has at most as many threads as its rank's share of the CPU quota keeps busy. An explicit number or
+///     list of cores may exceed that; `why` then says so.
+/// @throws invalid_argument  for a request that contradicts itself.
+/// @throws unavailable  for a request that this machine cannot serve; the message says what is available.
+[[nodiscard]] std::vector<rank_cores> select_cores(machine const& machine, core_request const& request);
+
+/// Rank of a process among those on its host.
+struct local_rank {
+    unsigned rank = 0;  ///< rank on this host, from 0
+    unsigned ranks = 1; ///< number of ranks on this host
+    std::string source; ///< the environment variables that were read; empty if none is set
+};
+
+/// Reads the rank of this process from its launcher's environment variables. Returns rank 0 of 1 if none is set.
+///
+/// Uses the first of these pairs that is set: LOCAL_RANK and LOCAL_WORLD_SIZE (torchrun, DeepSpeed);
+/// OMPI_COMM_WORLD_LOCAL_RANK and OMPI_COMM_WORLD_LOCAL_SIZE (Open MPI); MPI_LOCALRANKID and MPI_LOCALNRANKS (Intel
+/// MPI, MPICH); SLURM_LOCALID and SLURM_STEP_TASKS_PER_NODE or SLURM_TASKS_PER_NODE at SLURM_NODEID. Not safe while
+/// another thread changes the environment.
+/// @throws invalid_argument  if a rank is set without the number of ranks, if either is not a number, or if the rank is
+///     not below the number of ranks.
+[[nodiscard]] local_rank rank_from_environment();
+
+/// Parses PUs in the form of parse_index_set(), or as locations in a machine: "numa:0+core:8-9".
+///
+/// Locations are "numa:LIST" (the operating system's indexes, as in numactl), "package:LIST" and "core:LIST" (indexes
+/// in the machine, from 0), joined by '+'. A location stands for all of its online PUs.
+/// @throws invalid_argument  for any other text; a line of the message points at the wrong character.
+[[nodiscard]] pu_set parse_pus(std::string_view text, machine const& machine);
+
+/// Returns the index in machine.nodes of the memory that a core with these PUs should use, or no_node.
+///
+/// Candidates are the nodes that are local to all of the PUs and may hold state. The order of preference is: allowed
+/// nodes; DRAM before HBM before the rest, because optimizer state is large and faster memory is small; the closest
+/// node (local to the fewest PUs); the lowest index.
+[[nodiscard]] unsigned main_node(machine const& machine, pu_set const& pus);
 
 ADAMANT_END_NAMESPACE
 

@@ -21,18 +21,18 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// One GPU, with three streams of its own, which no other stream waits for. adamant::device says what its functions do;
-// all are thread-safe. After every call the calling thread's current device is as before.
-//
-// A copy of memory that is not pinned (see pinned()) returns when CUDA has read or written it, which for a copy down is
-// when the stream has reached it. Work that CUDA has been given counts as begun: reset() waits for it.
-//
-// The destructor, and that of a part, wait some seconds for enqueued work.
+/// One GPU, with three streams of its own, which no other stream waits for. adamant::device says what its functions do;
+/// all are thread-safe. After every call the calling thread's current device is as before.
+///
+/// A copy of memory that is not pinned (see pinned()) returns when CUDA has read or written it, which for a copy down
+/// is when the stream has reached it. Work that CUDA has been given counts as begun: reset() waits for it.
+///
+/// The destructor, and that of a part, wait some seconds for enqueued work.
 class cuda_device final : public device {
 public:
-    // CUDA's number for the device, from 0, as CUDA_VISIBLE_DEVICES leaves them. Throws unavailable where there is none
-    // of that number, it is older than compute capability 7.0, or the program was compiled for other devices or with
-    // flags that change results (--use_fast_math, --ftz=true); device_error where it fails.
+    /// CUDA's number for the device, from 0, as CUDA_VISIBLE_DEVICES leaves them. Throws unavailable where there is
+    /// none of that number, it is older than compute capability 7.0, or the program was compiled for other devices or
+    /// with flags that change results (--use_fast_math, --ftz=true); device_error where it fails.
     explicit cuda_device(int ordinal = 0) : cuda_device(found_device(ordinal)) {}
 
     [[nodiscard]] std::string name() const override { return streams_.name(); }
@@ -69,8 +69,8 @@ public:
 
     [[nodiscard]] device_event record_event(device_stream stream) override { return streams_.record_event(stream); }
     void wait_event(device_stream stream, device_event before) override { streams_.wait_event(stream, before); }
-    // Work that is enqueued in `stream` from now on waits for the caller's event, on any stream of this device. Have
-    // the streams work and down follow it before submit() of a shard whose gradient is still being made there.
+    /// Work that is enqueued in `stream` from now on waits for the caller's event, on any stream of this device. Have
+    /// the streams work and down follow it before submit() of a shard whose gradient is still being made there.
     void wait_event(device_stream stream, cudaEvent_t before) { streams_.wait_event(stream, before); }
     [[nodiscard]] bool wait_until(device_event until, clock::time_point deadline) override
     {
@@ -135,7 +135,7 @@ private:
                           "; give one of these numbers (CUDA_VISIBLE_DEVICES decides which there are)");
     }
 
-    detail::cuda::streams streams_;
+    detail::cuda::stream_set streams_;
 };
 
 ADAMANT_END_NAMESPACE

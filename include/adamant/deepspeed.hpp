@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offload options from DeepSpeed's JSON. Opt-in: needs nlohmann-json.
+// Reader of DeepSpeed's JSON configuration (ds_config.json). Opt-in: needs nlohmann-json.
 //
-// Reads the configuration of a DeepSpeed job (ds_config.json). Opt-in: needs nlohmann-json, and adamant.hpp does not
-// include it. Keys have DeepSpeed's meanings and defaults: see its runtime/config.py, runtime/precision_config.py,
+// Keys have DeepSpeed's meanings and defaults. See its runtime/config.py, runtime/precision_config.py,
 // runtime/zero/config.py, runtime/zero/offload_config.py, runtime/zenflow/zenflow_config.py and, for the two Adams,
 // _configure_basic_optimizer() in runtime/engine.py.
 #pragma once
@@ -27,16 +26,18 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
+/// Contents of a DeepSpeed configuration.
 struct deepspeed_config {
-    offload_config options;
-    // One for each key that means nothing here, by its path, in order of appearance, and one for a whole object that
-    // means nothing. At most a hundred, then the number of the others. Nothing is printed.
+    offload_config options; ///< Options; validate() accepts them.
+    /// Warnings about ignored keys, by their paths, in order of appearance. Nothing is printed.
+    ///
+    /// An object whose keys are all ignored gives one warning. After a hundred warnings, one more counts the others.
     std::vector<std::string> warnings;
 };
 
 namespace detail {
 
-// From the document to the options. A key is checked even where another one makes it meaningless.
+// Translates a JSON document to options. A key is checked even if another key makes it irrelevant.
 class deepspeed_reader {
 public:
     deepspeed_reader(std::string_view text, std::string source)
@@ -44,7 +45,7 @@ public:
     {
     }
 
-    // The options pass validate().
+    // Returns options that validate() accepts.
     deepspeed_config read()
     {
         optimizer();
@@ -53,7 +54,7 @@ public:
         precision();
         zero();
         try {
-            validate(out_); // each value has been looked at with its path, but not for whether float holds it
+            validate(out_); // the reader has checked each value, but not whether float can represent it
         } catch (invalid_argument const& error) {
             document_.fail(std::string(error.what()).substr(std::string_view("adamant: ").size()));
         }
@@ -67,7 +68,7 @@ private:
     {
         if (found.is == kind::text && found.text == "auto")
             document_.fail(std::string(path) + " is \"auto\", which the Hugging Face integration replaces before "
-                                               "DeepSpeed sees it; put the value there");
+                                               "DeepSpeed sees it. Replace it with a value.");
         document_.fail(text_of({path, " is ", found.as_shown(), ", but must be ", rule}));
     }
     double number(std::string_view path, double otherwise, number_rule const& rule)
@@ -91,7 +92,7 @@ private:
             refuse(path, *found, text_of({"a whole number from ", low, " to ", high}));
         return static_cast<Integer>(*found->whole);
     }
-    // None: "auto", which DeepSpeed knows here itself, or nothing.
+    // Returns none for a missing key and for "auto", which DeepSpeed itself accepts here.
     std::optional<std::uint32_t> whole_or_auto(std::string_view path, std::uint32_t low)
     {
         json_value const* const found = document_.find(path);
@@ -108,7 +109,7 @@ private:
             refuse(path, *found, "true or false");
         return found == nullptr ? otherwise : found->flag;
     }
-    // Whether the object is there.
+    // Returns whether the document has the object.
     bool object(std::string_view path, bool may_be_null = false)
     {
         json_value const* const found = document_.find(path);
@@ -118,7 +119,7 @@ private:
             refuse(path, *found, "an object");
         return true;
     }
-    // One of two texts, in any case; whether it is the second.
+    // Requires one of two texts, ignoring case, and returns whether it is the second.
     bool second_of(std::string_view path, std::string_view first, std::string_view second)
     {
         json_value const& found = *document_.find(path);
@@ -133,31 +134,30 @@ private:
         if (!object("optimizer"))
             return;
         if (document_.find("optimizer.type") == nullptr)
-            document_.fail("optimizer.type is missing; it must be \"Adam\" or \"AdamW\"");
+            document_.fail("optimizer.type is missing. Set it to \"Adam\" or \"AdamW\".");
         bool const adamw = second_of("optimizer.type", "Adam", "AdamW");
-        // DeepSpeed's Adam is an AdamW too, unless it is told otherwise; its AdamW cannot be told.
+        // DeepSpeed's Adam is an AdamW unless adam_w_mode is false. Its AdamW ignores adam_w_mode.
         bool const w_mode = flag("optimizer.params.adam_w_mode", true);
         if (adamw && !w_mode)
             document_.warn(document_.find("optimizer.params.adam_w_mode")->order,
                            "optimizer.params.adam_w_mode means nothing here: optimizer.type is AdamW, whose decay is "
-                           "always decoupled; for L2 decay set it to Adam");
+                           "always decoupled. For L2 decay set optimizer.type to Adam.");
         out_.hyper.mode = adamw || w_mode ? decay_mode::decoupled : decay_mode::l2;
         object("optimizer.params");
         out_.hyper.lr = number("optimizer.params.lr", out_.hyper.lr, at_least_zero);
         out_.hyper.eps = number("optimizer.params.eps", out_.hyper.eps, at_least_zero);
         betas();
-        // Where nothing is said, PyTorch's AdamW decays by this much, alone of the four optimizers that this can be.
+        // Of the four possible optimizers, only PyTorch's AdamW has a default decay other than 0.
         bool const torch_adam = flag("optimizer.params.torch_adam", false);
         double const decay = torch_adam && out_.hyper.mode == decay_mode::decoupled ? 0.01 : 0;
         out_.hyper.weight_decay = number("optimizer.params.weight_decay", decay, at_least_zero);
         out_.hyper.bias_correction = flag("optimizer.params.bias_correction", true);
         out_.maximize = flag("optimizer.params.maximize", false);
         if (flag("optimizer.params.amsgrad", false))
-            document_.fail("optimizer.params.amsgrad is true, but AMSGrad is not supported; set it to false");
+            document_.fail("optimizer.params.amsgrad is true, but AMSGrad is not supported. Set it to false.");
         if (document_.find("optimizer.params.max_grad_norm") != nullptr)
-            document_.fail(
-                "optimizer.params.max_grad_norm is not a parameter of the optimizer; use gradient_clipping, at "
-                "the top, instead");
+            document_.fail("optimizer.params.max_grad_norm is not a parameter of the optimizer. Use the top-level key "
+                           "gradient_clipping instead.");
     }
 
     void betas()
@@ -187,13 +187,14 @@ private:
         bool const bf16 = object("bf16");
         bool const bfloat16 = object("bfloat16");
         if (bf16 && bfloat16)
-            document_.fail("bf16 and bfloat16 are two names of one object; keep bf16");
+            document_.fail("bf16 and bfloat16 are two names of one object. Keep bf16.");
         std::string const name = bfloat16 ? "bfloat16" : "bf16";
         bool const in_bf16 = flag(name + ".enabled", false);
         object("fp16");
         bool const in_fp16 = flag("fp16.enabled", false);
         if (in_bf16 && in_fp16)
-            document_.fail(name + ".enabled and fp16.enabled are both true; a model computes in one type: keep one");
+            document_.fail(
+                name + ".enabled and fp16.enabled are both true, but a model computes in one type. Keep one of them.");
         out_.model_type = in_bf16 ? dtype::bfloat16 : in_fp16 ? dtype::float16 : dtype::float32;
         loss_scaling(in_fp16);
     }
@@ -215,12 +216,12 @@ private:
             return;
         }
         if (refills && dynamic.hysteresis > 1)
-            document_.fail("fp16.consecutive_hysteresis is true, but here hysteresis is refilled only when the scale "
-                           "grows; set it to false, or fp16.hysteresis to 1");
+            document_.fail("fp16.consecutive_hysteresis is true, but adamant refills hysteresis only when the scale "
+                           "grows. Set it to false, or fp16.hysteresis to 1.");
         if (dynamic.min_scale > dynamic.initial_scale)
             document_.fail(text_of({"fp16.min_loss_scale is ", dynamic.min_scale, ", but the first scale is ",
                                     dynamic.initial_scale, ", which is 2 to the power of fp16.initial_scale_power (",
-                                    power, "); lower the one or raise the other"}));
+                                    power, "). Lower fp16.min_loss_scale or raise fp16.initial_scale_power."}));
         out_.dynamic_loss_scaling = dynamic;
     }
 
@@ -238,11 +239,11 @@ private:
         if (object("zero_optimization.offload_optimizer", true)) {
             if (document_.find(old) != nullptr)
                 document_.fail(std::string(old) + " is the old form of zero_optimization.offload_optimizer, which is "
-                                                  "there too; keep the new one");
+                                                  "also set. Keep the new one.");
             if (json_value const* const found = document_.find(device); found != nullptr) {
                 if (found->is == kind::text && lower(found->text) == "nvme")
-                    document_.fail(std::string(device) + " is \"nvme\", but the optimizer's state is kept in memory "
-                                                         "here; set it to \"cpu\"");
+                    document_.fail(std::string(device) + " is \"nvme\", but adamant keeps the optimizer's state in "
+                                                         "memory. Set it to \"cpu\".");
                 out_.offload = !second_of(device, "cpu", "none");
             }
             out_.pin_memory = flag("zero_optimization.offload_optimizer.pin_memory", false);
@@ -272,41 +273,42 @@ private:
         to.overlap = flag("zero_optimization.zenflow.overlap_step", to.overlap);
         if (flag(offload, false))
             document_.warn(document_.find(offload)->order,
-                           text_of({offload, " means nothing here: the columns that are stepped at once have their "
-                                             "state where they are stepped"}));
+                           text_of({offload, " means nothing here: the state of selected columns is kept where they "
+                                             "are stepped."}));
         select_interval(to);
         to.update_interval = whole_or_auto(update, 1);
         if (to.update_interval > to.select_interval)
-            document_.fail(text_of({update, " is ", *to.update_interval, ", but select_interval comes to ",
-                                    to.select_interval, " steps; DeepSpeed wants that to be as much or more"}));
+            document_.fail(text_of({update, " is ", *to.update_interval, ", but select_interval is ",
+                                    to.select_interval, " steps. DeepSpeed requires at least update_interval."}));
     }
 
-    // As configure_zenflow() in DeepSpeed's runtime/zenflow/engine.py.
+    // Does what configure_zenflow() in DeepSpeed's runtime/zenflow/engine.py does.
     void select_interval(zenflow_config& to)
     {
-        static constexpr std::string_view strategy = "zero_optimization.zenflow.select_strategy";
-        static constexpr std::string_view interval = "zero_optimization.zenflow.select_interval";
-        static constexpr std::string_view epoch = "zero_optimization.zenflow.steps_per_epoch";
-        std::string by = "auto";
-        if (json_value const* const found = document_.find(strategy); found != nullptr) {
-            by = found->is == kind::text ? found->text : "";
-            if (by != "auto" && by != "step" && by != "epoch")
-                refuse(strategy, *found, "\"auto\", \"step\" or \"epoch\"");
+        static constexpr std::string_view strategy_path = "zero_optimization.zenflow.select_strategy";
+        static constexpr std::string_view interval_path = "zero_optimization.zenflow.select_interval";
+        static constexpr std::string_view epoch_path = "zero_optimization.zenflow.steps_per_epoch";
+        std::string strategy = "auto";
+        if (json_value const* const found = document_.find(strategy_path); found != nullptr) {
+            strategy = found->is == kind::text ? found->text : "";
+            if (strategy != "auto" && strategy != "step" && strategy != "epoch")
+                refuse(strategy_path, *found, "\"auto\", \"step\" or \"epoch\"");
         }
-        std::optional<std::uint32_t> const given = whole_or_auto(interval, 0); // 0: never again
-        if (given && by == "auto")
+        std::optional<std::uint32_t> const given = whole_or_auto(interval_path, 0); // 0: never again
+        if (given && strategy == "auto")
             document_.fail(
-                text_of({interval, " is ", *given, ", but select_strategy is \"auto\", which decides it; set ",
-                         "that to \"step\" or \"epoch\""}));
-        if (!given && by != "auto")
-            document_.fail(text_of({interval, document_.find(interval) == nullptr ? " is missing" : " is \"auto\"",
-                                    ", but select_strategy is \"", by, "\"; it must be a whole number"}));
-        json_value const* const steps = document_.find(epoch);
-        bool const known = steps != nullptr && steps->is != kind::null;
-        std::size_t const factor = known ? whole<std::uint32_t>(epoch, 1, 1, most_u32) : 0;
-        to.select_epochs = by == "step" ? 0 : given.value_or(1);
-        std::size_t const found = by == "step" ? *given : to.select_epochs * factor;
-        to.select_interval = found == 0 ? zenflow_config::never : found;
+                text_of({interval_path, " is ", *given, ", but select_strategy is \"auto\", which determines it. Set ",
+                         "select_strategy to \"step\" or \"epoch\"."}));
+        if (!given && strategy != "auto")
+            document_.fail(
+                text_of({interval_path, document_.find(interval_path) == nullptr ? " is missing" : " is \"auto\"",
+                         ", but select_strategy is \"", strategy, "\". Set it to a whole number."}));
+        json_value const* const epoch = document_.find(epoch_path);
+        bool const known = epoch != nullptr && epoch->is != kind::null;
+        std::size_t const factor = known ? whole<std::uint32_t>(epoch_path, 1, 1, most_u32) : 0;
+        to.select_epochs = strategy == "step" ? 0 : given.value_or(1);
+        std::size_t const steps = strategy == "step" ? *given : to.select_epochs * factor;
+        to.select_interval = steps == 0 ? zenflow_config::never : steps;
     }
 
     static constexpr std::uint32_t most_u32 = std::numeric_limits<std::uint32_t>::max();
@@ -317,37 +319,39 @@ private:
 
 } // namespace detail
 
-// Reads a configuration from its text: at most 16 MiB of JSON in UTF-8, nested at most 64 levels deep. Missing keys
-// have DeepSpeed's defaults; without an optimizer, hyper.mode stays unset. Throws invalid_argument where the text is
-// not JSON (with line, column and a line that shows the place), where a key appears twice, and, with the path to the
-// key, where a key that means something here has an impossible value. "auto" is one but in ZenFlow's object, where
-// DeepSpeed itself knows it. Pure; thread-safe.
+/// Reads a configuration from its text. Pure; thread-safe.
+///
+/// The text is at most 16 MiB of JSON in UTF-8, nested at most 64 levels deep. Missing keys have DeepSpeed's defaults;
+/// without an optimizer, hyper.mode stays unset.
+/// @throws invalid_argument if the text is not JSON (with line, column and the line itself), if a key is duplicated,
+/// and, with the path of the key, if a key that is not ignored has an invalid value. "auto" is invalid except in
+/// ZenFlow's object, where DeepSpeed itself accepts it.
 [[nodiscard]] inline deepspeed_config parse_deepspeed_config(std::string_view text)
 {
     detail::default_mode_scope const mode;
     return detail::deepspeed_reader(text, {}).read();
 }
 
-// Reads a configuration from a file; errors name the file. Throws unavailable where it cannot be read, and what
-// parse_deepspeed_config() throws. Thread-safe.
+/// Reads a configuration from a file. Errors name the file. Thread-safe.
+/// @throws unavailable if the file cannot be read, and what parse_deepspeed_config() throws.
 [[nodiscard]] inline deepspeed_config read_deepspeed_config(std::string const& path)
 {
     detail::default_mode_scope const mode;
-    auto const cannot = [&](int why) {
-        detail::throw_unavailable({"the DeepSpeed configuration \"", path, "\" cannot be read: ", std::strerror(why)});
+    auto const refuse = [&](int error) {
+        detail::throw_unavailable({"cannot read the DeepSpeed configuration \"", path, "\": ", std::strerror(error)});
     };
     auto const close = [](std::FILE* file) { std::fclose(file); };
     std::unique_ptr<std::FILE, decltype(close)> const file(std::fopen(path.c_str(), "rbe"), close);
     if (file == nullptr)
-        cannot(errno);
+        refuse(errno);
     std::string text;
     char piece[1 << 14];
     while (text.size() <= detail::json_document::max_bytes) {
         std::size_t const read = std::fread(piece, 1, sizeof piece, file.get());
         text.append(piece, read);
         if (read < sizeof piece) {
-            if (int const why = errno; std::ferror(file.get()) != 0)
-                cannot(why);
+            if (int const error = errno; std::ferror(file.get()) != 0)
+                refuse(error);
             break;
         }
     }

@@ -14,101 +14,223 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// bfloat16: sign, 8 exponent bits, 7 mantissa bits: the upper half of a float32. Storage only; see widen() and
-// narrow() in dtype.hpp. Same layout as the 16-bit integer that holds it elsewhere (torch, CUDA).
+/// bfloat16: sign, 8 exponent bits, 7 mantissa bits: the upper half of a float32. Storage only; see widen() and
+/// narrow() in dtype.hpp. Same layout as the 16-bit integer that holds it elsewhere (torch, CUDA).
 struct bfloat16 {
-    std::uint16_t bits;
-    friend bool operator==(bfloat16, bfloat16) = default; // compares bits: NaN equals itself, -0 differs from +0
+    std::uint16_t bits;                                   ///< the 16 bits
+    friend bool operator==(bfloat16, bfloat16) = default; ///< compares bits: NaN equals itself, -0 differs from +0
 };
 
-// IEEE 754 binary16: sign, 5 exponent bits, 10 mantissa bits. Storage only, as above.
+/// IEEE 754 binary16: sign, 5 exponent bits, 10 mantissa bits. Storage only, as above.
 struct float16 {
-    std::uint16_t bits;
+    std::uint16_t bits; ///< the 16 bits
+    /// Compares all members.
     friend bool operator==(float16, float16) = default;
 };
 
-// The lower half of a float32 master whose upper half is a bfloat16 weight; see split_master() in dtype.hpp.
+/// The lower half of a float32 master whose upper half is a bfloat16 weight; see split_master() in dtype.hpp.
 struct split_float32 {
-    std::uint16_t bits;
+    std::uint16_t bits; ///< the lower 16 bits of the master
+    /// Compares all members.
     friend bool operator==(split_float32, split_float32) = default;
 };
 
-// A group of 64 moments of 8 bits with their scale, see detail/numerics/quantized8.hpp. An array of n elements has a
-// group for each 64 of them, and one for what is left.
+/// A group of 64 moments of 8 bits with their scale, see detail/numerics/quantized8.hpp. An array of n elements has a
+/// group for each 64 of them, and one for what is left.
 inline constexpr std::size_t quantized_group_elems = 64;
+/// A group of 64 8-bit moments and their scale.
 struct quantized8 {
-    std::uint8_t codes[quantized_group_elems];
-    float scale;
+    std::uint8_t codes[quantized_group_elems]; ///< one code for each element
+    float scale;                               ///< scale of the group
+    /// Compares all members.
     friend bool operator==(quantized8 const&, quantized8 const&) = default;
 };
 
 static_assert(sizeof(quantized8) == 68);
 static_assert(sizeof(bfloat16) == 2 && sizeof(float16) == 2 && sizeof(split_float32) == 2 && sizeof(float) == 4);
 
-// The same types as a value, for reports. `none` stands for an array that is not there (no weight_out).
+/// The same types as a value, for reports. `none` stands for an array that is not there (no weight_out).
 enum class dtype : std::uint8_t { none, float32, bfloat16, float16, split_float32, quantized8 };
 
-[[nodiscard]] constexpr std::string_view name(dtype type) noexcept
+/// Describes the storage format of elements of type T: everything about it but its arithmetic.
+///
+/// A specialization has `type` (the dtype), `name` (in reports and files), `elems` (elements stored together), `bytes`
+/// (of these), `file_type` and `file_bytes` (type and bytes of an element in safetensors files), and the four members
+/// below. Add one for a new format; docs/formats.md lists the other places, and switches without a default do not
+/// compile until they know it.
+template <class T>
+struct storage {
+    static constexpr bool is_param = false;   ///< whether params may have it
+    static constexpr bool is_element = false; ///< whether gradients, params and weights may have it
+    static constexpr bool is_sum = false;     ///< whether gradients may be accumulated in it
+    static constexpr bool is_moment = false;  ///< whether moments may have it
+};
+/// @cond
+// An absent array.
+template <>
+struct storage<void> {
+    static constexpr dtype type = dtype::none;
+    static constexpr std::string_view name = "none";  // in reports and files
+    static constexpr std::size_t elems = 1;           // elements stored together
+    static constexpr std::size_t bytes = 0;           // bytes of these
+    static constexpr std::string_view file_type = ""; // type in safetensors files
+    static constexpr std::size_t file_bytes = 0;      // bytes of an element of that type
+    static constexpr bool is_param = false;           // whether params may have it
+    static constexpr bool is_element = false;         // whether gradients, params and weights may have it
+    static constexpr bool is_sum = false;             // whether gradients may be accumulated in it
+    static constexpr bool is_moment = false;          // whether moments may have it
+};
+// float32.
+template <>
+struct storage<float> {
+    static constexpr dtype type = dtype::float32;
+    static constexpr std::string_view name = "float32";
+    static constexpr std::size_t elems = 1;
+    static constexpr std::size_t bytes = sizeof(float);
+    static constexpr std::string_view file_type = "F32";
+    static constexpr std::size_t file_bytes = sizeof(float);
+    static constexpr bool is_param = true;
+    static constexpr bool is_element = true;
+    static constexpr bool is_sum = true;
+    static constexpr bool is_moment = true;
+};
+// bfloat16.
+template <>
+struct storage<bfloat16> {
+    static constexpr dtype type = dtype::bfloat16;
+    static constexpr std::string_view name = "bfloat16";
+    static constexpr std::size_t elems = 1;
+    static constexpr std::size_t bytes = sizeof(bfloat16);
+    static constexpr std::string_view file_type = "BF16";
+    static constexpr std::size_t file_bytes = sizeof(bfloat16);
+    static constexpr bool is_param = true;
+    static constexpr bool is_element = true;
+    static constexpr bool is_sum = true;
+    static constexpr bool is_moment = true;
+};
+// float16. Moments cannot have it: the square of a gradient below 2^-12 would be zero.
+template <>
+struct storage<float16> {
+    static constexpr dtype type = dtype::float16;
+    static constexpr std::string_view name = "float16";
+    static constexpr std::size_t elems = 1;
+    static constexpr std::size_t bytes = sizeof(float16);
+    static constexpr std::string_view file_type = "F16";
+    static constexpr std::size_t file_bytes = sizeof(float16);
+    static constexpr bool is_param = true;
+    static constexpr bool is_element = true;
+    static constexpr bool is_sum = false;
+    static constexpr bool is_moment = false;
+};
+// The residual of a split master weight.
+template <>
+struct storage<split_float32> {
+    static constexpr dtype type = dtype::split_float32;
+    static constexpr std::string_view name = "split_float32";
+    static constexpr std::size_t elems = 1;
+    static constexpr std::size_t bytes = sizeof(split_float32);
+    static constexpr std::string_view file_type = "U16";
+    static constexpr std::size_t file_bytes = sizeof(split_float32);
+    static constexpr bool is_param = true;
+    static constexpr bool is_element = false;
+    static constexpr bool is_sum = false;
+    static constexpr bool is_moment = false;
+};
+// 8-bit moments in groups.
+template <>
+struct storage<quantized8> {
+    static constexpr dtype type = dtype::quantized8;
+    static constexpr std::string_view name = "quantized8";
+    static constexpr std::size_t elems = quantized_group_elems;
+    static constexpr std::size_t bytes = sizeof(quantized8);
+    static constexpr std::string_view file_type = "U8";
+    static constexpr std::size_t file_bytes = 1;
+    static constexpr bool is_param = false;
+    static constexpr bool is_element = false;
+    static constexpr bool is_sum = false;
+    static constexpr bool is_moment = true;
+};
+
+/// @endcond
+
+/// Returns visit(storage<T>{}) for the T that `type` names.
+template <class Visit>
+constexpr auto visit_storage(dtype type, Visit const& visit) noexcept
 {
     switch (type) {
-    case dtype::float32: return "float32";
-    case dtype::bfloat16: return "bfloat16";
-    case dtype::float16: return "float16";
-    case dtype::split_float32: return "split_float32";
-    case dtype::quantized8: return "quantized8";
+    case dtype::float32: return visit(storage<float>{});
+    case dtype::bfloat16: return visit(storage<bfloat16>{});
+    case dtype::float16: return visit(storage<float16>{});
+    case dtype::split_float32: return visit(storage<split_float32>{});
+    case dtype::quantized8: return visit(storage<quantized8>{});
     case dtype::none: break;
     }
-    return "none";
+    return visit(storage<void>{});
 }
 
-// Elements that are stored together: 1, or a group. Arrays are cut at multiples of it.
+/// All values of dtype, in order.
+inline constexpr dtype all_dtypes[] = {dtype::none,    dtype::float32,       dtype::bfloat16,
+                                       dtype::float16, dtype::split_float32, dtype::quantized8};
+/// The last of them.
+inline constexpr dtype last_dtype = all_dtypes[sizeof all_dtypes / sizeof all_dtypes[0] - 1];
+
+/// dtype_of<T>: the value that names the C++ type; void is none. Any other type does not compile.
+template <class T>
+inline constexpr dtype dtype_of = [] {
+    static_assert(
+        requires { storage<T>::type; },
+        "adamant knows the element types float, adamant::bfloat16, adamant::float16, adamant::split_float32 and "
+        "adamant::quantized8");
+    return storage<T>::type;
+}();
+
+/// The name of the type, as in reports and files.
+[[nodiscard]] constexpr std::string_view name(dtype type) noexcept
+{
+    return visit_storage(type, [](auto format) { return format.name; });
+}
+/// Elements that are stored together: 1, or a group. Arrays are cut at multiples of it.
 [[nodiscard]] constexpr std::size_t elems_together(dtype type) noexcept
 {
-    return type == dtype::quantized8 ? quantized_group_elems : 1;
+    return visit_storage(type, [](auto format) { return format.elems; });
 }
-// Size in bytes of what is stored together; 0 for none.
+/// Size in bytes of what is stored together; 0 for none.
 [[nodiscard]] constexpr std::size_t size_bytes(dtype type) noexcept
 {
-    switch (type) {
-    case dtype::none: return 0;
-    case dtype::float32: return sizeof(float);
-    case dtype::quantized8: return sizeof(quantized8);
-    default: return sizeof(bfloat16);
-    }
+    return visit_storage(type, [](auto format) { return format.bytes; });
 }
-// Bytes of an array of n elements; and, for a multiple of elems_together(), where element n is in one.
+/// Bytes of an array of n elements; and, for a multiple of elems_together(), where element n is in one.
 [[nodiscard]] constexpr std::size_t array_bytes(dtype type, std::size_t n) noexcept
 {
-    return type == dtype::quantized8 ? (n + quantized_group_elems - 1) / quantized_group_elems * sizeof(quantized8)
-                                     : n * size_bytes(type);
+    return visit_storage(type, [n](auto format) {
+        return format.elems == 1 ? n * format.bytes : (n + format.elems - 1) / format.elems * format.bytes;
+    });
 }
-// Bytes that an element takes, on average over a long array.
+/// Bytes that an element takes, on average over a long array.
 [[nodiscard]] constexpr double bytes_each(dtype type) noexcept
 {
     return static_cast<double>(size_bytes(type)) / static_cast<double>(elems_together(type));
 }
-
-// dtype_of<T>: the value that names the C++ type; void is none. Any other type does not compile.
-template <class T>
-inline constexpr dtype dtype_of = [] {
-    static_assert(
-        sizeof(T) == 0,
-        "adamant knows the element types float, adamant::bfloat16, adamant::float16, adamant::split_float32 and "
-        "adamant::quantized8");
-    return dtype::none;
-}();
-template <>
-inline constexpr dtype dtype_of<void> = dtype::none;
-template <>
-inline constexpr dtype dtype_of<float> = dtype::float32;
-template <>
-inline constexpr dtype dtype_of<bfloat16> = dtype::bfloat16;
-template <>
-inline constexpr dtype dtype_of<float16> = dtype::float16;
-template <>
-inline constexpr dtype dtype_of<split_float32> = dtype::split_float32;
-template <>
-inline constexpr dtype dtype_of<quantized8> = dtype::quantized8;
+/// Whether a param may have the type.
+[[nodiscard]] constexpr bool is_param_type(dtype type) noexcept
+{
+    return visit_storage(type, [](auto format) { return format.is_param; });
+}
+/// Whether gradients, whole params and published weights may have the type.
+[[nodiscard]] constexpr bool is_element_type(dtype type) noexcept
+{
+    return visit_storage(type, [](auto format) { return format.is_element; });
+}
+/// Whether gradients may be accumulated in the type.
+[[nodiscard]] constexpr bool is_sum_type(dtype type) noexcept
+{
+    return visit_storage(type, [](auto format) { return format.is_sum; });
+}
+/// Whether moments may have the type.
+[[nodiscard]] constexpr bool is_moment_type(dtype type) noexcept
+{
+    return visit_storage(type, [](auto format) { return format.is_moment; });
+}
 
 ADAMANT_END_NAMESPACE
 
@@ -124,7 +246,7 @@ inline constexpr std::uint32_t float_infinity_bits = 0x7f800000u;
 inline constexpr std::uint32_t float_min_normal_bits = 0x00800000u; // 2^-126
 inline constexpr std::uint32_t canonical_nan_bits = 0x7fc00000u;    // the one NaN that a step ever writes
 
-// Exact, for every value.
+/// Exact, for every value.
 [[nodiscard]] constexpr float widen(float x) noexcept
 {
     return x;
@@ -137,17 +259,17 @@ inline constexpr std::uint32_t canonical_nan_bits = 0x7fc00000u;    // the one N
 {
     std::uint32_t const sign = (x.bits & 0x8000u) << 16;
     std::uint32_t const abs = x.bits & 0x7fffu;
-    if (abs >= 0x7c00u) // infinity or NaN, the payload moved up
+    if (abs >= 0x7c00u) ///< infinity or NaN, the payload moved up
         return std::bit_cast<float>(sign | float_infinity_bits | (abs & 0x3ffu) << 13);
-    if (abs >= 0x0400u) // normal: the exponent's bias goes from 15 to 127
+    if (abs >= 0x0400u) ///< normal: the exponent's bias goes from 15 to 127
         return std::bit_cast<float>(sign | ((abs << 13) + (112u << 23)));
     if (abs == 0)
         return std::bit_cast<float>(sign);
-    auto const top = static_cast<std::uint32_t>(std::bit_width(abs)) - 1; // subnormal: abs * 2^-24, 1.x * 2^(top-24)
+    auto const top = static_cast<std::uint32_t>(std::bit_width(abs)) - 1; ///< subnormal: abs * 2^-24, 1.x * 2^(top-24)
     return std::bit_cast<float>(sign | (top + 103u) << 23 | ((abs << (23 - top)) & 0x007fffffu));
 }
 
-// Round to nearest, ties to even; too large goes to infinity; every NaN becomes the quiet NaN without a sign.
+/// Round to nearest, ties to even; too large goes to infinity; every NaN becomes the quiet NaN without a sign.
 template <class T>
 [[nodiscard]] constexpr T narrow(float x) noexcept;
 
@@ -172,11 +294,11 @@ template <>
     std::uint32_t const abs = bits & float_abs_mask;
     if (abs > float_infinity_bits)
         return {0x7e00};
-    if (abs >= 0x47800000u) // 2^16 and above; what lies between 65520 and 2^16 overflows by the rounding below
+    if (abs >= 0x47800000u) ///< 2^16 and above; what lies between 65520 and 2^16 overflows by the rounding below
         return {static_cast<std::uint16_t>(sign | 0x7c00u)};
-    std::uint32_t shift = 13; // how many low bits of the mantissa go
+    std::uint32_t shift = 13; ///< how many low bits of the mantissa go
     std::uint32_t mantissa = abs - (112u << 23);
-    if (abs < 0x38800000u) {   // below 2^-14: a binary16 subnormal, a multiple of 2^-24
+    if (abs < 0x38800000u) {   ///< below 2^-14: a binary16 subnormal, a multiple of 2^-24
         if (abs < 0x33000000u) // below 2^-25: rounds to zero
             return {static_cast<std::uint16_t>(sign)};
         shift = 126u - (abs >> 23);
@@ -186,12 +308,12 @@ template <>
     return {static_cast<std::uint16_t>(sign | (mantissa + half + (mantissa >> shift & 1u)) >> shift)};
 }
 
-// A float32 in two halves. The weight is the number rounded to bfloat16, to nearest, ties away from zero; because of
-// that the pair is one to one: bits = (weight << 16) + low, with low from -2^15 to 2^15 - 1. A NaN becomes the
-// canonical one, as the lower bits of others would carry out of the upper half.
+/// A float32 split in two. The weight is the number rounded to bfloat16, to nearest, ties away from zero; because of
+/// that the pair is one to one: bits = (weight << 16) + low, with low from -2^15 to 2^15 - 1. A NaN becomes the
+/// canonical one, as the lower bits of others would carry out of the upper half.
 struct split_parts {
-    bfloat16 weight;
-    split_float32 low;
+    bfloat16 weight;   ///< the bfloat16 weight
+    split_float32 low; ///< the residual
 };
 [[nodiscard]] constexpr split_parts split_master(float x) noexcept
 {
@@ -201,18 +323,18 @@ struct split_parts {
 }
 [[nodiscard]] constexpr float joined_master(bfloat16 weight, split_float32 low) noexcept
 {
-    std::uint32_t const borrowed = low.bits >> 15; // a low half of 2^15 and above counts as negative
+    std::uint32_t const borrowed = low.bits >> 15; ///< a low half of 2^15 and above counts as negative
     return std::bit_cast<float>((std::uint32_t{weight.bits} << 16) + low.bits - (borrowed << 16));
 }
 
-// Zero of x's sign where |x| <= 2^-126, else x. The smallest normal number goes too, because processors in
-// flush-to-zero mode disagree about results that round to it.
+/// Zero of x's sign where |x| <= 2^-126, else x. The smallest normal number goes too, because processors in
+/// flush-to-zero mode disagree about results that round to it.
 [[nodiscard]] constexpr float flush(float x) noexcept
 {
     std::uint32_t const bits = std::bit_cast<std::uint32_t>(x);
     return (bits & float_abs_mask) <= float_min_normal_bits ? std::bit_cast<float>(bits & float_sign_bit) : x;
 }
-// A bfloat16 shares float32's exponents, hence its subnormals; a float16's subnormals are ordinary values here.
+/// A bfloat16 shares float32's exponents, hence its subnormals; a float16's subnormals are ordinary values here.
 [[nodiscard]] constexpr bfloat16 flush(bfloat16 x) noexcept
 {
     return (x.bits & 0x7fffu) <= 0x0080u ? bfloat16{static_cast<std::uint16_t>(x.bits & 0x8000u)} : x;
@@ -231,7 +353,7 @@ struct split_parts {
     return (std::bit_cast<std::uint32_t>(x) & float_abs_mask) < float_infinity_bits;
 }
 
-// One element from or to any address: arrays may lie at any byte offset.
+/// One element from or to any address: arrays may lie at any byte offset.
 template <class T>
 [[nodiscard]] inline T load_unaligned(std::byte const* address) noexcept
 {

@@ -26,41 +26,49 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
+/// Speed and memory of an emulated device.
 struct emulation_options {
-    std::string name = "emulated device";
-    std::size_t memory_bytes = std::size_t{1} << 40;
-    // The rates to emulate; the machine's own rates are an upper bound. Links are usually specified for each direction.
+    std::string name = "emulated device";            ///< name in reports
+    std::size_t memory_bytes = std::size_t{1} << 40; ///< memory that allocate() may use
+    /// The rates to emulate; the machine's own rates are an upper bound. Links are usually specified for each
+    /// direction.
     double work_bytes_per_s = std::numeric_limits<double>::infinity();
-    double up_bytes_per_s = std::numeric_limits<double>::infinity();
-    double down_bytes_per_s = std::numeric_limits<double>::infinity();
-    double latency_s = 0; // of each enqueued operation
+    double up_bytes_per_s = std::numeric_limits<double>::infinity();   ///< host to device
+    double down_bytes_per_s = std::numeric_limits<double>::infinity(); ///< device to host
+    double latency_s = 0;                                              ///< of each enqueued operation
 };
 
-// The operations that can be made to fail.
+/// The operations that can be made to fail.
 enum class device_operation : std::uint8_t { copy_up, copy_down, work, allocate };
 
+/// A device that CPU threads emulate, with faults on request.
 class emulated_device final : public device {
 public:
-    // Throws invalid_argument for rates that are not above 0, and what std::thread throws.
+    /// Throws invalid_argument for rates that are not above 0, and what std::thread throws.
     explicit emulated_device(emulation_options options = {});
-    // Drops work that has not begun. A forked child process has no such threads: there the device
-    // is leaked, and functions that may throw throw unavailable.
+    /// Drops work that has not begun. A forked child process has no such threads: there the device
+    /// is leaked, and functions that may throw throw unavailable.
     ~emulated_device() override;
 
     [[nodiscard]] std::string name() const override { return options_.name; }
+    /// See device.
     [[nodiscard]] device_memory memory() const override;
 
     [[nodiscard]] device_ptr allocate(std::size_t bytes) override;
     void release(device_ptr memory) noexcept override;
 
     void copy_up(device_ptr to, void const* from, std::size_t bytes) override;
+    /// See device.
     void copy_down(void* to, device_ptr from, std::size_t bytes) override;
     void gather_columns(column_copy const& what) override;
+    /// See device.
     void scatter_columns(column_copy const& what) override;
     void find_largest(column_scoring const& what) override;
+    /// See device.
     void score_columns(column_scoring const& what) override;
     void call(device_stream stream, std::function<void()> function) override;
 
+    /// See device.
     [[nodiscard]] device_event record_event(device_stream stream) override;
     void wait_event(device_stream stream, device_event before) override;
     [[nodiscard]] bool wait_until(device_event until, clock::time_point deadline) override;
@@ -68,22 +76,23 @@ public:
 
     [[nodiscard]] std::shared_ptr<std::byte> pinned(std::size_t bytes) override;
 
-    // These two are in emulated_part.hpp.
+    /// These two are in emulated_part.hpp.
     [[nodiscard]] std::unique_ptr<device_part> make_part(std::vector<device_piece> pieces, bool with_records) override;
     [[nodiscard]] std::size_t part_bytes(std::span<device_piece const> pieces,
                                          bool with_records) const noexcept override;
 
     [[nodiscard]] device_usage usage() const override;
 
-    // Operation number `after` of that kind from now on, counted from 0, fails; or it hangs until resume(), or until
-    // reset(), which waits for it until its deadline, drops it.
+    /// Operation number `after` of that kind from now on, counted from 0, fails; or it hangs until resume(), or until
+    /// reset(), which waits for it until its deadline, drops it.
     void fail(device_operation kind, std::size_t after = 0);
+    /// Makes an operation hang, to test deadlines.
     void hang(device_operation kind, std::size_t after = 0);
-    // From now on nothing hangs or fails. Work that hung continues, unless it has been dropped.
+    /// From now on nothing hangs or fails. Work that hung continues, unless it has been dropped.
     void resume();
 
-    // Where device memory really is, for tests; not synchronised with the streams. Throws device_error for memory that
-    // has not been allocated.
+    /// Where device memory really is, for tests; not synchronised with the streams. Throws device_error for memory that
+    /// has not been allocated.
     [[nodiscard]] std::byte* real(device_ptr at, std::size_t bytes) const;
 
 private:

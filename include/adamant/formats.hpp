@@ -15,60 +15,61 @@
 #include <adamant/isa.hpp>
 #include <adamant/detail/kernels/block_kernels.hpp>
 
-// The element types of a shard's arrays as a value, and a format: these types with the kernels for them.
+// ---- Element types of a shard
 
 ADAMANT_BEGIN_NAMESPACE
 
+/// Types of gradients, whole params and published weights.
 template <class T>
-concept element_type = std::is_same_v<T, float> || std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;
+concept element_type = storage<T>::is_element;
 
-// As what gradients are added up.
+/// Types in which gradients are accumulated.
 template <class T>
-concept sum_type = std::is_same_v<T, float> || std::is_same_v<T, bfloat16>;
+concept sum_type = storage<T>::is_sum;
 
-// float16 is left out of the moments: the square of a gradient below 2^-12 would be zero in it.
+/// Types of moments.
 template <class T>
-concept moment_type = sum_type<T> || std::is_same_v<T, quantized8>;
+concept moment_type = storage<T>::is_moment;
 
-// Moments of 8 bits go together: a second one that is too small under an exact first one makes too large an update.
+/// 8-bit moments go together: an exact first moment over a second one that is too small makes too large an update.
 template <class ExpAvgSq, class ExpAvg>
 concept second_moment_type = moment_type<ExpAvgSq> && std::is_same_v<ExpAvgSq, quantized8>
 == std::is_same_v<ExpAvg, quantized8>;
 
-// As what params are kept; in two halves, the other half is weight_out.
+/// Types of params. A split param is the residual; the rest of it is weight_out.
 template <class T>
-concept param_storage = element_type<T> || std::is_same_v<T, split_float32>;
+concept param_storage = storage<T>::is_param;
 
-// A 16-bit copy of the weights beside 16-bit params would say the same thing twice.
+/// Types of weight_out for a param. 16-bit params have none, because they are the weights.
 template <class WeightOut, class Param>
 concept weight_out_type = (std::is_same_v<Param, split_float32> && std::is_same_v<WeightOut, bfloat16>) ||
                           (!std::is_same_v<Param, split_float32> && std::is_void_v<WeightOut>) ||
                           (std::is_same_v<Param, float> && element_type<WeightOut> &&
                            !std::is_same_v<WeightOut, float>);
 
-// The arrays of a shard, in the order in which all lists of them are; an optimizer's may have an accumulator, too.
+// The arrays of a shard, in the order of all lists of them. An optimizer's shard may also have an accumulator.
 namespace shard_array {
 enum index : std::size_t { param, grad, exp_avg, exp_avg_sq, weight_out, accumulator };
 inline constexpr char const* names[] = {"param", "grad", "exp_avg", "exp_avg_sq", "weight_out", "accumulator"};
 } // namespace shard_array
 inline constexpr std::size_t shard_arrays = 5;
 
-// The element types of these arrays but the accumulator; none for a weight_out that is not there.
+/// Element types of these arrays except the accumulator; none for an absent weight_out.
 using shard_dtypes = std::array<dtype, shard_arrays>;
 
-// Whether weight_out is the upper half of the params, which a step reads, too.
+/// Whether params are split, so that a step also reads weight_out.
 [[nodiscard]] constexpr bool has_split_param(shard_dtypes const& types) noexcept
 {
     return types[shard_array::param] == dtype::split_float32;
 }
-// Whether an array is state: what a step reads and writes, and what brings it back. The list has all that can be.
+/// Whether an array is state, which a step reads and writes.
 inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_array::exp_avg, shard_array::exp_avg_sq,
                                                       shard_array::weight_out};
 [[nodiscard]] constexpr bool is_state(shard_dtypes const& types, shard_array::index array) noexcept
 {
     return array != shard_array::grad && (array != shard_array::weight_out || has_split_param(types));
 }
-// Bytes of the state, of n elements; and of one, on average.
+/// Bytes of the state of n elements; of one on average.
 [[nodiscard]] constexpr std::size_t state_bytes(shard_dtypes const& types, std::size_t n) noexcept
 {
     std::size_t bytes = 0;
@@ -83,8 +84,7 @@ inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_
         bytes += is_state(types, array) ? bytes_each(types[array]) : 0;
     return bytes;
 }
-// Bytes that a step moves for n elements: it reads the state and writes it back, reads grad, and writes weight_out; and
-// for one, on average.
+/// Bytes that a step moves for n elements (reads and writes state, reads grad, writes weight_out); for one on average.
 [[nodiscard]] constexpr std::size_t step_bytes(shard_dtypes const& types, std::size_t n) noexcept
 {
     using namespace shard_array;
@@ -97,7 +97,7 @@ inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_
     return 2 * state_bytes(types) + bytes_each(types[grad]) +
            (has_split_param(types) ? 0 : bytes_each(types[weight_out]));
 }
-// Bytes that n elements take in all five arrays; and one, on average.
+/// Bytes of n elements in all five arrays; of one on average.
 [[nodiscard]] constexpr std::size_t memory_bytes(shard_dtypes const& types, std::size_t n) noexcept
 {
     std::size_t bytes = 0;
@@ -112,40 +112,40 @@ inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_
         bytes += bytes_each(type);
     return bytes;
 }
-// Elements that stay together where a shard of these types is cut, and of whose multiples of its parameter it begins.
+/// Unit of shard boundaries: a shard of these types begins at a multiple of it and is divided at multiples of it.
 [[nodiscard]] constexpr std::size_t elems_together(shard_dtypes const& types) noexcept
 {
     return elems_together(types[shard_array::exp_avg]);
 }
-// Whether a step rounds an array of these types stochastically.
+/// Whether a step rounds an array of these types stochastically.
 [[nodiscard]] constexpr bool rounds_stochastically(shard_dtypes const& types, step_rounding const& how) noexcept
 {
     using namespace shard_array;
     return (how.param && types[param] == dtype::bfloat16) ||
            (how.exp_avg_sq && (types[exp_avg_sq] == dtype::bfloat16 || types[exp_avg_sq] == dtype::quantized8));
 }
-// Formats are constants of the program: compare them by address, or by their types.
+/// Element types of a shard with the kernels for them. Formats are constants: compare their addresses or types.
 struct shard_format {
-    shard_dtypes types;
-    kernel::step_function (*step_for)(isa) noexcept; // for a tier that resolve_isa() returned
-    // For an optimizer; null in a format that only steps.
+    shard_dtypes types;                              ///< element types
+    kernel::step_function (*step_for)(isa) noexcept; ///< for a tier that resolve_isa() returned
+    /// Kernels for an optimizer; null in a format of step_format().
     kernel::block_kernels const& (*block_kernels_for)(isa) noexcept;
 };
 
-// The formats that there are, and kernels by the types that they work on.
+// ---- Formats and kernels
 
-// "float32/bfloat16/float32/float32/bfloat16", with "-" for none: the same types have the same text.
+/// "float32/bfloat16/float32/float32/bfloat16", with "-" for none: the same types have the same text.
 [[nodiscard]] std::string to_text(shard_dtypes const& types);
 
 namespace kernel {
-// How many elements a step of that tier computes together.
+/// Elements that a step of that tier computes together.
 [[nodiscard]] std::size_t step_elems_for(isa tier) noexcept;
 } // namespace kernel
 
 #if defined(ADAMANT_HEADER_ONLY)
 
-// The format of a shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, to step it; and with all that an optimizer needs,
-// which takes a compiler much longer. Compiled separately they are the same.
+/// Format of a shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> for step(); optimizer_format() has everything that an
+/// optimizer needs, which takes much longer to compile. With ADAMANT_SEPARATE_COMPILATION both are the same.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[nodiscard]] shard_format const& step_format() noexcept;
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
@@ -153,11 +153,11 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 
 #else
 
-// All formats that there are, always in the same order: for each param (float32, bfloat16, float16, split_float32) and
-// grad the five pairs of moments, and for each of these with a float32 param no weight_out, bfloat16 and float16.
+/// All formats, always in the same order: for each param (float32, bfloat16, float16, split_float32) and
+/// grad the five pairs of moments, and for each of these with a float32 param no weight_out, bfloat16 and float16.
 inline constexpr std::size_t format_count = 90;
 [[nodiscard]] std::span<shard_format const> all_formats() noexcept;
-// The one with these types; null where no shard has them.
+/// The format with these types; null if no shard can have them.
 [[nodiscard]] shard_format const* find_format(shard_dtypes const& types) noexcept;
 
 ADAMANT_END_NAMESPACE
@@ -182,28 +182,27 @@ ADAMANT_BEGIN_NAMESPACE
 #endif
 
 namespace kernel {
-// For an accumulator of float or bfloat16.
+/// Kernels for an accumulator of float or bfloat16.
 template <class Sum>
 [[nodiscard]] sum_kernels const& sum_kernels_for(isa tier) noexcept;
 using sum_kernels_function = sum_kernels const& (*)(isa) noexcept;
-// The same by a type that is known at run time; null for any other.
+/// The same for a type known at run time; null for other types.
 [[nodiscard]] sum_kernels_function sum_kernels_of(dtype sum) noexcept;
-// reference::block_squares on that tier.
+/// reference::block_squares on that tier.
 template <class Grad>
 [[nodiscard]] block_squares_function block_squares_for(isa tier) noexcept;
 } // namespace kernel
 
-// Names for what a state is stored as.
+// ---- Names of storage formats
 
-// The types of a shard whose master and moments are stored so, with 16-bit weights written where the master is float32
-// or in two halves:
-//   float32                 float32 master and moments
-//   split_float32           a master in two halves, of which the weight is one; float32 moments
-//   bfloat16                float32 master, bfloat16 moments
-//   quantized8              float32 master, moments of 8 bits
-//   split_float32+bfloat16, split_float32+quantized8: a master in two halves, such moments
-// weight: of the weights, bfloat16 or float16; or none, for a master that is the weight itself. A master in two halves
-// needs bfloat16. None for another name, and for types that no shard has together. Pure.
+/// Types of a shard with this storage format, with 16-bit weights if the master is float32 or split:
+///   float32                 float32 master and moments
+///   split_float32           split master weights: bfloat16 weight and 16-bit residual; float32 moments
+///   bfloat16                float32 master, bfloat16 moments
+///   quantized8              float32 master, 8-bit moments
+///   split_float32+bfloat16, split_float32+quantized8: split master weights with these moments
+/// weight: type of the weights, bfloat16 or float16, or none if the master is the weight. Split masters need bfloat16.
+/// Absent for another name and for impossible combinations. Pure.
 [[nodiscard]] constexpr std::optional<shard_dtypes> types_of_state(std::string_view name, dtype grad,
                                                                    dtype weight) noexcept
 {
@@ -231,11 +230,11 @@ template <class Grad>
     return shard_dtypes{master, grad, moments, moments, weight};
 }
 
-// Whole arrays of float32 masters into halves and back, for shards with a param of split_float32.
+// ---- Split master weights
 
-// Splits n masters, see split_master(). `low` may begin where `master` does: then the second half of the masters'
-// memory is free afterwards. Otherwise no two arrays may overlap. At any addresses. Distinct arrays from any thread; no
-// errors.
+/// Splits n masters into weights and residuals; see split_master(). `low` may begin where `master` does, which frees
+/// the second half of the masters' memory; other overlaps are not allowed. Any alignment. Thread-safe for distinct
+/// arrays.
 inline void split_masters(float const* master, std::size_t n, bfloat16* weight, split_float32* low) noexcept
 {
     auto const* const from = reinterpret_cast<std::byte const*>(master);
@@ -246,10 +245,11 @@ inline void split_masters(float const* master, std::size_t n, bfloat16* weight, 
     }
 }
 
-// The way back, with the same bits but for NaNs, which are canonical. `low` may begin where `master` does.
+/// Joins weights and residuals to masters, with the same bits except for NaNs, which become canonical. `low` may begin
+/// where `master` does.
 inline void join_masters(bfloat16 const* weight, split_float32 const* low, std::size_t n, float* master) noexcept
 {
-    for (std::size_t i = n; i-- != 0;) // from the end, so that no low half is overwritten before it is read
+    for (std::size_t i = n; i-- != 0;) ///< from the end, so that no low half is overwritten before it is read
         store_unaligned(
             reinterpret_cast<std::byte*>(master) + i * sizeof(float),
             joined_master(

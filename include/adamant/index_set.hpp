@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets of PUs and NUMA nodes.
+// Sets of PUs (hardware threads) and NUMA nodes, and their text forms.
 #pragma once
 
 #include <cstddef>
@@ -13,81 +13,113 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// A set of indexes from 0 to max_index. A regular value: copies are independent, equal sets compare equal, and sets are
-// ordered as their lists of members are. Reading one from several threads is fine.
+/// A set of indexes from 0 to max_index.
+///
+/// A regular value type. Sets are ordered lexicographically by their ascending members. Concurrent const access is
+/// safe.
 class index_set {
 public:
-    // No machine has so many PUs. A larger number is a typing error, and no reason to allocate gigabytes.
+    /// Largest member. No machine has this many PUs, so a larger number is a typing error, not a reason to allocate.
     static constexpr unsigned max_index = 65535;
 
+    /// Makes an empty set.
     index_set() = default;
+    /// Makes a set of the given members, in any order.
+    /// @throws invalid_argument  for a member above max_index.
     index_set(std::initializer_list<unsigned> members);
-    // {first, ..., last}; empty where last < first.
+    /// Returns {first, ..., last}; empty if last < first.
+    /// @throws invalid_argument  for a member above max_index.
     [[nodiscard]] static index_set range(unsigned first, unsigned last);
 
-    // Throws invalid_argument above max_index.
+    /// Adds i.
+    /// @throws invalid_argument  if i is above max_index.
     void insert(unsigned i);
+    /// Removes i if it is a member.
     void erase(unsigned i) noexcept;
+    /// Returns whether i is a member.
     [[nodiscard]] bool contains(unsigned i) const noexcept;
+    /// Returns whether the set has no members.
     [[nodiscard]] bool empty() const noexcept { return words_.empty(); }
+    /// Returns the number of members.
     [[nodiscard]] std::size_t size() const noexcept;
-    // The smallest member; the set must not be empty.
+    /// Returns the smallest member. The set must not be empty.
     [[nodiscard]] unsigned front() const noexcept;
-    // In ascending order.
+    /// Returns the members in ascending order.
     [[nodiscard]] std::vector<unsigned> members() const;
 
+    /// Adds the members of other.
     index_set& operator|=(index_set const& other);
+    /// Keeps only members that other has, too.
     index_set& operator&=(index_set const& other) noexcept;
-    // Without the members of other.
+    /// Removes the members of other.
     index_set& operator-=(index_set const& other) noexcept;
+    /// Returns the union.
     [[nodiscard]] friend index_set operator|(index_set a, index_set const& b)
     {
         a |= b;
-        return a; // moved, where `return a |= b` would copy
+        return a; // moves; `return a |= b` would copy
     }
+    /// Returns the intersection.
     [[nodiscard]] friend index_set operator&(index_set a, index_set const& b) noexcept
     {
         a &= b;
         return a;
     }
+    /// Returns the difference: members of a that b lacks.
     [[nodiscard]] friend index_set operator-(index_set a, index_set const& b) noexcept
     {
         a -= b;
         return a;
     }
+    /// Returns whether the two sets share a member.
     [[nodiscard]] bool intersects(index_set const& other) const noexcept;
-    // Whether every member of other is one of this set.
+    /// Returns whether this set has every member of other.
     [[nodiscard]] bool includes(index_set const& other) const noexcept;
 
+    /// Compares the members.
     friend bool operator==(index_set const&, index_set const&) = default;
+    /// Orders sets lexicographically by their ascending members.
     [[nodiscard]] bool operator<(index_set const& other) const;
 
 private:
     static constexpr std::uint64_t bit(unsigned i) noexcept { return std::uint64_t{1} << i % 64; }
-    void trim() noexcept; // no zero words at the end, so that equal sets have equal words
+    void trim() noexcept; // removes trailing zero words, so that equal sets have equal words
 
     std::vector<std::uint64_t> words_;
 };
 
-using pu_set = index_set;   // PUs, by the operating system's index
-using node_set = index_set; // NUMA nodes, by the operating system's index
+/// PUs (hardware threads) by the operating system's index.
+using pu_set = index_set;
+/// NUMA nodes by the operating system's index.
+using node_set = index_set;
 
-// As a list: "0,4-11,21-26,30-46"; an empty text for the empty set. taskset -c, numactl, Slurm and the kernel read it.
+/// Formats a set as a list: "0,4-11,21-26,30-46"; "" for the empty set.
+///
+/// taskset -c, numactl, Slurm and the kernel accept this form.
 [[nodiscard]] std::string to_list(index_set const& set);
 
-// As a hexadecimal mask in groups of 32 bits, the highest first: "0x7fffffff,00000001"; "0x0" for the empty set.
+/// Formats a set as a hexadecimal mask: "0x7fffffff,00000001"; "0x0" for the empty set.
+///
+/// Groups of 32 bits, the highest first.
 [[nodiscard]] std::string to_mask(index_set const& set);
+
+/// Parses a list ("0,4-11,21-26", or "0-30:2" for every second index) or a mask ("0xff").
+///
+/// A mask consists of groups of 32 bits, the highest first: "0x7fffffff,00000001". It must begin with 0x: "10" is the
+/// index ten. Surrounding spaces are allowed. An empty text is the empty set.
+/// @throws invalid_argument  for any other text; a line of the message points at the wrong character.
+[[nodiscard]] index_set parse_index_set(std::string_view text);
 
 namespace detail {
 
-// Reads a text from left to right, and reports where it is wrong.
+// Reads a text from left to right and reports the position of an error.
 class text_scanner {
 public:
-    // what: what the text should be, for the error.
-    text_scanner(std::string_view text, char const* what);
+    // expected: what the text should be, for error messages.
+    text_scanner(std::string_view text, char const* expected);
 
     [[noreturn]] void fail(std::string const& problem) const;
-    [[noreturn]] void fail(std::string const& problem, std::size_t where) const;
+    [[noreturn]] void fail(std::string const& problem, std::size_t offset) const;
 
     [[nodiscard]] std::size_t position() const noexcept { return at_; }
     [[nodiscard]] bool done() const noexcept;
@@ -99,10 +131,10 @@ public:
     // A decimal number of at most index_set::max_index.
     unsigned index();
 
-    // A list "0,4-11,16-30:2", which must not be empty. Ends before the first character that cannot continue it.
+    // A non-empty list "0,4-11,16-30:2". Stops before the first character that cannot continue it.
     index_set list();
 
-    // The digits of a mask after its "0x", in groups of eight after each comma.
+    // The digits of a mask after its "0x", with eight digits in each group that follows a comma.
     index_set mask();
 
 private:
@@ -120,11 +152,6 @@ private:
 };
 
 } // namespace detail
-
-// Reads a list ("0,4-11,21-26", "0-30:2" for every second) or a mask ("0xff", "0x7fffffff,00000001": groups of 32 bits,
-// the highest first). Spaces around it are allowed, and an empty text is the empty set. A mask must begin with 0x: "10"
-// is the index ten. Throws invalid_argument with a line that points at the wrong character.
-[[nodiscard]] index_set parse_index_set(std::string_view text);
 
 ADAMANT_END_NAMESPACE
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Instruction sets: which ones the CPU has and which one to use.
+// Instruction sets of the kernels: detection, names and selection.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,20 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
+/// An instruction set that kernels are compiled for (a tier). The choice changes no bit of a result.
 enum class isa : std::uint8_t {
-    automatic,   // in a request: the fastest that the CPU has. Never in a report.
-    scalar,      // the reference implementation itself, one element at a time
-    generic,     // the architecture's baseline: NEON on Arm, SSE2 on x86-64
-    avx2,        // AVX2, FMA
-    avx512,      // AVX-512 F, BW, DQ, VL
-    avx512_bf16, // the same with AVX512_BF16's conversion
+    automatic,   ///< in a request: the fastest that the CPU supports; never in a report
+    scalar,      ///< the reference implementation, one element at a time
+    generic,     ///< the architecture's baseline: NEON on Arm, SSE2 on x86-64
+    avx2,        ///< AVX2 and FMA
+    avx512,      ///< AVX-512 F, BW, DQ and VL
+    avx512_bf16, ///< avx512 and AVX512_BF16's conversion
 };
 
+/// All tiers from the slowest to the fastest, without `automatic`.
 inline constexpr isa all_isas[] = {isa::scalar, isa::generic, isa::avx2, isa::avx512, isa::avx512_bf16};
 
-// The name in reports, in ADAMANT_ISA and on command lines.
+/// Returns the tier's name in reports, in ADAMANT_ISA and on command lines.
 [[nodiscard]] constexpr std::string_view name(isa tier) noexcept
 {
     switch (tier) {
@@ -35,9 +37,10 @@ inline constexpr isa all_isas[] = {isa::scalar, isa::generic, isa::avx2, isa::av
     return "unknown";
 }
 
-// Whether this CPU and its operating system can run the tier. The vendor is never asked for, only features.
+/// Returns whether this CPU and its operating system can run the tier. Checks CPU features, never the vendor.
 [[nodiscard]] bool is_available(isa tier) noexcept;
 
+/// Returns the fastest tier that this CPU can run.
 [[nodiscard]] isa best_available_isa() noexcept;
 
 namespace detail {
@@ -46,19 +49,23 @@ std::string available_isas();
 
 } // namespace detail
 
-// The tier called `text`. Throws invalid_argument with the list of names where there is none.
+/// Returns the tier with the given name.
+/// @throws invalid_argument  for an unknown name; the message lists the valid names.
 [[nodiscard]] isa parse_isa(std::string_view text);
 
-// The tier that a request comes to, never automatic. A request other than automatic is taken at its word; automatic
-// reads the environment variable ADAMANT_ISA and, where that is unset or empty, takes the best available. Throws
-// unavailable, naming the tier asked for and those there are, where the CPU lacks it: nothing falls back in silence.
-// Reads the environment, so as thread-safe as std::getenv.
+/// Resolves a request to the tier to use; never returns `automatic`.
+///
+/// `automatic` reads the environment variable ADAMANT_ISA and, if that is unset or empty, selects the best available
+/// tier. Any other request is used as given: there are no silent fallbacks. As thread-safe as std::getenv.
+/// @throws unavailable  if the CPU lacks the requested tier; the message names it and the available tiers.
+/// @throws invalid_argument  if ADAMANT_ISA is not the name of a tier.
 [[nodiscard]] isa resolve_isa(isa request);
 
-// How far ahead a step asks for memory where nobody says otherwise: 256 bytes on AMD's processors, whose own
-// prefetching a step that asks further ahead gets in the way of (2048 bytes take a Zen 4 core 14 to 20% longer in
-// float32), else 2048, because square roots and divisions fill the window in which a core would find the misses itself.
-// Changes no bit of a result. Pure.
+/// Returns the default prefetch distance of a step, in bytes. Changes no bit of a result. Pure.
+///
+/// 256 on AMD processors, because a longer distance disturbs their hardware prefetchers: with 2048, a Zen 4 core takes
+/// 14 to 20% longer in float32. 2048 elsewhere, because square roots and divisions fill the reorder window in which a
+/// core would discover the cache misses itself.
 [[nodiscard]] std::uint32_t default_prefetch_bytes() noexcept;
 
 ADAMANT_END_NAMESPACE

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merging the states of several ranks.
+// Merges the states of the ranks of a run into one.
 #pragma once
 
 #include <cstddef>
@@ -21,16 +21,17 @@ namespace detail {
 
 inline std::string metadata_text(state_dict const& state, std::string const& key)
 {
-    auto const at = state.metadata.find(key);
-    return at == state.metadata.end() ? "nothing" : in_quotes(at->second.substr(0, 100));
+    auto const entry = state.metadata.find(key);
+    return entry == state.metadata.end() ? "missing" : in_quotes(entry->second.substr(0, 100));
 }
 
-// Throws where two states cannot be of one run, apart from their params. what: "state 2".
-inline void check_same_run(state_dict const& first, state_dict const& other, std::string const& what)
+// Throws if two states cannot belong to one run; their params are not compared. other_label names the second state, as
+// in "state 2"; the first one is state 0.
+inline void check_same_run(state_dict const& first, state_dict const& other, std::string const& other_label)
 {
-    auto const refuse = [&](std::string const& key, std::string const& in_first, std::string const& in_other) {
-        throw_invalid_argument(
-            {"states to merge differ: ", key, " is ", in_first, " in state 0 and ", in_other, " in ", what});
+    auto const refuse = [&](std::string const& key, std::string const& first_value, std::string const& other_value) {
+        throw_invalid_argument({"cannot merge states: ", key, " is ", first_value, " in state 0 and ", other_value,
+                                " in ", other_label, ". Merge states of one step of one run."});
     };
     if (first.step != other.step)
         refuse("step", std::to_string(first.step), std::to_string(other.step));
@@ -45,94 +46,98 @@ inline void check_same_run(state_dict const& first, state_dict const& other, std
     }
     for (auto const& [one, two] : {std::pair(&first, &other), std::pair(&other, &first)})
         for (auto const& [key, value] : one->metadata) {
-            auto const at = two->metadata.find(key);
-            if (at == two->metadata.end() || at->second != value)
+            auto const entry = two->metadata.find(key);
+            if (entry == two->metadata.end() || entry->second != value)
                 refuse("metadata " + in_quotes(key), metadata_text(first, key), metadata_text(other, key));
         }
-    auto const there = [&](name_index const& names, std::string const& name, char const* kind, bool in_first) {
-        auto const at = names.find(name);
-        if (!at)
-            throw_invalid_argument({"states to merge differ: ", kind, ' ', in_quotes(name), " is in ",
-                                    in_first ? "state 0" : what, " only, of these two: state 0 and ", what});
-        return *at;
+    auto const find_group = [&](name_index const& names, std::string const& name, bool in_first) {
+        auto const group = names.find(name);
+        if (!group)
+            throw_invalid_argument({"cannot merge states: group ", in_quotes(name), " is in ",
+                                    in_first ? "state 0" : other_label, ", but not in ",
+                                    in_first ? other_label : "state 0", ". Merge states of one run."});
+        return *group;
     };
     name_index const first_groups(first.groups, "group");
     name_index const other_groups(other.groups, "group");
     for (parameter_group const& group : first.groups)
-        there(other_groups, group.name, "group", true);
+        find_group(other_groups, group.name, true);
     for (parameter_group const& group : other.groups) {
-        parameter_group const& ours = first.groups[there(first_groups, group.name, "group", false)];
-        std::string const of = " of group " + in_quotes(group.name);
+        parameter_group const& first_group = first.groups[find_group(first_groups, group.name, false)];
+        std::string const suffix = " of group " + in_quotes(group.name);
         for (auto const& [key, field] : hyperparameter_numbers)
-            if (ours.hyper.*field < group.hyper.*field || ours.hyper.*field > group.hyper.*field)
-                refuse(key + of, text_of({ours.hyper.*field}), text_of({group.hyper.*field}));
+            if (first_group.hyper.*field < group.hyper.*field || first_group.hyper.*field > group.hyper.*field)
+                refuse(key + suffix, text_of({first_group.hyper.*field}), text_of({group.hyper.*field}));
         auto const mode = [](parameter_group const& g) {
             return std::string(decay_mode_names[static_cast<unsigned>(g.hyper.mode)]);
         };
-        if (ours.hyper.mode != group.hyper.mode)
-            refuse("mode" + of, mode(ours), mode(group));
-        auto const same = [&](char const* key, bool a, bool b) {
-            if (a != b)
-                refuse(key + of, a ? "true" : "false", b ? "true" : "false");
+        if (first_group.hyper.mode != group.hyper.mode)
+            refuse("mode" + suffix, mode(first_group), mode(group));
+        auto const check_flag = [&](char const* key, bool first_flag, bool other_flag) {
+            if (first_flag != other_flag)
+                refuse(key + suffix, first_flag ? "true" : "false", other_flag ? "true" : "false");
         };
-        same("bias_correction", ours.hyper.bias_correction, group.hyper.bias_correction);
-        same("maximize", ours.maximize, group.maximize);
-        auto const text = [](bfloat16_rounding const& how) {
-            return text_of({rounding_names[static_cast<unsigned>(how.exp_avg_sq)], " (exp_avg_sq), ",
-                            rounding_names[static_cast<unsigned>(how.param)], " (param), seed ", how.seed});
+        check_flag("bias_correction", first_group.hyper.bias_correction, group.hyper.bias_correction);
+        check_flag("maximize", first_group.maximize, group.maximize);
+        auto const text = [](bfloat16_rounding const& rounding) {
+            return text_of({rounding_names[static_cast<unsigned>(rounding.exp_avg_sq)], " (exp_avg_sq), ",
+                            rounding_names[static_cast<unsigned>(rounding.param)], " (param), seed ", rounding.seed});
         };
-        if (ours.hyper.rounding != group.hyper.rounding)
-            refuse("rounding" + of, text(ours.hyper.rounding), text(group.hyper.rounding));
+        if (first_group.hyper.rounding != group.hyper.rounding)
+            refuse("rounding" + suffix, text(first_group.hyper.rounding), text(group.hyper.rounding));
     }
 }
 
-// The same for a parameter that is in two states, `what` and `other_what`.
-inline void check_same_param(state_dict const& of, state_param const& param, std::string const& what,
-                             state_dict const& other_of, state_param const& other, std::string const& other_what)
+// Throws if a parameter that is in two states differs between them. The labels name the states.
+inline void check_same_param(state_dict const& state, state_param const& param, std::string const& label,
+                             state_dict const& other_state, state_param const& other, std::string const& other_label)
 {
-    auto const refuse = [&](char const* key, std::string const& here, std::string const& there) {
-        throw_invalid_argument({"states to merge differ: the ", key, " of param ", in_quotes(param.name), " is ", here,
-                                " in ", what, " and ", there, " in ", other_what});
+    auto const refuse = [&](char const* key, std::string const& value, std::string const& other_value) {
+        throw_invalid_argument({"cannot merge states: the ", key, " of param ", in_quotes(param.name), " is ", value,
+                                " in ", label, " and ", other_value, " in ", other_label,
+                                ". Merge states of one run."});
     };
     if (param.shape != other.shape)
         refuse("shape", shape_text(param.shape), shape_text(other.shape));
-    std::string const& group = of.groups[param.group].name;
-    std::string const& other_group = other_of.groups[other.group].name;
+    std::string const& group = state.groups[param.group].name;
+    std::string const& other_group = other_state.groups[other.group].name;
     if (group != other_group)
         refuse("group", in_quotes(group), in_quotes(other_group));
 }
 
 } // namespace detail
 
-// Joins the states of one run's ranks, which must have the same step, loss scaler, metadata and groups. The result has
-// the params and tensors of all: first the params of the first state in its order, then those that others add. Groups
-// and params may be in any order; names identify them. The tensors point to the same memory as before, which must live
-// on. Throws invalid_argument naming what differs or overlaps; also for no states, and for what validate() refuses. The
-// result may still be partial. Pure; thread-safe.
+/// Merges the states of all ranks of a run. Pure; thread-safe.
+///
+/// All states must have the same step, loss scaler, metadata and groups. Groups and params may be in any order, because
+/// names identify them. The result has the params and tensors of all states: first the params of the first state in its
+/// order, then those that later states add. It may still lack parts of parameters. The tensors point to the same memory
+/// as before, which must outlive the result.
+/// @throws invalid_argument naming what differs or overlaps, for no states, and if validate() rejects a state.
 [[nodiscard]] inline state_dict merge(std::span<state_dict const> states)
 {
     detail::default_mode_scope const mode;
     if (states.empty())
-        detail::throw_invalid_argument({"there are no states to merge"});
+        detail::throw_invalid_argument({"cannot merge states: there are no states. Pass at least one."});
     state_dict result = states.front();
     result.tensors.clear();
     result.params.clear();
     detail::name_index const groups(result.groups, "group");
     std::unordered_map<std::string_view, std::size_t> index; // views of names in the states
-    std::vector<std::size_t> found_in;
+    std::vector<std::size_t> origins;                        // index of the first state with each param
     for (std::size_t i = 0; i < states.size(); ++i) {
         state_dict const& state = states[i];
-        std::string const what = "state " + std::to_string(i);
+        std::string const label = "state " + std::to_string(i);
         std::vector<state_tensor> const tensors = detail::checked_tensors(state);
-        detail::check_same_run(states.front(), state, what);
+        detail::check_same_run(states.front(), state, label);
         for (state_param const& param : state.params) {
-            auto const [at, is_new] = index.emplace(param.name, result.params.size());
+            auto const [entry, is_new] = index.emplace(param.name, result.params.size());
             if (is_new) {
                 result.params.push_back({param.name, param.shape, groups.find(state.groups[param.group].name).value()});
-                found_in.push_back(i);
+                origins.push_back(i);
             } else {
-                detail::check_same_param(result, result.params[at->second],
-                                         "state " + std::to_string(found_in[at->second]), state, param, what);
+                detail::check_same_param(result, result.params[entry->second],
+                                         "state " + std::to_string(origins[entry->second]), state, param, label);
             }
         }
         for (state_tensor tensor : tensors) {

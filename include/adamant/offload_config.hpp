@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job's offload options as plain data.
+// Offload options of a training job as plain data, with DeepSpeed's names and defaults.
 #pragma once
 
 #include <cstddef>
@@ -14,55 +14,68 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// DeepSpeed's ZenFlow: which columns of a matrix are stepped at once, and when the others are. The defaults are
-// DeepSpeed's, its "auto" among them. The share of the cores that its object has is offload_config's.
+/// ZenFlow options of a DeepSpeed configuration. The defaults are DeepSpeed's, including "auto".
+///
+/// The share of the cores that DeepSpeed configures in the same JSON object is offload_config::pt_reserved_cores_perc.
 struct zenflow_config {
+    /// Interval that never ends.
     static constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
 
-    double topk_ratio = 0.1; // the share of the columns that is stepped at once, in [0, 1]
-    // Steps between selections, at least 1. By epoch, and "auto" means one epoch, it is select_epochs times the steps
-    // of an epoch; `never` where the configuration does not have those. Whoever knows them multiplies.
+    double topk_ratio = 0.1; ///< Share of the columns that is selected, in [0, 1].
+    /// Steps between selections, at least 1.
+    ///
+    /// With the strategy "epoch", and with "auto", which means one epoch, it is select_epochs times the steps of an
+    /// epoch, or `never` if the configuration does not contain that number. A caller who knows it multiplies.
     std::size_t select_interval = never;
-    std::size_t select_epochs = 1;                   // 0: select_interval does not follow from epochs
-    std::optional<std::size_t> update_interval = {}; // steps between those of the other columns; none: "auto"
-    // For "auto": DeepSpeed ends a window when in this share of the matrices, in [0, 1], the other columns' gradients
-    // outweigh those that were stepped at once. It is not the factor that zenflow_options has.
+    std::size_t select_epochs = 1; ///< Epochs between selections; 0: select_interval is given in steps.
+    std::optional<std::size_t> update_interval = {}; ///< Steps between updates of the other columns; unset: "auto".
+    /// Weight at which an automatic window ends, in [0, 1].
+    ///
+    /// DeepSpeed ends a window when in this share of the matrices the gradients of the other columns outweigh those of
+    /// the selected columns. This differs from the factor zenflow_options::auto_ratio.
     double auto_ratio = 0.99;
-    std::size_t full_warm_up_rounds = 0; // so many steps at first are of all columns
-    bool overlap = false;                // overlap_step: step the other columns while training goes on
+    std::size_t full_warm_up_rounds = 0; ///< Number of initial steps that update all columns.
+    bool overlap = false;                ///< overlap_step: step the other columns while training continues.
 };
 
-// The defaults are DeepSpeed's, except for hyper.mode, which is unset here as everywhere.
+/// Offload options of a training job.
+///
+/// The defaults are DeepSpeed's, except for hyper.mode, which is unset as in hyperparameters.
 struct offload_config {
-    hyperparameters hyper;
-    bool maximize = false; // whether steps go up the gradient
-    double max_norm = 0;   // gradients of a larger norm are scaled down to it; 0: not clipped
+    hyperparameters hyper; ///< Hyperparameters of all params.
+    bool maximize = false; ///< Step up the gradient instead of down.
+    double max_norm = 0;   ///< Limit of the gradient norm; 0: no clipping.
 
-    dtype model_type = dtype::float32; // what the model computes in: the type of its gradients and of weight_out
-    double loss_scale = 1;             // where it is not dynamic
-    std::optional<loss_scaling_options> dynamic_loss_scaling;
+    dtype model_type = dtype::float32; ///< Compute type of the model: the type of its gradients and of weight_out.
+    double loss_scale = 1;             ///< Static loss scale.
+    std::optional<loss_scaling_options> dynamic_loss_scaling; ///< Dynamic loss scaling; unset: static.
 
-    // The number of micro-steps whose gradients are added up for a step. None where it follows from the configuration's
-    // two batch sizes and the number of GPUs.
+    /// Micro-steps whose gradients are accumulated for a step.
+    ///
+    /// Unset if it follows from the configuration's two batch sizes and the number of GPUs.
     std::optional<std::uint32_t> gradient_accumulation_steps = 1;
 
-    std::uint32_t zero_stage = 0;                      // 0 to 3
-    std::uint64_t sub_group_size_elems = 1000000000;   // stage 3 steps this many params at a time; 0: each tensor alone
-    bool offload = false;                              // whether the CPU takes steps at all
-    bool pin_memory = false;                           // the CPU's arrays in page-locked memory
-    double ratio = 1;                                  // the share of the params that the CPU steps, in [0, 1]
-    bool super_offload = false;                        // step while gradients still arrive
-    std::optional<double> cpuadam_cores_perc = {};     // the optimizer's share of a rank's cores, in (0, 1]
-    std::optional<double> pt_reserved_cores_perc = {}; // the host framework's, in [0, 1); only one of the two decides
-    std::optional<zenflow_config> zenflow = {};
+    std::uint32_t zero_stage = 0;                    ///< ZeRO stage, 0 to 3.
+    std::uint64_t sub_group_size_elems = 1000000000; ///< Params that stage 3 steps at a time; 0: each tensor alone.
+    bool offload = false;                            ///< Whether the CPU takes steps.
+    bool pin_memory = false;                         ///< Whether the CPU's arrays are in page-locked memory.
+    double ratio = 1;                                ///< Share of the params that the CPU steps, in [0, 1].
+    bool super_offload = false;                      ///< Step while gradients still arrive.
+    std::optional<double> cpuadam_cores_perc = {};   ///< Optimizer's share of a rank's cores, in (0, 1].
+    /// Host framework's share of a rank's cores, in [0, 1). Only one of the two shares is used.
+    std::optional<double> pt_reserved_cores_perc = {};
+    std::optional<zenflow_config> zenflow = {}; ///< ZenFlow options; unset: no deferred updates.
 };
 
-// Throws invalid_argument naming the first impossible field. Pure; thread-safe.
+/// Checks a configuration. Pure; thread-safe.
+/// @throws invalid_argument naming the first invalid field.
 void validate(offload_config const& config);
 
-// The part of a request for cores that is in a configuration: how cores are shared. The caller adds the ranks and the
-// rest, and gives it to select_cores(). Without either share none is set, and default_cpuadam_cores_perc holds. Throws
-// invalid_argument as validate() does. Pure; thread-safe.
+/// Returns the part of a core request that the configuration determines: how cores are shared.
+///
+/// Pure; thread-safe. The caller adds the ranks and the other fields, and passes the request to select_cores(). If the
+/// configuration has neither share, the request has none, and default_cpuadam_cores_perc applies.
+/// @throws invalid_argument if validate() does.
 [[nodiscard]] core_request core_request_of(offload_config const& config);
 
 ADAMANT_END_NAMESPACE

@@ -16,220 +16,232 @@
 #include <adamant/isa.hpp>
 #include <adamant/detail/numerics/squares_total.hpp>
 
-// Dynamic loss scaling: finds by trial the factor that keeps float16 gradients from underflowing.
+// ---- Dynamic loss scaling: finds by trial the factor that keeps float16 gradients from underflowing.
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The rule of Micikevicius et al., arXiv 1710.03740, section 3.2: grow after growth_interval steps without an overflow,
-// back off at one. With growth_factor 2 and backoff_factor 0.5 every scale is a power of two, so scaling loses no bits.
+/// Options of dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2): the scale grows after
+/// growth_interval steps without overflow and shrinks after an overflow. With growth_factor 2 and backoff_factor 0.5
+/// every scale is a power of two, so scaling is exact.
 struct loss_scaling_options {
-    double initial_scale = 65536;
-    double growth_factor = 2;             // at least 1
-    double backoff_factor = 0.5;          // in (0, 1]
-    std::uint32_t growth_interval = 2000; // steps in a row without an overflow, at least 1
-    // How many overflows, since the scale last grew, make it back off (DeepSpeed's hysteresis); at least 1.
+    double initial_scale = 65536;         ///< first scale
+    double growth_factor = 2;             ///< at least 1
+    double backoff_factor = 0.5;          ///< in (0, 1]
+    std::uint32_t growth_interval = 2000; ///< steps in a row without an overflow, at least 1
+    /// Overflows since the scale last grew until it shrinks (DeepSpeed's hysteresis); at least 1.
     std::uint32_t hysteresis = 1;
-    double min_scale = 1;
-    double max_scale = 0x1p32; // larger ones gain nothing
+    double min_scale = 1;      ///< smallest scale
+    double max_scale = 0x1p32; ///< larger ones gain nothing
 };
 
-// What the scaler has learned; saved with the optimizer's state.
+/// State of dynamic loss scaling; saved with the optimizer's state.
 struct loss_scaler_state {
-    double scale = 1;
-    std::uint32_t good_steps = 0; // in a row
-    std::uint32_t hysteresis_left = 1;
+    double scale = 1;                  ///< the loss scale
+    std::uint32_t good_steps = 0;      ///< in a row
+    std::uint32_t hysteresis_left = 1; ///< overflows until the scale shrinks
+    /// Compares all members.
     friend bool operator==(loss_scaler_state const&, loss_scaler_state const&) = default;
 };
 
 namespace detail {
-// Whether float holds the scale's inverse, which gradients are multiplied with.
+// Whether the inverse of the scale, by which gradients are multiplied, is a float.
 [[nodiscard]] bool is_loss_scale(double scale) noexcept;
 inline constexpr char const* loss_scale_rule = "from 2.4e-38 to 4.2e37, so that float holds its inverse";
 } // namespace detail
 
-// Throws invalid_argument naming the first field that cannot be.
+/// Checks the options.
+/// @throws invalid_argument for the first impossible field
 void validate(loss_scaling_options const& options);
 
 [[nodiscard]] loss_scaler_state initial_state(loss_scaling_options const& options);
 
-// The state after a step. Pure; thread-safe.
+/// Returns the state after a step. Pure; thread-safe.
 [[nodiscard]] loss_scaler_state after_step(loss_scaler_state state, loss_scaling_options const& options,
                                            bool overflow) noexcept;
 
-// The values of one step of an optimizer, and its report.
+// ---- Values of one step, and its report
 
-// What becomes of a step whose gradients have infinities or NaNs. They are counted and reported in any case.
+/// What happens to a step with infinities or NaNs in its gradients. They are always counted and reported.
 enum class nonfinite_policy : std::uint8_t {
-    skip,  // nothing changes, as is usual with dynamic loss scaling
-    zero,  // those elements count as zeros
-    apply, // they go into the step as they are
+    skip,  ///< nothing changes, as is usual with dynamic loss scaling
+    zero,  ///< those elements count as zeros
+    apply, ///< they go into the step as they are
 };
 
-// The values of one step. The optimizer's options have those that are absent.
+/// Values of one step. Absent values are those of the options.
 struct step_values {
-    std::optional<double> loss_scale = {};   // what the loss was multiplied with; absent: the scaler's, or 1
-    std::optional<double> max_norm = {};     // of all gradients together, after unscaling; 0: no limit
-    std::optional<double> max_abs_grad = {}; // of each element, after unscaling; 0: no limit. Not with max_norm
-    std::span<double const> lr = {};         // one for each group; empty: the groups' own
+    std::optional<double> loss_scale = {};   ///< what the loss was multiplied with; absent: the scaler's, or 1
+    std::optional<double> max_norm = {};     ///< of all gradients together, after unscaling; 0: no limit
+    std::optional<double> max_abs_grad = {}; ///< of each element, after unscaling; 0: no limit. Not with max_norm
+    std::span<double const> lr = {};         ///< one for each group; empty: the groups' own
 };
 
-// The factor that brings gradients of this norm down to max_norm: that of torch.nn.utils.clip_grad_norm_ (with its
-// 1e-6), but in double: min(1, max_norm / (norm + 1e-6)). max_norm 0: 1. Pure.
+/// Clip coefficient for gradients of this norm, as in torch.nn.utils.clip_grad_norm_, but in double:
+/// min(1, max_norm / (norm + 1e-6)). max_norm 0: 1. Pure.
 [[nodiscard]] double clip_coefficient(double norm, double max_norm) noexcept;
 
 enum class step_outcome : std::uint8_t { applied, skipped };
 
-// Time and memory traffic of a part of a step. Bytes are counted, not measured: those that have to be read and written.
+/// Time and memory traffic of a part of a step. Bytes are computed, not measured.
 struct step_phase {
-    double seconds = 0;
-    std::size_t bytes_moved = 0;
+    double seconds = 0;          ///< duration
+    std::size_t bytes_moved = 0; ///< bytes read and written
+    /// Bandwidth in 10^9 bytes a second.
     [[nodiscard]] double gb_per_s() const noexcept;
 };
 
-// A device's part of a step, and how long the device was busy with each kind of work.
+/// A device's part of a step and its busy times.
 struct device_report {
-    std::size_t elements = 0; // stepped there
-    double work_s = 0;
-    double up_s = 0; // copies from the host
-    double down_s = 0;
-    std::size_t work_bytes = 0;
-    std::size_t up_bytes = 0;
-    std::size_t down_bytes = 0;
+    std::size_t elements = 0;   ///< stepped there
+    double work_s = 0;          ///< time of updates on the device
+    double up_s = 0;            ///< copies from the host
+    double down_s = 0;          ///< time of copies from the device
+    std::size_t work_bytes = 0; ///< bytes of the device's memory that updates move
+    std::size_t up_bytes = 0;   ///< bytes copied to the device
+    std::size_t down_bytes = 0; ///< bytes copied from the device
 };
 
+/// What a step did.
 struct optimizer_report {
-    std::uint64_t step = 0; // the number of this step, whether it was applied or skipped
-    step_outcome outcome = step_outcome::applied;
-    bool speculated = false;  // something was stepped before its norm was known
-    bool rolled_back = false; // and was rolled back, because it had to be clipped or skipped
-    double loss_scale = 1;
-    // Whether gradients were looked at before the step: where nobody clips by norm, scales the loss dynamically,
-    // reduces over ranks, or asks that steps with infinities or NaNs be skipped or these be zeroed, that costs a pass
-    // for nothing. Then global_norm is a NaN, and nonfinite_grads 0 whatever there was.
+    std::uint64_t step = 0;                       ///< the number of this step, whether it was applied or skipped
+    step_outcome outcome = step_outcome::applied; ///< applied or skipped
+    bool speculated = false;                      ///< something was stepped before its norm was known
+    bool rolled_back = false;                     ///< and was rolled back, because it had to be clipped or skipped
+    double loss_scale = 1;                        ///< the loss scale of this step
+    /// Whether gradients were measured before the update: false if nothing needs it: no clipping by norm, no dynamic
+    /// loss scale, no reduction over ranks, and nonfinite_policy::apply. Then global_norm is NaN and nonfinite_grads is
+    /// 0.
     bool measured = true;
-    double global_norm = 0; // of the finite gradients, unscaled, over all ranks
-    // The factor that brought gradients down to max_norm. 0 where clip_coefficient / loss_scale would be at most 2^-251
-    // (2.8e-76): gradients then count as zeros.
+    double global_norm = 0; ///< of the finite gradients, unscaled, over all ranks
+    /// The applied clip coefficient. 0 if clip_coefficient / loss_scale would be at most 2^-251 (2.8e-76): gradients
+    /// then count as zeros.
     double clip_coefficient = 1;
-    std::uint64_t nonfinite_grads = 0; // over all ranks
-    // The first one in this process, in the order of shards.
+    std::uint64_t nonfinite_grads = 0; ///< over all ranks
+    /// Position of a gradient element.
     struct place {
-        std::size_t shard;
-        std::size_t index;
+        std::size_t shard; ///< index of the shard
+        std::size_t index; ///< index of the element in the shard
     };
-    std::optional<place> first_nonfinite = {};
-    std::size_t elements = 0; // stepped, on both sides
-    double ratio = 1;         // the share of them that the CPU has stepped
-    double cpu_busy_s = 0;    // how long its threads have worked, on average
-    device_report device;
-    std::size_t shards_waited = 0; // for the norm: finish() was called first, or the journal's budget used up
-    std::size_t journal_bytes = 0; // of records written
-    double seconds = 0;            // from its beginning to its end, with the time that gradients took to arrive
-    step_phase gradients;          // until the norm was known: with what was stepped as gradients arrived
-    step_phase update;             // after that: the step, the rest of it, or the rollback
+    std::optional<place> first_nonfinite = {}; ///< absent: none in this process
+    std::size_t elements = 0;                  ///< stepped, on both sides
+    double ratio = 1;                          ///< the share of them that the CPU has stepped
+    double cpu_busy_s = 0;                     ///< how long its threads have worked, on average
+    device_report device;                      ///< the device's part
+    std::size_t shards_waited = 0; ///< for the norm: finish() was called first, or the journal's budget used up
+    std::size_t journal_bytes = 0; ///< of records written
+    double seconds = 0;            ///< from its beginning to its end, with the time that gradients took to arrive
+    step_phase gradients;          ///< until the norm was known: with what was stepped as gradients arrived
+    step_phase update;             ///< after that: the step, the rest of it, or the rollback
+    /// Bytes read and written by gradients and update.
     [[nodiscard]] std::size_t bytes_moved() const noexcept;
-    isa tier = isa::scalar;
-    unsigned threads = 0;
-    std::string_view pus; // that the threads are bound to, as a list; the optimizer's memory
-    double cpu_quota = 0; // executor::cpu_quota(): fewer CPUs than threads make steps slow
+    isa tier = isa::scalar; ///< instruction set
+    unsigned threads = 0;   ///< threads that did the work
+    std::string_view pus;   ///< that the threads are bound to, as a list; the optimizer's memory
+    double cpu_quota = 0;   ///< executor::cpu_quota(): fewer CPUs than threads make steps slow
 };
 
-// What an optimizer is made with: options, and parameter groups.
+// ---- Options and parameter groups
 
-// The number of a parameter group, and of a shard, of an optimizer: from 0, in the order in which they were added. An
-// integer converts to either, so that loops may count; neither converts to the other.
+/// Number of a parameter group, from 0 in the order of add_group(). Integers convert to it, so loops can count; group
+/// and shard numbers do not convert to each other.
 struct group_id {
-    std::size_t index = 0;
-    ADAMANT_ALWAYS_INLINE constexpr group_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
+    std::size_t index = 0; ///< position in the optimizer
+    ADAMANT_ALWAYS_INLINE constexpr group_id(std::size_t number) noexcept
+        : index(number) {} ///< NOLINT: meant to convert
+    /// Compares all members.
     friend bool operator==(group_id, group_id) = default;
 };
+/// Number of a shard, from 0 in the order of add_shard().
 struct shard_id {
-    std::size_t index = 0;
-    ADAMANT_ALWAYS_INLINE constexpr shard_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
+    std::size_t index = 0; ///< position in the optimizer
+    ADAMANT_ALWAYS_INLINE constexpr shard_id(std::size_t number) noexcept
+        : index(number) {} ///< NOLINT: meant to convert
+    /// Compares all members.
     friend bool operator==(shard_id, shard_id) = default;
 };
 
-// Parameters that share hyperparameters.
+/// Parameters that share hyperparameters.
 struct parameter_group {
-    std::string name;
-    hyperparameters hyper;
-    bool maximize = false; // step up the gradient
+    std::string name;      ///< name of the group
+    hyperparameters hyper; ///< its hyperparameters
+    bool maximize = false; ///< step up the gradient
 };
 
-// The most dimensions of a parameter.
+/// Most dimensions of a parameter.
 inline constexpr std::size_t max_dimensions = 64;
 
-// Where a shard lies in its parameter.
+/// Position of a shard in its parameter.
 struct shard_place {
-    std::vector<std::size_t> shape = {}; // of the whole parameter, kept for checkpoints; empty: the shard is all of it
-    std::size_t begin = 0;               // the shard's first element in it, in row-major order
+    std::vector<std::size_t> shape =
+        {};                ///< of the whole parameter, kept for checkpoints; empty: the shard is all of it
+    std::size_t begin = 0; ///< the shard's first element in it, in row-major order
 };
 
-// Whether begin_step() lets shards be stepped before the norm is known. It changes no bit of any result.
+/// Whether begin_step() updates shards before the norm is known. Changes no bit of a result.
 enum class speculation : std::uint8_t {
-    automatic, // until finish() is called, unless most of the last eight steps had to be rolled back. What finish()
-               // finds unstepped waits for the norm, which is near then, except where every step leaves a record
-               // (keep_last_step, or a device)
-    always,    // all of them
-    never,     // submit() only measures
+    automatic, ///< until finish() is called, unless most of the last eight steps had to be rolled back. What finish()
+               ///< finds unstepped waits for the norm, which is near then, except where every step leaves a record
+               ///< (keep_last_step, or a device)
+    always,    ///< all of them
+    never,     ///< submit() only measures
 };
 
+/// Options of an optimizer.
 struct optimizer_options {
-    double max_norm = 0;     // see step_values; 0: not clipped
-    double max_abs_grad = 0; // the same
-    nonfinite_policy on_nonfinite = nonfinite_policy::skip;
-    // Dynamic loss scaling; absent: the scale is in the step_values, or 1.
+    double max_norm = 0;                                    ///< see step_values; 0: not clipped
+    double max_abs_grad = 0;                                ///< the same
+    nonfinite_policy on_nonfinite = nonfinite_policy::skip; ///< what happens to a step with infinities or NaNs
+    /// Dynamic loss scaling; absent: the scale is in the step_values, or 1.
     std::optional<loss_scaling_options> loss_scaling = {};
-    speculation speculate = speculation::automatic;
-    // How many bytes the records may take that steps are rolled back from. No more is allocated than the records of one
-    // step can take. A record takes, in bytes an element, by the types of param and moments:
-    //
-    // - float32, moments float32: 2 in a first step, 2.1 to 2.3 in ordinary training, at most 14; 12 on the
-    //   tiers scalar and, on x86, generic
-    // - float32, moments bfloat16: 8
-    // - float32, one moment of each type: 10
-    // - 16 bits, moments float32: 10
-    // - 16 bits, one moment of each type: 8
-    // - 16 bits, moments bfloat16: 6
-    //
-    // and an eighth more, and some KiB a thread, as pages are not filled to the end. Absent: 3 bytes an element with
-    // float32 throughout and the state's bytes with other types; with keep_last_step, the most that records can take. A
-    // block that finds the budget used up waits for the norm.
+    speculation speculate = speculation::automatic; ///< when shards are updated before the norm is known
+    /// Limit of the memory for records, from which steps are rolled back. Never more than the records of one step is
+    /// allocated. A record takes, in bytes an element, by the types of param and moments:
+    ///
+    /// - float32, moments float32: 2 in a first step, 2.1 to 2.3 in ordinary training, at most 14; 12 on the
+    ///   tiers scalar and, on x86, generic
+    /// - float32, moments bfloat16: 8
+    /// - float32, one moment of each type: 10
+    /// - 16 bits, moments float32: 10
+    /// - 16 bits, one moment of each type: 8
+    /// - 16 bits, moments bfloat16: 6
+    /// plus an eighth and some KiB a thread for pages that are not full. Absent: 3 bytes an element with
+    /// float32 throughout and the state's bytes with other types; with keep_last_step, the most that records can take.
+    /// A block that finds the budget used up waits for the norm.
     std::optional<std::size_t> journal_budget_bytes = {};
-    bool keep_last_step = false; // for rollback()
-    // How long a device may take for its part of a step before it counts as one that has stopped answering.
+    bool keep_last_step = false; ///< for rollback()
+    /// Seconds that a device may take for its part of a step before it counts as not answering.
     double device_timeout_s = 300;
-    // Whether a device has room for records of all its blocks: as much again as its params and moments. Without records
-    // it never begins before the norm is known, and a failure in the update itself cannot be rolled back: the error
-    // says so, and a state has to be loaded.
+    /// Whether a device keeps records of all its blocks, which take as much memory as its params and moments. Without
+    /// them it never starts before the norm is known, and a failure during the update cannot be rolled back: the error
+    /// asks for a load().
     bool device_records = true;
-    // Where gradients are spread over ranks: adds the words of all ranks (see squares_total) and leaves the sums in
-    // these, as MPI_Allreduce(MPI_IN_PLACE, words.data(), words.size(), MPI_INT64_T, MPI_SUM, comm) does. Integers have
-    // no order of addition, so all ranks have one norm, and it is that of one process with all gradients, as long as
-    // these are cut at multiples of norm_block_elems. Called once in every step, by finish() or step(), and for
-    // step_async() in one of the team's threads. May throw. Words that no sum can have, or that are less than this
-    // process's own, are invalid_argument. After either, step() and step_async() leave everything as it was, and for
-    // finish() the step stays open: call finish() again, or abandon().
+    /// For gradients that are sharded over ranks: replaces each word (see squares_total) by its sum over all ranks, as
+    /// MPI_Allreduce(MPI_IN_PLACE, words.data(), words.size(), MPI_INT64_T, MPI_SUM, comm) does. Integer
+    /// addition is exact, so all ranks get the norm of one process with all gradients, if shard boundaries are
+    /// multiples of norm_block_elems. Called once in every step, by finish() or step(), or for step_async() in a thread
+    /// of the team. May throw. Invalid words, or words below this process's own, throw invalid_argument. After either,
+    /// step() and step_async() have changed nothing, and the step of finish() stays open: call finish() again, or
+    /// abandon().
     std::function<void(std::span<std::int64_t, squares_total::word_count> words)> reduce = {};
-    // For an engine that copies weights to where they are used while other shards are still stepped. Called whenever
-    // elements [begin, end) of a shard have new weights: mostly once a step, for all of a shard that the CPU has; again
-    // where a step that was taken too early is rolled back or done again, or a shard is stepped in parts. The last call
-    // before finish(), step(), wait(), abandon() or rollback() returns has the weights that stay. Both param and
-    // weight_out are written then, and only the next step changes them. In the executor's threads or the caller's, for
-    // different shards at once. Must not call this optimizer, nor wait for anyone who does, nor throw, which ends the
-    // program.
+    /// For engines that copy new weights while other shards are still being updated. Called whenever elements [begin,
+    /// end) of a shard have new weights: usually once a step for a whole shard; again after a rollback, or if a shard
+    /// is updated in parts. The last call before finish(), step(), wait(), abandon() or rollback() returns has the
+    /// final weights. Both param and weight_out are written then. Runs in the executor's threads or the caller's,
+    /// concurrently for different shards. Must not call this optimizer, wait for a thread that does, or throw, which
+    /// ends the program.
     std::function<void(shard_id shard, std::size_t begin, std::size_t end)> weights_ready = {};
 };
 
 namespace detail {
 
 void check_limits(double max_norm, double max_abs_grad);
-// The total of all ranks, by options.reduce, which must be set. Throws what it throws, and invalid_argument for a
-// result that cannot be: a step by that would be clipped to anything, or not at all.
+// The total of all ranks by options.reduce, which must be set. Throws what that throws, and invalid_argument for an
+// invalid result.
 [[nodiscard]] squares_total reduced(optimizer_options const& options, squares_total const& own);
 } // namespace detail
 
-// Throws invalid_argument naming the first option that cannot be.
+/// Checks the options.
+/// @throws invalid_argument for the first impossible option
 void validate(optimizer_options const& options);
 
 ADAMANT_END_NAMESPACE

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scalar reference implementation: the definition of a step and of a gradient's sum of squares. Every other path
-// returns its bits. Written to be read, not to be fast. It runs under float_mode_scope(subnormals::kept), so that
-// flush() alone decides what small numbers become. No function here allocates or throws; distinct arrays may be used
-// from any thread.
+// The scalar reference implementation of a step and of a gradient's sum of squares.
+//
+// It is the specification: every other path returns its bits. It favors clarity over speed. Callers run it under
+// float_mode_scope(subnormals::kept), so that flush() alone decides what small numbers become. No function here
+// allocates or throws. Calls on distinct arrays are thread-safe.
 #pragma once
 
 #include <cmath>
@@ -15,41 +16,44 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The gradient's norm is computed over blocks of this many elements, counted from the start of its array; the last may
-// be shorter. Shards may be cut at multiples of it only, so that a cut never changes a sum.
+/// Elements of a block: squares of a gradient are summed block by block, counted from the start of its array.
+///
+/// The last block may be shorter. Shard boundaries are multiples of it, so that sharding never changes a sum.
 inline constexpr std::size_t norm_block_elems = 4096;
-// The constants of reference::block_squares().
-inline constexpr std::size_t norm_lanes = 64;
-inline constexpr float norm_lane_start = 0x1p-125f;
-inline constexpr double norm_safe_from = 0x1p-90;
+inline constexpr std::size_t norm_lanes = 64;       ///< partial sums of a block; see reference::block_squares()
+inline constexpr float norm_lane_start = 0x1p-125f; ///< initial value of each partial sum
+inline constexpr double norm_safe_from = 0x1p-90;   ///< smaller block sums are recomputed in double
 
-// The result of one pass over a gradient.
+/// Sum of squares of a gradient.
 struct grad_squares {
-    double sum = 0;              // of the squares of the finite elements
-    std::uint64_t nonfinite = 0; // the number of elements that are infinite or NaN, which are not in the sum
+    double sum = 0;              ///< sum of the squares of the finite elements
+    std::uint64_t nonfinite = 0; ///< number of infinite or NaN elements, which the sum excludes
 };
 
 ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
+/// The scalar reference implementation.
 namespace reference {
 
-// Param and both moments of one element.
+/// Parameter and moments of one element.
 struct element {
-    float param;
-    float exp_avg;
-    float exp_avg_sq;
+    float param;      ///< master weight
+    float exp_avg;    ///< first moment
+    float exp_avg_sq; ///< second moment
 };
 
-// One step of one element, in float, each operation rounded to nearest even and then flushed. Every addition is part
-// of an fma, so no compiler setting can contract or split one. Adam: Kingma and Ba, arXiv 1412.6980, algorithm 1 with
-// the bias corrections folded into neg_step_size and inv_sqrt_bias2; AdamW: Loshchilov and Hutter, arXiv 1711.05101.
+/// Computes one step of one element in float.
+///
+/// Each operation is rounded to nearest even and then flushed. Every addition is part of an fma, so no compiler setting
+/// can contract or split it. Adam: Kingma and Ba, arXiv 1412.6980, algorithm 1 with the bias corrections folded into
+/// neg_step_size and inv_sqrt_bias2. AdamW: Loshchilov and Hutter, arXiv 1711.05101.
 [[nodiscard]] inline element update(element old, float grad, coefficients const& c) noexcept
 {
     float const p = flush(old.param);
     float const m = flush(old.exp_avg);
     float const v = flush(old.exp_avg_sq);
-    float g = flush(flush(grad) * c.grad_scale); // times 1 is exact: the same as leaving it out
+    float g = flush(flush(grad) * c.grad_scale); // multiplying by 1 is exact, so paths may skip it
     if (c.l2 != 0)
         g = flush(std::fma(c.l2, p, g));
     float const m_new = flush(std::fma(c.beta1, m, flush(c.one_minus_beta1 * g)));
@@ -61,14 +65,15 @@ struct element {
     return {canonical(p_new), canonical(m_new), canonical(v_new)};
 }
 
-// A result as it is stored: rounded, and flushed again, because rounding to bfloat16 can reach 2^-126 from above.
+/// Rounds a result to its storage type, and flushes again: rounding to bfloat16 can reach 2^-126 from above.
 template <class T>
 [[nodiscard]] constexpr T stored(float x) noexcept
 {
     return flush(narrow<T>(x));
 }
 
-// The same for an array that may be rounded stochastically: see detail/numerics/rounding.hpp.
+/// Rounds a result to its storage type; if `stochastic` and T is bfloat16, by stochastic rounding.
+/// @param random  16 random bits; see random_half() in detail/numerics/rounding.hpp.
 template <class T>
 [[nodiscard]] constexpr T stored(float x, bool stochastic, std::uint16_t random) noexcept
 {
@@ -79,15 +84,16 @@ template <class T>
     return stored<T>(x);
 }
 
-// The sum of a gradient and the earlier ones, in float; stored<T>() rounds it to the accumulator's type.
+/// Adds a gradient to an accumulated sum, in float. stored<T>() rounds the result to the accumulator's type.
 [[nodiscard]] inline float added(float grad, float sum) noexcept
 {
     float const total = flush(std::fma(1.0f, flush(sum), flush(grad)));
     return is_nan(total) ? std::bit_cast<float>(canonical_nan_bits) : total;
 }
 
-// A gradient, scaled and limited to +-bound, infinities included (bound may be infinite). A NaN stays a NaN.
-// zero_nonfinite: infinities and NaNs count as zero. Torch's clip_grad_value_() does the same.
+/// Scales a gradient and clamps it to +-bound, infinities included. bound may be infinite. A NaN remains a NaN.
+///
+/// With zero_nonfinite, infinities and NaNs count as 0. Clamps as torch's clip_grad_value_() does.
 [[nodiscard]] inline float clamped(float grad, bool zero_nonfinite, float scale, float bound) noexcept
 {
     float const g = flush(flush(zero_nonfinite && !is_finite(grad) ? 0.0f : grad) * scale);
@@ -96,7 +102,7 @@ template <class T>
     return std::fabs(g) > bound ? std::copysign(bound, g) : g;
 }
 
-// Partial sums are added pairwise, in double: j and j + Width, with half the width each time.
+/// Adds the partial sums of a block pairwise, in double: j and j + Width, halving Width each time.
 template <std::size_t Width = norm_lanes / 2>
 ADAMANT_ALWAYS_INLINE double add_pairwise(double (&partial)[norm_lanes]) noexcept
 {
@@ -107,7 +113,7 @@ ADAMANT_ALWAYS_INLINE double add_pairwise(double (&partial)[norm_lanes]) noexcep
     else
         return partial[0];
 }
-// A block by its partial sums in float, each of which began with norm_lane_start.
+/// Returns the sum of a block from its float partial sums, each of which started at norm_lane_start.
 ADAMANT_ALWAYS_INLINE double add_lanes(float const (&lane)[norm_lanes]) noexcept
 {
     double partial[norm_lanes];
@@ -115,11 +121,14 @@ ADAMANT_ALWAYS_INLINE double add_lanes(float const (&lane)[norm_lanes]) noexcept
         partial[j] = static_cast<double>(lane[j]) - static_cast<double>(norm_lane_start);
     return add_pairwise(partial);
 }
+/// Returns whether block_squares() may use a block sum that was computed in float.
 [[nodiscard]] ADAMANT_ALWAYS_INLINE bool is_safe(double block_sum) noexcept
 {
     return block_sum >= norm_safe_from && block_sum < static_cast<double>(INFINITY);
 }
-// A block whose sum in float is not safe. Squares of floats are exact in double, and cannot overflow it.
+/// Sums the squares of a block in double, for blocks whose float sum is not safe.
+///
+/// Squares of floats are exact in double and cannot overflow it.
 template <class Grad>
 [[nodiscard]] inline grad_squares block_squares_in_double(std::byte const* grad, std::size_t n) noexcept
 {
@@ -135,27 +144,30 @@ template <class Grad>
     return {add_pairwise(partial), nonfinite};
 }
 
-// One block of at most norm_block_elems elements: element i goes to partial sum i mod 64, in float, by one fused
-// multiply-add; the partial sums are added pairwise, in double. Where the result is not finite, or small, the block is
-// done again in double. That is decided by the bits of the result, hence alike everywhere.
-//
-// Why sums begin with 2^-125: so no result is near 2^-126, where processors flush differently, and a gradient of at
-// most 2^-126, which some read as zero, changes no sum: its square is less than 2^-102 of the last place. What is taken
-// off again at the end is what was put in, so a block of zeros has a sum of zero.
-//
-// The relative error is at most 2^-18, by this proof. Let u = 2^-24 / (1 + 2^-24), by which a result that is rounded to
-// nearest differs from the exact one at most, relative to that. Of n terms x_k >= 0 let S_k be the exact sum of the
-// first k and T_k the computed one: T_k = round(T_(k-1) + x_k). Then |T_k - S_k| <= k u S_k, by induction. The error of
-// step k is at most u (T_(k-1) + x_k), and at most x_k, as T_(k-1) is a float itself.
-//   x_k <= u S_(k-1):  (k-1) u S_(k-1) + x_k <= k u S_(k-1)
-//   x_k >  u S_(k-1):  (k-1) u S_(k-1) + u (S_(k-1) + (k-1) u S_(k-1) + x_k) < (k-1) u S_(k-1) + u S_k + (k-1) u x_k
-//                      = k u S_k
-// (Jeannerod and Rump, SIAM J. Matrix Anal. Appl. 34, 2013, have this for inner products.) A lane has 64 terms beside
-// its start: 64 u = 2^-18 (1 - 2^-24) at most. What is left of 2^-18 is 2^-42 of the sum. It covers the seven
-// operations in double, 2^-50, and the error from the 64 starts, 2^-18 of 2^-119, where the sum is at least 2^-90.
+/// Sums the squares of a block of at most norm_block_elems elements.
+///
+/// Element i is added to partial sum i mod 64, in float, by one fused multiply-add. The partial sums are added
+/// pairwise, in double. If the result is not finite or small, the block is recomputed in double; the bits of the result
+/// decide that, so every path decides alike.
+///
+/// The relative error is at most 2^-18; a comment in the function has the proof.
 template <class Grad>
 [[nodiscard]] inline grad_squares block_squares(std::byte const* grad, std::size_t n) noexcept
 {
+    // Why partial sums start at 2^-125: no result comes near 2^-126, where processors flush differently. A gradient of
+    // at most 2^-126, which some processors read as 0, changes no sum: its square is less than 2^-102 of the last
+    // place. The starts are subtracted again at the end, so a block of zeros has a sum of 0.
+    //
+    // Proof of the error bound. Let u = 2^-24 / (1 + 2^-24), the largest error of a result rounded to nearest, relative
+    // to the exact result. For n terms x_k >= 0 let S_k be the exact sum of the first k and T_k the computed one:
+    // T_k = round(T_(k-1) + x_k). Then |T_k - S_k| <= k u S_k, by induction. The error of step k is at most
+    // u (T_(k-1) + x_k), and at most x_k, because T_(k-1) is a float itself.
+    //   x_k <= u S_(k-1):  (k-1) u S_(k-1) + x_k <= k u S_(k-1)
+    //   x_k >  u S_(k-1):  (k-1) u S_(k-1) + u (S_(k-1) + (k-1) u S_(k-1) + x_k) < (k-1) u S_(k-1) + u S_k
+    //                      + (k-1) u x_k = k u S_k
+    // (Jeannerod and Rump, SIAM J. Matrix Anal. Appl. 34, 2013, prove this for inner products.) A lane has 64 terms in
+    // addition to its start: 64 u = 2^-18 (1 - 2^-24) at most. The remaining 2^-42 of the sum covers the seven
+    // operations in double, 2^-50, and the error from the 64 starts, 2^-18 of 2^-119, if the sum is at least 2^-90.
     float lane[norm_lanes];
     for (float& sum : lane)
         sum = norm_lane_start;

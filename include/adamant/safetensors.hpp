@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// An optimizer state in safetensors files. Opt-in: needs nlohmann-json and xxHash.
+// Optimizer states in safetensors files. Opt-in: needs nlohmann-json and xxHash.
 //
-// Opt-in: a state_dict as a safetensors file, which other programs read too. Needs nlohmann-json and the header of
-// xxHash (Debian and Ubuntu: nlohmann-json3-dev, libxxhash-dev); nothing has to be linked. safetensors_file.hpp and
-// safetensors_layout.hpp say what is in such a file.
+// Requires the headers of nlohmann-json and xxHash (Debian and Ubuntu: nlohmann-json3-dev, libxxhash-dev) and no
+// libraries. Other programs can read the files, too. detail/io/safetensors_file.hpp and
+// detail/io/safetensors_layout.hpp document their contents.
 #pragma once
 
 #include <cstddef>
@@ -24,81 +24,97 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// Writes the state to a file, replacing one of that name: whoever opens the path finds the old file or the new one,
-// both whole, whenever this process is killed or the machine stops. The bytes are written to PATH.part in the same
-// folder, brought to the disk, and renamed. Reads each array twice and copies none; nobody may write to them meanwhile.
-// They may point into the very file that is replaced. The same state gives the same bytes, in whatever order and pieces
-// its tensors come; pieces without elements are left out.
-// Throws, before it writes anything, invalid_argument for what validate(state) refuses and for a header of more than
-// 100 MB; and unavailable with the system's reason and the path where the file cannot be
-// written or another save to this path is under way; and what reading a state of a file throws. The old file is then as
-// it was, and nothing of this save is left. A file that is replaced keeps its permission bits but not its owner, a new
-// one has those of the umask; a symbolic link is followed. Returns what
-// the file system could not do although the file is complete. Thread-safe.
+/// Writes a state to a file, and replaces an existing file atomically. Thread-safe.
+///
+/// A reader of the path finds the old file or the new one, both complete, even if this process is killed or the machine
+/// crashes. The bytes are written to PATH.part in the same folder, synced to disk, and renamed. Each array is read
+/// twice and not copied; the arrays must not change meanwhile. They may point into the file that is being replaced. The
+/// same state gives the same bytes, for any order and partition of its tensors; tensors without elements are skipped.
+///
+/// A replaced file keeps its permission bits but not its owner, a new file gets those of the umask. A symbolic link is
+/// followed.
+/// @return what the file system could not do although the file is complete.
+/// @throws invalid_argument if validate(state) rejects the state, or if the header would exceed 100 MB; before anything
+/// is written.
+/// @throws unavailable with the system's reason and the path if the file cannot be written, or if another save to this
+/// path is in progress. After an error the old file is unchanged, and nothing of the new one remains.
+/// Also throws what reading a state of a file throws.
 inline save_report save_safetensors(std::filesystem::path const& path, state_dict const& state)
 {
     detail::default_mode_scope const mode;
     return detail::save_image(detail::image_of(state), path);
 }
 
-// How many bytes save_safetensors() would write. Reads no data. Throws invalid_argument as it does. Thread-safe.
+/// Returns the number of bytes that save_safetensors() would write. Reads no data. Thread-safe.
+/// @throws invalid_argument as save_safetensors() does.
 [[nodiscard]] inline std::size_t safetensors_bytes(state_dict const& state)
 {
     detail::default_mode_scope const mode;
     return detail::image_of(state, detail::file_image::of::size).bytes();
 }
 
-// Writes the bytes of such a file to memory, of which there must be safetensors_bytes(state) or more, apart from the
-// state's arrays. Returns how many bytes were written. Reads each array twice; nobody may write to them meanwhile.
-// Throws, before it writes anything, invalid_argument where there is too little memory and where save_safetensors()
-// does; and what reading a state of a file throws. Thread-safe.
+/// Writes the contents of such a file to memory, and returns the number of bytes written. Thread-safe.
+///
+/// The memory must have safetensors_bytes(state) bytes or more, and must not overlap the state's arrays. Each array is
+/// read twice; the arrays must not change meanwhile.
+/// @throws invalid_argument if the memory is too small, or as save_safetensors() does, before anything is written; and
+/// what reading a state of a file throws.
 inline std::size_t write_safetensors(std::span<std::byte> to, state_dict const& state)
 {
     detail::default_mode_scope const mode;
     return detail::write_image(detail::image_of(state), to);
 }
 
-// Does all that save_safetensors() does with a path, to the file system, so that what a save would throw is thrown
-// before hours of training, and returns what a save would. Writes a few bytes to PATH.part, syncs them, renames that to
-// PATH.try, syncs the folder and removes the file; what is at the path is not touched. Says nothing of how much
-// room there is. Thread-safe.
+/// Performs every file-system operation of a save on a small file, to find errors before training.
+///
+/// Thread-safe. Writes a few bytes to PATH.part, syncs them, renames the file to PATH.try, syncs the folder and removes
+/// the file. The file at the path is not touched. Does not check for free space.
+/// @return what save_safetensors() would return.
+/// @throws unavailable as save_safetensors() does.
 inline save_report check_can_save(std::filesystem::path const& path)
 {
     return detail::durable_file(path).rehearse();
 }
 
-// A file of save_safetensors(), or its bytes in memory; nothing in it is believed before it was checked, and all of it
-// is, checksums too, before the constructor returns. Of a file: the state's tensors and their source are this object's,
-// so they live as long as it, or the one that it was moved to; it keeps the file open. The file may meanwhile be
-// replaced or removed. Where it is cut short or written into, validate(), merge() and looking at the rest of the state
-// go on as if nothing had happened, while optimizer::load() and save_safetensors() throw corrupted: both read it
-// through the tensors' source. The data pointers lead into a mapping of it, for whoever wants to look at elements and
-// knows that nobody cuts the file short: who reads past its new end, or where the disk fails, is killed by SIGBUS.
-// Thread-safe for readers.
+/// State read from a file of save_safetensors(), or from its bytes in memory. Thread-safe for readers.
+///
+/// The constructor validates everything, including checksums, before it returns.
+///
+/// Of a file: this object owns the state's tensors and their source, so they live as long as the object, or the object
+/// that it was moved to. It keeps the file open; the file may be replaced or removed meanwhile. If another process
+/// truncates or modifies it, optimizer::load() and save_safetensors() throw corrupted, because both read through the
+/// tensors' source; validate(), merge() and everything else that reads no array are unaffected. The data pointers lead
+/// into a mapping of the file. Read through them only if no process truncates the file: a read past its new end, or
+/// from a failing disk, raises SIGBUS.
 class safetensors_state {
 public:
-    // Throws unavailable with the system's reason where the file cannot be read, and for a version of the format that
-    // this library does not know; corrupted where the file is cut short, altered, or no safetensors file; and
-    // invalid_argument for a safetensors file that another program has written, and for a state of another kind
-    // (zenflow_safetensors.hpp). Each says what is wrong, and where.
+    /// Reads a file. Each error names the problem and its location.
+    /// @throws unavailable with the system's reason if the file cannot be read, and for an unknown version of the
+    /// format.
+    /// @throws corrupted if the file is truncated, altered, or not a safetensors file.
+    /// @throws invalid_argument for a safetensors file of another program, and for a state of another kind (see
+    /// zenflow_safetensors.hpp).
     explicit safetensors_state(std::filesystem::path const& path)
         : file_(std::make_unique<detail::file_source const>(path))
     {
         detail::default_mode_scope const mode;
         state_ = detail::read_safetensors(path.string(), *file_);
     }
-    // The state's tensors lie in these bytes, at any address, which must stay as they are. Throws as for a file.
+    /// Reads the bytes of a file from memory, at any alignment. The tensors are views of these bytes.
+    ///
+    /// The bytes must not change during the lifetime of this object.
+    /// @throws corrupted, invalid_argument, unavailable as for a file.
     explicit safetensors_state(std::span<std::byte const> bytes)
     {
         detail::default_mode_scope const mode;
         state_ = detail::read_safetensors("the state in memory", bytes, nullptr);
     }
 
+    /// Returns the state.
     [[nodiscard]] state_dict const& state() const noexcept { return state_; }
 
 private:
-    std::unique_ptr<detail::file_source const>
-        file_; // where tensors find it, wherever this object is moved to, or null
+    std::unique_ptr<detail::file_source const> file_; // or null; its address does not change when this object moves
     state_dict state_;
 };
 

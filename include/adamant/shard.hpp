@@ -13,7 +13,7 @@
 
 #include <adamant/formats.hpp>
 
-// A shard: the five arrays of one stretch of parameters, as the caller owns them.
+// ---- Shards of types that are known at compile time
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -27,14 +27,14 @@ inline constexpr bool is_span<std::span<T, N>> = true;
 template <class Range>
 using element_of = std::iter_value_t<decltype(std::data(std::declval<Range&>()))>;
 
-// Throws what shard's constructors do about arrays that are null, too large or overlap.
+// Checks arrays as the constructors of shard do: null, too large, overlapping.
 void check_arrays(shard_dtypes const& types, kernel::step_pointers const& pointers, std::size_t size);
-// Throws where an array of that type has another size than a param of `size` elements wants.
+// Checks that an array of that type has the size for a param of `size` elements.
 void check_size(char const* array, std::size_t found, std::size_t size, dtype type = dtype::float32);
 
 } // namespace detail
 
-// A vector that lives on, or a span: not a temporary vector, whose elements would be gone before the first step.
+/// A vector or a span, but no temporary vector, whose elements would not live until the first step.
 template <class Range>
 concept array_range = (std::is_lvalue_reference_v<Range> ||
                        detail::is_span<std::remove_cvref_t<Range>>)&&requires(std::remove_reference_t<Range>& r)
@@ -50,38 +50,39 @@ ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
-// A view of `size()` elements in up to five arrays, none of which it owns; they must outlive it. Any array may lie at
-// any address (of no particular alignment); no two may overlap. Copyable; const access from many threads is fine, but
-// two steps over the same arrays at once are a data race.
-//
-//   param       master weights, read and written                float, bfloat16, float16, split_float32
-//   grad        read                                            float, bfloat16, float16
-//   exp_avg     first moment, read and written; start at 0      float, bfloat16, quantized8
-//   exp_avg_sq  second moment, read and written; start at 0     float, bfloat16, quantized8 if exp_avg is
-//   weight_out  the new weights rounded to 16 bits, written     bfloat16, float16, or void: none; needs a float param
-//
-// With a param of split_float32, weight_out is bfloat16, read and written: the master's upper half, see
-// split_masters(). Moments of quantized8 are arrays of (n + 63) / 64 groups; zero bytes are zeros.
+/// View of `size()` elements in up to five arrays, which must outlive it. Arrays may have any alignment and must not
+/// overlap. Copyable. Thread safety: const access from any thread; two concurrent steps over the same arrays are a data
+/// race.
+///
+///   param       master weights, read and written                float, bfloat16, float16, split_float32
+///   grad        read                                            float, bfloat16, float16
+///   exp_avg     first moment, read and written; start at 0      float, bfloat16, quantized8
+///   exp_avg_sq  second moment, read and written; start at 0     float, bfloat16, quantized8 if exp_avg is
+///   weight_out  the new weights rounded to 16 bits, written     bfloat16, float16, or void: none; needs a float param
+/// With a split_float32 param, weight_out is bfloat16, read and written; see split_masters(). quantized8 moments are
+/// arrays of (n + 63) / 64 groups; zero bytes are zeros.
 template <param_storage Param, element_type Grad, moment_type ExpAvg, second_moment_type<ExpAvg> ExpAvgSq = ExpAvg,
           weight_out_type<Param> WeightOut = void>
 class shard {
 public:
-    using param_type = Param;
-    using grad_type = Grad;
-    using exp_avg_type = ExpAvg;
-    using exp_avg_sq_type = ExpAvgSq;
-    using weight_out_type = WeightOut;
+    using param_type = Param;          ///< type of param
+    using grad_type = Grad;            ///< type of grad
+    using exp_avg_type = ExpAvg;       ///< type of exp_avg
+    using exp_avg_sq_type = ExpAvgSq;  ///< type of exp_avg_sq
+    using weight_out_type = WeightOut; ///< type of weight_out, or void
+    /// The types as a value.
     static constexpr shard_dtypes dtypes = {dtype_of<Param>, dtype_of<Grad>, dtype_of<ExpAvg>, dtype_of<ExpAvgSq>,
                                             dtype_of<WeightOut>};
 
-    // From pointers to n elements each. Throws invalid_argument, naming the array, for a null pointer with n > 0 and
-    // for two arrays that overlap. This form takes misaligned pointers; none is read through its own type.
+    /// From pointers to n elements each, of any alignment.
+    /// @throws invalid_argument, naming the array, for a null pointer with n > 0 and for arrays that overlap
     shard(Param* param, Grad const* grad, ExpAvg* exp_avg, ExpAvgSq* exp_avg_sq,
           std::size_t n) requires std::is_void_v<WeightOut>
         : shard(param, grad, exp_avg, exp_avg_sq, static_cast<void*>(nullptr), n, unchecked{})
     {
         detail::check_arrays(dtypes, pointers_, size_);
     }
+    /// The same with weight_out.
     shard(Param* param, Grad const* grad, ExpAvg* exp_avg, ExpAvgSq* exp_avg_sq, WeightOut* weight_out,
           std::size_t n) requires(!std::is_void_v<WeightOut>)
         : shard(param, grad, exp_avg, exp_avg_sq, static_cast<void*>(weight_out), n, unchecked{})
@@ -89,8 +90,8 @@ public:
         detail::check_arrays(dtypes, pointers_, size_);
     }
 
-    // From vectors, spans or other contiguous ranges, but no temporary that owns its elements. Throws invalid_argument
-    // also where their sizes differ.
+    /// From vectors, spans or other contiguous ranges, but no temporary that owns its elements.
+    /// @throws invalid_argument as above, and if sizes differ
     template <array_range P, array_range G, array_range M, array_range V>
         requires std::is_void_v<WeightOut> shard(P&& param, G&& grad, M&& exp_avg, V&& exp_avg_sq)
             : shard(std::data(param), std::data(grad), std::data(exp_avg), std::data(exp_avg_sq), std::size(param))
@@ -99,6 +100,7 @@ public:
             detail::check_size("exp_avg", std::size(exp_avg), size_, dtypes[shard_array::exp_avg]);
             detail::check_size("exp_avg_sq", std::size(exp_avg_sq), size_, dtypes[shard_array::exp_avg_sq]);
         }
+        /// The same with weight_out.
         template <array_range P, array_range G, array_range M, array_range V, array_range W>
             requires(!std::is_void_v<WeightOut>)
         shard(P&& param, G&& grad, M&& exp_avg, V&& exp_avg_sq, W&& weight_out)
@@ -111,17 +113,18 @@ public:
             detail::check_size("weight_out", std::size(weight_out), size_);
         }
 
+        /// Number of elements.
         [[nodiscard]] std::size_t size() const noexcept
         {
             return size_;
         }
+        /// The arrays as kernels take them.
         [[nodiscard]] kernel::step_pointers const& pointers() const noexcept
         {
             return pointers_;
         }
 
-        // Bytes that a step over one element has to read and write, counting a read-modify-write as both; on average,
-        // where elements share a scale.
+        /// Bytes that a step reads and writes for an element, on average.
         [[nodiscard]] static constexpr double bytes_per_element() noexcept
         {
             return step_bytes(dtypes);
@@ -155,38 +158,42 @@ shard(P&&, G&&, M&&, V&&, W&&) -> shard<detail::element_of<P>, detail::element_o
 
 ADAMANT_END_INLINE_NAMESPACE
 
-// A shard of any types: its arrays, its size and its format.
+// ---- Shards of types that are known at run time
 
 ADAMANT_BEGIN_NAMESPACE
 
-// A view as shard is, from which it converts.
+/// A shard of any types, converted from shard: arrays, size and format. A view.
 class any_shard {
 public:
+    /// Converts a shard of known types.
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
     ADAMANT_ALWAYS_INLINE
     any_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of) noexcept // NOLINT: meant to convert
         : any_shard(step_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), of.pointers(), of.size())
     {
     }
-    // From arrays whose types are known at run time, unchecked.
+    /// From arrays whose types are known at run time, unchecked.
     ADAMANT_ALWAYS_INLINE any_shard(shard_format const& format, kernel::step_pointers const& pointers,
                                     std::size_t size) noexcept
         : pointers_(pointers), size_(size), format_(&format)
     {
     }
 
+    /// Number of elements.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    // The same shard as elements of that parameter, by which stochastic rounding goes. Without, it is elements 0 to
-    // size() of parameter 0. An optimizer goes by the names and places that it was given.
+    /// The same shard as part of a parameter, on which stochastic rounding depends; default: elements 0 to size() of
+    /// parameter 0. An optimizer uses the names and positions that it was given instead.
     [[nodiscard]] any_shard at(place_in_param const& place) const noexcept
     {
         any_shard placed = *this;
         placed.pointers_.place = place;
         return placed;
     }
+    /// The arrays as kernels take them.
     [[nodiscard]] kernel::step_pointers const& pointers() const noexcept { return pointers_; }
+    /// The format.
     [[nodiscard]] shard_format const& format() const noexcept { return *format_; }
-    // Reads no other pointer: a gradient may be changed while threads are at work on the rest.
+    /// The array that `which` names. Reads no other pointer, so a gradient may be replaced while threads use the rest.
     [[nodiscard]] std::byte* data(shard_array::index array) const noexcept
     {
         switch (array) {
@@ -197,15 +204,16 @@ public:
         default: return pointers_.weight_out;
         }
     }
-    // Bytes of n elements in that array, and where element n is.
+    /// Bytes of n elements of that array, which is the offset of element n.
     [[nodiscard]] std::size_t bytes(std::size_t array, std::size_t n) const noexcept
     {
         return array_bytes(format_->types[array], n);
     }
-    // The kernel for its types on a tier that resolve_isa() returned.
+    /// The step kernel for its types on a tier from resolve_isa().
     [[nodiscard]] kernel::step_function step_for(isa tier) const noexcept { return format_->step_for(tier); }
-    // See step_bytes() in formats.hpp: on average, and of a step over the whole shard.
+    /// See step_bytes(), on average for an element.
     [[nodiscard]] double bytes_per_element() const noexcept { return step_bytes(format_->types); }
+    /// Bytes that a step moves.
     [[nodiscard]] std::size_t bytes_moved() const noexcept { return step_bytes(format_->types, size_); }
 
 private:
@@ -214,51 +222,53 @@ private:
     shard_format const* format_;
 };
 
-// What an optimizer takes: a shard of any types, with the kernels for its steps, and an array to add gradients up in.
+// ---- Shards of an optimizer
 
-// A view as shard is, from which it converts.
+/// A shard of any types with all kernels that an optimizer needs, converted from shard. A view.
 class optimizer_shard : public any_shard {
 public:
+    /// Converts a shard of known types.
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
     ADAMANT_ALWAYS_INLINE
     optimizer_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of) noexcept // NOLINT: meant to convert
         : any_shard(optimizer_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), of.pointers(), of.size())
     {
     }
-    // Of types that are known at run time. In a header-only program the format has to be one of optimizer_format().
+    /// Of types known at run time. In a header-only program use a format of optimizer_format().
     ADAMANT_ALWAYS_INLINE explicit optimizer_shard(any_shard const& of) noexcept : any_shard(of) {}
 };
 
-// An array for optimizer::accumulate(), of the shard's size, of float or bfloat16; or none. A view.
+/// View of an array for optimizer::accumulate(), of the shard's size and of float or bfloat16; or none.
 class accumulator_array {
 public:
     accumulator_array() = default;
-    // Of a type that is known at run time: float32 or bfloat16, or none; add_shard() refuses others.
+    /// Of a type known at run time: float32, bfloat16 or none; add_shard() refuses others.
     ADAMANT_ALWAYS_INLINE accumulator_array(void* array, dtype of) noexcept
         : data_(array), type_(of), kernels_(kernel::sum_kernels_of(of))
     {
     }
-    // A template, so that programs without accumulators have none of their kernels.
+    /// From a pointer. A template, so that programs without accumulators have none of their kernels.
     template <sum_type T>
     ADAMANT_ALWAYS_INLINE accumulator_array(T* array) noexcept // NOLINT: meant to convert
         : data_(array), type_(dtype_of<T>), kernels_(&kernel::sum_kernels_for<T>)
     {
     }
-    // A vector that lives on, a span or a buffer.
+    /// From a vector, span or buffer that outlives the optimizer.
     template <array_range Range>
         requires sum_type<std::remove_cvref_t<detail::element_of<Range>>>
             ADAMANT_ALWAYS_INLINE accumulator_array(Range&& array)
-    noexcept // NOLINT: meant to convert
+    noexcept ///< NOLINT: meant to convert
         : accumulator_array(std::data(array))
     {
         size_ = std::size(array);
     }
 
+    /// The array that `which` names.
     [[nodiscard]] void* data() const noexcept { return data_; }
-    [[nodiscard]] dtype type() const noexcept { return type_; } // none: there is no array
-    // Where it is known; then it has to be the shard's.
+    [[nodiscard]] dtype type() const noexcept { return type_; } ///< none: there is no array
+    /// Number of elements, if known; it must then be that of the shard.
     [[nodiscard]] std::optional<std::size_t> size() const noexcept { return size_; }
-    // Null for a type that no accumulator has.
+    /// Kernels for the type; null for a type that no accumulator has.
     [[nodiscard]] kernel::sum_kernels_function kernels() const noexcept { return kernels_; }
 
 private:
@@ -268,37 +278,39 @@ private:
     kernel::sum_kernels_function kernels_ = nullptr;
 };
 
-// Many shards as one: what a step over all tensors of a model works on.
+// ---- Lists of shards: all tensors of a model in one step
 
-// A shard and its parameter group: shards of one group are stepped with the same coefficients.
+/// A shard and the number of its parameter group, whose coefficients it is updated with.
 struct grouped_shard {
-    any_shard shard;
-    std::size_t group = 0;
+    any_shard shard;       ///< the shard
+    std::size_t group = 0; ///< index of its parameter group
 };
 
-// Shards in an order of their own, set up once and stepped together many times: one hand-over to the threads, however
-// many there are. Owns none of the arrays. Const access from many threads is fine.
+/// Shards that are updated together, in one hand-over to the threads. Owns no arrays. Thread safety: const access from
+/// any thread.
 class shard_list {
 public:
-    // Throws invalid_argument, naming the shards by their place, where an array that is written overlaps one of another
-    // shard: two threads would work on it at once. Takes time in proportion to n log n of the number of shards.
+    /// Takes O(n log n) time.
+    /// @throws invalid_argument, naming the shards by index, if an array that is written overlaps one of another shard
     explicit shard_list(std::vector<grouped_shard> shards);
-    // All in one group, number 0.
+    /// Puts all shards into group 0.
     explicit shard_list(std::vector<any_shard> const& shards);
 
+    /// Number of shards.
     [[nodiscard]] std::size_t size() const noexcept { return shards_.size(); }
+    /// Shard i, unchecked.
     [[nodiscard]] grouped_shard const& operator[](std::size_t i) const noexcept;
-    // Groups are numbered from 0 to this; 0 for an empty list.
+    /// One more than the largest group number; 0 for an empty list.
     [[nodiscard]] std::size_t groups() const noexcept { return groups_; }
-    // Of all shards together.
+    /// Number of elements of all shards.
     [[nodiscard]] std::size_t elements() const noexcept { return elements_; }
+    /// Bytes that a step moves.
     [[nodiscard]] std::size_t bytes_moved() const noexcept { return bytes_moved_; }
 
-    // The shards lie end to end on a line of granules (see granule_elems), each beginning at a granule of its own.
+    /// Number of granules: shards are laid end to end, each padded to a granule (see granule_elems).
     [[nodiscard]] std::size_t granules() const noexcept { return begins_.back(); }
 
-    // Calls piece(grouped_shard, begin, end) for what lies in granules first to last - 1, in order: elements of a
-    // shard.
+    /// Calls piece(grouped_shard, begin, end) in order for the elements in granules first to last - 1.
     template <class Piece>
     void for_each_piece(std::size_t first, std::size_t last, Piece const& piece) const
     {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The definitions of a program that is compiled with ADAMANT_SEPARATE_COMPILATION: include this in one of its files, or
-// link to adamant::compiled. Takes a compiler minutes, because it has the kernels of all formats.
+// Definitions of the library for programs compiled with ADAMANT_SEPARATE_COMPILATION.
+//
+// Include this header in exactly one file of the program, or link to adamant::compiled instead. It takes minutes to
+// compile, because it instantiates the kernels of all formats.
 #pragma once
 
 #include <adamant/detail/src/formats.hpp>

@@ -17,33 +17,33 @@
 #include <adamant/error.hpp>
 #include <adamant/index_set.hpp>
 
-// A team of threads as plain data: the request, the result, and a piece of work.
-
 ADAMANT_BEGIN_NAMESPACE
 
+/// Whether threads are bound to PUs.
 enum class binding {
-    automatic,   // required; none in a program that was compiled without hwloc
-    required,    // a thread that cannot be bound is an error
-    if_possible, // a thread that cannot be bound stays unbound, and the report says so
-    none         // no thread is bound
+    automatic,   ///< required; none in a program that was compiled without hwloc
+    required,    ///< a thread that cannot be bound is an error
+    if_possible, ///< a thread that cannot be bound stays unbound, and the report says so
+    none         ///< no thread is bound
 };
 
+/// Options of a team.
 struct team_options {
-    pu_set pus = {}; // one thread for each; may be empty with binding::none
-    // 0: as many as PUs. With more threads than PUs, threads share PUs in turns; with fewer, the first PUs have one.
+    pu_set pus = {}; ///< one thread for each; may be empty with binding::none
+    /// 0: one for each PU. With more threads than PUs, threads share PUs; with fewer, the first PUs get one each.
     unsigned threads = 0;
-    binding bind = binding::automatic;
-    // How long a thread without work spins before it sleeps. While it spins, it starts new work within a microsecond;
-    // later it has to be woken. An idle team uses no CPU after this.
+    binding bind = binding::automatic; ///< whether threads must be bound
+    /// How long an idle thread spins before it sleeps. A spinning thread starts new work within a microsecond; a
+    /// sleeping one has to be woken and uses no CPU.
     std::chrono::nanoseconds spin = std::chrono::microseconds(50);
 };
 
-// One thread of a team, as it is.
+/// One thread of a team.
 struct team_member {
-    pid_t thread_id = 0; // the system's, as ps -L shows it
-    pu_set asked;        // the requested PU; empty where no binding was requested
-    pu_set bound_to;     // its mask, read back from the kernel after binding; empty where it is not bound
-    std::string problem; // why it is not bound
+    pid_t thread_id = 0; ///< thread id of the system, as in ps -L
+    pu_set asked;        ///< requested PU; empty: no binding was requested
+    pu_set bound_to;     ///< affinity mask, read back from the kernel; empty: not bound
+    std::string problem; ///< why it is not bound
 };
 
 namespace detail {
@@ -80,20 +80,21 @@ ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
-// Work that was submitted to a team. It cannot be moved, because the team knows its address. Wait for it from any
-// thread, once.
+/// Work that was submitted to a team. It cannot be moved, because the team knows its address. Wait for it from any
+/// thread, once.
 template <class Task>
+/// Work that was submitted to a team. Not movable, because the team has its address. Wait for it once, from any thread.
 class [[nodiscard]] submission : detail::team_request {
 public:
     submission(submission const&) = delete;
     submission& operator=(submission const&) = delete;
-    // Waits, and discards exceptions of the task. Does not wait in a forked child process.
+    /// Waits, and discards exceptions of the task. Does not wait in a forked child process.
     ~submission() { detail::wait_for(*state_, *this); }
 
-    // Whether all members have finished it. Never blocks.
+    /// Whether all threads have finished it. Does not block.
     [[nodiscard]] bool done() const noexcept { return detail::is_done(*state_, *this); }
-    // Returns when all members have finished it, and throws the first exception that the task threw in any of them.
-    // Throws unavailable in a forked child process.
+    /// Waits until all threads have finished it.
+    /// @throws the first exception that the task threw; unavailable in a forked child process
     void wait()
     {
         detail::check_process(*state_);
@@ -128,52 +129,56 @@ ADAMANT_END_INLINE_NAMESPACE
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The threads are those of one OpenMP parallel region, which a leader, a thread of the team's own, keeps open from
-// construction to destruction. So the runtime's settings (OMP_NUM_THREADS, OMP_PROC_BIND, OMP_PLACES,
-// GOMP_CPU_AFFINITY, KMP_AFFINITY, OMP_WAIT_POLICY, OMP_DYNAMIC) do not affect it, and the caller's threads, their
-// affinity and their OpenMP settings stay as they are. hwloc binds each thread to its PU, and the binding is read back
-// from the kernel. Signals go to other threads.
-//
-// Work is given to all members at once. Requests are worked on one after another, in the order in which they were
-// submitted, from whatever threads. Every member function may be called from any thread, and from several at once, but
-// none during the destructor.
+/// Threads of one OpenMP parallel region that a leader thread keeps open from construction to destruction. The
+/// runtime's settings (OMP_NUM_THREADS, OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY, KMP_AFFINITY, OMP_WAIT_POLICY,
+/// OMP_DYNAMIC) do not affect it, and the caller's threads, affinity and OpenMP settings do not change. hwloc binds
+/// each thread to its PU, and the binding is read back from the kernel. The threads block signals.
+///
+/// All threads get a request together. Requests run one after another, in the order of submission. Thread safety: call
+/// every member function from any thread, also concurrently, but not during the destructor.
 class team {
 public:
-    // The largest possible request: Linux numbers no more on its largest machines.
+    /// Most threads of a team: Linux numbers no more PUs.
     static constexpr unsigned max_threads = 8192;
 
-    // Throws invalid_argument for no PUs; unavailable where threads cannot be made, bound, or given stacks of 128 KiB;
-    // and bad_alloc. Then nothing is left behind. OpenMP ends the process where it gets no thread, so as many threads
-    // are made and ended first. Where threads or memory run out right after that, or inside hwloc or OpenMP, the
-    // process may still end; more easily under LLVM's runtime, whose threads take memory while others are made.
+    /// Creates and binds the threads.
+    ///
+    /// OpenMP ends the process if it gets no thread, so as many threads are created and ended first. If threads or
+    /// memory run out right after that, or inside hwloc or OpenMP, the process may still end; LLVM's runtime is more
+    /// prone to it.
+    /// @throws invalid_argument without PUs; unavailable if threads cannot be created, bound, or given stacks of 128
+    /// KiB;
+    ///         bad_alloc. Then nothing is left behind
     explicit team(team_options options);
     team(team const&) = delete;
     team& operator=(team const&) = delete;
 
-    // Finishes what was submitted, then ends the threads. A forked child process has none of them and leaks the team.
+    /// Finishes submitted work, then ends the threads. A forked child process leaks the team.
     ~team();
 
-    // The options that it was made with; `bind` is never automatic.
+    /// Its options; `bind` is never automatic.
     [[nodiscard]] team_options const& options() const noexcept;
-    // How many threads there are.
+    /// Number of threads.
     [[nodiscard]] unsigned size() const noexcept;
-    // Each thread, with its binding as it was read back.
+    /// The threads, with their bindings as read back.
     [[nodiscard]] std::vector<team_member> const& members() const noexcept;
-    // The PUs that its threads are bound to; empty where they are not.
+    /// PUs of the threads; empty: not bound.
     [[nodiscard]] pu_set bound_to() const;
+    /// Whether threads are bound.
     [[nodiscard]] bool bound() const noexcept;
 
-    // Each member calls task(member), member from 0 to size() - 1; this returns at once. The returned submission keeps
-    // the task (an lvalue by reference), and its destructor waits. Allocates nothing. Throws unavailable in a process
-    // forked from the one that made the team, and invalid_argument in a task of this team, which would wait for itself.
+    /// Calls task(member) in every thread, member from 0 to size() - 1. Returns immediately; the submission keeps the
+    /// task (an lvalue by reference), and its destructor waits. Allocates nothing.
+    /// @throws unavailable in a forked child process; invalid_argument inside a task of this team, which would wait for
+    ///         itself
     template <class Task>
         requires std::is_invocable_v<Task&, unsigned> submission<Task> submit(Task&& task)
         {
             return {state_, std::forward<Task>(task), 0, 0};
         }
-    // The same for work in chunks 0 to chunks - 1 (fewer than 2^32): task(member, begin, end) is called for disjoint
-    // ranges that together are all chunks. Each of the first `takers` members (0: all) begins with the same chunks
-    // every time, and takes from others when it has finished its own.
+    /// Calls task(member, begin, end) for disjoint ranges of chunks 0 to chunks - 1 (fewer than 2^32) that together are
+    /// all chunks. Each of the first `takers` threads (0: all) starts with the same chunks every time and then steals
+    /// from others.
     template <class Task>
         requires std::is_invocable_v<Task&, unsigned, std::size_t, std::size_t> submission<Task>
         submit(std::size_t chunks, Task&& task, unsigned takers = 0)
@@ -182,21 +187,22 @@ public:
             return {state_, std::forward<Task>(task), chunks, takers == 0 || takers > size() ? size() : takers};
         }
 
-    // Whether submitted work waits for the current request: for a task that can choose when to end. From any thread.
+    /// Whether other requests wait, for a task that can choose when to end.
     [[nodiscard]] bool others_wait() const noexcept;
-    // Throws what submit() would throw if it were called here, and does nothing else.
+    /// Throws what submit() would throw here, and does nothing else.
     void check_submit() const;
-    // Whether its threads are there: not in a forked child process. There check_process() throws
-    // unavailable.
+    /// Whether this is the process that created the threads, not a forked child.
     [[nodiscard]] bool in_this_process() const noexcept;
+    /// Throws unavailable in a forked child process.
     void check_process() const;
 
-    // Submits and waits; throws what the task throws.
+    /// Submits and waits. Throws what the task throws.
     template <class Task>
     ADAMANT_ALWAYS_INLINE void run(Task&& task)
     {
         submit(task).wait();
     }
+    /// The same.
     template <class Task>
     ADAMANT_ALWAYS_INLINE void run(std::size_t chunks, Task&& task, unsigned takers = 0)
     {

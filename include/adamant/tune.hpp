@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many cores are enough, by measurement; following the best ratio.
+// Tuning by measurement: the number of cores an optimizer needs, and the best CPU-to-device ratio.
 #pragma once
 
 #include <algorithm>
@@ -26,53 +26,59 @@
 #include <adamant/split.hpp>
 #include <adamant/detail/core/default_mode.hpp>
 
-// Statistics of repeated time measurements: medians, their spread, and how certain a difference is. They do not assume
-// normally distributed errors, because those of a shared machine are not.
-
 ADAMANT_BEGIN_NAMESPACE
 
-// The value below which the share q of all values lies, interpolated linearly (Hyndman and Fan's type 7).
-// Throws invalid_argument for no values, and for a q outside [0, 1].
+// ---- Statistics of repeated time measurements. They do not assume normally distributed errors, because the errors of
+// a shared machine are not.
+
+/// Returns the q-quantile of values, interpolated linearly (Hyndman and Fan's type 7).
+/// @throws invalid_argument for no values, and for a q outside [0, 1].
 [[nodiscard]] inline double quantile(std::vector<double> values, double q)
 {
     detail::default_mode_scope const mode;
     if (values.empty())
-        detail::throw_invalid_argument({"a quantile of no values was requested; give at least one value"});
+        detail::throw_invalid_argument({"cannot compute a quantile: there are no values. Pass at least one."});
     if (!(q >= 0 && q <= 1))
-        detail::throw_invalid_argument({"quantile ", q, " was requested, but must be from 0 to 1"});
+        detail::throw_invalid_argument({"cannot compute quantile ", q, ": it must be from 0 to 1."});
     std::sort(values.begin(), values.end());
-    double const at = q * static_cast<double>(values.size() - 1);
-    auto const below = static_cast<std::size_t>(at);
+    double const position = q * static_cast<double>(values.size() - 1);
+    auto const below = static_cast<std::size_t>(position);
     std::size_t const above = std::min(below + 1, values.size() - 1);
-    return values[below] + (at - static_cast<double>(below)) * (values[above] - values[below]);
+    return values[below] + (position - static_cast<double>(below)) * (values[above] - values[below]);
 }
 
+/// Returns the median of values.
+/// @throws invalid_argument for no values.
 [[nodiscard]] inline double median(std::vector<double> values)
 {
     return quantile(std::move(values), 0.5);
 }
 
-// A confidence range for the median of the distribution that the values are a sample of: between the order statistics
-// that the sign test leaves (each value lies below the true median with probability 1/2, so ranks are binomial). With
-// too few values it is the range of all values, and `confidence` says how certain that is.
+/// Confidence interval of the median of the distribution that values are sampled from.
+///
+/// The bounds are order statistics selected by the sign test: each value is below the true median with probability 1/2,
+/// so ranks are binomially distributed. With too few values the interval is the range of all values.
 struct median_range {
-    double low = 0;
-    double high = 0;
-    double confidence = 0; // of this very range
+    double low = 0;        ///< Lower bound.
+    double high = 0;       ///< Upper bound.
+    double confidence = 0; ///< Confidence of exactly this interval. May be lower than requested.
 };
-// Throws invalid_argument for no values, and for a confidence outside (0, 1).
+/// Returns a confidence interval of the median.
+/// @throws invalid_argument for no values, and for a confidence outside (0, 1).
 [[nodiscard]] inline median_range range_of_median(std::vector<double> values, double confidence)
 {
     detail::default_mode_scope const mode;
     if (values.empty())
-        detail::throw_invalid_argument({"the range of the median of no values was requested; give at least one value"});
+        detail::throw_invalid_argument(
+            {"cannot compute the range of a median: there are no values. Pass at least one."});
     if (!(confidence > 0 && confidence < 1))
-        detail::throw_invalid_argument({"confidence ", confidence, " was requested, but must be between 0 and 1"});
+        detail::throw_invalid_argument(
+            {"cannot compute the range of a median with confidence ", confidence, ": it must be between 0 and 1."});
     std::sort(values.begin(), values.end());
     std::size_t const n = values.size();
-    // outside: the probability that at most k of n values lie below the median, for each k; twice that is what the
-    // range from value k to value n - 1 - k leaves out.
-    double log_term = -static_cast<double>(n) * std::log(2.0); // of n, as 2^-n itself may be too small for a double
+    // outside is the probability that at most k of n values are below the median. The interval from value k to value
+    // n - 1 - k excludes twice that probability.
+    double log_term = -static_cast<double>(n) * std::log(2.0); // a logarithm, because 2^-n may underflow a double
     double outside = std::exp(log_term);
     std::size_t k = 0;
     for (; k + 1 < (n + 1) / 2; ++k) {
@@ -84,55 +90,62 @@ struct median_range {
     return {values[k], values[n - 1 - k], 1 - 2 * outside};
 }
 
-// How many cores are enough: a search over counts of cores that only sees times, so that tests can give it invented
-// curves.
+// ---- Search for the number of cores. It only sees times, so tests can supply synthetic curves.
 
+/// Options of search_cores().
 struct core_search_options {
-    // More cores are worth using if they gain at least this share of what they would gain if the time were inversely
-    // proportional to their number: from c to d cores, a speed-up of 1 + worth * (d / c - 1). In (0, 1].
+    /// Share of the perfect speed-up that makes more cores worth using, in (0, 1].
+    ///
+    /// Going from c to d cores is worth it with a speed-up of at least 1 + worth * (d / c - 1). With worth 1, the time
+    /// would have to be inversely proportional to the number of cores.
     double worth = 0.25;
-    // Two counts are compared in rounds, until the median ratio of their times lies on one side of that speed-up with
-    // this confidence. After most_rounds the median decides. The test is made after each round from `rounds` on, so the
-    // overall confidence is somewhat lower.
+    /// Confidence of a comparison.
+    ///
+    /// Two counts are compared in rounds, until the confidence interval of the median ratio of their times is on one
+    /// side of the required speed-up. After most_rounds the median decides. The test is repeated after each round from
+    /// `rounds` on, so the overall confidence is somewhat lower.
     double confidence = 0.99;
-    std::size_t rounds = 9;
-    std::size_t most_rounds = 41;
-    // Counts after which the next core adds more than itself, such as the first core of another NUMA node or last
-    // cache. Where more cores gain too little, half as many and as many cores beyond the next boundary are still tried.
-    // Ascending; may be empty.
+    std::size_t rounds = 9;       ///< Minimum number of rounds.
+    std::size_t most_rounds = 41; ///< Maximum number of rounds.
+    /// Counts after which the next core adds more than itself, in ascending order; may be empty.
+    ///
+    /// Examples are the first core of another NUMA node or last-level cache. If more cores gain too little, the search
+    /// still tries half as many, and as many, cores beyond the next boundary.
     std::vector<unsigned> boundaries = {};
 };
 
-// How long a step takes on this many cores, over all measurements.
+/// Step time on a number of cores, over all measurements.
 struct core_time {
-    unsigned cores = 0;
-    double median_s = 0;
-    double p10_s = 0;
-    double p90_s = 0;
-    std::size_t measurements = 0;
+    unsigned cores = 0;           ///< Number of cores.
+    double median_s = 0;          ///< Median of the times.
+    double p10_s = 0;             ///< 10th percentile of the times.
+    double p90_s = 0;             ///< 90th percentile of the times.
+    std::size_t measurements = 0; ///< Number of measurements.
 };
 
-// Whether more cores were worth using.
+/// Comparison of two numbers of cores.
 struct core_comparison {
-    unsigned fewer = 0;
-    unsigned more = 0;
-    double speed_up = 0; // median of the ratio of times within a round
-    double low = 0;      // and its confidence range
-    double high = 0;
-    double needed = 0; // the speed-up that makes it worth it
-    bool worth = false;
-    bool sure = false; // the range lies on one side of `needed`
+    unsigned fewer = 0;  ///< The smaller count.
+    unsigned more = 0;   ///< The larger count.
+    double speed_up = 0; ///< Median ratio of the times within a round.
+    double low = 0;      ///< Lower bound of its confidence interval.
+    double high = 0;     ///< Upper bound of its confidence interval.
+    double needed = 0;   ///< Speed-up that makes the larger count worth using.
+    bool worth = false;  ///< The larger count is worth using.
+    bool sure = false;   ///< The confidence interval is on one side of `needed`.
 };
 
+/// Result of search_cores().
 struct core_search_result {
-    unsigned cores = 0;                       // enough cores
-    bool finished = false;                    // otherwise time ran out, and counts that were not tried are unknown
-    std::vector<core_time> curve;             // by count
-    std::vector<core_comparison> comparisons; // in the order they were made
+    unsigned cores = 0;                       ///< Smallest sufficient number of cores found.
+    bool finished = false;                    ///< False if time ran out before every candidate count was tried.
+    std::vector<core_time> curve;             ///< Measured times, by count.
+    std::vector<core_comparison> comparisons; ///< Comparisons, in the order in which they were made.
 };
 
-// The least of the measured counts whose median is at most (1 + share) times the best one's. The further it is from the
-// best count, the flatter the curve. 0 for an empty curve.
+/// Returns the smallest measured count whose median time is at most (1 + share) times the best one.
+///
+/// The farther it is from the best count, the flatter the curve. Returns 0 for an empty curve.
 [[nodiscard]] unsigned fewest_within(std::vector<core_time> const& curve, double share);
 
 namespace detail {
@@ -149,7 +162,7 @@ public:
     {
         result_.cores = 1;
         for (std::size_t i = 0; cores_ == 1 && i < options_.rounds; ++i)
-            measure(1); // there is nothing to compare it with
+            measure(1); // a single core has no other count to compare with
         while (result_.cores < cores_ && !stopped_)
             if (unsigned const more = worth_having(); more != 0)
                 before_ = std::exchange(result_.cores, more);
@@ -164,21 +177,21 @@ public:
     }
 
 private:
-    // One core more while that can be measured, then an eighth more, which halved() and shrink() refine.
+    // Adds one core while that is measurable, then an eighth. halved() and shrink() refine the result.
     static unsigned increment(unsigned count) noexcept { return std::max(1u, count / 8); }
 
-    // The next count that is worth using, or 0.
+    // Returns the next count that is worth using, or 0.
     unsigned worth_having()
     {
         unsigned const now = result_.cores;
-        unsigned const by = increment(now);
-        unsigned const next = std::min(now + by, cores_);
+        unsigned const step = increment(now);
+        unsigned const next = std::min(now + step, cores_);
         if (is_worth(now, next))
             return next;
         if (unsigned const fewer = halved(now, next); fewer != now)
             return fewer;
-        // This does not end the search: one core more may gain nothing where two do, and another node adds its memory.
-        std::vector<unsigned> further = {now + 2 * by, now + 3 * by};
+        // The search continues: two cores may gain something although one does not, and another node adds its memory.
+        std::vector<unsigned> further = {now + 2 * step, now + 3 * step};
         auto const boundary = std::lower_bound(options_.boundaries.begin(), options_.boundaries.end(), now);
         if (boundary != options_.boundaries.end())
             further.insert(further.end(), {*boundary + (now + 1) / 2, *boundary + now});
@@ -192,7 +205,7 @@ private:
             }
         return 0;
     }
-    // Between a count and a larger one that is not worth using: the largest count that is, found by halving.
+    // Bisects between a count and a larger one that is not worth using. Returns the largest count that is.
     unsigned halved(unsigned least, unsigned not_worth)
     {
         while (not_worth - least > 1 && !stopped_) {
@@ -201,7 +214,8 @@ private:
         }
         return least;
     }
-    // The last increment may have passed the knee: goes back to the least count over which the last is not worth using.
+    // The last increment may have passed the knee. Bisects back to the smallest count over which the last one gains too
+    // little.
     void shrink()
     {
         unsigned least = before_;
@@ -225,7 +239,8 @@ private:
                 stopped_ = true;
                 return false;
             }
-            bool const fewer_first = ratios.size() % 2 == 0; // the second one may profit from what the first has left
+            bool const fewer_first =
+                ratios.size() % 2 == 0; // alternate, because the second may profit from state that the first left
             double const first = measure(fewer_first ? fewer : more);
             double const second = measure(fewer_first ? more : fewer);
             ratios.push_back(fewer_first ? first / second : second / first);
@@ -254,56 +269,70 @@ private:
     core_search_options const& options_;
     core_search_result result_;
     std::map<unsigned, std::vector<double>> seconds_;
-    unsigned before_ = 1; // the count that was enough before the last one
+    unsigned before_ = 1; // the sufficient count before the last increment
     bool stopped_ = false;
 };
 
 } // namespace detail
 
-// Searches for enough cores, from 1 up to `cores`. seconds_on(count) takes one step on that many cores and returns how
-// long it took. time_is_up() is called before each round of two steps; true ends the search. Throws invalid_argument
-// for impossible options, and what these two functions throw.
+/// Searches for the smallest sufficient number of cores, from 1 to `cores`.
+///
+/// @param cores the number of available cores.
+/// @param seconds_on seconds_on(count) takes one step on that many cores and returns its duration in seconds.
+/// @param time_is_up called before each round of two steps; true ends the search.
+/// @param options the options.
+/// @throws invalid_argument for invalid options, and what the two functions throw.
 template <class SecondsOn, class TimeIsUp>
 [[nodiscard]] core_search_result search_cores(unsigned cores, SecondsOn seconds_on, TimeIsUp time_is_up,
                                               core_search_options const& options = {})
 {
     if (cores == 0)
-        detail::throw_invalid_argument({"a search for enough cores was given 0 cores; it needs at least one"});
+        detail::throw_invalid_argument(
+            {"cannot search for the number of cores: there are 0 cores. Pass at least one."});
     if (!(options.worth > 0 && options.worth <= 1))
         detail::throw_invalid_argument(
             {"worth is ", options.worth,
-             ", but must be above 0 and at most 1: it is a share of what perfect scaling would gain"});
+             ", but must be above 0 and at most 1, as a share of the gain of perfect scaling"});
     if (!(options.confidence > 0 && options.confidence < 1))
         detail::throw_invalid_argument({"confidence is ", options.confidence, ", but must be between 0 and 1"});
     if (options.rounds < 1 || options.most_rounds < options.rounds)
-        detail::throw_invalid_argument(
-            {"from ", options.rounds, " to ", options.most_rounds,
-             " rounds were requested; the first must be at least 1, and the second no less"});
+        detail::throw_invalid_argument({"rounds is ", options.rounds, " and most_rounds is ", options.most_rounds,
+                                        ", but rounds must be at least 1, and most_rounds at least rounds"});
     return detail::core_searcher<SecondsOn, TimeIsUp>(cores, seconds_on, time_is_up, options).run();
 }
 
-// Steps to be timed, on arrays of their own with values as in training.
+// ---- Steps to be timed
 
-// Arrays of n elements in memory of these options, first touched by the executor's threads, each element where it will
-// be used. Values decide which path a kernel takes, so they are like those of training: neighbours differ, there are no
-// zeros, and second moments fit the gradients. The arrays begin at a cache line and at different offsets in their
-// pages, as a program's do; at equal offsets each load would wait for another array's store.
+/// Arrays of n elements, and steps over them to be timed.
+///
+/// The executor's threads first touch each element where it will be used. Values decide which path a kernel takes, so
+/// they resemble those of training: neighbours differ, there are no zeros, and second moments match the gradients. The
+/// arrays begin at cache lines and at different offsets in their pages, as a program's do; with equal offsets each load
+/// would wait for a store to another array.
 class trial_step {
 public:
-    // Throws what memory_block throws: unavailable where there is too little memory, among others.
+    /// Allocates and fills the arrays.
+    /// @throws what memory_block throws, such as unavailable if there is too little memory.
     trial_step(executor const& cpu, shard_format const& format, std::size_t n, memory_options const& memory = {});
 
+    /// Returns the number of elements.
     [[nodiscard]] std::size_t size() const noexcept { return n_; }
+    /// Returns the types of the arrays.
     [[nodiscard]] shard_format const& format() const noexcept { return *format_; }
+    /// Returns the memory of the arrays.
     [[nodiscard]] std::vector<memory_block> const& blocks() const noexcept { return blocks_; }
+    /// Returns array number k, by shard_array.
     [[nodiscard]] std::byte* array(std::size_t k) noexcept;
 
-    // Takes one step of AdamW, with a learning rate so small that values stay in range, and returns its time.
+    /// Takes one step of AdamW and returns its duration.
+    ///
+    /// The learning rate is small enough to keep values in range.
     double seconds(executor const& cpu);
 
 private:
-    static constexpr std::size_t apart = 1088;        // bytes, a multiple of a cache line, odd in a page
-    static constexpr std::size_t period_elems = 4096; // after which values repeat, so that arrays are filled quickly
+    static constexpr std::size_t apart =
+        1088; // bytes between offsets: a multiple of a cache line that does not divide a page
+    static constexpr std::size_t period_elems = 4096; // values repeat after this many elements, so that filling is fast
 
     void fill(std::size_t k, slice part);
 
@@ -312,152 +341,160 @@ private:
     std::vector<memory_block> blocks_;
 };
 
-// The result of tuning, with the machine and the work that it is for: it says nothing about others.
+// ---- Results
 
-// The processor's name according to the kernel; on Arm, where it gives none, the numbers of implementer and part.
+/// Returns the processor's name according to the kernel.
+///
+/// On Arm, where the kernel has no name, returns the implementer and part numbers.
 [[nodiscard]] std::string cpu_model(std::string const& cpuinfo = "/proc/cpuinfo");
 
-// Everything that a result depends on, as names and texts to compare and to show.
+/// Machine and work that a tuning result is valid for, as names and texts to compare and to show.
 struct tuning_key {
-    std::vector<std::pair<std::string, std::string>> entries;
+    std::vector<std::pair<std::string, std::string>> entries; ///< Names and values.
+    /// Compares all entries.
     friend bool operator==(tuning_key const&, tuning_key const&) = default;
 };
 
-// The key of steps with these types, by each of the request's ranks, on its cores. It leaves out the request's size,
-// which tuning measures.
-[[nodiscard]] tuning_key tuning_key_of(machine const& on, core_request const& request, shard_format const& format,
+/// Returns the key for steps with these types by each rank of the request, on its cores.
+///
+/// The key does not contain the request's size, which tuning measures.
+[[nodiscard]] tuning_key tuning_key_of(machine const& host, core_request const& request, shard_format const& format,
                                        isa tier = isa::automatic);
 
-// An executor's setting that was tried on the final cores against its default.
+/// Executor setting that was compared with its default on the final cores.
 struct tried_setting {
-    std::string name; // a member of executor_options
-    std::uint64_t value = 0;
-    double time_ratio = 1; // median of its time over the default's, within rounds
-    double low = 1;        // and its confidence range
-    double high = 1;
+    std::string name;        ///< Member of executor_options.
+    std::uint64_t value = 0; ///< Value that was tried.
+    double time_ratio = 1;   ///< Median ratio of its time to the default's, within rounds.
+    double low = 1;          ///< Lower bound of the confidence interval.
+    double high = 1;         ///< Upper bound of the confidence interval.
 };
 
+/// Result of tuning, with the machine and the work that it is valid for.
 struct tuned_cores {
-    tuning_key key;
-    unsigned cores = 0;            // of each rank, for the optimizer
-    unsigned of = 0;               // the cores that a rank has
-    double cpuadam_cores_perc = 1; // the same as a share, for configurations
-    bool finished = false;         // otherwise time ran out before it was known that more are not worth using
-    std::size_t elements = 0;      // of each rank, in the steps that were timed
-    double step_s = 0;             // of all ranks together, on these cores, with these settings
-    std::vector<core_time> curve;  // with the default settings
-    std::size_t max_chunk_elems = default_max_chunk_elems;
-    std::uint32_t prefetch_bytes = default_prefetch_bytes();
-    std::vector<tried_setting> tried;
-    std::vector<std::string> warnings; // reasons not to trust the times, in words; saved with the result
+    tuning_key key;                ///< Machine and work.
+    unsigned cores = 0;            ///< Cores of each rank for the optimizer.
+    unsigned of = 0;               ///< All cores of a rank.
+    double cpuadam_cores_perc = 1; ///< The optimizer's cores as a share, for configurations.
+    bool finished = false;         ///< False if time ran out before more cores were known to gain too little.
+    std::size_t elements = 0;      ///< Elements of each rank in the timed steps.
+    double step_s = 0;             ///< Step time of all ranks together on these cores, with these settings.
+    std::vector<core_time> curve;  ///< Measured times with the default settings, by count.
+    std::size_t max_chunk_elems = default_max_chunk_elems;   ///< Value for executor_options::max_chunk_elems.
+    std::uint32_t prefetch_bytes = default_prefetch_bytes(); ///< Value for executor_options::prefetch_bytes.
+    std::vector<tried_setting> tried;                        ///< Settings that were tried.
+    std::vector<std::string> warnings; ///< Reasons not to trust the times, as texts; saved with the result.
 
-    // Cores of a rank that the optimizer leaves to the host.
+    /// Returns the number of a rank's cores that the optimizer leaves to the host framework.
     [[nodiscard]] unsigned host_cores() const noexcept;
-    // Whether every core is worth using: the curve has no knee.
+    /// Returns whether every core is worth using: the curve has no knee.
     [[nodiscard]] bool all() const noexcept;
 
-    // The request with this size instead of its own, for select_cores(), which always leaves the host one core.
+    /// Returns the request with the tuned size, for select_cores(), which always leaves the host one core.
     [[nodiscard]] core_request request(core_request asked) const;
-    // For the executor on a rank's cores.
+    /// Returns the tuned options for the executor on a rank's cores.
     [[nodiscard]] executor_options options() const;
 };
 
-// Throws unavailable, naming each difference, where the result is for another machine or other work.
+/// Checks that a saved result is valid for this machine and work.
+/// @throws unavailable naming each difference.
 void check_key(tuned_cores const& saved, tuning_key const& here);
 
-// Every rank's team and arrays on a number of cores, to be timed.
+// ---- Timing of a number of cores
 
 namespace detail {
 
-// The number of the machine's cores that have a PU in the set.
-inline unsigned cores_in(machine const& on, pu_set const& pus)
+// Returns the number of the machine's cores that have a PU in the set.
+inline unsigned cores_in(machine const& host, pu_set const& pus)
 {
     unsigned count = 0;
-    for (topology::core const& c : on.cores)
+    for (topology::core const& c : host.cores)
         count += c.pus.intersects(pus);
     return count;
 }
 
-// The PUs of each rank's optimizer with `count` of the `of` cores that a rank has. Selection keeps one core for the
-// host; here the optimizer may have all.
-inline std::vector<rank_cores> cores_for_trial(machine const& on, core_request request, unsigned count, unsigned of)
+// Returns the PUs of each rank's optimizer with `count` of the rank's `total` cores. Selection keeps one core for the
+// host; a trial may give the optimizer all of them.
+inline std::vector<rank_cores> cores_for_trial(machine const& host, core_request request, unsigned count,
+                                               unsigned total)
 {
     request.cpuadam_cores_perc.reset();
     request.pt_reserved_cores.reset();
     request.pt_reserved_cores_perc.reset();
-    request.cpuadam_cores = std::max(1u, std::min(count, of - 1));
-    std::vector<rank_cores> ranks = select_cores(on, request);
+    request.cpuadam_cores = std::max(1u, std::min(count, total - 1));
+    std::vector<rank_cores> ranks = select_cores(host, request);
     for (rank_cores& r : ranks)
-        for (topology::core const& c : on.cores)
-            if (c.pus.intersects(r.host_pus) && cores_in(on, r.adam_pus) < count) {
+        for (topology::core const& c : host.cores)
+            if (c.pus.intersects(r.host_pus) && cores_in(host, r.adam_pus) < count) {
                 r.adam_pus |= c.pus & r.host_pus;
                 r.host_pus = r.host_pus - c.pus;
-                if (c.node < on.nodes.size() && on.nodes[c.node].allowed && !r.numa_nodes.empty())
-                    r.numa_nodes.insert(on.nodes[c.node].os_index);
+                if (c.node < host.nodes.size() && host.nodes[c.node].allowed && !r.numa_nodes.empty())
+                    r.numa_nodes.insert(host.nodes[c.node].os_index);
             }
     return ranks;
 }
 
-// The number of cores that every rank has at least.
-inline unsigned cores_of_each_rank(machine const& on, core_request request)
+// Returns the smallest number of cores of any rank.
+inline unsigned cores_of_each_rank(machine const& host, core_request request)
 {
     request.cpuadam_cores_perc = 1;
     request.cpuadam_cores.reset();
     request.pt_reserved_cores.reset();
     request.pt_reserved_cores_perc.reset();
     unsigned least = 0;
-    for (rank_cores const& r : select_cores(on, request)) {
-        unsigned const count = cores_in(on, r.adam_pus | r.host_pus);
+    for (rank_cores const& r : select_cores(host, request)) {
+        unsigned const count = cores_in(host, r.adam_pus | r.host_pus);
         least = least == 0 ? count : std::min(least, count);
     }
     return least;
 }
 
-inline std::size_t trial_elements(machine const& on, shard_format const& format, unsigned ranks)
+// Returns the number of elements of a rank's arrays: far more than fits in the caches, within the available memory.
+inline std::size_t trial_elements(machine const& host, shard_format const& format, unsigned ranks)
 {
     std::size_t cached = std::size_t{32} << 20;
-    for (topology::cache const& c : on.caches)
+    for (topology::cache const& c : host.caches)
         cached += c.level == 3 ? c.bytes : 0;
     double const each = memory_bytes(format.types) * ranks;
-    // Two sets of arrays are there at once, of the counts that are compared.
+    // The two counts that are compared have arrays at the same time.
     double const most = static_cast<double>(available_memory().bytes) / 8;
     double const wanted = 8 * static_cast<double>(cached);
     auto const elems = static_cast<std::size_t>(std::min(wanted, most) / each);
     return std::max<std::size_t>(elems / granule_elems, 1) * granule_elems;
 }
 
-// Every rank's team and arrays on a number of cores.
+// Teams and arrays of all ranks on a number of cores.
 class rank_trials {
 public:
-    // like: null, or another one, whose arrays are used again where they lie as they would here: each rank's in one
-    // node.
-    rank_trials(machine const& on, core_request const& request, unsigned count, unsigned of, shard_format const& format,
-                std::size_t elements, isa tier, rank_trials const* like = nullptr)
+    // Reuses the arrays of `previous`, which may be null, if their NUMA placement is the same: each rank's arrays in
+    // one and the same node.
+    rank_trials(machine const& host, core_request const& request, unsigned count, unsigned total,
+                shard_format const& format, std::size_t elements, isa tier, rank_trials const* previous = nullptr)
         : count_(count)
     {
-        std::vector<rank_cores> const ranks = cores_for_trial(on, request, count, of);
-        bool in_one = true;
+        std::vector<rank_cores> const ranks = cores_for_trial(host, request, count, total);
+        bool single_node = true;
         for (rank_cores const& r : ranks) {
             nodes_.push_back(r.numa_nodes);
-            in_one = in_one && r.numa_nodes.size() == 1;
+            single_node = single_node && r.numa_nodes.size() == 1;
             executors_.emplace_back(std::make_shared<team>(team_options{.pus = r.adam_pus}),
                                     executor_options{.tier = tier});
         }
-        if (like != nullptr && in_one && nodes_ == like->nodes_) {
-            steps_ = like->steps_;
+        if (previous != nullptr && single_node && nodes_ == previous->nodes_) {
+            steps_ = previous->steps_;
         } else {
             steps_ = std::make_shared<std::vector<trial_step>>();
             for (std::size_t r = 0; r < ranks.size(); ++r)
                 steps_->emplace_back(executors_[r], format, elements, memory_options{.nodes = nodes_[r]});
         }
-        for (int i = 0; i < 2; ++i) // what happens only once: the kernel makes up its mind about pages
+        for (int i = 0; i < 2; ++i) // warm-up: the kernel decides about pages once
             seconds();
     }
     [[nodiscard]] unsigned count() const noexcept { return count_; }
 
-    // From when all ranks begin until the last one has finished.
+    // Returns the time from the common start of all ranks until the last one has finished.
     double seconds() { return seconds(executors_); }
-    // With other settings of the executors, on the same teams.
+    // Measures with other executor settings, on the same teams.
     double seconds(executor_options const& settings)
     {
         std::vector<executor> changed;
@@ -465,33 +502,33 @@ public:
             changed.emplace_back(cpu.team(), settings);
         return seconds(changed);
     }
-    // At once, for who has paused before.
+    // Measures without a pause. Call pause() before.
     double seconds_now() { return seconds_now(executors_); }
-    // Threads of other teams that were busy before spin for a while, and then sleep.
+    // Waits until the threads of other teams have stopped spinning and sleep.
     static void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
 
 private:
-    double seconds(std::vector<executor> const& on)
+    double seconds(std::vector<executor> const& executors)
     {
         pause();
-        return seconds_now(on);
+        return seconds_now(executors);
     }
-    double seconds_now(std::vector<executor> const& on)
+    double seconds_now(std::vector<executor> const& executors)
     {
         using clock = std::chrono::steady_clock;
-        if (on.size() == 1)
-            return (*steps_)[0].seconds(on[0]);
-        std::barrier<> line(static_cast<std::ptrdiff_t>(on.size()));
-        // Each rank notes its own times: a thread that only watched might itself have to wait for a PU.
-        std::vector<clock::time_point> begin(on.size());
-        std::vector<clock::time_point> end(on.size());
+        if (executors.size() == 1)
+            return (*steps_)[0].seconds(executors[0]);
+        std::barrier<> start(static_cast<std::ptrdiff_t>(executors.size()));
+        // Each rank records its own times, because a watching thread might have to wait for a PU.
+        std::vector<clock::time_point> begin(executors.size());
+        std::vector<clock::time_point> end(executors.size());
         {
             std::vector<std::jthread> ranks;
-            for (std::size_t r = 0; r < on.size(); ++r)
+            for (std::size_t r = 0; r < executors.size(); ++r)
                 ranks.emplace_back([&, r] {
-                    line.arrive_and_wait();
+                    start.arrive_and_wait();
                     begin[r] = clock::now();
-                    (*steps_)[r].seconds(on[r]);
+                    (*steps_)[r].seconds(executors[r]);
                     end[r] = clock::now();
                 });
         }
@@ -507,76 +544,99 @@ private:
 };
 
 } // namespace detail
-// How many cores an optimizer needs on this machine, found by taking and timing steps.
 
+// ---- Tuning
+
+/// Options of tune_cores().
 struct core_tuning_options {
-    double deadline_s = 60; // for the whole search; after it the result is what is known so far, marked as not finished
-    // Of each rank's arrays. 0: some eight times the size of the machine's last caches, because a model is never in
-    // cache; or a quarter of the available memory, if that is less.
+    /// Time limit of the whole search. After it the result is marked as unfinished.
+    double deadline_s = 60;
+    /// Number of elements of each rank's arrays.
+    ///
+    /// 0: about eight times the size of the machine's last-level caches, because a model never fits in cache, or a
+    /// quarter of the available memory if that is less.
     std::size_t elements = 0;
-    isa tier = isa::automatic;
-    core_search_options search = {}; // its boundaries come from the machine
-    bool settings = true;            // whether other settings of the executor are tried on the cores that were found
-    double settings_worth = 0.03;    // another setting is taken if it is faster by at least this share
-    // If not empty: called after each timed step, with its number of cores and its time. An exception ends the tuning.
+    isa tier = isa::automatic;       ///< Instruction set of the steps.
+    core_search_options search = {}; ///< Options of the search. Its boundaries come from the machine.
+    bool settings = true;            ///< Also try other executor settings on the final cores.
+    double settings_worth = 0.03;    ///< Share by which another setting must be faster to replace the default.
+    /// If set: called after each timed step, with its number of cores and its time.
+    ///
+    /// An exception ends the tuning.
     std::function<void(unsigned cores, double seconds)> on_step = {};
 };
 
-// Adds cores to the optimizer of each of the request's ranks, as select_cores() would give them, until the next one
-// gains too little (core_search_options::worth), or the CPU quota keeps no more threads busy. All ranks step at once,
-// in this process. Then it tries other chunk sizes and prefetch distances on these cores. The request's own size is
-// ignored. Uses up to a quarter of the available memory, and all cores and the memory bandwidth of the machine: nothing
-// else should run. Meant for set-up, on one thread. Throws invalid_argument for impossible options, and what
-// select_cores(), team, memory_block and options.on_step throw.
-[[nodiscard]] tuned_cores tune_cores(machine const& on, core_request const& request, shard_format const& format,
+/// Measures how many cores the optimizer of each rank needs, and the best executor settings on them.
+///
+/// Adds cores as select_cores() would assign them, until the next one gains too little (core_search_options::worth), or
+/// the CPU quota cannot keep more threads busy. All ranks step concurrently, in this process. Then tries other chunk
+/// sizes and prefetch distances on these cores. The request's own size is ignored. Uses up to a quarter of the
+/// available memory, and all cores and the memory bandwidth of the machine, so nothing else should run. Intended for
+/// set-up, from one thread.
+/// @throws invalid_argument for invalid options, and what select_cores(), team, memory_block and options.on_step throw.
+[[nodiscard]] tuned_cores tune_cores(machine const& host, core_request const& request, shard_format const& format,
                                      core_tuning_options const& options = {});
 
-// The best ratio during training: every step measures the rates, which change with the machine's other work.
+// ---- The best ratio during training
 
-// The work of one step and how long each part was busy with it, from an optimizer's report. A part without work tells
-// nothing about its rate.
+/// Work and busy times of one step, from an optimizer's report.
+///
+/// A part without work gives no information on its rate.
 struct measured_step {
-    double cpu_elems = 0, cpu_s = 0;
-    double device_elems = 0, device_s = 0;
-    double down_bytes = 0, down_s = 0;
-    double up_bytes = 0, up_s = 0;
+    double cpu_elems = 0;    ///< Elements that the CPU stepped.
+    double cpu_s = 0;        ///< Busy time of the CPU.
+    double device_elems = 0; ///< Elements that the device stepped.
+    double device_s = 0;     ///< Busy time of the device.
+    double down_bytes = 0;   ///< Bytes copied from the device to the host.
+    double down_s = 0;       ///< Busy time of these copies.
+    double up_bytes = 0;     ///< Bytes copied from the host to the device.
+    double up_s = 0;         ///< Busy time of these copies.
 };
 
-// Of an optimizer's step. A step that was rolled back and done again counts with the time of all of its work.
+/// Returns the measurements of an optimizer's step.
+///
+/// A step that was redone counts with the time of all of its work.
 [[nodiscard]] measured_step measured_step_of(optimizer_report const& step) noexcept;
 
+/// Options of ratio_follower.
 struct follower_options {
-    double weight = 0.2; // of a new measurement, against all earlier ones
-    double worth = 0.02; // a new ratio is proposed if it makes the step shorter by this share
-    double least = 0;    // bounds for the ratio, from memory
-    double most = 1;
+    double weight = 0.2; ///< Weight of a new measurement against all earlier ones.
+    double worth = 0.02; ///< Share by which a new ratio must shorten the step to be proposed.
+    double least = 0;    ///< Lower bound of the ratio, from the device's memory.
+    double most = 1;     ///< Upper bound of the ratio, from the host's memory.
 };
 
-// Not thread-safe; a value like any other.
+/// Tracks the rates of CPU, device and link during training, and proposes better ratios.
+///
+/// Every step is a new measurement, because the rates change with the machine's other load. Not thread-safe; a value
+/// type.
 class ratio_follower {
 public:
-    // Begins with known or guessed rates. Throws invalid_argument for impossible rates or options.
+    /// Starts with known or estimated rates.
+    /// @throws invalid_argument for invalid rates or options.
     explicit ratio_follower(step_rates const& rates, follower_options const& options = {});
 
-    // Adds a step's measurements: the first one replaces the guess, later ones count by their weight. Values that are
-    // not finite and above 0 are ignored.
+    /// Adds a step's measurements. The first one replaces the estimate, later ones count by their weight.
+    ///
+    /// Values that are not finite or not above 0 are ignored.
     void observe(measured_step const& step) noexcept;
-    // Backward and forward are the caller's, who times them. Throws invalid_argument for impossible times, and keeps
-    // the old ones.
+    /// Sets the duration of backward and forward passes, which the caller measures.
+    /// @throws invalid_argument for invalid times, and keeps the old ones.
     void set_times(double backward_s, double forward_s);
 
+    /// Returns the current rates.
     [[nodiscard]] step_rates const& rates() const noexcept { return rates_; }
-    // A ratio that is worth moving shards for, given the optimizer's current one; absent: keep that. Throws
-    // invalid_argument where the current ratio is not from 0 to 1.
+    /// Returns a ratio that justifies moving shards, given the current one; none: keep the current one.
+    /// @throws invalid_argument if the current ratio is not from 0 to 1.
     [[nodiscard]] std::optional<double> proposal(double ratio) const;
 
 private:
-    // Times are averaged, not rates: they add up.
+    // Averages times and not rates, because times are additive.
     void take_in(double& rate, double amount, double seconds, bool& known) noexcept;
 
     step_rates rates_;
     follower_options options_;
-    bool known_[4] = {}; // whether it has been measured yet
+    bool known_[4] = {}; // whether each rate has been measured
 };
 
 ADAMANT_END_NAMESPACE

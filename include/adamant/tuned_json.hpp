@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tuning result in a JSON file. Opt-in: needs nlohmann-json.
+// Tuning results in JSON files. Opt-in: needs nlohmann-json.
 #pragma once
 
 #if !__has_include(<nlohmann/json.hpp>)
@@ -32,98 +32,100 @@ namespace detail {
 
 inline constexpr std::string_view tuned_format = "adamant tuned cores 1";
 
-// Throws nlohmann-json's exceptions for missing members and wrong types, and corrupted for impossible numbers.
-inline tuned_cores tuned_from_json(nlohmann::ordered_json const& from)
+// Throws nlohmann-json's exceptions for missing members and wrong types, and corrupted for invalid numbers.
+inline tuned_cores tuned_from_json(nlohmann::ordered_json const& json)
 {
-    auto const demand = [](bool condition, char const* what) {
+    auto const demand = [](bool condition, char const* reason) {
         if (!condition)
-            throw corrupted(what);
+            throw corrupted(reason);
     };
-    demand(from.at("format").get<std::string>() == tuned_format, "its format is a different one");
-    tuned_cores found;
-    for (auto const& [name, text] : from.at("key").items())
-        found.key.entries.emplace_back(name, text.get<std::string>());
-    auto const whole = [&](nlohmann::ordered_json const& in, char const* name, std::uint64_t most) {
-        nlohmann::ordered_json const& value = in.at(name);
-        demand(value.is_number_unsigned() && value.get<std::uint64_t>() <= most, name);
+    demand(json.at("format").get<std::string>() == tuned_format, "unknown format");
+    tuned_cores result;
+    for (auto const& [name, text] : json.at("key").items())
+        result.key.entries.emplace_back(name, text.get<std::string>());
+    auto const whole = [&](nlohmann::ordered_json const& object, char const* name, std::uint64_t maximum) {
+        nlohmann::ordered_json const& value = object.at(name);
+        demand(value.is_number_unsigned() && value.get<std::uint64_t>() <= maximum, name);
         return value.get<std::uint64_t>();
     };
-    auto const number = [&](nlohmann::ordered_json const& in, char const* name) {
-        double const value = in.at(name).get<double>();
+    auto const number = [&](nlohmann::ordered_json const& object, char const* name) {
+        double const value = object.at(name).get<double>();
         demand(std::isfinite(value) && value >= 0, name);
         return value;
     };
-    found.cores = static_cast<unsigned>(whole(from, "cores", index_set::max_index));
-    found.of = static_cast<unsigned>(whole(from, "of", index_set::max_index));
-    demand(found.cores >= 1 && found.cores <= found.of, "cores");
-    found.cpuadam_cores_perc = number(from, "cpuadam_cores_perc");
-    found.finished = from.at("finished").get<bool>();
-    if (auto const warnings = from.find("warnings"); warnings != from.end()) // older files have none
-        found.warnings = warnings->get<std::vector<std::string>>();
-    found.elements = whole(from, "elements", std::numeric_limits<std::size_t>::max());
-    found.step_s = number(from, "step_s");
-    found.max_chunk_elems = whole(from, "max_chunk_elems", std::numeric_limits<std::size_t>::max());
-    found.prefetch_bytes = static_cast<std::uint32_t>(whole(from, "prefetch_bytes", 0xffffffffu));
-    for (auto const& at : from.at("curve"))
-        found.curve.push_back({static_cast<unsigned>(whole(at, "cores", index_set::max_index)), number(at, "median_s"),
-                               number(at, "p10_s"), number(at, "p90_s"),
-                               whole(at, "measurements", std::numeric_limits<std::size_t>::max())});
-    for (auto const& t : from.at("tried"))
-        found.tried.push_back({t.at("name").get<std::string>(),
-                               whole(t, "value", std::numeric_limits<std::uint64_t>::max()), number(t, "time_ratio"),
-                               number(t, "low"), number(t, "high")});
-    return found;
+    result.cores = static_cast<unsigned>(whole(json, "cores", index_set::max_index));
+    result.of = static_cast<unsigned>(whole(json, "of", index_set::max_index));
+    demand(result.cores >= 1 && result.cores <= result.of, "cores");
+    result.cpuadam_cores_perc = number(json, "cpuadam_cores_perc");
+    result.finished = json.at("finished").get<bool>();
+    if (auto const warnings = json.find("warnings"); warnings != json.end()) // older files have none
+        result.warnings = warnings->get<std::vector<std::string>>();
+    result.elements = whole(json, "elements", std::numeric_limits<std::size_t>::max());
+    result.step_s = number(json, "step_s");
+    result.max_chunk_elems = whole(json, "max_chunk_elems", std::numeric_limits<std::size_t>::max());
+    result.prefetch_bytes = static_cast<std::uint32_t>(whole(json, "prefetch_bytes", 0xffffffffu));
+    for (auto const& point : json.at("curve"))
+        result.curve.push_back({static_cast<unsigned>(whole(point, "cores", index_set::max_index)),
+                                number(point, "median_s"), number(point, "p10_s"), number(point, "p90_s"),
+                                whole(point, "measurements", std::numeric_limits<std::size_t>::max())});
+    for (auto const& t : json.at("tried"))
+        result.tried.push_back({t.at("name").get<std::string>(),
+                                whole(t, "value", std::numeric_limits<std::uint64_t>::max()), number(t, "time_ratio"),
+                                number(t, "low"), number(t, "high")});
+    return result;
 }
 
 } // namespace detail
 
-// The members of tuned_cores under their names, and "host_cores" besides.
-[[nodiscard]] inline nlohmann::ordered_json to_json(tuned_cores const& found)
+/// Converts a tuning result to JSON: the members of tuned_cores by their names, and "host_cores".
+[[nodiscard]] inline nlohmann::ordered_json to_json(tuned_cores const& result)
 {
     nlohmann::ordered_json json = {{"format", detail::tuned_format}};
-    for (auto const& [name, text] : found.key.entries)
+    for (auto const& [name, text] : result.key.entries)
         json["key"][name] = text;
-    json["cores"] = found.cores;
-    json["of"] = found.of;
-    json["cpuadam_cores_perc"] = found.cpuadam_cores_perc;
-    json["host_cores"] = found.host_cores();
-    json["finished"] = found.finished;
-    json["warnings"] = found.warnings;
-    json["elements"] = found.elements;
-    json["step_s"] = found.step_s;
-    json["max_chunk_elems"] = found.max_chunk_elems;
-    json["prefetch_bytes"] = found.prefetch_bytes;
+    json["cores"] = result.cores;
+    json["of"] = result.of;
+    json["cpuadam_cores_perc"] = result.cpuadam_cores_perc;
+    json["host_cores"] = result.host_cores();
+    json["finished"] = result.finished;
+    json["warnings"] = result.warnings;
+    json["elements"] = result.elements;
+    json["step_s"] = result.step_s;
+    json["max_chunk_elems"] = result.max_chunk_elems;
+    json["prefetch_bytes"] = result.prefetch_bytes;
     json["curve"] = nlohmann::ordered_json::array();
-    for (core_time const& at : found.curve)
-        json["curve"].push_back({{"cores", at.cores},
-                                 {"median_s", at.median_s},
-                                 {"p10_s", at.p10_s},
-                                 {"p90_s", at.p90_s},
-                                 {"measurements", at.measurements}});
+    for (core_time const& point : result.curve)
+        json["curve"].push_back({{"cores", point.cores},
+                                 {"median_s", point.median_s},
+                                 {"p10_s", point.p10_s},
+                                 {"p90_s", point.p90_s},
+                                 {"measurements", point.measurements}});
     json["tried"] = nlohmann::ordered_json::array();
-    for (tried_setting const& t : found.tried)
+    for (tried_setting const& t : result.tried)
         json["tried"].push_back(
             {{"name", t.name}, {"value", t.value}, {"time_ratio", t.time_ratio}, {"low", t.low}, {"high", t.high}});
     return json;
 }
 
-// Replaces the file as a whole or leaves the old one. Throws unavailable with the path and the system's reason. Returns
-// what the file system could not do although the file is complete.
-inline save_report save_tuned(std::filesystem::path const& path, tuned_cores const& found)
+/// Writes a tuning result to a file, and replaces an existing file atomically.
+/// @return what the file system could not do although the file is complete.
+/// @throws unavailable with the path and the system's reason if the file cannot be written.
+inline save_report save_tuned(std::filesystem::path const& path, tuned_cores const& result)
 {
     detail::default_mode_scope const mode;
     detail::durable_file file(path);
-    file.write(to_json(found).dump(2) + "\n");
+    file.write(to_json(result).dump(2) + "\n");
     return file.commit();
 }
 
-// Reads a result for any machine. Throws unavailable for a file that cannot be read, and corrupted for one that does
-// not hold a tuning result.
+/// Reads a tuning result of any machine.
+/// @throws unavailable if the file cannot be read.
+/// @throws corrupted if the file does not contain a tuning result.
 [[nodiscard]] inline tuned_cores read_tuned(std::filesystem::path const& path)
 {
     detail::default_mode_scope const mode;
-    std::error_code none;
-    bool const folder = std::filesystem::is_directory(path, none);
+    std::error_code ignored;
+    bool const folder = std::filesystem::is_directory(path, ignored);
     errno = 0;
     std::ifstream file(path);
     int const reason = folder ? EISDIR : errno;
@@ -131,39 +133,37 @@ inline save_report save_tuned(std::filesystem::path const& path, tuned_cores con
     if (!folder)
         text.assign(std::istreambuf_iterator<char>(file), {});
     if (!file || folder)
-        detail::throw_unavailable({path.string(), ": this tuning result cannot be read",
+        detail::throw_unavailable({"cannot read the tuning result ", path.string(),
                                    reason != 0 ? std::string(": ") + std::strerror(reason) : std::string(),
-                                   "; `adamant tune --save ", path.string(), "` makes one"});
-    auto const refused = [&](std::string const& why) {
-        return corrupted("adamant: " + path.string() + " does not hold a tuning result of this version (" + why +
-                         "); tune again");
+                                   ". Create one with `adamant tune --save ", path.string(), "`."});
+    auto const refusal = [&](std::string const& reason_text) {
+        return corrupted("adamant: cannot read " + path.string() + ": it is not a tuning result of this version (" +
+                         reason_text + "). Tune again.");
     };
     try {
         return detail::tuned_from_json(nlohmann::ordered_json::parse(text));
     } catch (nlohmann::json::exception const& e) {
-        throw refused(e.what());
+        throw refusal(e.what());
     } catch (corrupted const& e) {
-        throw refused(e.what());
+        throw refusal(e.what());
     }
 }
 
-// Reads a result for this machine and work; `here` is made by tuning_key_of(). Throws what read_tuned() and check_key()
-// throw, and unavailable for a result that is not finished.
+/// Reads a tuning result for this machine and work, given by the key from tuning_key_of().
+/// @throws unavailable if the result is not finished, and what read_tuned() and check_key() throw.
 [[nodiscard]] inline tuned_cores load_tuned(std::filesystem::path const& path, tuning_key const& here)
 {
-    tuned_cores found = read_tuned(path);
-    if (!found.finished)
-        detail::throw_unavailable({path.string(),
-                                   ": this tuning reached its deadline before it was known whether "
-                                   "more than ",
-                                   found.cores, " of ", found.of,
-                                   " cores are worth using; tune again with a later deadline"});
+    tuned_cores result = read_tuned(path);
+    if (!result.finished)
+        detail::throw_unavailable({"cannot use the tuning result ", path.string(),
+                                   ": tuning reached its deadline before it was known whether more than ", result.cores,
+                                   " of ", result.of, " cores are worth using. Tune again with a later deadline."});
     try {
-        check_key(found, here);
+        check_key(result, here);
     } catch (unavailable const& e) {
         detail::throw_unavailable({path.string(), ": ", std::string(e.what()).substr(9)});
     }
-    return found;
+    return result;
 }
 
 ADAMANT_END_NAMESPACE

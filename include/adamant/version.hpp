@@ -2,6 +2,9 @@
 // The version of the library. CMake and the Python package read it from here.
 #pragma once
 
+/// Major version. A change to any bit of a result increments it.
 #define ADAMANT_VERSION_MAJOR 0
-#define ADAMANT_VERSION_MINOR 1
+/// Minor version.
+#define ADAMANT_VERSION_MINOR 2
+/// Patch version.
 #define ADAMANT_VERSION_PATCH 0

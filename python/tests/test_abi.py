@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adamant import _library
+from adamant import _arrays, _library
 
 header = Path(__file__).parents[2] / "include" / "adamant" / "adamant.h"
 text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.S)
@@ -47,3 +47,9 @@ def test_constants_are_those_of_the_header():
     for code, error in _library._errors.items():
         words = re.sub(r"(?<!^)(?=[A-Z])", "_", error.__name__).upper()
         assert re.search(rf"ADAMANT_{words} = {code}\b", text), error
+
+
+def test_element_types_are_those_of_the_header():
+    in_c = {name.lower(): int(value) for name, value in re.findall(r"ADAMANT_(\w+) = (\d+)", text.split("adamant_dtype;")[1].split("};")[0])}
+    known = {"none": 0, **_arrays.DTYPES, "split_float32": _arrays.SPLIT_FLOAT32, "quantized8": _arrays.QUANTIZED8}
+    assert known == in_c

@@ -300,7 +300,7 @@ def test_errors_name_the_cause_and_change_nothing(executor):
         optimizer.add_shard(group, "w", read_only, a["grad"], a["exp_avg"], a["exp_avg_sq"])
     with pytest.raises(adamant.InvalidArgument, match="on_nonfinite is 'no'"):
         adamant.Optimizer(executor, on_nonfinite="no")
-    with pytest.raises(adamant.InvalidArgument, match="no instruction set"):
+    with pytest.raises(adamant.InvalidArgument, match="cannot parse instruction set"):
         adamant.Executor(isa="sse9")
     with pytest.raises(adamant.InvalidArgument, match="empty"):
         adamant.Executor(cores=[])

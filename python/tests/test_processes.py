@@ -618,7 +618,7 @@ rollback = limited(by=100 << 20)
 try:
     adamant.Executor(threads=200, bind="none")
 except adamant.Error as error:
-    print("error", "the system makes only" in str(error))
+    print("error", "the system allows only" in str(error))
 rollback()
 until(lambda: threads() <= before)
 print(adamant.Executor(threads=200, bind="none").threads)

@@ -821,7 +821,7 @@ def test_torchs_classes_replaced_by_ours(mode, monkeypatch):
     monkeypatch.setattr(torch.optim, "AdamW", AdamW)
     monkeypatch.setattr(torch.optim, "Adam", Adam)
     runs = [trained(mode)]
-    monkeypatch.rollback()
+    monkeypatch.undo()
     runs.append(trained(mode))
     assert_same_bits(*runs)
     monkeypatch.setattr(torch.optim, "AdamW", AdamW)

@@ -66,7 +66,7 @@ TEST_CASE("C: the sum over processes, and what becomes of a step when it fails")
         std::int32_t over = 0;
         fails(adamant_wait(o.get(), ADAMANT_FOR_EVER, &over, &r), ADAMANT_REDUCE_FAILED, words);
         REQUIRE(over == 1);
-        refused(adamant_poll(o.get(), nullptr, nullptr), "no step is under way");
+        refused(adamant_poll(o.get(), nullptr, nullptr), "no step is in progress");
         REQUIRE(m.digest() == before);
         // whole: over
         fails(adamant_step(o.get(), nullptr, &r), ADAMANT_REDUCE_FAILED, words);
@@ -83,7 +83,7 @@ TEST_CASE("C: the sum over processes, and what becomes of a step when it fails")
     fails(adamant_finish(o.get(), &r), ADAMANT_REDUCE_FAILED, "returned 7");
     reduce.status = 0;
     reduce.factor = -1;
-    refused(adamant_finish(o.get(), &r), "reduce left words that no sum of squares has");
+    refused(adamant_finish(o.get(), &r), "reduce returned invalid words");
     reduce.factor = 0;
     refused(adamant_finish(o.get(), &r), "reduce was given the words of the sum of squares");
     reduce.factor = 4;

@@ -67,14 +67,14 @@ TEST_CASE("C: groups and shards are found by name, and removed")
     ok(adamant_shard_name(o.get(), 5, &name));
     CHECK(name == std::string("cut"));
     refused(adamant_group_name(o.get(), 3, &name), "no parameter group 3");
-    refused(adamant_shard_name(o.get(), 6, &name), "no shard 6; there are 6");
+    refused(adamant_shard_name(o.get(), 6, &name), "no shard 6; the optimizer has 6");
 
     refused(adamant_remove_group(o.get(), 3), "no parameter group 3");
     refused(adamant_remove_group(o.get(), 2), "last");
     refused(adamant_remove_shard(o.get(), 6), "no shard 6");
     ok(adamant_begin_step(o.get(), nullptr));
-    refused(adamant_remove_group(o.get(), 1), "adamant_remove_group() is called while a step is under way");
-    refused(adamant_remove_shard(o.get(), 1), "adamant_remove_shard() is called while a step is under way");
+    refused(adamant_remove_group(o.get(), 1), "cannot call adamant_remove_group(): a step is in progress");
+    refused(adamant_remove_shard(o.get(), 1), "cannot call adamant_remove_shard(): a step is in progress");
     ok(adamant_abandon(o.get()));
     ok(adamant_remove_group(o.get(), 1));
     CHECK((group("last") && number == 1 && !group("empty")));
@@ -219,7 +219,8 @@ TEST_CASE("C: gradients for a whole step, with shards left out, have the bits of
     std::uint64_t const before = m.digest();
     std::vector<void const*> grads(m.tensors.size(), m.tensors[0].param.data());
     ok(adamant_prepare(o.get(), 1));
-    refused(adamant_step_gradients(o.get(), grads.data(), 1, nullptr, nullptr), "1 gradients, but there are 4 shards");
+    refused(adamant_step_gradients(o.get(), grads.data(), 1, nullptr, nullptr),
+            "1 gradients: the optimizer has 4 shards");
     refused(adamant_step_gradients(o.get(), nullptr, 4, nullptr, nullptr), "grads is a null");
     refused(adamant_step_gradients(nullptr, grads.data(), 4, nullptr, nullptr), "optimizer is a null");
     refused(adamant_step_gradients(o.get(), grads.data(), 4, nullptr, nullptr), "overlap");
@@ -347,8 +348,8 @@ TEST_CASE("C: step count and loss scaler are set, for an engine that keeps state
     ok(adamant_loss_scale(o.get(), &scale));
     CHECK(scale == 4);
     ok(adamant_begin_step(o.get(), nullptr));
-    refused(adamant_set_steps(o.get(), 1), "adamant_set_steps() is called while a step is under way");
-    refused(adamant_set_loss_scaler(o.get(), &s), "adamant_set_loss_scaler() is called while a step is under way");
+    refused(adamant_set_steps(o.get(), 1), "cannot call adamant_set_steps(): a step is in progress");
+    refused(adamant_set_loss_scaler(o.get(), &s), "cannot call adamant_set_loss_scaler(): a step is in progress");
     ok(adamant_abandon(o.get()));
 
     model k;

@@ -140,8 +140,8 @@ TEST_CASE("C: gradients and weights in a device's own memory")
     refused(adamant_set_device_arrays(o.get(), 4, grads[0], weights[0]), "no shard 4");
     place(o, on, 0.4);
     refused(adamant_set_device_arrays(o.get(), 0, 0, 0),
-            "adamant_set_device_arrays() is called after adamant_place(); take everything back with adamant_place() "
-            "without a device first");
+            "cannot call adamant_set_device_arrays() after adamant_place(). Call adamant_place() "
+            "without a device first.");
     for (std::uint64_t step = 1; step <= 3; ++step) {
         m.new_gradients(step);
         for (std::size_t i = 0; i < m.tensors.size(); ++i) {
@@ -256,7 +256,7 @@ TEST_CASE("C: devices and placements that cannot be")
     char const* name = nullptr;
     ok(adamant_device_describe(on.get(), &name, nullptr, nullptr));
     CHECK(name == std::string("a small one"));
-    fails(adamant_place(o.get(), on.get(), split_of(o, 0).get()), ADAMANT_UNAVAILABLE, "a small one is asked for");
+    fails(adamant_place(o.get(), on.get(), split_of(o, 0).get()), ADAMANT_UNAVAILABLE, "bytes on a small one: only");
     std::uint64_t address = 7;
     fails(adamant_device_allocate(on.get(), 100'001, &address), ADAMANT_UNAVAILABLE, "100001 bytes");
     adamant_placement* other = nullptr;
@@ -270,14 +270,14 @@ TEST_CASE("C: devices and placements that cannot be")
     refused(adamant_place(o.get(), nullptr, other), "device is a null");
     refused(adamant_place(o.get(), on.get(), nullptr), "placement is a null");
     std::size_t sizes[4] = {};
-    refused(adamant_shard_sizes(o.get(), sizes, 3), "count is 3, but there are 4 shards");
+    refused(adamant_shard_sizes(o.get(), sizes, 3), "count is 3, but the optimizer has 4 shards");
     for (std::int32_t const wrong : {-1, 4}) {
         refused(adamant_emulated_device_fail(on.get(), wrong, 0), "operation is " + std::to_string(wrong));
         refused(adamant_emulated_device_hang(on.get(), wrong, 0), "operation is " + std::to_string(wrong));
     }
     ok(adamant_begin_step(o.get(), nullptr));
-    refused(adamant_place(o.get(), nullptr, nullptr), "adamant_place() is called while a step is under way");
-    refused(adamant_update_host_arrays(o.get()), "adamant_update_host_arrays() is called while a step is under way");
+    refused(adamant_place(o.get(), nullptr, nullptr), "cannot call adamant_place(): a step is in progress");
+    refused(adamant_update_host_arrays(o.get()), "cannot call adamant_update_host_arrays(): a step is in progress");
     ok(adamant_abandon(o.get()));
     ok(adamant_place(o.get(), nullptr, nullptr)); // nothing to roll back
     ok(adamant_update_host_arrays(o.get()));
@@ -295,8 +295,8 @@ TEST_CASE("C: devices and placements that cannot be")
     optimizer const keeps = make_optimizer(k, p);
     device const third = make_device();
     refused(adamant_place(keeps.get(), third.get(), split_of(keeps, 0.5).get()),
-            "kept for adamant_rollback(), but a device is to have shards without records of it; set device_records in "
-            "the options");
+            "cannot place shards on a device: keep_last_step requires records on the device. Set device_records in "
+            "the options.");
 
     // A GPU, if there is one, or why not.
     adamant_device* gpu = nullptr;
@@ -307,7 +307,7 @@ TEST_CASE("C: devices and placements that cannot be")
         CHECK(std::string(name).find("cuda:0") != std::string::npos);
         refused(adamant_emulated_device_resume(gpu), "only an emulated device can");
     } else {
-        fails(status, ADAMANT_UNAVAILABLE, "asked for, but ");
+        fails(status, ADAMANT_UNAVAILABLE, "CUDA device");
         CHECK(gpu == nullptr);
     }
     int event = 0;

@@ -128,7 +128,7 @@ TEST_CASE("C: executors on one team share its threads, and have the bits of othe
     ok(adamant_executor_create(&o, &none));
     adamant_executor_free(none);
     o.threads = 2;
-    refused(adamant_executor_create(&o, &none), "2 threads, but the team has 3");
+    refused(adamant_executor_create(&o, &none), "2 threads: the team has 3");
     o.threads = 0;
     o.pus = "0";
     refused(adamant_executor_create(&o, &none), "the team has no PUs");

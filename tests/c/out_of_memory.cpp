@@ -212,7 +212,7 @@ static adamant_status whole_step(adamant_optimizer* o)
             std::string const text = last_error();
             while (++i < 4)
                 ok(adamant_skip(o, i));
-            fails(adamant_finish(o, nullptr), ADAMANT_DEVICE_FAILED, "adamant_submit() to this step has failed");
+            fails(adamant_finish(o, nullptr), ADAMANT_DEVICE_FAILED, "adamant_submit() failed earlier");
             refused(adamant_finish(o, nullptr), "no step is open");
             REQUIRE(text.find("memory") != std::string::npos);
             return ADAMANT_DEVICE_FAILED;

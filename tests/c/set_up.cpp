@@ -137,7 +137,7 @@ TEST_CASE("C: options, groups and shards that cannot be")
     refused(add(s), "dims is 0, but shape is given");
     s.dims = 2;
     s.begin = 1;
-    refused(add(s), "9001 of 9000");
+    refused(add(s), "9001, but the parameter has 9000");
     std::size_t const huge[] = {SIZE_MAX, 3};
     s.shape = huge;
     refused(add(s), "more elements than fit in memory");

@@ -124,9 +124,9 @@ TEST_CASE("C: checkpoints in memory are those of files")
     ok(adamant_load_memory(into.get(), states, sizes, 1));
     REQUIRE((n.digest() == m.digest() && steps_of(into) == 1));
     ok(adamant_begin_step(o.get(), nullptr));
-    refused(adamant_save_bytes(o.get(), &bytes), "while a step is under way");
-    refused(adamant_save_memory(o.get(), memory.data(), bytes, nullptr), "while a step is under way");
-    refused(adamant_load_memory(o.get(), states, sizes, 1), "while a step is under way");
+    refused(adamant_save_bytes(o.get(), &bytes), "a step is in progress");
+    refused(adamant_save_memory(o.get(), memory.data(), bytes, nullptr), "a step is in progress");
+    refused(adamant_load_memory(o.get(), states, sizes, 1), "a step is in progress");
     ok(adamant_abandon(o.get()));
 }
 
@@ -154,7 +154,7 @@ TEST_CASE("C: a list of the state's tensors, as views")
 
     adamant_state* made = nullptr;
     ok(adamant_begin_step(o.get(), nullptr));
-    refused(adamant_state_create(o.get(), &made), "while a step is under way");
+    refused(adamant_state_create(o.get(), &made), "a step is in progress");
     ok(adamant_abandon(o.get()));
     REQUIRE(made == nullptr);
     ok(adamant_state_create(o.get(), &made));

@@ -21,7 +21,7 @@ TEST_CASE("C: steps that cannot be, and an error for each thread")
     refused(adamant_step(o.get(), &v, nullptr), "lr is a null");
     v.lr = lr;
     v.lr_count = 2;
-    refused(adamant_step(o.get(), &v, nullptr), "2 groups, but there are 1");
+    refused(adamant_step(o.get(), &v, nullptr), "2 learning rates: the optimizer has 1");
     v = step_values();
     v.has_loss_scale = 1;
     refused(adamant_step(o.get(), &v, nullptr), "loss_scale is 0");
@@ -41,18 +41,18 @@ TEST_CASE("C: steps that cannot be, and an error for each thread")
     refused(adamant_finish(o.get(), nullptr), "no step is open");
     refused(adamant_abandon(o.get()), "no step is open");
     refused(adamant_rollback(o.get()), "keep_last_step");
-    refused(adamant_poll(o.get(), nullptr, nullptr), "no step is under way");
-    refused(adamant_wait(o.get(), 0, nullptr, nullptr), "no step is under way");
+    refused(adamant_poll(o.get(), nullptr, nullptr), "no step is in progress");
+    refused(adamant_wait(o.get(), 0, nullptr, nullptr), "no step is in progress");
     refused(adamant_accumulate(o.get(), 4), "shard 4");
     ok(adamant_begin_step(o.get(), nullptr));
-    refused(adamant_begin_step(o.get(), nullptr), "under way");
-    refused(adamant_step(o.get(), nullptr, nullptr), "under way");
+    refused(adamant_begin_step(o.get(), nullptr), "in progress");
+    refused(adamant_step(o.get(), nullptr, nullptr), "in progress");
     refused(adamant_submit(o.get(), 4), "shard 4");
     ok(adamant_submit(o.get(), 1));
     refused(adamant_submit(o.get(), 1), "shard 1");
     refused(adamant_skip(o.get(), 1), "shard 1");
     refused(adamant_finish(o.get(), nullptr), "not been submitted: 0");
-    refused(adamant_save_safetensors(o.get(), "/nowhere"), "under way");
+    refused(adamant_save_safetensors(o.get(), "/nowhere"), "in progress");
     ok(adamant_abandon(o.get()));
     REQUIRE(m.digest() == before);
     REQUIRE(steps_of(o) == 0);
@@ -134,9 +134,9 @@ TEST_CASE("C: a step has the same bits in every way to take it")
             } else {
                 ok(adamant_step_async(o.get(), &v));
                 std::size_t n = 0;
-                refused(adamant_step(o.get(), nullptr, nullptr), "under way");
-                refused(adamant_step_async(o.get(), nullptr), "under way");
-                refused(adamant_prepare(o.get(), 0), "under way");
+                refused(adamant_step(o.get(), nullptr, nullptr), "in progress");
+                refused(adamant_step_async(o.get(), nullptr), "in progress");
+                refused(adamant_prepare(o.get(), 0), "in progress");
                 ok(adamant_shard_count(o.get(), &n));
                 double progress = -1;
                 std::int32_t over = 7;
@@ -151,7 +151,7 @@ TEST_CASE("C: a step has the same bits in every way to take it")
                         ok(adamant_wait(o.get(), time, &over, &r));
                     }
                 REQUIRE(over == 1);
-                refused(adamant_wait(o.get(), 0, &over, nullptr), "no step is under way");
+                refused(adamant_wait(o.get(), 0, &over, nullptr), "no step is in progress");
             }
             if (how != 3) {
                 REQUIRE(r.step == step);
@@ -245,7 +245,7 @@ TEST_CASE("C: a step without an optimizer has an optimizer's bits, and so has th
     for (std::size_t const begin : {SIZE_MAX, SIZE_MAX - s.elements + 1}) { // elements that no number has
         adamant_shard behind = s;
         behind.begin = begin;
-        refused(adamant_step_shard(cpu.get(), &behind, &h, 1, 1, 1, nullptr), "their numbers exceed 64 bits");
+        refused(adamant_step_shard(cpu.get(), &behind, &h, 1, 1, 1, nullptr), "their indexes exceed 64 bits");
     }
     std::vector<std::byte> codes(4 * 68 * 2);
     for (std::size_t const begin : {std::size_t{1}, std::size_t{63}, std::size_t{65}}) { // groups of 64
@@ -273,15 +273,16 @@ TEST_CASE("C: a step without an optimizer has an optimizer's bits, and so has th
     refused(adamant_add_squares(cpu.get(), grad.data(), ADAMANT_FLOAT32, n, nullptr), "words is a null pointer");
     refused(adamant_round_squares(nullptr, &in_one, nullptr), "words is a null pointer");
     words[3] = -1;
-    refused(adamant_add_squares(cpu.get(), grad.data(), ADAMANT_FLOAT32, n, words), "words are those of no sum");
-    refused(adamant_round_squares(words, &in_one, nullptr), "words are those of no sum");
+    refused(adamant_add_squares(cpu.get(), grad.data(), ADAMANT_FLOAT32, n, words),
+            "words are not a valid sum of squares");
+    refused(adamant_round_squares(words, &in_one, nullptr), "words are not a valid sum of squares");
     CHECK(words[3] == -1);
     refused(adamant_sum_of_squares(cpu.get(), grad.data(), ADAMANT_NONE, n, nullptr, nullptr), "of type none");
     refused(adamant_sum_of_squares(cpu.get(), grad.data(), 4, n, nullptr, nullptr), "dtype is 4");
     refused(adamant_sum_of_squares(cpu.get(), nullptr, ADAMANT_BFLOAT16, n, nullptr, nullptr), "grad is null");
     mine.accumulator = same_avg.data();
     mine.accumulator_dtype = ADAMANT_FLOAT32;
-    refused(adamant_step_shard(cpu.get(), &mine, &h, 1, 1, 1, nullptr), "is given an accumulator");
+    refused(adamant_step_shard(cpu.get(), &mine, &h, 1, 1, 1, nullptr), "with an accumulator");
     CHECK(param == same_param);
 }
 
@@ -330,7 +331,7 @@ TEST_CASE("C: moments of 8 bits")
     s.accumulator = nullptr;
     s.accumulator_dtype = ADAMANT_NONE;
     s.grad_dtype = ADAMANT_QUANTIZED8;
-    refused(adamant_add_shard(made, 0, "v", &s, nullptr), "no shard has these types");
+    refused(adamant_add_shard(made, 0, "v", &s, nullptr), "unsupported combination of types");
 }
 
 TEST_CASE("C: infinities, dynamic loss scale, shards left out, accumulation")
@@ -399,7 +400,7 @@ TEST_CASE("C: a budget for records is a bound, and rollback sees gradients of an
     ok(adamant_step(o.get(), nullptr, nullptr));
     std::uint64_t const stepped = m.digest();
     m.tensors[0].grad[8999] *= -1;
-    refused(adamant_rollback(o.get()), "they have changed since");
+    refused(adamant_rollback(o.get()), "have changed since");
     REQUIRE(m.digest() == stepped);
     m.tensors[0].grad[8999] *= -1;
     ok(adamant_rollback(o.get()));

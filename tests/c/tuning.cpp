@@ -88,7 +88,7 @@ TEST_CASE("C: tuning finds cores, and what it has found is saved and loaded")
     ok(adamant_tuned_apply(loaded, nullptr, nullptr));
     e.struct_bytes = 40; // of the first version, which has neither of the two
     cores.cpuadam_cores = 77;
-    refused(adamant_tuned_apply(loaded, &cores, &e), "40 bytes, so it has no max_chunk_elems and prefetch_bytes");
+    refused(adamant_tuned_apply(loaded, &cores, &e), "40 bytes, so it lacks max_chunk_elems and prefetch_bytes");
     CHECK(cores.cpuadam_cores == 77);
 
     // For other work or another machine, or damaged.
@@ -100,13 +100,13 @@ TEST_CASE("C: tuning finds cores, and what it has found is saved and loaded")
     cores = one_rank();
     cores.machine = "pack:2 [numa] core:8 pu:2";
     fails(adamant_tuned_load(path.c_str(), &cores, &s, nullptr, &none), ADAMANT_UNAVAILABLE, "packages was ");
-    fails(adamant_tuned_load(dir.file("none").c_str(), &c, &s, nullptr, &none), ADAMANT_UNAVAILABLE, "cannot be read");
+    fails(adamant_tuned_load(dir.file("none").c_str(), &c, &s, nullptr, &none), ADAMANT_UNAVAILABLE, "cannot read");
     std::ofstream(dir.file("cut")) << "{";
     fails(adamant_tuned_load(dir.file("cut").c_str(), &c, &s, nullptr, &none), ADAMANT_CORRUPTED, "tune again");
     fails(adamant_tuned_save(made, dir.file("no/such/folder").c_str()), ADAMANT_UNAVAILABLE, "no/such/folder");
     refused(adamant_tuned_load(path.c_str(), &c, &s, "sse9", &none), "sse9");
     other.param_dtype = ADAMANT_NONE;
-    refused(adamant_tuned_load(path.c_str(), &c, &other, nullptr, &none), "no shard has these types");
+    refused(adamant_tuned_load(path.c_str(), &c, &other, nullptr, &none), "unsupported combination of types");
 
     o.deadline_s = 0;
     refused(adamant_tune_cores(&c, &s, &o, &none), "deadline is 0");

@@ -51,7 +51,7 @@ TEST_CASE("C: every combination of types has the bits of its kernel, and no othe
         INFO(name(types[0]) << ' ' << name(types[1]) << ' ' << name(types[2]) << ' ' << name(types[3]) << ' '
                             << name(types[4]));
         if (format == nullptr) {
-            refused(adamant_add_shard(made, 0, "x", &s, nullptr), "no shard has these types: param");
+            refused(adamant_add_shard(made, 0, "x", &s, nullptr), "unsupported combination of types: param");
             continue;
         }
         ++taken;

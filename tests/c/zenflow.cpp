@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C interface: optimizers that put gradients off have the bits of those in C++.
+// The C interface: optimizers that defer gradients have the bits of those in C++.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -224,7 +224,7 @@ TEST_CASE("C: zenflow's state in files")
     refused(adamant_zenflow_load_safetensors(of.get(), &none, 1), "a path is a null");
     refused(adamant_zenflow_load_safetensors(of.get(), &path, 0), "no files");
     char const* const twice[] = {path, path};
-    refused(adamant_zenflow_load_safetensors(of.get(), twice, 2), "once each");
+    refused(adamant_zenflow_load_safetensors(of.get(), twice, 2), "exactly once");
     std::string const plain = dir.file("plain.safetensors");
     model m;
     optimizer const without = make_optimizer(m);
@@ -347,10 +347,10 @@ TEST_CASE("C: zenflow on a device that fails is of the step before, and goes on"
                 ok(adamant_emulated_device_hang(there.on.get(), operation, 0));
                 submit_all(of);
                 fails(adamant_zenflow_finish(of.get(), nullptr, nullptr), ADAMANT_DEVICE_FAILED,
-                      "it does not come back from that, so what it has is of no known step: adamant_zenflow_load() a "
-                      "state");
+                      "the device does not recover, so params and moments are inconsistent. Call "
+                      "adamant_zenflow_load() with a state.");
                 REQUIRE(last_error().find("within 0.2 s") != std::string::npos);
-                refused(adamant_zenflow_begin_step(of.get(), nullptr), "adamant_zenflow_load() a state");
+                refused(adamant_zenflow_begin_step(of.get(), nullptr), "adamant_zenflow_load() with a state");
                 ok(adamant_emulated_device_resume(there.on.get()));
                 adamant_zenflow_position const at = position_of(expected);
                 adamant_zenflow_param params[2];
@@ -378,19 +378,19 @@ TEST_CASE("C: zenflow's calls in an order that cannot be, in C's words")
     arrays a;
     zenflow const of = make(a, zenflow_options(), options());
     adamant_zenflow* const z = of.get();
-    std::string const opens = "but no step is open; adamant_zenflow_begin_step() first";
-    refused(adamant_zenflow_submit(z, 0), "adamant_zenflow_submit() is called, " + opens);
-    refused(adamant_zenflow_skip(z, 0), "adamant_zenflow_skip() is called, " + opens);
-    refused(adamant_zenflow_finish(z, nullptr, nullptr), "adamant_zenflow_finish() is called, " + opens);
-    refused(adamant_zenflow_abandon(z), "adamant_zenflow_abandon() is called, " + opens);
+    std::string const opens = "(): no step is open. Call adamant_zenflow_begin_step() first.";
+    refused(adamant_zenflow_submit(z, 0), "cannot call adamant_zenflow_submit" + opens);
+    refused(adamant_zenflow_skip(z, 0), "cannot call adamant_zenflow_skip" + opens);
+    refused(adamant_zenflow_finish(z, nullptr, nullptr), "cannot call adamant_zenflow_finish" + opens);
+    refused(adamant_zenflow_abandon(z), "cannot call adamant_zenflow_abandon" + opens);
     adamant_step_values wrong = step_values();
     wrong.has_max_norm = 1;
     wrong.max_norm = -1;
     refused(adamant_zenflow_begin_step(z, &wrong), "max_norm is -1");
 
     ok(adamant_zenflow_begin_step(z, nullptr));
-    std::string const under_way = "() is called while a step is under way; adamant_zenflow_finish() or "
-                                  "adamant_zenflow_abandon() it first";
+    std::string const under_way = "(): a step is in progress. Call adamant_zenflow_finish() or "
+                                  "adamant_zenflow_abandon() first.";
     refused(adamant_zenflow_begin_step(z, nullptr), "adamant_zenflow_begin_step" + under_way);
     refused(adamant_zenflow_flush(z), "adamant_zenflow_flush" + under_way);
     arrays other;
@@ -410,9 +410,9 @@ TEST_CASE("C: zenflow's calls in an order that cannot be, in C's words")
     too_small.struct_bytes = 8;
     refused(adamant_zenflow_finish(z, &too_small, nullptr), "struct_bytes of adamant_report is 8");
     refused(adamant_zenflow_finish(z, nullptr, nullptr),
-            "has not been submitted; adamant_zenflow_submit() it, or adamant_zenflow_skip() it");
+            "has not been submitted. Call adamant_zenflow_submit() or adamant_zenflow_skip().");
     ok(adamant_zenflow_skip(z, 1));
-    refused(adamant_zenflow_submit(z, 1), "has been left out in this step already");
+    refused(adamant_zenflow_submit(z, 1), "has been skipped in this step already");
     ok(adamant_zenflow_finish(z, nullptr, nullptr));
     REQUIRE(position_of(of).steps == 1);
 
@@ -420,15 +420,15 @@ TEST_CASE("C: zenflow's calls in an order that cannot be, in C's words")
     ok(adamant_emulated_device_create(nullptr, &made));
     device const on(made);
     refused(adamant_zenflow_place(z, made),
-            "has no arrays on the device; tell them by adamant_zenflow_set_device_arrays() before "
-            "adamant_zenflow_place()");
+            "has no arrays on the device. Call adamant_zenflow_set_device_arrays() before "
+            "adamant_zenflow_place().");
     refused(adamant_zenflow_set_device_arrays(z, 0, 8, 256), "each at a multiple of 16 bytes");
     refused(adamant_zenflow_set_device_arrays(z, 0, 256, 0), "needs an array of gradients and one of weights");
     refused(adamant_zenflow_set_device_arrays(z, 2, 256, 256), "no shard 2");
     place_on_device const there(z);
     refused(adamant_zenflow_set_device_arrays(z, 0, 256, 256),
-            "adamant_zenflow_set_device_arrays() is called after adamant_zenflow_place(); take everything back with "
-            "adamant_zenflow_place() without a device first");
+            "cannot call adamant_zenflow_set_device_arrays() after adamant_zenflow_place(). Call "
+            "adamant_zenflow_place() without a device first.");
     refused(adamant_zenflow_set_gradient(z, 0, other.grad.data()), "see adamant_zenflow_set_device_arrays()");
     ok(adamant_zenflow_set_gradient(z, 0, a.grad.data()));
     zenflow const second = make(other, zenflow_options(), options());
@@ -685,7 +685,7 @@ TEST_CASE("C: zenflow's errors")
     refused(adamant_zenflow_loss_scale(of.get(), nullptr), "scale is a null");
     refused(adamant_zenflow_step_gradients(of.get(), nullptr, 2, nullptr, nullptr, nullptr), "grads is a null");
     void const* const one[] = {a.grad.data()};
-    refused(adamant_zenflow_step_gradients(of.get(), one, 1, nullptr, nullptr, nullptr), "1 gradients");
+    refused(adamant_zenflow_step_gradients(of.get(), one, 1, nullptr, nullptr, nullptr), "but got 1");
     refused(adamant_zenflow_get_position(of.get(), nullptr), "null");
     refused(adamant_zenflow_get_param(of.get(), 0, nullptr), "null");
     refused(adamant_zenflow_get_param(of.get(), 2, &p), "no param 2");

@@ -125,7 +125,7 @@ package 0, NUMA node 0: 128 GiB of DRAM, 4 L3 of 16 MiB
   PU 0-31   .. .. 0h 0h 0h 0h 0h 0A   0A 0A 0A 0A 0A 0A 0A 0A
   PU 32-63  0A 0A 0A 0A 0A 0A .. ..   .. .. .. .. .. .. .. ..
 
-0A optimizer (Adam) of rank 0   0h host framework of rank 0   .. usable, given to nobody
+0A optimizer (Adam) of rank 0   0h host framework of rank 0   .. usable, given to no rank
 gap: another L3   a cell is a core with all its PUs   0-6:2 is 0,2,4,6
 
 rank 0  optimizer on PUs 14-42:2   host on PUs 4-12:2   memory of NUMA node 0

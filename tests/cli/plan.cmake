@@ -109,7 +109,7 @@ json(0 ${small} --ratio 0.9 --exp-avg quantized8 --exp-avg-sq quantized8 "${figu
 string(CONCAT figures "gpu,items,device_state|206250000|host,items,state|1856250000|host,items,journal|2756250000|"
     "host,items,device_arrays|406250000|types,param|split_float32|types,weight_out|bfloat16")
 json(0 ${small} --ratio 0.9 --state split_float32+quantized8 "${figures}")
-shows(0 "masters' lower halves and moments, 4.125 B for each of\n +450,000,000\n" ${small} --ratio 0.9
+shows(0 "residuals of masters and moments, 4.125 B for each of\n +450,000,000\n" ${small} --ratio 0.9
       --state split_float32+quantized8)
 shows(0 "\n  CPU step  .* elements/s +14.25 B an element at .*\n  records +.33% of a CPU step " phi-4 --gpus GH200
       --state split_float32+quantized8)
@@ -141,7 +141,7 @@ a step with ratio 1
 ]] ${small} ${rates} --ratio 1)
 
 # ZenFlow. Of each GPU's 5e8 elements, all in matrices, a tenth is selected; the host moves 2.5e9 * 20 B/s, so a byte of
-# each takes it 10 ms: adding up 80 ms in a window's first step and 120 ms in the others. A byte of each that is put off
+# each takes it 10 ms: adding up 80 ms in a window's first step and 120 ms in the others. A byte of each that is deferred
 # takes it 9 ms, and their step 180 ms. Gradients of all come down in 400 ms, and weights of all go up in as much. They
 # publish by 3.6 GB that the GPU moves: 180 ns, a quarter of it in each step.
 set(zenflow ${small} --ratio 1 --exp-avg bf16 --exp-avg-sq bf16 --grad fp32 --weight-out none --journal 0
@@ -182,7 +182,7 @@ json(0 ${zenflow} --zenflow 0.1 --select-interval 16
 shows(0 "Selections[ \n]+are[ \n]+not[ \n]+counted[ \n]+\\(--select-interval\\)" ${zenflow} ${rates} --backward 2 --forward 1
       --zenflow 0.1)
 # At 40 GB/s the GPU reads 2 GB for the norm, and moves 2.2 GB for its step: of 44 bytes 20 are the step's, 8 records', 8
-# gradients' that are gathered, and 8 weights' that go to their rows. In the last step weights publish in 90 ms.
+# gradients' that are gathered, and 8 weights' that go to their rows. In the last step weights are published in 90 ms.
 shows(0 "\n  ZenFlow +3.13 s +22.5 ms .*\n  GPU step .* 420 ms\n" ${zenflow} --link 5 --gpu-rate 2e9 --backward 2 --forward 1
       --zenflow 0.1)
 # The link is slower than backward, and begins when the sums are through: 480 ms after the first sums, 520 after others.
@@ -202,7 +202,7 @@ a window of 4 steps
   forward   \|          #####           #####          #####             #####\| 200 ms
             0             155 ms          310 ms          465 ms          620 ms
 ]] ${zenflow} ${rates} --backward 0.1 --forward 0.05 --zenflow 0.1)
-# Backward waits for the host, which adds up for longer than the GPU works; and the last step for weights, up in 8 s.
+# Backward waits for the host, which sums for longer than the GPU works; and the last step for weights, up in 8 s.
 shows(0 "\n  ZenFlow +155 ms +105 ms .*\n  backward .* 360 ms\n.*\n  CPU sums .* 440 ms\n" ${zenflow} ${rates}
       --backward 0.03 --forward 0.02 --zenflow 0.1)
 shows(0 "\n  ZenFlow +2.10 s +700 ms .*\n  up .* 8.00 s\n" ${zenflow} --gpu-rate 1e15 --link-down 100000 --link-up 0.25
@@ -310,7 +310,7 @@ shows(1 "helps     a --ratio from 0.919 to 1, which leaves 3% of each memory fre
       --device-records)
 shows(1 "no ratio fits: the host's memory is too small for all of them\nhelps     4 GPUs of this kind\n"
       gpt-oss-20b --gpus 1xH100-PCIe --host-memory 128GB)
-shows(1 "helps     masters in two halves and moments in 8 bits \\(--state split_float32\\+quantized8\\);\n +or 2 GPUs"
+shows(1 "helps     split master weights and moments in 8 bits \\(--state split_float32\\+quantized8\\);\n +or 2 GPUs"
       qwen3-30b-a3b --gpus GH200)
 shows(1 "helps     moments in 16 bits \\(--exp-avg bfloat16 --exp-avg-sq bfloat16\\) with --journal 0;\n +or 2 GPUs"
       seed-oss-36b --gpus GH200)
@@ -364,7 +364,7 @@ shows(0 "activations +0.0 GB  not known: give --hidden" --gpus GH200 --shapes ${
 # Of 64 and 256 columns 6.4 and 25.6 are 6 and 26, and the norm is a vector; a small share is one column.
 string(CONCAT figures "zenflow,selected_elems|9392|zenflow,deferred_elems|87440|"
     "zenflow,ways,zenflow,gpu,items,device_records|112704|zenflow,ways,zenflow,gpu,items,selected_columns|37440|")
-# The norm comes down, but is not added up and goes up by itself: matrices have 96768 elements.
+# The norm comes down, but is not accumulated and goes up by itself: matrices have 96768 elements.
 string(APPEND figures
     "zenflow,ways,zenflow,down_bytes|193664|zenflow,ways,zenflow,up_bytes|48384|"
     "zenflow,ways,zenflow,gpu,items,device_gradients|193664|zenflow,ways,zenflow,gpu,items,publishing_weights|193536|"

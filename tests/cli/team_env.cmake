@@ -44,13 +44,13 @@ if(taskset AND allowed MATCHES "([0-9]+)\n$")
 endif()
 
 execute_process(COMMAND ${CMAKE_COMMAND} -E env OMP_THREAD_LIMIT=1 ${verify} RESULT_VARIABLE result ERROR_VARIABLE err OUTPUT_QUIET)
-if(NOT result EQUAL 2 OR NOT err MATCHES "2 threads were requested, but OpenMP grants 1; check OMP_THREAD_LIMIT")
+if(NOT result EQUAL 2 OR NOT err MATCHES "cannot start 2 threads: OpenMP grants 1. Check OMP_THREAD_LIMIT")
     message(SEND_ERROR "OMP_THREAD_LIMIT=1: exit status ${result}\n${err}")
 endif()
 
 # Stacks that a step would overflow, and those that are enough.
 execute_process(COMMAND ${CMAKE_COMMAND} -E env OMP_STACKSIZE=24k ${verify} RESULT_VARIABLE result ERROR_VARIABLE err OUTPUT_QUIET)
-if(NOT result EQUAL 2 OR NOT err MATCHES "a thread of a team needs a stack of 131072 bytes, but has one of 2[0-9]+; raise OMP_STACKSIZE")
+if(NOT result EQUAL 2 OR NOT err MATCHES "a thread needs a stack of 131072 bytes, but has 2[0-9]+. Raise OMP_STACKSIZE")
     message(SEND_ERROR "OMP_STACKSIZE=24k: exit status ${result}\n${err}")
 endif()
 where(expected ${verify})

@@ -73,7 +73,7 @@ TEST_CASE("no error of the library sends a user of the tool to the C++ interface
         CHECK(shown.find("::") == std::string::npos);
     }
 #if !defined(ADAMANT_NO_HWLOC)
-    CHECK(cli::for_people(not_bound).ends_with("; `adamant cores` shows the PUs that may be used"));
+    CHECK(cli::for_people(not_bound).ends_with(" `adamant cores` shows the PUs that may be used."));
 #endif
     CHECK(cli::for_people("adamant: --perc is '2'") == "adamant: --perc is '2'");
 }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # bad_resume: a training run that is killed again and again, and goes on from its checkpoint each time, ends with the
-# weights of the one that was left alone, with gradients put off, too. A run that would be another one is refused, and so is a checkpoint that could
+# weights of the one that was left alone, with gradients deferred, too. A run that would be another one is refused, and so is a checkpoint that could
 # not be written.
 set(text ${CMAKE_CURRENT_LIST_DIR}/../../LICENSE)
 file(MAKE_DIRECTORY ${SCRATCH})
@@ -48,7 +48,7 @@ function(killed_and_resumed file most_kills)
 endfunction()
 set(file ${SCRATCH}/train_resume.safetensors)
 killed_and_resumed(${file} 12 --steps 300 --batch 64)
-# Gradients that are put off: in the middle of windows, too.
+# Gradients that are deferred: in the middle of windows, too.
 set(deferred_file ${SCRATCH}/train_resume_zenflow.safetensors)
 set(deferred --zenflow 0.2 --update-interval 7 --select-interval 21)
 killed_and_resumed(${deferred_file} 6 --steps 200 --batch 64 ${deferred})

@@ -89,6 +89,6 @@ refuses(2 "there are parts of '[^\n]*' by 2 and by 4 ranks; remove those that yo
 file(REMOVE ${file}.0-of-2)
 train(4 0 ${run} --until 14 --checkpoint ${file}3)
 file(COPY_FILE ${file}3.2-of-4 ${file}.2-of-4)
-refuses(2 "states to merge differ: step is 13 in state 0 and 14 in state 2" ${run} --resume ${file})
+refuses(2 "cannot merge states: step is 13 in state 0 and 14 in state 2" ${run} --resume ${file})
 file(REMOVE ${file}.2-of-4)
 refuses(4 "state.2-of-4" ${run} --resume ${file})

@@ -325,7 +325,7 @@ TEST_CASE("cuda: conversions of all 16-bit numbers, and of floats around every o
     }
 }
 
-TEST_CASE("cuda: gradients are added up, and the sum counts where it is said to")
+TEST_CASE("cuda: gradients are accumulated, and the sum counts where it is said to")
 {
     test::random_bits random(3);
     for (dtype const grad : {f32, bf16, f16})

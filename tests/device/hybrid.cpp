@@ -66,7 +66,7 @@ struct model {
             t.draw_gradient(random, -12, -6);
         there.put(there.at.grad, tensors[1].mine[grad], dtype::bfloat16);
     }
-    // In one of the ways that a step can be taken; way 3 adds up a micro-step first.
+    // In one of the ways that a step can be taken; way 3 sums a micro-step first.
     optimizer_report step(std::uint64_t number, std::size_t way, step_values const& values = {})
     {
         make_gradients(number);
@@ -227,7 +227,7 @@ TEST_CASE("step_gradients() that lacks a gradient says what failed on the device
                         break; // so many there are not
                     ++failures;
                     CHECK(what.find("emulated device failed at ") != what.npos);
-                    if (what.find("load() a state") != what.npos) {
+                    if (what.find("Call load() with a") != what.npos) {
                         ++lost;
                         CHECK(!records);
                         CHECK_THROWS_AS(hybrid.steps->step(), device_error);
@@ -300,7 +300,7 @@ TEST_CASE("A device without records has the same bits, and says where it cannot 
             for (std::uint64_t i = 1; i <= 3; ++i)
                 (void)from.step(i, 0, values);
             hybrid.gpu->fail(device_operation::work, way == 2 ? 2 : 1); // the update
-            CHECK(message_of([&] { (void)hybrid.step(4, way, values); }).find("no known step now: load() a state") !=
+            CHECK(message_of([&] { (void)hybrid.step(4, way, values); }).find("inconsistent now. Call load()") !=
                   std::string::npos);
             CHECK_THROWS_AS(hybrid.steps->step(), device_error);
             CHECK_THROWS_AS(hybrid.steps->state(), device_error);
@@ -343,10 +343,11 @@ TEST_CASE("A device without the memory says so, and everything stays where it wa
     placement const all = split(hybrid.steps->shard_sizes(), {.ratio = 0});
     auto const small = std::make_shared<emulated_device>(emulation_options{.name = "small", .memory_bytes = 200000});
     CHECK(hybrid.steps->device_bytes(*small, all) > 200000);
-    CHECK(message_of([&] { hybrid.steps->place(small, all); }).find("take everything back") != std::string::npos);
+    CHECK(message_of([&] { hybrid.steps->place(small, all); }).find("Call place(nullptr, ...) first") !=
+          std::string::npos);
     model other({}, 1.0);
     other.steps->place(nullptr, split(other.steps->shard_sizes(), {.ratio = 1}));
-    CHECK(message_of([&] { other.steps->place(small, all); }).find("small is asked for ") != std::string::npos);
+    CHECK(message_of([&] { other.steps->place(small, all); }).find("bytes on small: only ") != std::string::npos);
     CHECK(small->memory().free_bytes == 200000);
     CHECK(message_of([&] { other.steps->place(hybrid.gpu, all); }).find("of another optimizer already") !=
           std::string::npos);
@@ -387,7 +388,7 @@ TEST_CASE("A checkpoint of one ratio loads under another")
         to.gpu->fail(device_operation::copy_up, 1);
         if (ratio != 1) {
             CHECK_THROWS_AS(to.steps->load(state), device_error);
-            CHECK(message_of([&] { to.steps->step(); }).find("load() a state") != std::string::npos);
+            CHECK(message_of([&] { to.steps->step(); }).find("Call load() with a") != std::string::npos);
             to.steps->load(state);
             CHECK(difference(to.all(), states[2]) == "");
         }
@@ -395,7 +396,7 @@ TEST_CASE("A checkpoint of one ratio loads under another")
     }
 }
 
-TEST_CASE("Gradients that are added up move with their shards, and survive a step that fails", "[both]")
+TEST_CASE("Gradients that are accumulated move with their shards, and survive a step that fails", "[both]")
 {
     auto const run = [](double ratio, bool moves, bool fails) {
         model m({}, ratio);
@@ -437,7 +438,7 @@ TEST_CASE("A step is rolled back on both sides, if its gradients are still there
         if (ratio != 1)                              // where the CPU has it all, it has its own copy
             for (unsigned const bit : {1u, 0x80u}) { // of the exponent; the sign
                 real[1] = static_cast<std::byte>(static_cast<unsigned>(kept) ^ bit);
-                CHECK(message_of([&] { m.steps->rollback(); }).find("they have changed since") != std::string::npos);
+                CHECK(message_of([&] { m.steps->rollback(); }).find("have changed since") != std::string::npos);
                 real[1] = kept;
             }
         m.gpu->fail(device_operation::work);
@@ -482,12 +483,12 @@ TEST_CASE("Weights that cannot be sent when nothing else is left to do are sent 
     model m(options, 0.5);
     (void)m.step(1, 0, values);
     std::string what;
-    for (std::size_t after = 0; what.find("has been taken all the same") == what.npos && after < 10; ++after) {
+    for (std::size_t after = 0; what.find("is complete nevertheless") == what.npos && after < 10; ++after) {
         m.make_gradients(2);
         m.gpu->fail(device_operation::copy_up, after);
         what = message_of([&] { (void)m.steps->step(values); });
         m.gpu->resume();
-        if (what.find("has been taken") == what.npos && m.steps->steps() != 1)
+        if (what.find("is complete nevertheless") == what.npos && m.steps->steps() != 1)
             FAIL("the step was taken, but what is wrong with the weights was not said: " << what);
     }
     CHECK(m.steps->steps() == 2);
@@ -533,17 +534,18 @@ TEST_CASE("What cannot be placed is refused")
     model hybrid;
     auto const& states = expected({}, {.max_norm = 0.0});
     std::vector<std::size_t> const sizes = hybrid.steps->shard_sizes();
-    CHECK(message_of([&] { hybrid.steps->place(nullptr, split(sizes, {.ratio = 0.5})); }).find("there is none") !=
-          std::string::npos);
+    CHECK(message_of([&] {
+              hybrid.steps->place(nullptr, split(sizes, {.ratio = 0.5}));
+          }).find("the device is a null pointer") != std::string::npos);
     CHECK(message_of([&] {
               hybrid.steps->place(hybrid.gpu, split({4096, 1}, {.ratio = 0.5}));
-          }).find("make it by split()") != std::string::npos);
+          }).find("Make it by split()") != std::string::npos);
     CHECK(message_of([&] { hybrid.steps->set_device_arrays(0, hybrid.there.at); }).find("after place()") !=
           std::string::npos);
     hybrid.steps->begin_step();
     CHECK(message_of([&] {
               hybrid.steps->place(hybrid.gpu, split(sizes, {.ratio = 1}));
-          }).find("while a step is under way") != std::string::npos);
+          }).find("a step is in progress") != std::string::npos);
     hybrid.steps->abandon();
     hybrid.steps->place(nullptr, split(sizes, {.ratio = 1}));
     CHECK(message_of([&] { hybrid.steps->set_device_arrays(2, hybrid.there.at); }).find("has no weights") !=

@@ -332,7 +332,7 @@ TEST_CASE("no cut comes nearer to the ratio, within the limits or without")
             }
         if (!expected) {
             std::string const text = refusal<unavailable>([&] { (void)split(sizes, request); });
-            CHECK(mentions(text, {least > most ? "of them have no place" : "no cut at a multiple of 4096"}));
+            CHECK(mentions(text, {least > most ? "elements fit on neither" : "no cut at a multiple of 4096"}));
             ++refused;
             continue;
         }
@@ -433,7 +433,7 @@ TEST_CASE("no set of whole shards comes nearer to the ratio")
             }
         if (!expected) {
             CHECK(mentions(refusal<unavailable>([&] { (void)split(sizes, request); }),
-                           {least > most ? "of them have no place" : "no set of whole shards fits both"}));
+                           {least > most ? "elements fit on neither" : "no set of whole shards fits both limits"}));
             ++refused;
             continue;
         }
@@ -553,7 +553,7 @@ TEST_CASE("of huge shards with nothing in common a near set is found, and it is 
     // None, as far as was looked: that is not the same as none at all.
     request.most_on_cpu = all - all / 2;
     CHECK(mentions(refusal<unavailable>([&] { (void)split(sizes, request); }),
-                   {"no set of whole shards that fits both was found", "split_unit::element"}));
+                   {"no set of whole shards that fits both limits was found", "split_unit::element"}));
 }
 
 TEST_CASE("small shards beside huge ones fill what those leave")
@@ -628,13 +628,13 @@ TEST_CASE("what memory has no room for is refused with the numbers")
     };
     for (split_unit const unit : {split_unit::element, split_unit::shard, split_unit::deepspeed})
         CHECK(mentions(refused({100, 200}, unit, 0.5, 120, 150),
-                       {"300 elements are to be placed, with at most 120 on the CPU and 150 on the device",
-                        "30 of them have no place", "more memory, more ranks"}));
+                       {"cannot split 300 elements with at most 120 on the CPU and 150 on the device",
+                        "30 elements fit on neither", "more memory, more ranks"}));
     CHECK(
         mentions(refused({2 * block}, split_unit::element, 0.5, block - 1, block + 2),
                  {"8192 elements", "at most 4095 on the CPU and 4098 on the device", "no cut at a multiple of 4096"}));
     CHECK(mentions(refused({2 * block}, split_unit::shard, 0.5, block, block),
-                   {"no set of whole shards fits both", "split_unit::element"}));
+                   {"no set of whole shards fits both limits", "split_unit::element"}));
     CHECK(mentions(refused({10, 20, 30}, split_unit::deepspeed, 0.3, {}, 25),
                    {"the first 2 of 3 shards, 30 elements, on the device", "does not fit", "another ratio"}));
     CHECK(mentions(refused({10, 20, 30}, split_unit::deepspeed, 0.3, 29, {}), {"the first 2 of 3", "does not fit"}));
@@ -644,7 +644,7 @@ TEST_CASE("what memory has no room for is refused with the numbers")
     for (std::size_t& size : sizes)
         size *= 2;
     std::size_t const all = sum(sizes);
-    CHECK(mentions(refused(sizes, split_unit::shard, 0.5, all - 1001, 1001), {"no set of whole shards fits both"}));
+    CHECK(mentions(refused(sizes, split_unit::shard, 0.5, all - 1001, 1001), {"no set of whole shards fits both limits"}));
 }
 
 TEST_CASE("a request that cannot be is refused with what is wrong")
@@ -672,8 +672,8 @@ TEST_CASE("a request that cannot be is refused with what is wrong")
         CHECK(mentions(refused({}, ordered({0}, unit)), {"names shard 0, but there are 0"}));
     }
     CHECK(mentions(refused(three, ordered({0, 1, 2}, split_unit::deepspeed)),
-                   {"split_unit::deepspeed", "leave the order out"}));
-    CHECK(mentions(refused(three, at_ratio(0.5, split_unit::deepspeed, split_order::back)), {"leave the order out"}));
+                   {"split_unit::deepspeed", "Omit the order"}));
+    CHECK(mentions(refused(three, at_ratio(0.5, split_unit::deepspeed, split_order::back)), {"Omit the order"}));
     CHECK(mentions(refused(three, at_ratio(0.5, static_cast<split_unit>(3))), {"unit is not a valid split_unit"}));
     CHECK(mentions(refused(three, at_ratio(0.5, split_unit::element, static_cast<split_order>(2))),
                    {"order is not a valid split_order"}));
@@ -701,7 +701,7 @@ TEST_CASE("a placement that is broken is refused by what is broken")
         how(changed);
         return refusal<invalid_argument>([&] { validate(changed, sizes); });
     };
-    std::string const what_to_do = "make it by split() from the sizes of the shards, in their order";
+    std::string const what_to_do = "Make it by split() from the sizes of the shards, in their order";
     CHECK(mentions(broken([](placement& p) { p.pieces.pop_back(); }),
                    {"lacks element 0 of shard 2, which has 100", what_to_do.c_str()}));
     CHECK(mentions(broken([](placement& p) { p.pieces.back().elems = 99; }), {"lacks element 99 of shard 2"}));

@@ -75,13 +75,13 @@ def check_command(place, words, folders):
                 if f"{name}=" not in (ROOT / "tests/docs/installed.py").read_text():
                     problem(place, f"tests/docs/installed.py does not set {name}")
             return
-        package = next((word for word in words if word.startswith("./")), None) # that pip builds
+        package = next((word for word in words if word == "." or word.startswith("./")), None) # that pip builds
         if program.rpartition("/")[2] == "pip" and package:
             if not (ROOT / package / "pyproject.toml").is_file():
                 problem(place, f"there is no package {package}")
             return
         words = words[2:] if words[1:2] == ["-m"] else words # as python -m pytest does
-        script = next((word for word in words if re.match(r"(benchmarks|tests|examples)/[\w./]+$", word)), None)
+        script = next((word for word in words if re.match(r"(benchmarks|tests|examples|python|docs)/[\w./]+$", word)), None)
         if script is None:
             if program not in ("sudo", "apt-get", "python3", ".", "pip", "build/peers/bin/pip", "cp", "$(command"):
                 problem(place, f"nothing is known of the command '{program}'; see tests/docs/blocks.py")

@@ -11,7 +11,7 @@ LINK = re.compile(r"\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^()\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"[\w./-]+\.(?:hpp|ipp|inl|cuh|cu|h|cpp|c|py|cmake|md|svg|inc)$")
 CALL = re.compile(r"(?:[\w]+(?:::|\.))*(\w+)\(\)")
-FOLDERS = ["", "include/adamant", "include", "include/adamant/detail", "examples", "tools/adamant", "tools/train_text", "tools/hybrid", "tests", "tests/docs", "benchmarks", "cmake"]
+FOLDERS = ["", "include/adamant", "include", "include/adamant/detail", "include/adamant/detail/kernels", "examples", "tools/adamant", "tools/train_text", "tools/hybrid", "tests", "tests/docs", "benchmarks", "cmake"]
 
 
 def anchors_of(page):
@@ -30,7 +30,7 @@ def anchors_of(page):
 
 def main():
     problems, links, names = [], 0, 0
-    sources = "".join(file.read_text() for folder in ("include", "examples", "tools", "benchmarks", "tests/support")
+    sources = "".join(file.read_text() for folder in ("include", "examples", "tools", "python", "benchmarks", "tests/support")
                       for file in sorted((ROOT / folder).rglob("*")) if file.suffix in
                       (".hpp", ".ipp", ".inl", ".cuh", ".h", ".cpp", ".c", ".py", ".cmake"))
     words = set(re.findall(r"\w+", sources)) | {"main"}

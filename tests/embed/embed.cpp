@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program such as an embedder may write, compiled in many ways. It runs a few steps on every tier that the CPU has and
-// compares a digest of the bits with the one below, which is the same for each compiler, flag and CPU.
+// A program such as an embedder may write, compiled in many ways. It runs a few steps on every tier that the CPU has
+// and compares a digest of the bits with the one below, which is the same for each compiler, flag and CPU.
 #include <cstdio>
 #include <cstring>
 #include <vector>

@@ -231,11 +231,11 @@ TEST_CASE("A sum over ranks that cannot be refuses the step, whichever way it is
 {
     using words_of = std::span<std::int64_t, squares_total::word_count>;
     std::vector<std::pair<void (*)(words_of), char const*>> const impossible{
-        {[](words_of words) { words[3] = -1; }, "left words that no sum of squares has: "},
-        {[](words_of words) { words[20] = -1; }, "left words that no sum of squares has: "},
-        {[](words_of words) { words[19] = std::int64_t{1} << 32; }, "left words that no sum of squares has: "},
+        {[](words_of words) { words[3] = -1; }, "returned invalid words: "},
+        {[](words_of words) { words[20] = -1; }, "returned invalid words: "},
+        {[](words_of words) { words[19] = std::int64_t{1} << 32; }, "returned invalid words: "},
         {[](words_of words) { std::fill(words.begin(), words.end(), std::numeric_limits<std::int64_t>::max()); },
-         "left words that no sum of squares has: "},
+         "returned invalid words: "},
         {[](words_of words) { words[20] = 0; }, "was given the words of the sum of squares "},
         {[](words_of words) { std::fill(words.begin(), words.end() - 1, 0); }, "was given the words of the sum of "},
         {[](words_of words) { --*std::find_if(words.begin(), words.end(), [](std::int64_t w) { return w != 0; }); },
@@ -310,7 +310,8 @@ TEST_CASE("A step that needs no norm is abandoned where it was recorded, else it
             } else {
                 CHECK(message_of([&] {
                           o.abandon();
-                      }).find("8 blocks of it cannot be rolled back; finish() the step") != std::string::npos);
+                      }).find("8 of their blocks have no record to roll back from. Call finish()") !=
+                      std::string::npos);
                 o.submit(1);
                 CHECK(o.finish().step == 1);
                 CHECK(data == other);
@@ -490,16 +491,16 @@ TEST_CASE("rollback() wants the last step's gradients, and says so where it cann
     o.step();
     bfloat16 const kept = std::exchange(data.grad[7], narrow<bfloat16>(3.0f));
     simple const stepped = data;
-    CHECK(message_of([&] { o.rollback(); }).find("they have changed since") != std::string::npos);
+    CHECK(message_of([&] { o.rollback(); }).find("have changed since") != std::string::npos);
     CHECK(data == stepped);
     data.grad[7] = kept;
     // Nor of any other sign or order, which the sum of squares does not tell.
     data.grad[8] = narrow<bfloat16>(-widen(data.grad[8]));
-    CHECK(message_of([&] { o.rollback(); }).find("they have changed since") != std::string::npos);
+    CHECK(message_of([&] { o.rollback(); }).find("have changed since") != std::string::npos);
     data.grad[8] = narrow<bfloat16>(-widen(data.grad[8]));
     std::swap(data.grad[29000], data.grad[29016]);
     REQUIRE(widen(data.grad[29000]) != widen(data.grad[29016]));
-    CHECK(message_of([&] { o.rollback(); }).find("they have changed since") != std::string::npos);
+    CHECK(message_of([&] { o.rollback(); }).find("have changed since") != std::string::npos);
     CHECK(data == stepped);
     std::swap(data.grad[29000], data.grad[29016]);
     o.rollback();
@@ -511,13 +512,13 @@ TEST_CASE("rollback() wants the last step's gradients, and says so where it cann
     CHECK(message_of([&] { o.rollback(); }).find("there is no step to roll back") != std::string::npos);
 
     optimizer never(executor_of(1));
-    CHECK(message_of([&] { never.rollback(); }).find("set keep_last_step") != std::string::npos);
+    CHECK(message_of([&] { never.rollback(); }).find("Set keep_last_step") != std::string::npos);
     optimizer poor(executor_of(1), {.journal_budget_bytes = 100, .keep_last_step = true});
     poor.add_group("all", usual_adamw);
     poor.add_shard({.group = 0, .name = "w", .shard = data.view()});
     data.grad[7] = kept;
     poor.step();
-    CHECK(message_of([&] { poor.rollback(); }).find("set journal_budget_bytes to") != std::string::npos);
+    CHECK(message_of([&] { poor.rollback(); }).find("Set journal_budget_bytes to") != std::string::npos);
     poor.begin_step();
     poor.submit(0);
     poor.finish();
@@ -538,17 +539,19 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     simple data(100), other(100);
     optimizer o(executor_of(1));
     CHECK(message_of([&] { o.add_shard({.group = 0, .name = "w", .shard = data.view()}); }) ==
-          "adamant: there is no parameter group 0; there are 0");
+          "adamant: there is no parameter group 0; the optimizer has 0");
     o.add_group("all", usual_adamw);
-    CHECK(message_of([&] { o.add_group("all", usual_adamw); }) == "adamant: there is a parameter group 'all' already");
+    CHECK(message_of([&] { o.add_group("all", usual_adamw); }) ==
+          "adamant: cannot add parameter group 'all': a group has this name already");
     CHECK(message_of([&] { o.add_group("bad", {.lr = -1}); }) ==
           "adamant: lr is -1, but must be a finite number, 0 or above");
     CHECK(message_of([&] { o.add_group("", usual_adamw); }).find("has no name") != std::string::npos);
     CHECK(message_of([&] { o.add_group(std::string(500, 'a') + '\xff', usual_adamw); }) ==
           "adamant: the name of a parameter group, '" + std::string(200, 'a') +
-              "...', is not UTF-8: see its byte 500. Checkpoints hold UTF-8 alone; convert it");
+              "...', is not UTF-8: see its byte 500. Checkpoints store only UTF-8. Convert it.");
     CHECK(o.groups().size() == 1);
-    CHECK(message_of([&] { static_cast<void>(o.group(1)); }) == "adamant: there is no parameter group 1; there are 1");
+    CHECK(message_of([&] { static_cast<void>(o.group(1)); }) ==
+          "adamant: there is no parameter group 1; the optimizer has 1");
     CHECK(message_of([&] { o.add_shard({.group = 0, .name = "", .shard = data.view()}); }).find("has no name") !=
           std::string::npos);
     CHECK(message_of([&] {
@@ -561,19 +564,20 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
         message_of([&] {
             o.add_shard({.group = 0, .name = "w", .shard = data.view(), .place = {{10, 9}}});
         }) ==
-        "adamant: a shard of 'w' has elements 0 to 100 of 90; give the whole parameter's shape, and a place inside it");
+        "adamant: cannot add a shard of 'w': it has elements 0 to 100, but the parameter has 90. Pass the shape of the "
+        "whole parameter.");
     CHECK(message_of([&] {
               o.add_shard({.group = 0, .name = "w", .shard = data.view(), .place = {{SIZE_MAX, 2}}});
           }).find("more elements than fit in memory") != std::string::npos);
     o.add_shard({.group = 0, .name = "w", .shard = data.view(), .place = {{2, 100}}});
     CHECK(message_of([&] {
               o.add_shard({.group = 0, .name = "w", .shard = other.view()});
-          }).find("already, of another shape") != std::string::npos);
+          }).find("another shard of it has another shape") != std::string::npos);
     CHECK(message_of([&] {
               o.add_shard({.group = 0, .name = "w", .shard = other.view(), .place = {{2, 100}, 99}});
           }) ==
-          "adamant: a shard of 'w' has elements 99 to 199, but shard 0 has 0 to 100 of it; each element is stepped "
-          "once");
+          "adamant: cannot add a shard of 'w' with elements 99 to 199: shard 0 has elements 0 to 100. Shards must not "
+          "overlap.");
     std::vector<bfloat16> narrow_exp_avg(100);
     CHECK(message_of([&] {
               o.add_shard({.group = 0,
@@ -581,8 +585,8 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
                            .shard = shard(other.param.data(), other.grad.data(), narrow_exp_avg.data(),
                                           other.exp_avg_sq.data(), std::size_t{100}),
                            .place = {{2, 100}, 100}});
-          }) == "adamant: a shard of 'w' has exp_avg of bfloat16, but shard 0 of float32; shards of one parameter have "
-                "the same types");
+          }) == "adamant: cannot add a shard of 'w': its exp_avg is bfloat16, but that of shard 0 is float32. Use the "
+                "same types for all shards of a parameter.");
     o.add_shard({.group = 0, .name = "w", .shard = other.view(), .place = {{2, 100}, 100}});
     CHECK(message_of([&] { o.step({.max_norm = -1}); }) ==
           "adamant: max_norm is -1, but must be a finite number, 0 or above");
@@ -591,20 +595,20 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     CHECK(message_of([&] { o.step({.loss_scale = 0}); }).find("loss_scale is 0") != std::string::npos);
     std::vector<double> const lr{1, 2};
     CHECK(message_of([&] { o.step({.lr = lr}); }) ==
-          "adamant: there are learning rates for 2 groups, but there are 1 groups");
+          "adamant: cannot step with 2 learning rates: the optimizer has 1 groups");
     CHECK(message_of([&] { o.submit(0); }).find("no step is open") != std::string::npos);
-    CHECK(message_of([&] { o.skip(0); }).find("skip() is called, but no step is open") != std::string::npos);
+    CHECK(message_of([&] { o.skip(0); }).find("cannot call skip(): no step is open") != std::string::npos);
     CHECK(message_of([&] { o.finish(); }).find("no step is open") != std::string::npos);
-    CHECK(message_of([&] { o.accumulate(0); }).find("added without an accumulator") != std::string::npos);
+    CHECK(message_of([&] { o.accumulate(0); }).find("it has no accumulator") != std::string::npos);
     o.begin_step();
-    CHECK(message_of([&] { o.step(); }).find("while a step is under way; finish() or abandon() it first") !=
+    CHECK(message_of([&] { o.step(); }).find("a step is in progress. Call finish() or abandon() first.") !=
           std::string::npos);
-    CHECK(message_of([&] { o.submit(2); }) == "adamant: there is no shard 2; there are 2");
+    CHECK(message_of([&] { o.submit(2); }) == "adamant: there is no shard 2; the optimizer has 2");
     o.submit(1);
     CHECK(message_of([&] { o.submit(1); }).find("has been submitted in this step already") != std::string::npos);
-    CHECK(message_of([&] { o.finish(); }) == "adamant: finish() is called, but of 2 shards 1 have not been submitted: "
-                                             "0 ('w'); submit() them, or skip() "
-                                             "those without a gradient");
+    CHECK(message_of([&] { o.finish(); }) == "adamant: cannot finish the step: 1 of 2 shards have not been submitted: "
+                                             "0 ('w'). Call submit() for each, or skip() "
+                                             "for those without a gradient.");
     o.submit(0);
     CHECK(o.finish().step == 1);
 
@@ -784,7 +788,7 @@ TEST_CASE("bad_resume: a run that is resumed, cut otherwise, is the run that was
     refused(bad, "beta1 is 2");
     bad = state;
     bad.loss_scaler.reset();
-    refused(bad, "has no dynamic loss scale, but this optimizer scales dynamically");
+    refused(bad, "it has no dynamic loss scale, but this optimizer does");
 }
 
 namespace {
@@ -821,7 +825,7 @@ TEST_CASE("a file that fails while it is loaded leaves no state to go on from, u
     CHECK(o.steps() == 0);
     for (auto const& call : {std::function<void()>([&] { o.step(); }), std::function<void()>([&] { o.begin_step(); }),
                              std::function<void()>([&] { static_cast<void>(o.state()); })})
-        CHECK(message_of(call).find("of no known step; load() a state") != std::string::npos);
+        CHECK(message_of(call).find("inconsistent. Call load() with a complete state") != std::string::npos);
     source.reads_left = 3;
     o.load(state);
     CHECK(o.steps() == 1);
@@ -1012,8 +1016,8 @@ TEST_CASE("accumulators of another size, of float16 or without memory are refuse
             o.add_shard({.group = g, .name = "w", .shard = shard(param, grad, exp_avg, exp_avg_sq), .accumulator = to});
         });
     };
-    CHECK(add(shorter) == "adamant: the accumulator of a shard of 'w' has 99 elements, but the shard has 100");
-    CHECK(add({sum.data(), dtype::float16}).find("is of float16") != std::string::npos);
+    CHECK(add(shorter) == "adamant: cannot add a shard of 'w': its accumulator has 99 elements, but the shard has 100");
+    CHECK(add({sum.data(), dtype::float16}).find("is float16") != std::string::npos);
     CHECK(add(static_cast<float*>(nullptr)).find("is null, but the shard has 100 elements") != std::string::npos);
     CHECK(o.shards() == 0);
     o.add_shard({.group = g, .name = "w", .shard = shard(param, grad, exp_avg, exp_avg_sq), .accumulator = sum});

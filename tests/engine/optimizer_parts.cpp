@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include <adamant/detail/engine/blocks.hpp>
+#include <adamant/detail/engine/block_table.hpp>
 #include <adamant/detail/engine/cpu_backend.hpp>
 #include <adamant/detail/engine/decision.hpp>
 #include <adamant/detail/engine/registry.hpp>
@@ -289,10 +289,10 @@ TEST_CASE("the registry finds groups and shards, and numbers them anew where one
     CHECK(!find("x", 0));
 
     CHECK(refusal([&] { r.remove_group(2); }) ==
-          "adamant: parameter group 'c' is to be removed, but has 4 shards, of which the first is 0 ('w'); "
-          "remove_shard() them first");
-    CHECK(refusal([&] { r.remove_group(3); }) == "adamant: there is no parameter group 3; there are 3");
-    CHECK(refusal([&] { r.remove_shard(5); }) == "adamant: there is no shard 5; there are 5");
+          "adamant: cannot remove parameter group 'c': 4 shards still belong to it (first: 0 ('w')). "
+          "Call remove_shard() for each of them first.");
+    CHECK(refusal([&] { r.remove_group(3); }) == "adamant: there is no parameter group 3; the optimizer has 3");
+    CHECK(refusal([&] { r.remove_shard(5); }) == "adamant: there is no shard 5; the optimizer has 5");
     r.remove_group(0);
     CHECK(r.groups().size() == 2);
     CHECK(r.find_group("c") == 1u);
@@ -316,10 +316,9 @@ TEST_CASE("the registry finds groups and shards, and numbers them anew where one
     // Its elements are free again, and its parameter, once it has no shards.
     CHECK(add(arrays[3], 1, "w", {{3 * n}, n}) == 4);
     CHECK(r[4].first_block == 4);
-    CHECK(refusal([&] {
-              add(arrays[4], 1, "w", {{3 * n}, n});
-          }).find("each element is stepped once") != std::string::npos);
-    CHECK(refusal([&] { add(arrays[4], 1, "v"); }).find("there is a shard of 'v' already") != std::string::npos);
+    CHECK(refusal([&] { add(arrays[4], 1, "w", {{3 * n}, n}); }).find("Shards must not overlap") != std::string::npos);
+    CHECK(refusal([&] { add(arrays[4], 1, "v"); }).find("cannot add a shard of 'v': another shard of it") !=
+          std::string::npos);
     r.remove_shard(0);
     CHECK(r.places().params().size() == 1);
     r.remove_group(0);
@@ -350,7 +349,7 @@ TEST_CASE("a new gradient is compared with what is written, wherever that is")
         if (checked)
             r.check_overlaps();
         CHECK(set(0, nullptr, checked) ==
-              "adamant: shard 0 ('0') is given a gradient that is null, but has 100 elements");
+              "adamant: cannot set the gradient of shard 0 ('0') with 100 elements: the pointer is null");
         CHECK(set(3, nullptr, checked) == "no error");
         // In the shard itself, whole and by one element.
         for (float* const bad : {arrays[2].param.data(), arrays[2].exp_avg.data() + n - 1, arrays[2].exp_avg_sq.data(),
@@ -365,8 +364,8 @@ TEST_CASE("a new gradient is compared with what is written, wherever that is")
         // In another shard: at once where overlaps have been checked, else when they are.
         CHECK(set(0, sum.data() + n - 1, checked) ==
               (checked
-                   ? "adamant: grad of shard 0 and accumulator of shard 2 overlap in memory, and a step writes there; "
-                     "each needs memory of its own"
+                   ? "adamant: grad of shard 0 and accumulator of shard 2 overlap in memory, and a step writes there. "
+                     "Give each array separate memory."
                    : "no error"));
         if (!checked)
             CHECK(refusal([&] { r.check_overlaps(); }).find("grad of shard 0 and accumulator of shard 2") !=
@@ -375,7 +374,7 @@ TEST_CASE("a new gradient is compared with what is written, wherever that is")
     }
     // Where gradients come down from a device, the array in host memory is written.
     r.set_device_arrays(1, {{4096}, {}});
-    CHECK(set(1, other.data(), true).find("its gradients are made on a device") != std::string::npos);
+    CHECK(set(1, other.data(), true).find("its gradients are on a device") != std::string::npos);
     r.check_overlaps();
     CHECK(set(0, other.data() + 2, true).find("grad of shard 0 and grad of shard 1 overlap") != std::string::npos);
     r.remove_shard(0); // whose arrays on a device are not another's
@@ -435,31 +434,31 @@ TEST_CASE("what finish() finds unstepped is measured and waits, unless all is to
         plan.shards = {shard_in_step::submitted};
         plan.assumed = plan.decided = {{make_coefficients({}, 1), {}}};
         executor const cpu;
-        block_table blocks;
-        blocks.build_layout(blocks, false);
-        blocks.records().allocate(cpu, 1 << 20, r[0].shard.record_bytes_at_most(norm_block_elems));
-        cpu_backend host(cpu, r, plan, block_table);
+        block_table table;
+        table.build_layout(blocks, false);
+        table.records().allocate(cpu, 1 << 20, r[0].shard.record_bytes_at_most(norm_block_elems));
+        cpu_backend host(cpu, r, plan, table);
         host.build_layout(ranges_of_all(r));
         host.begin(0);
         REQUIRE(host.enqueue_all(block_pass::speculate) == blocks);
 
         host.run(0, 0, 2);
-        CHECK(blocks.unrecorded_blocks(r, plan) == blocks - 2);
+        CHECK(table.unrecorded_blocks(r, plan) == blocks - 2);
         host.all_is_submitted();
         host.run(0, 2, blocks);
         std::size_t const stepped = until_finish ? 2 : blocks;
-        CHECK(blocks.unrecorded_blocks(r, plan) == blocks - stepped);
+        CHECK(table.unrecorded_blocks(r, plan) == blocks - stepped);
         for (std::size_t b = 0; b < blocks; ++b) {
-            CHECK(blocks.squares(b).sum == norm_block_elems);
+            CHECK(table.squares(b).sum == norm_block_elems);
             CHECK((arrays.param[b * norm_block_elems] != 1) == (b < stepped));
         }
         CHECK(host.squares().rounded().sum == blocks * norm_block_elems);
 
         host.begin(0); // another step
         REQUIRE(host.enqueue_all(block_pass::speculate) == blocks);
-        blocks.forget_records();
+        table.forget_records();
         host.run(0, 0, blocks);
-        CHECK(blocks.unrecorded_blocks(r, plan) == 0);
+        CHECK(table.unrecorded_blocks(r, plan) == 0);
     }
 }
 
@@ -484,12 +483,12 @@ struct counter {
         work_queue::clock::time_point waits_until{};
         for (;;) {
             work_queue::work_item const e = own.line.next(in, waits_until);
-            if (e.what == work_queue::work_item::kind::leave)
+            if (e.action == work_queue::work_item::kind::leave)
                 return;
-            if (e.what == work_queue::work_item::kind::work) {
+            if (e.action == work_queue::work_item::kind::work) {
                 for (std::size_t i = e.begin; i < e.end; ++i)
                     ++own.done[i];
-                own.line.did(e.end - e.begin);
+                own.line.complete(e.end - e.begin);
                 continue;
             }
             ++own.closes;
@@ -513,7 +512,7 @@ TEST_CASE("the work line has every piece done once, whoever adds it and when", "
     c.line.wait(); // for nothing
     c.line.add([] { return std::size_t{0}; });
     CHECK(c.line.idle());
-    c.line.take_at_once(7);
+    c.line.set_max_item_pieces(7);
     // From several threads, in portions of all sizes, with drains that end between and others that wait for more.
     std::vector<std::thread> adders;
     for (std::size_t t = 0; t < 3; ++t)

@@ -58,7 +58,7 @@ struct tensor {
         summed.resize(n);
     }
     [[nodiscard]] std::size_t size() const { return mine[param].size(); }
-    // The master that is expected, also where it is in two halves.
+    // The master that is expected, also where it is split in two.
     [[nodiscard]] float master(std::size_t i) const
     {
         return types[param] != dtype::split_float32

@@ -114,8 +114,8 @@ TEST_CASE("an executor on a team refuses options that say otherwise of its threa
     CHECK(refusal(free, {.threads = 1, .pus = one, .bind = binding::none}) == "taken");
     CHECK(says(refusal(free, {.threads = 3}), {"3 threads", "the team has 1"}));
     CHECK(says(refusal(free, {.pus = {4, 5, 6}}), {"4-6", to_list(one)}));
-    CHECK(says(refusal(free, {.bind = binding::required}), {"not bound"}));
-    CHECK(says(refusal(free, {.bind = binding::if_possible}), {"not bound"}));
+    CHECK(says(refusal(free, {.bind = binding::required}), {"unbound threads"}));
+    CHECK(says(refusal(free, {.bind = binding::if_possible}), {"unbound threads"}));
 #if !defined(ADAMANT_NO_HWLOC)
     auto const bound = std::make_shared<team>(team_options{.pus = one});
     CHECK(refusal(bound, {.threads = 1, .pus = one, .bind = binding::required}) == "taken");

@@ -355,13 +355,13 @@ TEST_CASE("host_oom: too much memory is refused before anything is mapped")
                        anyway.check_available = false;
                        memory_block(std::size_t{1} << 60, anyway);
                    }),
-                   "could not be mapped (Cannot allocate memory)"));
+                   ": Cannot allocate memory"));
     CHECK(mappings_of(96 * mib) == before);
 
     fake_root root;
     root.put("proc/meminfo", "MemTotal:  262144 kB\nMemFree: 1 kB\nMemAvailable:  98304 kB\n");
     std::string const text = refusal<unavailable>([&] { memory_block(96 * mib + 1, {}, root.path()); });
-    CHECK(mentions(text, "adamant: 100663297 bytes (96"));
+    CHECK(mentions(text, "adamant: cannot allocate 100663297 bytes (96"));
     CHECK(mentions(text, "only 100663296 bytes (96 MiB) are left according to MemAvailable in /proc/meminfo"));
     CHECK(mappings_of(96 * mib) == before);
     memory_block const fits(96 * mib, {}, root.path());
@@ -616,7 +616,7 @@ TEST_CASE("hugetlb pages are taken where the pool has them, else it is said how 
         CHECK(mentions(fallback.report().notes, "but 0 are free"));
         fake_root const without;
         CHECK(mentions(refusal<unavailable>([&] { memory_block(more, with(kind, true), without.path()); }),
-                       "there is no "));
+                       "the system has no "));
     }
 }
 

@@ -636,7 +636,7 @@ TEST_CASE("what the CPU cannot divide is said")
 TEST_CASE("masks and bandwidths too small to divide are said")
 {
     auto const one_way = make_kernel({{"L3", {0}, 0x1, 1}});
-    CHECK(mentions(refused(one_way, shares(*one_way, 0.5, 0)), "there are 1 ways of L3"));
+    CHECK(mentions(refused(one_way, shares(*one_way, 0.5, 0)), "the CPU has 1 ways of L3"));
     auto const three_ways = make_kernel({{"L3", {0}, 0x7, 2}});
     CHECK(mentions(refused(three_ways, shares(*three_ways, 0.5, 0)), "a group has at least 2"));
     auto const coarse = make_kernel({{"L3", {0}, 0xff, 1}, {"MB", {0}, 100, 60, 0, 10}});
@@ -646,7 +646,8 @@ TEST_CASE("masks and bandwidths too small to divide are said")
     // One domain that has nothing left is enough, and the L3 stays whole where only the bandwidth can be divided.
     auto const k = make_kernel();
     k->set("L3:1=1\n");
-    CHECK(mentions(refused(k, shares(*k, 0.5, 0)), "the host's group has only 1 ways of L3 in domain 1, and keeps 1"));
+    CHECK(
+        mentions(refused(k, shares(*k, 0.5, 0)), "the host's group has only 1 ways of L3 in domain 1 and must keep 1"));
     resctrl_group const group(shares(*k, 0.5, 0.5), k);
     CHECK(group.report().optimizer == "L3:0=fffff;1=1 L2:0=ff;3=ff MB:0=50;1=50");
     CHECK(group.report().host == "L3:0=fffff;1=1 L2:0=ff;3=ff MB:0=50;1=50");
@@ -853,8 +854,8 @@ TEST_CASE("ranks of one host take their shares side by side")
             resctrl_group const third(shares(*k, 0.25, 0.3), k);
             CHECK(third.report().host == "L3:0=1f;1=1f L2:0=ff;3=ff MB:0=10;1=10");
             std::string const why = refused(k, shares(*k, 0.25, 0.3));
-            CHECK(mentions(why, "has only 5 ways of L3 in domain 0, and keeps 1, where 5 of 20"));
-            CHECK(mentions(why, "has only 10 percent of MB in domain 0, and keeps 10, where 30 of 100"));
+            CHECK(mentions(why, "has only 5 ways of L3 in domain 0 and must keep 1; the share needs 5 of 20"));
+            CHECK(mentions(why, "has only 10 percent of MB in domain 0 and must keep 10; the share needs 30 of 100"));
             resctrl_group const fourth(shares(*k, 0.2, 0), k); // the host keeps one way
             CHECK(k->shown("L3", 0) == "1");
         }

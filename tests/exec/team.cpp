@@ -311,7 +311,7 @@ std::string refusal_of(unsigned threads)
 
 TEST_CASE("threads that the system does not have are an error that says so, and not the end of the process")
 {
-    CHECK(refusal_of(200000).find("200000 threads were requested, but a team has at most 8192") != std::string::npos);
+    CHECK(refusal_of(200000).find("cannot start 200000 threads: a team has at most 8192") != std::string::npos);
     CHECK(in_child([] {
               bool const counts = geteuid() == 0; // as a user that has no other processes
               rlimit const few{3, 3};
@@ -320,7 +320,7 @@ TEST_CASE("threads that the system does not have are an error that says so, and 
               std::string const refused = refusal_of(20);
               if (refused.find("ulimit -u") == std::string::npos ||
                   (counts &&
-                   refused.find("20 threads were requested, but the system makes only 2 ") == std::string::npos))
+                   refused.find("cannot start 20 threads: the system allows only 2 ") == std::string::npos))
                   return 2;
               return !counts || refusal_of(2).empty() ? 0 : 3; // nothing of the attempt is left
           }) == 0);
@@ -494,7 +494,7 @@ TEST_CASE("where threads may not be bound, the advice follows the error")
     };
     for (refused const& r :
          {refused{EPERM, "look for a seccomp filter"}, refused{ENOSYS, "the kernel does not have this call"},
-          refused{EINVAL, "look whether the PU is online and allowed"}, refused{ENOMEM, "see ulimit -v"}}) {
+          refused{EINVAL, "check whether the PU is online and allowed"}, refused{ENOMEM, "see ulimit -v"}}) {
         CAPTURE(r.error);
         int const status = test::without({SYS_sched_setaffinity}, r.error, [&] {
             std::string const text = test::refusal<unavailable>([&] { team({.pus = one}); });

@@ -249,7 +249,7 @@ TEST_CASE("the mode of the decay is explicit, as DeepSpeed means it (decay_mode)
     CHECK(warnings_of(R"({"optimizer": {"x": 1, "type": "AdamW", "params": {"adam_w_mode": false}, "y": 1}})") ==
           strings{"optimizer.x means nothing here",
                   "optimizer.params.adam_w_mode means nothing here: optimizer.type is AdamW, whose decay is always "
-                  "decoupled; for L2 decay set it to Adam",
+                  "decoupled. For L2 decay set optimizer.type to Adam.",
                   "optimizer.y means nothing here"});
     CHECK(warnings_of(R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": true}}})").empty());
     CHECK(warnings_of(R"({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}})").empty());
@@ -321,21 +321,20 @@ TEST_CASE("ZenFlow's intervals are those that DeepSpeed makes of them, in steps"
     CHECK(refused(R"("select_strategy": 1)") == at + R"(select_strategy is 1, but must be "auto", "step" or "epoch")");
     CHECK(
         refused(R"("select_interval": 4)") ==
-        at + R"(select_interval is 4, but select_strategy is "auto", which decides it; set that to "step" or "epoch")");
+        at +
+            R"(select_interval is 4, but select_strategy is "auto", which determines it. Set select_strategy to "step" or "epoch".)");
     CHECK(refused(R"("select_strategy": "step")") ==
-          at + R"(select_interval is missing, but select_strategy is "step"; it must be a whole number)");
+          at + R"(select_interval is missing, but select_strategy is "step". Set it to a whole number.)");
     CHECK(refused(R"("select_strategy": "epoch", "select_interval": "auto")") ==
-          at + R"(select_interval is "auto", but select_strategy is "epoch"; it must be a whole number)");
+          at + R"(select_interval is "auto", but select_strategy is "epoch". Set it to a whole number.)");
     CHECK(refused(R"("select_strategy": "step", "select_interval": 3, "update_interval": 4)") ==
-          at +
-              "update_interval is 4, but select_interval comes to 3 steps; DeepSpeed wants that to be as much or more");
+          at + "update_interval is 4, but select_interval is 3 steps. DeepSpeed requires at least update_interval.");
     CHECK(refused(R"("steps_per_epoch": 3, "update_interval": 4)") ==
-          at +
-              "update_interval is 4, but select_interval comes to 3 steps; DeepSpeed wants that to be as much or more");
+          at + "update_interval is 4, but select_interval is 3 steps. DeepSpeed requires at least update_interval.");
     CHECK(warnings_of(R"({"zero_optimization": {"zenflow": {"x": 1, "offload": true, "topk_ration": 1}}})") ==
           strings{"zero_optimization.zenflow.x means nothing here",
-                  "zero_optimization.zenflow.offload means nothing here: the columns that are stepped at once have "
-                  "their state where they are stepped",
+                  "zero_optimization.zenflow.offload means nothing here: the state of selected columns is "
+                  "kept where they are stepped.",
                   "zero_optimization.zenflow.topk_ration means nothing here: did you mean topk_ratio?"});
 }
 
@@ -480,7 +479,7 @@ TEST_CASE("a value that cannot be is an error with its path")
                                        {"{}", "an object"}})
         wrong("optimizer.params.betas", value, shown, "an array of two numbers");
     check_refusals(all);
-    std::string const beta_range = "in [0, 1), and below 1 - 2^-25, from where on float rounds it to 1";
+    std::string const beta_range = "in [0, 1), and below 1 - 2^-25, because float rounds larger values to 1";
     check_refusals({
         {at_path("optimizer.params.betas", "[1, 0.9]"), "optimizer.params.betas[0] is 1, but must be " + beta_range},
         {at_path("optimizer.params.betas", "[0.9, 0.99999999]"),
@@ -491,7 +490,7 @@ TEST_CASE("a value that cannot be is an error with its path")
         {at_path("optimizer.params.betas", "[0.9, 1e999]"),
          "optimizer.params.betas[1] is 1e999, but must be a finite number"},
         {R"({"any": [0, {"x": [[1, 2, 1e999]]}]})", "any[1].x[0][2] is 1e999, but must be a finite number"},
-        {R"({"optimizer": {}})", R"(optimizer.type is missing; it must be "Adam" or "AdamW")"},
+        {R"({"optimizer": {}})", R"(optimizer.type is missing. Set it to "Adam" or "AdamW".)"},
         {R"({"optimizer": {"type": "Lamb"}})", R"(optimizer.type is "Lamb", but must be "Adam" or "AdamW")"},
         {R"({"optimizer": {"type": 3}})", R"(optimizer.type is 3, but must be "Adam" or "AdamW")"},
         {R"({"optimizer": {"type": ""}})", R"(optimizer.type is "", but must be "Adam" or "AdamW")"},
@@ -499,31 +498,31 @@ TEST_CASE("a value that cannot be is an error with its path")
         {R"({"optimizer": {"type": "\u0001\u00e9)" + std::string(60, 'x') + "\"}}",
          "optimizer.type is \"??" + std::string(38, 'x') + "...\", but must be \"Adam\" or \"AdamW\""},
         {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})",
-         "optimizer.params.amsgrad is true, but AMSGrad is not supported; set it to false"},
+         "optimizer.params.amsgrad is true, but AMSGrad is not supported. Set it to false."},
         {R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}})",
-         "optimizer.params.max_grad_norm is not a parameter of the optimizer; use gradient_clipping, at the top, "
-         "instead"},
+         "optimizer.params.max_grad_norm is not a parameter of the optimizer. Use the top-level key "
+         "gradient_clipping instead."},
         {R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",
-         "bf16.enabled and fp16.enabled are both true; a model computes in one type: keep one"},
+         "bf16.enabled and fp16.enabled are both true, but a model computes in one type. Keep one of them."},
         {R"({"fp16": {"enabled": true}, "bfloat16": {"enabled": true}})",
-         "bfloat16.enabled and fp16.enabled are both true; a model computes in one type: keep one"},
-        {R"({"bf16": {}, "bfloat16": {}})", "bf16 and bfloat16 are two names of one object; keep bf16"},
+         "bfloat16.enabled and fp16.enabled are both true, but a model computes in one type. Keep one of them."},
+        {R"({"bf16": {}, "bfloat16": {}})", "bf16 and bfloat16 are two names of one object. Keep bf16."},
         {R"({"fp16": {"enabled": true, "consecutive_hysteresis": true}})",
-         "fp16.consecutive_hysteresis is true, but here hysteresis is refilled only when the scale grows; set it to "
-         "false, or fp16.hysteresis to 1"},
+         "fp16.consecutive_hysteresis is true, but adamant refills hysteresis only when the scale grows. Set it to "
+         "false, or fp16.hysteresis to 1."},
         {R"({"fp16": {"enabled": true, "initial_scale_power": 3, "min_loss_scale": 8.5}})",
          "fp16.min_loss_scale is 8.5, but the first scale is 8, which is 2 to the power of fp16.initial_scale_power "
-         "(3); lower the one or raise the other"},
+         "(3). Lower fp16.min_loss_scale or raise fp16.initial_scale_power."},
         {R"({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}})",
-         "zero_optimization.offload_optimizer.device is \"nvme\", but the optimizer's state is kept in memory here; "
-         "set it to \"cpu\""},
+         "zero_optimization.offload_optimizer.device is \"nvme\", but adamant keeps the optimizer's state in memory. "
+         "Set it to \"cpu\"."},
         {R"({"zero_optimization": {"offload_optimizer": {"device": "gpu"}}})",
          R"(zero_optimization.offload_optimizer.device is "gpu", but must be "cpu" or "none")"},
         {R"({"zero_optimization": {"offload_optimizer": {"device": null}}})",
          R"(zero_optimization.offload_optimizer.device is null, but must be "cpu" or "none")"},
         {R"({"zero_optimization": {"cpu_offload": false, "offload_optimizer": {}}})",
-         "zero_optimization.cpu_offload is the old form of zero_optimization.offload_optimizer, which is there too; "
-         "keep the new one"},
+         "zero_optimization.cpu_offload is the old form of zero_optimization.offload_optimizer, which is also set. "
+         "Keep the new one."},
         {R"({"zero_optimization": {"offload_optimizer": {"cpuadam_cores_perc": 0.8},
                                    "zenflow": {"pt_reserved_cores_perc": 0.3}}})",
          "zero_optimization.offload_optimizer.cpuadam_cores_perc is 0.8 and "
@@ -548,12 +547,12 @@ TEST_CASE("auto is a placeholder that somebody has to fill in")
         INFO(path);
         CHECK(refusal_of(at_path(path, "\"auto\"")) ==
               "adamant: "s + path +
-                  " is \"auto\", which the Hugging Face integration replaces before DeepSpeed sees it; put the value "
-                  "there");
+                  " is \"auto\", which the Hugging Face integration replaces before DeepSpeed sees it. Replace it with "
+                  "a value.");
     }
     CHECK(refusal_of(R"({"optimizer": {"type": "auto"}})") ==
-          "adamant: optimizer.type is \"auto\", which the Hugging Face integration replaces before DeepSpeed sees it; "
-          "put the value there");
+          "adamant: optimizer.type is \"auto\", which the Hugging Face integration replaces before DeepSpeed sees it. "
+          "Replace it with a value.");
 }
 
 TEST_CASE("a key that means nothing is warned of once, with what may have been meant")
@@ -842,9 +841,9 @@ TEST_CASE("a configuration is read from a file, whose name is in the errors")
     CHECK(refusal(read).find("has more than 16777216 bytes") != std::string::npos);
     fs::remove(path);
     CHECK(refusal<unavailable>(read) ==
-          "adamant: the DeepSpeed configuration \"" + path + "\" cannot be read: No such file or directory");
+          "adamant: cannot read the DeepSpeed configuration \"" + path + "\": No such file or directory");
     CHECK(refusal<unavailable>([&] { return read_deepspeed_config(folder.string()); }) ==
-          "adamant: the DeepSpeed configuration \"" + folder.string() + "\" cannot be read: Is a directory");
+          "adamant: cannot read the DeepSpeed configuration \"" + folder.string() + "\": Is a directory");
     CHECK(refusal([&] { return read_deepspeed_config("/dev/zero"); }).find("has more than") != std::string::npos);
     fs::remove_all(folder);
 }

@@ -655,13 +655,14 @@ TEST_CASE("states that are not of one run are not merged")
     CHECK(mentions(merge_refusal([](state_ref s) { s.loss_scaler.reset(); }), {"loss scaler", "none in state 2"}));
     CHECK(mentions(merge_refusal([](state_ref s) { s.metadata["seed"] = "12"; }),
                    {"metadata 'seed' is '11' in state 0 and '12' in state 2"}));
-    CHECK(mentions(merge_refusal([](state_ref s) { s.metadata["x"] = "1"; }), {"'x' is nothing in state 0 and '1'"}));
-    CHECK(mentions(merge_refusal([](state_ref s) { s.metadata.clear(); }), {"'seed' is '11' in state 0 and nothing"}));
-    CHECK(mentions(merge_refusal([](state_ref s) { s.groups[1].name = "x"; }), {"group 'rest'", "state 0 only"}));
+    CHECK(mentions(merge_refusal([](state_ref s) { s.metadata["x"] = "1"; }), {"'x' is missing in state 0 and '1'"}));
+    CHECK(mentions(merge_refusal([](state_ref s) { s.metadata.clear(); }), {"'seed' is '11' in state 0 and missing"}));
+    CHECK(mentions(merge_refusal([](state_ref s) { s.groups[1].name = "x"; }),
+                   {"group 'rest'", "in state 0, but not in state 2"}));
     CHECK(mentions(merge_refusal([](state_ref s) {
                        s.groups.push_back({"x", {}, false});
                    }),
-                   {"group 'x'", "state 2 only"}));
+                   {"group 'x'", "in state 2, but not in state 0"}));
     CHECK(mentions(merge_refusal([](state_ref s) {
                        s.params[0].shape = {3, 2};
                    }),

@@ -69,7 +69,7 @@ def written(program, test, path):
 
 
 def compare_zenflow(program, scratch):
-    """A zenflow_optimizer's state: a matrix, rows 1 and 2 of one with masters in two halves, and a vector."""
+    """A zenflow_optimizer's state: a matrix, rows 1 and 2 of one with split master weights, and a vector."""
     import numpy
     import safetensors
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// States of optimizers that put gradients off as safetensors files: what is saved is what is loaded, what was altered
+// States of optimizers that defer gradients as safetensors files: what is saved is what is loaded, what was altered
 // is noticed, and a run that goes on from files has the bits of the one that was never stopped.
 #include <algorithm>
 #include <barrier>
@@ -48,7 +48,7 @@ std::string load_refusal(std::string const& bytes)
     return refusal_of_file<kind, Error>(bytes);
 }
 
-// A matrix with all there can be, rows of another one with masters in two halves, and a vector.
+// A matrix with all there can be, rows of another one with split master weights, and a vector.
 owned_zenflow_state small_state()
 {
     owned_zenflow_state result;
@@ -335,9 +335,9 @@ TEST_CASE("what each kind of file is, is said to whoever wants the other")
     plain.step = 3;
     save_safetensors(folder / "plain", plain);
     CHECK(mentions(refusal([&] { safetensors_state const file(folder / "zenflow"); }),
-                   {"/zenflow has the state of an optimizer that puts gradients off", "that puts no gradients off"}));
+                   {"/zenflow has the state of an optimizer that defers gradients", "that defers no gradients"}));
     CHECK(mentions(refusal([&] { zenflow_safetensors_state const file(folder / "plain"); }),
-                   {"/plain has the state of an optimizer that puts no gradients off", "ZenFlow's is to be read"}));
+                   {"/plain has the state of an optimizer that defers no gradients", "ZenFlow's is to be read"}));
     CHECK(mentions(refusal<unavailable>([&] { zenflow_safetensors_state const file(folder / "none"); }),
                    {"/none: cannot be read: No such file"}));
     CHECK(mentions(
@@ -349,7 +349,7 @@ TEST_CASE("what each kind of file is, is said to whoever wants the other")
         return edited(good, [&](json& h) { h["__metadata__"]["adamant.format_version"] = text; });
     };
     CHECK(mentions(load_refusal<unavailable>(version("3")), {"FILE has version 3", "up to 2", "update adamant"}));
-    CHECK(mentions(load_refusal<invalid_argument>(version("1")), {"puts no gradients off"}));
+    CHECK(mentions(load_refusal<invalid_argument>(version("1")), {"defers no gradients"}));
     CHECK(mentions(load_refusal(version("0")), {"version 0"}));
 }
 
@@ -376,7 +376,7 @@ TEST_CASE("a header of ZenFlow's with a right checksum is not believed either")
     };
     CHECK(mentions(renamed("w.param", "w.params"), {"there is no tensor 'w.param'"}));
     CHECK(mentions(renamed("w.param", ""), {"no name"}));
-    CHECK(mentions(renamed("w.weights", "w.weight"), {"'w.weight' is of no param"})); // weights may be missing
+    CHECK(mentions(renamed("w.weights", "w.weight"), {"'w.weight' belongs to no param"})); // weights may be missing
     CHECK(mentions(renamed("half.param[1:3]", "half.param"), {"there is no tensor 'half.param[1:3]'"}));
     for (char const* const key : {"groups", "loss_scaler", "params", "position", "deferred_norm"})
         CHECK(mentions(state([&](json& s) { s.erase(key); }), {"the state", "5 members"}));
@@ -386,11 +386,12 @@ TEST_CASE("a header of ZenFlow's with a right checksum is not believed either")
     CHECK(mentions(state([](json& s) { s["deferred_norm"] = 1; }), {"'deferred_norm'"}));
     CHECK(mentions(state([](json& s) { s["position"]["in_window"] = -1; }), {"the position", "'in_window'"}));
     CHECK(mentions(state([](json& s) { s["position"]["has_selection"] = 1; }), {"'has_selection'"}));
-    CHECK(mentions(state([](json& s) { s["params"][0]["types"][0] = "float"; }), {"param 0", "a type that is none"}));
+    CHECK(mentions(state([](json& s) { s["params"][0]["types"][0] = "float"; }), {"param 0", "an unknown type"}));
     CHECK(mentions(state([](json& s) { s["params"][0]["types"].push_back("none"); }), {"param 0", "5 types"}));
-    CHECK(mentions(state([](json& s) { s["params"][0]["types"][1] = "none"; }), {"'w'", "types that no shard has"}));
+    CHECK(mentions(state([](json& s) { s["params"][0]["types"][1] = "none"; }),
+                   {"'w'", "unsupported combination of types"}));
     CHECK(mentions(state([](json& s) { s["params"][0]["group"] = 1; }), {"'w'", "group 1"}));
-    CHECK(mentions(state([](json& s) { s["params"][0]["summed"] = 0; }), {"'w.sums' is of no param"}));
+    CHECK(mentions(state([](json& s) { s["params"][0]["summed"] = 0; }), {"'w.sums' belongs to no param"}));
     CHECK(mentions(state([](json& s) { s["params"][1]["summed"] = 1; }), {"no tensor 'half.sums[1:3]'"}));
     CHECK(mentions(state([](json& s) { s["params"][1]["all_rows"] = 1; }), {"'half'", "2 rows from 1", "has 1"}));
     CHECK(mentions(state([](json& s) { s["params"][1]["all_rows"] = 1ull << 62; }), {"'half'", "fit in memory"}));
@@ -433,17 +434,19 @@ TEST_CASE("states of ZenFlow that cannot be are not saved")
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].name = ""; }), {"param 0 has no name"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].name = "a\x80"; }), {"'a\\x80'", "UTF-8"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].group = 1; }), {"'w'", "group 1", "there are 1"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].types[1] = dtype::none; }), {"'w'", "no shard has"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].types[1] = dtype::none; }),
+                   {"'w'", "unsupported combination"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[1].rows = 4; }), {"'half'", "4 rows from 1", "has 4"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[1].first_row = 5; }), {"'half'", "from 5"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].all_rows = ~std::size_t{0}; }), {"'w'", "memory"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].counts.pop_back(); }), {"'w'", "3 columns", "of 2"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].counts.pop_back(); }), {"'w'", "3 columns", "2 counts"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].publishing.clear(); }), {"'w'", "3 and 0"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[2].counts.push_back(1); }), {"'b'", "counts of 2"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[2].counts.push_back(1); }), {"'b'", "2 counts"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].selected[1] = 2; }), {"'w'", "neither 0 nor 1"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].arrays[2] = nullptr; }), {"'w'", "no data of exp_avg"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].arrays[2] = nullptr; }), {"'w'", "no data for exp_avg"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[1].arrays[4] = nullptr; }), {"'half'", "weight_out"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].sums = nullptr; }), {"'w'", "put off 2 steps"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].sums = nullptr; }),
+                   {"'w'", "deferred gradients of 2 steps"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params.push_back(s.params[1]); }),
                    {"params 1 and 3", "'half'", "[1, 3) and [1, 3)"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[2].name = "w"; }), {"params", "'w'", "differ in columns"}));
@@ -658,7 +661,7 @@ TEST_CASE("a file of ZenFlow that is cut short or written into while it is loade
         std::filesystem::resize_file(path, size);
         char const* const says = size < good.size() ? "is truncated since" : "was written to since";
         CHECK(mentions(refusal<corrupted>([&] { second.by().load(file.state()); }), {says}));
-        CHECK(mentions(refusal([&] { second.step(5); }), {"load() failed in the middle"}));
+        CHECK(mentions(refusal([&] { second.step(5); }), {"load() failed midway"}));
         save_safetensors(folder / "b", zenflow_state{});
         std::string const before = bytes_of(folder / "b");
         CHECK(mentions(refusal<corrupted>([&] { save_safetensors(folder / "b", file.state()); }), {says}));

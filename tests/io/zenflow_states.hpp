@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random states of optimizers that put gradients off, and the difference of two.
+// Random states of optimizers that defer gradients, and the difference of two.
 #pragma once
 
 #include <algorithm>

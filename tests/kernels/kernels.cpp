@@ -30,7 +30,7 @@ struct arrays {
     {
     }
 
-    // The param itself, also where it is in two halves.
+    // The param itself, also where it is split in two.
     void set_param(std::size_t i, float x)
     {
         param.set(i, x);

@@ -18,7 +18,8 @@ TEST_CASE("widening float16 is exact for each of its values")
             REQUIRE(std::isnan(widen(x)) == (mantissa != 0));
             REQUIRE(std::signbit(widen(x)) == (sign < 0));
         } else {
-            double const value = exponent == 0 ? mantissa * 0x1p-24 : (1024 + mantissa) * std::ldexp(1.0, exponent - 25);
+            double const value =
+                exponent == 0 ? mantissa * 0x1p-24 : (1024 + mantissa) * std::ldexp(1.0, exponent - 25);
             REQUIRE(static_cast<double>(widen(x)) == sign * value);
             REQUIRE(std::signbit(widen(x)) == (sign < 0));
         }
@@ -75,8 +76,10 @@ TEST_CASE("narrowing rounds to nearest even, to infinity and to a quiet NaN")
             REQUIRE(narrow<bfloat16>(x).bits == nearest<bfloat16>(x, 0x7f80));
         }
     for (std::uint32_t h = 0; h < 0x7c00; ++h) {
-        auto const tie = static_cast<float>((static_cast<double>(widen(float16{static_cast<std::uint16_t>(h)})) +
-                                             (h == 0x7bff ? 0x1p16 : static_cast<double>(widen(float16{static_cast<std::uint16_t>(h + 1)})))) / 2);
+        auto const tie = static_cast<float>(
+            (static_cast<double>(widen(float16{static_cast<std::uint16_t>(h)})) +
+             (h == 0x7bff ? 0x1p16 : static_cast<double>(widen(float16{static_cast<std::uint16_t>(h + 1)})))) /
+            2);
         for (std::uint32_t const near : {bits(tie) - 1, bits(tie), bits(tie) + 1})
             REQUIRE(narrow<float16>(from_bits(near)).bits == nearest<float16>(from_bits(near), 0x7c00));
     }
@@ -112,8 +115,8 @@ TEST_CASE("split_ties: a master's halves add up to it, and its weight is the nea
 {
     test::random_bits random(12);
     for (std::uint32_t upper = 0; upper < 0x10000; ++upper)
-        for (std::uint32_t const lower : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu,
-                                          static_cast<std::uint32_t>(random.below(0x10000))})
+        for (std::uint32_t const lower :
+             {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu, static_cast<std::uint32_t>(random.below(0x10000))})
             REQUIRE(splits_rightly(upper << 16 | lower));
     CHECK(split_master(from_bits(0x3f808000)).weight.bits == 0x3f81); // a tie, which is even below
     CHECK(split_master(from_bits(0x3f818000)).weight.bits == 0x3f82);

@@ -235,7 +235,7 @@ std::vector<call> calls(std::filesystem::path const& folder)
         std::vector<std::byte> const from(100'000);
         device.copy_up(at, from.data(), from.size());
         bool const done =
-            device.wait_until(device.mark(device_lane::up), device::clock::now() + std::chrono::minutes(1));
+            device.wait_until(device.record_event(device_stream::up), device::clock::now() + std::chrono::minutes(1));
         device.release(at);
         return found{{done}};
     });

@@ -76,7 +76,7 @@ TEST_CASE("the number of threads changes no bit")
 #endif
 }
 
-TEST_CASE("how far ahead memory is asked for, and how much a thread takes at once, change no bit")
+TEST_CASE("how far ahead memory is asked for, and how much a thread takes in one piece, change no bit")
 {
     training expected(100003);
     expected.run(executor({.threads = 1}), 1, 3);

@@ -197,6 +197,14 @@ TEST_CASE("cpu_quota: threads that nobody counted keep within it, and ranks have
     }
     CHECK(as_rank(nullptr, nullptr, [&] { return static_cast<int>(detail::pus_within(1.0).front()); }) ==
           static_cast<int>(detail::pus_for(1).front()));
+    // Ranks also share a quota of all cores, or of more.
+    for (double const quota : {static_cast<double>(all.size()), 4.0 * static_cast<double>(all.size())}) {
+        CAPTURE(quota);
+        int const part = static_cast<int>(threads_within(quota, 8 * static_cast<unsigned>(all.size()), all.size()));
+        std::string const ranks = std::to_string(8 * all.size());
+        CHECK(as_rank("3", ranks.c_str(), [&] { return static_cast<int>(detail::pus_within(quota).size()); }) == part);
+        CHECK(part == 1);
+    }
     // Two ranks share almost all that there is.
     double const most = static_cast<double>(all.size()) - 0.5;
     pu_set seen;

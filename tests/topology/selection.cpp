@@ -12,7 +12,6 @@
 #include <string>
 #include <tuple>
 
-#include <adamant/cores.hpp>
 #if !defined(ADAMANT_NO_HWLOC)
 #include <adamant/cores.hpp>
 #include <adamant/detail/topology/hwloc.hpp>

@@ -66,7 +66,7 @@ TEST_CASE("tune: a result is saved and loaded, and a stale one is noticed")
 
     CHECK(test::mentions(test::refusal<unavailable>([&] { (void)read_tuned(folder / "none"); }),
                          {"none", "adamant tune"}));
-    CHECK(test::mentions(test::refusal<unavailable>([&] { (void)read_tuned(folder); }), "cannot be read"));
+    CHECK(test::mentions(test::refusal<unavailable>([&] { (void)read_tuned(folder); }), "cannot read"));
     auto const refused = [&](std::string const& text) {
         std::ofstream(path) << text;
         return test::refusal<corrupted>([&] { (void)read_tuned(path); });
@@ -76,7 +76,7 @@ TEST_CASE("tune: a result is saved and loaded, and a stale one is noticed")
         std::string text = good;
         return text.replace(text.find(from), from.size(), to);
     };
-    CHECK(test::mentions(refused(""), {path.string(), "tune again"}));
+    CHECK(test::mentions(refused(""), {path.string(), "Tune again"}));
     CHECK(test::mentions(refused(good.substr(0, good.size() / 2)), path.string()));
     CHECK(test::mentions(refused(with("\"cores\":6", "\"cores\":9")), "(cores)"));
     CHECK(test::mentions(refused(with("\"cores\":6", "\"cores\":-1")), "(cores)"));

@@ -48,7 +48,7 @@ public:
     // The first word that is no option; takes it off the list.
     std::optional<std::string> word();
 
-    // Throws for whatever nobody took. where: "beside --from".
+    // Throws for arguments that were not taken. where: "beside --from".
     void done(std::string_view where = "here") const;
 
 private:

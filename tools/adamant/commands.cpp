@@ -72,7 +72,7 @@ std::span<command const> commands()
          {
              {"--list", "", "the models and machines that are known by name"},
              {"--gpus", "NxMACHINE",
-              "how many of which machine: 4xGH200, GH200-144, 8xH100-PCIe; or a number, with --gpu-memory and "
+              "number and kind of machines: 4xGH200, GH200-144, 8xH100-PCIe; or a number, with --gpu-memory and "
               "--host-memory",
               "", machine_names},
              {"--gpu-memory", "SIZE",
@@ -117,7 +117,7 @@ std::span<command const> commands()
              {"--update-interval", "N", "steps of a window, at whose end the CPU steps those (default 4)"},
              {"--select-interval", "N", "steps between selections of columns (default: they are not counted)"},
              {"--no-overlap", "", "a window waits for that step; else it goes on during the next window"},
-             {"--gpu-reserve", "SIZE", "what others need of each GPU (default 4GB)"},
+             {"--gpu-reserve", "SIZE", "GPU memory reserved for other users (default 4GB)"},
              {"--host-reserve", "SIZE", "what others need of the host (default 24GB)"},
              {"--measure", "", "the CPU's rate from steps on this machine"},
              {"--cpu-rate", "N", "the CPU's rate, in elements a second of a step without records"},
@@ -133,7 +133,7 @@ std::span<command const> commands()
          model_names},
         {"roofline",
          "[--params N] [--ranks N] [--dtypes NAMES] [--plot FILE] ...",
-         "what can this machine do for a step, and who reaches it?",
+         "measure the memory roofline of an optimizer step",
          "What this machine can do for an optimizer step: loops that move a step's bytes and compute nothing, by "
          "number of cores and by NUMA node, and real steps against them; then the whole job, a process for each rank, "
          "all at once. Takes minutes, and the machine to itself. Ctrl-C leaves what was measured.",
@@ -166,7 +166,7 @@ std::span<command const> commands()
          "How many cores the optimizer needs: adds cores until the next one gains too little. Takes a minute at "
          "most, and the machine to itself.",
          {
-             {"--ranks", "N", "processes on this host (default 1), stepping all at once"},
+             {"--ranks", "N", "processes on this host (default 1), stepping concurrently"},
              {"--dtypes", "NAME",
               "mixed (default), f32, bf16_f32, bf16, split, split_bf16, q8, split_q8, bf16_q8, or the five types",
               dtype_sets},

@@ -23,10 +23,10 @@ using namespace adamant;
 
 constexpr std::size_t label_columns = 18; // for the PUs of a row
 
-enum class owner { optimizer, host, several_ranks, another_rank, nobody, not_allowed, offline };
+enum class owner { optimizer, host, several_ranks, another_rank, no_rank, not_allowed, offline };
 
 struct cell {
-    owner whose = owner::nobody;
+    owner whose = owner::no_rank;
     unsigned rank = 0; // of the first two
 };
 
@@ -70,7 +70,7 @@ private:
     void find_owners()
     {
         for (topology::core const& one : on_.cores) {
-            cell found{one.pus.intersects(what_.usable) ? owner::nobody : owner::not_allowed};
+            cell found{one.pus.intersects(what_.usable) ? owner::no_rank : owner::not_allowed};
             bool given = false;
             bool ours = false;
             for (rank_cores const& r : what_.ranks)
@@ -102,14 +102,14 @@ private:
         case owner::host: return std::to_string(one.rank) + "h";
         case owner::several_ranks: return "&&";
         case owner::another_rank: return "::";
-        case owner::nobody: return "..";
+        case owner::no_rank: return "..";
         case owner::not_allowed: return "--";
         case owner::offline: return "xx";
         }
         return "??";
     }
 
-    // In the colour of its rank, the optimizer's bold; dim what nobody has.
+    // In the colour of its rank, the optimizer's bold; dim what is not given to a rank.
     std::string painted(std::string const& text, cell const& one) const
     {
         if (!what_.colours)
@@ -120,7 +120,7 @@ private:
         case owner::optimizer: style = "1;" + style; break;
         case owner::host: break;
         case owner::several_ranks: style = "7"; break;
-        case owner::nobody: return text;
+        case owner::no_rank: return text;
         case owner::another_rank:
         case owner::not_allowed:
         case owner::offline: style = "2"; break;
@@ -233,7 +233,7 @@ private:
         }
     }
 
-    // Which core a PU belongs to that is switched off, nobody knows.
+    // The core of a PU that is switched off is unknown.
     std::vector<pu_set> rows_of_offline() const
     {
         std::vector<unsigned> const all = on_.offline.members();
@@ -294,7 +294,7 @@ private:
             case owner::host: add(one, "host framework of rank " + std::to_string(one.rank)); break;
             case owner::several_ranks: add(one, "shared by several ranks"); break;
             case owner::another_rank: add(one, "another rank's"); break;
-            case owner::nobody: add(one, "usable, given to nobody"); break;
+            case owner::no_rank: add(one, "usable, given to no rank"); break;
             case owner::not_allowed: add(one, "not allowed"); break;
             case owner::offline: add(one, "offline"); break;
             }
@@ -365,7 +365,7 @@ private:
         return most - least <= 1 ? "" : "; unequal: of " + std::to_string(least) + " to " + plural(most, "core");
     }
 
-    // The cores that were to be shared out, and that nobody has.
+    // Usable cores that no rank has.
     void idle()
     {
         std::size_t count = 0;
@@ -376,7 +376,7 @@ private:
             if (!on_.cores[c].pus.intersects(what_.pool))
                 continue;
             ++all;
-            if (cells_[c].whose != owner::nobody)
+            if (cells_[c].whose != owner::no_rank)
                 continue;
             ++count;
             pus |= on_.cores[c].pus;

@@ -20,7 +20,7 @@ struct picture {
     bool colours = false;
 };
 
-// The picture for a terminal: lines of ASCII, of at most 100 columns but where a single word is longer.
+// The picture for a terminal: lines of ASCII, of at most 100 columns, unless a single word is longer.
 std::string draw(picture const& what);
 
 } // namespace cli

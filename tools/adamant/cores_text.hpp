@@ -70,7 +70,7 @@ inline std::string strided_list(adamant::index_set const& set)
     return text;
 }
 
-// A list of so many columns: with its middle left out where it is long.
+// A list of at most this many columns; the middle of a longer one is replaced by dots.
 inline std::string short_list(adamant::index_set const& set, std::size_t columns)
 {
     std::string text = strided_list(set);

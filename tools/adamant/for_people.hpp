@@ -12,9 +12,9 @@ namespace cli {
 inline std::string for_people(std::string text)
 {
     constexpr std::pair<std::string_view, std::string_view> replacements[] = {
-        {"; binding::if_possible goes on without", "; `adamant cores` shows the PUs that may be used"},
-        {"; name some, or request binding::none", ""},
-        {"; request binding::none", "; install hwloc (libhwloc-dev) and compile again"},
+        {" To continue unbound, request binding::if_possible.", " `adamant cores` shows the PUs that may be used."},
+        {" Name PUs, or request binding::none.", ""},
+        {" Request binding::none.", " Install hwloc (libhwloc-dev) and compile again."},
         {", or name PUs and bind no threads", ""},
         {"or give rank and ranks yourself", "or give --ranks"},
         {"binding::required", "bound threads"},

@@ -42,8 +42,8 @@ surroundings const half_grace{
      "half of GraceAdam's on GH200, 0.082 s for 1e9 parameters (SuperOffload blog, figure 5): Grace has two "
      "GPUs here"},
     {180e9, "80% (assumed) of half of the 450 GB/s each way of Grace's NVLink-C2C: it has two GPUs"}};
-constexpr char const* pcie5 = "PCIe 5.0 x16: 64 GB/s each way by its standard, of which 55 are assumed to be reached";
-constexpr char const* pcie4 = "PCIe 4.0 x16: 32 GB/s each way by its standard, of which 26 are assumed to be reached";
+constexpr char const* pcie5 = "PCIe 5.0 x16: 64 GB/s each way by its standard; 55 are assumed to be reached";
+constexpr char const* pcie4 = "PCIe 4.0 x16: 32 GB/s each way by its standard; 26 are assumed to be reached";
 constexpr char const* of_eight = "assumed: an eighth of a host with 8 GPUs and 2 TB (--host-memory)";
 constexpr char const* of_ddr5 = "75% (assumed) of an eighth of two sockets with 8 channels of DDR5-4800, 614 GB/s";
 surroundings const server_of_8{{256e9, of_eight}, {57.6e9, of_ddr5}, {55e9, pcie5}};
@@ -57,7 +57,7 @@ constexpr char const* of_desk = "75% (assumed) of two channels of DDR5-5600, 90 
 surroundings const workstation{{128e9, desk}, {67.2e9, of_desk}, {55e9, pcie5}};
 surroundings const workstation_pcie4{{128e9, desk}, {67.2e9, of_desk}, {26e9, pcie4}};
 
-// A GPU of so many MiB, as nvidia-smi shows them beside that name; bytes a second of its memory and dense 16-bit
+// A GPU: MiB of memory, as nvidia-smi shows them beside that name; bytes a second of its memory and dense 16-bit
 // operations a second, as their source has them.
 known_machine nvidia(char const* name, std::vector<char const*> aliases, unsigned mib_shown, char const* shown_as,
                      double bytes_per_s, double flops, std::string const& source, surroundings const& in)

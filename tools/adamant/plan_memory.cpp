@@ -21,7 +21,7 @@ std::string each_of(double bytes, std::size_t elems)
 {
     return shortest(bytes) + " B for each of " + grouped(elems);
 }
-// Of the state of so many elements.
+// Memory for the state of that many elements.
 std::size_t state_of(plan_request const& r, std::size_t elems)
 {
     std::size_t bytes = 0;
@@ -34,10 +34,10 @@ std::string type_text(dtype type)
     return std::string(name(type));
 }
 
-// Masters in two halves have the upper one in the weights.
+// Split master weights have the upper one in the weights.
 std::string masters_text(plan_request const& r)
 {
-    return r.is_split() ? "masters' lower halves" : "master weights";
+    return r.is_split() ? "residuals of masters" : "master weights";
 }
 
 // Of the layer that is computed again in backward, for one token: what its operations keep, in elements. Of the width
@@ -118,7 +118,7 @@ void add_host(plan_request const& r, std::size_t cpu, std::size_t device, memory
                          "pinned, whole: a step that is done again reads them again", true});
         items.push_back({'w', "weights_out", "new weights, CPU's part", array_product(r.weight_out, cpu),
                          r.weight_out == dtype::none ? "none: the params themselves go up"
-                         : r.is_split()              ? "pinned, whole, the masters' upper halves, copied up"
+                         : r.is_split()              ? "pinned, whole, the bfloat16 weights of split masters, copied up"
                                                      : "pinned, whole, written by the step and copied up",
                          true});
     }

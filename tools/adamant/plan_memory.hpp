@@ -95,7 +95,7 @@ struct memory_plan {
 std::vector<std::size_t> shares(model const& of, std::size_t gpus);
 std::size_t sum(std::vector<std::size_t> const& sizes);
 
-// With so many elements of the share on the CPU and on the device.
+// With these numbers of elements on the CPU and on the device.
 memory_plan memory_of(plan_request const& request, std::size_t cpu_elems, std::size_t device_elems);
 
 bool fits(memory_plan const& plan, gpu_host const& on);

@@ -44,7 +44,7 @@ std::size_t gpus_that_fit(plan_request r)
     return high;
 }
 
-// The largest of so many steps that helps; 0: none does. Where one does, smaller ones do.
+// The largest of these steps that helps; 0: none does. Where one does, smaller ones do.
 template <class Helps>
 std::size_t largest_that_helps(std::size_t most, Helps const& helps)
 {
@@ -77,8 +77,8 @@ void add_storage(plan_request const& r, Helps const& helps, std::vector<std::str
         std::string const type(name(moments));
         std::string const bits = std::string("moments in ") + (moments == dtype::bfloat16 ? "16" : "8") + " bits";
         advice.push_back((moments == dtype::float32
-                              ? "masters in two halves, which have the same bits (--state split_float32)"
-                          : halves ? "masters in two halves and " + bits + " (--state split_float32+" + type + ")"
+                              ? "split master weights, which have the same bits (--state split_float32)"
+                          : halves ? "split master weights and " + bits + " (--state split_float32+" + type + ")"
                                    : bits + " (--exp-avg " + type + " --exp-avg-sq " + type + ")") +
                          (journal ? "" : " with --journal 0"));
         return true;

@@ -228,7 +228,7 @@ private:
         std::string const steps = plural(asked.update_interval, "step");
         out_ += "\n" + wrapped("", "ZenFlow: " + grouped(zenflow.selected_elems) + " parameters selected, " +
                                        shortest(asked.topk_ratio) + " of the columns and all vectors; " +
-                                       grouped(zenflow.deferred_elems) + " put off for " + steps +
+                                       grouped(zenflow.deferred_elems) + " deferred for " + steps +
                                        (asked.overlap ? ", and stepped during the next window" : ""));
         auto const row = [&](std::string const& name, std::initializer_list<std::string> cells,
                              std::string const& end) {
@@ -262,11 +262,12 @@ private:
                                     one.meaning);
                 }
         out_ += wrapped(
-            "  ", std::string("The GPU stalls where it waits for the link or the host, and while weights publish. "
-                              "Plain offloading steps when the norm is known, speculation before that. ") +
-                      (asked.select_interval == 0
-                           ? "Selections are not counted (--select-interval)."
-                           : "In a selection the GPU's part comes down, and the next one goes up after that."));
+            "  ",
+            std::string("The GPU stalls where it waits for the link or the host, and while weights are published. "
+                        "Plain offloading steps when the norm is known, speculation before that. ") +
+                (asked.select_interval == 0
+                     ? "Selections are not counted (--select-interval)."
+                     : "In a selection the GPU's part comes down, and the next one goes up after that."));
         if (zenflow.forecast)
             out_ += "\na window of " + steps + "\n" + draw_timeline(*zenflow.forecast);
     }

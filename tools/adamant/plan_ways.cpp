@@ -71,20 +71,20 @@ memory_plan zenflow_memory(plan_request r, selected_part const& part, std::size_
                           array_product(r.grad, part.of_matrices) + array_product(r.weight_out, selected),
                           "gradients and new weights, one column after the other"});
     std::size_t const weights = array_product(r.weight(), part.matrices);
-    result.gpu.push_back({'T', "publishing_weights", "weights to be published", weights,
+    result.gpu.push_back({'T', "publishing_weights", "new weights", weights,
                           "of matrices, once more: they come up beside those in use"});
     bool const twice = r.zenflow->overlap;
     (r.on.unified ? result.gpu : result.host)
         .push_back({'Z', "sums", "sums of gradients",
                     array_product(dtype::float32, product(twice ? 2 : 1, part.matrices)),
                     std::string("float32, of whole matrices") +
-                        (twice ? ", twice: one is stepped while the other is added up" : "")});
+                        (twice ? ", twice: one is stepped while the other is accumulated" : "")});
     if (r.on.unified)
         return result;
     change(result.host, "gradients", "gradients", gradients, "pinned, whole: rows come down with all of their columns");
     change(result.host, "device_arrays", "arrays, GPU's part",
            image_bytes(r, part) - array_product(r.grad, part.of_matrices),
-           "between those of what is put off; state comes there in a selection, and for checkpoints");
+           "between those of the deferred gradients; state comes there in a selection, and for checkpoints");
     result.host.push_back({'H', "host_weights", "weights by rows", weights,
                            "of matrices, as the model has them, for checkpoints and where the GPU is left"});
     result.host.push_back({'I', "selected_image", "image of its part", image_bytes(r, part),

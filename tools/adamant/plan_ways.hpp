@@ -19,8 +19,9 @@ struct offload_way {
     std::string key;  // in JSON
     std::string name; // for people
     std::optional<double> step_s = {};
-    std::optional<double> stall_s = {}; // of it, on average: the GPU waits for the link or the host, or weights publish
-    double down_bytes = 0;              // of a step, on average; the same for the next
+    std::optional<double> stall_s =
+        {};                // of it, on average: the GPU waits for the link or the host, or weights are published
+    double down_bytes = 0; // of a step, on average; the same for the next
     double up_bytes = 0;
     memory_plan memory = {};
     bool fits = false;

@@ -85,7 +85,7 @@ private:
         if (end > begin)
             timeline.push_back({on, begin, end});
     }
-    // As much of the step of what was put off as there is time for.
+    // As much of the step of the deferred gradients as there is time for.
     void step_until(double end)
     {
         double const takes = std::clamp(end - host_, 0.0, deferred_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long a step takes with ZenFlow, by numbers alone: the GPU steps the selected columns in every step, and the host
-// adds up the gradients of the others and steps them once in a window of steps.
+// accumulates the gradients of the others and steps them once in a window of steps.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct zenflow_rates {
     double all_elems = 0;            // whose gradients come down: rows come down whole
     double matrix_elems = 0;         // of the columns, selected or not: sums are by rows, and weights go up by matrices
     std::size_t update_interval = 4; // steps of a window, at least 1
-    bool overlap = true;             // step what a window has put off while the next one goes on
+    bool overlap = true;             // apply the deferred gradients of a window while the next one goes on
     // Bytes of an element: of its gradient, on its way down; of its weight, on its way up, and read and written when it
     // publishes; what a step on the GPU reads and writes; what the host's does, whose gradient is a sum in float32; and
     // what adding up does in a window's first step, and in the others.
@@ -57,9 +57,9 @@ struct zenflow_forecast {
 };
 
 // The model. In every step the GPU does backward, while gradients come down, which begins when those of the step before
-// are added up, for they come to the same place. When all are down and their norm is known, the GPU steps what is
-// selected; then the host adds up, during forward and the next backward. Without overlap a window's last step waits
-// until the host has added up and stepped, and the weights have gone up as they were stepped. With overlap the host
+// are accumulated, for they come to the same place. When all are down and their norm is known, the GPU steps what is
+// selected; then the host sums, during forward and the next backward. Without overlap a window's last step waits
+// until the host has accumulated and stepped, and the weights have gone up as they were stepped. With overlap the host
 // steps in the next window, whenever there is nothing to add up, and weights go up as they are stepped, beside those in
 // use; the last step of that window waits for it, and then they publish. A selection stops the GPU while state comes
 // down, and, after that, goes up.

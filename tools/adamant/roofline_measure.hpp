@@ -46,7 +46,7 @@ struct timed_work {
     std::function<double()> seconds; // does it, and says how long it took
     std::vector<double> times = {};
 };
-// Rounds until so many have been, or Ctrl-C has been pressed; the first one does not count.
+// Rounds until that many are done, or Ctrl-C has been pressed; the first one does not count.
 void run_rounds(std::vector<timed_work>& all, std::size_t rounds, progress& bar);
 
 // The rows of a step and its limit from their times in the same rounds. `which` of the loops belong to `limits`.

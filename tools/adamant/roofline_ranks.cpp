@@ -84,7 +84,7 @@ private:
     void* at_;
 };
 
-// All ranks leave together. False: somebody has failed.
+// All ranks leave together. False: a rank has failed.
 bool line_up(shared& state, unsigned ranks, unsigned& turn)
 {
     turn += ranks;

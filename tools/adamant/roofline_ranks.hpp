@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole job: N processes, each on cores of its own, that step their shares of the parameters all at once.
+// The whole job: N processes, each on cores of its own, that step their shares of the parameters concurrently.
 #pragma once
 
 #include <cstddef>

@@ -196,7 +196,7 @@ std::string job_text(roofline_found const& found)
 
 void add_others(roofline_found& found, double share)
 {
-    constexpr double busy_from = 0.05; // more of the machine for somebody else, and figures say little
+    constexpr double busy_from = 0.05; // more of the machine for other processes, and figures say little
     found.notes.push_back("others had " + fixed(100 * share, 1) + "% of the processors meanwhile");
     if (share > busy_from)
         found.warnings.push_back("the machine was busy with something else for " + fixed(100 * share, 0) +
@@ -272,7 +272,7 @@ std::string to_text(roofline_found const& found)
     for (roofline_row const& row : found.rows)
         out += row_text(row, width);
     if (found.job && !found.job->rows.empty()) {
-        out += "\nthe whole job, every rank a process on cores of its own, all stepping at once:\n";
+        out += "\nthe whole job, every rank a process on cores of its own, all stepping concurrently:\n";
         for (roofline_row const& row : found.job->rows)
             out += row_text(row, width);
         out += '\n' + job_text(found);

@@ -41,7 +41,7 @@ double measured_clock_ghz()
         std::uint64_t const step = 3;
         auto const from = std::chrono::steady_clock::now();
         for (int k = 0; k < links / 8;
-             ++k) // so many to a turn that the loop's own work fits beside them
+             ++k) // enough in a turn to hide the loop's own work
 #if defined(__x86_64__)
                   // Of a register, for some processors add constants before they are executed.
             asm volatile("add %1,%0\n\tadd %1,%0\n\tadd %1,%0\n\tadd %1,%0\n\t"

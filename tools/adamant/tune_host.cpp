@@ -129,7 +129,7 @@ host_tuning tune_with_host(machine const& on, core_request const& request, shard
         host_alone.push_back(load.run(everywhere, [] {}));
     result.host_alone_s = median(host_alone);
 
-    bar.about("optimizer and " + std::to_string(threads) + " host threads at once");
+    bar.about("optimizer and " + std::to_string(threads) + " host threads concurrently");
     for (std::size_t round = 0; round <= rounds && !interruption::noted(); ++round) {
         for (split& s : splits)
             measure(s, load);

@@ -12,7 +12,7 @@
 
 namespace cli {
 
-// Both at once: medians over rounds.
+// Both concurrently: medians over rounds.
 struct split_time {
     unsigned cores = 0; // of each rank for the optimizer, the rest for the host; 0: all for both
     double both_s = 0;  // until both are through

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training loop whose optimizer works on CPU and device at once: gradients are made on the device, layer by layer
-// from the last, the CPU's part of them comes down, is stepped, and its weights go up, while the device steps its own.
-// The shapes are Qwen2.5-3B's, with as many layers as memory has room for. Forward and backward are waits.
+// A training loop whose optimizer works on CPU and device concurrently: gradients are made on the device, layer by
+// layer from the last, the CPU's part of them comes down, is stepped, and its weights go up, while the device steps its
+// own. The shapes are Qwen2.5-3B's, with as many layers as memory has room for. Forward and backward are waits.
 //
 //   hybrid [--ratio R|auto] [--layers N] [--steps N] [--state NAME] [--link pcie5|c2c|none] [--backward MS]
 //          [--forward MS] [--digest] [--zenflow K [--update-interval N] [--select-interval N] [--no-overlap]]
@@ -29,10 +29,7 @@
 #include <vector>
 
 #include <adamant/adamant.hpp>
-#include <adamant/cores.hpp>
 #include <adamant/formats.hpp>
-#include <adamant/memory.hpp>
-#include <adamant/resctrl.hpp>
 #include <adamant/split.hpp>
 #include <adamant/tune.hpp>
 
@@ -191,10 +188,10 @@ private:
                 blocks = done;
             }
             adamant::device_usage const used = gpu_.usage();
-            for (auto const& [row, to] :
-                 {std::pair{adamant::device_lane::down, 0u}, std::pair{adamant::device_lane::up, 2u},
-                  std::pair{adamant::device_lane::work, 4u}}) {
-                auto const i = static_cast<std::size_t>(row);
+            for (auto const& [stream, to] :
+                 {std::pair{adamant::device_stream::down, 0u}, std::pair{adamant::device_stream::up, 2u},
+                  std::pair{adamant::device_stream::work, 4u}}) {
+                auto const i = static_cast<std::size_t>(stream);
                 if (used.busy_s[i] != usage.busy_s[i]) // known when it is over
                     rows_[to].spans.emplace_back(now - (used.busy_s[i] - usage.busy_s[i]), now);
             }
@@ -330,7 +327,7 @@ double number(std::string_view option, std::string const& text, double most)
     return value;
 }
 
-constexpr char const* help = R"(hybrid: a training loop whose optimizer steps on CPU and device at once
+constexpr char const* help = R"(hybrid: a training loop whose optimizer steps on CPU and device concurrently
 
   --ratio R|auto         the share of the elements that the CPU steps; auto
                          (default): begins with 0.75, follows what is measured
@@ -344,12 +341,12 @@ constexpr char const* help = R"(hybrid: a training loop whose optimizer steps on
                          as the CPU's step over all would take)
   --forward MS           and forward (default: half of that)
   --digest               prints nothing but a digest of the params
-  --zenflow K            puts gradients off: the share K of each matrix' columns
-                         is stepped at once, on the device, the others later;
+  --zenflow K            defers gradients: the share K of each matrix' columns
+                         is updated every step, on the device, the others later;
                          beside plain offloading and speculation
-  --update-interval N    steps for which they are put off (default 4)
+  --update-interval N    steps for which they are deferred (default 4)
   --select-interval N    steps from one selection to the next (default 16)
-  --no-overlap           step what was put off while the device waits
+  --no-overlap           step the deferred gradients while the device waits
   --help                 this text; -h is the same
 )";
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of hybrid that puts gradients off.
+// The part of hybrid that defers gradients.
 #pragma once
 
 #include <cstddef>

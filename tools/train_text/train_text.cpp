@@ -34,10 +34,7 @@
 #include <adamant/cores.hpp>
 #include <adamant/formats.hpp>
 #include <adamant/memory.hpp>
-#include <adamant/resctrl.hpp>
 #include <adamant/safetensors.hpp>
-#include <adamant/split.hpp>
-#include <adamant/tune.hpp>
 #include <adamant/zenflow.hpp>
 #include <adamant/zenflow_safetensors.hpp>
 
@@ -62,10 +59,10 @@ constexpr char const* help = R"(train_text: trains a small language model on the
   --state NAME        what masters and moments are stored as: float32 (default),
                       split_float32, bfloat16, quantized8,
                       split_float32+bfloat16 or split_float32+quantized8
-  --zenflow SHARE     steps that share of each matrix' columns at once, and puts
-                      the others off (default: puts nothing off)
-  --update-interval N for so many steps (default 4)
-  --select-interval N and selects anew after so many (default 16)
+  --zenflow SHARE     updates that share of each matrix' columns every step and
+                      defers the others (default: plain steps)
+  --update-interval N steps in a window (default 4)
+  --select-interval N steps between selections (default 16)
   --text FILE         what is learned instead of /usr/share/common-licenses
   --threads N         of the optimizer (default 0: all)
   --cores-perc SHARE  instead: the optimizer's share of the cores, such as 0.8
@@ -85,7 +82,7 @@ option_values const defaults{{"--steps", "10000"},
                              {"--batch", "128"},
                              {"--isa", "automatic"},
                              {"--state", "float32"},
-                             {"--zenflow", ""}, // empty: nothing is put off
+                             {"--zenflow", ""}, // empty: nothing is deferred
                              {"--update-interval", "4"},
                              {"--select-interval", "16"},
                              {"--text", ""},              // empty: the licences
@@ -123,7 +120,7 @@ struct tensor_state {
         : master(zeros(types[0], n, on)), exp_avg(zeros(types[2], n, on)), exp_avg_sq(zeros(types[3], n, on))
     {
     }
-    // Its masters are the first weights. In two halves, one of them is the weight.
+    // Its masters are the first weights. Split, one part is the weight.
     void set_masters(adamant::shard_dtypes const& types, float const* first, tensor& of)
     {
         if (has_split_param(types))
@@ -213,7 +210,7 @@ adamant::optimizer_options optimizer_options(option_values const& values)
     return options;
 }
 
-// The share of the columns that are stepped at once, if gradients are put off.
+// The share of the columns that are updated every step, if gradients are deferred.
 std::optional<double> zenflow_share(option_values const& values)
 {
     std::string const& text = values.at("--zenflow");
@@ -258,7 +255,7 @@ std::map<std::string, std::string> identity_of_run(option_values const& values, 
     return result;
 }
 
-// What steps the model: an optimizer, or one that puts gradients off, whose state lies by columns.
+// What steps the model: an optimizer, or one that defers gradients, whose state lies by columns.
 class stepper {
 public:
     stepper(option_values const& values, workers const& on, adamant::shard_dtypes const& types)

@@ -5,8 +5,8 @@
 // The weights it ends with have the same bits for any number of ranks; the digest printed last is there to be compared.
 // Beside train_text's rules it keeps to these:
 //   - A batch is four micro-batches, however many ranks there are to compute them. So that number has to divide four.
-//   - The owner of an element adds its four gradients up in the order of the micro-batches, whoever has computed them.
-//   MPI
+//   - The owner of an element adds its four gradients up in the order of the micro-batches, on whichever rank they were
+//   computed. MPI
 //     only moves gradients: a sum made by MPI_Reduce would depend on the number of ranks.
 //   - The state is cut at multiples of norm_block_elems of a tensor, and the sum of squares is reduced as integers.
 #include <algorithm>
@@ -31,10 +31,7 @@
 #include <adamant/adamant.hpp>
 #include <adamant/cores.hpp>
 #include <adamant/memory.hpp>
-#include <adamant/resctrl.hpp>
 #include <adamant/safetensors.hpp>
-#include <adamant/split.hpp>
-#include <adamant/tune.hpp>
 
 #include "text_model.hpp"
 #include "text_run.hpp"

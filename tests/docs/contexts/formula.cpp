@@ -13,7 +13,7 @@
 // A float, flushed; so are the results of all operations.
 struct value {
     float x;
-    value(float of) : x(adamant::flush(of)) {}
+    value(float result) : x(adamant::flush(result)) {}
     friend value operator*(value a, value b) { return a.x * b.x; }
     friend value operator/(value a, value b) { return a.x / b.x; }
 };

@@ -4,10 +4,7 @@
 #include <vector>
 
 #include <adamant/adamant.hpp>
-#include <adamant/cores.hpp>
 #include <adamant/emulated_device.hpp>
-#include <adamant/memory.hpp>
-#include <adamant/resctrl.hpp>
 #include <adamant/split.hpp>
 #include <adamant/tune.hpp>
 

@@ -4,10 +4,6 @@
 
 #include <adamant/adamant.hpp>
 #include <adamant/cores.hpp>
-#include <adamant/memory.hpp>
-#include <adamant/resctrl.hpp>
-#include <adamant/split.hpp>
-#include <adamant/tune.hpp>
 
 #include "require.hpp"
 

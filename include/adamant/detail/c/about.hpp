@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of the C library: the structs of the interface, with their defaults.
+// Internal to the C library: name, minimum size and defaults of each struct of the interface.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of the C library: from C's structs to those of C++, and back.
+// Internal to the C library: converts structs of C to those of C++, and back.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@
 namespace adamant::c {
 
 template <class Enum>
-Enum to_enum(std::int32_t value, Enum last, char const* what)
+Enum to_enum(std::int32_t value, Enum last, char const* name)
 {
     if (value < 0 || value > static_cast<std::int32_t>(last))
         detail::throw_invalid_argument(
-            {what, " is ", value, ", but it is from 0 to ", static_cast<std::int32_t>(last)});
+            {name, " is ", value, ", but must be from 0 to ", static_cast<std::int32_t>(last)});
     return static_cast<Enum>(value);
 }
 
@@ -36,37 +36,37 @@ std::optional<T> unless_zero(T value)
     return value == T{} ? std::nullopt : std::optional<T>(value);
 }
 
-adamant_hyperparameters to_c(hyperparameters const& from);
-hyperparameters from_c(adamant_hyperparameters const* from);
+adamant_hyperparameters to_c(hyperparameters const& source);
+hyperparameters from_c(adamant_hyperparameters const* source);
 
-adamant_loss_scaling to_c(loss_scaling_options const& from);
-loss_scaling_options from_c(adamant_loss_scaling const* from);
+adamant_loss_scaling to_c(loss_scaling_options const& source);
+loss_scaling_options from_c(adamant_loss_scaling const* source);
 
-// The machine that the options mean, and what is asked of it, for which rank.
-machine machine_of(adamant_core_options const& from);
+// The machine of the options; and their request for cores, with the rank.
+machine machine_of(adamant_core_options const& source);
 struct request_of_rank {
     core_request request;
     unsigned rank;
 };
-request_of_rank request_of(adamant_core_options const& from);
+request_of_rank request_of(adamant_core_options const& source);
 
-binding binding_of(adamant_binding from);
+binding binding_of(adamant_binding value);
 isa isa_of(char const* name);
 
-// The types alone, and all of a shard. Both throw invalid_argument for types that no shard has.
-shard_format const& format_of(adamant_shard const& from);
+// The format of a shard, and the whole shard. Both throw invalid_argument for an unsupported combination of types.
+shard_format const& format_of(adamant_shard const& source);
 struct shard_of_c {
     any_shard view;
     accumulator_array accumulator;
 };
-shard_of_c shard_of(adamant_shard const& from);
-// Where it lies in its parameter.
-shard_place place_of(adamant_shard const& from);
+shard_of_c shard_of(adamant_shard const& source);
+// The shard's position in its parameter.
+shard_place place_of(adamant_shard const& source);
 
-optimizer_options from_c(adamant_optimizer_options const& from);
-// The learning rates stay the caller's.
+optimizer_options from_c(adamant_optimizer_options const& source);
+// The result refers to the caller's learning rates.
 step_values from_c(adamant_step_values const* values);
-// to may be null.
-void give_report(optimizer_report const& from, adamant_report* to) noexcept;
+// report may be null.
+void give_report(optimizer_report const& source, adamant_report* report) noexcept;
 
 } // namespace adamant::c

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares.
+// Definitions of <adamant/adamant.h>: selection of cores and NUMA nodes.
 #include <adamant/adamant.h>
 
 #include <cstddef>
@@ -17,22 +17,22 @@
 
 namespace adamant::c {
 
-// Where a caller wants a text.
+// The caller's buffer for a text.
 struct text_place {
-    char* to; // may be null
+    char* buffer; // may be null
     std::size_t bytes;
     char const* name;
 };
 static void check_fits(std::string const& text, text_place const& place)
 {
-    auto const [to, bytes, what] = place;
-    if (to == nullptr && bytes != 0)
-        detail::throw_invalid_argument({what, " is a null pointer, but said to have ", bytes, " bytes"});
-    if (to != nullptr && bytes <= text.size())
-        detail::throw_invalid_argument({what, " has ", bytes, " bytes, but needs ", text.size() + 1});
+    auto const [buffer, bytes, argument] = place;
+    if (buffer == nullptr && bytes != 0)
+        detail::throw_invalid_argument({argument, " is a null pointer, but its size is ", bytes, " bytes"});
+    if (buffer != nullptr && bytes <= text.size())
+        detail::throw_invalid_argument({argument, " has ", bytes, " bytes, but needs ", text.size() + 1});
 }
 
-// Both, or none.
+// Writes both texts, or throws and writes none.
 static void give_texts(std::string const& first, text_place const& to_first, std::string const& second,
                        text_place const& to_second)
 {
@@ -43,61 +43,60 @@ static void give_texts(std::string const& first, text_place const& to_first, std
         std::memcpy(to_second.to, second.c_str(), second.size() + 1);
 }
 
-static std::vector<char const*> texts_of(char const* const* texts, std::size_t count, std::string const& what)
+static std::vector<char const*> texts_of(char const* const* texts, std::size_t count, std::string const& argument)
 {
     if (texts == nullptr && count != 0)
-        detail::throw_invalid_argument({what, "_count is ", count, ", but ", what, "s is a null pointer"});
+        detail::throw_invalid_argument({argument, "_count is ", count, ", but ", argument, "s is a null pointer"});
     for (std::size_t i = 0; i < count; ++i)
-        needed(texts[i], (detail::text_of({"number ", i, " of ", what, "s"})).c_str());
+        needed(texts[i], (detail::text_of({"number ", i, " of ", argument, "s"})).c_str());
     return {texts, texts + count};
 }
 
-machine machine_of([[maybe_unused]] adamant_core_options const& from)
+machine machine_of([[maybe_unused]] adamant_core_options const& source)
 {
 #if defined(ADAMANT_NO_HWLOC)
-    detail::throw_unavailable({"cores are to be chosen, but this library was built without hwloc (ADAMANT_HWLOC=OFF)"});
+    detail::throw_unavailable({"cannot select cores: this library was built without hwloc (ADAMANT_HWLOC=OFF)"});
 #else
-    machine found = from.machine == nullptr ? live_machine() : read_machine(from.machine);
-    if (from.allowed != nullptr)
-        found.allowed = parse_index_set(from.allowed);
-    if (!(from.cpu_quota >= 0))
-        detail::throw_invalid_argument({"cpu_quota is ", from.cpu_quota, ", but must be a number of CPUs, or 0"});
-    if (from.cpu_quota > 0)
-        found.quota = {from.cpu_quota, "cpu_quota"};
-    return found;
+    machine result = source.machine == nullptr ? live_machine() : read_machine(source.machine);
+    if (source.allowed != nullptr)
+        result.allowed = parse_index_set(source.allowed);
+    if (!(source.cpu_quota >= 0))
+        detail::throw_invalid_argument({"cpu_quota is ", source.cpu_quota, ", but must be a number of CPUs, or 0"});
+    if (source.cpu_quota > 0)
+        result.quota = {source.cpu_quota, "cpu_quota"};
+    return result;
 #endif
 }
 
-request_of_rank request_of(adamant_core_options const& from)
+request_of_rank request_of(adamant_core_options const& source)
 {
-    core_request request{.cpuadam_cores_perc = unless_zero(from.cpuadam_cores_perc),
-                         .cpuadam_cores = unless_zero(from.cpuadam_cores),
-                         .pt_reserved_cores = unless_zero(from.pt_reserved_cores),
-                         .pt_reserved_cores_perc = unless_zero(from.pt_reserved_cores_perc),
-                         .list = parse_index_set(text_or_empty(from.pus)),
-                         .smt = from.every_pu_of_cores != 0 ? smt_policy::all : smt_policy::one_per_core,
-                         .fast = from.fast_cores_to_host != 0 ? fast_cores::host : fast_cores::optimizer};
-    for (char const* const mask : texts_of(from.masks, from.mask_count, "mask"))
+    core_request request{.cpuadam_cores_perc = unless_zero(source.cpuadam_cores_perc),
+                         .cpuadam_cores = unless_zero(source.cpuadam_cores),
+                         .pt_reserved_cores = unless_zero(source.pt_reserved_cores),
+                         .pt_reserved_cores_perc = unless_zero(source.pt_reserved_cores_perc),
+                         .list = parse_index_set(text_or_empty(source.pus)),
+                         .smt = source.every_pu_of_cores != 0 ? smt_policy::all : smt_policy::one_per_core,
+                         .fast = source.fast_cores_to_host != 0 ? fast_cores::host : fast_cores::optimizer};
+    for (char const* const mask : texts_of(source.masks, source.mask_count, "mask"))
         request.masks.push_back(parse_index_set(mask));
-    for (char const* const gpu : texts_of(from.gpus, from.gpu_count, "gpu"))
+    for (char const* const gpu : texts_of(source.gpus, source.gpu_count, "gpu"))
         request.gpus.emplace_back(gpu);
-    local_rank self{from.rank, from.ranks, {}};
+    local_rank self{source.rank, source.ranks, {}};
     if (self.ranks == 0 && self.rank != 0)
         detail::throw_invalid_argument(
-            {"rank is ", from.rank, ", but ranks is 0, which leaves both to the environment"});
+            {"rank is ", source.rank, ", but ranks is 0, which takes both from the environment"});
     if (self.ranks == 0)
         self = rank_from_environment();
     if (self.rank >= self.ranks)
-        detail::throw_invalid_argument(
-            {"rank is ", self.rank, ", but ranks count from 0 and their number is ", self.ranks});
+        detail::throw_invalid_argument({"rank is ", self.rank, ", but must be below ranks, which is ", self.ranks});
     request.ranks = self.ranks;
     return {std::move(request), self.rank};
 }
 
-static rank_cores select(adamant_core_options const& from)
+static rank_cores select(adamant_core_options const& source)
 {
-    auto const [request, rank] = request_of(from);
-    return select_cores(machine_of(from), request)[rank];
+    auto const [request, rank] = request_of(source);
+    return select_cores(machine_of(source), request)[rank];
 }
 
 } // namespace adamant::c

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of the C library: what nvcc compiles of it, where there is one.
+// Internal to the C library: functions that nvcc compiles, with ADAMANT_CUDA.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 namespace adamant::c {
 
 [[nodiscard]] std::shared_ptr<device> make_cuda_device(int ordinal);
-// event: a cudaEvent_t. Throws invalid_argument for a device that make_cuda_device() has not made.
-void wait_cuda_event(device& on, void* event);
+// event: a cudaEvent_t. Throws invalid_argument for a device that make_cuda_device() did not create.
+void wait_cuda_event(device& target, void* event);
 
 } // namespace adamant::c

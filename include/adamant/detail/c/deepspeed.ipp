@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares.
+// Definitions of <adamant/adamant.h>: DeepSpeed's configuration.
 #include <adamant/adamant.h>
 
 #include <memory>
@@ -14,7 +14,7 @@ struct adamant_deepspeed {
 
 using namespace adamant::c;
 
-static adamant_deepspeed const& of(adamant_deepspeed const* config)
+static adamant_deepspeed const& unwrap(adamant_deepspeed const* config)
 {
     return needed(config, "the configuration");
 }
@@ -39,7 +39,7 @@ adamant_status adamant_deepspeed_apply(const adamant_deepspeed* config, adamant_
                                        adamant_step_values* values, adamant_core_options* cores)
 {
     return guarded([&] {
-        adamant::offload_config const& c = of(config).config.options;
+        adamant::offload_config const& c = unwrap(config).config.options;
         adamant::core_request const request = core_request_of(c);
         check_target_or_null(hyper);
         check_target_or_null(options);
@@ -69,25 +69,25 @@ adamant_status adamant_deepspeed_offload_init(adamant_deepspeed_offload* offload
 adamant_status adamant_deepspeed_get_offload(const adamant_deepspeed* config, adamant_deepspeed_offload* offload)
 {
     return guarded([&] {
-        adamant::offload_config const& c = of(config).config.options;
+        adamant::offload_config const& c = unwrap(config).config.options;
         check_target(offload);
-        adamant_deepspeed_offload to{};
-        to.zero_stage = c.zero_stage;
-        to.offload = c.offload;
-        to.sub_group_size_elems = c.sub_group_size_elems;
-        to.ratio = c.ratio;
-        to.pin_memory = c.pin_memory;
-        to.super_offload = c.super_offload;
-        to.cpuadam_cores_perc = c.cpuadam_cores_perc.value_or(0);
-        to.pt_reserved_cores_perc = c.pt_reserved_cores_perc.value_or(0);
-        write(to, offload);
+        adamant_deepspeed_offload result{};
+        result.zero_stage = c.zero_stage;
+        result.offload = c.offload;
+        result.sub_group_size_elems = c.sub_group_size_elems;
+        result.ratio = c.ratio;
+        result.pin_memory = c.pin_memory;
+        result.super_offload = c.super_offload;
+        result.cpuadam_cores_perc = c.cpuadam_cores_perc.value_or(0);
+        result.pt_reserved_cores_perc = c.pt_reserved_cores_perc.value_or(0);
+        write(result, offload);
     });
 }
 adamant_status adamant_deepspeed_model(const adamant_deepspeed* config, adamant_dtype* type,
                                        uint32_t* accumulation_steps)
 {
     return guarded([&] {
-        adamant::offload_config const& c = of(config).config.options;
+        adamant::offload_config const& c = unwrap(config).config.options;
         give<adamant_dtype>(type, static_cast<adamant_dtype>(c.model_type));
         give<uint32_t>(accumulation_steps, c.gradient_accumulation_steps.value_or(0));
     });
@@ -95,7 +95,7 @@ adamant_status adamant_deepspeed_model(const adamant_deepspeed* config, adamant_
 adamant_status adamant_deepspeed_warning(const adamant_deepspeed* config, size_t index, const char** text)
 {
     return guarded([&] {
-        auto const& warnings = of(config).config.warnings;
+        auto const& warnings = unwrap(config).config.warnings;
         needed(text, "text") = index < warnings.size() ? warnings[index].c_str() : nullptr;
     });
 }

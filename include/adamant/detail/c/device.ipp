@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares.
+// Definitions of <adamant/adamant.h>: devices and placement on them.
 #include <adamant/adamant.h>
 
 #include <algorithm>
@@ -45,23 +45,24 @@ static emulation_options from_c(adamant_emulation_options const& from)
     return to;
 }
 
-static device& of(adamant_device const* handle)
+static device& unwrap(adamant_device const* handle)
 {
-    return *needed(handle, "the device").of;
+    return *needed(handle, "the device").device;
 }
 static emulated_device& emulated(adamant_device const* handle)
 {
-    device& on = of(handle);
-    if (auto* const found = dynamic_cast<emulated_device*>(&on))
-        return *found;
-    detail::throw_invalid_argument({on.name(), " is told to fail, hang or resume, but only an emulated device can"});
+    device& target = unwrap(handle);
+    if (auto* const result = dynamic_cast<emulated_device*>(&target))
+        return *result;
+    detail::throw_invalid_argument(
+        {"cannot make ", target.name(), " fail, hang or resume: only an emulated device can"});
 }
 
 #if !defined(ADAMANT_C_CUDA)
 [[noreturn]] static void refuse_cuda()
 {
-    detail::throw_unavailable({"a CUDA device is asked for, but this library was built without nvcc; install the CUDA "
-                               "toolkit, 12.0 or newer, and build the C library anew with ADAMANT_CUDA=ON"});
+    detail::throw_unavailable({"cannot create a CUDA device: this library was built without nvcc. Install the CUDA "
+                               "toolkit, 12.0 or newer, and rebuild the C library with ADAMANT_CUDA=ON."});
 }
 static std::shared_ptr<device> make_cuda_device(int)
 {
@@ -73,30 +74,31 @@ static void wait_cuda_event(device&, void*)
 }
 #endif
 
-static adamant_device* handle_of(std::shared_ptr<device> on)
+static adamant_device* handle_of(std::shared_ptr<device> target)
 {
-    std::string name = on->name();
-    return new adamant_device{std::move(on), std::move(name)};
+    std::string name = target->name();
+    return new adamant_device{std::move(target), std::move(name)};
 }
 
-// Waits for what was enqueued in the stream, and has the device go on if that fails.
-static void wait_for(device& on, device_stream stream)
+// Waits for the enqueued work of a stream. Resets the device if that fails.
+static void wait_for(device& target, device_stream stream)
 {
     constexpr auto most = std::chrono::seconds(300); // as an optimizer's device_timeout_s
     try {
-        if (!on.wait_until(on.record_event(stream), device::clock::now() + most))
-            detail::throw_device_error({on.name(), " has not come to the end of a copy in 300 s; it seems to have "
-                                                   "stopped answering"});
+        if (!target.wait_until(target.record_event(stream), device::clock::now() + most))
+            detail::throw_device_error({target.name(),
+                                        " did not complete a copy within 300 s and seems to have stopped "
+                                        "answering"});
     } catch (device_error const&) {
-        static_cast<void>(on.reset(device::clock::now() + most));
+        static_cast<void>(target.reset(device::clock::now() + most));
         throw;
     }
 }
 
-// All shards are the CPU's.
-static placement all_on_cpu(optimizer const& of)
+// A placement of all shards on the CPU.
+static placement all_on_cpu(optimizer const& owner)
 {
-    return split(of.shard_sizes(), {.ratio = 1});
+    return split(owner.shard_sizes(), {.ratio = 1});
 }
 
 } // namespace adamant::c
@@ -113,8 +115,8 @@ adamant_status adamant_cuda_device_create(int32_t ordinal, adamant_device** made
 adamant_status adamant_cuda_device_wait_event(adamant_device* device, void* event)
 {
     return guarded([&] {
-        adamant::device& on = of(device);
-        wait_cuda_event(on, &needed(static_cast<std::byte*>(event), "event"));
+        adamant::device& target = unwrap(device);
+        wait_cuda_event(target, &needed(static_cast<std::byte*>(event), "event"));
     });
 }
 
@@ -152,7 +154,7 @@ adamant_status adamant_device_describe(const adamant_device* device, const char*
                                        size_t* free_bytes)
 {
     return guarded([&] {
-        adamant::device_memory const memory = of(device).memory();
+        adamant::device_memory const memory = unwrap(device).memory();
         give<const char*>(name, device->name.c_str());
         give(total_bytes, memory.total_bytes);
         give(free_bytes, memory.free_bytes);
@@ -161,73 +163,74 @@ adamant_status adamant_device_describe(const adamant_device* device, const char*
 adamant_status adamant_device_allocate(adamant_device* device, size_t bytes, uint64_t* address)
 {
     return guarded([&] {
-        adamant::device& on = of(device);
-        needed(address, "address") = on.allocate(bytes).address;
+        adamant::device& target = unwrap(device);
+        needed(address, "address") = target.allocate(bytes).address;
     });
 }
 adamant_status adamant_device_release(adamant_device* device, uint64_t address)
 {
-    return guarded([&] { of(device).release({address}); });
+    return guarded([&] { unwrap(device).release({address}); });
 }
 adamant_status adamant_device_copy_up(adamant_device* device, uint64_t to, const void* from, size_t bytes)
 {
     return guarded([&] {
-        adamant::device& on = of(device);
+        adamant::device& target = unwrap(device);
         if (bytes != 0)
             needed(static_cast<std::byte const*>(from), "from");
-        on.copy_up({to}, from, bytes);
-        wait_for(on, adamant::device_stream::up);
+        target.copy_up({to}, from, bytes);
+        wait_for(target, adamant::device_stream::up);
     });
 }
 adamant_status adamant_device_copy_down(adamant_device* device, void* to, uint64_t from, size_t bytes)
 {
     return guarded([&] {
-        adamant::device& on = of(device);
+        adamant::device& target = unwrap(device);
         if (bytes != 0)
             needed(static_cast<std::byte*>(to), "to");
-        on.copy_down(to, {from}, bytes);
-        wait_for(on, adamant::device_stream::down);
+        target.copy_down(to, {from}, bytes);
+        wait_for(target, adamant::device_stream::down);
     });
 }
 
 adamant_status adamant_shard_sizes(const adamant_optimizer* optimizer, size_t* sizes, size_t count)
 {
     return guarded([&] {
-        std::vector<std::size_t> const found = of(optimizer).shard_sizes();
-        if (count != found.size())
-            adamant::detail::throw_invalid_argument({"count is ", count, ", but there are ", found.size(), " shards"});
+        std::vector<std::size_t> const shard_sizes = unwrap(optimizer).shard_sizes();
+        if (count != shard_sizes.size())
+            adamant::detail::throw_invalid_argument(
+                {"count is ", count, ", but the optimizer has ", shard_sizes.size(), " shards"});
         if (count != 0)
-            std::copy(found.begin(), found.end(), &needed(sizes, "sizes"));
+            std::copy(shard_sizes.begin(), shard_sizes.end(), &needed(sizes, "sizes"));
     });
 }
 adamant_status adamant_device_bytes(const adamant_optimizer* optimizer, const adamant_device* device,
                                     const adamant_placement* placement, size_t* bytes)
 {
     return guarded([&] {
-        adamant::optimizer const& o = of(optimizer);
-        adamant::device const& on = of(device);
-        adamant::placement const& where = of(placement);
-        needed(bytes, "bytes") = o.device_bytes(on, where);
+        adamant::optimizer const& o = unwrap(optimizer);
+        adamant::device const& target = unwrap(device);
+        adamant::placement const& requested = unwrap(placement);
+        needed(bytes, "bytes") = o.device_bytes(target, requested);
     });
 }
 adamant_status adamant_place(adamant_optimizer* optimizer, const adamant_device* device,
                              const adamant_placement* placement)
 {
     return guarded([&] {
-        adamant::optimizer& o = of(optimizer);
+        adamant::optimizer& o = unwrap(optimizer);
         if (device == nullptr && placement == nullptr) {
             o.place(nullptr, all_on_cpu(o));
             return;
         }
         needed(device, "the device");
-        o.place(device->of, of(placement));
+        o.place(device->device, unwrap(placement));
     });
 }
 adamant_status adamant_set_device_arrays(adamant_optimizer* optimizer, size_t shard, uint64_t grad, uint64_t weight_out)
 {
-    return guarded([&] { of(optimizer).set_device_arrays(shard, {{grad}, {weight_out}}); });
+    return guarded([&] { unwrap(optimizer).set_device_arrays(shard, {{grad}, {weight_out}}); });
 }
 adamant_status adamant_update_host_arrays(adamant_optimizer* optimizer)
 {
-    return guarded([&] { of(optimizer).update_host_arrays(); });
+    return guarded([&] { unwrap(optimizer).update_host_arrays(); });
 }

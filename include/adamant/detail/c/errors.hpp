@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of the C library: where exceptions become statuses, and the checks that every function makes.
+// Internal to the C library: translates exceptions to statuses, and checks arguments.
 #pragma once
 
 #include <span>
@@ -12,50 +12,50 @@
 
 namespace adamant::c {
 
-// What adamant_optimizer_options.reduce returned, or threw.
+// Thrown when adamant_optimizer_options.reduce returns an error or throws.
 struct reduce_failed : error {
     using error::error;
 };
 
-// Keeps the text for adamant_last_error(), and returns the status. Allocates nothing.
-// own: names that go before c_names.
-adamant_status fail(adamant_status status, std::string_view text, std::span<c_name const> own) noexcept;
+// Stores the text for adamant_last_error(), and returns the status. Allocates nothing. names: take precedence over
+// c_names.
+adamant_status fail(adamant_status status, std::string_view text, std::span<c_name const> names) noexcept;
 
-// Sets adamant_last_error() to what a successful save could not do, or to "".
+// After a successful save: sets adamant_last_error() to the part that failed (such as syncing the folder), or to "".
 inline void note_of_save(std::string const& reason)
 {
     (void)fail(ADAMANT_OK, reason.empty() ? reason : "adamant: the file is complete, but " + reason, {});
 }
 
-// The exception that is being handled as a status, with its text kept.
-adamant_status status_of_exception(std::span<c_name const> own) noexcept;
+// Stores the text of the current exception, and returns its status.
+adamant_status status_of_exception(std::span<c_name const> names) noexcept;
 
-// What every function of the interface that can fail does its work in.
+// Runs work() and translates exceptions. Every function of the interface that can fail uses it.
 template <class Work>
-adamant_status guarded(Work const& work, std::span<c_name const> own = {}) noexcept
+adamant_status guarded(Work const& work, std::span<c_name const> names = {}) noexcept
 {
     try {
         work();
         return ADAMANT_OK;
     } catch (...) {
-        return status_of_exception(own);
+        return status_of_exception(names);
     }
 }
 
 template <class T>
-T& needed(T* pointer, char const* what)
+T& needed(T* pointer, char const* name)
 {
     if (pointer == nullptr)
-        detail::throw_invalid_argument({what, " is a null pointer"});
+        detail::throw_invalid_argument({name, " is a null pointer"});
     return *pointer;
 }
 
-// A result that the caller may not want.
+// Writes an optional result.
 template <class T>
-void give(T* where, T const& value)
+void give(T* target, T const& value)
 {
-    if (where != nullptr)
-        *where = value;
+    if (target != nullptr)
+        *target = value;
 }
 
 } // namespace adamant::c

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of the C library: what its handles are.
+// Internal to the C library: the structs behind its handles.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ struct adamant_team {
         std::string asked;
         std::string bound_to;
     };
-    std::shared_ptr<adamant::team> of;
+    std::shared_ptr<adamant::team> team;
     std::string pus;
     std::vector<thread_texts> threads;
 };
@@ -30,18 +30,21 @@ struct adamant_executor {
 };
 
 struct adamant_optimizer {
-    adamant_optimizer(adamant::executor const& cpu, adamant::optimizer_options options) : of(cpu, std::move(options)) {}
+    adamant_optimizer(adamant::executor const& cpu, adamant::optimizer_options options)
+        : optimizer(cpu, std::move(options))
+    {
+    }
 
-    adamant::optimizer of;
+    adamant::optimizer optimizer;
     std::optional<adamant::optimizer::ticket> ticket = {}; // of adamant_step_async()
 };
 
 struct adamant_placement {
-    adamant::placement of;
+    adamant::placement placement;
 };
 
 struct adamant_device {
-    std::shared_ptr<adamant::device> of;
+    std::shared_ptr<adamant::device> device;
     std::string name;
 };
 
@@ -51,17 +54,17 @@ inline executor const& cpu_of(adamant_executor const* handle)
 {
     return needed(handle, "the executor").cpu;
 }
-inline placement const& of(adamant_placement const* handle)
+inline placement const& unwrap(adamant_placement const* handle)
 {
-    return needed(handle, "the placement").of;
+    return needed(handle, "the placement").placement;
 }
-inline optimizer& of(adamant_optimizer* handle)
+inline optimizer& unwrap(adamant_optimizer* handle)
 {
-    return needed(handle, "the optimizer").of;
+    return needed(handle, "the optimizer").optimizer;
 }
-inline optimizer const& of(adamant_optimizer const* handle)
+inline optimizer const& unwrap(adamant_optimizer const* handle)
 {
-    return needed(handle, "the optimizer").of;
+    return needed(handle, "the optimizer").optimizer;
 }
 
 } // namespace adamant::c

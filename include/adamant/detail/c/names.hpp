@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of the C library: what texts of the C++ library name, in C's words.
+// Internal to the C library: translates names of the C++ API in error texts to names of the C API.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ struct c_name {
     std::string_view in_c;
 };
 
-// No entry may begin with an earlier one. The test "C: texts name what C has" fails where one is missing.
+// No entry may begin with an earlier one. The test "C: texts name what C has" fails if an entry is missing.
 inline constexpr c_name c_names[] = {
     // Functions
     {"abandon()", "adamant_abandon()"},
@@ -48,7 +48,8 @@ inline constexpr c_name c_names[] = {
     {"step_async()", "adamant_step_async()"},
     {"submit()", "adamant_submit()"},
     {"update_host_arrays()", "adamant_update_host_arrays()"},
-    {"wait for its ticket first", "call adamant_wait() first"},
+    {"wait()", "adamant_wait()"},
+    {"Wait for its ticket first", "Call adamant_wait() first"},
     // Enumerators
     {"binding::if_possible", "ADAMANT_BIND_IF_POSSIBLE"},
     {"binding::none", "ADAMANT_BIND_NONE"},
@@ -65,14 +66,14 @@ inline constexpr c_name c_names[] = {
     {"split_unit::deepspeed", "ADAMANT_SPLIT_DEEPSPEED"},
     {"split_unit::element", "ADAMANT_SPLIT_ELEMENT"},
     {"split_unit::shard", "ADAMANT_SPLIT_SHARD"},
-    // Options of other names
+    // Options whose names differ
     {"mode is not a valid decay_mode", "decay is not a valid decay mode"},
     {"mode is unset", "decay is unset"},
     {"rounding is no valid choice", "exp_avg_sq_rounding or param_rounding is no valid choice"},
     {"set mode to", "set decay to"},
 };
 
-// What calls of zenflow_optimizer say instead, which has some functions of the same names.
+// Names for calls of zenflow_optimizer, which shares some function names with optimizer.
 inline constexpr c_name c_zenflow_names[] = {
     {"abandon()", "adamant_zenflow_abandon()"},
     {"add_group()", "adamant_zenflow_add_group()"},
@@ -95,47 +96,46 @@ inline constexpr c_name c_zenflow_names[] = {
     {"submit()", "adamant_zenflow_submit()"},
 };
 
-[[nodiscard]] constexpr bool is_of_a_name(char c) noexcept
+[[nodiscard]] constexpr bool is_name_char(char c) noexcept
 {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == ':';
 }
 
-// The entry of these that stands at this place of a text, not in the middle of a longer name or of a path; null for
-// none.
-[[nodiscard]] constexpr c_name const* c_name_at(std::string_view text, std::size_t at,
+// The entry whose C++ name begins at `offset` of a text; null if none does. Ignores parts of longer names and of paths.
+[[nodiscard]] constexpr c_name const* c_name_at(std::string_view text, std::size_t offset,
                                                 std::span<c_name const> names) noexcept
 {
-    if (at != 0 && (is_of_a_name(text[at - 1]) || text[at - 1] == '/'))
+    if (offset != 0 && (is_name_char(text[offset - 1]) || text[offset - 1] == '/'))
         return nullptr;
     for (c_name const& name : names)
-        if (text.substr(at).starts_with(name.in_cpp)) {
-            std::size_t const end = at + name.in_cpp.size();
-            if (end == text.size() || !is_of_a_name(text[end - 1]) || !is_of_a_name(text[end]))
+        if (text.substr(offset).starts_with(name.in_cpp)) {
+            std::size_t const end = offset + name.in_cpp.size();
+            if (end == text.size() || !is_name_char(text[end - 1]) || !is_name_char(text[end]))
                 return &name;
         }
     return nullptr;
 }
 
-// Calls visit(piece) for the pieces of the text in C's words: those of `own`, and else those of c_names. What is in
-// single quotes is the caller's, and stays. Pure; allocates nothing.
+// Calls visit(piece) for the pieces of the translated text. Entries of `names` take precedence over c_names. Text in
+// single quotes comes from the caller and is not translated. Allocates nothing.
 template <class Visit>
-constexpr void each_piece_in_c(std::string_view text, std::span<c_name const> own, Visit const& visit)
+constexpr void each_piece_in_c(std::string_view text, std::span<c_name const> names, Visit const& visit)
 {
     std::size_t done = 0;
-    for (std::size_t at = 0; at < text.size(); ++at) {
-        if (text[at] == '\'' && (at == 0 || text[at - 1] == ' ' || text[at - 1] == '(')) {
-            std::size_t const end = text.find('\'', at + 1);
-            at = end == text.npos ? at : end;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        if (text[i] == '\'' && (i == 0 || text[i - 1] == ' ' || text[i - 1] == '(')) {
+            std::size_t const end = text.find('\'', i + 1);
+            i = end == text.npos ? i : end;
             continue;
         }
-        c_name const* name = c_name_at(text, at, own);
+        c_name const* name = c_name_at(text, i, names);
         if (name == nullptr)
-            name = c_name_at(text, at, c_names);
+            name = c_name_at(text, i, c_names);
         if (name != nullptr) {
-            visit(text.substr(done, at - done));
+            visit(text.substr(done, i - done));
             visit(name->in_c);
-            done = at + name->in_cpp.size();
-            at = done - 1;
+            done = i + name->in_cpp.size();
+            i = done - 1;
         }
     }
     visit(text.substr(done));

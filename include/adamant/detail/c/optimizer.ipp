@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares.
+// Definitions of <adamant/adamant.h>: optimizers, groups and shards.
 #include <adamant/adamant.h>
 
 #include <cstdint>
@@ -17,15 +17,15 @@ adamant_loss_scaling about<adamant_loss_scaling>::defaults()
 {
     return to_c(loss_scaling_options{});
 }
-adamant_loss_scaling to_c(loss_scaling_options const& from)
+adamant_loss_scaling to_c(loss_scaling_options const& source)
 {
-    return {sizeof(adamant_loss_scaling), from.initial_scale, from.growth_factor,
-            from.backoff_factor,          from.min_scale,     from.max_scale,
-            from.growth_interval,         from.hysteresis};
+    return {sizeof(adamant_loss_scaling), source.initial_scale, source.growth_factor,
+            source.backoff_factor,        source.min_scale,     source.max_scale,
+            source.growth_interval,       source.hysteresis};
 }
-loss_scaling_options from_c(adamant_loss_scaling const* from)
+loss_scaling_options from_c(adamant_loss_scaling const* source)
 {
-    adamant_loss_scaling const s = read(from);
+    adamant_loss_scaling const s = read(source);
     return {.initial_scale = s.initial_scale,
             .growth_factor = s.growth_factor,
             .backoff_factor = s.backoff_factor,
@@ -37,51 +37,50 @@ loss_scaling_options from_c(adamant_loss_scaling const* from)
 
 static void call_reduce(adamant_reduce reduce, void* user, std::span<std::int64_t> words)
 {
-    std::string const failed = "adamant: the sum of gradients over all processes failed: the function that was given "
-                               "as reduce ";
+    std::string const failed = "adamant: cannot sum gradients over all processes: the function reduce ";
     std::int32_t status = 0;
     try {
         status = reduce(user, words.data(), words.size());
-    } catch (...) { // a function in C++ that should not
+    } catch (...) { // a C++ function that breaks the contract
         throw reduce_failed(failed + "threw an exception");
     }
     if (status != 0)
         throw reduce_failed(detail::text_of({failed, "returned ", status}));
 }
 
-optimizer_options from_c(adamant_optimizer_options const& from)
+optimizer_options from_c(adamant_optimizer_options const& source)
 {
-    optimizer_options to{.max_norm = from.max_norm,
-                         .max_abs_grad = from.max_abs_grad,
-                         .on_nonfinite = to_enum(from.on_nonfinite, nonfinite_policy::apply, "on_nonfinite"),
-                         .speculate = to_enum(from.speculate, speculation::never, "speculate"),
-                         .keep_last_step = from.keep_last_step != 0,
-                         .device_timeout_s = from.device_timeout_s,
-                         .device_records = from.device_records != 0};
-    if (from.loss_scaling != nullptr)
-        to.loss_scaling = from_c(from.loss_scaling);
-    if (from.journal_budget_bytes != ADAMANT_AUTOMATIC_BYTES)
-        to.journal_budget_bytes = from.journal_budget_bytes;
-    if (from.reduce != nullptr)
-        to.reduce = [reduce = from.reduce, user = from.reduce_user](std::span<std::int64_t> words) {
+    optimizer_options result{.max_norm = source.max_norm,
+                             .max_abs_grad = source.max_abs_grad,
+                             .on_nonfinite = to_enum(source.on_nonfinite, nonfinite_policy::apply, "on_nonfinite"),
+                             .speculate = to_enum(source.speculate, speculation::never, "speculate"),
+                             .keep_last_step = source.keep_last_step != 0,
+                             .device_timeout_s = source.device_timeout_s,
+                             .device_records = source.device_records != 0};
+    if (source.loss_scaling != nullptr)
+        result.loss_scaling = from_c(source.loss_scaling);
+    if (source.journal_budget_bytes != ADAMANT_AUTOMATIC_BYTES)
+        result.journal_budget_bytes = source.journal_budget_bytes;
+    if (source.reduce != nullptr)
+        result.reduce = [reduce = source.reduce, user = source.reduce_user](std::span<std::int64_t> words) {
             call_reduce(reduce, user, words);
         };
-    if (from.weights_ready != nullptr)
-        to.weights_ready = [ready = from.weights_ready,
-                            user = from.weights_ready_user](shard_id shard, std::size_t begin, std::size_t end) {
+    if (source.weights_ready != nullptr)
+        result.weights_ready = [ready = source.weights_ready,
+                                user = source.weights_ready_user](shard_id shard, std::size_t begin, std::size_t end) {
             ready(user, shard.index, begin, end);
         };
-    return to;
+    return result;
 }
 
-shard_place place_of(adamant_shard const& from)
+shard_place place_of(adamant_shard const& source)
 {
-    if ((from.shape == nullptr) != (from.dims == 0))
+    if ((source.shape == nullptr) != (source.dims == 0))
         detail::throw_invalid_argument(
-            {"dims is ", from.dims, ", but shape is ", from.shape == nullptr ? "a null pointer" : "given"});
-    if (from.dims > max_dimensions)
-        detail::throw_invalid_argument({"dims is ", from.dims, ", but a parameter has at most ", max_dimensions});
-    return {{from.shape, from.shape + from.dims}, from.begin};
+            {"dims is ", source.dims, ", but shape is ", source.shape == nullptr ? "a null pointer" : "given"});
+    if (source.dims > max_dimensions)
+        detail::throw_invalid_argument({"dims is ", source.dims, ", but a parameter has at most ", max_dimensions});
+    return {{source.shape, source.shape + source.dims}, source.begin};
 }
 
 } // namespace adamant::c
@@ -114,22 +113,22 @@ adamant_status adamant_add_group(adamant_optimizer* optimizer, const char* name,
                                  int32_t maximize, size_t* group)
 {
     return guarded([&] {
-        adamant::optimizer& o = of(optimizer);
+        adamant::optimizer& o = unwrap(optimizer);
         give(group, o.add_group(&needed(name, "the group's name"), from_c(hyper), maximize != 0).index);
     });
 }
 adamant_status adamant_group_count(const adamant_optimizer* optimizer, size_t* count)
 {
-    return guarded([&] { needed(count, "count") = of(optimizer).groups().size(); });
+    return guarded([&] { needed(count, "count") = unwrap(optimizer).groups().size(); });
 }
 adamant_status adamant_remove_group(adamant_optimizer* optimizer, size_t group)
 {
-    return guarded([&] { of(optimizer).remove_group(group); });
+    return guarded([&] { unwrap(optimizer).remove_group(group); });
 }
 adamant_status adamant_find_group(const adamant_optimizer* optimizer, const char* name, size_t* group, int32_t* found)
 {
     return guarded([&] {
-        auto const number = of(optimizer).find_group(&needed(name, "the group's name"));
+        auto const number = unwrap(optimizer).find_group(&needed(name, "the group's name"));
         needed(group, "group");
         needed(found, "found") = number.has_value();
         if (number)
@@ -138,20 +137,20 @@ adamant_status adamant_find_group(const adamant_optimizer* optimizer, const char
 }
 adamant_status adamant_group_name(const adamant_optimizer* optimizer, size_t group, const char** name)
 {
-    return guarded([&] { needed(name, "name") = of(optimizer).group(group).name.c_str(); });
+    return guarded([&] { needed(name, "name") = unwrap(optimizer).group(group).name.c_str(); });
 }
 adamant_status adamant_set_hyperparameters(adamant_optimizer* optimizer, size_t group,
                                            const adamant_hyperparameters* hyper)
 {
-    return guarded([&] { of(optimizer).set_hyperparameters(group, from_c(hyper)); });
+    return guarded([&] { unwrap(optimizer).set_hyperparameters(group, from_c(hyper)); });
 }
 adamant_status adamant_get_hyperparameters(const adamant_optimizer* optimizer, size_t group,
                                            adamant_hyperparameters* hyper)
 {
     return guarded([&] {
-        adamant::parameter_group const& from = of(optimizer).group(group);
+        adamant::parameter_group const& source = unwrap(optimizer).group(group);
         check_target(hyper);
-        write(to_c(from.hyper), hyper);
+        write(to_c(source.hyper), hyper);
     });
 }
 
@@ -159,7 +158,7 @@ adamant_status adamant_add_shard(adamant_optimizer* optimizer, size_t group, con
                                  const adamant_shard* shard, size_t* number)
 {
     return guarded([&] {
-        adamant::optimizer& o = of(optimizer);
+        adamant::optimizer& o = unwrap(optimizer);
         std::string param = &needed(name, "the shard's name");
         adamant_shard const s = read(shard);
         adamant::shard_place place = place_of(s);
@@ -174,17 +173,17 @@ adamant_status adamant_add_shard(adamant_optimizer* optimizer, size_t group, con
 }
 adamant_status adamant_remove_shard(adamant_optimizer* optimizer, size_t shard)
 {
-    return guarded([&] { of(optimizer).remove_shard(shard); });
+    return guarded([&] { unwrap(optimizer).remove_shard(shard); });
 }
 adamant_status adamant_shard_count(const adamant_optimizer* optimizer, size_t* count)
 {
-    return guarded([&] { needed(count, "count") = of(optimizer).shards(); });
+    return guarded([&] { needed(count, "count") = unwrap(optimizer).shards(); });
 }
 adamant_status adamant_find_shard(const adamant_optimizer* optimizer, const char* name, size_t begin, size_t* shard,
                                   int32_t* found)
 {
     return guarded([&] {
-        auto const number = of(optimizer).find_shard(&needed(name, "the shard's name"), begin);
+        auto const number = unwrap(optimizer).find_shard(&needed(name, "the shard's name"), begin);
         needed(shard, "shard");
         needed(found, "found") = number.has_value();
         if (number)
@@ -194,22 +193,22 @@ adamant_status adamant_find_shard(const adamant_optimizer* optimizer, const char
 adamant_status adamant_shard_name(const adamant_optimizer* optimizer, size_t shard, const char** name)
 {
     return guarded([&] {
-        adamant::optimizer const& o = of(optimizer);
+        adamant::optimizer const& o = unwrap(optimizer);
         if (shard >= o.shards())
-            adamant::detail::throw_invalid_argument({"there is no shard ", shard, "; there are ", o.shards()});
+            adamant::detail::throw_invalid_argument({"there is no shard ", shard, "; the optimizer has ", o.shards()});
         needed(name, "name") = o.name(shard).c_str();
     });
 }
 adamant_status adamant_set_gradient(adamant_optimizer* optimizer, size_t shard, const void* grad)
 {
-    return guarded([&] { of(optimizer).set_gradient(shard, grad); });
+    return guarded([&] { unwrap(optimizer).set_gradient(shard, grad); });
 }
 
 adamant_status adamant_memory_bytes(const adamant_optimizer* optimizer, int32_t with_journal, size_t* bytes)
 {
-    return guarded([&] { needed(bytes, "bytes") = of(optimizer).memory_bytes(with_journal != 0); });
+    return guarded([&] { needed(bytes, "bytes") = unwrap(optimizer).memory_bytes(with_journal != 0); });
 }
 adamant_status adamant_prepare(adamant_optimizer* optimizer, int32_t with_journal)
 {
-    return guarded([&] { of(optimizer).prepare(with_journal != 0); });
+    return guarded([&] { unwrap(optimizer).prepare(with_journal != 0); });
 }

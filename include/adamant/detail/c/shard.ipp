@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares.
+// Definitions of <adamant/adamant.h>: shards, single steps and norms.
 #include <adamant/adamant.h>
 
 #include <algorithm>
@@ -19,23 +19,23 @@ adamant_hyperparameters about<adamant_hyperparameters>::defaults()
 {
     return to_c(hyperparameters{});
 }
-adamant_hyperparameters to_c(hyperparameters const& from)
+adamant_hyperparameters to_c(hyperparameters const& source)
 {
     return {sizeof(adamant_hyperparameters),
-            from.lr,
-            from.beta1,
-            from.beta2,
-            from.eps,
-            from.weight_decay,
-            static_cast<adamant_decay>(from.mode),
-            from.bias_correction,
-            static_cast<adamant_rounding>(from.rounding.exp_avg_sq),
-            static_cast<adamant_rounding>(from.rounding.param),
-            from.rounding.seed};
+            source.lr,
+            source.beta1,
+            source.beta2,
+            source.eps,
+            source.weight_decay,
+            static_cast<adamant_decay>(source.mode),
+            source.bias_correction,
+            static_cast<adamant_rounding>(source.rounding.exp_avg_sq),
+            static_cast<adamant_rounding>(source.rounding.param),
+            source.rounding.seed};
 }
-hyperparameters from_c(adamant_hyperparameters const* from)
+hyperparameters from_c(adamant_hyperparameters const* source)
 {
-    adamant_hyperparameters const h = read(from);
+    adamant_hyperparameters const h = read(source);
     return {h.lr,
             h.beta1,
             h.beta2,
@@ -47,47 +47,49 @@ hyperparameters from_c(adamant_hyperparameters const* from)
              to_enum(h.param_rounding, rounding::stochastic, "param_rounding"), h.rounding_seed}};
 }
 
-shard_format const& format_of(adamant_shard const& from)
+shard_format const& format_of(adamant_shard const& source)
 {
-    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, dtype::quantized8, what); };
-    shard_dtypes const types = {type(from.param_dtype, "param_dtype"), type(from.grad_dtype, "grad_dtype"),
-                                type(from.exp_avg_dtype, "exp_avg_dtype"),
-                                type(from.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
-                                type(from.weight_out_dtype, "weight_out_dtype")};
+    auto const type = [](adamant_dtype value, char const* argument) {
+        return to_enum(value, dtype::quantized8, argument);
+    };
+    shard_dtypes const types = {type(source.param_dtype, "param_dtype"), type(source.grad_dtype, "grad_dtype"),
+                                type(source.exp_avg_dtype, "exp_avg_dtype"),
+                                type(source.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
+                                type(source.weight_out_dtype, "weight_out_dtype")};
     if (shard_format const* const format = find_format(types))
         return *format;
     std::string asked;
     for (std::size_t i = 0; i < types.size(); ++i)
         (asked += i == 0 ? "" : ", ") += detail::text_of({shard_array::names[i], " ", name(types[i])});
-    detail::throw_invalid_argument({"no shard has these types: ", asked,
-                                    "; param is of any type but none and quantized8, grad float32, bfloat16 or "
-                                    "float16, the moments float32 or bfloat16, or both quantized8, and weight_out is "
-                                    "bfloat16 beside a split_float32 param, "
-                                    "bfloat16 or float16 beside a float32 one, else none"});
+    detail::throw_invalid_argument({"unsupported combination of types: ", asked,
+                                    ". param is any type except none and quantized8; grad is float32, bfloat16 or "
+                                    "float16; the moments are float32 or bfloat16, or both quantized8; weight_out is "
+                                    "bfloat16 with a split_float32 param, bfloat16 or float16 with a float32 param, "
+                                    "and none otherwise."});
 }
 
-shard_of_c shard_of(adamant_shard const& from)
+shard_of_c shard_of(adamant_shard const& source)
 {
-    dtype const weights = to_enum(from.weight_out_dtype, dtype::quantized8, "weight_out_dtype");
-    dtype const sum = to_enum(from.accumulator_dtype, dtype::quantized8, "accumulator_dtype");
-    auto const absent = [](dtype type, void const* array, std::string const& what) {
+    dtype const weights = to_enum(source.weight_out_dtype, dtype::quantized8, "weight_out_dtype");
+    dtype const sum = to_enum(source.accumulator_dtype, dtype::quantized8, "accumulator_dtype");
+    auto const absent = [](dtype type, void const* array, std::string const& argument) {
         if (type == dtype::none && array != nullptr)
-            detail::throw_invalid_argument(
-                {what, " is given, but ", what, "_dtype is ADAMANT_NONE; set its type, or the pointer to null"});
+            detail::throw_invalid_argument({argument, " is not null, but ", argument,
+                                            "_dtype is ADAMANT_NONE. Set its type, or the pointer to null."});
     };
-    absent(weights, from.weight_out, "weight_out");
-    absent(sum, from.accumulator, "accumulator");
-    if (sum != dtype::none && from.accumulator == nullptr && from.elements != 0)
+    absent(weights, source.weight_out, "weight_out");
+    absent(sum, source.accumulator, "accumulator");
+    if (sum != dtype::none && source.accumulator == nullptr && source.elements != 0)
         detail::throw_invalid_argument({"accumulator is a null pointer, but accumulator_dtype is ", name(sum)});
-    if (sum != dtype::none && sum != dtype::float32 && sum != dtype::bfloat16)
+    if (sum != dtype::none && !is_sum_type(sum))
         detail::throw_invalid_argument({"accumulator_dtype is ", name(sum), ", but must be float32, bfloat16 or none"});
-    shard_format const& format = format_of(from);
+    shard_format const& format = format_of(source);
     kernel::step_pointers const arrays{
-        static_cast<std::byte*>(from.param),      static_cast<std::byte const*>(from.grad),
-        static_cast<std::byte*>(from.exp_avg),    static_cast<std::byte*>(from.exp_avg_sq),
-        static_cast<std::byte*>(from.weight_out), {from.rounding_stream, from.begin}};
-    detail::check_arrays(format.types, arrays, from.elements);
-    return {any_shard(format, arrays, from.elements), {from.accumulator, sum}};
+        static_cast<std::byte*>(source.param),      static_cast<std::byte const*>(source.grad),
+        static_cast<std::byte*>(source.exp_avg),    static_cast<std::byte*>(source.exp_avg_sq),
+        static_cast<std::byte*>(source.weight_out), {source.rounding_stream, source.begin}};
+    detail::check_arrays(format.types, arrays, source.elements);
+    return {any_shard(format, arrays, source.elements), {source.accumulator, sum}};
 }
 
 } // namespace adamant::c
@@ -111,17 +113,17 @@ adamant_status adamant_step_shard(const adamant_executor* executor, const adaman
         shard_of_c const s = shard_of(read(shard));
         if (s.accumulator.type() != adamant::dtype::none)
             adamant::detail::throw_invalid_argument(
-                {"adamant_step_shard() is given an accumulator, which it has no use for; set "
-                 "accumulator_dtype to ADAMANT_NONE, or accumulate with an optimizer"});
+                {"cannot call adamant_step_shard() with an accumulator: it does not accumulate. Set accumulator_dtype "
+                 "to ADAMANT_NONE, or accumulate with an optimizer."});
         give(nonfinite, step(cpu, s.view, from_c(hyper), step_number,
                              {.loss_scale = loss_scale, .clip_coefficient = clip_coefficient})
                             .nonfinite_grads);
     });
 }
-static void needed_if(bool any, void const* array, char const* what)
+static void needed_if(bool any, void const* array, char const* argument)
 {
     if (any)
-        (void)needed(static_cast<char const*>(array), what);
+        (void)needed(static_cast<char const*>(array), argument);
 }
 adamant_status adamant_split_masters(const float* master, size_t elements, void* weight, void* low)
 {
@@ -148,11 +150,36 @@ adamant_status adamant_sum_of_squares(const adamant_executor* executor, const vo
 {
     return guarded([&] {
         adamant::dtype const type = to_enum(dtype, adamant::dtype::float16, "dtype");
-        adamant::grad_squares const found = sum_of_squares(cpu_of(executor), grad, type, elements);
-        give(sum, found.sum);
-        give(nonfinite, found.nonfinite);
+        adamant::grad_squares const squares = sum_of_squares(cpu_of(executor), grad, type, elements);
+        give(sum, squares.sum);
+        give(nonfinite, squares.nonfinite);
     });
 }
+
+namespace {
+
+constexpr adamant_dtype value_in_c(adamant::dtype type) noexcept
+{
+    switch (type) {
+    case adamant::dtype::none: return ADAMANT_NONE;
+    case adamant::dtype::float32: return ADAMANT_FLOAT32;
+    case adamant::dtype::bfloat16: return ADAMANT_BFLOAT16;
+    case adamant::dtype::float16: return ADAMANT_FLOAT16;
+    case adamant::dtype::split_float32: return ADAMANT_SPLIT_FLOAT32;
+    case adamant::dtype::quantized8: return ADAMANT_QUANTIZED8;
+    }
+    return -1;
+}
+constexpr bool types_have_the_same_values_in_c() noexcept
+{
+    for (adamant::dtype const type : adamant::all_dtypes)
+        if (value_in_c(type) != static_cast<adamant_dtype>(type))
+            return false;
+    return true;
+}
+static_assert(types_have_the_same_values_in_c());
+
+} // namespace
 
 static_assert(ADAMANT_SQUARES_WORDS == adamant::squares_total::word_count);
 static adamant::squares_total total_of(int64_t const* words)
@@ -163,7 +190,7 @@ static adamant::squares_total total_of(int64_t const* words)
     adamant::squares_total total;
     if (!total.set_words(all))
         adamant::detail::throw_invalid_argument(
-            {"words are those of no sum of squares: a negative one, or too large a sum; begin with zeros"});
+            {"words are not a valid sum of squares: it is negative or too large. Begin with zeros."});
     return total;
 }
 adamant_status adamant_add_squares(const adamant_executor* executor, const void* grad, adamant_dtype dtype,
@@ -179,8 +206,8 @@ adamant_status adamant_add_squares(const adamant_executor* executor, const void*
 adamant_status adamant_round_squares(const int64_t* words, double* sum, uint64_t* nonfinite)
 {
     return guarded([&] {
-        adamant::grad_squares const found = total_of(words).rounded();
-        give(sum, found.sum);
-        give(nonfinite, found.nonfinite);
+        adamant::grad_squares const squares = total_of(words).rounded();
+        give(sum, squares.sum);
+        give(nonfinite, squares.nonfinite);
     });
 }

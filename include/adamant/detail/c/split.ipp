@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares.
+// Definitions of <adamant/adamant.h>: placements, splits and forecasts.
 #include <adamant/adamant.h>
 
 #include <cstddef>
@@ -15,53 +15,53 @@
 
 namespace adamant::c {
 
-static std::optional<std::size_t> limit_of(std::size_t from)
+static std::optional<std::size_t> limit_of(std::size_t source)
 {
-    return from == ADAMANT_NO_LIMIT ? std::nullopt : std::optional(from);
+    return source == ADAMANT_NO_LIMIT ? std::nullopt : std::optional(source);
 }
-static split_request from_c(adamant_split_options const& from)
+static split_request from_c(adamant_split_options const& source)
 {
-    if (from.device_order == nullptr && from.device_order_count != 0)
+    if (source.device_order == nullptr && source.device_order_count != 0)
         detail::throw_invalid_argument(
-            {"device_order_count is ", from.device_order_count, ", but device_order is a null pointer"});
-    return {.ratio = from.ratio,
-            .unit = to_enum(from.unit, split_unit::deepspeed, "unit"),
-            .order = to_enum(from.order, split_order::back, "order"),
-            .device_order = {from.device_order, from.device_order + from.device_order_count},
-            .most_on_cpu = limit_of(from.most_on_cpu),
-            .most_on_device = limit_of(from.most_on_device)};
+            {"device_order_count is ", source.device_order_count, ", but device_order is a null pointer"});
+    return {.ratio = source.ratio,
+            .unit = to_enum(source.unit, split_unit::deepspeed, "unit"),
+            .order = to_enum(source.order, split_order::back, "order"),
+            .device_order = {source.device_order, source.device_order + source.device_order_count},
+            .most_on_cpu = limit_of(source.most_on_cpu),
+            .most_on_device = limit_of(source.most_on_device)};
 }
 
-static step_rates from_c(adamant_step_rates const& from)
+static step_rates from_c(adamant_step_rates const& source)
 {
-    return {.elems = from.elems,
-            .cpu_elems_per_s = from.cpu_elems_per_s,
-            .device_elems_per_s = from.device_elems_per_s,
-            .down_bytes_per_s = from.down_bytes_per_s,
-            .up_bytes_per_s = from.up_bytes_per_s,
-            .grad_bytes = from.grad_bytes,
-            .weight_bytes = from.weight_bytes,
-            .arrays_on_device = from.arrays_on_device != 0,
-            .backward_s = from.backward_s,
-            .forward_s = from.forward_s,
-            .fixed_s = from.fixed_s,
-            .overlaps_backward = from.overlaps_backward != 0,
-            .overlaps_forward = from.overlaps_forward != 0};
+    return {.elems = source.elems,
+            .cpu_elems_per_s = source.cpu_elems_per_s,
+            .device_elems_per_s = source.device_elems_per_s,
+            .down_bytes_per_s = source.down_bytes_per_s,
+            .up_bytes_per_s = source.up_bytes_per_s,
+            .grad_bytes = source.grad_bytes,
+            .weight_bytes = source.weight_bytes,
+            .arrays_on_device = source.arrays_on_device != 0,
+            .backward_s = source.backward_s,
+            .forward_s = source.forward_s,
+            .fixed_s = source.fixed_s,
+            .overlaps_backward = source.overlaps_backward != 0,
+            .overlaps_forward = source.overlaps_forward != 0};
 }
 adamant_step_rates about<adamant_step_rates>::defaults()
 {
     step_rates const r;
-    adamant_step_rates to{};
-    to.cpu_elems_per_s = r.cpu_elems_per_s;
-    to.device_elems_per_s = r.device_elems_per_s;
-    to.down_bytes_per_s = r.down_bytes_per_s;
-    to.up_bytes_per_s = r.up_bytes_per_s;
-    to.grad_bytes = r.grad_bytes;
-    to.weight_bytes = r.weight_bytes;
-    to.arrays_on_device = r.arrays_on_device;
-    to.overlaps_backward = r.overlaps_backward;
-    to.overlaps_forward = r.overlaps_forward;
-    return to;
+    adamant_step_rates result{};
+    result.cpu_elems_per_s = r.cpu_elems_per_s;
+    result.device_elems_per_s = r.device_elems_per_s;
+    result.down_bytes_per_s = r.down_bytes_per_s;
+    result.up_bytes_per_s = r.up_bytes_per_s;
+    result.grad_bytes = r.grad_bytes;
+    result.weight_bytes = r.weight_bytes;
+    result.arrays_on_device = r.arrays_on_device;
+    result.overlaps_backward = r.overlaps_backward;
+    result.overlaps_forward = r.overlaps_forward;
+    return result;
 }
 
 } // namespace adamant::c
@@ -95,11 +95,11 @@ adamant_status adamant_placement_create(const adamant_piece* pieces, size_t coun
             if (p.on_device > 1)
                 adamant::detail::throw_invalid_argument(
                     {"on_device of piece ", i, " is ", p.on_device, ", but must be 0 or 1"});
-            auto const on = p.on_device == 0 ? adamant::backend_kind::cpu : adamant::backend_kind::device;
-            placement->of.pieces.push_back({p.shard, p.begin, p.elements, on});
-            (p.on_device == 0 ? placement->of.cpu_elems : placement->of.device_elems) += p.elements;
+            auto const kind = p.on_device == 0 ? adamant::backend_kind::cpu : adamant::backend_kind::device;
+            placement->placement.pieces.push_back({p.shard, p.begin, p.elements, kind});
+            (p.on_device == 0 ? placement->placement.cpu_elems : placement->placement.device_elems) += p.elements;
         }
-        placement->of.ratio_asked = placement->of.ratio();
+        placement->placement.ratio_asked = placement->placement.ratio();
         *made = placement.release();
     });
 }
@@ -114,27 +114,27 @@ adamant_status adamant_placement_summary_init(adamant_placement_summary* summary
 adamant_status adamant_placement_describe(const adamant_placement* placement, adamant_placement_summary* summary)
 {
     return guarded([&] {
-        adamant::placement const& from = of(placement);
+        adamant::placement const& source = unwrap(placement);
         check_target(summary);
-        adamant_placement_summary to{};
-        to.pieces = from.pieces.size();
-        to.cpu_elems = from.cpu_elems;
-        to.device_elems = from.device_elems;
-        to.ratio = from.ratio();
-        to.ratio_asked = from.ratio_asked;
-        to.limited = from.limited;
-        to.nearest = from.nearest;
-        write(to, summary);
+        adamant_placement_summary result{};
+        result.pieces = source.pieces.size();
+        result.cpu_elems = source.cpu_elems;
+        result.device_elems = source.device_elems;
+        result.ratio = source.ratio();
+        result.ratio_asked = source.ratio_asked;
+        result.limited = source.limited;
+        result.nearest = source.nearest;
+        write(result, summary);
     });
 }
 adamant_status adamant_placement_piece(const adamant_placement* placement, size_t index, adamant_piece* piece)
 {
     return guarded([&] {
-        adamant::placement const& from = of(placement);
-        if (index >= from.pieces.size())
+        adamant::placement const& source = unwrap(placement);
+        if (index >= source.pieces.size())
             adamant::detail::throw_invalid_argument(
-                {"there is no piece ", index, " in the placement; there are ", from.pieces.size()});
-        adamant::shard_piece const& p = from.pieces[index];
+                {"there is no piece ", index, "; the placement has ", source.pieces.size()});
+        adamant::shard_piece const& p = source.pieces[index];
         needed(piece, "piece") = {p.shard, p.begin, p.elems, p.on == adamant::backend_kind::device ? 1u : 0u};
     });
 }
@@ -146,9 +146,9 @@ adamant_status adamant_step_rates_init(adamant_step_rates* rates, size_t struct_
 adamant_status adamant_forecast(const adamant_step_rates* rates, double ratio, double* step_s, double* update_s)
 {
     return guarded([&] {
-        adamant::step_forecast const found = adamant::forecast(from_c(read(rates)), ratio);
-        give(step_s, found.step_s);
-        give(update_s, found.update_s);
+        adamant::step_forecast const prediction = adamant::forecast(from_c(read(rates)), ratio);
+        give(step_s, prediction.step_s);
+        give(update_s, prediction.update_s);
     });
 }
 adamant_status adamant_best_ratio(const adamant_step_rates* rates, double least, double most, double* ratio,
@@ -156,8 +156,8 @@ adamant_status adamant_best_ratio(const adamant_step_rates* rates, double least,
 {
     return guarded([&] {
         needed(ratio, "ratio");
-        adamant::step_forecast const found = adamant::best_ratio(from_c(read(rates)), least, most);
-        *ratio = found.ratio;
-        give(step_s, found.step_s);
+        adamant::step_forecast const prediction = adamant::best_ratio(from_c(read(rates)), least, most);
+        *ratio = prediction.ratio;
+        give(step_s, prediction.step_s);
     });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares.
+// Definitions of <adamant/adamant.h>: states, safetensors files and loss scalers.
 #include <adamant/adamant.h>
 
 #include <cstddef>
@@ -17,15 +17,16 @@
 #include <adamant/detail/io/split_view.hpp>
 
 struct adamant_state {
-    // Views of split masters belong to the optimizer and end with its shards; copy them, as the list lives longer.
-    explicit adamant_state(adamant::state_dict of) : views(std::move(of))
+    // The optimizer owns the views of split master weights and destroys them with its shards. This list may live
+    // longer, so copy them.
+    explicit adamant_state(adamant::state_dict state) : views(std::move(state))
     {
         for (adamant::state_tensor& t : views.tensors)
             if (t.source != nullptr) {
-                auto const& shards_own = static_cast<adamant::detail::split_view const&>(*t.source);
-                split.push_back(std::make_unique<adamant::detail::split_view>(shards_own));
+                auto const& shard_view = static_cast<adamant::detail::split_view const&>(*t.source);
+                split.push_back(std::make_unique<adamant::detail::split_view>(shard_view));
                 t.source = split.back().get();
-                t.target = nullptr; // nothing is loaded into it
+                t.target = nullptr; // load() never writes to it
             }
     }
 
@@ -35,38 +36,37 @@ struct adamant_state {
 
 namespace adamant::c {
 
-static adamant_loss_scaler to_c(loss_scaler_state const& from)
+static adamant_loss_scaler to_c(loss_scaler_state const& source)
 {
-    return {sizeof(adamant_loss_scaler), from.scale, from.good_steps, from.hysteresis_left};
+    return {sizeof(adamant_loss_scaler), source.scale, source.good_steps, source.hysteresis_left};
 }
 adamant_loss_scaler about<adamant_loss_scaler>::defaults()
 {
     return to_c(loss_scaler_state{});
 }
 
-// Saving changes nothing that a caller can see: it may copy a device's part of the state to the host.
+// Saving is logically const: it only copies a device's part of the state to the host.
 static optimizer& to_save(adamant_optimizer const* handle)
 {
-    return of(const_cast<adamant_optimizer*>(handle));
+    return unwrap(const_cast<adamant_optimizer*>(handle));
 }
 
-static void load_all(optimizer& to, std::vector<safetensors_state> const& read)
+static void load_all(optimizer& target, std::vector<safetensors_state> const& read)
 {
     std::vector<state_dict> states;
     for (safetensors_state const& r : read)
         states.push_back(r.state());
-    to.load(merge(states));
+    target.load(merge(states));
 }
 
-static state_dict const& of(adamant_state const* handle)
+static state_dict const& unwrap(adamant_state const* handle)
 {
     return needed(handle, "the state").views;
 }
 static state_tensor const& tensor_of(state_dict const& state, std::size_t index)
 {
     if (index >= state.tensors.size())
-        detail::throw_invalid_argument(
-            {"there is no tensor ", index, " in the state; there are ", state.tensors.size()});
+        detail::throw_invalid_argument({"there is no tensor ", index, "; the state has ", state.tensors.size()});
     return state.tensors[index];
 }
 
@@ -76,7 +76,7 @@ using namespace adamant::c;
 
 adamant_status adamant_set_steps(adamant_optimizer* optimizer, uint64_t steps)
 {
-    return guarded([&] { of(optimizer).set_steps(steps); });
+    return guarded([&] { unwrap(optimizer).set_steps(steps); });
 }
 adamant_status adamant_loss_scaler_init(adamant_loss_scaler* scaler, size_t struct_bytes)
 {
@@ -85,7 +85,7 @@ adamant_status adamant_loss_scaler_init(adamant_loss_scaler* scaler, size_t stru
 adamant_status adamant_get_loss_scaler(const adamant_optimizer* optimizer, adamant_loss_scaler* scaler, int32_t* found)
 {
     return guarded([&] {
-        std::optional<adamant::loss_scaler_state> const state = of(optimizer).loss_scaler();
+        std::optional<adamant::loss_scaler_state> const state = unwrap(optimizer).loss_scaler();
         check_target(scaler);
         needed(found, "found") = state.has_value();
         if (state)
@@ -95,7 +95,7 @@ adamant_status adamant_get_loss_scaler(const adamant_optimizer* optimizer, adama
 adamant_status adamant_set_loss_scaler(adamant_optimizer* optimizer, const adamant_loss_scaler* scaler)
 {
     return guarded([&] {
-        adamant::optimizer& o = of(optimizer);
+        adamant::optimizer& o = unwrap(optimizer);
         adamant_loss_scaler const s = read(scaler);
         o.set_loss_scaler({s.scale, s.good_steps, s.hysteresis_left});
     });
@@ -115,9 +115,9 @@ adamant_status adamant_check_can_save(const char* path)
 adamant_status adamant_load_safetensors(adamant_optimizer* optimizer, const char* const* paths, size_t count)
 {
     return guarded([&] {
-        adamant::optimizer& o = of(optimizer);
+        adamant::optimizer& o = unwrap(optimizer);
         if (count == 0)
-            adamant::detail::throw_invalid_argument({"a state is to be loaded from no files; give one or more"});
+            adamant::detail::throw_invalid_argument({"cannot load a state from no files. Pass one or more."});
         needed(paths, "paths");
         std::vector<adamant::safetensors_state> files;
         for (std::size_t i = 0; i < count; ++i)
@@ -145,10 +145,9 @@ adamant_status adamant_load_memory(adamant_optimizer* optimizer, const void* con
                                    size_t count)
 {
     return guarded([&] {
-        adamant::optimizer& o = of(optimizer);
+        adamant::optimizer& o = unwrap(optimizer);
         if (count == 0)
-            adamant::detail::throw_invalid_argument(
-                {"a state is to be loaded from nothing; give one or more in memory"});
+            adamant::detail::throw_invalid_argument({"cannot load a state from nothing. Pass one or more in memory."});
         needed(states, "states");
         needed(bytes, "bytes");
         std::vector<adamant::safetensors_state> read;
@@ -161,7 +160,7 @@ adamant_status adamant_load_memory(adamant_optimizer* optimizer, const void* con
 adamant_status adamant_state_create(adamant_optimizer* optimizer, adamant_state** made)
 {
     return guarded([&] {
-        adamant::optimizer& o = of(optimizer);
+        adamant::optimizer& o = unwrap(optimizer);
         needed(made, "made");
         *made = new adamant_state(o.state());
     });
@@ -172,7 +171,7 @@ void adamant_state_free(adamant_state* state)
 }
 adamant_status adamant_state_tensor_count(const adamant_state* state, size_t* count)
 {
-    return guarded([&] { needed(count, "count") = of(state).tensors.size(); });
+    return guarded([&] { needed(count, "count") = unwrap(state).tensors.size(); });
 }
 adamant_status adamant_state_tensor_init(adamant_state_tensor* tensor, size_t struct_bytes)
 {
@@ -181,28 +180,28 @@ adamant_status adamant_state_tensor_init(adamant_state_tensor* tensor, size_t st
 adamant_status adamant_state_get_tensor(const adamant_state* state, size_t index, adamant_state_tensor* tensor)
 {
     return guarded([&] {
-        adamant::state_dict const& from = of(state);
+        adamant::state_dict const& source = unwrap(state);
         check_target(tensor);
-        adamant::state_tensor const& t = tensor_of(from, index);
-        adamant::state_param const& param = from.params[t.param];
-        adamant_state_tensor to{};
-        to.param = param.name.c_str();
-        to.group = from.groups[param.group].name.c_str();
-        to.data = t.data;
-        to.elements = t.elements;
-        to.begin = t.begin;
-        to.shape = param.shape.data();
-        to.dims = param.shape.size();
-        to.dtype = static_cast<adamant_dtype>(t.type);
-        to.array = static_cast<adamant_state_array>(t.array);
-        write(to, tensor);
+        adamant::state_tensor const& t = tensor_of(source, index);
+        adamant::state_param const& param = source.params[t.param];
+        adamant_state_tensor result{};
+        result.param = param.name.c_str();
+        result.group = source.groups[param.group].name.c_str();
+        result.data = t.data;
+        result.elements = t.elements;
+        result.begin = t.begin;
+        result.shape = param.shape.data();
+        result.dims = param.shape.size();
+        result.dtype = static_cast<adamant_dtype>(t.type);
+        result.array = static_cast<adamant_state_array>(t.array);
+        write(result, tensor);
     });
 }
 adamant_status adamant_state_read_tensor(const adamant_state* state, size_t index, size_t begin, size_t elements,
                                          void* to)
 {
     return guarded([&] {
-        adamant::state_tensor const& t = tensor_of(of(state), index);
+        adamant::state_tensor const& t = tensor_of(unwrap(state), index);
         if (elements != 0)
             needed(static_cast<std::byte*>(to), "to");
         adamant::read_elements(t, begin, elements, static_cast<std::byte*>(to));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares, and where exceptions become statuses.
+// Definitions of <adamant/adamant.h>: versions, statuses and errors. Translates exceptions to statuses.
 #include <adamant/adamant.h>
 
 #include <cstddef>
@@ -18,18 +18,18 @@
 
 namespace {
 
-// In no memory of its own, so that an error can be kept when there is none left, and late in a thread's life.
+// A fixed buffer, so that an error can be stored without memory, and late in a thread's life.
 constinit thread_local char last_error[4096] = "";
 
 } // namespace
 
 namespace adamant::c {
 
-adamant_status fail(adamant_status status, std::string_view text, std::span<c_name const> own) noexcept
+adamant_status fail(adamant_status status, std::string_view text, std::span<c_name const> names) noexcept
 {
     std::size_t n = 0;
     bool fits = true;
-    each_piece_in_c(text, own, [&](std::string_view piece) {
+    each_piece_in_c(text, names, [&](std::string_view piece) {
         detail::each_utf8(piece, [&](std::string_view character) { // paths need not be UTF-8
             fits = fits && character.size() < sizeof last_error - n;
             if (fits)
@@ -41,40 +41,38 @@ adamant_status fail(adamant_status status, std::string_view text, std::span<c_na
     return status;
 }
 
-static adamant_status fail_unexpectedly(char const* what) noexcept
+static adamant_status fail_unexpectedly(char const* reason) noexcept
 {
     char text[512];
-    std::snprintf(text, sizeof text, "adamant: a defect of the library: %s; please report it", what);
+    std::snprintf(text, sizeof text, "adamant: internal error: %s. Please report this defect.", reason);
     return fail(ADAMANT_INTERNAL, text, {});
 }
 
-adamant_status status_of_exception(std::span<c_name const> own) noexcept
+adamant_status status_of_exception(std::span<c_name const> names) noexcept
 {
     try {
         throw;
     } catch (reduce_failed const& e) {
-        return fail(ADAMANT_REDUCE_FAILED, e.what(), own);
+        return fail(ADAMANT_REDUCE_FAILED, e.what(), names);
     } catch (corrupted const& e) {
-        return fail(ADAMANT_CORRUPTED, e.what(), own);
+        return fail(ADAMANT_CORRUPTED, e.what(), names);
     } catch (invalid_argument const& e) {
-        return fail(ADAMANT_INVALID_ARGUMENT, e.what(), own);
+        return fail(ADAMANT_INVALID_ARGUMENT, e.what(), names);
     } catch (unavailable const& e) {
-        return fail(ADAMANT_UNAVAILABLE, e.what(), own);
+        return fail(ADAMANT_UNAVAILABLE, e.what(), names);
     } catch (device_error const& e) {
-        return fail(ADAMANT_DEVICE_FAILED, e.what(), own);
+        return fail(ADAMANT_DEVICE_FAILED, e.what(), names);
     } catch (std::bad_alloc const&) {
-        return fail(ADAMANT_OUT_OF_MEMORY, "adamant: there is not enough memory for the call's own needs", own);
+        return fail(ADAMANT_OUT_OF_MEMORY, "adamant: out of memory", names);
     } catch (std::length_error const&) {
         return fail(ADAMANT_OUT_OF_MEMORY,
-                    "adamant: the call needs more than fits in any memory; was a negative size "
-                    "converted?",
-                    own);
+                    "adamant: a requested size exceeds any memory. Was a negative size converted?", names);
     } catch (std::system_error const& e) {
-        return fail(ADAMANT_UNAVAILABLE, e.what(), own);
+        return fail(ADAMANT_UNAVAILABLE, e.what(), names);
     } catch (std::exception const& e) {
         return fail_unexpectedly(e.what());
     } catch (...) {
-        return fail_unexpectedly("an exception that is not one of the standard library's");
+        return fail_unexpectedly("an exception that does not derive from std::exception");
     }
 }
 

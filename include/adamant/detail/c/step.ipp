@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares.
+// Definitions of <adamant/adamant.h>: steps, reports and tickets.
 #include <adamant/adamant.h>
 
 #include <algorithm>
@@ -21,67 +21,67 @@ step_values from_c(adamant_step_values const* values)
     adamant_step_values const v = read(values);
     if (v.lr == nullptr && v.lr_count != 0)
         detail::throw_invalid_argument({"lr_count is ", v.lr_count, ", but lr is a null pointer"});
-    step_values to{.lr = std::span(v.lr, v.lr_count)};
+    step_values result{.lr = std::span(v.lr, v.lr_count)};
     if (v.has_loss_scale != 0)
-        to.loss_scale = v.loss_scale;
+        result.loss_scale = v.loss_scale;
     if (v.has_max_norm != 0)
-        to.max_norm = v.max_norm;
+        result.max_norm = v.max_norm;
     if (v.has_max_abs_grad != 0)
-        to.max_abs_grad = v.max_abs_grad;
-    return to;
+        result.max_abs_grad = v.max_abs_grad;
+    return result;
 }
 
-void give_report(optimizer_report const& from, adamant_report* to) noexcept
+void give_report(optimizer_report const& source, adamant_report* target) noexcept
 {
-    if (to == nullptr)
+    if (target == nullptr)
         return;
     adamant_report report{};
-    report.step = from.step;
-    report.outcome = static_cast<adamant_outcome>(from.outcome);
-    report.speculated = from.speculated;
-    report.rolled_back = from.rolled_back;
-    report.has_first_nonfinite = from.first_nonfinite.has_value();
-    if (from.first_nonfinite) {
-        report.first_nonfinite_shard = from.first_nonfinite->shard;
-        report.first_nonfinite_index = from.first_nonfinite->index;
+    report.step = source.step;
+    report.outcome = static_cast<adamant_outcome>(source.outcome);
+    report.speculated = source.speculated;
+    report.rolled_back = source.rolled_back;
+    report.has_first_nonfinite = source.first_nonfinite.has_value();
+    if (source.first_nonfinite) {
+        report.first_nonfinite_shard = source.first_nonfinite->shard;
+        report.first_nonfinite_index = source.first_nonfinite->index;
     }
-    report.nonfinite_grads = from.nonfinite_grads;
-    report.loss_scale = from.loss_scale;
-    report.global_norm = from.global_norm;
-    report.clip_coefficient = from.clip_coefficient;
-    report.elements = from.elements;
-    report.shards_waited = from.shards_waited;
-    report.journal_bytes = from.journal_bytes;
-    report.seconds = from.seconds;
-    report.gradients_seconds = from.gradients.seconds;
-    report.update_seconds = from.update.seconds;
-    report.gradients_bytes = from.gradients.bytes_moved;
-    report.update_bytes = from.update.bytes_moved;
-    report.threads = from.threads;
-    report.cpu_quota = from.cpu_quota;
-    report.isa = name(from.tier).data();
-    report.pus = from.pus.data(); // a whole std::string's, so it ends in a zero
-    report.ratio = from.ratio;
-    report.cpu_busy_seconds = from.cpu_busy_s;
-    report.device_work_seconds = from.device.work_s;
-    report.device_up_seconds = from.device.up_s;
-    report.device_down_seconds = from.device.down_s;
-    report.device_elements = from.device.elements;
-    report.device_work_bytes = from.device.work_bytes;
-    report.device_up_bytes = from.device.up_bytes;
-    report.device_down_bytes = from.device.down_bytes;
-    report.measured = from.measured;
-    write(report, to);
+    report.nonfinite_grads = source.nonfinite_grads;
+    report.loss_scale = source.loss_scale;
+    report.global_norm = source.global_norm;
+    report.clip_coefficient = source.clip_coefficient;
+    report.elements = source.elements;
+    report.shards_waited = source.shards_waited;
+    report.journal_bytes = source.journal_bytes;
+    report.seconds = source.seconds;
+    report.gradients_seconds = source.gradients.seconds;
+    report.update_seconds = source.update.seconds;
+    report.gradients_bytes = source.gradients.bytes_moved;
+    report.update_bytes = source.update.bytes_moved;
+    report.threads = source.threads;
+    report.cpu_quota = source.cpu_quota;
+    report.isa = name(source.tier).data();
+    report.pus = source.pus.data(); // views a whole std::string, so it is null-terminated
+    report.ratio = source.ratio;
+    report.cpu_busy_seconds = source.cpu_busy_s;
+    report.device_work_seconds = source.device.work_s;
+    report.device_up_seconds = source.device.up_s;
+    report.device_down_seconds = source.device.down_s;
+    report.device_elements = source.device.elements;
+    report.device_work_bytes = source.device.work_bytes;
+    report.device_up_bytes = source.device.up_bytes;
+    report.device_down_bytes = source.device.down_bytes;
+    report.measured = source.measured;
+    write(report, target);
 }
 
 static optimizer::ticket& ticket_of(adamant_optimizer& handle)
 {
     if (!handle.ticket)
-        detail::throw_invalid_argument({"no step is under way; adamant_step_async() begins one"});
+        detail::throw_invalid_argument({"no step is in progress. Call adamant_step_async() first."});
     return *handle.ticket;
 }
 
-// False where the step is not over by then.
+// Returns false on timeout.
 static bool wait_for(optimizer::ticket const& ticket, std::uint64_t timeout_ns)
 {
     using clock = std::chrono::steady_clock;
@@ -104,17 +104,17 @@ adamant_status adamant_report_init(adamant_report* report, size_t struct_bytes)
 }
 adamant_status adamant_steps(const adamant_optimizer* optimizer, uint64_t* steps)
 {
-    return guarded([&] { needed(steps, "steps") = of(optimizer).steps(); });
+    return guarded([&] { needed(steps, "steps") = unwrap(optimizer).steps(); });
 }
 adamant_status adamant_loss_scale(const adamant_optimizer* optimizer, double* scale)
 {
-    return guarded([&] { needed(scale, "scale") = of(optimizer).loss_scale(); });
+    return guarded([&] { needed(scale, "scale") = unwrap(optimizer).loss_scale(); });
 }
 
 adamant_status adamant_step(adamant_optimizer* optimizer, const adamant_step_values* values, adamant_report* report)
 {
     return guarded([&] {
-        adamant::optimizer& o = of(optimizer);
+        adamant::optimizer& o = unwrap(optimizer);
         check_target_or_null(report);
         give_report(o.step(from_c(values)), report);
     });
@@ -123,7 +123,7 @@ adamant_status adamant_step_gradients(adamant_optimizer* optimizer, const void* 
                                       const adamant_step_values* values, adamant_report* report)
 {
     return guarded([&] {
-        adamant::optimizer& o = of(optimizer);
+        adamant::optimizer& o = unwrap(optimizer);
         check_target_or_null(report);
         if (count != 0)
             needed(grads, "grads");
@@ -132,56 +132,56 @@ adamant_status adamant_step_gradients(adamant_optimizer* optimizer, const void* 
 }
 adamant_status adamant_begin_step(adamant_optimizer* optimizer, const adamant_step_values* values)
 {
-    return guarded([&] { of(optimizer).begin_step(from_c(values)); });
+    return guarded([&] { unwrap(optimizer).begin_step(from_c(values)); });
 }
 adamant_status adamant_submit(adamant_optimizer* optimizer, size_t shard)
 {
-    return guarded([&] { of(optimizer).submit(shard); });
+    return guarded([&] { unwrap(optimizer).submit(shard); });
 }
 adamant_status adamant_submit_gradient(adamant_optimizer* optimizer, size_t shard, const void* grad)
 {
-    return guarded([&] { of(optimizer).submit(shard, grad); });
+    return guarded([&] { unwrap(optimizer).submit(shard, grad); });
 }
 adamant_status adamant_skip(adamant_optimizer* optimizer, size_t shard)
 {
-    return guarded([&] { of(optimizer).skip(shard); });
+    return guarded([&] { unwrap(optimizer).skip(shard); });
 }
 adamant_status adamant_finish(adamant_optimizer* optimizer, adamant_report* report)
 {
     return guarded([&] {
-        adamant::optimizer& o = of(optimizer);
+        adamant::optimizer& o = unwrap(optimizer);
         check_target_or_null(report);
         give_report(o.finish(), report);
     });
 }
 adamant_status adamant_abandon(adamant_optimizer* optimizer)
 {
-    return guarded([&] { of(optimizer).abandon(); });
+    return guarded([&] { unwrap(optimizer).abandon(); });
 }
 adamant_status adamant_rollback(adamant_optimizer* optimizer)
 {
-    return guarded([&] { of(optimizer).rollback(); });
+    return guarded([&] { unwrap(optimizer).rollback(); });
 }
 adamant_status adamant_accumulate(adamant_optimizer* optimizer, size_t shard)
 {
-    return guarded([&] { of(optimizer).accumulate(shard); });
+    return guarded([&] { unwrap(optimizer).accumulate(shard); });
 }
 adamant_status adamant_clear_accumulators(adamant_optimizer* optimizer)
 {
-    return guarded([&] { of(optimizer).clear_accumulators(); });
+    return guarded([&] { unwrap(optimizer).clear_accumulators(); });
 }
 
 adamant_status adamant_step_async(adamant_optimizer* optimizer, const adamant_step_values* values)
 {
     return guarded([&] {
-        adamant::optimizer& o = of(optimizer);
+        adamant::optimizer& o = unwrap(optimizer);
         optimizer->ticket = o.step_async(from_c(values));
     });
 }
 adamant_status adamant_poll(const adamant_optimizer* optimizer, int32_t* over, double* progress)
 {
     return guarded([&] {
-        static_cast<void>(of(optimizer));
+        static_cast<void>(unwrap(optimizer));
         adamant::optimizer::ticket const& ticket = ticket_of(const_cast<adamant_optimizer&>(*optimizer));
         bool const done = ticket.done();
         give(progress, done ? 1.0 : ticket.progress());
@@ -200,7 +200,7 @@ adamant_status adamant_wait(adamant_optimizer* optimizer, uint64_t timeout_ns, i
                 return;
             }
         }
-        optimizer->ticket.reset(); // the step is over, whatever its ticket throws
+        optimizer->ticket.reset(); // the step is over, even if its ticket throws
         give<int32_t>(over, 1);
         give_report(ticket.wait(), report);
     });

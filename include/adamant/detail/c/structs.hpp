@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of the C library: structs whose sizes differ between versions.
+// Internal to the C library: reads and writes structs whose sizes differ between versions.
 #pragma once
 
 #include <algorithm>
@@ -11,12 +11,12 @@
 
 namespace adamant::c {
 
-// Of each struct: its name, its size in version 1, below which none can be, and its defaults, which also stand for
-// fields that the caller's version does not have. Specialised in about.hpp.
+// Description of a struct: its name; its size in version 1, which is the minimum; and its defaults, which also apply to
+// fields that the caller's version lacks. Specialized in about.hpp.
 template <class Struct>
 struct about;
 
-// No struct of any version is larger: a larger struct_bytes has not been initialised.
+// Upper bound for structs of all versions. A larger struct_bytes is uninitialized.
 inline constexpr std::size_t most_struct_bytes = 4096;
 
 template <class Struct>
@@ -26,10 +26,10 @@ void check_bytes(std::size_t bytes)
     static_assert(kind::first_bytes <= sizeof(Struct) && sizeof(Struct) <= most_struct_bytes);
     if (bytes < kind::first_bytes || bytes > most_struct_bytes)
         detail::throw_invalid_argument({"struct_bytes of ", kind::name, " is ", bytes, ", but the struct has ",
-                                        sizeof(Struct), "; call ", kind::name, "_init(&it, sizeof it) first"});
+                                        sizeof(Struct), " bytes. Call ", kind::name, "_init(&s, sizeof s) first."});
 }
 
-// Throws unless the caller's struct can be written to.
+// Throws invalid_argument unless the caller's struct is initialized.
 template <class Struct>
 void check_target(Struct const* target)
 {
@@ -42,48 +42,49 @@ void check_target_or_null(Struct const* target)
         check_target(target);
 }
 
-// The caller's struct in this version.
+// Converts the caller's struct to this version.
 template <class Struct>
-Struct read(Struct const* from)
+Struct read(Struct const* source)
 {
-    check_target(from);
-    auto const* const bytes = reinterpret_cast<unsigned char const*>(from);
-    for (std::size_t i = sizeof(Struct); i < from->struct_bytes; ++i)
+    check_target(source);
+    auto const* const bytes = reinterpret_cast<unsigned char const*>(source);
+    for (std::size_t i = sizeof(Struct); i < source->struct_bytes; ++i)
         if (bytes[i] != 0)
-            detail::throw_invalid_argument({"byte ", i, " of ", about<Struct>::name,
-                                            " is set, which this version of the library (", adamant_version(),
-                                            ") does not know; was the program compiled for a later one?"});
+            detail::throw_invalid_argument({"byte ", i, " of ", about<Struct>::name, " is set, but version ",
+                                            adamant_version(),
+                                            " of the library does not know it. Was the program compiled for a later "
+                                            "version?"});
     Struct known = about<Struct>::defaults();
-    std::memcpy(&known, from, std::min(sizeof(Struct), from->struct_bytes));
+    std::memcpy(&known, source, std::min(sizeof(Struct), source->struct_bytes));
     return known;
 }
-// For options that may be left out.
+// Reads optional options: null means the defaults.
 template <class Struct>
-Struct read_or_defaults(Struct const* from)
+Struct read_or_defaults(Struct const* source)
 {
-    return from == nullptr ? about<Struct>::defaults() : read(from);
+    return source == nullptr ? about<Struct>::defaults() : read(source);
 }
 
-// Writes all fields that the caller's struct has, but struct_bytes; those that this version does not know become zero.
+// Writes all fields of the caller's struct except struct_bytes. Zeroes the fields that this version does not know.
 template <class Struct>
-void write(Struct known, Struct* to)
+void write(Struct known, Struct* target)
 {
-    std::size_t const bytes = to->struct_bytes;
+    std::size_t const bytes = target->struct_bytes;
     known.struct_bytes = bytes;
-    std::memcpy(to, &known, std::min(sizeof known, bytes));
+    std::memcpy(target, &known, std::min(sizeof known, bytes));
     if (bytes > sizeof known)
-        std::memset(reinterpret_cast<unsigned char*>(to) + sizeof known, 0, bytes - sizeof known);
+        std::memset(reinterpret_cast<unsigned char*>(target) + sizeof known, 0, bytes - sizeof known);
 }
 
-// What every adamant_..._init() does.
+// Implements every adamant_..._init().
 template <class Struct>
-adamant_status init(Struct* to, std::size_t bytes) noexcept
+adamant_status init(Struct* target, std::size_t bytes) noexcept
 {
     return guarded([&] {
-        needed(to, about<Struct>::name);
+        needed(target, about<Struct>::name);
         check_bytes<Struct>(bytes);
-        to->struct_bytes = bytes;
-        write(about<Struct>::defaults(), to);
+        target->struct_bytes = bytes;
+        write(about<Struct>::defaults(), target);
     });
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares.
+// Definitions of <adamant/adamant.h>: tuning of core counts.
 #include <adamant/adamant.h>
 
 #include <cstddef>
@@ -11,58 +11,58 @@
 #include <adamant/detail/c/convert.hpp>
 
 struct adamant_tuned {
-    adamant::tuned_cores found;
+    adamant::tuned_cores result;
 };
 
 namespace adamant::c {
 
-static tuned_cores const& of(adamant_tuned const* handle)
+static tuned_cores const& unwrap(adamant_tuned const* handle)
 {
-    return needed(handle, "the tuning result").found;
+    return needed(handle, "the tuning result").result;
 }
 
 adamant_tuning_options about<adamant_tuning_options>::defaults()
 {
     core_tuning_options const o;
-    adamant_tuning_options to{};
-    to.deadline_s = o.deadline_s;
-    to.elements = o.elements;
-    to.worth = o.search.worth;
-    to.confidence = o.search.confidence;
-    to.rounds = o.search.rounds;
-    to.most_rounds = o.search.most_rounds;
-    to.settings_worth = o.settings_worth;
-    to.settings = o.settings;
-    return to;
+    adamant_tuning_options values{};
+    values.deadline_s = o.deadline_s;
+    values.elements = o.elements;
+    values.worth = o.search.worth;
+    values.confidence = o.search.confidence;
+    values.rounds = o.search.rounds;
+    values.most_rounds = o.search.most_rounds;
+    values.settings_worth = o.settings_worth;
+    values.settings = o.settings;
+    return values;
 }
 static void call_on_step(adamant_on_trial_step on_step, void* user, unsigned cores, double seconds)
 {
-    std::string const ended = "adamant: the tuning was ended: the function that was given as on_step ";
+    std::string const ended = "adamant: tuning was stopped: the function on_step ";
     std::int32_t status = 0;
     try {
         status = on_step(user, cores, seconds);
-    } catch (...) { // a function in C++ that should not
+    } catch (...) { // a C++ function that breaks the contract
         throw unavailable(ended + "threw an exception");
     }
     if (status != 0)
         throw unavailable(detail::text_of({ended, "returned ", status}));
 }
-static core_tuning_options from_c(adamant_tuning_options const& from)
+static core_tuning_options from_c(adamant_tuning_options const& source)
 {
-    core_tuning_options to{.deadline_s = from.deadline_s,
-                           .elements = from.elements,
-                           .tier = isa_of(from.isa),
-                           .search = {.worth = from.worth,
-                                      .confidence = from.confidence,
-                                      .rounds = from.rounds,
-                                      .most_rounds = from.most_rounds},
-                           .settings = from.settings != 0,
-                           .settings_worth = from.settings_worth};
-    if (from.on_step != nullptr)
-        to.on_step = [on_step = from.on_step, user = from.on_step_user](unsigned cores, double seconds) {
+    core_tuning_options values{.deadline_s = source.deadline_s,
+                               .elements = source.elements,
+                               .tier = isa_of(source.isa),
+                               .search = {.worth = source.worth,
+                                          .confidence = source.confidence,
+                                          .rounds = source.rounds,
+                                          .most_rounds = source.most_rounds},
+                               .settings = source.settings != 0,
+                               .settings_worth = source.settings_worth};
+    if (source.on_step != nullptr)
+        values.on_step = [on_step = source.on_step, user = source.on_step_user](unsigned cores, double seconds) {
             call_on_step(on_step, user, cores, seconds);
         };
-    return to;
+    return values;
 }
 
 } // namespace adamant::c
@@ -74,11 +74,11 @@ adamant_status adamant_tuned_load(const char* path, const adamant_core_options* 
 {
     return guarded([&] {
         needed(path, "path");
-        adamant_core_options const asked = read(cores);
+        adamant_core_options const core_options = read(cores);
         adamant::shard_format const& format = format_of(read(types));
         needed(made, "made");
         adamant::tuning_key const here =
-            tuning_key_of(machine_of(asked), request_of(asked).request, format, isa_of(isa));
+            tuning_key_of(machine_of(core_options), request_of(core_options).request, format, isa_of(isa));
         *made = new adamant_tuned{adamant::load_tuned(path, here)};
     });
 }
@@ -90,31 +90,31 @@ adamant_status adamant_tuned_apply(const adamant_tuned* tuned, adamant_core_opti
                                    adamant_executor_options* executor)
 {
     return guarded([&] {
-        adamant::tuned_cores const& found = of(tuned);
+        adamant::tuned_cores const& result = unwrap(tuned);
         check_target_or_null(cores);
         check_target_or_null(executor);
         constexpr std::size_t reach = offsetof(adamant_executor_options, prefetch_bytes) + sizeof(std::size_t);
         if (executor != nullptr && executor->struct_bytes < reach)
             adamant::detail::throw_invalid_argument(
                 {"adamant_executor_options has ", executor->struct_bytes,
-                 " bytes, so it has no max_chunk_elems and prefetch_bytes; compile the program for this version"});
+                 " bytes, so it lacks max_chunk_elems and prefetch_bytes. Compile the program for this version."});
         if (cores != nullptr) {
-            adamant::core_request const request = found.request({});
+            adamant::core_request const request = result.request({});
             cores->cpuadam_cores = request.cpuadam_cores.value_or(0);
             cores->cpuadam_cores_perc = cores->pt_reserved_cores_perc = 0;
             cores->pt_reserved_cores = 0;
         }
         if (executor != nullptr) {
-            executor->max_chunk_elems = found.options().max_chunk_elems;
-            executor->prefetch_bytes = found.options().prefetch_bytes;
+            executor->max_chunk_elems = result.options().max_chunk_elems;
+            executor->prefetch_bytes = result.options().prefetch_bytes;
         }
     });
 }
 adamant_status adamant_tuned_save(const adamant_tuned* tuned, const char* path)
 {
     return guarded([&] {
-        adamant::tuned_cores const& found = of(tuned);
-        note_of_save(adamant::save_tuned(&needed(path, "path"), found).reason);
+        adamant::tuned_cores const& result = unwrap(tuned);
+        note_of_save(adamant::save_tuned(&needed(path, "path"), result).reason);
     });
 }
 adamant_status adamant_tuned_summary_init(adamant_tuned_summary* summary, size_t struct_bytes)
@@ -124,19 +124,19 @@ adamant_status adamant_tuned_summary_init(adamant_tuned_summary* summary, size_t
 adamant_status adamant_tuned_describe(const adamant_tuned* tuned, adamant_tuned_summary* summary)
 {
     return guarded([&] {
-        adamant::tuned_cores const& found = of(tuned);
+        adamant::tuned_cores const& result = unwrap(tuned);
         check_target(summary);
-        adamant_tuned_summary to{};
-        to.cpuadam_cores_perc = found.cpuadam_cores_perc;
-        to.step_s = found.step_s;
-        to.elements = found.elements;
-        to.max_chunk_elems = found.max_chunk_elems;
-        to.prefetch_bytes = found.prefetch_bytes;
-        to.cores = found.cores;
-        to.of = found.of;
-        to.finished = found.finished;
-        to.all = found.all();
-        write(to, summary);
+        adamant_tuned_summary values{};
+        values.cpuadam_cores_perc = result.cpuadam_cores_perc;
+        values.step_s = result.step_s;
+        values.elements = result.elements;
+        values.max_chunk_elems = result.max_chunk_elems;
+        values.prefetch_bytes = result.prefetch_bytes;
+        values.cores = result.cores;
+        values.of = result.of;
+        values.finished = result.finished;
+        values.all = result.all();
+        write(values, summary);
     });
 }
 adamant_status adamant_tuning_options_init(adamant_tuning_options* options, size_t struct_bytes)
@@ -147,10 +147,11 @@ adamant_status adamant_tune_cores(const adamant_core_options* cores, const adama
                                   const adamant_tuning_options* options, adamant_tuned** made)
 {
     return guarded([&] {
-        adamant_core_options const asked = read(cores);
+        adamant_core_options const core_options = read(cores);
         adamant::shard_format const& format = format_of(read(types));
-        adamant::core_tuning_options const how = from_c(read_or_defaults(options));
+        adamant::core_tuning_options const settings = from_c(read_or_defaults(options));
         needed(made, "made");
-        *made = new adamant_tuned{tune_cores(machine_of(asked), request_of(asked).request, format, how)};
+        *made =
+            new adamant_tuned{tune_cores(machine_of(core_options), request_of(core_options).request, format, settings)};
     });
 }

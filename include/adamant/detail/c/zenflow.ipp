@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adamant/adamant.h declares.
+// Definitions of <adamant/adamant.h>: ZenFlow optimizers and their state.
 #include <adamant/adamant.h>
 
 #include <cstddef>
@@ -16,13 +16,13 @@
 #include <adamant/detail/c/handles.hpp>
 
 struct adamant_zenflow {
-    adamant::zenflow_optimizer of;
-    std::optional<adamant::zenflow_state> state = {}; // since it was last asked for
+    adamant::zenflow_optimizer optimizer;
+    std::optional<adamant::zenflow_state> state = {}; // cached by state_of() until the next change
 };
 
 namespace adamant::c {
 
-// As guarded(), with texts that name this header's functions.
+// guarded() with error texts that name the functions of ZenFlow.
 template <class Work>
 static adamant_status called(Work const& work) noexcept
 {
@@ -31,118 +31,123 @@ static adamant_status called(Work const& work) noexcept
 
 adamant_zenflow_options about<adamant_zenflow_options>::defaults()
 {
-    zenflow_options const from;
+    zenflow_options const source;
     return {sizeof(adamant_zenflow_options),
-            from.topk_ratio,
-            from.select_interval,
-            from.update_interval.value_or(0),
-            from.auto_ratio,
-            from.max_deferred,
-            from.full_warm_up_rounds,
-            static_cast<adamant_column_score>(from.score),
-            static_cast<adamant_selection_scope>(from.scope),
-            from.overlap,
+            source.topk_ratio,
+            source.select_interval,
+            source.update_interval.value_or(0),
+            source.auto_ratio,
+            source.max_deferred,
+            source.full_warm_up_rounds,
+            static_cast<adamant_column_score>(source.score),
+            static_cast<adamant_selection_scope>(source.scope),
+            source.overlap,
             nullptr,
             nullptr};
 }
 
 static void call_reduce_columns(adamant_reduce_columns reduce, void* user, std::span<std::int64_t> numbers,
-                                column_reduction how)
+                                column_reduction reduction)
 {
-    std::string const failed = "adamant: the function that was given as reduce_columns ";
+    std::string const failed = "adamant: cannot select columns: the function reduce_columns ";
     std::int32_t status = 0;
     try {
-        status = reduce(user, numbers.data(), numbers.size(), static_cast<adamant_column_reduction>(how));
-    } catch (...) { // a function in C++ that should not
+        status = reduce(user, numbers.data(), numbers.size(), static_cast<adamant_column_reduction>(reduction));
+    } catch (...) { // a C++ function that breaks the contract
         throw reduce_failed(failed + "threw an exception");
     }
     if (status != 0)
         throw reduce_failed(detail::text_of({failed, "returned ", status}));
 }
 
-static zenflow_options from_c(adamant_zenflow_options const& from)
+static zenflow_options from_c(adamant_zenflow_options const& source)
 {
-    zenflow_options to{.topk_ratio = from.topk_ratio,
-                       .score = to_enum(from.score, column_score::square, "score"),
-                       .scope = to_enum(from.scope, selection_scope::all_params, "scope"),
-                       .select_interval = from.select_interval,
-                       .update_interval = unless_zero(from.update_interval),
-                       .auto_ratio = from.auto_ratio,
-                       .max_deferred = from.max_deferred,
-                       .full_warm_up_rounds = from.full_warm_up_rounds,
-                       .overlap = from.overlap != 0};
-    if (from.reduce_columns != nullptr)
-        to.reduce_columns = [reduce = from.reduce_columns,
-                             user = from.reduce_columns_user](std::span<std::int64_t> numbers, column_reduction how) {
-            call_reduce_columns(reduce, user, numbers, how);
+    zenflow_options result{.topk_ratio = source.topk_ratio,
+                           .score = to_enum(source.score, column_score::square, "score"),
+                           .scope = to_enum(source.scope, selection_scope::all_params, "scope"),
+                           .select_interval = source.select_interval,
+                           .update_interval = unless_zero(source.update_interval),
+                           .auto_ratio = source.auto_ratio,
+                           .max_deferred = source.max_deferred,
+                           .full_warm_up_rounds = source.full_warm_up_rounds,
+                           .overlap = source.overlap != 0};
+    if (source.reduce_columns != nullptr)
+        result.reduce_columns = [reduce = source.reduce_columns, user = source.reduce_columns_user](
+                                    std::span<std::int64_t> numbers, column_reduction reduction) {
+            call_reduce_columns(reduce, user, numbers, reduction);
         };
-    return to;
+    return result;
 }
 
-static zenflow_optimizer const& of(adamant_zenflow const* handle)
+static zenflow_optimizer const& unwrap(adamant_zenflow const* handle)
 {
-    return needed(handle, "the optimizer").of;
+    return needed(handle, "the optimizer").optimizer;
 }
-// For a call that changes the state.
+// The optimizer, for a call that changes its state.
 static zenflow_optimizer& changing(adamant_zenflow* handle)
 {
     needed(handle, "the optimizer").state.reset();
-    return handle->of;
+    return handle->optimizer;
 }
 static zenflow_state const& state_of(adamant_zenflow* handle)
 {
     needed(handle, "the optimizer");
     if (!handle->state)
-        handle->state = handle->of.state();
+        handle->state = handle->optimizer.state();
     return *handle->state;
 }
 
-static void give_reports(zenflow_report const& from, adamant_report* report, adamant_zenflow_report* more) noexcept
+static void give_reports(zenflow_report const& source, adamant_report* report, adamant_zenflow_report* more) noexcept
 {
-    give_report(from, report);
+    give_report(source, report);
     if (more != nullptr)
-        write(adamant_zenflow_report{sizeof(adamant_zenflow_report), from.warm_up, from.selected, from.columns_moved,
-                                     from.deferred, from.window_ended, from.deferred_skipped, from.deferred_stepped,
-                                     from.waited_s, from.publish_s, from.sums_s, from.deferred_s},
+        write(adamant_zenflow_report{sizeof(adamant_zenflow_report), source.warm_up, source.selected,
+                                     source.columns_moved, source.deferred, source.window_ended,
+                                     source.deferred_skipped, source.deferred_stepped, source.waited_s,
+                                     source.publish_s, source.sums_s, source.deferred_s},
               more);
 }
 
-static zenflow_state from_c(adamant_zenflow_position const& at, zenflow_optimizer const& of)
+static zenflow_state from_c(adamant_zenflow_position const& current, zenflow_optimizer const& optimizer)
 {
-    zenflow_state to;
-    to.position = {at.steps, at.since_selection, at.in_window, at.has_selection != 0, at.done_squares};
-    to.deferred_norm = at.deferred_norm;
-    if (at.has_loss_scaler != 0)
-        to.loss_scaler = loss_scaler_state{at.loss_scale, at.good_steps, at.hysteresis_left};
-    to.groups = of.groups();
-    return to;
+    zenflow_state result;
+    result.position = {current.steps, current.since_selection, current.in_window, current.has_selection != 0,
+                       current.done_squares};
+    result.deferred_norm = current.deferred_norm;
+    if (current.has_loss_scaler != 0)
+        result.loss_scaler = loss_scaler_state{current.loss_scale, current.good_steps, current.hysteresis_left};
+    result.groups = optimizer.groups();
+    return result;
 }
-static zenflow_state_param from_c(adamant_zenflow_param const& from)
+static zenflow_state_param from_c(adamant_zenflow_param const& source)
 {
     auto const bytes = [](void const* array) { return static_cast<std::byte const*>(array); };
-    auto const type = [](adamant_dtype value, char const* what) { return to_enum(value, dtype::quantized8, what); };
-    zenflow_state_param to;
-    to.name = &needed(from.name, "the name of a param");
-    to.columns = from.columns;
-    to.all_rows = from.all_rows;
-    to.first_row = from.first_row;
-    to.rows = from.rows;
-    to.types = {type(from.param_dtype, "param_dtype"), dtype::none, type(from.exp_avg_dtype, "exp_avg_dtype"),
-                type(from.exp_avg_sq_dtype, "exp_avg_sq_dtype"), type(from.weight_out_dtype, "weight_out_dtype")};
-    to.arrays[shard_array::param] = bytes(from.param);
-    to.arrays[shard_array::exp_avg] = bytes(from.exp_avg);
-    to.arrays[shard_array::exp_avg_sq] = bytes(from.exp_avg_sq);
-    to.arrays[shard_array::weight_out] = bytes(from.weight_out);
-    to.weights = bytes(from.weights);
-    std::size_t const counts = from.columns == 0 ? 1 : from.columns;
-    to.counts.assign(&needed(from.counts, "counts"), from.counts + counts);
-    if (from.columns != 0) {
-        to.selected.assign(&needed(from.selected, "selected"), from.selected + from.columns);
-        to.publishing.assign(&needed(from.publishing, "publishing"), from.publishing + from.columns);
+    auto const type = [](adamant_dtype value, char const* argument) {
+        return to_enum(value, dtype::quantized8, argument);
+    };
+    zenflow_state_param result;
+    result.name = &needed(source.name, "the name of a param");
+    result.columns = source.columns;
+    result.all_rows = source.all_rows;
+    result.first_row = source.first_row;
+    result.rows = source.rows;
+    result.types = {type(source.param_dtype, "param_dtype"), dtype::none, type(source.exp_avg_dtype, "exp_avg_dtype"),
+                    type(source.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
+                    type(source.weight_out_dtype, "weight_out_dtype")};
+    result.arrays[shard_array::param] = bytes(source.param);
+    result.arrays[shard_array::exp_avg] = bytes(source.exp_avg);
+    result.arrays[shard_array::exp_avg_sq] = bytes(source.exp_avg_sq);
+    result.arrays[shard_array::weight_out] = bytes(source.weight_out);
+    result.weights = bytes(source.weights);
+    std::size_t const counts = source.columns == 0 ? 1 : source.columns;
+    result.counts.assign(&needed(source.counts, "counts"), source.counts + counts);
+    if (source.columns != 0) {
+        result.selected.assign(&needed(source.selected, "selected"), source.selected + source.columns);
+        result.publishing.assign(&needed(source.publishing, "publishing"), source.publishing + source.columns);
     }
-    to.sums = from.sums;
-    to.summed = from.summed;
-    return to;
+    result.sums = source.sums;
+    result.summed = source.summed;
+    return result;
 }
 
 } // namespace adamant::c
@@ -202,10 +207,9 @@ adamant_status adamant_zenflow_add_param(adamant_zenflow* zenflow, size_t group,
         adamant::shard_place place = place_of(s);
         shard_of_c const made = shard_of(s);
         if (made.accumulator.type() != adamant::dtype::none)
-            adamant::detail::throw_invalid_argument({"param '", param,
-                                                     "' is given an accumulator, but sums are the "
-                                                     "optimizer's own; set accumulator_dtype to "
-                                                     "ADAMANT_NONE"});
+            adamant::detail::throw_invalid_argument({"cannot add param '", param,
+                                                     "' with an accumulator: the optimizer has its own sums. Set "
+                                                     "accumulator_dtype to ADAMANT_NONE."});
         give(number, o.add_param({.group = group,
                                   .name = std::move(param),
                                   .shard = adamant::optimizer_shard(made.view),
@@ -217,7 +221,7 @@ adamant_status adamant_zenflow_add_param(adamant_zenflow* zenflow, size_t group,
 }
 adamant_status adamant_zenflow_memory_bytes(const adamant_zenflow* zenflow, size_t* bytes)
 {
-    return called([&] { needed(bytes, "bytes") = of(zenflow).memory_bytes(); });
+    return called([&] { needed(bytes, "bytes") = unwrap(zenflow).memory_bytes(); });
 }
 adamant_status adamant_zenflow_prepare(adamant_zenflow* zenflow)
 {
@@ -271,7 +275,7 @@ adamant_status adamant_zenflow_flush(adamant_zenflow* zenflow)
 }
 adamant_status adamant_zenflow_loss_scale(const adamant_zenflow* zenflow, double* scale)
 {
-    return called([&] { needed(scale, "scale") = of(zenflow).loss_scale(); });
+    return called([&] { needed(scale, "scale") = unwrap(zenflow).loss_scale(); });
 }
 
 adamant_status adamant_zenflow_set_device_arrays(adamant_zenflow* zenflow, size_t param, uint64_t grad,
@@ -283,7 +287,7 @@ adamant_status adamant_zenflow_place(adamant_zenflow* zenflow, const adamant_dev
 {
     return called([&] {
         adamant::zenflow_optimizer& o = changing(zenflow);
-        o.place(device == nullptr ? nullptr : device->of);
+        o.place(device == nullptr ? nullptr : device->device);
     });
 }
 
@@ -293,20 +297,20 @@ adamant_status adamant_zenflow_get_position(adamant_zenflow* zenflow, adamant_ze
         changing(zenflow);
         adamant::zenflow_state const& state = state_of(zenflow);
         check_target(position);
-        adamant_zenflow_position at{};
-        at.steps = state.position.steps;
-        at.since_selection = state.position.since_selection;
-        at.in_window = state.position.in_window;
-        at.has_selection = state.position.has_selection;
-        at.has_loss_scaler = state.loss_scaler.has_value();
+        adamant_zenflow_position current{};
+        current.steps = state.position.steps;
+        current.since_selection = state.position.since_selection;
+        current.in_window = state.position.in_window;
+        current.has_selection = state.position.has_selection;
+        current.has_loss_scaler = state.loss_scaler.has_value();
         if (state.loss_scaler) {
-            at.loss_scale = state.loss_scaler->scale;
-            at.good_steps = state.loss_scaler->good_steps;
-            at.hysteresis_left = state.loss_scaler->hysteresis_left;
+            current.loss_scale = state.loss_scaler->scale;
+            current.good_steps = state.loss_scaler->good_steps;
+            current.hysteresis_left = state.loss_scaler->hysteresis_left;
         }
-        at.done_squares = state.position.done_squares;
-        at.deferred_norm = state.deferred_norm;
-        write(at, position);
+        current.done_squares = state.position.done_squares;
+        current.deferred_norm = state.deferred_norm;
+        write(current, position);
     });
 }
 adamant_status adamant_zenflow_get_param(adamant_zenflow* zenflow, size_t number, adamant_zenflow_param* param)
@@ -316,7 +320,7 @@ adamant_status adamant_zenflow_get_param(adamant_zenflow* zenflow, size_t number
         check_target(param);
         if (number >= state.params.size())
             adamant::detail::throw_invalid_argument(
-                {"there is no param ", number, "; there are ", state.params.size()});
+                {"there is no param ", number, "; the optimizer has ", state.params.size()});
         adamant::zenflow_state_param const& p = state.params[number];
         namespace arrays = adamant::shard_array;
         auto const type = [&](std::size_t which) { return static_cast<adamant_dtype>(p.types[which]); };
@@ -347,15 +351,15 @@ adamant_status adamant_zenflow_load(adamant_zenflow* zenflow, const adamant_zenf
                                     const adamant_zenflow_param* params, size_t count)
 {
     return called([&] {
-        adamant::zenflow_optimizer& o = needed(zenflow, "the optimizer").of;
+        adamant::zenflow_optimizer& o = needed(zenflow, "the optimizer").optimizer;
         adamant::zenflow_state state = from_c(read(position), o);
         if (count != 0)
             needed(params, "params");
-        std::size_t const stride = count == 0 ? 0 : params->struct_bytes; // the caller's, of which params is an array
+        std::size_t const stride = count == 0 ? 0 : params->struct_bytes; // size of the caller's version of the struct
         for (std::size_t i = 0; i < count; ++i)
             state.params.push_back(from_c(read(reinterpret_cast<adamant_zenflow_param const*>(
                 reinterpret_cast<unsigned char const*>(params) + i * stride))));
-        zenflow->state.reset(); // only now: params may be what it has shown
+        zenflow->state.reset(); // not earlier: params may point into the cached state
         o.load(state);
     });
 }
@@ -371,7 +375,7 @@ adamant_status adamant_zenflow_load_safetensors(adamant_zenflow* zenflow, const 
     return called([&] {
         adamant::zenflow_optimizer& o = changing(zenflow);
         if (count == 0)
-            adamant::detail::throw_invalid_argument({"a state is to be loaded from no files; give one or more"});
+            adamant::detail::throw_invalid_argument({"cannot load a state from no files. Pass one or more."});
         needed(paths, "paths");
         std::vector<adamant::zenflow_safetensors_state> files;
         std::vector<adamant::zenflow_state> states;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Supported compilers and flags, and the ABI namespace. Every header includes this one.
+// Supported compilers and flags, and the ABI namespace. Every header includes this file.
 #pragma once
 
 #include <adamant/version.hpp>
@@ -18,13 +18,13 @@
 #endif
 
 #if !defined(__linux__) || !(defined(__x86_64__) || (defined(__aarch64__) && !defined(__AARCH64EB__)))
-#error "adamant runs on Linux on x86-64 and on little-endian AArch64: elsewhere its bits have never been checked"
+#error "adamant supports Linux on x86-64 and on little-endian AArch64: its results are untested on other platforms"
 #endif
 
-// Two ways to compile, from one source. By default everything is included, and inline. With
-// ADAMANT_SEPARATE_COMPILATION, defined for all files of a program, headers declare, and one file of the program (or
-// the library adamant::compiled) includes adamant/src.hpp, which defines. Each X.hpp whose functions are not templates
-// has them in an X.ipp.
+// One source compiles in two ways. By default the library is header-only, and every function is inline. If all files of
+// a program define ADAMANT_SEPARATE_COMPILATION, headers only declare, and one file of the program (or the library
+// adamant::compiled) includes adamant/src.hpp, which holds the definitions. Functions of X.hpp that are not templates
+// are defined in X.ipp.
 #if defined(ADAMANT_SEPARATE_COMPILATION)
 #define ADAMANT_DECL
 #else
@@ -36,12 +36,12 @@
 #include <adamant/detail/core/requirements.hpp>
 #endif
 
-// Functions of this library are inline. So two translation units with different -m flags would define the same function
-// twice, and the linker would keep either one, perhaps the one that this CPU cannot run. A namespace named after the
-// instruction set keeps them apart, and makes passing our types between such units a link error.
+// In the header-only build two translation units with different -m flags define the same inline function, and the
+// linker keeps either definition, perhaps one that this CPU cannot run. A namespace named after the instruction set
+// keeps the definitions apart. It also turns passing our types between such units into a link error.
 //
-// Compiled separately, functions have one definition and one name. Only templates and constants stay in headers; those
-// that compute are in an inner namespace of that name.
+// In the separate build a function has one definition and one name. Only templates and constants stay in headers. Those
+// that compute are in an inner namespace, which is named after the instruction set.
 #if defined(__AVX512F__)
 #define ADAMANT_ABI_ISA x86_64_avx512
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -86,7 +86,7 @@
     }                                                                                                                  \
     }
 
-// For templates and functions that are compiled by the including file in both ways.
+// For templates and functions that the including file compiles in both builds.
 #if defined(ADAMANT_HEADER_ONLY)
 #define ADAMANT_BEGIN_INLINE_NAMESPACE ADAMANT_BEGIN_NAMESPACE
 #define ADAMANT_END_INLINE_NAMESPACE ADAMANT_END_NAMESPACE
@@ -99,12 +99,13 @@
     ADAMANT_END_NAMESPACE
 #endif
 
-// For functions that CUDA's kernels call, too.
+// For functions that CUDA kernels call, too.
 #if defined(__CUDACC__)
 #define ADAMANT_ON_GPU __host__ __device__
 #else
 #define ADAMANT_ON_GPU
 #endif
 
-// For small functions of types that have one name for all flags: no copy of them remains for a linker to choose.
+// For small functions of types whose name does not depend on the flags. Always inlined, they leave the linker no copy
+// to choose from.
 #define ADAMANT_ALWAYS_INLINE [[gnu::always_inline]] inline

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A scope in which code on the caller's thread computes in the default floating-point mode.
+// A scope in which the calling thread computes in the default floating-point mode.
 #pragma once
 
 #include <cfenv>
@@ -10,9 +10,9 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Gives this thread the mode that programs begin with: round-to-nearest-even, gradual underflow, no traps, in both
-// units of x86-64 (the C library asks the x87 unit how decimals are rounded). Restores the caller's whole mode at the
-// end, with the sticky flags as they were. If the mode is the default already, this costs some 5 ns. Threads
+// Sets the mode in which programs start: round-to-nearest-even, gradual underflow, no traps. On x86-64 it sets both the
+// SSE and the x87 unit, because the C library rounds decimals in the mode of the x87 unit. The destructor restores the
+// caller's whole mode and its sticky flags. If the mode is the default already, the scope costs some 5 ns. Threads
 // created within the scope start in this mode.
 class default_mode_scope {
 public:
@@ -32,7 +32,7 @@ public:
     default_mode_scope& operator=(default_mode_scope const&) = delete;
 
 private:
-    // The sticky flags do not count.
+    // Ignores the sticky flags.
     static bool is_default() noexcept
     {
 #if defined(__x86_64__)

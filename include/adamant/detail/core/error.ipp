@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What error.hpp declares.
+// Definitions of <adamant/error.hpp>.
 #pragma once
 
 #include <cinttypes>

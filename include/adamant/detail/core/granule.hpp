@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The unit in which work is divided, and how far kernels prefetch.
+// Granularity of work distribution and the default prefetch distance of the kernels.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// Work is cut at multiples of this many elements: whole cache lines of every array whose base is aligned, and whole
-// groups of every kernel.
+// Work is divided at multiples of this many elements. A granule is a whole number of cache lines of every aligned
+// array, and a whole number of groups of every kernel.
 inline constexpr std::size_t granule_elems = 64;
 
 namespace kernel {

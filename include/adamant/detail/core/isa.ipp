@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What isa.hpp declares.
+// Definitions of <adamant/isa.hpp>.
 #pragma once
 
 #include <cstdlib>
@@ -55,8 +55,8 @@ ADAMANT_DECL isa parse_isa(std::string_view text)
     for (isa const tier : all_isas)
         if (text == name(tier))
             return tier;
-    detail::throw_invalid_argument({"no instruction set is called '", text,
-                                    "'; the names are automatic, scalar, generic, avx2, avx512 and avx512_bf16"});
+    detail::throw_invalid_argument({"cannot parse instruction set '", text,
+                                    "': unknown name. Use automatic, scalar, generic, avx2, avx512 or avx512_bf16."});
 }
 
 ADAMANT_DECL isa resolve_isa(isa request)
@@ -72,8 +72,9 @@ ADAMANT_DECL isa resolve_isa(isa request)
     if (request == isa::automatic)
         return best_available_isa();
     if (!is_available(request))
-        detail::throw_unavailable({source, " asks for the instruction set ", name(request), ", but this CPU has only ",
-                                   detail::available_isas(), "; ask for one of these, or for automatic"});
+        detail::throw_unavailable({"cannot use instruction set ", name(request), ", requested by ", source,
+                                   ": this CPU has only ", detail::available_isas(),
+                                   ". Request one of these, or automatic."});
     return request;
 }
 

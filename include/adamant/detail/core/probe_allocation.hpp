@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asking for memory before a call that cannot handle a lack of it.
+// Checks that memory is available before a library call that cannot handle running out of it.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,13 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Whether this much memory is available now; it is freed at once. For calls of libraries that crash, or end the
-// process, without memory (hwloc, the OpenMP runtimes). Other threads may still take it before the call does.
+// Whether an allocation of this size succeeds now. Frees the memory immediately. Use it before calls of libraries that
+// crash or end the process when memory runs out (hwloc, the OpenMP runtimes). Another thread may still take the memory
+// before the call does.
 inline bool probe_allocation(std::size_t bytes) noexcept
 {
     void* memory = ::operator new(bytes, std::nothrow);
-    asm volatile("" : "+r"(memory) : : "memory"); // or a compiler leaves both out
+    asm volatile("" : "+r"(memory) : : "memory"); // keeps compilers from removing the pair
     ::operator delete(memory);
     return memory != nullptr;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What to say where the system refuses a call: why, and what to do, by its error number.
+// Error texts for system calls that fail: the reason and the remedy for an error number.
 #pragma once
 
 #include <cerrno>
@@ -12,25 +12,25 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// For a call that needs no privilege. usual: what to do where a limit is the reason.
-inline std::string advice_on(int error, std::string_view usual)
+// For a call that needs no privilege. default_advice: the remedy if the call ran into a limit.
+inline std::string advice_on(int error, std::string_view default_advice)
 {
     if (error == EPERM || error == EACCES)
         return "the system forbids the call itself; look for a seccomp filter or a security module";
     if (error == ENOSYS)
         return "the kernel does not have this call, or a seccomp filter hides it";
-    return std::string(usual);
+    return std::string(default_advice);
 }
 
 // For mbind(), get_mempolicy() and move_pages(), which container engines allow only with CAP_SYS_NICE.
-inline std::string advice_on_numa_call(int error, std::string_view usual)
+inline std::string advice_on_numa_call(int error, std::string_view default_advice)
 {
     if (error == EPERM)
         return "a seccomp filter forbids it; in a container, add CAP_SYS_NICE";
-    return advice_on(error, usual);
+    return advice_on(error, default_advice);
 }
 
-// "mmap: Cannot allocate memory; see ulimit -v". advice: may be empty.
+// For example "mmap: Cannot allocate memory; see ulimit -v". advice may be empty.
 inline std::string refused_text(std::string_view call, int error, std::string_view advice)
 {
     std::string text(call);

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requirements for files that compile the library's functions: all files that include a header, or, where the library
-// is compiled separately, its own files.
+// Requirements of files that compile the library's functions: in the header-only build every file that includes a
+// header, in the separate build the library's own files.
 #pragma once
 
-// hwloc binds threads and memory and knows the machine. A program may opt out of it.
+// hwloc binds threads and memory and describes the machine. A program may opt out of it.
 #if !defined(ADAMANT_NO_HWLOC) && !__has_include(<hwloc.h>)
 #error                                                                                                                 \
-    "adamant needs hwloc 2.5 or newer, and finds no hwloc.h (Debian and Ubuntu: libhwloc-dev; link with -lhwloc). Define ADAMANT_NO_HWLOC for a program whose threads and memory need not be bound to anything."
+    "adamant needs hwloc 2.5 or newer, and finds no hwloc.h (Debian and Ubuntu: libhwloc-dev; link with -lhwloc). Define ADAMANT_NO_HWLOC for a program that does not bind its threads and memory."
 #endif
 
 // These flags allow the compiler to change the bits of a step: to reorder additions, to replace a division by an
-// estimate, and to assume that no NaN exists. So they are refused. (Clang has no macro for its partial flags
-// -fassociative-math and -freciprocal-math; do not use them either.)
+// estimate, and to assume that no NaN exists. (Clang has no macro for its partial flags -fassociative-math and
+// -freciprocal-math; do not use them either.)
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ > 0) ||                           \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
 #error                                                                                                                 \

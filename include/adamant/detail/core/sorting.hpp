@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sorting that is compiled once for all types: std::sort is compiled for each, and takes compilers longer than all that
-// this library does with what is sorted. (And Clang 19 warns of std::stable_sort in libstdc++ 12, which allocates by
-// std::get_temporary_buffer, deprecated in C++17.)
+// Sorting of vectors with one instantiation of std::sort for all element types.
+//
+// Each instantiation of std::sort takes compilers longer than the code that uses its result. (And Clang 19 warns about
+// std::stable_sort in libstdc++ 12, which calls std::get_temporary_buffer, deprecated in C++17.)
 #pragma once
 
 #include <algorithm>
@@ -15,14 +16,14 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The numbers below `count` in the order that less(things, a, b) gives them; equal ones in order.
-inline std::vector<std::size_t> sorted_order(std::size_t count, void const* things,
+// The indexes below `count`, stably sorted by less(context, a, b).
+inline std::vector<std::size_t> sorted_order(std::size_t count, void const* context,
                                              bool (*less)(void const*, std::size_t, std::size_t))
 {
     std::vector<std::size_t> order(count);
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::sort(order.begin(), order.end(),
-              [=](std::size_t a, std::size_t b) { return less(things, a, b) || (!less(things, b, a) && a < b); });
+              [=](std::size_t a, std::size_t b) { return less(context, a, b) || (!less(context, b, a) && a < b); });
     return order;
 }
 template <class T, class Less>
@@ -31,19 +32,19 @@ std::vector<std::size_t> sorted_order(std::vector<T> const& all, Less const& les
     struct {
         T const* elements;
         Less const& less;
-    } const things{all.data(), less};
-    return sorted_order(all.size(), &things, [](void const* of, std::size_t a, std::size_t b) {
-        auto const& both = *static_cast<decltype(things)*>(of);
-        return bool(both.less(both.elements[a], both.elements[b]));
+    } const order{all.data(), less};
+    return sorted_order(all.size(), &order, [](void const* context, std::size_t a, std::size_t b) {
+        auto const& by_value = *static_cast<decltype(order)*>(context);
+        return bool(by_value.less(by_value.elements[a], by_value.elements[b]));
     });
 }
 
-// In n log n comparisons, with memory for n numbers and values.
+// Takes O(n log n) comparisons and memory for n indexes and n values.
 template <class T, class Less>
 void sort_stably(std::vector<T>& all, Less const& less)
 {
     std::vector<T> sorted;
-    sorted.reserve(all.size()); // before anything is moved
+    sorted.reserve(all.size()); // may throw, so before the first move
     for (std::size_t const i : sorted_order(all, less))
         sorted.push_back(std::move(all[i]));
     all = std::move(sorted);

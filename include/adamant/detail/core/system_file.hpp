@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads files of /proc and /sys: their words and numbers.
+// Reads words and numbers from files of /proc and /sys.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,8 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-// The text of a file in /proc or /sys; empty if it cannot be read. Read in one call, as the file may change meanwhile.
+// The contents of a file in /proc or /sys; empty if it cannot be read. Reads 4 KiB per call, so that the kernel cannot
+// change a short file halfway.
 inline std::string read_file(std::string const& path)
 {
     std::string text;
@@ -38,7 +39,7 @@ inline std::string read_file(std::string const& path)
     return text;
 }
 
-// Takes the next word from the front of a text; empty at its end.
+// Removes the next word from the front of the text and returns it; empty at the end of the text.
 inline std::string_view next_word(std::string_view& text) noexcept
 {
     constexpr std::string_view spaces = " \t\n";
@@ -48,7 +49,7 @@ inline std::string_view next_word(std::string_view& text) noexcept
     return word;
 }
 
-// Takes what comes before the next separator from the front of a text, and the separator.
+// Removes everything up to and including the next separator from the text, and returns it without the separator.
 inline std::string_view next_part(std::string_view& text, char separator) noexcept
 {
     std::string_view const part = text.substr(0, text.find(separator));
@@ -56,10 +57,11 @@ inline std::string_view next_part(std::string_view& text, char separator) noexce
     return part;
 }
 
-// The number after a word of a text ("MemFree: 12 kB", "inactive_file 12"), or its first word; nothing for "max".
-inline std::optional<std::size_t> number_after(std::string_view text, std::string_view after)
+// The number that follows `key` in the text ("MemFree: 12 kB", "inactive_file 12"), in bytes if its unit is kB. With an
+// empty key, the number at the start of the text. Empty if there is no number, as with "max".
+inline std::optional<std::size_t> number_after(std::string_view text, std::string_view key)
 {
-    for (std::string_view word; word != after && !text.empty();)
+    for (std::string_view word; word != key && !text.empty();)
         word = next_word(text);
     std::string_view const number = next_word(text);
     std::size_t value = 0;
@@ -68,10 +70,10 @@ inline std::optional<std::size_t> number_after(std::string_view text, std::strin
     return next_word(text) == "kB" ? value * 1024 : value;
 }
 
-// The same of a file.
-inline std::optional<std::size_t> read_number(std::string const& path, std::string_view after = {})
+// number_after() of the contents of a file.
+inline std::optional<std::size_t> read_number(std::string const& path, std::string_view key = {})
 {
-    return number_after(read_file(path), after);
+    return number_after(read_file(path), key);
 }
 
 } // namespace detail

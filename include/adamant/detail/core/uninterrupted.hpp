@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Repeating a system call that a signal interrupts.
+// Retries a system call that a signal interrupts.
 #pragma once
 
 #include <cerrno>
@@ -9,7 +9,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Repeats a system call while a signal interrupts it, which network and FUSE file systems allow for any call.
+// Retries call() while it fails with EINTR. Network and FUSE file systems may return EINTR from any call.
 template <class Call>
 auto uninterrupted(Call const& call)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether bytes are UTF-8, which names must be for checkpoints' JSON, and how other bytes are shown.
+// UTF-8 validation of names, which checkpoints store in JSON, and escaping of invalid bytes in messages.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The number of bytes of the text's first character; 0 where it begins with none. RFC 3629: at most 4 bytes, no
-// overlong forms, no surrogates, nothing beyond U+10FFFF.
+// Bytes of the first character of the text; 0 if the text is empty or begins with an invalid sequence. RFC 3629: at
+// most 4 bytes, no overlong forms, no surrogates, nothing beyond U+10FFFF.
 constexpr std::size_t utf8_length(std::string_view text) noexcept
 {
     auto const byte = [&](std::size_t i) { return static_cast<unsigned char>(i < text.size() ? text[i] : '\0'); };
@@ -20,7 +20,7 @@ constexpr std::size_t utf8_length(std::string_view text) noexcept
     if (first < 0x80)
         return text.empty() ? 0 : 1;
     std::size_t const length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-    // Of the second byte: the least and the most, by the first.
+    // The range of the second byte depends on the first byte.
     unsigned const least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
     unsigned const most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
     if (first < 0xc2 || first > 0xf4 || byte(1) < least || byte(1) > most)
@@ -31,8 +31,8 @@ constexpr std::size_t utf8_length(std::string_view text) noexcept
     return length;
 }
 
-// Calls add(piece) for each character of the text, in order; a byte that is not UTF-8 is written as \xff. add() returns
-// whether to continue, so that a caller without room can stop at a character. Allocates nothing.
+// Calls add(piece) for each character of the text, in order. Passes an invalid byte as an escape such as \xff. add()
+// returns whether to continue, so that a caller can stop between characters when its buffer is full. Allocates nothing.
 template <class Add>
 constexpr void each_utf8(std::string_view text, Add const& add)
 {
@@ -47,14 +47,14 @@ constexpr void each_utf8(std::string_view text, Add const& add)
     }
 }
 
-// Throws invalid_argument for a text that is not UTF-8. what: "the name of a shard".
+// Throws invalid_argument for a text that is not UTF-8. what: for the message, for example "the name of a shard".
 inline void check_utf8(std::string const& what, std::string_view text)
 {
-    std::size_t at = 0;
-    for (std::size_t length = 0; at < text.size(); at += length)
-        if (length = utf8_length(text.substr(at)); length == 0)
+    std::size_t valid_bytes = 0;
+    for (std::size_t length = 0; valid_bytes < text.size(); valid_bytes += length)
+        if (length = utf8_length(text.substr(valid_bytes)); length == 0)
             break;
-    if (at == text.size())
+    if (valid_bytes == text.size())
         return;
     std::string shown;
     each_utf8(text, [&](std::string_view piece) {
@@ -62,8 +62,8 @@ inline void check_utf8(std::string const& what, std::string_view text)
         shown += has_room ? piece : "...";
         return has_room;
     });
-    throw_invalid_argument(
-        {what, ", '", shown, "', is not UTF-8: see its byte ", at, ". Checkpoints hold UTF-8 alone; convert it"});
+    throw_invalid_argument({what, ", '", shown, "', is not UTF-8: see its byte ", valid_bytes,
+                            ". Checkpoints store only UTF-8. Convert it."});
 }
 
 } // namespace detail

@@ -59,10 +59,10 @@ __global__ void __launch_bounds__(check_threads) check_kernel(arithmetic* out, f
 
 // Throws unavailable where the program's device code was compiled with flags that change results, or has nothing for
 // this device; device_error where the device fails.
-inline void check_arithmetic(streams& on, int capability)
+inline void check_arithmetic(stream_set& on, int capability)
 {
     struct buffer {
-        streams const& on;
+        stream_set const& on;
         device_ptr memory;
         ~buffer() { release(on, memory); }
     };
@@ -83,7 +83,7 @@ inline void check_arithmetic(streams& on, int capability)
         throw_unavailable({on.name(), " has compute capability ", capability / 10, ".", capability % 10,
                            ", and this program holds no code for that; compile it with -arch=sm_", capability,
                            " (in CMake: CMAKE_CUDA_ARCHITECTURES)"});
-    if (!on.wait_until(on.record_event(device_stream::work), streams::clock::now() + std::chrono::seconds(60)))
+    if (!on.wait_until(on.record_event(device_stream::work), stream_set::clock::now() + std::chrono::seconds(60)))
         throw_device_error({on.name(), " did not finish a small computation within 60 s"});
     unsigned differs = 0;
     rounded_to_nearest([&] {

@@ -18,7 +18,7 @@ namespace detail::cuda {
 }
 
 // Throws device_error.
-[[nodiscard]] inline device_memory memory_of(streams const& on)
+[[nodiscard]] inline device_memory memory_of(stream_set const& on)
 {
     on.check_process();
     device_scope const scope(on.ordinal());
@@ -31,7 +31,7 @@ namespace detail::cuda {
 }
 
 // See device::allocate().
-[[nodiscard]] inline device_ptr allocate(streams const& on, std::size_t bytes)
+[[nodiscard]] inline device_ptr allocate(stream_set const& on, std::size_t bytes)
 {
     on.check_process();
     if (bytes == 0)
@@ -47,10 +47,10 @@ namespace detail::cuda {
     device_memory const found = memory_of(on);
     throw_unavailable({on.name(), " is asked for ", bytes, " bytes, but has only ", found.free_bytes, " of ",
                        found.total_bytes,
-                       " free (or no room for so many in one stretch); set a larger ratio, so that more stays with the "
+                       " free (or no contiguous range of that size); set a larger ratio, so that more stays with the "
                        "CPU, or free memory that other programs and libraries hold"});
 }
-inline void release(streams const& on, device_ptr memory) noexcept
+inline void release(stream_set const& on, device_ptr memory) noexcept
 {
     if (!memory || !on.in_this_process())
         return;
@@ -60,7 +60,7 @@ inline void release(streams const& on, device_ptr memory) noexcept
 }
 
 // See device::pinned(). The deleter knows nothing of the device: it may be gone.
-[[nodiscard]] inline std::shared_ptr<std::byte> pinned(streams const& on, std::size_t bytes)
+[[nodiscard]] inline std::shared_ptr<std::byte> pinned(stream_set const& on, std::size_t bytes)
 {
     constexpr std::size_t page = 4096;
     on.check_process();

@@ -119,7 +119,7 @@ inline constexpr std::size_t pass_kernels = 11;
 class part final : public device_part {
 public:
     // Throws as device::allocate() does. `on` must outlive it.
-    part(streams& on, std::vector<device_piece> pieces, bool with_records)
+    part(stream_set& on, std::vector<device_piece> pieces, bool with_records)
         : on_(on), pieces_(std::move(pieces)), layout_(pieces_, with_records), recorded_(pieces_.size(), 0)
     {
         std::uint32_t block = 0;
@@ -149,7 +149,7 @@ public:
     ~part() override
     {
         // What is enqueued uses both. A device that does not come to the end of it keeps them.
-        if (on_.drain(streams::clock::now() + std::chrono::seconds(10)) == streams::drained::busy)
+        if (on_.drain(stream_set::clock::now() + std::chrono::seconds(10)) == stream_set::drained::busy)
             (void)new std::shared_ptr<std::byte>(std::move(results_));
         else
             release(on_, memory_);
@@ -333,7 +333,7 @@ private:
         finish();
         return error;
     }
-    // What a pass reads and writes. Keeps account of which pieces have records.
+    // What a pass reads and writes. Tracks the pieces that have records.
     [[nodiscard]] std::size_t bytes_of(device_pass const& pass, bool makes_records)
     {
         std::size_t bytes = 0;
@@ -356,7 +356,7 @@ private:
         return bytes;
     }
 
-    streams& on_;
+    stream_set& on_;
     std::vector<device_piece> pieces_;
     part_layout layout_;
     std::vector<std::uint32_t> first_blocks_; // of each piece

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The streams of a CUDA device: streams, what is enqueued in them, how far they are, and the first thing that failed.
+// The streams of a CUDA device: what is enqueued in them, how far they are, and the first thing that failed.
 #pragma once
 
 #include <algorithm>
@@ -22,17 +22,17 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail::cuda {
 
 // Thread-safe. Each stream has a lock of its own for what is enqueued there, because a copy of memory that is not
-// pinned may make its caller wait; the state that waiting needs has another, which nobody holds for long.
-class streams {
+// pinned may make its caller wait; the state that waiting needs has another, which is held only briefly.
+class stream_set {
 public:
     using clock = std::chrono::steady_clock;
 
     // Throws device_error.
-    streams(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name))
+    stream_set(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name))
     {
         device_scope const scope(ordinal_);
         try {
-            for (stream& each : streams_) {
+            for (queue& each : streams_) {
                 require(cudaStreamCreateWithFlags(&each.stream, cudaStreamNonBlocking), "cannot make a stream");
                 for (slot& s : each.ring) {
                     require(cudaEventCreate(&s.begin), "cannot make an event");
@@ -45,7 +45,7 @@ public:
         }
     }
     // Waits, to a limit, for what was enqueued: it may write to memory that is the caller's.
-    ~streams()
+    ~stream_set()
     {
         if (!in_this_process())
             return;
@@ -56,8 +56,8 @@ public:
         device_scope const scope(ordinal_);
         destroy();
     }
-    streams(streams const&) = delete;
-    streams& operator=(streams const&) = delete;
+    stream_set(stream_set const&) = delete;
+    stream_set& operator=(stream_set const&) = delete;
 
     [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
     [[nodiscard]] std::string const& name() const noexcept { return name_; }
@@ -78,7 +78,7 @@ public:
     void enqueue(device_stream in, operation const& what, Enqueue const& enqueue)
     {
         check_process();
-        stream& l = of(in);
+        queue& l = of(in);
         device_scope const scope(ordinal_);
         std::lock_guard const order(l.order);
         bool has_slot = false;
@@ -125,7 +125,7 @@ public:
         check_process();
         auto node = std::make_unique<host_call>();
         node->function = std::move(function);
-        stream& l = of(in);
+        queue& l = of(in);
         device_scope const scope(ordinal_);
         std::lock_guard const order(l.order);
         std::lock_guard const lock(state_);
@@ -145,7 +145,7 @@ public:
     [[nodiscard]] device_event record_event(device_stream in)
     {
         check_process();
-        stream& l = of(in);
+        queue& l = of(in);
         device_scope const scope(ordinal_);
         std::lock_guard const order(l.order);
         std::lock_guard const lock(state_);
@@ -170,8 +170,8 @@ public:
         check_process();
         if (in == before.stream)
             return;
-        stream& l = of(in);
-        stream& other = of(before.stream);
+        queue& l = of(in);
+        queue& other = of(before.stream);
         device_scope const scope(ordinal_);
         std::lock_guard const order(l.order);
         std::lock_guard const lock(state_);
@@ -186,7 +186,7 @@ public:
     void wait_event(device_stream in, cudaEvent_t before)
     {
         check_process();
-        stream& l = of(in);
+        queue& l = of(in);
         device_scope const scope(ordinal_);
         std::lock_guard const order(l.order);
         std::lock_guard const lock(state_);
@@ -225,7 +225,7 @@ public:
         if (drain(deadline) != drained::idle)
             return false;
         std::lock_guard const lock(state_);
-        for (stream& l : streams_) // those whose event could not be recorded have finished, too
+        for (queue& l : streams_) // those whose event could not be recorded have finished, too
             l.dirty = l.adjoins = false;
         failure_.clear();
         calls_->clear();
@@ -247,7 +247,7 @@ public:
             {
                 device_scope const scope(ordinal_);
                 std::lock_guard const lock(state_);
-                for (stream& each : streams_) {
+                for (queue& each : streams_) {
                     cudaError_t const found = cudaStreamQuery(each.stream);
                     (void)cudaGetLastError();
                     if (found != cudaSuccess && found != cudaErrorNotReady)
@@ -275,7 +275,7 @@ public:
     }
 
 private:
-    // So many things that are under way in a stream are measured one by one.
+    // Operations in flight in a stream that are measured one by one.
     static constexpr std::uint64_t ring_size = 512;
 
     struct slot {
@@ -284,7 +284,7 @@ private:
         bool own_begin = false; // else it begins where the slot before it ends
         operation what;
     };
-    struct stream {
+    struct queue {
         std::mutex order; // before state_, where both are held
         cudaStream_t stream = nullptr;
         std::uint64_t last = 0;   // number of the last slot; they count from 1
@@ -309,7 +309,7 @@ private:
         node->done.store(true, std::memory_order_release);
     }
 
-    [[nodiscard]] stream& of(device_stream which) noexcept { return streams_[static_cast<std::size_t>(which)]; }
+    [[nodiscard]] queue& of(device_stream which) noexcept { return streams_[static_cast<std::size_t>(which)]; }
 
     void require(cudaError_t error, char const* what) const
     {
@@ -336,7 +336,7 @@ private:
         if (!failure_.empty())
             return;
         std::string at;
-        for (stream& l : streams_)
+        for (queue& l : streams_)
             if (l.passed < l.last)
                 at += (at.empty() ? "the " : " or the ") + l.at(l.passed + 1).what.text();
         failure_ = "adamant: " + name_ + " has failed: " + cudaGetErrorString(error) +
@@ -353,7 +353,7 @@ private:
     }
     void pass_finished(device_stream which)
     {
-        stream& l = of(which);
+        queue& l = of(which);
         while (l.passed < l.last && is_through(l.at(l.passed + 1).end)) {
             slot const& s = l.at(l.passed + 1);
             if (s.what.what != operation::nothing) {
@@ -381,7 +381,7 @@ private:
     }
     void destroy() noexcept
     {
-        for (stream& each : streams_) {
+        for (queue& each : streams_) {
             for (slot& s : each.ring)
                 for (cudaEvent_t const event : {s.begin, s.end})
                     if (event != nullptr)
@@ -397,7 +397,7 @@ private:
     mutable std::mutex state_; // of all that follows, but for what a stream's own lock orders
     std::string failure_;
     process_bound<std::deque<std::unique_ptr<host_call>>> calls_;
-    stream streams_[device_streams];
+    queue streams_[device_streams];
 };
 
 } // namespace detail::cuda

@@ -22,8 +22,8 @@ struct column_launch {
 inline constexpr unsigned column_tile = 32;
 inline constexpr unsigned column_threads = 256;
 
-// A thread block turns a tile of so many rows of so many listed columns: neighbouring threads have neighbouring
-// elements on either side.
+// A thread block transposes a tile of column_tile rows of column_tile listed columns: neighbouring threads have
+// neighbouring elements on either side.
 template <class Bits, bool Gathers>
 __global__ void __launch_bounds__(column_threads) copy_columns_kernel(__grid_constant__ column_launch const of)
 {
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(column_threads) copy_columns_kernel(__grid_con
     }
 }
 
-inline void copy_columns(lanes& on, column_copy const& what, bool gathers)
+inline void copy_columns(stream_set& on, column_copy const& what, bool gathers)
 {
     if (what.bytes() == 0)
         return;
@@ -76,7 +76,7 @@ inline void copy_columns(lanes& on, column_copy const& what, bool gathers)
     auto const by_two = gathers ? copy_columns_kernel<two, true> : copy_columns_kernel<two, false>;
     auto const by_four = gathers ? copy_columns_kernel<four, true> : copy_columns_kernel<four, false>;
     auto const run = what.elem_bytes == sizeof(two) ? by_two : by_four;
-    on.enqueue(device_lane::work, {operation::columns, {}, what.count, what.bytes()}, [&](cudaStream_t stream) {
+    on.enqueue(device_stream::work, {operation::columns, {}, what.count, what.bytes()}, [&](cudaStream_t stream) {
         return ADAMANT_GPU_LAUNCH(run, static_cast<unsigned>(tiles(what.rows) * tiles(what.count)), column_threads,
                                   stream, of);
     });

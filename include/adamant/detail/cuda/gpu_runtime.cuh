@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the GPU code gets its runtime and its intrinsics from. It uses CUDA's names throughout. Whoever compiles it for
+// Where the GPU code gets its runtime and its intrinsics from. It uses CUDA's names throughout. To compile it for
 // something else (HIP; the tests' imitation on the host) names a header in ADAMANT_GPU_RUNTIME that defines those
 // names, ADAMANT_GPU_LAUNCH among them where cudaLaunchKernel() would not do.
 #pragma once
@@ -51,7 +51,7 @@
 #pragma nv_diagnostic pop
 #endif
 
-// Launches kernel(arguments...) in a stream; the error it returns is that of this launch, and nobody else's. The types
+// Launches kernel(arguments...) in a stream; it returns the error of this launch only. The types
 // of the arguments are the kernel's.
 #if !defined(ADAMANT_GPU_LAUNCH)
 #define ADAMANT_GPU_LAUNCH(kernel, grid, block, stream, ...)                                                           \

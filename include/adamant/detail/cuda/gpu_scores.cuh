@@ -41,7 +41,7 @@ inline constexpr unsigned score_threads = 256;
     return __float_as_uint(__fmaf_rn(scaled, squares ? scaled : scale, column_score_zero)) - column_score_zero_bits;
 }
 
-// A thread has one column in so many rows; neighbours have neighbouring columns.
+// A thread has one column of a range of rows; neighbours have neighbouring columns.
 __global__ void __launch_bounds__(score_threads) score_columns_kernel(__grid_constant__ score_launch const of)
 {
     std::uint64_t const tiles = (of.columns + score_threads - 1) / score_threads;
@@ -88,23 +88,23 @@ __global__ void __launch_bounds__(score_threads) find_largest_kernel(__grid_cons
             what.type,
             what.kind == column_score::square};
 }
-inline void find_largest(lanes& on, column_scoring const& what)
+inline void find_largest(stream_set& on, column_scoring const& what)
 {
     if (what.bytes() == 0)
         return;
-    on.enqueue(device_lane::work, {operation::largest, {}, what.rows * what.columns, what.bytes()},
+    on.enqueue(device_stream::work, {operation::largest, {}, what.rows * what.columns, what.bytes()},
                [=](cudaStream_t stream) {
                    return ADAMANT_GPU_LAUNCH(find_largest_kernel, static_cast<unsigned>(what.largest_pieces()),
                                              score_threads, stream, launch_of(what));
                });
 }
-inline void score_columns(lanes& on, column_scoring const& what)
+inline void score_columns(stream_set& on, column_scoring const& what)
 {
     if (what.bytes() == 0)
         return;
     std::size_t const tiles = (what.columns + score_threads - 1) / score_threads;
     std::size_t const chunks = what.scores() / what.columns;
-    on.enqueue(device_lane::work, {operation::scores, {}, what.columns, what.bytes()}, [=](cudaStream_t stream) {
+    on.enqueue(device_stream::work, {operation::scores, {}, what.columns, what.bytes()}, [=](cudaStream_t stream) {
         return ADAMANT_GPU_LAUNCH(score_columns_kernel, static_cast<unsigned>(tiles * chunks), score_threads, stream,
                                   launch_of(what));
     });

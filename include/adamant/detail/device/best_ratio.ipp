@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What split.hpp declares.
+// Definitions of <adamant/split.hpp>: the forecast of a step and the best ratio.
 #pragma once
 
 #include <algorithm>
@@ -28,47 +28,48 @@ ADAMANT_DECL step_forecast forecast(step_rates const& rates, double ratio)
     result.bound_by = last.of;
 
     detail::whole_times const all = detail::times_of_all(rates);
-    auto const span = [&](forecast_row on, double begin, double end) {
+    auto const add_span = [&](forecast_row row, double begin, double end) {
         if (end > begin)
-            result.timeline.push_back({on, begin, end});
+            result.timeline.push_back({row, begin, end});
     };
-    // Lanes of one side in their order, each with the time that it needs. All begin at once; as elements flow from one
-    // to the next, none ends before those that feed it. `fed_until`: when the last element comes to the first of them.
-    using lane_time = std::pair<forecast_row, double>;
-    auto const flow = [&](double begin, double fed_until, std::initializer_list<lane_time> rows) {
-        double end = std::max(begin, fed_until);
-        for (auto const& [on, time] : rows)
+    // The pipeline of one backend: its rows in order, each with the time that it takes. All rows begin together.
+    // Elements flow from each row to the next, so no row ends before the rows that feed it. input_end: the time when
+    // the last element reaches the first row.
+    using row_time = std::pair<forecast_row, double>;
+    auto const add_pipeline = [&](double begin, double input_end, std::initializer_list<row_time> rows) {
+        double end = std::max(begin, input_end);
+        for (auto const& [row, time] : rows)
             if (time > 0) {
                 end = std::max(end, begin + time);
-                span(on, begin, end);
+                add_span(row, begin, end);
             }
         return end;
     };
-    double const on_device = 1 - ratio;
+    double const device_share = 1 - ratio;
     double const cpu_begin = rates.overlaps_backward ? 0 : rates.backward_s;
-    double const last_gradient = ratio * rates.backward_s; // of the CPU's
+    double const last_cpu_gradient = ratio * rates.backward_s;
     double device_end = 0;
-    span(forecast_row::backward, 0, rates.backward_s);
+    add_span(forecast_row::backward, 0, rates.backward_s);
     if (rates.arrays_on_device) {
-        flow(cpu_begin, last_gradient,
-             {{forecast_row::down, ratio * all.down},
-              {forecast_row::cpu, ratio * all.cpu},
-              {forecast_row::up, ratio * all.up}});
-        device_end = flow(rates.backward_s, 0, {{forecast_row::device, on_device * all.device}});
+        add_pipeline(cpu_begin, last_cpu_gradient,
+                     {{forecast_row::down, ratio * all.down},
+                      {forecast_row::cpu, ratio * all.cpu},
+                      {forecast_row::up, ratio * all.up}});
+        device_end = add_pipeline(rates.backward_s, 0, {{forecast_row::device, device_share * all.device}});
     } else {
-        flow(cpu_begin, last_gradient, {{forecast_row::cpu, ratio * all.cpu}});
-        device_end = flow(rates.backward_s, 0,
-                          {{forecast_row::up, on_device * all.up},
-                           {forecast_row::device, on_device * all.device},
-                           {forecast_row::down, on_device * all.down}});
+        add_pipeline(cpu_begin, last_cpu_gradient, {{forecast_row::cpu, ratio * all.cpu}});
+        device_end = add_pipeline(rates.backward_s, 0,
+                                  {{forecast_row::up, device_share * all.up},
+                                   {forecast_row::device, device_share * all.device},
+                                   {forecast_row::down, device_share * all.down}});
     }
-    // The layers whose weights the device makes come first; those of the CPU's may have to wait.
+    // Forward runs the layers of the device's weights first; the layers of the CPU's weights may have to wait.
     double const cpu_layers = rates.overlaps_forward ? ratio * rates.forward_s : rates.forward_s;
     double const cpu_layers_begin = result.step_s - cpu_layers;
     if (rates.overlaps_forward)
-        span(forecast_row::forward, device_end + rates.fixed_s,
-             std::min(device_end + rates.fixed_s + on_device * rates.forward_s, cpu_layers_begin));
-    span(forecast_row::forward, cpu_layers_begin, result.step_s);
+        add_span(forecast_row::forward, device_end + rates.fixed_s,
+                 std::min(device_end + rates.fixed_s + device_share * rates.forward_s, cpu_layers_begin));
+    add_span(forecast_row::forward, cpu_layers_begin, result.step_s);
     return result;
 }
 
@@ -86,7 +87,7 @@ ADAMANT_DECL step_forecast best_ratio(step_rates const& rates, double least, dou
         if (!(ratio >= least && ratio <= most))
             return;
         double const s = detail::longest(lines, ratio).at(ratio);
-        // Crossings are rounded: what is better by less than that is no better.
+        // Crossings are rounded, so a smaller improvement is none.
         if (s < best_s * (1 - 1e-12) || (s <= best_s * (1 + 1e-12) && ratio > best)) {
             best = ratio;
             best_s = s;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What emulated_device.hpp declares.
+// Definitions of <adamant/emulated_device.hpp>.
 #pragma once
 
 #include <algorithm>
@@ -23,9 +23,10 @@ ADAMANT_DECL emulated_device::emulated_device(emulation_options options) : optio
     for (double const rate : {options_.work_bytes_per_s, options_.up_bytes_per_s, options_.down_bytes_per_s})
         if (!(rate > 0))
             detail::throw_invalid_argument(
-                {"a rate of '", options_.name, "' is ", rate, " bytes a second, but must be above 0"});
+                {"a rate of '", options_.name, "' is ", rate, " bytes per second, but must be above 0"});
     if (!(options_.latency_s >= 0))
-        detail::throw_invalid_argument({"the latency of '", options_.name, "' is below 0"});
+        detail::throw_invalid_argument(
+            {"the latency of '", options_.name, "' is ", options_.latency_s, " s, but must be 0 or above"});
     for (std::size_t i = 0; i < device_streams; ++i)
         try {
             (*streams_)[i].thread = std::thread([this, i] { serve((*streams_)[i]); });
@@ -57,19 +58,20 @@ ADAMANT_DECL device_ptr emulated_device::allocate(std::size_t bytes)
         detail::throw_device_error({options_.name, " failed to allocate ", bytes, " bytes: an injected fault"});
     std::size_t const rounded = (bytes + alignment - 1) / alignment * alignment;
     if (bytes > room || rounded > room)
-        detail::throw_unavailable({options_.name, " is asked for ", bytes, " bytes, but has only ", room, " of ",
+        detail::throw_unavailable({"cannot allocate ", bytes, " bytes on ", options_.name, ": only ", room, " of ",
                                    options_.memory_bytes,
-                                   " left; set a larger ratio, so that more stays with the CPU"});
-    void* const real = std::aligned_alloc(alignment, rounded);
-    if (real == nullptr)
-        detail::throw_unavailable({options_.name, " is imitated in host memory, which has no ", bytes, " bytes left"});
-    std::unique_ptr<void, void (*)(void*)> own(real, std::free);
-    std::memset(real, 0xa5, rounded); // so that nobody relies on zeros, and the pages exist
-    blocks_->emplace(next_address_, block{static_cast<std::byte*>(real), rounded});
-    (void)own.release();
+                                   " bytes are free. Set a larger ratio to keep more on the CPU."});
+    void* const host_memory = std::aligned_alloc(alignment, rounded);
+    if (host_memory == nullptr)
+        detail::throw_unavailable({"cannot allocate ", bytes, " bytes on ", options_.name,
+                                   ": it is emulated in host memory, and too little host memory is free."});
+    std::unique_ptr<void, void (*)(void*)> owner(host_memory, std::free);
+    std::memset(host_memory, 0xa5, rounded); // not zeros, so that no caller relies on zeros; touches the pages
+    blocks_->emplace(next_address_, block{static_cast<std::byte*>(host_memory), rounded});
+    (void)owner.release();
     used_bytes_ += rounded;
     device_ptr const result{next_address_};
-    next_address_ += rounded + alignment; // a gap, in which nothing lies
+    next_address_ += rounded + alignment; // an unused gap, so that overruns hit no block
     return result;
 }
 
@@ -78,12 +80,12 @@ ADAMANT_DECL void emulated_device::release(device_ptr memory) noexcept
     if (!streams_.in_this_process())
         return;
     auto const lock = locked();
-    auto const at = blocks_->find(memory.address);
-    if (at == blocks_->end())
+    auto const found = blocks_->find(memory.address);
+    if (found == blocks_->end())
         return;
-    std::free(at->second.real);
-    used_bytes_ -= at->second.bytes;
-    blocks_->erase(at);
+    std::free(found->second.real);
+    used_bytes_ -= found->second.bytes;
+    blocks_->erase(found);
 }
 
 ADAMANT_DECL void emulated_device::copy_up(device_ptr to, void const* from, std::size_t bytes)
@@ -104,17 +106,17 @@ ADAMANT_DECL void emulated_device::copy_down(void* to, device_ptr from, std::siz
 
 namespace detail {
 
-// In tiles that stay in the first cache. Columns that lie beside one another are transposed by vectors.
+// Copies in tiles that stay in the first-level cache. Runs of adjacent columns are transposed by vectors.
 template <class Bits>
-void copy_columns_as(column_copy const& what, std::vector<std::uint32_t> const& list, std::byte* by_rows,
+void copy_columns_as(column_copy const& copy, std::vector<std::uint32_t> const& list, std::byte* by_rows,
                      std::byte* by_columns, bool gathers)
 {
     constexpr std::size_t tile = 64;
-    constexpr std::size_t few = 8; // columns beside one another
+    constexpr std::size_t min_run = 8; // shorter runs of adjacent columns are copied element by element
     constexpr std::size_t pitch = (tile + 16) * sizeof(Bits);
-    alignas(64) std::byte transposed[tile * pitch]; // by columns where they are gathered, else by rows
-    std::size_t const row_bytes = what.columns * sizeof(Bits);
-    std::size_t const column_bytes = what.pitch * sizeof(Bits);
+    alignas(64) std::byte transposed[tile * pitch]; // column-major when gathering, else row-major
+    std::size_t const row_bytes = copy.columns * sizeof(Bits);
+    std::size_t const column_bytes = copy.pitch * sizeof(Bits);
     auto const run_end = [&](std::size_t first) {
         std::size_t end = first + 1;
         while (end < std::min(list.size(), first + tile) && list[end] == list[end - 1] + 1)
@@ -122,115 +124,115 @@ void copy_columns_as(column_copy const& what, std::vector<std::uint32_t> const& 
         return end;
     };
     auto const column_at = [&](std::size_t i, std::size_t row) {
-        return by_columns + (what.own_places ? list[i] : i) * column_bytes + row * sizeof(Bits);
+        return by_columns + (copy.own_places ? list[i] : i) * column_bytes + row * sizeof(Bits);
     };
-    for (std::size_t row = 0; row < what.rows; row += tile)
+    for (std::size_t row = 0; row < copy.rows; row += tile)
         for (std::size_t first = 0, end = 0; first < list.size(); first = end) {
-            std::size_t const some = std::min(tile, what.rows - row);
-            std::byte* const rows_at = by_rows + row * row_bytes;
+            std::size_t const n_rows = std::min(tile, copy.rows - row);
+            std::byte* const tile_rows = by_rows + row * row_bytes;
             end = run_end(first);
-            if (end - first >= few) {
-                std::byte* const run_at = rows_at + list[first] * sizeof(Bits);
+            if (end - first >= min_run) {
+                std::byte* const run = tile_rows + list[first] * sizeof(Bits);
                 if (gathers) {
-                    kernel::transpose<Bits>(run_at, row_bytes, transposed, pitch, some, end - first, 0);
+                    kernel::transpose<Bits>(run, row_bytes, transposed, pitch, n_rows, end - first, 0);
                     for (std::size_t i = first; i < end; ++i)
-                        std::memcpy(column_at(i, row), transposed + (i - first) * pitch, some * sizeof(Bits));
+                        std::memcpy(column_at(i, row), transposed + (i - first) * pitch, n_rows * sizeof(Bits));
                 } else {
-                    kernel::transpose<Bits>(column_at(first, row), column_bytes, transposed, pitch, end - first, some,
+                    kernel::transpose<Bits>(column_at(first, row), column_bytes, transposed, pitch, end - first, n_rows,
                                             0);
-                    for (std::size_t r = 0; r < some; ++r)
-                        std::memcpy(run_at + r * row_bytes, transposed + r * pitch, (end - first) * sizeof(Bits));
+                    for (std::size_t r = 0; r < n_rows; ++r)
+                        std::memcpy(run + r * row_bytes, transposed + r * pitch, (end - first) * sizeof(Bits));
                 }
                 continue;
             }
-            while (end < std::min(list.size(), first + tile) && run_end(end) - end < few)
+            while (end < std::min(list.size(), first + tile) && run_end(end) - end < min_run)
                 ++end;
             for (std::size_t i = first; i < end && !gathers; ++i)
-                std::memcpy(transposed + (i - first) * pitch, column_at(i, row), some * sizeof(Bits));
-            for (std::size_t r = 0; r < some; ++r)
+                std::memcpy(transposed + (i - first) * pitch, column_at(i, row), n_rows * sizeof(Bits));
+            for (std::size_t r = 0; r < n_rows; ++r)
                 for (std::size_t i = first; i < end; ++i) {
-                    std::byte* const in_row = rows_at + r * row_bytes + list[i] * sizeof(Bits);
+                    std::byte* const in_row = tile_rows + r * row_bytes + list[i] * sizeof(Bits);
                     std::byte* const in_tile = transposed + (i - first) * pitch + r * sizeof(Bits);
                     std::memcpy(gathers ? in_tile : in_row, gathers ? in_row : in_tile, sizeof(Bits));
                 }
             for (std::size_t i = first; i < end && gathers; ++i)
-                std::memcpy(column_at(i, row), transposed + (i - first) * pitch, some * sizeof(Bits));
+                std::memcpy(column_at(i, row), transposed + (i - first) * pitch, n_rows * sizeof(Bits));
         }
 }
-inline void copy_listed_columns(column_copy const& what, std::vector<std::uint32_t> const& list, std::byte* by_rows,
+inline void copy_listed_columns(column_copy const& copy, std::vector<std::uint32_t> const& list, std::byte* by_rows,
                                 std::byte* by_columns, bool gathers)
 {
-    if (what.elem_bytes == sizeof(std::uint16_t))
-        copy_columns_as<std::uint16_t>(what, list, by_rows, by_columns, gathers);
+    if (copy.elem_bytes == sizeof(std::uint16_t))
+        copy_columns_as<std::uint16_t>(copy, list, by_rows, by_columns, gathers);
     else
-        copy_columns_as<std::uint32_t>(what, list, by_rows, by_columns, gathers);
+        copy_columns_as<std::uint32_t>(copy, list, by_rows, by_columns, gathers);
 }
 
 } // namespace detail
 
-ADAMANT_DECL void emulated_device::gather_columns(column_copy const& what)
+ADAMANT_DECL void emulated_device::gather_columns(column_copy const& copy)
 {
-    copy_columns(what, true);
+    copy_columns(copy, true);
 }
 
-ADAMANT_DECL void emulated_device::scatter_columns(column_copy const& what)
+ADAMANT_DECL void emulated_device::scatter_columns(column_copy const& copy)
 {
-    copy_columns(what, false);
+    copy_columns(copy, false);
 }
 
-ADAMANT_DECL void emulated_device::copy_columns(column_copy const& what, bool gathers)
+ADAMANT_DECL void emulated_device::copy_columns(column_copy const& copy, bool gathers)
 {
-    if (what.bytes() == 0)
+    if (copy.bytes() == 0)
         return;
-    enqueue(device_stream::work, device_operation::work, what.bytes(),
-            detail::text_of({gathers ? "gathering " : "scattering ", what.count, " columns"}), [=, this] {
-                std::size_t const each = what.elem_bytes;
-                std::size_t const last = (what.own_places ? what.columns : what.count) - 1;
-                std::vector<std::uint32_t> list(what.count);
-                std::memcpy(list.data(), real(what.list, what.count * sizeof list[0]), what.count * sizeof list[0]);
-                detail::copy_listed_columns(what, list, real(what.by_rows, what.rows * what.columns * each),
-                                            real(what.by_columns, (last * what.pitch + what.rows) * each), gathers);
+    enqueue(device_stream::work, device_operation::work, copy.bytes(),
+            detail::text_of({gathers ? "gathering " : "scattering ", copy.count, " columns"}), [=, this] {
+                std::size_t const each = copy.elem_bytes;
+                std::size_t const last = (copy.own_places ? copy.columns : copy.count) - 1;
+                std::vector<std::uint32_t> list(copy.count);
+                std::memcpy(list.data(), real(copy.list, copy.count * sizeof list[0]), copy.count * sizeof list[0]);
+                detail::copy_listed_columns(copy, list, real(copy.by_rows, copy.rows * copy.columns * each),
+                                            real(copy.by_columns, (last * copy.pitch + copy.rows) * each), gathers);
             });
 }
 
-ADAMANT_DECL void emulated_device::find_largest(column_scoring const& what)
+ADAMANT_DECL void emulated_device::find_largest(column_scoring const& scoring)
 {
-    if (what.bytes() == 0)
+    if (scoring.bytes() == 0)
         return;
     detail::column_kernels const run =
-        detail::column_kernels_for(what.type, best_available_isa(), column_score::magnitude); // no bit depends on it
-    enqueue(device_stream::work, device_operation::work, what.bytes(),
-            detail::text_of({"looking for the largest of ", what.rows * what.columns, " gradients"}), [=, this] {
-                std::size_t const n = what.rows * what.columns;
-                std::size_t const pieces = what.largest_pieces();
-                std::byte const* const grad = real(what.grad, what.bytes());
-                std::byte* const result = real(what.result, pieces * sizeof(std::uint32_t));
+        detail::column_kernels_for(scoring.type, best_available_isa(), column_score::magnitude); // no bit depends on it
+    enqueue(device_stream::work, device_operation::work, scoring.bytes(),
+            detail::text_of({"looking for the largest of ", scoring.rows * scoring.columns, " gradients"}), [=, this] {
+                std::size_t const n = scoring.rows * scoring.columns;
+                std::size_t const pieces = scoring.largest_pieces();
+                std::byte const* const grad = real(scoring.grad, scoring.bytes());
+                std::byte* const result = real(scoring.result, pieces * sizeof(std::uint32_t));
                 for (std::size_t k = 0; k < pieces; ++k) {
                     std::uint32_t const bits =
-                        detail::largest_finite_bits(run, grad, what.type, k * column_scoring::piece_elems,
+                        detail::largest_finite_bits(run, grad, scoring.type, k * column_scoring::piece_elems,
                                                     std::min(n, (k + 1) * column_scoring::piece_elems));
                     std::memcpy(result + k * sizeof bits, &bits, sizeof bits);
                 }
             });
 }
 
-ADAMANT_DECL void emulated_device::score_columns(column_scoring const& what)
+ADAMANT_DECL void emulated_device::score_columns(column_scoring const& scoring)
 {
-    if (what.bytes() == 0)
+    if (scoring.bytes() == 0)
         return;
-    detail::column_kernels const run = detail::column_kernels_for(what.type, best_available_isa(), what.kind);
-    enqueue(device_stream::work, device_operation::work, what.bytes(),
-            detail::text_of({"scoring ", what.columns, " columns"}), [=, this] {
+    detail::column_kernels const run = detail::column_kernels_for(scoring.type, best_available_isa(), scoring.kind);
+    enqueue(device_stream::work, device_operation::work, scoring.bytes(),
+            detail::text_of({"scoring ", scoring.columns, " columns"}), [=, this] {
                 constexpr std::size_t strip = 2048;
-                std::size_t const row_bytes = what.columns * size_bytes(what.type);
-                std::byte const* const grad = real(what.grad, what.bytes());
-                std::byte* result = real(what.result, what.scores() * sizeof(std::uint32_t));
-                for (std::size_t row = 0; row < what.rows; row += column_score_rows)
-                    for (std::size_t first = 0; first < what.columns; first += strip) {
-                        std::size_t const n = std::min(strip, what.columns - first);
+                std::size_t const row_bytes = scoring.columns * size_bytes(scoring.type);
+                std::byte const* const grad = real(scoring.grad, scoring.bytes());
+                std::byte* result = real(scoring.result, scoring.scores() * sizeof(std::uint32_t));
+                for (std::size_t row = 0; row < scoring.rows; row += column_score_rows)
+                    for (std::size_t first = 0; first < scoring.columns; first += strip) {
+                        std::size_t const n = std::min(strip, scoring.columns - first);
                         alignas(64) std::uint32_t sums[strip];
-                        detail::score_piece(run, grad + row * row_bytes + first * size_bytes(what.type), row_bytes,
-                                            std::min(column_score_rows, what.rows - row), n, what.scale, sums);
+                        detail::score_piece(run, grad + row * row_bytes + first * size_bytes(scoring.type), row_bytes,
+                                            std::min(column_score_rows, scoring.rows - row), n, scoring.scale, sums);
                         std::memcpy(result, sums, n * sizeof sums[0]);
                         result += n * sizeof sums[0];
                     }
@@ -256,11 +258,11 @@ ADAMANT_DECL void emulated_device::wait_event(device_stream stream, device_event
 ADAMANT_DECL bool emulated_device::wait_until(device_event until, clock::time_point deadline)
 {
     auto lock = locked();
-    auto const over = [&] { return !error_->empty() || of(until.stream).passed >= until.number; };
+    auto const is_over = [&] { return !error_->empty() || of(until.stream).passed >= until.number; };
     if (deadline == clock::time_point::max())
-        changed_->wait(lock, over);
+        changed_->wait(lock, is_over);
     else
-        changed_->wait_until(lock, deadline, over);
+        changed_->wait_until(lock, deadline, is_over);
     if (!error_->empty())
         throw device_error(*error_);
     return of(until.stream).passed >= until.number;
@@ -276,7 +278,7 @@ ADAMANT_DECL bool emulated_device::reset(clock::time_point deadline) noexcept
     bool const idle = changed_->wait_until(lock, deadline, [this] { return is_idle(); });
     if (idle)
         error_->clear();
-    changed_->wait(lock, [this] { return running_ == 0; }); // so that nothing touches the caller's memory any more
+    changed_->wait(lock, [this] { return running_ == 0; }); // no operation touches the caller's memory afterwards
     return idle;
 }
 
@@ -285,8 +287,9 @@ ADAMANT_DECL std::shared_ptr<std::byte> emulated_device::pinned(std::size_t byte
     std::size_t const rounded = (std::max<std::size_t>(bytes, 1) + 4095) / 4096 * 4096;
     void* const memory = std::aligned_alloc(4096, rounded);
     if (memory == nullptr)
-        detail::throw_unavailable({bytes, " bytes of pinned memory are not available"});
-    std::memset(memory, 0, rounded); // pages that are pinned are there
+        detail::throw_unavailable(
+            {"cannot allocate ", bytes, " bytes of pinned memory: too little host memory is free."});
+    std::memset(memory, 0, rounded); // pinned pages are resident
     return {static_cast<std::byte*>(memory), [](std::byte* p) { std::free(p); }};
 }
 
@@ -315,16 +318,17 @@ ADAMANT_DECL void emulated_device::resume()
     changed_->notify_all();
 }
 
-ADAMANT_DECL std::byte* emulated_device::real(device_ptr at, std::size_t bytes) const
+ADAMANT_DECL std::byte* emulated_device::real(device_ptr pointer, std::size_t bytes) const
 {
     auto const lock = locked();
-    auto const after = blocks_->upper_bound(at.address);
-    if (after != blocks_->begin()) {
-        auto const& [begin, memory] = *std::prev(after);
-        if (at.address - begin <= memory.bytes && bytes <= memory.bytes - (at.address - begin))
-            return memory.real + (at.address - begin);
+    auto const next_block = blocks_->upper_bound(pointer.address);
+    if (next_block != blocks_->begin()) {
+        auto const& [begin, memory] = *std::prev(next_block);
+        std::size_t const offset = pointer.address - begin;
+        if (offset <= memory.bytes && bytes <= memory.bytes - offset)
+            return memory.real + offset;
     }
-    detail::throw_device_error({options_.name, " was told to use ", bytes, " bytes that it has not allocated"});
+    detail::throw_device_error({"cannot access ", bytes, " bytes on ", options_.name, ": they are not allocated."});
 }
 
 ADAMANT_DECL std::unique_lock<std::mutex> emulated_device::locked() const
@@ -382,9 +386,9 @@ ADAMANT_DECL double emulated_device::rate(device_stream stream) const noexcept
 }
 
 ADAMANT_DECL void emulated_device::enqueue(device_stream stream, device_operation kind, std::size_t bytes,
-                                           std::string what, std::function<void()> run)
+                                           std::string description, std::function<void()> run)
 {
-    push(stream, {.run = std::move(run), .costs = true, .kind = kind, .bytes = bytes, .what = std::move(what)});
+    push(stream, {.run = std::move(run), .costs = true, .kind = kind, .bytes = bytes, .what = std::move(description)});
 }
 
 ADAMANT_DECL void emulated_device::push(device_stream stream, operation op)
@@ -448,12 +452,12 @@ ADAMANT_DECL void emulated_device::perform(stream_state& stream, operation& op, 
         --running_;
         return;
     }
-    int const fate = due(fault_of(op.kind));
-    if (fate == fault::fails) {
+    int const injected = due(fault_of(op.kind));
+    if (injected == fault::fails) {
         *error_ = detail::text_of({"adamant: ", options_.name, " failed at ", op.what, ": an injected fault"});
         return;
     }
-    if (fate == fault::hangs) {
+    if (injected == fault::hangs) {
         hung_ = true;
         changed_->notify_all();
         changed_->wait(lock, [this] { return !hung_; });
@@ -471,9 +475,9 @@ ADAMANT_DECL void emulated_device::perform(stream_state& stream, operation& op, 
     }
     auto const stream_number = static_cast<device_stream>(&stream - streams_->data());
     double const least = options_.latency_s + static_cast<double>(op.bytes) / rate(stream_number);
-    // Counted from when the stream was free, so that sleeping too long now and then does not add up.
-    auto const from = std::max(stream.free_at, begin - std::chrono::milliseconds(1));
-    auto const until = from + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(least));
+    // Relative to the end of the stream's previous operation, so that oversleeping does not accumulate.
+    auto const start = std::max(stream.free_at, begin - std::chrono::milliseconds(1));
+    auto const until = start + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(least));
     std::this_thread::sleep_until(until);
     auto const end = clock::now();
     stream.free_at = std::max(until, begin);

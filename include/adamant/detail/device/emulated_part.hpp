@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an imitated device does to its part of an optimizer: the passes, by the CPU's own kernels.
+// The emulated device's part of an optimizer.
 #pragma once
 
 #include <algorithm>
@@ -18,17 +18,17 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The passes, by the CPU's own kernels.
+// Runs the passes with the CPU's kernels.
 class emulated_part final : public device_part {
 public:
-    emulated_part(emulated_device& on, std::vector<device_piece> pieces, bool with_records)
-        : on_(on), pieces_(std::move(pieces))
+    emulated_part(emulated_device& owner, std::vector<device_piece> pieces, bool with_records)
+        : device_(owner), pieces_(std::move(pieces))
     {
         std::size_t records = 0;
         for (device_piece const& piece : pieces_) {
             auto const array = [&](shard_array::index which) {
-                device_ptr const at = piece.arrays[which];
-                return at ? on_.real(at, array_bytes(piece.types[which], piece.elems)) : nullptr;
+                device_ptr const pointer = piece.arrays[which];
+                return pointer ? device_.real(pointer, array_bytes(piece.types[which], piece.elems)) : nullptr;
             };
             namespace arrays = shard_array;
             dtype const sum = piece.types[arrays::accumulator];
@@ -40,23 +40,24 @@ public:
                                  tier_, array(arrays::accumulator), sum,
                                  sum_kernels == nullptr ? nullptr : &sum_kernels(tier_));
             first_block_.push_back(slots_.size());
-            for (std::size_t b = 0; b < piece.blocks(); ++b) {
+            for (std::size_t block_in_piece = 0; block_in_piece < piece.blocks(); ++block_in_piece) {
                 slots_.push_back(records);
                 if (with_records)
-                    records += (shards_.back().record_bytes_at_most(shards_.back().length(b)) + 63) / 64 * 64;
+                    records +=
+                        (shards_.back().record_bytes_at_most(shards_.back().length(block_in_piece)) + 63) / 64 * 64;
             }
         }
         squares_.resize(slots_.size());
         recorded_.resize(slots_.size());
         checksums_.resize(slots_.size());
-        memory_ = on_.allocate(records);
-        records_ = records == 0 ? nullptr : on_.real(memory_, records);
+        memory_ = device_.allocate(records);
+        records_ = records == 0 ? nullptr : device_.real(memory_, records);
     }
-    // What is enqueued still refers to this.
+    // Waits for enqueued operations, which refer to this object.
     ~emulated_part() override
     {
-        on_.drain();
-        on_.release(memory_);
+        device_.drain();
+        device_.release(memory_);
     }
 
     void run(device_pass const& pass) override
@@ -69,39 +70,39 @@ public:
             bool keep_records;
         };
         auto const copy = [](auto span) { return std::vector(span.begin(), span.end()); };
-        auto const own = std::make_shared<task const>(task{pass.pass, copy(pass.pieces), copy(pass.speculated),
-                                                           copy(pass.settled), copy(pass.summed), pass.keep_records});
+        auto const work = std::make_shared<task const>(task{pass.pass, copy(pass.pieces), copy(pass.speculated),
+                                                            copy(pass.settled), copy(pass.summed), pass.keep_records});
         std::size_t bytes = 0;
-        for (std::uint32_t const piece : own->pieces) {
+        for (std::uint32_t const piece : work->pieces) {
             detail::offload_shard const& s = shards_[piece];
             std::size_t const n = s.size();
             bytes += only_reads(pass.pass) ? s.bytes(s.grad, n) : step_bytes(s.format().types, n);
-            bytes += own->summed[piece] != 0 ? s.bytes(s.accumulator, n) : 0;
+            bytes += work->summed[piece] != 0 ? s.bytes(s.accumulator, n) : 0;
         }
-        on_.enqueue(device_stream::work, device_operation::work, bytes,
-                    detail::text_of({"pass '", name(pass.pass), "' over ", own->pieces.size(), " pieces"}),
-                    [this, own, epoch = epoch_] {
-                        float_mode_scope const mode(subnormals::kept);
-                        for (std::uint32_t const piece : own->pieces)
-                            for (std::size_t b = 0; b < shards_[piece].blocks(); ++b)
-                                run_block(own->pass, epoch, piece, b, own->speculated[pieces_[piece].group],
-                                          own->settled[pieces_[piece].group], own->summed[piece] != 0,
-                                          own->keep_records);
-                    });
+        device_.enqueue(
+            device_stream::work, device_operation::work, bytes,
+            detail::text_of({"pass '", name(pass.pass), "' over ", work->pieces.size(), " pieces"}),
+            [this, work, epoch = epoch_] {
+                float_mode_scope const mode(subnormals::kept);
+                for (std::uint32_t const piece : work->pieces)
+                    for (std::size_t block_in_piece = 0; block_in_piece < shards_[piece].blocks(); ++block_in_piece)
+                        run_block(work->pass, epoch, piece, block_in_piece, work->speculated[pieces_[piece].group],
+                                  work->settled[pieces_[piece].group], work->summed[piece] != 0, work->keep_records);
+            });
     }
     void accumulate(std::uint32_t piece, bool first) override
     {
         detail::offload_shard const& s = shards_[piece];
-        on_.enqueue(device_stream::work, device_operation::work,
-                    s.bytes(s.grad, s.size()) + (first ? 1 : 2) * s.bytes(s.accumulator, s.size()),
-                    "adding up gradients", [&s, first] { s.accumulate(0, s.size(), first); });
+        device_.enqueue(device_stream::work, device_operation::work,
+                        s.bytes(s.grad, s.size()) + (first ? 1 : 2) * s.bytes(s.accumulator, s.size()),
+                        "accumulating gradients", [&s, first] { s.accumulate(0, s.size(), first); });
     }
     void round_weights() override
     {
         std::size_t bytes = 0;
         for (detail::offload_shard const& s : shards_)
             bytes += s.has_weight_out() ? s.bytes(s.param, s.size()) + s.bytes(s.weight_out, s.size()) : 0;
-        on_.enqueue(device_stream::work, device_operation::work, bytes, "rounding weights", [this] {
+        device_.enqueue(device_stream::work, device_operation::work, bytes, "rounding weights", [this] {
             for (detail::offload_shard const& s : shards_)
                 s.round_weights(0, s.size());
         });
@@ -109,66 +110,68 @@ public:
     void forget_records() noexcept override { ++epoch_; }
     void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) override
     {
-        on_.wait_event(device_stream::down, on_.record_event(device_stream::work));
-        on_.enqueue(device_stream::down, device_operation::copy_down, squares.size_bytes() + recorded.size_bytes(),
-                    "fetching the results of a pass", [this, squares, recorded, epoch = epoch_] {
-                        std::copy(squares_.begin(), squares_.end(), squares.begin());
-                        std::transform(recorded_.begin(), recorded_.end(), recorded.begin(),
-                                       [epoch](std::uint64_t of) { return std::uint8_t{of == epoch}; });
-                    });
+        device_.wait_event(device_stream::down, device_.record_event(device_stream::work));
+        device_.enqueue(device_stream::down, device_operation::copy_down, squares.size_bytes() + recorded.size_bytes(),
+                        "fetching the results of a pass", [this, squares, recorded, epoch = epoch_] {
+                            std::copy(squares_.begin(), squares_.end(), squares.begin());
+                            std::transform(recorded_.begin(), recorded_.end(), recorded.begin(),
+                                           [epoch](std::uint64_t record) { return std::uint8_t{record == epoch}; });
+                        });
     }
 
 private:
-    void run_block(block_pass pass, std::uint64_t epoch, std::size_t piece, std::size_t b, group_step const& old,
-                   group_step const& settled, bool summed, bool keep_records)
+    void run_block(block_pass pass, std::uint64_t epoch, std::size_t piece, std::size_t block_in_piece,
+                   group_step const& speculated, group_step const& settled, bool summed, bool keep_records)
     {
         detail::offload_shard const& s = shards_[piece];
-        std::size_t const at = first_block_[piece] + b;
-        std::byte* const record = records_ + slots_[at];
+        std::size_t const block = first_block_[piece] + block_in_piece;
+        std::byte* const record = records_ + slots_[block];
         detail::scratch_block& scratch = scratch_;
-        bool const recorded = recorded_[at] == epoch;
+        bool const recorded = recorded_[block] == epoch;
         if ((pass == block_pass::rest && recorded) || (pass == block_pass::rollback && !recorded))
             return;
         if ((pass == block_pass::rollback || pass == block_pass::redo) && recorded) {
-            s.rollback(b, s.gradient(b, summed, old.rules, false, scratch), old.c, false, record, scratch);
-            recorded_[at] = 0;
+            s.rollback(block_in_piece, s.gradient(block_in_piece, summed, speculated.rules, false, scratch),
+                       speculated.c, false, record, scratch);
+            recorded_[block] = 0;
             if (pass == block_pass::rollback) {
-                s.round_weights(b * norm_block_elems, b * norm_block_elems + s.length(b));
+                s.round_weights(block_in_piece * norm_block_elems,
+                                block_in_piece * norm_block_elems + s.length(block_in_piece));
                 return;
             }
         }
         bool const reads = only_reads(pass);
-        group_step const& now = pass == block_pass::speculate ? old : settled;
+        group_step const& now = pass == block_pass::speculate ? speculated : settled;
         detail::offload_shard::ready_gradient const g =
-            s.gradient(b, summed, reads ? gradient_rules{} : now.rules, is_first(pass), scratch);
+            s.gradient(block_in_piece, summed, reads ? gradient_rules{} : now.rules, is_first(pass), scratch);
         if (is_first(pass))
-            squares_[at] = g.squares;
-        if (pass == block_pass::compare && s.gradient_checksum(b, summed) != checksums_[at])
-            squares_[at].sum = -1; // which none has: signs and order matter to the rollback, too
+            squares_[block] = g.squares;
+        if (pass == block_pass::compare && s.gradient_checksum(block_in_piece, summed) != checksums_[block])
+            squares_[block].sum = -1; // matches no sum: the gradient has changed, perhaps only in signs or order
         if (reads)
             return;
         if (pass == block_pass::speculate || keep_records) {
-            (void)s.step_recorded(b, g, now.c, false, record);
-            recorded_[at] = epoch;
-            checksums_[at] = s.gradient_checksum(b, summed);
+            (void)s.step_recorded(block_in_piece, g, now.c, false, record);
+            recorded_[block] = epoch;
+            checksums_[block] = s.gradient_checksum(block_in_piece, summed);
         } else {
-            s.step(b, g, now.c, false);
+            s.step(block_in_piece, g, now.c, false);
         }
     }
 
-    emulated_device& on_;
+    emulated_device& device_;
     std::vector<device_piece> pieces_;
     std::vector<detail::offload_shard> shards_;
     std::vector<std::size_t> first_block_;
-    std::vector<std::size_t> slots_; // where each block's record begins
-    std::uint64_t epoch_ = 1;        // records of earlier ones are forgotten
+    std::vector<std::size_t> slots_; // offset of each block's record
+    std::uint64_t epoch_ = 1;        // records of earlier epochs are invalid
     device_ptr memory_;
     std::byte* records_ = nullptr;
     isa tier_ = best_available_isa(); // no bit depends on it
-    // Of the stream work.
+    // Accessed only by operations on the work stream, and by copies that wait for it.
     std::vector<grad_squares> squares_;
-    std::vector<std::uint64_t> recorded_;  // in which epoch; 0: there is no record
-    std::vector<std::uint64_t> checksums_; // of the gradients that records were made with
+    std::vector<std::uint64_t> recorded_;  // epoch of each block's record; 0: no record
+    std::vector<std::uint64_t> checksums_; // of the gradient at the time of each block's record
     detail::scratch_block scratch_;
 };
 
@@ -185,8 +188,8 @@ ADAMANT_DECL std::size_t emulated_device::part_bytes(std::span<device_piece cons
         return bytes;
     for (device_piece const& piece : pieces) {
         detail::offload_shard const s(any_shard(*piece.format, {}, piece.elems), best_available_isa());
-        for (std::size_t b = 0; b < piece.blocks(); ++b)
-            bytes += (s.record_bytes_at_most(s.length(b)) + 63) / 64 * 64;
+        for (std::size_t block_in_piece = 0; block_in_piece < piece.blocks(); ++block_in_piece)
+            bytes += (s.record_bytes_at_most(s.length(block_in_piece)) + 63) / 64 * 64;
     }
     return bytes;
 }

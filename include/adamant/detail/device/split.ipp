@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What split.hpp declares.
+// Definitions of <adamant/split.hpp>: splitting shards between CPU and device.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-inline std::vector<std::size_t> order_of(split_request const& request, std::size_t shards)
+inline std::vector<std::size_t> device_order_of(split_request const& request, std::size_t shards)
 {
     std::vector<std::size_t> order(shards);
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -40,14 +40,14 @@ inline std::vector<std::size_t> order_of(split_request const& request, std::size
     return request.device_order;
 }
 
-// Beyond 2^53 a ratio of the elements is no longer exact to one of them, and sums may wrap around.
-inline std::size_t sum_of(std::vector<std::size_t> const& sizes)
+// Above 2^53 elements, double cannot hold every number of elements, and sums may wrap around.
+inline std::size_t total_elems(std::vector<std::size_t> const& sizes)
 {
     std::uint64_t const most = std::uint64_t{1} << 53;
     std::uint64_t all = 0;
     for (std::size_t const elems : sizes) {
         if (elems > most - all)
-            throw_invalid_argument({"the shards have more than 2^53 elements, which is more than can be split"});
+            throw_invalid_argument({"cannot split shards with more than 2^53 elements."});
         all += elems;
     }
     return static_cast<std::size_t>(all);
@@ -63,12 +63,13 @@ inline void check_split(split_request const& request)
     if (request.order > split_order::back)
         throw_invalid_argument({"order is not a valid split_order"});
     if (request.unit == split_unit::deepspeed && (!request.device_order.empty() || request.order != split_order::front))
-        throw_invalid_argument({"an order is given for split_unit::deepspeed, whose rule is that the first "
-                                "shards go to the device; leave the order out, or set split_unit::shard"});
+        throw_invalid_argument({"cannot use an order with split_unit::deepspeed: DeepSpeed's rule places the first "
+                                "shards on the device. Omit the order, or set split_unit::shard."});
 }
 
-// Shards are taken for the device in their order until it has `wanted` elements: all of each, but of the last one a
-// part, from its beginning or up to its end, to half a block.
+// Assigns shards to the device in their order until it has `wanted` elements. The last shard is cut: the device gets a
+// part at its beginning, or at its end if from_the_end. The cut is at a block boundary, so the result is exact to half
+// a block. Returns the elements of each shard on the device.
 inline std::vector<std::size_t> take_elements(std::vector<std::size_t> const& sizes,
                                               std::vector<std::size_t> const& order, bool from_the_end,
                                               std::size_t wanted, std::size_t least, std::size_t most)
@@ -82,7 +83,7 @@ inline std::vector<std::size_t> take_elements(std::vector<std::size_t> const& si
             left -= n;
             continue;
         }
-        // The places for a cut before and after the one that is wanted, counted from where the blocks are.
+        // The block boundaries on both sides of the wanted cut.
         std::size_t const cut = from_the_end ? n - left : left;
         std::size_t const before = cut / norm_block_elems * norm_block_elems;
         std::size_t const after = std::min(before + (cut != before) * norm_block_elems, n);
@@ -104,19 +105,19 @@ inline std::vector<std::size_t> take_whole_shards(std::vector<std::size_t> const
     std::map<std::size_t, std::size_t> class_of; // by size
     for (std::size_t const shard : order)
         if (sizes[shard] != 0) {
-            auto const at = class_of.emplace(sizes[shard], classes.size()).first;
-            if (at->second == classes.size())
+            auto const entry = class_of.emplace(sizes[shard], classes.size()).first;
+            if (entry->second == classes.size())
                 classes.push_back({sizes[shard], 0});
-            ++classes[at->second].shards;
+            ++classes[entry->second].shards;
         }
-    nearest_set set = nearest_subset(classes, wanted, least, most).found();
+    nearest_set set = nearest_subset(classes, wanted, least, most).best();
     nearest = set.proven;
     std::vector<std::size_t> taken(sizes.size());
     for (std::size_t const shard : order)
         if (sizes[shard] != 0)
-            if (std::size_t& more = set.taken[class_of.at(sizes[shard])]; more != 0) {
+            if (std::size_t& left_to_take = set.taken[class_of.at(sizes[shard])]; left_to_take != 0) {
                 taken[shard] = sizes[shard];
-                --more;
+                --left_to_take;
             }
     return taken;
 }
@@ -127,18 +128,18 @@ ADAMANT_DECL placement split(std::vector<std::size_t> const& sizes, split_reques
 {
     detail::default_mode_scope const mode;
     detail::check_split(request);
-    std::vector<std::size_t> const order = detail::order_of(request, sizes.size());
-    std::size_t const all = detail::sum_of(sizes);
+    std::vector<std::size_t> const order = detail::device_order_of(request, sizes.size());
+    std::size_t const all = detail::total_elems(sizes);
     std::size_t const most_on_cpu = std::min(all, request.most_on_cpu.value_or(all));
     std::size_t const most_on_device = std::min(all, request.most_on_device.value_or(all));
     std::size_t const least_on_device = all - most_on_cpu;
     auto const refuse = [&](std::string const& why) {
-        detail::throw_unavailable({all, " elements are to be placed, with at most ", most_on_cpu, " on the CPU and ",
+        detail::throw_unavailable({"cannot split ", all, " elements with at most ", most_on_cpu, " on the CPU and ",
                                    most_on_device, " on the device: ", why});
     };
     if (least_on_device > most_on_device)
         refuse(std::to_string(least_on_device - most_on_device) +
-               " of them have no place; use more memory, more ranks, or smaller types");
+               " elements fit on neither. Use more memory, more ranks, or smaller types.");
 
     placement result;
     result.ratio_asked = request.ratio;
@@ -148,12 +149,12 @@ ADAMANT_DECL placement split(std::vector<std::size_t> const& sizes, split_reques
         std::copy_n(sizes.begin(), n, on_device.begin());
         std::size_t const elems = std::accumulate(on_device.begin(), on_device.end(), std::size_t{0});
         if (elems > most_on_device || elems < least_on_device)
-            refuse("DeepSpeed's rule puts the first " + std::to_string(n) + " of " + std::to_string(sizes.size()) +
-                   " shards, " + std::to_string(elems) +
-                   " elements, on the device, which does not fit; set another "
-                   "ratio, or another unit, which can follow the limits");
+            refuse(
+                "DeepSpeed's rule puts the first " + std::to_string(n) + " of " + std::to_string(sizes.size()) +
+                " shards, " + std::to_string(elems) +
+                " elements, on the device, which does not fit. Set another ratio, or a unit that respects the limits.");
     } else {
-        // 1 - ratio in floating point would miss what a ratio of 0.9 means by a bit of it.
+        // Computed from the ratio, not from 1 - ratio, which is inexact: 1 - 0.9 is not the nearest double to 0.1.
         std::size_t const on_cpu =
             std::min(all, static_cast<std::size_t>(std::llround(request.ratio * static_cast<double>(all))));
         std::size_t const wanted = std::clamp(all - on_cpu, least_on_device, most_on_device);
@@ -174,9 +175,9 @@ ADAMANT_DECL placement split(std::vector<std::size_t> const& sizes, split_reques
     }
     if (result.device_elems > most_on_device || result.cpu_elems > most_on_cpu)
         refuse(request.unit == split_unit::element
-                   ? detail::text_of({"no cut at a multiple of ", norm_block_elems, " elements fits both"})
-               : result.nearest ? "no set of whole shards fits both; set split_unit::element"
-                                : "no set of whole shards that fits both was found; set split_unit::element");
+                   ? detail::text_of({"no cut at a multiple of ", norm_block_elems, " elements fits both limits."})
+               : result.nearest ? "no set of whole shards fits both limits. Set split_unit::element."
+                                : "no set of whole shards that fits both limits was found. Set split_unit::element.");
     return result;
 }
 
@@ -184,10 +185,9 @@ ADAMANT_DECL std::vector<subgroup> form_subgroups(std::vector<std::size_t> const
                                                   std::size_t sub_group_size, std::size_t ranks)
 {
     if (sub_group_size == 0)
-        detail::throw_invalid_argument(
-            {"sub_group_size is 0, but a subgroup has elements; DeepSpeed's default is 1e9"});
+        detail::throw_invalid_argument({"sub_group_size is 0, but must be above 0. DeepSpeed's default is 1e9."});
     if (ranks == 0)
-        detail::throw_invalid_argument({"parameters are to be shared between 0 ranks; there is at least one"});
+        detail::throw_invalid_argument({"cannot partition parameters between 0 ranks. Pass at least 1."});
     std::vector<subgroup> all;
     for (std::size_t i = 0; i < param_sizes.size(); ++i) {
         if (i == 0 || all.back().elems >= sub_group_size)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The set of whole shards that is nearest to a number of elements. Pure.
+// Finds the set of whole shards whose number of elements is nearest to a target. Pure.
 #pragma once
 
 #include <algorithm>
@@ -16,16 +16,16 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// A number of shards of one size.
+// Shards of the same size.
 struct size_class {
     std::size_t elems;
     std::size_t shards;
 };
 
 struct nearest_set {
-    std::vector<std::size_t> taken; // of each class
+    std::vector<std::size_t> taken; // number of shards of each class
     std::size_t elems = 0;
-    bool proven = true;
+    bool proven = true; // no other set is better
 };
 
 inline std::size_t distance(std::size_t a, std::size_t b) noexcept
@@ -33,38 +33,38 @@ inline std::size_t distance(std::size_t a, std::size_t b) noexcept
     return a < b ? b - a : a - b;
 }
 
-// All sums that some of the shards can have, in units of `unit` elements up to sum `most`, by adding one bundle of
-// shards of one size after the other: bundles of 1, 2, 4, ... shards and the rest make every number of them. Where a
-// sum is reached first is kept, so the set can be read back.
+// All subset sums of the shards up to `most`, in units of `unit` elements. Adds one bundle of equal shards after the
+// other; bundles of 1, 2, 4, ... shards and the rest make every number of shards of a class. Keeps the bundle that
+// first reaches a sum, from which set_of() reconstructs the set.
 class subset_sums {
 public:
     subset_sums(std::span<size_class const> classes, std::size_t unit, std::size_t most)
-        : reached_(most / 64 + 1), by_(most + 1, none)
+        : reached_(most / 64 + 1), first_bundle_(most + 1, none)
     {
         reached_[0] = 1;
         for (std::size_t c = 0; c < classes.size(); ++c) {
             std::size_t left = classes[c].shards;
-            for (std::size_t many = 1; left != 0; many *= 2) {
-                many = std::min(many, left);
-                left -= many;
-                // Rounded for the bundle as a whole, so that many small errors do not add up.
-                std::size_t const weight = (many * classes[c].elems + unit / 2) / unit;
-                if (weight == 0 || weight > most) // nothing in these units, or more than any sum that is looked for
+            for (std::size_t bundle_shards = 1; left != 0; bundle_shards *= 2) {
+                bundle_shards = std::min(bundle_shards, left);
+                left -= bundle_shards;
+                // Rounds the weight of the whole bundle, so that the errors of its shards do not accumulate.
+                std::size_t const weight = (bundle_shards * classes[c].elems + unit / 2) / unit;
+                if (weight == 0 || weight > most) // rounds to no unit, or exceeds every sum of interest
                     continue;
-                bundles_.push_back({c, many, weight});
+                bundles_.push_back({c, bundle_shards, weight});
                 add(most);
             }
         }
     }
 
     [[nodiscard]] bool has(std::size_t sum) const { return (reached_[sum / 64] >> (sum % 64) & 1) != 0; }
-    // How many shards of each class make this sum.
+    // The number of shards of each class in the set that makes this sum.
     [[nodiscard]] std::vector<std::size_t> set_of(std::size_t sum, std::size_t classes) const
     {
         std::vector<std::size_t> taken(classes);
         while (sum != 0) {
-            bundle const& last = bundles_[by_[sum]];
-            taken[last.of] += last.shards;
+            bundle const& last = bundles_[first_bundle_[sum]];
+            taken[last.class_index] += last.shards;
             sum -= last.weight;
         }
         return taken;
@@ -72,7 +72,7 @@ public:
 
 private:
     struct bundle {
-        std::size_t of;
+        std::size_t class_index;
         std::size_t shards;
         std::size_t weight;
     };
@@ -83,7 +83,7 @@ private:
         std::size_t const shift = bundles_.back().weight;
         std::size_t const words = shift / 64;
         std::size_t const bits = shift % 64;
-        // From above, so that each word is still the old one when those above it need it.
+        // Downwards, so that a word is updated only after the words above it have read its old value.
         for (std::size_t w = reached_.size(); w-- > words;) {
             std::uint64_t moved = reached_[w - words] << bits;
             if (bits != 0 && w > words)
@@ -92,24 +92,24 @@ private:
             reached_[w] |= fresh;
             for (; fresh != 0; fresh &= fresh - 1)
                 if (std::size_t const sum = w * 64 + static_cast<std::size_t>(std::countr_zero(fresh)); sum <= most)
-                    by_[sum] = static_cast<std::uint32_t>(bundles_.size() - 1);
+                    first_bundle_[sum] = static_cast<std::uint32_t>(bundles_.size() - 1);
         }
     }
 
     std::vector<bundle> bundles_;
     std::vector<std::uint64_t> reached_;
-    std::vector<std::uint32_t> by_; // the bundle that reached it first
+    std::vector<std::uint32_t> first_bundle_; // index of the bundle that first reached each sum
 };
 
-// Of the sets of shards of at least `least` and at most `most` elements one whose sum is nearest to `wanted`, which
-// lies between them; of two as near the smaller. Where none within these bounds was found, one outside. Only where that
-// is proven is there none, or none nearer.
+// Finds the set of shards with at least `least` and at most `most` elements whose number of elements is nearest to
+// `wanted`, which is between them; of two equally near sets the smaller one. If no set within the bounds is found,
+// returns one outside. If best().proven, no set is within the bounds, or none is nearer.
 class nearest_subset {
 public:
     nearest_subset(std::span<size_class const> classes, std::size_t wanted, std::size_t least, std::size_t most)
         : classes_(classes), wanted_(wanted), least_(least), most_(most)
     {
-        found_.taken.assign(classes.size(), 0);
+        best_.taken.assign(classes.size(), 0);
         std::size_t all = 0;
         std::size_t unit = 0;
         std::size_t bundles = 1;
@@ -122,84 +122,86 @@ public:
         }
         if (unit == 0)
             return;
-        // Some 40 MB and some tenths of a second at most.
+        // Limits the search to some 40 MB and some tenths of a second.
         std::size_t const most_units =
             std::clamp((std::size_t{1} << 33) / bundles, std::size_t{1} << 16, std::size_t{1} << 23);
-        // Shards taken one after the other come by in steps of the largest at most: nothing beyond this one is nearer.
+        // Adding shards one by one passes `wanted` in a step of at most the largest shard, so no sum beyond `top` is
+        // nearer.
         std::size_t const top = std::min({all, most, wanted + largest});
-        found_.proven = top / unit <= most_units;
-        if (!found_.proven)
+        best_.proven = top / unit <= most_units;
+        if (!best_.proven)
             unit = top / most_units + 1;
         search(unit, (top + unit / 2) / unit);
-        if (!found_.proven)
+        if (!best_.proven)
             improve();
-        found_.proven = found_.proven || found_.elems == wanted;
+        best_.proven = best_.proven || best_.elems == wanted;
     }
-    [[nodiscard]] nearest_set const& found() const noexcept { return found_; }
+    [[nodiscard]] nearest_set const& best() const noexcept { return best_; }
 
 private:
     [[nodiscard]] bool within(std::size_t elems) const noexcept { return elems >= least_ && elems <= most_; }
-    // Whether a set of this many elements is better than the one that was found.
+    // Whether a set of this many elements is better than the current best.
     [[nodiscard]] bool better(std::size_t elems) const noexcept
     {
-        if (within(elems) != within(found_.elems))
+        if (within(elems) != within(best_.elems))
             return within(elems);
         if (elems > most_)
             return false;
-        std::size_t const far = distance(elems, wanted_);
-        std::size_t const found_far = distance(found_.elems, wanted_);
-        return far < found_far || (far == found_far && elems < found_.elems);
+        std::size_t const new_distance = distance(elems, wanted_);
+        std::size_t const best_distance = distance(best_.elems, wanted_);
+        return new_distance < best_distance || (new_distance == best_distance && elems < best_.elems);
     }
-    // From the wanted sum outwards, and down first. In units that are exact the first that lies within the bounds is
-    // the nearest. Else sums are about right, so a few are looked at; only so many, where hardly any lies within the
-    // bounds.
+    // Searches from the wanted sum outwards, the smaller sum first. If units are exact, the first sum within the bounds
+    // is the nearest. Otherwise sums are approximate, so the search tries several sums within the bounds, and stops
+    // after a limited number of sums if few are within the bounds.
     void search(std::size_t unit, std::size_t last)
     {
         subset_sums const sums(classes_, unit, last);
         std::size_t const middle =
-            std::min(last, (wanted_ + (unit - 1) / 2) / unit); // a half down, for the smaller of two
-        std::size_t const enough = found_.proven ? 1 : 64;
+            std::min(last, (wanted_ + (unit - 1) / 2) / unit); // ties round down, to the smaller sum
+        std::size_t const enough = best_.proven ? 1 : 64;
         std::size_t const patience = 1024;
-        std::size_t seen = 0;
-        std::size_t looked = 0;
-        auto const look_at = [&](std::size_t sum) {
-            if (!sums.has(sum) || (found_.proven && !within(sum * unit)))
+        std::size_t within_bounds = 0;
+        std::size_t tried = 0;
+        auto const try_sum = [&](std::size_t sum) {
+            if (!sums.has(sum) || (best_.proven && !within(sum * unit)))
                 return;
-            ++looked;
+            ++tried;
             std::vector<std::size_t> taken = sums.set_of(sum, classes_.size());
             std::size_t elems = 0;
             for (std::size_t c = 0; c < classes_.size(); ++c)
                 elems += taken[c] * classes_[c].elems;
-            seen += within(elems);
+            within_bounds += within(elems);
             if (better(elems)) {
-                found_.taken = std::move(taken);
-                found_.elems = elems;
+                best_.taken = std::move(taken);
+                best_.elems = elems;
             }
         };
-        for (std::size_t d = 0; d <= std::max(middle, last - middle) && seen < enough && looked < patience; ++d) {
+        for (std::size_t d = 0; d <= std::max(middle, last - middle) && within_bounds < enough && tried < patience;
+             ++d) {
             if (d <= middle)
-                look_at(middle - d);
+                try_sum(middle - d);
             if (d != 0 && d <= last - middle)
-                look_at(middle + d);
+                try_sum(middle + d);
         }
     }
-    // What rounding to units has left: more shards of a size, or fewer, while that brings it nearer.
+    // Removes the error of rounding to units: adds or removes shards of one size while that improves the set.
     void improve()
     {
         for (bool again = true; again;) {
             again = false;
             for (std::size_t c = 0; c < classes_.size(); ++c) {
                 std::size_t const elems = classes_[c].elems;
-                std::size_t const many = std::max(std::size_t{1}, distance(found_.elems, wanted_) / elems);
-                std::size_t const more = std::min(many, classes_[c].shards - found_.taken[c]);
-                std::size_t const less = std::min(many, found_.taken[c]);
-                if (better(found_.elems + more * elems)) {
-                    found_.taken[c] += more;
-                    found_.elems += more * elems;
+                std::size_t const wanted_change = std::max(std::size_t{1}, distance(best_.elems, wanted_) / elems);
+                std::size_t const more = std::min(wanted_change, classes_[c].shards - best_.taken[c]);
+                std::size_t const less = std::min(wanted_change, best_.taken[c]);
+                if (better(best_.elems + more * elems)) {
+                    best_.taken[c] += more;
+                    best_.elems += more * elems;
                     again = true;
-                } else if (better(found_.elems - less * elems)) {
-                    found_.taken[c] -= less;
-                    found_.elems -= less * elems;
+                } else if (better(best_.elems - less * elems)) {
+                    best_.taken[c] -= less;
+                    best_.elems -= less * elems;
                     again = true;
                 }
             }
@@ -208,7 +210,7 @@ private:
 
     std::span<size_class const> classes_;
     std::size_t wanted_, least_, most_;
-    nearest_set found_;
+    nearest_set best_;
 };
 
 } // namespace detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known of each block of an optimizer's shards in a step: its sum of squares, its record, its checksum.
+// The table of blocks of an optimizer's shards in a step: sum of squares, record and checksum of each block.
 #pragma once
 
 #include <algorithm>
@@ -15,16 +15,16 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Blocks have numbers, over all shards in order; both sides write what they find. Threads may write about different
-// blocks at once. Questions are for when no pass is under way.
+// Block indices run through all shards in order. Both backends write their results here. Threads may write entries of
+// different blocks concurrently. Call the const functions only between passes.
 class block_table {
 public:
-    // Bytes that build_layout() allocates for each block.
+    // Bytes that build_layout() allocates per block.
     [[nodiscard]] static constexpr std::size_t bytes_for_each_block(bool keeps_checksums) noexcept
     {
         return sizeof(grad_squares) + sizeof(std::byte*) + (keeps_checksums ? sizeof(std::uint64_t) : 0);
     }
-    // For so many blocks, of which nothing is known. Allocates.
+    // Clears the table and resizes it to `blocks`. Allocates.
     void build_layout(std::size_t blocks, bool keeps_checksums)
     {
         squares_.assign(blocks, {});
@@ -35,18 +35,18 @@ public:
     [[nodiscard]] std::size_t blocks() const noexcept { return squares_.size(); }
     [[nodiscard]] grad_squares& squares(std::size_t block) noexcept { return squares_[block]; }
     [[nodiscard]] grad_squares const& squares(std::size_t block) const noexcept { return squares_[block]; }
-    // From which the CPU can take the block back; null: the block has not been stepped with a record.
+    // The record from which the CPU can roll back the block; null if the block was not stepped with a record.
     [[nodiscard]] std::byte*& record(std::size_t block) noexcept { return records_[block]; }
-    // Of the gradient that the record was made with, where checksums are kept.
+    // Checksum of the gradient that the record was made with. Requires keeps_checksums.
     [[nodiscard]] std::uint64_t& checksum(std::size_t block) noexcept { return checksums_[block]; }
-    // Of a block that a device has. recorded: the device can take it back.
+    // Stores the result of a block on the device. recorded: the device can roll it back.
     void set_device_result(std::size_t block, grad_squares const& squares, bool recorded) noexcept
     {
         squares_[block] = squares;
         records_[block] = recorded ? &on_device_ : nullptr;
     }
 
-    // The memory for the CPU's records.
+    // Memory of the CPU's records.
     [[nodiscard]] journal& records() noexcept { return journal_; }
     [[nodiscard]] std::size_t record_bytes() const noexcept { return journal_.bytes(); }
     void forget_records() noexcept
@@ -55,7 +55,7 @@ public:
         std::fill(records_.begin(), records_.end(), nullptr);
     }
 
-    // The first block of a shard that has a gradient that is not finite; the shard's number of blocks if none has.
+    // The first block of a shard with a non-finite gradient; the number of blocks if all gradients are finite.
     [[nodiscard]] std::size_t first_nonfinite_block(tracked_shard const& s) const noexcept
     {
         std::size_t b = 0;
@@ -63,19 +63,19 @@ public:
             ++b;
         return b;
     }
-    // Blocks of shards that were submitted that cannot be rolled back, on either side.
-    [[nodiscard]] std::size_t unrecorded_blocks(registry const& over, step_plan const& plan) const noexcept
+    // Number of blocks of submitted shards that cannot be rolled back, on either backend.
+    [[nodiscard]] std::size_t unrecorded_blocks(registry const& shard_registry, step_plan const& plan) const noexcept
     {
         std::size_t n = 0;
-        for (std::size_t i = 0; i < over.size(); ++i)
+        for (std::size_t i = 0; i < shard_registry.size(); ++i)
             if (plan.shards[i] == shard_in_step::submitted) {
-                auto const first = records_.begin() + static_cast<std::ptrdiff_t>(over[i].first_block);
+                auto const first = records_.begin() + static_cast<std::ptrdiff_t>(shard_registry[i].first_block);
                 n += static_cast<std::size_t>(
-                    std::count(first, first + static_cast<std::ptrdiff_t>(over[i].shard.blocks()), nullptr));
+                    std::count(first, first + static_cast<std::ptrdiff_t>(shard_registry[i].shard.blocks()), nullptr));
             }
         return n;
     }
-    // How many elements of a shard the CPU has stepped with a record.
+    // Number of elements of a shard that the CPU has stepped with a record.
     [[nodiscard]] std::size_t recorded_elements(tracked_shard const& s) const noexcept
     {
         std::size_t elements = 0;
@@ -88,7 +88,7 @@ public:
     }
 
 private:
-    static inline std::byte on_device_{}; // stands for a record that a device has
+    static inline std::byte on_device_{}; // sentinel: the record is on the device
     std::vector<grad_squares> squares_;
     std::vector<std::byte*> records_;
     std::vector<std::uint64_t> checksums_;

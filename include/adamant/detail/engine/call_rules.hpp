@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may call what when: the checks that an optimizer's functions begin with, and what they say.
+// Preconditions of an optimizer's functions in each state of a step, and their error messages.
 #pragma once
 
 #include <cstddef>
@@ -14,100 +14,102 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// They throw invalid_argument, but where said otherwise; and unavailable in a forked child process
-// in the midst of a step.
+// The checks throw invalid_argument unless noted otherwise, and unavailable in a child process that was forked during a
+// step.
 class call_rules {
 public:
-    call_rules(registry const& over, step_session const& session) : over_(over), session_(session) {}
+    call_rules(registry const& shard_registry, step_session const& session)
+        : registry_(shard_registry), session_(session)
+    {
+    }
 
     void between_steps(char const* call) const
     {
         step_machine const& machine = session_.machine();
         if (machine.is_between_steps())
             return;
-        session_.sides().line().check_process();
-        throw_invalid_argument({call, " is called while a step is under way; ",
-                                machine.is_async() ? "wait for its ticket first" : "finish() or abandon() it first"});
+        session_.dispatcher().queue().check_process();
+        throw_invalid_argument({"cannot call ", call, ": a step is in progress. ",
+                                machine.is_async() ? "Wait for its ticket first" : "Call finish() or abandon() first",
+                                "."});
     }
     void step_open(char const* call) const
     {
-        session_.sides().line().check_process();
+        session_.dispatcher().queue().check_process();
         if (!session_.machine().takes_shards())
-            throw_invalid_argument({call, " is called, but no step is open; begin_step() first"});
-        session_.sides().line().check_caller();
+            throw_invalid_argument({"cannot call ", call, ": no step is open. Call begin_step() first."});
+        session_.dispatcher().queue().check_caller();
     }
-    // In an open step.
+    // The step is open and awaits this shard.
     void shard_awaited(char const* call, std::size_t shard) const
     {
         step_open(call);
-        over_.require_shard(shard);
+        registry_.require_shard(shard);
         shard_in_step const known = session_.plan().shards[shard];
         if (known != shard_in_step::awaited)
-            throw_invalid_argument({"shard ", over_.text(shard), " has been ",
-                                    known == shard_in_step::submitted ? "submitted" : "left out",
+            throw_invalid_argument({"cannot call ", call, " for shard ", registry_.text(shard), ": it has been ",
+                                    known == shard_in_step::submitted ? "submitted" : "skipped",
                                     " in this step already"});
     }
     void all_submitted() const
     {
         std::vector<shard_in_step> const& shards = session_.plan().shards;
         std::string missing;
-        std::size_t how_many = 0;
+        std::size_t count = 0;
         for (std::size_t i = 0; i < shards.size(); ++i)
-            if (shards[i] == shard_in_step::awaited && ++how_many <= 3)
-                missing += (how_many == 1 ? "" : ", ") + over_.text(i);
-        if (how_many != 0)
-            throw_invalid_argument({"finish() is called, but of ", shards.size(), " shards ", how_many,
-                                    " have not been submitted: ", missing, how_many > 3 ? ", ..." : "",
-                                    "; submit() them, or skip() those without a gradient"});
+            if (shards[i] == shard_in_step::awaited && ++count <= 3)
+                missing += (count == 1 ? "" : ", ") + registry_.text(i);
+        if (count != 0)
+            throw_invalid_argument({"cannot finish the step: ", count, " of ", shards.size(),
+                                    " shards have not been submitted: ", missing, count > 3 ? ", ..." : "",
+                                    ". Call submit() for each, or skip() for those without a gradient."});
     }
-    // For rollback().
+    // rollback() has a step to roll back.
     void step_kept(optimizer_options const& options) const
     {
         if (session_.history().has_step())
             return;
         throw invalid_argument(
             !options.keep_last_step
-                ? "adamant: rollback() is called, but the last step was not kept; set keep_last_step in the options"
-                : "adamant: rollback() is called, but there is no step to roll back: none was applied yet, or since "
-                  "then another was begun or rolled back, a gradient accumulated, something added, removed or set, or "
-                  "a "
-                  "state loaded");
+                ? "adamant: cannot call rollback(): the last step was not kept. Set keep_last_step in the options."
+                : "adamant: cannot call rollback(): there is no step to roll back. None was applied yet, or since then "
+                  "a step was begun or rolled back, a gradient was accumulated, a group or shard was added, removed or "
+                  "changed, or a state was loaded.");
     }
     void may_accumulate(std::size_t shard) const
     {
-        over_.require_shard(shard);
-        char const* const why =
-            !over_[shard].shard.has_accumulator() ? "it was added without an accumulator"
+        registry_.require_shard(shard);
+        char const* const reason =
+            !registry_[shard].shard.has_accumulator() ? "it has no accumulator. Pass one to add_shard()."
             : !session_.machine().is_between_steps() &&
                     (session_.machine().is_async() || session_.plan().shards[shard] != shard_in_step::awaited)
-                ? "the shard is being stepped; accumulate before submit()"
+                ? "it is part of the current step. Call accumulate() before submit()."
                 : nullptr;
-        if (why != nullptr)
-            throw_invalid_argument({"a gradient of shard ", over_.text(shard), " is to be accumulated, but ", why});
+        if (reason != nullptr)
+            throw_invalid_argument({"cannot accumulate into shard ", registry_.text(shard), ": ", reason});
     }
-    // Params and moments belong to a known step. Throws device_error, too.
+    // Params and moments are consistent. Throws device_error, too.
     void known_state() const
     {
         if (!session_.machine().is_inconsistent())
             return;
-        if (session_.sides().device() == nullptr)
-            throw_invalid_argument({"the last load() failed in the middle, so params and moments are of no "
-                                    "known step; load() a state"});
+        if (session_.dispatcher().device() == nullptr)
+            throw_invalid_argument({"cannot go on: the last load() failed midway, so params and moments are "
+                                    "inconsistent. Call load() with a complete state."});
         throw_device_error(
-            {session_.sides().device()->device().name(),
-             " or a file has failed while a state was loaded, or the device in the update itself without "
-             "records (see device_records in the options), so what it has is of no known step; load() a "
-             "state"});
+            {session_.dispatcher().device()->device().name(),
+             " or a file failed during load(), or the device failed during an update without records (see "
+             "device_records in the options), so params and moments are inconsistent. Call load() with a complete "
+             "state."});
     }
     void no_device(char const* call) const
     {
-        if (session_.sides().device() != nullptr)
-            throw_invalid_argument(
-                {call, " is called after place(); take everything back with place(nullptr, ...) first"});
+        if (session_.dispatcher().device() != nullptr)
+            throw_invalid_argument({"cannot call ", call, " after place(). Call place(nullptr, ...) first."});
     }
 
 private:
-    registry const& over_;
+    registry const& registry_;
     step_session const& session_;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of an optimizer: owns its parts, and says which of them does what. optimizer.hpp says what functions do.
+// The implementation of adamant::optimizer: checks each call and delegates it to the parts. Documented in
+// optimizer.hpp.
 #pragma once
 
 #include <chrono>
@@ -40,9 +41,9 @@ public:
     [[nodiscard]] registry const& registered() const noexcept { return registry_; }
     [[nodiscard]] training_state const& training() const noexcept { return session_.training(); }
     [[nodiscard]] executor const& cpu() const noexcept { return cpu_; }
-    // Must not be touched: see step_session.
+    // If true, the object must not be destroyed: see step_session.
     [[nodiscard]] bool is_left_behind() const noexcept { return session_.is_left_behind(); }
-    [[nodiscard]] std::uint64_t cpu_blocks_done() const noexcept { return session_.sides().line().done(); }
+    [[nodiscard]] std::uint64_t cpu_blocks_done() const noexcept { return session_.dispatcher().queue().done(); }
 
     // ---- Set-up
 
@@ -81,7 +82,7 @@ public:
     void set_gradient(std::size_t shard, void const* grad)
     {
         if (!machine().is_between_steps())
-            session_.sides().line().check_process();
+            session_.dispatcher().queue().check_process();
         std::lock_guard const lock(submit_mutex_);
         registry_.require_shard(shard);
         if (!machine().is_between_steps())
@@ -98,16 +99,16 @@ public:
     {
         rules_.between_steps("set_loss_scaler()");
         if (!training().scaler)
-            throw_invalid_argument({"set_loss_scaler() is called, but this optimizer does not scale "
-                                    "dynamically; set loss_scaling in the options"});
+            throw_invalid_argument({"cannot call set_loss_scaler(): this optimizer has no dynamic loss scale. Set "
+                                    "loss_scaling in the options."});
         if (!is_loss_scale(state.scale))
-            throw_invalid_argument({"the loss scaler's scale is ", state.scale, ", but must be ", loss_scale_rule});
+            throw_invalid_argument({"cannot set the loss scale to ", state.scale, ": it must be ", loss_scale_rule});
         session_.training().scaler = state;
         session_.history().forget();
     }
     [[nodiscard]] std::size_t memory_bytes(bool with_journal) const
     {
-        std::vector<block_range> const ranges = session_.sides().cpu_ranges();
+        std::vector<block_range> const ranges = session_.dispatcher().cpu_ranges();
         return layout_bytes(registry_, ranges.size(), options_) +
                (needs_journal(with_journal) ? budget_for(ranges) : 0);
     }
@@ -116,41 +117,41 @@ public:
         no_traps_scope const no_traps;
         rules_.between_steps("prepare()");
         if (with_journal)
-            sides().line().have_team();
+            dispatcher().queue().ensure_team();
         allocate(with_journal);
     }
 
     // ---- A device
 
-    void place(std::shared_ptr<device> on, placement const& where)
+    void place(std::shared_ptr<device> target, placement const& requested)
     {
         no_traps_scope const no_traps;
         rules_.between_steps("place()");
-        sides().line().check_process();
+        dispatcher().queue().check_process();
         session_.catch_up();
         rules_.known_state();
-        check_placement(on.get(), where, registry_, placed(), options_);
+        check_placement(target.get(), requested, registry_, partition(), options_);
         registry_.check_overlaps();
-        if (where.device_elems == 0 && !registry_.has_device_arrays())
-            on.reset(); // it would have nothing to do
+        if (requested.device_elems == 0 && !registry_.has_device_arrays())
+            target.reset(); // it would have no work
         is_laid_out_ = false;
         session_.history().forget();
-        move_shards(std::move(on), where.pieces, registry_, session_, options_);
+        move_shards(std::move(target), requested.pieces, registry_, session_, options_);
         build_layout();
-        // The weights of shards that come back were on the device alone; from now on they go up from here.
-        cpu_backend const& host = sides().host();
+        // The weights of shards that moved back were on the device only. From now on the CPU uploads them.
+        cpu_backend const& host = dispatcher().host();
         for (block_range const& r : host.ranges())
             if (registry_.has_device_arrays(r.shard))
                 host.for_each_slice_of(
                     r, [&](std::size_t begin, std::size_t end) { registry_[r.shard].shard.round_weights(begin, end); });
-        if (placed() == nullptr)
+        if (partition() == nullptr)
             registry_.forget_device_arrays();
         allocate(true);
     }
-    [[nodiscard]] std::size_t device_bytes(device const& on, placement const& where) const
+    [[nodiscard]] std::size_t device_bytes(device const& target, placement const& requested) const
     {
-        validate(where, registry_.sizes());
-        return device_pieces::bytes_for(registry_, on, where.pieces, options_.device_records);
+        validate(requested, registry_.sizes());
+        return device_pieces::bytes_for(registry_, target, requested.pieces, options_.device_records);
     }
     void set_device_arrays(std::size_t shard, device_arrays const& arrays)
     {
@@ -173,7 +174,7 @@ public:
             session_.give_up_and_rethrow();
         }
     }
-    // gradients: of all shards; null for one without.
+    // gradients: one for each shard; null for a shard that takes no part.
     optimizer_report step_gradients(std::span<void const* const> gradients, step_values const& values)
     {
         bool all = true;
@@ -212,7 +213,7 @@ public:
     void submit(std::size_t shard)
     {
         no_traps_scope const no_traps;
-        sides().line().check_process(); // first: who had the lock may be in another process
+        dispatcher().queue().check_process(); // first: after a fork, the lock's holder may be in another process
         std::lock_guard const lock(submit_mutex_);
         rules_.shard_awaited("submit()", shard);
         session_.submit(shard);
@@ -220,7 +221,7 @@ public:
     void submit(std::size_t shard, void const* grad)
     {
         no_traps_scope const no_traps;
-        sides().line().check_process();
+        dispatcher().queue().check_process();
         std::lock_guard const lock(submit_mutex_);
         rules_.shard_awaited("submit()", shard);
         registry_.set_gradient(shard, grad, true);
@@ -228,7 +229,7 @@ public:
     }
     void skip(std::size_t shard)
     {
-        sides().line().check_process();
+        dispatcher().queue().check_process();
         std::lock_guard const lock(submit_mutex_);
         rules_.shard_awaited("skip()", shard);
         session_.skip(shard);
@@ -246,11 +247,12 @@ public:
         rules_.step_open("abandon()");
         if (!session_.can_roll_back())
             throw_unavailable(
-                {"abandon() is called, but this step needs no norm, so what was submitted has been "
-                 "stepped, and ",
+                {"cannot abandon the step: it needs no norm, so the submitted shards are stepped already, and ",
                  session_.unrecorded_blocks(),
-                 " blocks of it cannot be rolled back; finish() the step, or set keep_last_step in the options",
-                 options_.keep_last_step ? " and journal_budget_bytes to " + longest_journal_text() : std::string()});
+                 " of their blocks have no record to roll back from. Call finish(), or set keep_last_step in the "
+                 "options",
+                 options_.keep_last_step ? " and journal_budget_bytes to " + longest_journal_text() : std::string(),
+                 "."});
         session_.roll_back_open_step();
     }
     void rollback()
@@ -259,9 +261,10 @@ public:
         rules_.between_steps("rollback()");
         rules_.step_kept(options_);
         if (std::size_t const n = session_.unrecorded_blocks(); n != 0)
-            throw_unavailable({"the last step cannot be rolled back: for ", n, " of ", registry_.blocks(),
-                               " blocks the journal's budget of ", budget_for(sides().host().ranges()),
-                               " bytes was full; set journal_budget_bytes to ", longest_journal_text(), " to be sure"});
+            throw_unavailable({"cannot roll back the last step: the journal's budget of ",
+                               budget_for(dispatcher().host().ranges()), " bytes was too small for ", n, " of ",
+                               registry_.blocks(), " blocks. Set journal_budget_bytes to ", longest_journal_text(),
+                               ", which is always enough."});
         session_.catch_up();
         session_.roll_back_last_step();
     }
@@ -269,7 +272,7 @@ public:
     {
         no_traps_scope const no_traps;
         if (!machine().is_between_steps())
-            sides().line().check_process();
+            dispatcher().queue().check_process();
         rules_.may_accumulate(shard);
         if (machine().is_between_steps()) {
             session_.catch_up();
@@ -289,18 +292,21 @@ public:
 
     // ---- The ticket of step_async()
 
-    [[nodiscard]] bool done() const { return session_.sides().line().idle(); }
+    [[nodiscard]] bool done() const { return session_.dispatcher().queue().idle(); }
     [[nodiscard]] double progress() const
     {
         no_traps_scope const no_traps;
-        return done() ? 1.0 : session_.sides().progress();
+        return done() ? 1.0 : session_.dispatcher().progress();
     }
-    bool wait_until(std::chrono::steady_clock::time_point deadline) { return sides().line().wait_until(deadline); }
+    bool wait_until(std::chrono::steady_clock::time_point deadline)
+    {
+        return dispatcher().queue().wait_until(deadline);
+    }
     optimizer_report wait()
     {
         no_traps_scope const no_traps;
         if (!machine().is_async())
-            throw_invalid_argument({"a ticket is waited for twice, or its step is over"});
+            throw_invalid_argument({"wait() was already called on this ticket, or its step is over"});
         return session_.collect();
     }
 
@@ -312,28 +318,28 @@ public:
         return views_of(registry_, training());
     }
     void update_host_arrays() { copy_to_host("update_host_arrays()"); }
-    void load(state_dict const& from)
+    void load(state_dict const& state)
     {
         no_traps_scope const no_traps;
         rules_.between_steps("load()");
-        sides().line().check_process();
+        dispatcher().queue().check_process();
         session_.catch_up();
-        state_to_load what = fit_state(from, registry_, training());
-        if (placed() != nullptr) {
+        state_to_load next = fit_state(state, registry_, training());
+        if (partition() != nullptr) {
             allocate(true);
-            placed()->at_rest([&] { placed()->wait(); }); // a device that is of no use now is found out before a change
+            partition()->at_rest([&] { partition()->wait(); }); // detects a failed device before any change
         }
         session_.history().forget();
         session_.begin_load();
-        what.copy_all();
+        next.copy_all();
         for (tracked_shard const& s : registry_.shards())
             cpu_.for_each_slice(s.shard.size(), [&](slice part) { s.shard.round_weights(part.begin, part.end); });
         registry_.forget_sums();
-        if (placed() != nullptr)
-            placed()->at_rest([&] { placed()->copy_state_from_host(); });
+        if (partition() != nullptr)
+            partition()->at_rest([&] { partition()->copy_state_from_host(); });
         session_.end_load();
-        registry_.replace_groups(std::move(what.groups));
-        session_.training() = what.training;
+        registry_.replace_groups(std::move(next.groups));
+        session_.training() = next.training;
     }
 
 private:
@@ -344,14 +350,14 @@ private:
         validate(options);
         return options;
     }
-    [[nodiscard]] hybrid_dispatcher& sides() noexcept { return session_.sides(); }
+    [[nodiscard]] hybrid_dispatcher& dispatcher() noexcept { return session_.dispatcher(); }
     [[nodiscard]] step_machine const& machine() const noexcept { return session_.machine(); }
-    // The device's side; null without a device.
-    [[nodiscard]] device_backend* placed() const noexcept { return session_.sides().device(); }
+    // The device backend; null without a device.
+    [[nodiscard]] device_backend* partition() const noexcept { return session_.dispatcher().device(); }
 
     // ---- Memory
 
-    // Returns what `change` does. The last step cannot be rolled back any more, unless it throws.
+    // Returns change(). Unless that throws, the last step cannot be rolled back any more.
     template <class Change>
     std::size_t change_layout(char const* call, Change const& change)
     {
@@ -364,15 +370,15 @@ private:
     }
     [[nodiscard]] bool needs_journal(bool for_begin_step) const noexcept
     {
-        return for_begin_step || options_.keep_last_step || placed() != nullptr;
+        return for_begin_step || options_.keep_last_step || partition() != nullptr;
     }
-    [[nodiscard]] std::size_t budget_for(std::vector<block_range> const& on_cpu) const noexcept
+    [[nodiscard]] std::size_t budget_for(std::vector<block_range> const& cpu_ranges) const noexcept
     {
-        return journal_budget(options_, registry_, on_cpu, cpu_.threads());
+        return journal_budget(options_, registry_, cpu_ranges, cpu_.threads());
     }
     [[nodiscard]] std::string longest_journal_text() const
     {
-        return std::to_string(longest_journal(registry_, session_.sides().host().ranges(), cpu_.threads()));
+        return std::to_string(longest_journal(registry_, session_.dispatcher().host().ranges(), cpu_.threads()));
     }
     void allocate(bool with_journal)
     {
@@ -381,7 +387,8 @@ private:
             build_layout();
         }
         if (needs_journal(with_journal) && !has_journal_) {
-            session_.blocks().records().allocate(cpu_, budget_for(sides().host().ranges()), longest_record(registry_));
+            session_.blocks().records().allocate(cpu_, budget_for(dispatcher().host().ranges()),
+                                                 longest_record(registry_));
             has_journal_ = true;
         }
     }
@@ -391,18 +398,18 @@ private:
         has_journal_ = false;
         is_laid_out_ = true;
     }
-    // All that steps need is there, and nothing is left over from one that failed.
+    // Opens a step: completes the rollback of a failed step, allocates, and starts the session.
     void open(step_values const& values, char const* call, step_kind kind = step_kind::whole)
     {
         bool const as_they_arrive = kind == step_kind::as_they_arrive;
         rules_.between_steps(call);
         session_.catch_up();
         rules_.known_state();
-        sides().line().check_process();
+        dispatcher().queue().check_process();
         if (!as_they_arrive)
-            sides().line().check_caller();
-        if (kind != step_kind::whole || placed() != nullptr)
-            sides().line().have_team();
+            dispatcher().queue().check_caller();
+        if (kind != step_kind::whole || partition() != nullptr)
+            dispatcher().queue().ensure_team();
         allocate(as_they_arrive);
         session_.open(values, as_they_arrive, kind == step_kind::async);
     }
@@ -412,8 +419,8 @@ private:
         rules_.between_steps(call);
         session_.catch_up();
         rules_.known_state();
-        if (placed() != nullptr && placed()->has_pieces())
-            placed()->at_rest([&] { placed()->copy_state_to_host(); });
+        if (partition() != nullptr && partition()->has_pieces())
+            partition()->at_rest([&] { partition()->copy_state_to_host(); });
     }
 
     optimizer_options options_;
@@ -421,7 +428,7 @@ private:
     registry registry_;
     step_session session_;
     call_rules rules_{registry_, session_};
-    std::mutex submit_mutex_; // of calls from several threads
+    std::mutex submit_mutex_; // serializes submit(), skip() and set_gradient()
     bool is_laid_out_ = false;
     bool has_journal_ = false;
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of a step once its norm is known, and after each pass: pure functions of plain data.
+// Decisions of a step: its clip coefficient and next pass, from the norm and the facts of the last pass. Pure
+// functions.
 #pragma once
 
 #include <cmath>
@@ -13,48 +14,48 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// A factor of gradients that is too small for a float is applied as this one and the rest: see set_gradient_factor().
+// A gradient factor too small for a float is split into this factor and a remainder: see set_gradient_factor().
 inline constexpr float small_factor_unit = 0x1p-125f;
 
-// What the sum of squares means for the step.
+// Whether the step is skipped or clipped, by the sum of squares.
 struct norm_verdict {
     bool skips = false;
     double norm = 0; // unscaled
     double clip = 1; // see optimizer_report::clip_coefficient
 };
 
-// found: of all ranks. max_norm 0: no limit. Depends on the rounding mode, as all arithmetic does.
-[[nodiscard]] inline norm_verdict judge(grad_squares const& found, double loss_scale, double max_norm,
+// squares: over all ranks. max_norm 0: no limit. The result depends on the rounding mode.
+[[nodiscard]] inline norm_verdict judge(grad_squares const& squares, double loss_scale, double max_norm,
                                         bool skips_nonfinite) noexcept
 {
     norm_verdict verdict;
-    verdict.skips = skips_nonfinite && found.nonfinite != 0;
-    verdict.norm = std::sqrt(found.sum) / loss_scale;
+    verdict.skips = skips_nonfinite && squares.nonfinite != 0;
+    verdict.norm = std::sqrt(squares.sum) / loss_scale;
     if (verdict.skips || max_norm == 0)
         return verdict;
     verdict.clip = clip_coefficient(verdict.norm, max_norm);
     double const factor = verdict.clip / loss_scale;
     if (factor == 0 || !(float_holds(factor) || float_holds(factor / double{small_factor_unit})))
-        verdict.clip = 0; // the factor that is applied; see the report
+        verdict.clip = 0; // the factor that is applied and reported
     return verdict;
 }
 
-// What the first pass has done, and what the norm calls for.
+// The work that the first pass has done, and the step that the norm requires.
 struct first_pass_facts {
     block_pass pass = block_pass::measure; // or step, or speculate
-    bool skips = false;                    // the step is to change nothing
-    bool same_scales = true;               // the step that was assumed is the one that is due
-    bool stepped = false;                  // blocks have been stepped, on either side
-    bool left_on_cpu = false;              // blocks have not been stepped on the CPU,
-    bool left_on_device = false;           // and on the device
-    bool keeps_records = false;            // every block that is stepped is to leave a record
+    bool skips = false;                    // the step must change nothing
+    bool same_scales = true;               // the assumed gradient factors are the final ones
+    bool stepped = false;                  // some blocks are stepped, on either backend
+    bool left_on_cpu = false;              // some blocks of the CPU are not stepped yet
+    bool left_on_device = false;           // some blocks of the device are not stepped yet
+    bool keeps_records = false;            // every block that is stepped must leave a record
     bool has_device = false;
 };
 
 struct decision {
-    step_state state = step_state::over; // the next one; over: nothing is left to do
-    block_pass pass = block_pass::rest;  // of that state
-    bool rolled_back = false;            // what was stepped is rolled back
+    step_state state = step_state::over; // the next state; over: no work is left
+    block_pass pass = block_pass::rest;  // the pass of that state
+    bool rolled_back = false;            // the pass rolls back stepped blocks
 };
 
 [[nodiscard]] constexpr decision decide(first_pass_facts const& facts) noexcept
@@ -67,24 +68,24 @@ struct decision {
     if (!assumed || facts.same_scales) {
         if (!facts.left_on_cpu && !facts.left_on_device)
             return {};
-        // A device that is through cannot fail any more, so what the CPU has left need not be can_roll_back.
-        bool const device_is_through = facts.has_device && !facts.left_on_device;
-        return {device_is_through ? step_state::finishing : step_state::stepping, block_pass::rest, false};
+        // A device that has completed its part cannot fail any more, so the CPU's remaining blocks need no records.
+        bool const device_is_done = facts.has_device && !facts.left_on_device;
+        return {device_is_done ? step_state::finishing : step_state::stepping, block_pass::rest, false};
     }
     if (!facts.stepped)
         return {step_state::stepping, block_pass::rest, false};
-    // Back and again in one pass, or in two where the right step is to leave records.
+    // Rolls back and steps again in one pass; in two passes if the second step must leave records.
     return facts.keeps_records ? decision{step_state::rolling_back, block_pass::rollback, true}
                                : decision{step_state::stepping, block_pass::redo, true};
 }
 
-// What follows a later pass. without_room: the CPU has blocks that wait for the device to be through, because there was
-// no room for their records.
-[[nodiscard]] constexpr decision after_pass(step_state in, bool without_room) noexcept
+// The decision after a later pass. without_room: blocks of the CPU wait until the device is done, because the journal
+// had no room for their records.
+[[nodiscard]] constexpr decision after_pass(step_state state, bool without_room) noexcept
 {
-    if (in == step_state::rolling_back)
+    if (state == step_state::rolling_back)
         return {step_state::stepping, block_pass::rest};
-    if (in == step_state::stepping && without_room)
+    if (state == step_state::stepping && without_room)
         return {step_state::finishing, block_pass::rest};
     return {};
 }

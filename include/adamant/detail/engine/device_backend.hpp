@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device's side of a step, as the step's session sees it. Programs without a device compile nothing below this.
+// The interface of the device backend, as the step session sees it. Programs without a device compile no
+// implementation.
 #pragma once
 
 #include <cstddef>
@@ -15,70 +16,71 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// What lies on a device, and the passes over it. Work is enqueued; where it fails, whoever waits gets a device_error.
-// submit(), submit_all(), run() and fetch_gradient() are called by one thread at a time; send_weights() by any.
+// The elements on a device, and the passes over them. Functions enqueue work; if that work fails, the next wait throws
+// device_error. Call submit(), submit_all(), run() and fetch_gradient() from one thread at a time; send_weights() from
+// any.
 class device_backend {
 public:
     virtual ~device_backend() = default;
 
-    // ---- What it has
+    // ---- Contents
 
-    // Moves what has to be moved. Null: everything comes home, and has_device() is false from then on. Throws what the
-    // device does, with everything where it was; where even that fails, the CPU has everything.
-    virtual void place(std::shared_ptr<device> to, std::vector<shard_piece> const& where) = 0;
+    // Moves pieces to `target` and back. Null: copies everything back to the host, and has_device() is false from then
+    // on. If the device throws, this rethrows and every piece stays where it was; if that fails, too, the CPU has all.
+    virtual void place(std::shared_ptr<device> target, std::vector<shard_piece> const& pieces) = 0;
     [[nodiscard]] virtual bool has_device() const noexcept = 0;
     [[nodiscard]] virtual adamant::device const& device() const noexcept = 0; // has_device() only
-    // The blocks that stay with the CPU, cut as gradients come down and weights go up.
+    // The blocks of the CPU, in the ranges by which gradients are downloaded and weights uploaded.
     [[nodiscard]] virtual std::vector<block_range> cpu_ranges() const = 0;
     [[nodiscard]] virtual bool has_pieces() const noexcept = 0;
     [[nodiscard]] virtual bool has_pieces_of(std::size_t shard) const noexcept = 0;
-    // Whether it can take its blocks back. If not, it never steps before the norm is known.
+    // Whether it can roll back its blocks. If not, it never steps before the norm is known.
     [[nodiscard]] virtual bool has_records() const noexcept = 0;
-    // Whether it was told to step, since forget_records(), and cannot take that back.
+    // Whether it has enqueued a step since forget_records() that it cannot roll back.
     [[nodiscard]] virtual bool stepped_for_good() const noexcept = 0;
 
     // ---- The passes of a step
 
-    // The first pass over a shard's pieces, whose gradient is there, and over all shards.
+    // Enqueues the first pass over the pieces of one shard, whose gradient is complete; or of all shards.
     virtual void submit(std::size_t shard, block_pass pass) = 0;
     virtual void submit_all(block_pass pass) = 0;
-    // A later pass, over all shards that take part.
+    // Enqueues a later pass, over all shards that take part.
     virtual void run(block_pass pass) = 0;
-    // The gradient of a range that the CPU has comes down; then `arrived` is called in a thread of the device's.
+    // Downloads the gradient of a CPU range; then the device calls `arrived` in a thread of its own.
     virtual void fetch_gradient(std::size_t range, std::function<void()> arrived) = 0;
-    // The weights of a range that the CPU has go up, if they are wanted there.
+    // Uploads the weights of a CPU range, if the shard has arrays on the device.
     virtual void send_weights(std::size_t range) = 0;
-    // Until all that was enqueued is done. Throws device_error where it fails, or is not done by the timeout.
+    // Waits for all enqueued work. Throws device_error if it fails or exceeds the timeout.
     virtual void wait() = 0;
-    // The same; then the block table has what this side has found. compare: the block table's sums stay, and the result
-    // is whether this side's are the same.
+    // Waits, then stores the results of the device's blocks in the block table. compare: keeps the sums in the table,
+    // and returns whether the device's sums equal them.
     virtual bool wait_for_results(bool compare) = 0;
-    // What the block table has of this side's blocks that take part.
-    virtual void add_squares(squares_total& to) const noexcept = 0;
-    // Throws device_error where something has failed, or the step takes longer than the timeout.
+    // Adds the sums of the device's blocks that take part, from the block table.
+    virtual void add_squares(squares_total& total) const noexcept = 0;
+    // Throws device_error if work has failed, or the step exceeds the timeout.
     virtual void require_answer() = 0;
     virtual void forget_records() noexcept = 0;
-    // As offload_shard::first_nonfinite(), of a block that this side has; absent where the CPU has it.
+    // offload_shard::first_nonfinite() of a block on the device; nullopt for a block of the CPU.
     [[nodiscard]] virtual std::optional<std::size_t> first_nonfinite(std::size_t shard, std::size_t block) = 0;
 
     // ---- After a failure
 
-    // Drops what has not begun. False where the device does not answer, or cannot go on.
+    // Drops work that has not started. Returns false if the device does not answer or cannot continue.
     [[nodiscard]] virtual bool stop() noexcept = 0;
-    // After that: rolls back all that has records, and sends the weights that the CPU's params have. False where the
-    // device fails.
+    // Call after stop(). Rolls back all blocks that have records, and uploads the weights of the CPU's params. Returns
+    // false if the device fails.
     [[nodiscard]] virtual bool roll_back() noexcept = 0;
 
-    // ---- Between steps. These wait; they throw device_error.
+    // ---- Between steps. These wait, and throw device_error.
 
-    // Params and moments into the shards' own arrays, and the other way, with weights made of the params.
+    // Copies params and moments to the shards' arrays; and from there, rounding the weights from the params.
     virtual void copy_state_to_host() = 0;
     virtual void copy_state_from_host() = 0;
-    // For accumulate(): brings the shard's gradient to where it is added, on both sides.
+    // Copies the shard's gradient to the memory in which each backend accumulates it.
     virtual void bring_gradients(std::size_t shard) = 0;
-    // Adds it, on this side. Where it throws, some of it may have been added.
+    // Accumulates the gradient of the device's pieces. If it throws, some elements may have been added.
     virtual void accumulate(std::size_t shard, bool first) = 0;
-    // Does it; where it throws, nothing is left on the device's streams.
+    // Calls work(). If that throws, clears the device's streams before rethrowing.
     template <class Work>
     void at_rest(Work const& work)
     {

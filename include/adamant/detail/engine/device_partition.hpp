@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device's side of a step: the passes over the pieces that it has, and what crosses the link for them.
+// The device backend: passes over the pieces on a device, and the transfers that they need.
 #pragma once
 
 #include <algorithm>
@@ -24,15 +24,16 @@ namespace detail {
 
 class device_partition final : public device_backend {
 public:
-    device_partition(registry const& over, step_plan const& plan, block_table& blocks, cpu_backend const& host,
-                     device_settings settings)
-        : over_(over), plan_(plan), blocks_(blocks), host_(host), settings_(settings), pieces_(over, settings)
+    device_partition(registry const& shard_registry, step_plan const& plan, block_table& blocks,
+                     cpu_backend const& host, device_settings settings)
+        : registry_(shard_registry), plan_(plan), blocks_(blocks), host_(host), settings_(settings),
+          pieces_(shard_registry, settings)
     {
     }
 
-    void place(std::shared_ptr<adamant::device> to, std::vector<shard_piece> const& where) override
+    void place(std::shared_ptr<adamant::device> target, std::vector<shard_piece> const& pieces) override
     {
-        pieces_.place(std::move(to), where);
+        pieces_.place(std::move(target), pieces);
     }
     [[nodiscard]] bool has_device() const noexcept override { return pieces_.has_device(); }
     [[nodiscard]] adamant::device const& device() const noexcept override { return pieces_.device(); }
@@ -40,23 +41,23 @@ public:
     [[nodiscard]] bool has_pieces() const noexcept override { return !pieces_.all().empty(); }
     [[nodiscard]] bool has_pieces_of(std::size_t shard) const noexcept override
     {
-        auto const [from, to] = pieces_.of_shard(shard);
-        return from != to;
+        auto const [begin, end] = pieces_.of_shard(shard);
+        return begin != end;
     }
     [[nodiscard]] bool has_records() const noexcept override { return settings_.with_records; }
     [[nodiscard]] bool stepped_for_good() const noexcept override { return stepped_for_good_; }
 
     void submit(std::size_t shard, block_pass pass) override
     {
-        auto const [from, to] = pieces_.of_shard(shard);
+        auto const [begin, end] = pieces_.of_shard(shard);
         list_.clear();
-        for (std::size_t i = from; i < to; ++i) {
-            copy_gradient_up(pieces_.all()[i]);
+        for (std::size_t i = begin; i < end; ++i) {
+            upload_gradient(pieces_.all()[i]);
             list_.push_back(static_cast<std::uint32_t>(i));
         }
         enqueue_listed(first_pass(pass));
     }
-    // In portions, so that work begins before the last gradient has come up.
+    // Enqueues in portions, so that work starts before the last gradient is uploaded.
     void submit_all(block_pass pass) override
     {
         constexpr std::size_t portion_elems = std::size_t{1} << 24;
@@ -64,9 +65,9 @@ public:
         std::size_t elems = 0;
         for (std::size_t i = 0; i < pieces_.all().size(); ++i) {
             piece const& p = pieces_.all()[i];
-            copy_gradient_up(p);
+            upload_gradient(p);
             list_.push_back(static_cast<std::uint32_t>(i));
-            elems += p.on.elems;
+            elems += p.device.elems;
             if (elems >= portion_elems) {
                 enqueue_listed(first_pass(pass));
                 list_.clear();
@@ -77,7 +78,7 @@ public:
     }
     void run(block_pass pass) override
     {
-        if (pass == block_pass::rollback && !settings_.with_records) // nothing was stepped
+        if (pass == block_pass::rollback && !settings_.with_records) // no block was stepped
             return;
         list_.clear();
         for (std::size_t i = 0; i < pieces_.all().size(); ++i)
@@ -88,9 +89,9 @@ public:
     void fetch_gradient(std::size_t range, std::function<void()> arrived) override
     {
         block_range const& r = host_.ranges()[range];
-        offload_shard const& s = over_[r.shard].shard;
-        std::size_t const at = s.bytes(s.grad, r.first_element());
-        pieces_.device().copy_down(s.data(s.grad) + at, over_.arrays_on_device(r.shard).grad + at,
+        offload_shard const& s = registry_[r.shard].shard;
+        std::size_t const offset = s.bytes(s.grad, r.first_element());
+        pieces_.device().copy_down(s.data(s.grad) + offset, registry_.arrays_on_device(r.shard).grad + offset,
                                    s.bytes(s.grad, r.elements(s.size())));
         if (arrived)
             pieces_.device().call(device_stream::down, std::move(arrived));
@@ -98,11 +99,11 @@ public:
     void send_weights(std::size_t range) override
     {
         block_range const& r = host_.ranges()[range];
-        offload_shard const& s = over_[r.shard].shard;
-        if (!over_.has_device_arrays(r.shard) || !s.has_weight_out())
+        offload_shard const& s = registry_[r.shard].shard;
+        if (!registry_.has_device_arrays(r.shard) || !s.has_weight_out())
             return;
-        std::size_t const at = s.bytes(s.weight_out, r.first_element());
-        pieces_.device().copy_up(over_.arrays_on_device(r.shard).weight_out + at, s.data(s.weight_out) + at,
+        std::size_t const offset = s.bytes(s.weight_out, r.first_element());
+        pieces_.device().copy_up(registry_.arrays_on_device(r.shard).weight_out + offset, s.data(s.weight_out) + offset,
                                  s.bytes(s.weight_out, r.elements(s.size())));
     }
     void wait() override { pieces_.wait(); }
@@ -113,26 +114,26 @@ public:
         bool same = true;
         for (std::size_t i = 0; i < pieces_.all().size(); ++i) {
             piece const& p = pieces_.all()[i];
-            std::size_t const first = over_[p.shard].first_block + p.begin / norm_block_elems;
-            for (std::size_t b = 0; b < p.on.blocks(); ++b) {
-                grad_squares const found = pieces_.squares()[pieces_.first_result(i) + b];
+            std::size_t const first = registry_[p.shard].first_block + p.begin / norm_block_elems;
+            for (std::size_t b = 0; b < p.device.blocks(); ++b) {
+                grad_squares const result = pieces_.squares()[pieces_.first_result(i) + b];
                 grad_squares const known = blocks_.squares(first + b);
                 same = same &&
-                       (!plan_.takes_part(p.shard) || (found.sum == known.sum && found.nonfinite == known.nonfinite));
-                // On a device that keeps none, no record is missing.
-                blocks_.set_device_result(first + b, compare ? known : found,
+                       (!plan_.takes_part(p.shard) || (result.sum == known.sum && result.nonfinite == known.nonfinite));
+                // Without records on the device, no block counts as unrecorded.
+                blocks_.set_device_result(first + b, compare ? known : result,
                                           !settings_.with_records ||
                                               pieces_.recorded()[pieces_.first_result(i) + b] != 0);
             }
         }
         return same;
     }
-    void add_squares(squares_total& to) const noexcept override
+    void add_squares(squares_total& total) const noexcept override
     {
         for (piece const& p : pieces_.all()) {
-            std::size_t const first = over_[p.shard].first_block + p.begin / norm_block_elems;
-            for (std::size_t b = 0; b < p.on.blocks() && plan_.takes_part(p.shard); ++b)
-                to.add(blocks_.squares(first + b));
+            std::size_t const first = registry_[p.shard].first_block + p.begin / norm_block_elems;
+            for (std::size_t b = 0; b < p.device.blocks() && plan_.takes_part(p.shard); ++b)
+                total.add(blocks_.squares(first + b));
         }
     }
     void require_answer() override
@@ -152,20 +153,20 @@ public:
     [[nodiscard]] std::optional<std::size_t> first_nonfinite(std::size_t shard, std::size_t block) override
     {
         namespace arrays = shard_array;
-        tracked_shard const& s = over_[shard];
-        auto const [from, to] = pieces_.of_shard(shard);
-        for (std::size_t i = from; i < to; ++i) {
+        tracked_shard const& s = registry_[shard];
+        auto const [begin, end] = pieces_.of_shard(shard);
+        for (std::size_t i = begin; i < end; ++i) {
             piece const& p = pieces_.all()[i];
             std::size_t const first = p.begin / norm_block_elems;
-            if (block < first || block >= first + p.on.blocks())
+            if (block < first || block >= first + p.device.blocks())
                 continue;
             std::size_t const n = s.shard.length(block);
-            std::size_t const at = (block - first) * norm_block_elems;
-            auto const copy_down = [&](shard_array::index which, scratch_block& into) {
-                pieces_.device().copy_down(into.grad, p.on.arrays[which] + s.shard.bytes(which, at),
+            std::size_t const offset = (block - first) * norm_block_elems;
+            auto const copy_down = [&](shard_array::index which, scratch_block& target) {
+                pieces_.device().copy_down(target.grad, p.device.arrays[which] + s.shard.bytes(which, offset),
                                            s.shard.bytes(which, n));
             };
-            // Not on the stack: a copy that is late must not write there.
+            // On the heap: a copy that outlives a timeout must not write to this stack frame.
             auto& [grad, sum] = *scratch_;
             copy_down(arrays::grad, grad);
             if (s.summed != 0)
@@ -211,18 +212,18 @@ public:
     }
     void bring_gradients(std::size_t shard) override
     {
-        auto const [from, to] = pieces_.of_shard(shard);
-        for (std::size_t i = from; i < to; ++i)
-            copy_gradient_up(pieces_.all()[i]);
-        if (over_.has_device_arrays(shard))
+        auto const [begin, end] = pieces_.of_shard(shard);
+        for (std::size_t i = begin; i < end; ++i)
+            upload_gradient(pieces_.all()[i]);
+        if (registry_.has_device_arrays(shard))
             for (std::size_t r = host_.first_range(shard); r < host_.first_range(shard + 1); ++r)
                 fetch_gradient(r, {});
         pieces_.wait();
     }
     void accumulate(std::size_t shard, bool first) override
     {
-        auto const [from, to] = pieces_.of_shard(shard);
-        for (std::size_t i = from; i < to; ++i)
+        auto const [begin, end] = pieces_.of_shard(shard);
+        for (std::size_t i = begin; i < end; ++i)
             pieces_.part()->accumulate(static_cast<std::uint32_t>(i), first);
         pieces_.wait();
     }
@@ -230,23 +231,23 @@ public:
 private:
     using piece = device_pieces::piece;
 
-    // Without records nothing is stepped on an assumption.
+    // Without records, the first pass never speculates.
     [[nodiscard]] block_pass first_pass(block_pass pass) const noexcept
     {
         return settings_.with_records ? pass : block_pass::measure;
     }
-    void copy_gradient_up(piece const& p)
+    void upload_gradient(piece const& p)
     {
         if (!pieces_.is_given(p, shard_array::grad))
-            pieces_.device().copy_up(p.on.arrays[shard_array::grad], pieces_.home(p, shard_array::grad),
-                                     array_bytes(p.on.types[shard_array::grad], p.on.elems));
+            pieces_.device().copy_up(p.device.arrays[shard_array::grad], pieces_.host_data(p, shard_array::grad),
+                                     array_bytes(p.device.types[shard_array::grad], p.device.elems));
     }
     void send_all_weights()
     {
         for (std::size_t range = 0; range < host_.ranges().size(); ++range)
             send_weights(range);
     }
-    // A pass over the pieces in list_; new weights come down after it.
+    // Enqueues a pass over the pieces in list_, and the download of the new weights.
     void enqueue_listed(block_pass pass)
     {
         if (list_.empty())
@@ -254,7 +255,7 @@ private:
         adamant::device& device = pieces_.device();
         summed_.resize(pieces_.all().size());
         for (std::uint32_t const i : list_)
-            summed_[i] = over_[pieces_.all()[i].shard].summed != 0;
+            summed_[i] = registry_[pieces_.all()[i].shard].summed != 0;
         device.wait_event(device_stream::work, device.record_event(device_stream::up));
         pieces_.part()->run({.pass = pass,
                              .pieces = {list_.data(), list_.size()},
@@ -268,29 +269,29 @@ private:
         bool first = true;
         for (std::uint32_t const i : list_) {
             piece const& p = pieces_.all()[i];
-            dtype const type = p.on.types[shard_array::weight_out];
+            dtype const type = p.device.types[shard_array::weight_out];
             if (type == dtype::none || pieces_.is_given(p, shard_array::weight_out))
                 continue;
             if (first)
                 device.wait_event(device_stream::down, device.record_event(device_stream::work));
             first = false;
-            device.copy_down(pieces_.home(p, shard_array::weight_out), p.on.arrays[shard_array::weight_out],
-                             array_bytes(type, p.on.elems));
+            device.copy_down(pieces_.host_data(p, shard_array::weight_out), p.device.arrays[shard_array::weight_out],
+                             array_bytes(type, p.device.elems));
         }
     }
 
-    registry const& over_;
+    registry const& registry_;
     step_plan const& plan_;
     block_table& blocks_;
     cpu_backend const& host_;
     device_settings settings_;
-    std::vector<std::uint8_t> summed_; // of each piece
-    std::vector<std::uint32_t> list_;  // of the pass that is being enqueued
+    std::vector<std::uint8_t> summed_; // for each piece: whether its accumulator holds a sum
+    std::vector<std::uint32_t> list_;  // pieces of the pass that is being enqueued
     bool stepped_for_good_ = false;
-    std::chrono::steady_clock::time_point answer_by_ = {}; // for gradients that are to come down
+    std::chrono::steady_clock::time_point answer_by_ = {}; // deadline of the gradient downloads
     std::unique_ptr<std::pair<scratch_block, scratch_block>> scratch_ =
         std::make_unique<std::pair<scratch_block, scratch_block>>();
-    device_pieces pieces_; // last: the device may still be at work on the others when it goes
+    device_pieces pieces_; // last: destroyed first, because the device may still use the other members
 };
 
 } // namespace detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pass over all shards, on the CPU and on a device at once: gives each side its part, and waits for both.
+// Dispatches passes over all shards to the CPU backend and the device backend, and waits for both.
 #pragma once
 
 #include <algorithm>
@@ -27,83 +27,84 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Threads of the team come in at the owner's drain_task, ask line() for work, and bring it to run().
+// Threads of the team enter through the owner's worker_entry, pull work from queue(), and pass it to run().
 class hybrid_dispatcher {
 public:
-    // weights_ready: as in optimizer_options, or empty.
-    hybrid_dispatcher(executor const& cpu, work_queue::drain_task task, registry const& over, step_plan const& plan,
-                      block_table& blocks, std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
-        : over_(over), plan_(plan), blocks_(blocks), weights_ready_(weights_ready), host_(cpu, over, plan, blocks),
-          line_(cpu.team(), task)
+    // weights_ready: as in optimizer_options; may be empty.
+    hybrid_dispatcher(executor const& cpu, work_queue::worker_entry task, registry const& shard_registry,
+                      step_plan const& plan, block_table& blocks,
+                      std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
+        : registry_(shard_registry), plan_(plan), blocks_(blocks), weights_ready_(weights_ready),
+          host_(cpu, shard_registry, plan, blocks), queue_(cpu.team(), task)
     {
     }
     hybrid_dispatcher(hybrid_dispatcher const&) = delete;
     hybrid_dispatcher& operator=(hybrid_dispatcher const&) = delete;
     ~hybrid_dispatcher()
     {
-        if (line_.in_this_process())
+        if (queue_.in_this_process())
             ignore_arrivals();
     }
 
     [[nodiscard]] cpu_backend& host() noexcept { return host_; }
     [[nodiscard]] cpu_backend const& host() const noexcept { return host_; }
-    [[nodiscard]] work_queue& line() noexcept { return line_; }
-    [[nodiscard]] work_queue const& line() const noexcept { return line_; }
+    [[nodiscard]] work_queue& queue() noexcept { return queue_; }
+    [[nodiscard]] work_queue const& queue() const noexcept { return queue_; }
     // Null without a device.
     [[nodiscard]] device_backend* device() const noexcept { return device_.get(); }
-    // Null: none any more. Only between steps.
+    // Null removes the device. Call only between steps.
     void set_device(std::unique_ptr<device_backend> device) noexcept { device_ = std::move(device); }
     [[nodiscard]] std::vector<block_range> cpu_ranges() const
     {
-        return device_ != nullptr ? device_->cpu_ranges() : ranges_of_all(over_);
+        return device_ != nullptr ? device_->cpu_ranges() : ranges_of_all(registry_);
     }
 
-    // ---- A step begins
+    // ---- Begin of a step
 
-    // An empty list, and no errors. While no work is under way.
+    // Clears the list of work and the errors. Call only while no thread works.
     void begin()
     {
-        line_.take_at_once(host_.pieces_at_once());
-        first_piece_ = line_.added();
+        queue_.set_max_item_pieces(host_.pieces_at_once());
+        first_piece_ = queue_.added();
         host_.begin(first_piece_);
         forget_errors();
         std::lock_guard const lock(arrivals_->mutex);
-        arrivals_->to = this;
+        arrivals_->dispatcher = this;
         arrivals_->expected = 0;
     }
-    // The first pass over a shard whose gradient is there. One call at a time. Throws what check_caller() does.
+    // Enqueues the first pass over a shard whose gradient is complete. Not thread-safe. Throws as check_caller().
     void submit(std::size_t shard)
     {
-        if (device_ != nullptr && over_.has_device_arrays(shard)) {
-            line_.check_caller();
+        if (device_ != nullptr && registry_.has_device_arrays(shard)) {
+            queue_.check_caller();
             fetch_gradients(shard);
         } else {
-            line_.add([&] { return host_.enqueue_shard(shard, plan_.first_pass); }, true);
+            queue_.add([&] { return host_.enqueue_shard(shard, plan_.first_pass); }, true);
         }
         if (device_ != nullptr)
             device_->submit(shard, plan_.first_pass);
     }
-    // Of all shards. at_least_one: a thread comes to the end of the line in any case.
+    // Enqueues the first pass over all shards. at_least_one: a thread reaches the end of the queue even without work.
     void submit_all(bool at_least_one)
     {
         if (device_ != nullptr) {
             device_->submit_all(plan_.first_pass);
-            for (std::size_t i = 0; i < over_.size(); ++i)
-                if (over_.has_device_arrays(i))
+            for (std::size_t i = 0; i < registry_.size(); ++i)
+                if (registry_.has_device_arrays(i))
                     fetch_gradients(i);
         }
-        line_.add([&] {
+        queue_.add([&] {
             std::size_t pieces = 0;
-            for (std::size_t i = 0; i < over_.size(); ++i)
-                if (device_ == nullptr || !over_.has_device_arrays(i))
+            for (std::size_t i = 0; i < registry_.size(); ++i)
+                if (device_ == nullptr || !registry_.has_device_arrays(i))
                     pieces += host_.enqueue_shard(i, plan_.first_pass);
-            return pieces == 0 && device_ != nullptr && at_least_one ? host_.enqueue_nothing() : pieces;
+            return pieces == 0 && device_ != nullptr && at_least_one ? host_.enqueue_empty_piece() : pieces;
         });
     }
 
     // ---- In the team's threads
 
-    // Does pieces [begin, end) of the line.
+    // Processes pieces [begin, end) of the queue.
     void run(unsigned member, std::size_t begin, std::size_t end) noexcept
     {
         if (device_ == nullptr && !weights_ready_) {
@@ -114,11 +115,12 @@ public:
             std::size_t const stop = std::min(end, host_.end_of_entry(begin));
             host_.run(member, begin, stop);
             if (auto const range = host_.changed_range(begin, stop))
-                pass_on_weights(*range);
+                publish_weights(*range);
             begin = stop;
         }
     }
-    // Whether gradients are still to come down: then one has come, or a moment has passed. Throws device_error.
+    // Returns whether gradient downloads are pending. If so, first waits until one arrives, at most 2 ms. Throws
+    // device_error.
     [[nodiscard]] bool awaits_gradients()
     {
         std::unique_lock lock(arrivals_->mutex);
@@ -127,25 +129,25 @@ public:
             return false;
         arrivals_->changed->wait_for(lock, std::chrono::milliseconds(2),
                                      [&] { return arrivals_->expected != expected; });
-        bool const came = arrivals_->expected != expected;
+        bool const arrived = arrivals_->expected != expected;
         lock.unlock();
-        if (!came)
+        if (!arrived)
             device_->require_answer();
         return true;
     }
-    // For the thread that ends a pass: begins the next one. False where the CPU has nothing to do in it.
+    // Called by the thread that ends a pass: starts the next one. Returns false if the CPU has no work in it.
     [[nodiscard]] bool begin_pass_at_end(block_pass pass, bool on_device)
     {
         if (on_device)
             device_->run(pass);
         std::size_t const pieces = host_.enqueue_all(pass);
-        line_.add_at_end(pieces);
+        queue_.add_at_end(pieces);
         return pieces != 0;
     }
 
     // ---- Passes over all shards that take part
 
-    // On both sides; returns when it is done, as wait_for_pass() does.
+    // Runs a pass on both backends, and waits as wait_for_pass().
     void do_pass(block_pass pass, bool on_device)
     {
         if (device_ != nullptr) {
@@ -154,28 +156,28 @@ public:
             return;
         }
         std::size_t const pieces = host_.enqueue_all(pass);
-        std::size_t const first = line_.claim(pieces);
+        std::size_t const first = queue_.claim(pieces);
         host_.run_all(first, first + pieces, [this](unsigned member, std::size_t begin, std::size_t end) {
             if (weights_ready_)
                 run(member, begin, end);
             else
                 host_.work(member, begin, end);
-            line_.did(end - begin);
+            queue_.complete(end - begin);
         });
     }
     void begin_pass(block_pass pass, bool on_device)
     {
         if (on_device)
             device_->run(pass);
-        line_.add([&] { return host_.enqueue_all(pass); });
+        queue_.add([&] { return host_.enqueue_all(pass); });
     }
-    // What both sides were given is done, and the block table has what they found. Throws device_error, and what failed
-    // where nobody waited.
+    // Waits for both backends, and stores their results in the block table. Throws device_error, and errors that
+    // happened in other threads.
     void wait_for_pass()
     {
         if (device_ != nullptr)
-            device_->wait(); // all gradients that come down are on the line then
-        line_.wait();
+            device_->wait(); // afterwards the queue has the work of all downloaded gradients
+        queue_.wait();
         if (device_ != nullptr)
             take_results();
     }
@@ -186,11 +188,11 @@ public:
         if (error_ != nullptr)
             std::rethrow_exception(std::exchange(error_, nullptr));
     }
-    // The first gradient that is not finite, by the order of shards; none if all are finite. Throws device_error.
+    // The first non-finite gradient in the order of shards; nullopt if all are finite. Throws device_error.
     [[nodiscard]] std::optional<optimizer_report::place> first_nonfinite() const
     {
-        for (std::size_t i = 0; i < over_.size(); ++i) {
-            tracked_shard const& s = over_[i];
+        for (std::size_t i = 0; i < registry_.size(); ++i) {
+            tracked_shard const& s = registry_[i];
             std::size_t const block = plan_.takes_part(i) ? blocks_.first_nonfinite_block(s) : s.shard.blocks();
             if (block == s.shard.blocks())
                 continue;
@@ -201,54 +203,55 @@ public:
         }
         return std::nullopt;
     }
-    // The share of what was enqueued that is done. At any time.
+    // The completed share of the enqueued pieces. Thread-safe.
     [[nodiscard]] double progress() const noexcept
     {
-        std::size_t const done = line_.done() - first_piece_; // first: what is added meanwhile must not lag behind it
-        std::size_t const all = line_.added() - first_piece_;
-        return all == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(all);
+        std::size_t const done = queue_.done() - first_piece_; // read first, so that it never exceeds the total
+        std::size_t const total = queue_.added() - first_piece_;
+        return total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total);
     }
 
-    // ---- The way back
+    // ---- Rollback
 
-    // Both sides come to rest, and what is still to come is ignored. False where the device does not answer.
+    // Stops both backends, and ignores pending downloads. Returns false if the device does not answer.
     [[nodiscard]] bool stop()
     {
         ignore_arrivals();
         bool const answers = device_ == nullptr || device_->stop();
-        line_.wait();
+        queue_.wait();
         forget_errors();
         return answers;
     }
-    // What the CPU has records of; waits.
+    // Rolls back the CPU's blocks that have records. Waits.
     void rollback_on_cpu()
     {
         if (device_ == nullptr)
             return do_pass(block_pass::rollback, false);
-        line_.add([&] { return host_.enqueue_all(block_pass::rollback); });
-        line_.wait();
+        queue_.add([&] { return host_.enqueue_all(block_pass::rollback); });
+        queue_.wait();
     }
-    // The squares of all gradients that the first pass has looked at.
+    // The squares of all gradients that the first pass has measured.
     [[nodiscard]] squares_total squares() const
     {
-        squares_total all = host_.squares();
+        squares_total total = host_.squares();
         if (device_ != nullptr)
-            device_->add_squares(all);
-        return all;
+            device_->add_squares(total);
+        return total;
     }
 
 private:
-    void pass_on_weights(std::size_t range) noexcept
+    // Uploads new weights to the device, and calls weights_ready.
+    void publish_weights(std::size_t range) noexcept
     {
         if (device_ != nullptr)
             keep_error([&] { device_->send_weights(range); });
         if (weights_ready_) {
-            block_range const& of = host_.ranges()[range];
-            std::size_t const begin = of.first_element();
-            weights_ready_(of.shard, begin, begin + of.elements(over_[of.shard].shard.size()));
+            block_range const& r = host_.ranges()[range];
+            std::size_t const begin = r.first_element();
+            weights_ready_(r.shard, begin, begin + r.elements(registry_[r.shard].shard.size()));
         }
     }
-    // The CPU's part of a shard is stepped as its gradient comes down.
+    // Downloads the gradients of the CPU's part of a shard. Each range is enqueued when its gradient arrives.
     void fetch_gradients(std::size_t shard)
     {
         for (std::size_t r = host_.first_range(shard); r < host_.first_range(shard + 1); ++r) {
@@ -258,25 +261,25 @@ private:
             }
             device_->fetch_gradient(r, [arrivals = arrivals_, r] {
                 std::lock_guard const lock(arrivals->mutex);
-                if (arrivals->to != nullptr)
-                    arrivals->to->gradient_came(r);
+                if (arrivals->dispatcher != nullptr)
+                    arrivals->dispatcher->on_gradient(r);
             });
         }
     }
-    // In a thread of the device's, with the lock of the arrivals.
-    void gradient_came(std::size_t range) noexcept
+    // Runs in a thread of the device, with arrivals_->mutex locked.
+    void on_gradient(std::size_t range) noexcept
     {
         --arrivals_->expected;
-        keep_error([&] { line_.add([&] { return host_.enqueue_range(range, plan_.first_pass); }); });
+        keep_error([&] { queue_.add([&] { return host_.enqueue_range(range, plan_.first_pass); }); });
         arrivals_->changed->notify_all();
     }
     void ignore_arrivals()
     {
         std::lock_guard const lock(arrivals_->mutex);
-        arrivals_->to = nullptr;
+        arrivals_->dispatcher = nullptr;
         arrivals_->expected = 0;
     }
-    // For take_results() to throw.
+    // Keeps an exception of work() for take_results().
     template <class Work>
     void keep_error(Work const& work) noexcept
     {
@@ -293,25 +296,25 @@ private:
         error_ = nullptr;
     }
 
-    // Where the device's threads come in. They may do so after this object is gone.
+    // Shared with callbacks in the device's threads, which may run after this object is destroyed.
     struct arrivals {
         std::mutex mutex;
         process_bound<std::condition_variable> changed;
-        hybrid_dispatcher* to = nullptr;
-        std::size_t expected = 0;
+        hybrid_dispatcher* dispatcher = nullptr; // null: ignore arrivals
+        std::size_t expected = 0;                // pending downloads
     };
 
-    registry const& over_;
+    registry const& registry_;
     step_plan const& plan_;
     block_table const& blocks_;
     std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready_;
     cpu_backend host_;
     std::unique_ptr<device_backend> device_;
     std::shared_ptr<arrivals> arrivals_ = std::make_shared<arrivals>();
-    std::mutex error_mutex_; // guards the next
+    std::mutex error_mutex_; // guards error_
     std::exception_ptr error_;
-    std::size_t first_piece_ = 0; // of the step that is under way
-    work_queue line_;             // last: its threads are at work on the others
+    std::size_t first_piece_ = 0; // of the current step
+    work_queue queue_;            // last: its threads use the other members
 };
 
 } // namespace detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory for the records that a step is rolled back from: a budget, given in pages to the threads that write them.
+// The journal: memory for the records from which a step is rolled back, handed to threads in pages.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace detail {
 
 class journal {
 public:
-    // Frees what there is, and allocates budget_bytes for records of at most `longest` bytes, which the executor's
-    // threads write. Throws what buffer does.
+    // Frees the old memory, and allocates budget_bytes for records of at most `longest` bytes, which the executor's
+    // threads write. Throws as buffer does.
     void allocate(executor const& cpu, std::size_t budget_bytes, std::size_t longest)
     {
         memory_ = {};
@@ -25,7 +25,8 @@ public:
         next_page_.store(0, std::memory_order_relaxed);
         if (longest == 0)
             return;
-        // Small enough that every thread gets some pages of a small budget, large enough to waste little at their ends.
+        // Pages are small enough that every thread gets some of a small budget, and large enough to waste little at
+        // their ends.
         std::size_t const page =
             std::clamp(budget_bytes / (4 * writers_.size()), longest, std::max(longest, std::size_t{1} << 20));
         page_bytes_ = (page + line - 1) / line * line;
@@ -35,51 +36,51 @@ public:
         }
     }
 
-    // Where thread `member` may write a record of at most `most` bytes, at a multiple of 64; null where the budget is
-    // used up. Different members may call this at once.
-    [[nodiscard]] std::byte* room(unsigned member, std::size_t most) noexcept
+    // Returns the address, a multiple of 64, at which thread `member` may write a record of at most `max_bytes`; null
+    // if the budget is used up. Different members may call this concurrently.
+    [[nodiscard]] std::byte* room(unsigned member, std::size_t max_bytes) noexcept
     {
-        writer& own = writers_[member];
-        if (static_cast<std::size_t>(own.end - own.at) < most) {
-            if (next_page_.load(std::memory_order_relaxed) >= pages_ || most > page_bytes_)
+        writer& w = writers_[member];
+        if (static_cast<std::size_t>(w.end - w.next) < max_bytes) {
+            if (next_page_.load(std::memory_order_relaxed) >= pages_ || max_bytes > page_bytes_)
                 return nullptr;
             std::size_t const page = next_page_.fetch_add(1, std::memory_order_relaxed);
             if (page >= pages_)
                 return nullptr;
-            own.at = memory_.data() + page * page_bytes_;
-            own.end = own.at + page_bytes_;
+            w.next = memory_.data() + page * page_bytes_;
+            w.end = w.next + page_bytes_;
         }
-        return own.at;
+        return w.next;
     }
-    // The record that begins where room() said ends here.
+    // Commits the record that begins at room() and ends at `end`.
     void wrote(unsigned member, std::byte const* end) noexcept
     {
-        writer& own = writers_[member];
-        auto const bytes = static_cast<std::size_t>(end - own.at);
-        own.bytes += bytes;
-        own.at += (bytes + line - 1) / line * line;
+        writer& w = writers_[member];
+        auto const bytes = static_cast<std::size_t>(end - w.next);
+        w.bytes += bytes;
+        w.next += (bytes + line - 1) / line * line;
     }
 
-    // Forgets all records. While no thread writes.
+    // Forgets all records. Call while no thread writes.
     void clear() noexcept
     {
         next_page_.store(0, std::memory_order_relaxed);
         std::fill(writers_.begin(), writers_.end(), writer{});
     }
 
-    // Of all records. While no thread writes.
+    // Bytes of all records. Call while no thread writes.
     [[nodiscard]] std::size_t bytes() const noexcept
     {
-        std::size_t all = 0;
-        for (writer const& each : writers_)
-            all += each.bytes;
-        return all;
+        std::size_t total = 0;
+        for (writer const& w : writers_)
+            total += w.bytes;
+        return total;
     }
 
 private:
     static constexpr std::size_t line = 64;
     struct alignas(64) writer {
-        std::byte* at = nullptr;
+        std::byte* next = nullptr;
         std::byte* end = nullptr;
         std::size_t bytes = 0;
     };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What optimizer.hpp declares: each function is the core's.
+// Definitions of <adamant/optimizer.hpp>: every function forwards to optimizer_core.
 #pragma once
 
 #include <algorithm>
@@ -40,15 +40,15 @@ ADAMANT_DECL std::vector<parameter_group> const& optimizer::groups() const noexc
 {
     return core_->registered().groups();
 }
-ADAMANT_DECL parameter_group const& optimizer::group(group_id which) const
+ADAMANT_DECL parameter_group const& optimizer::group(group_id group) const
 {
-    core_->registered().require_group(which.index);
-    return groups()[which.index];
+    core_->registered().require_group(group.index);
+    return groups()[group.index];
 }
 ADAMANT_DECL std::optional<group_id> optimizer::find_group(std::string_view name) const
 {
-    std::optional<std::size_t> const found = core_->registered().find_group(name);
-    return found ? std::optional<group_id>(*found) : std::nullopt;
+    std::optional<std::size_t> const index = core_->registered().find_group(name);
+    return index ? std::optional<group_id>(*index) : std::nullopt;
 }
 ADAMANT_DECL void optimizer::remove_group(group_id group)
 {
@@ -72,8 +72,8 @@ ADAMANT_DECL std::string const& optimizer::name(shard_id shard) const
 }
 ADAMANT_DECL std::optional<shard_id> optimizer::find_shard(std::string_view name, std::size_t begin) const
 {
-    std::optional<std::size_t> const found = core_->registered().places().find(name, begin);
-    return found ? std::optional<shard_id>(*found) : std::nullopt;
+    std::optional<std::size_t> const index = core_->registered().places().find(name, begin);
+    return index ? std::optional<shard_id>(*index) : std::nullopt;
 }
 ADAMANT_DECL void optimizer::remove_shard(shard_id shard)
 {
@@ -119,17 +119,17 @@ ADAMANT_DECL executor const& optimizer::cpu() const noexcept
 {
     return core_->cpu();
 }
-ADAMANT_DECL void optimizer::place(std::shared_ptr<device> on, placement const& where)
+ADAMANT_DECL void optimizer::place(std::shared_ptr<device> target, placement const& requested)
 {
-    core_->place(std::move(on), where);
+    core_->place(std::move(target), requested);
 }
 ADAMANT_DECL std::vector<std::size_t> optimizer::shard_sizes() const
 {
     return core_->registered().sizes();
 }
-ADAMANT_DECL std::size_t optimizer::device_bytes(device const& on, placement const& where) const
+ADAMANT_DECL std::size_t optimizer::device_bytes(device const& target, placement const& requested) const
 {
-    return core_->device_bytes(on, where);
+    return core_->device_bytes(target, requested);
 }
 ADAMANT_DECL void optimizer::set_device_arrays(shard_id shard, device_arrays const& arrays)
 {
@@ -144,7 +144,7 @@ ADAMANT_DECL optimizer_report optimizer::step_gradients(std::span<void const* co
 {
     if (gradients.size() != shards())
         detail::throw_invalid_argument(
-            {"step_gradients() was given ", gradients.size(), " gradients, but there are ", shards(), " shards"});
+            {"cannot step with ", gradients.size(), " gradients: the optimizer has ", shards(), " shards"});
     return core_->step_gradients(gradients, values);
 }
 ADAMANT_DECL void optimizer::begin_step(step_values const& values)
@@ -196,9 +196,9 @@ ADAMANT_DECL void optimizer::update_host_arrays()
 {
     core_->update_host_arrays();
 }
-ADAMANT_DECL void optimizer::load(state_dict const& from)
+ADAMANT_DECL void optimizer::load(state_dict const& state)
 {
-    core_->load(from);
+    core_->load(state);
 }
 
 ADAMANT_DECL bool optimizer::ticket::done() const

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which elements of which parameters an optimizer's shards hold: checkpoints go by that.
+// Positions of an optimizer's shards in their parameters: parameter, first element and size. Checkpoints use them.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace detail {
 class param_places {
 public:
     struct placed {
-        std::size_t param; // in params()
+        std::size_t param; // index in params()
         std::size_t begin;
         std::size_t elements;
         shard_dtypes types;
@@ -35,42 +35,42 @@ public:
     [[nodiscard]] std::string const& name(std::size_t shard) const { return params_[places_.at(shard).param].name; }
     [[nodiscard]] std::vector<state_param> const& params() const noexcept { return params_; }
 
-    // The shard of that parameter which begins at its element `begin`; one that has elements before one that has none.
+    // The shard of parameter `name` that begins at element `begin`. Prefers a shard with elements to an empty one.
     [[nodiscard]] std::optional<std::size_t> find(std::string_view name, std::size_t begin) const
     {
         std::optional<std::size_t> const param = find_param(name);
         if (!param)
             return std::nullopt;
-        std::size_t const at = from(*param, begin);
-        if (at != filled_.size() && places_[filled_[at]].param == *param && places_[filled_[at]].begin == begin)
-            return filled_[at];
+        std::size_t const k = first_filled(*param, begin);
+        if (k != filled_.size() && places_[filled_[k]].param == *param && places_[filled_[k]].begin == begin)
+            return filled_[k];
         for (std::size_t i = 0; i < places_.size(); ++i)
             if (places_[i].param == *param && places_[i].begin == begin)
                 return i;
         return std::nullopt;
     }
-    // Removes a shard, as if it had never been added. Takes time in proportion to n, as the numbers of later shards
-    // change.
+    // Removes a shard, as if it had never been added. O(n), because the indices of later shards change.
     void remove(std::size_t shard) noexcept
     {
         std::size_t const param = places_[shard].param;
         auto const is_same = [&](placed const& p) { return p.param == param; };
-        auto const here = places_.begin() + offset(shard);
-        bool const was_first = std::none_of(places_.begin(), here, is_same);
-        auto const next = std::find_if(here + 1, places_.end(), is_same);
-        // Params are in the order of their first shards, so this one may move behind others, or go.
+        auto const removed = places_.begin() + offset(shard);
+        bool const was_first = std::none_of(places_.begin(), removed, is_same);
+        auto const next = std::find_if(removed + 1, places_.end(), is_same);
+        // Params are sorted by their first shards, so this one may move behind others, or disappear.
         std::size_t last = param;
         if (was_first)
-            for (auto each = here + 1; each != next; ++each)
+            for (auto each = removed + 1; each != next; ++each)
                 last = std::max(last, each->param);
         bool const is_gone = was_first && next == places_.end();
         auto const renumbered = [&](std::size_t each) {
             return each == param ? last : each - (each > param && each <= last);
         };
         if (places_[shard].elements != 0)
-            filled_.erase(filled_.begin() + offset(from(param, places_[shard].begin)));
-        std::rotate(filled_.begin() + offset(from(param, 0)), filled_.begin() + offset(from(param + 1, 0)),
-                    filled_.begin() + offset(from(last + 1, 0)));
+            filled_.erase(filled_.begin() + offset(first_filled(param, places_[shard].begin)));
+        std::rotate(filled_.begin() + offset(first_filled(param, 0)),
+                    filled_.begin() + offset(first_filled(param + 1, 0)),
+                    filled_.begin() + offset(first_filled(last + 1, 0)));
         for (std::size_t& each : filled_)
             each -= each > shard;
         std::rotate(params_.begin() + offset(param), params_.begin() + offset(param) + 1,
@@ -79,126 +79,128 @@ public:
             each = renumbered(each);
         for (placed& each : places_)
             each.param = renumbered(each.param);
-        places_.erase(here);
+        places_.erase(removed);
         if (is_gone) {
-            params_.pop_back(); // it has moved behind all others
+            params_.pop_back(); // the rotation moved it to the end
             by_name_.erase(std::find(by_name_.begin(), by_name_.end(), last));
         }
     }
-    // The groups behind that one, which has no parameters, move up by one number.
+    // Renumbers the groups after this one. Requires that it has no parameters.
     void remove_group(std::size_t group) noexcept
     {
         for (state_param& each : params_)
             each.group -= each.group > group;
     }
 
-    // Adds the next shard. Throws invalid_argument, and changes nothing, for a place outside the parameter, and for
-    // what no checkpoint could hold: an empty name or one that is not UTF-8, another shape or group than the parameter
-    // has, other types than its other shards have, elements that one of those has.
+    // Adds the next shard. Throws invalid_argument, and changes nothing, for a position outside the parameter and for
+    // shards that a checkpoint cannot hold: a name that is empty or not UTF-8, a shape or group that differs from the
+    // parameter's, types that differ from its other shards', or elements that another shard has.
     void add(std::string const& name, std::size_t group, shard_dtypes const& types, std::size_t size, shard_place place)
     {
         if (name.empty())
-            throw_invalid_argument({"a shard has no name; checkpoints go by the parameter's name"});
+            throw_invalid_argument(
+                {"cannot add a shard: it has no name. Checkpoints identify shards by the parameter's name."});
         check_utf8("the name of a shard", name);
         bool const whole = place.shape.empty() && place.begin == 0;
         state_param param{name, place.shape.empty() ? std::vector{size} : std::move(place.shape), group};
         std::size_t const all = element_count(param);
         if (place.begin > all || size > all - place.begin)
-            throw_invalid_argument({"a shard of '", name, "' has elements ", place.begin, " to ", place.begin + size,
-                                    " of ", all, "; give the whole parameter's shape, and a place inside it"});
+            throw_invalid_argument({"cannot add a shard of '", name, "': it has elements ", place.begin, " to ",
+                                    place.begin + size, ", but the parameter has ", all,
+                                    ". Pass the shape of the whole parameter."});
         std::size_t const together = elems_together(types);
         if (place.begin % together != 0 || (size % together != 0 && place.begin + size != all))
-            throw_invalid_argument({"a shard of '", name, "' has elements ", place.begin, " to ", place.begin + size,
-                                    " of ", all, ", but its moments are in groups of ", together,
-                                    "; begin at a multiple of that, and end at one or with the parameter"});
-        placed here{params_.size(), place.begin, size, types};
-        if (std::optional<std::size_t> const at = find_param(name)) {
-            state_param const& known = params_[*at];
+            throw_invalid_argument({"cannot add a shard of '", name, "': it has elements ", place.begin, " to ",
+                                    place.begin + size, " of ", all, ", but its moments are in groups of ", together,
+                                    ". Begin at a multiple of that, and end at one or with the parameter."});
+        placed added{params_.size(), place.begin, size, types};
+        if (std::optional<std::size_t> const index = find_param(name)) {
+            state_param const& known = params_[*index];
             if (whole || known.shape != param.shape || known.group != group)
-                throw_invalid_argument({"there is a shard of '", name, "' already, ",
-                                        known.group != group ? "in another group" : "of another shape",
-                                        "; shards of one parameter have one group, and the whole parameter's shape"});
-            here.param = *at;
-            refuse_beside_neighbours(here);
+                throw_invalid_argument({"cannot add a shard of '", name, "': another shard of it has another ",
+                                        known.group != group ? "group" : "shape",
+                                        ". Pass the same group and the whole parameter's shape for all its shards."});
+            added.param = *index;
+            check_neighbours(added);
         }
-        // Whatever fails from here on changes nothing: all that allocates comes first.
-        make_room(places_);
-        make_room(filled_);
-        make_room(by_name_);
-        if (here.param == params_.size()) {
+        // Allocate everything first, so that a failure changes nothing.
+        reserve_one(places_);
+        reserve_one(filled_);
+        reserve_one(by_name_);
+        if (added.param == params_.size()) {
             params_.push_back(std::move(param));
-            by_name_.insert(by_name_.begin() + offset(first_named(name)), here.param);
+            by_name_.insert(by_name_.begin() + offset(first_named(name)), added.param);
         }
         if (size != 0)
-            filled_.insert(filled_.begin() + offset(from(here.param, here.begin)), places_.size());
-        places_.push_back(here);
+            filled_.insert(filled_.begin() + offset(first_filled(added.param, added.begin)), places_.size());
+        places_.push_back(added);
     }
 
 private:
-    // The others have been compared with each other already.
-    void refuse_beside_neighbours(placed const& added) const
+    // Checks a shard against its neighbours in the parameter. The other shards have been checked already.
+    void check_neighbours(placed const& added) const
     {
         if (added.elements == 0)
             return;
-        std::size_t const next = from(added.param, added.begin);
+        std::size_t const next = first_filled(added.param, added.begin);
         if (next != filled_.size() && places_[filled_[next]].param == added.param)
-            refuse_beside(filled_[next], added);
+            check_pair(filled_[next], added);
         if (next != 0 && places_[filled_[next - 1]].param == added.param)
-            refuse_beside(filled_[next - 1], added);
+            check_pair(filled_[next - 1], added);
     }
-    void refuse_beside(std::size_t shard, placed const& added) const
+    void check_pair(std::size_t shard, placed const& added) const
     {
-        placed const& there = places_[shard];
-        if (added.begin < there.begin + there.elements && there.begin < added.begin + added.elements)
-            throw_invalid_argument({"a shard of '", name(shard), "' has elements ", added.begin, " to ",
-                                    added.begin + added.elements, ", but shard ", shard, " has ", there.begin, " to ",
-                                    there.begin + there.elements, " of it; each element is stepped once"});
+        placed const& known = places_[shard];
+        if (added.begin < known.begin + known.elements && known.begin < added.begin + added.elements)
+            throw_invalid_argument({"cannot add a shard of '", name(shard), "' with elements ", added.begin, " to ",
+                                    added.begin + added.elements, ": shard ", shard, " has elements ", known.begin,
+                                    " to ", known.begin + known.elements, ". Shards must not overlap."});
         using namespace shard_array;
         for (auto const which : {param, exp_avg, exp_avg_sq})
-            if (there.types[which] != added.types[which])
-                throw_invalid_argument({"a shard of '", name(shard), "' has ", shard_array::names[which], " of ",
-                                        adamant::name(added.types[which]), ", but shard ", shard, " of ",
-                                        adamant::name(there.types[which]),
-                                        "; shards of one parameter have the same types"});
+            if (known.types[which] != added.types[which])
+                throw_invalid_argument({"cannot add a shard of '", name(shard), "': its ", shard_array::names[which],
+                                        " is ", adamant::name(added.types[which]), ", but that of shard ", shard,
+                                        " is ", adamant::name(known.types[which]),
+                                        ". Use the same types for all shards of a parameter."});
     }
 
-    // For one more.
+    // Reserves memory for one more element.
     template <class T>
-    static void make_room(std::vector<T>& in)
+    static void reserve_one(std::vector<T>& v)
     {
-        if (in.size() == in.capacity())
-            in.reserve(2 * in.size() + 1);
+        if (v.size() == v.capacity())
+            v.reserve(2 * v.size() + 1);
     }
     static std::ptrdiff_t offset(std::size_t i) noexcept { return static_cast<std::ptrdiff_t>(i); }
-    // Where it is in by_name_, or would be.
+    // Index of the name in by_name_, or of its insertion point.
     [[nodiscard]] std::size_t first_named(std::string_view name) const noexcept
     {
-        auto const at =
+        auto const entry =
             std::lower_bound(by_name_.begin(), by_name_.end(), name,
                              [&](std::size_t param, std::string_view wanted) { return params_[param].name < wanted; });
-        return static_cast<std::size_t>(at - by_name_.begin());
+        return static_cast<std::size_t>(entry - by_name_.begin());
     }
     [[nodiscard]] std::optional<std::size_t> find_param(std::string_view name) const noexcept
     {
-        std::size_t const at = first_named(name);
-        if (at == by_name_.size() || params_[by_name_[at]].name != name)
+        std::size_t const k = first_named(name);
+        if (k == by_name_.size() || params_[by_name_[k]].name != name)
             return std::nullopt;
-        return by_name_[at];
+        return by_name_[k];
     }
-    // The first in filled_ at or behind that element.
-    [[nodiscard]] std::size_t from(std::size_t param, std::size_t begin) const noexcept
+    // Index in filled_ of the first shard that begins at or after this element of the parameter.
+    [[nodiscard]] std::size_t first_filled(std::size_t param, std::size_t begin) const noexcept
     {
-        auto const at = std::lower_bound(filled_.begin(), filled_.end(), begin, [&](std::size_t shard, std::size_t) {
+        auto const entry = std::lower_bound(filled_.begin(), filled_.end(), begin, [&](std::size_t shard, std::size_t) {
             placed const& p = places_[shard];
             return p.param != param ? p.param < param : p.begin < begin;
         });
-        return static_cast<std::size_t>(at - filled_.begin());
+        return static_cast<std::size_t>(entry - filled_.begin());
     }
 
     std::vector<placed> places_;
     std::vector<state_param> params_;
-    std::vector<std::size_t> by_name_; // the params, sorted
-    std::vector<std::size_t> filled_;  // the shards that have elements, by param and first element
+    std::vector<std::size_t> by_name_; // indices of params, sorted by name
+    std::vector<std::size_t> filled_;  // shards with elements, sorted by param and first element
 };
 
 } // namespace detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How shards move to a device and back: the checks, and the one place where a device's side is made.
+// Moves shards to a device and back: checks the placement, and creates the device backend on first use.
 #pragma once
 
 #include <memory>
@@ -17,40 +17,41 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// placed: the device's side that there is, or null. Throws invalid_argument for a placement that cannot be.
-inline void check_placement(device const* on, placement const& where, registry const& over,
-                            device_backend const* placed, optimizer_options const& options)
+// partition: the current device backend, or null. Throws invalid_argument for an invalid placement.
+inline void check_placement(device const* target, placement const& requested, registry const& shard_registry,
+                            device_backend const* partition, optimizer_options const& options)
 {
-    if (options.keep_last_step && !options.device_records && where.device_elems != 0)
-        throw_invalid_argument({"the last step is to be kept for rollback(), but a device is to have shards "
-                                "without records of it; set device_records in the options"});
-    validate(where, over.sizes());
-    if (on == nullptr && where.device_elems != 0)
+    if (options.keep_last_step && !options.device_records && requested.device_elems != 0)
+        throw_invalid_argument({"cannot place shards on a device: keep_last_step requires records on the device. Set "
+                                "device_records in the options."});
+    validate(requested, shard_registry.sizes());
+    if (target == nullptr && requested.device_elems != 0)
         throw_invalid_argument(
-            {"a placement gives ", where.device_elems, " elements to a device, but there is none (a null pointer)"});
-    if (over.has_device_arrays() && placed != nullptr && on != nullptr && &placed->device() != on)
-        throw_invalid_argument({"shards have arrays on ", placed->device().name(), " and are to be placed on ",
-                                on->name(), "; take everything back with place(nullptr, ...) first"});
+            {"cannot place ", requested.device_elems, " elements on a device: the device is a null pointer"});
+    if (shard_registry.has_device_arrays() && partition != nullptr && target != nullptr &&
+        &partition->device() != target)
+        throw_invalid_argument({"cannot place shards on ", target->name(), ": they have arrays on ",
+                                partition->device().name(), ". Call place(nullptr, ...) first."});
 }
 
-// Throws what device_backend::place() does. A program that never comes here compiles nothing of a device's side.
-inline void move_shards(std::shared_ptr<device> on, std::vector<shard_piece> const& pieces, registry const& over,
-                        step_session& session, optimizer_options const& options)
+// Throws as device_backend::place(). Only programs that call this compile the device backend.
+inline void move_shards(std::shared_ptr<device> target, std::vector<shard_piece> const& pieces,
+                        registry const& shard_registry, step_session& session, optimizer_options const& options)
 {
-    hybrid_dispatcher& sides = session.sides();
-    if (sides.device() == nullptr) {
-        if (on == nullptr)
+    hybrid_dispatcher& dispatcher = session.dispatcher();
+    if (dispatcher.device() == nullptr) {
+        if (target == nullptr)
             return;
-        sides.set_device(
-            std::make_unique<device_partition>(over, session.plan(), session.blocks(), sides.host(),
+        dispatcher.set_device(
+            std::make_unique<device_partition>(shard_registry, session.plan(), session.blocks(), dispatcher.host(),
                                                device_settings{options.device_timeout_s, options.device_records}));
     }
     auto const drop_empty = [&] {
-        if (!sides.device()->has_device())
-            sides.set_device(nullptr);
+        if (!dispatcher.device()->has_device())
+            dispatcher.set_device(nullptr);
     };
     try {
-        sides.device()->place(std::move(on), pieces);
+        dispatcher.device()->place(std::move(target), pieces);
     } catch (...) {
         drop_empty();
         throw;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an optimizer is over: parameter groups and shards, with their names, places and accumulators. Knows no steps.
+// Parameter groups and shards of an optimizer, with their names, positions and accumulators. Holds no per-step state.
 #pragma once
 
 #include <algorithm>
@@ -24,16 +24,16 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// A shard, and what is known of it from step to step. Small shards are many, and a step reads all of this.
+// A shard and its bookkeeping between steps. Kept small: models have many small shards, and a step reads all of them.
 struct tracked_shard {
     offload_shard shard;
     std::size_t group = 0;
-    std::size_t first_block = 0; // its number among the blocks of all shards
-    unsigned summed = 0;         // micro-steps in its accumulator
+    std::size_t first_block = 0; // index among the blocks of all shards
+    unsigned summed = 0;         // micro-steps in the accumulator
 };
 static_assert(sizeof(tracked_shard) <= 128);
 
-// Functions that change something leave everything as it was where they throw. optimizer.hpp says what they throw.
+// If a function throws, it changes nothing. optimizer.hpp documents the exceptions.
 class registry {
 public:
     // ---- Groups
@@ -49,16 +49,17 @@ public:
     void require_group(std::size_t group) const
     {
         if (group >= groups_.size())
-            throw_invalid_argument({"there is no parameter group ", group, "; there are ", groups_.size()});
+            throw_invalid_argument({"there is no parameter group ", group, "; the optimizer has ", groups_.size()});
     }
     std::size_t add_group(parameter_group group)
     {
         validate(group.hyper);
         if (group.name.empty())
-            throw_invalid_argument({"a parameter group has no name; checkpoints go by it"});
+            throw_invalid_argument(
+                {"cannot add a parameter group: it has no name. Checkpoints identify groups by name."});
         check_utf8("the name of a parameter group", group.name);
         if (find_group(group.name))
-            throw_invalid_argument({"there is a parameter group '", group.name, "' already"});
+            throw_invalid_argument({"cannot add parameter group '", group.name, "': a group has this name already"});
         groups_.push_back(std::move(group));
         return groups_.size() - 1;
     }
@@ -68,7 +69,7 @@ public:
         require_group(group);
         groups_[group].hyper = hyper;
     }
-    // Others with the same names, in the same order.
+    // Replaces all groups. The new ones have the same names, in the same order.
     void replace_groups(std::vector<parameter_group> groups) noexcept { groups_ = std::move(groups); }
     void remove_group(std::size_t group)
     {
@@ -77,9 +78,10 @@ public:
         auto const first = std::find_if(shards_.begin(), shards_.end(), member);
         if (first != shards_.end()) {
             auto const shard = static_cast<std::size_t>(first - shards_.begin());
-            throw_invalid_argument({"parameter group '", groups_[group].name, "' is to be removed, but has ",
-                                    std::count_if(first, shards_.end(), member), " shards, of which the first is ",
-                                    text(shard), "; remove_shard() them first"});
+            std::ptrdiff_t const count = std::count_if(first, shards_.end(), member);
+            throw_invalid_argument({"cannot remove parameter group '", groups_[group].name, "': ", count,
+                                    count == 1 ? " shard still belongs" : " shards still belong",
+                                    " to it (first: ", text(shard), "). Call remove_shard() for each of them first."});
         }
         groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(group));
         for (tracked_shard& s : shards_)
@@ -93,7 +95,7 @@ public:
     [[nodiscard]] tracked_shard const& operator[](std::size_t shard) const noexcept { return shards_[shard]; }
     [[nodiscard]] std::size_t size() const noexcept { return shards_.size(); }
     [[nodiscard]] std::string const& name(std::size_t shard) const { return places_.name(shard); }
-    // As errors name it: "3 ('layer 1')".
+    // The shard as error messages name it: "3 ('layer 1')".
     [[nodiscard]] std::string text(std::size_t shard) const { return text_of({shard, " ('", name(shard), "')"}); }
     [[nodiscard]] param_places const& places() const noexcept { return places_; }
     [[nodiscard]] std::size_t blocks() const noexcept
@@ -107,14 +109,14 @@ public:
             sizes.push_back(s.shard.size());
         return sizes;
     }
-    // Its masters as an array of float32, where they are in two halves; else null.
+    // View of split master weights as an array of float32; null for a shard without them.
     [[nodiscard]] split_view const* split_param(std::size_t shard) const noexcept { return split_params_[shard].get(); }
     void require_shard(std::size_t shard) const
     {
         if (shard >= shards_.size())
-            throw_invalid_argument({"there is no shard ", shard, "; there are ", shards_.size()});
+            throw_invalid_argument({"there is no shard ", shard, "; the optimizer has ", shards_.size()});
     }
-    // For steps on that instruction set.
+    // Adds a shard whose steps run the kernels of `tier`.
     std::size_t add_shard(std::size_t group, std::string const& name, any_shard const& view,
                           accumulator_array const& sum, shard_place place, isa tier)
     {
@@ -155,7 +157,7 @@ public:
 
     // ---- Memory
 
-    // That no array which is written overlaps another one, of any shard.
+    // Throws if an array that steps write overlaps another array of any shard.
     void check_overlaps()
     {
         std::vector<array_extent> extents;
@@ -163,31 +165,30 @@ public:
             append_extents(extents, shards_[i].shard, i, has_device_arrays(i));
         written_.assign(std::move(extents));
     }
-    // overlaps_are_checked: check_overlaps() has seen all shards. If so, it allocates nothing, and only this gradient
-    // is compared with what is written.
+    // overlaps_are_checked: check_overlaps() has seen all shards. Then this function allocates nothing, and compares
+    // only this gradient with the written arrays.
     void set_gradient(std::size_t shard, void const* grad, bool overlaps_are_checked)
     {
         namespace arrays = shard_array;
-        offload_shard& of = shards_[shard].shard;
+        offload_shard& current = shards_[shard].shard;
         if (has_device_arrays(shard))
-            throw_invalid_argument({"shard ", text(shard),
-                                    " is given another gradient in host memory, but "
-                                    "its gradients are made on a device (see set_device_arrays())"});
-        if (grad == nullptr && of.size() != 0)
-            throw_invalid_argument(
-                {"shard ", text(shard), " is given a gradient that is null, but has ", of.size(), " elements"});
+            throw_invalid_argument({"cannot set the gradient of shard ", text(shard),
+                                    ": its gradients are on a device (see set_device_arrays())"});
+        if (grad == nullptr && current.size() != 0)
+            throw_invalid_argument({"cannot set the gradient of shard ", text(shard), " with ", current.size(),
+                                    " elements: the pointer is null"});
         auto const begin = reinterpret_cast<std::uintptr_t>(grad);
-        std::size_t const bytes = of.bytes(arrays::grad, of.size());
+        std::size_t const bytes = current.bytes(arrays::grad, current.size());
         if (overlaps_are_checked && bytes != 0)
             written_.refuse({arrays::names[arrays::grad], begin, begin + bytes, shard, false});
-        offload_shard changed = of;
+        offload_shard changed = current;
         changed.set_gradient(static_cast<std::byte const*>(grad));
         if (!overlaps_are_checked) {
             std::vector<array_extent> extents;
             append_extents(extents, changed, shard, true);
             refuse_overlaps(std::move(extents));
         }
-        of = changed;
+        current = changed;
     }
 
     // ---- Accumulators
@@ -199,7 +200,7 @@ public:
         for (tracked_shard& s : shards_)
             s.summed = 0;
     }
-    // Of every shard.
+    // Copies the number of accumulated micro-steps of every shard.
     void copy_sums_to(std::vector<unsigned>& counts) const noexcept
     {
         for (std::size_t i = 0; i < shards_.size(); ++i)
@@ -222,7 +223,7 @@ public:
         return std::any_of(device_arrays_.begin(), device_arrays_.end(),
                            [](device_arrays const& a) { return bool(a.grad); });
     }
-    // Of a shard that has them.
+    // Requires has_device_arrays(shard).
     [[nodiscard]] device_arrays const& arrays_on_device(std::size_t shard) const noexcept
     {
         return device_arrays_[shard];
@@ -231,14 +232,13 @@ public:
     {
         require_shard(shard);
         if (arrays.grad.address % 16 != 0 || arrays.weight_out.address % 16 != 0)
-            throw_invalid_argument({"an array on the device for shard ", text(shard),
-                                    " does not begin at a multiple of 16 bytes, as it must"});
+            throw_invalid_argument(
+                {"cannot set the device arrays of shard ", text(shard), ": an address is not a multiple of 16 bytes"});
         bool const has_weight_out = shards_[shard].shard.has_weight_out();
         if ((arrays.grad || arrays.weight_out) && (!arrays.grad || bool(arrays.weight_out) != has_weight_out))
-            throw_invalid_argument({"shard ", text(shard), " ",
-                                    has_weight_out ? "needs two arrays on the device, of gradients and of weights"
-                                                   : "has no weights, so it needs an array of gradients on the device, "
-                                                     "and none of weights"});
+            throw_invalid_argument({"cannot set the device arrays of shard ", text(shard), ": ",
+                                    has_weight_out ? "it needs two arrays, of gradients and of weights"
+                                                   : "it has no weights, so it needs an array of gradients only"});
         device_arrays_.resize(std::max(device_arrays_.size(), shard + 1));
         device_arrays_[shard] = arrays;
     }
@@ -247,19 +247,19 @@ public:
 private:
     static void check_accumulator(std::string const& name, any_shard const& view, accumulator_array const& sum)
     {
-        std::string const of = text_of({"the accumulator of a shard of '", name, "' "});
+        std::string const subject = text_of({"cannot add a shard of '", name, "': its accumulator "});
         if (sum.type() != dtype::none && sum.kernels() == nullptr)
-            throw_invalid_argument({of, "is of ", adamant::name(sum.type()), ", but must be of float32 or bfloat16"});
+            throw_invalid_argument({subject, "is ", adamant::name(sum.type()), ". Use float32 or bfloat16."});
         if (sum.size() && *sum.size() != view.size())
-            throw_invalid_argument({of, "has ", *sum.size(), " elements, but the shard has ", view.size()});
+            throw_invalid_argument({subject, "has ", *sum.size(), " elements, but the shard has ", view.size()});
         if (sum.type() != dtype::none && sum.data() == nullptr && view.size() != 0)
-            throw_invalid_argument({of, "is null, but the shard has ", view.size(), " elements"});
+            throw_invalid_argument({subject, "is null, but the shard has ", view.size(), " elements"});
     }
 
     std::vector<parameter_group> groups_;
     std::vector<tracked_shard> shards_;
-    std::vector<std::unique_ptr<split_view>> split_params_; // where states find them, which are copied
-    param_places places_;                                   // of each shard
+    std::vector<std::unique_ptr<split_view>> split_params_; // on the heap: state_dicts point to them
+    param_places places_;
     std::vector<device_arrays> device_arrays_;
     written_memory written_;
 };

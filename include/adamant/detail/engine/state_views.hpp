@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An optimizer's state as views of its shards' arrays, and what it takes over from another state.
+// The state of an optimizer as views of its shards' arrays, and the copies that load() makes from another state.
 #pragma once
 
 #include <algorithm>
@@ -17,21 +17,22 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-[[nodiscard]] inline state_dict views_of(registry const& over, training_state const& training)
+[[nodiscard]] inline state_dict views_of(registry const& shard_registry, training_state const& training)
 {
     namespace arrays = shard_array;
-    param_places const& places = over.places();
+    param_places const& places = shard_registry.places();
     state_dict all{.step = training.steps,
                    .loss_scaler = training.scaler,
-                   .groups = over.groups(),
+                   .groups = shard_registry.groups(),
                    .params = places.params(),
                    .tensors = {}};
-    for (std::size_t i = 0; i < over.size(); ++i) {
-        offload_shard const& s = over[i].shard;
+    for (std::size_t i = 0; i < shard_registry.size(); ++i) {
+        offload_shard const& s = shard_registry[i].shard;
         for (auto const& [array, kept] :
              {std::pair{arrays::param, state_array::param}, std::pair{arrays::exp_avg, state_array::exp_avg},
               std::pair{arrays::exp_avg_sq, state_array::exp_avg_sq}})
-            if (split_view const* const split = over.split_param(i); split != nullptr && array == arrays::param)
+            if (split_view const* const split = shard_registry.split_param(i);
+                split != nullptr && array == arrays::param)
                 all.tensors.push_back(
                     {places[i].param, kept, dtype::float32, places[i].begin, s.size(), nullptr, split, split});
             else
@@ -41,12 +42,12 @@ namespace detail {
     return all;
 }
 
-// What is to be taken over from a state. Nothing is changed yet.
+// A checked plan for loading a state. Making it changes nothing.
 struct state_to_load {
     std::vector<state_copy> copies;
     std::vector<parameter_group> groups;
     training_state training;
-    std::vector<std::byte> room = {}; // for any of the copies
+    std::vector<std::byte> room = {}; // scratch memory for any of the copies
 
     // Throws what reading the state does.
     void copy_all()
@@ -55,28 +56,30 @@ struct state_to_load {
             copy.run(room);
     }
 };
-// Throws invalid_argument that says what is missing or does not fit.
-[[nodiscard]] inline state_to_load fit_state(state_dict const& from, registry const& over,
+// Throws invalid_argument that names what is missing or does not fit.
+[[nodiscard]] inline state_to_load fit_state(state_dict const& state, registry const& shard_registry,
                                              training_state const& training)
 {
-    state_to_load found{plan_copies(from, views_of(over, training)), over.groups(), {from.step, from.loss_scaler}};
+    state_to_load result{plan_copies(state, views_of(shard_registry, training)),
+                         shard_registry.groups(),
+                         {state.step, state.loss_scaler}};
     std::size_t room = 0;
-    for (state_copy const& copy : found.copies)
+    for (state_copy const& copy : result.copies)
         room = std::max(room, copy.room_bytes());
-    found.room.resize(room);
-    name_index const by_name(from.groups, "group");
-    for (parameter_group& group : found.groups) {
-        auto const at = by_name.find(group.name);
-        if (!at)
-            throw_invalid_argument({"the state that is loaded has no parameter group '", group.name, "'"});
-        group = from.groups[*at];
+    result.room.resize(room);
+    name_index const by_name(state.groups, "group");
+    for (parameter_group& group : result.groups) {
+        auto const index = by_name.find(group.name);
+        if (!index)
+            throw_invalid_argument({"cannot load the state: it has no parameter group '", group.name, "'"});
+        group = state.groups[*index];
     }
-    if (from.loss_scaler.has_value() != training.scaler.has_value())
-        throw_invalid_argument({"the state that is loaded ",
-                                training.scaler ? "has no dynamic loss scale, but this optimizer scales"
-                                                : "has a dynamic loss scale, but this optimizer does not scale",
-                                " dynamically; set loss_scaling in the options as it was"});
-    return found;
+    if (state.loss_scaler.has_value() != training.scaler.has_value())
+        throw_invalid_argument({"cannot load the state: ",
+                                training.scaler ? "it has no dynamic loss scale, but this optimizer does"
+                                                : "it has a dynamic loss scale, but this optimizer does not",
+                                ". Set loss_scaling in the options as in the run that saved it."});
+    return result;
 }
 
 } // namespace detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The states of an optimizer's step, and which of them may follow which.
+// The state machine of an optimizer's step, and its table of transitions.
 #pragma once
 
 #include <atomic>
@@ -17,26 +17,26 @@ namespace detail {
 enum class step_state : std::uint8_t {
     // Between steps.
     idle,
-    behind,                 // the device still has to roll back its part of a step that failed
-    inconsistent,           // params and moments belong to no known step; a state has to be loaded
+    behind,                 // the device still has to roll back its part of a failed step
+    inconsistent,           // params and moments are inconsistent: load a checkpoint
     inconsistent_behind,    // both
-    rolling_back_last_step, // rollback() is at work
+    rolling_back_last_step, // rollback() is running
 
     // In a step.
-    open,         // the first pass, over shards as they are submitted, or over all at once
-    rolling_back, // what the first pass has stepped is rolled back, because it was stepped on a wrong assumption
+    open,         // the first pass, over each shard when it is submitted, or over all together
+    rolling_back, // rolls back the blocks that the first pass stepped with wrong gradient factors
     skipping,     // the same, in a step that changes nothing
     stepping,     // the pass after the norm is known
-    finishing,    // the device is through, and the CPU steps the blocks for which there was no room for a record
-    over,         // all passes are over, and the report is complete
+    finishing,    // the device is done, and the CPU steps the blocks whose records did not fit into the journal
+    over,         // all passes are complete, and so is the report
 
     // In a step whose device has failed.
-    failed,          // the step has to be rolled back
-    failed_finishing // it failed when all was stepped, so that only weights are missing on it
+    failed,          // the step must be rolled back
+    failed_finishing // all blocks were stepped before the failure; the device lacks some weights only
 };
 inline constexpr std::size_t step_states = 13;
 
-[[nodiscard]] constexpr char const* name(step_state of) noexcept
+[[nodiscard]] constexpr char const* name(step_state state) noexcept
 {
     constexpr char const* names[step_states] = {"idle",
                                                 "behind",
@@ -51,10 +51,10 @@ inline constexpr std::size_t step_states = 13;
                                                 "over",
                                                 "failed",
                                                 "failed_finishing"};
-    return names[static_cast<std::size_t>(of)];
+    return names[static_cast<std::size_t>(state)];
 }
 
-// The table. A step that is given up goes from `open` or `failed` to one of the first four.
+// The table of transitions. A step that is rolled back goes from `open` or `failed` to one of the first four states.
 [[nodiscard]] constexpr bool may_follow(step_state from, step_state to) noexcept
 {
     using enum step_state;
@@ -77,12 +77,12 @@ inline constexpr std::size_t step_states = 13;
     return (next[static_cast<std::size_t>(from)] >> static_cast<unsigned>(to) & 1) != 0;
 }
 
-// The state of one optimizer. The step's driver changes it: the caller's thread, or in an asynchronous step the thread
-// of the team that ends a pass. Others may read it at any time.
+// The state of one optimizer. The thread that drives the step writes it: the caller's thread, or in an asynchronous
+// step the team's thread that ends a pass. Any thread may read it at any time.
 class step_machine {
 public:
     [[nodiscard]] step_state state() const noexcept { return state_.load(std::memory_order_acquire); }
-    // Whether the team drives the step that is under way, and not the caller.
+    // Whether the team drives the current step; otherwise the caller does.
     [[nodiscard]] bool is_async() const noexcept { return is_async_.load(std::memory_order_acquire); }
 
     [[nodiscard]] bool is_between_steps() const noexcept { return is_between(state()); }
@@ -94,19 +94,19 @@ public:
     {
         return state() == step_state::inconsistent || state() == step_state::inconsistent_behind;
     }
-    // Whether shards may be submitted. Where a device has failed they may, too: finish() reports the failure.
+    // Whether shards may be submitted. That includes steps whose device has failed: finish() reports the failure.
     [[nodiscard]] bool takes_shards() const noexcept
     {
         return !is_async() && (state() == step_state::open || state() == step_state::failed);
     }
     [[nodiscard]] bool has_failed() const noexcept { return state() >= step_state::failed; }
 
-    // Throws std::logic_error for a transition that is not in the table, which is a defect of this library.
+    // Throws std::logic_error for a transition that is not in the table: a defect of this library.
     void go(step_state to)
     {
         if (!may_follow(state(), to))
-            throw std::logic_error(text_of({"adamant: a step went from the state '", name(state()), "' to '", name(to),
-                                            "', which is a defect of adamant; please report it"}));
+            throw std::logic_error(text_of({"adamant: internal error: a step went from the state '", name(state()),
+                                            "' to '", name(to), "'. Please report this defect."}));
         if (is_between(to))
             is_async_.store(false, std::memory_order_release);
         state_.store(to, std::memory_order_release);
@@ -116,7 +116,7 @@ public:
         go(step_state::open);
         is_async_.store(is_async, std::memory_order_release);
     }
-    // The device has failed in the step.
+    // Records that the device has failed in the step.
     void fail()
     {
         bool const late = state() == step_state::finishing || state() == step_state::failed_finishing;
@@ -124,9 +124,9 @@ public:
     }
 
 private:
-    [[nodiscard]] static constexpr bool is_between(step_state of) noexcept
+    [[nodiscard]] static constexpr bool is_between(step_state state) noexcept
     {
-        return of <= step_state::rolling_back_last_step;
+        return state <= step_state::rolling_back_last_step;
     }
 
     std::atomic<step_state> state_{step_state::idle};

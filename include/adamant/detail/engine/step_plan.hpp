@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the step under way is made with, as plain data that both sides read.
+// The plan of the current step: its values, coefficients and passes, as plain data that both backends read.
 #pragma once
 
 #include <bit>
@@ -17,28 +17,28 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The values of one step, with the optimizer's own filled in.
+// The values of one step, with the optimizer's defaults filled in.
 struct step_terms {
     std::uint64_t step = 1;
     double loss_scale = 1;
-    bool moves_scaler = false; // the loss scale is the scaler's
+    bool moves_scaler = false; // the loss scale comes from the dynamic scaler, which this step updates
     double max_norm = 0;
     double max_abs = 0;
     bool zero_nonfinite = false;
-    std::vector<double> lr = {}; // of each group, or empty
+    std::vector<double> lr = {}; // for each group, or empty
 };
 
-// Fills `terms`, whose memory is used again. Throws invalid_argument for values that cannot be.
+// Fills `terms` and reuses its memory. Throws invalid_argument for invalid values.
 inline void make_terms(step_terms& terms, step_values const& values, optimizer_options const& options,
                        std::size_t groups, std::uint64_t step, double next_loss_scale)
 {
-    bool const own_limit = !values.max_norm && !values.max_abs_grad; // a limit in the values replaces both
-    double const max_norm = own_limit ? options.max_norm : values.max_norm.value_or(0);
-    double const max_abs = own_limit ? options.max_abs_grad : values.max_abs_grad.value_or(0);
+    bool const uses_default_limits = !values.max_norm && !values.max_abs_grad; // a limit in the values replaces both
+    double const max_norm = uses_default_limits ? options.max_norm : values.max_norm.value_or(0);
+    double const max_abs = uses_default_limits ? options.max_abs_grad : values.max_abs_grad.value_or(0);
     check_limits(max_norm, max_abs);
     if (!values.lr.empty() && values.lr.size() != groups)
         throw_invalid_argument(
-            {"there are learning rates for ", values.lr.size(), " groups, but there are ", groups, " groups"});
+            {"cannot step with ", values.lr.size(), " learning rates: the optimizer has ", groups, " groups"});
     terms.step = step;
     terms.loss_scale = values.loss_scale.value_or(next_loss_scale);
     terms.moves_scaler = !values.loss_scale;
@@ -48,9 +48,9 @@ inline void make_terms(step_terms& terms, step_values const& values, optimizer_o
     terms.lr.assign(values.lr.begin(), values.lr.end());
 }
 
-// Sets the factor of gradients: `clip` / loss scale, rounded to float once. A factor that float does
-// not hold, which norms above 8.5e37 call for, is applied in two: by 2^-125, which is exact for every gradient that the
-// whole factor leaves above 2^-126, and then by the rest. Depends on the rounding mode.
+// Sets the gradient factor: `clip` / loss scale, rounded to float once. Norms above 8.5e37 require a factor that float
+// does not hold. It is applied as two factors: first 2^-125, which is exact for every gradient that the whole factor
+// leaves above 2^-126, then the remainder. The result depends on the rounding mode.
 inline void set_gradient_factor(group_step& step, parameter_group const& group, double loss_scale, double clip)
 {
     double const factor = clip / loss_scale;
@@ -61,27 +61,27 @@ inline void set_gradient_factor(group_step& step, parameter_group const& group, 
     step.c.grad_scale = group.maximize ? -scale : scale;
 }
 
-// How group number i is stepped with that clip coefficient, as its step number `step`. Depends on the rounding mode.
-// Throws invalid_argument where make_coefficients() does.
+// Coefficients and gradient rules of group i for its step number `step`, with this clip coefficient. The result depends
+// on the rounding mode. Throws invalid_argument as make_coefficients() does.
 inline group_step make_group_step(parameter_group const& group, std::size_t i, step_terms const& terms, double clip,
                                   std::uint64_t step)
 {
     hyperparameters hyper = group.hyper;
     if (!terms.lr.empty())
         hyper.lr = terms.lr[i];
-    group_step made{make_coefficients(hyper, step, {.loss_scale = terms.loss_scale}),
-                    {.zero_nonfinite = terms.zero_nonfinite}};
-    set_gradient_factor(made, group, terms.loss_scale, clip);
+    group_step result{make_coefficients(hyper, step, {.loss_scale = terms.loss_scale}),
+                      {.zero_nonfinite = terms.zero_nonfinite}};
+    set_gradient_factor(result, group, terms.loss_scale, clip);
     if (terms.max_abs != 0) {
-        made.rules.limited = true;
-        made.rules.scale = made.c.grad_scale;
-        made.rules.bound = static_cast<float>(terms.max_abs);
-        made.c.grad_scale = 1;
+        result.rules.limited = true;
+        result.rules.scale = result.c.grad_scale;
+        result.rules.bound = static_cast<float>(terms.max_abs);
+        result.c.grad_scale = 1;
     }
-    return made;
+    return result;
 }
 
-// How each group is stepped.
+// Coefficients and gradient rules of each group.
 inline void make_group_steps(std::vector<parameter_group> const& groups, step_terms const& terms, double clip,
                              std::vector<group_step>& out)
 {
@@ -90,7 +90,7 @@ inline void make_group_steps(std::vector<parameter_group> const& groups, step_te
         out[i] = make_group_step(groups[i], i, terms, clip, terms.step);
 }
 
-// The same with another clip coefficient, which changes nothing but the factor of gradients.
+// Applies another clip coefficient, which changes only the gradient factors.
 inline void clip_group_steps(std::vector<parameter_group> const& groups, step_terms const& terms, double clip,
                              std::vector<group_step>& steps)
 {
@@ -102,23 +102,23 @@ enum class shard_in_step : std::uint8_t { awaited, submitted, skipped };
 
 struct step_plan {
     block_pass first_pass = block_pass::measure;
-    // For each group: what a step before the norm is known is made with, and so the records that there are; and what
-    // the step is made with once it is known.
+    // For each group. assumed: coefficients of steps taken before the norm is known, and of all existing records.
+    // decided: coefficients of the step once the norm is known.
     std::vector<group_step> assumed, decided;
     std::vector<shard_in_step> shards;
-    bool needs_norm = false;      // before anything may stay stepped
-    bool measures = true;         // gradients are looked at: somebody wants the norm, or to know what is not finite
-    bool skips_nonfinite = false; // a gradient that is not finite makes this step change nothing
-    // Blocks that are not stepped yet when all gradients are there wait for the norm: measuring what is left takes less
-    // than records of a step that may be wrong. Not where every step has records.
+    bool needs_norm = false;      // no block may be stepped for good before the norm is known
+    bool measures = true;         // the first pass computes squares and non-finite counts, for the norm or the report
+    bool skips_nonfinite = false; // a non-finite gradient makes this step change nothing
+    // Once all gradients are submitted, the remaining blocks wait for the norm: measuring them costs less than
+    // recording a step that may be rolled back. False if every step keeps records anyway.
     bool speculates_until_finish = false;
-    bool keeps_records = false;   // every pass that steps leaves records
-    bool keeps_checksums = false; // of the gradients that records were made with
-    bool waits_for_room = false;  // a block for whose record there is no room is not stepped yet
+    bool keeps_records = false;   // every pass that steps writes records
+    bool keeps_checksums = false; // with checksums of the gradients
+    bool waits_for_room = false;  // a block whose record does not fit into the journal is not stepped yet
 
     [[nodiscard]] bool takes_part(std::size_t shard) const noexcept { return shards[shard] != shard_in_step::skipped; }
-    // Whether the step that was assumed scales gradients as the one that is due.
-    [[nodiscard]] bool assumed_rightly() const noexcept
+    // Whether the assumed gradient factors equal the decided ones.
+    [[nodiscard]] bool assumption_holds() const noexcept
     {
         for (std::size_t i = 0; i < decided.size(); ++i)
             if (assumed[i].c.grad_scale != decided[i].c.grad_scale || assumed[i].rules.scale != decided[i].rules.scale)
@@ -127,8 +127,8 @@ struct step_plan {
     }
 };
 
-// Begins a plan for a step with these terms, by groups of which `plan.assumed` is known. wrong_assumptions: a bit for
-// each of the last eight steps. Allocates nothing where the plan has had a step over as many shards and groups.
+// Initializes the plan of a step with these terms. Requires plan.assumed. wrong_assumptions: a bit for each of the last
+// eight steps. Allocates nothing if the plan has had a step over as many shards and groups before.
 inline void make_plan(step_plan& plan, step_terms const& terms, optimizer_options const& options, std::size_t shards,
                       bool as_they_arrive, bool has_device, std::uint8_t wrong_assumptions)
 {
@@ -137,7 +137,7 @@ inline void make_plan(step_plan& plan, step_terms const& terms, optimizer_option
     plan.skips_nonfinite = options.on_nonfinite == nonfinite_policy::skip;
     plan.needs_norm = terms.max_norm != 0 || plan.skips_nonfinite || options.reduce;
     plan.measures = plan.needs_norm || terms.zero_nonfinite || (options.loss_scaling && terms.moves_scaler);
-    // A device may fail, so with one every step can be rolled back until both sides are through with it.
+    // A device may fail. With a device, every step can therefore be rolled back until both backends have completed it.
     plan.keeps_records = options.keep_last_step || has_device;
     plan.keeps_checksums = options.keep_last_step;
     plan.waits_for_room = has_device;

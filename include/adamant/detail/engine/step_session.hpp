@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one step that is under way: it is opened, gives passes to both sides, decides once the norm is known, and ends.
+// The step session: opens a step, runs its passes on both backends, decides once the norm is known, and completes it.
 #pragma once
 
 #include <cstddef>
@@ -22,121 +22,123 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Who may call what when is checked by the caller, an optimizer_core. finish() and what is called between steps wait.
+// The caller, optimizer_core, checks the preconditions. finish() and the functions for use between steps wait.
 class step_session {
 public:
-    step_session(executor const& cpu, optimizer_options const& options, registry& over)
-        : options_(options), over_(over),
-          sides_(cpu, {this, &enter_worker}, over_, plan_, blocks_, options_.weights_ready),
-          stats_(over_, plan_, blocks_, sides_.host())
+    step_session(executor const& cpu, optimizer_options const& options, registry& shard_registry)
+        : options_(options), registry_(shard_registry),
+          dispatcher_(cpu, {this, &enter_worker}, registry_, plan_, blocks_, options_.weights_ready),
+          stats_(registry_, plan_, blocks_, dispatcher_.host())
     {
         if (options_.loss_scaling)
             training_.scaler = initial_state(*options_.loss_scaling);
     }
     step_session(step_session const&) = delete;
     step_session& operator=(step_session const&) = delete;
-    // Waits for a step that is under way, and takes it back where that can be. In any case a device that answers has no
-    // work left that uses the caller's memory.
+    // Waits for the current step, and rolls it back if possible. Afterwards a device that answers has no work left that
+    // uses the caller's memory.
     ~step_session()
     {
         if (is_left_behind())
             return;
-        sides_.line().wait();
+        dispatcher_.queue().wait();
         if (machine_.state() == step_state::failed || (machine_.state() == step_state::open && can_roll_back()))
             roll_back_open_step();
         else if (!machine_.is_between_steps() || machine_.is_behind())
-            (void)sides_.stop();
+            (void)dispatcher_.stop();
     }
-    // Whether this process was forked from the one that made the team while work was under way or a device had shards.
+    // Whether this process was forked from the team's process during a step, or while a device had shards. If so, the
+    // object must not be destroyed: its threads and the device are in the parent process.
     [[nodiscard]] bool is_left_behind() const noexcept
     {
-        work_queue const& line = sides_.line();
-        return !line.in_this_process() && (!line.was_idle() || !machine_.is_between_steps() || has_device());
+        work_queue const& queue = dispatcher_.queue();
+        return !queue.in_this_process() && (!queue.was_idle() || !machine_.is_between_steps() || has_device());
     }
 
     [[nodiscard]] step_machine const& machine() const noexcept { return machine_; }
-    [[nodiscard]] bool has_device() const noexcept { return sides_.device() != nullptr; }
+    [[nodiscard]] bool has_device() const noexcept { return dispatcher_.device() != nullptr; }
     [[nodiscard]] step_plan const& plan() const noexcept { return plan_; }
     [[nodiscard]] block_table& blocks() noexcept { return blocks_; }
-    [[nodiscard]] hybrid_dispatcher& sides() noexcept { return sides_; }
-    [[nodiscard]] hybrid_dispatcher const& sides() const noexcept { return sides_; }
+    [[nodiscard]] hybrid_dispatcher& dispatcher() noexcept { return dispatcher_; }
+    [[nodiscard]] hybrid_dispatcher const& dispatcher() const noexcept { return dispatcher_; }
     [[nodiscard]] step_history& history() noexcept { return history_; }
     [[nodiscard]] step_history const& history() const noexcept { return history_; }
     [[nodiscard]] training_state const& training() const noexcept { return training_; }
     [[nodiscard]] training_state& training() noexcept { return training_; }
-    // After groups or shards have changed, or have been placed elsewhere. Allocates all that steps need but records.
+    // Call after groups, shards or the placement have changed. Allocates the memory of steps, except the journal.
     void build_layout()
     {
-        sides_.host().build_layout(sides_.cpu_ranges());
-        blocks_.build_layout(over_.blocks(), options_.keep_last_step);
-        history_.reserve(over_.size());
-        plan_.shards.assign(over_.size(), shard_in_step::awaited);
-        plan_.assumed.reserve(over_.groups().size());
-        plan_.decided.reserve(over_.groups().size());
-        terms_.lr.reserve(over_.groups().size());
+        dispatcher_.host().build_layout(dispatcher_.cpu_ranges());
+        blocks_.build_layout(registry_.blocks(), options_.keep_last_step);
+        history_.reserve(registry_.size());
+        plan_.shards.assign(registry_.size(), shard_in_step::awaited);
+        plan_.assumed.reserve(registry_.groups().size());
+        plan_.decided.reserve(registry_.groups().size());
+        terms_.lr.reserve(registry_.groups().size());
     }
 
     // ---- A step
 
-    // as_they_arrive: shards are submitted one by one. is_async: the team drives the step. Groups and shards stay as
-    // they are until the step is over. Throws invalid_argument for values that cannot be, before anything is changed.
+    // as_they_arrive: shards are submitted one by one. is_async: the team drives the step. Groups and shards must not
+    // change until the step is over. Throws invalid_argument for invalid values, before changing anything.
     void open(step_values const& values, bool as_they_arrive, bool is_async)
     {
-        make_terms(terms_, values, options_, over_.groups().size(), training_.steps + 1, training_.loss_scale());
-        rounded_to_nearest([&] { make_group_steps(over_.groups(), terms_, 1.0, plan_.assumed); });
-        make_plan(plan_, terms_, options_, over_.size(), as_they_arrive, has_device(), training_.wrong_assumptions);
+        make_terms(terms_, values, options_, registry_.groups().size(), training_.steps + 1, training_.loss_scale());
+        rounded_to_nearest([&] { make_group_steps(registry_.groups(), terms_, 1.0, plan_.assumed); });
+        make_plan(plan_, terms_, options_, registry_.size(), as_they_arrive, has_device(), training_.wrong_assumptions);
         history_.forget();
         forget_records();
         error_ = nullptr;
-        sides_.begin();
-        stats_.begin(terms_, sides_.device());
-        stats_.passes_at_once(false, !has_device() && !is_async);
+        dispatcher_.begin();
+        stats_.begin(terms_, dispatcher_.device());
+        stats_.set_own_threads(false, !has_device() && !is_async);
         machine_.open(is_async);
     }
-    // This shard's gradient is there. One call at a time. Throws what work_queue::check_caller() does.
+    // Submits a shard whose gradient is complete. Not thread-safe. Throws as work_queue::check_caller().
     void submit(std::size_t shard)
     {
         plan_.shards[shard] = shard_in_step::submitted;
-        watch([&] { sides_.submit(shard); });
+        watch([&] { dispatcher_.submit(shard); });
     }
     void submit_all()
     {
         if (!has_device() && !machine_.is_async()) {
-            plan_.shards.assign(over_.size(), shard_in_step::submitted);
-            stats_.passes_at_once(true, true);
-            sides_.do_pass(plan_.first_pass, false);
+            plan_.shards.assign(registry_.size(), shard_in_step::submitted);
+            stats_.set_own_threads(true, true);
+            dispatcher_.do_pass(plan_.first_pass, false);
             return;
         }
         {
             std::lock_guard const lock(submit_all_mutex_);
-            plan_.shards.assign(over_.size(), shard_in_step::submitted);
-            watch([&] { sides_.submit_all(machine_.is_async()); });
+            plan_.shards.assign(registry_.size(), shard_in_step::submitted);
+            watch([&] { dispatcher_.submit_all(machine_.is_async()); });
         }
-        if (machine_.is_async() && sides_.host().nothing_enqueued()) // no thread comes to the end of nothing
-            (void)go_on_at_end();
+        if (machine_.is_async() && dispatcher_.host().is_empty()) // no thread will reach the end of an empty queue
+            (void)continue_at_end();
     }
     void skip(std::size_t shard) { plan_.shards[shard] = shard_in_step::skipped; }
-    // All shards are submitted or left out. Throws what options.reduce throws, and the step stays open; and
-    // device_error, after the step has been rolled back.
+    // Finishes the step. Requires that all shards are submitted or skipped. If options.reduce throws, rethrows and
+    // leaves the step open. Throws device_error after rolling back the step.
     optimizer_report finish()
     {
         try {
             if (machine_.has_failed())
-                throw_device_error({"a submit() to this step has failed; the step is rolled back"});
-            sides_.host().all_is_submitted();
-            watch([&] { sides_.wait_for_pass(); });
+                throw_device_error(
+                    {"cannot finish the step: a call of submit() failed earlier. The step was rolled back."});
+            dispatcher_.host().all_is_submitted();
+            watch([&] { dispatcher_.wait_for_pass(); });
             while (decide_next())
-                watch([&] { sides_.do_pass(next_pass_, device_takes_part()); });
+                watch([&] { dispatcher_.do_pass(next_pass_, device_takes_part()); });
         } catch (...) {
             rollback_failed_and_rethrow();
         }
         machine_.go(step_state::idle);
         return stats_.report();
     }
-    // The end of an asynchronous step. Waits; throws what finish() does, and nothing is changed by that step then.
+    // Ends an asynchronous step. Waits. Throws as finish(); then the step has changed nothing.
     optimizer_report collect()
     {
-        sides_.line().wait();
+        dispatcher_.queue().wait();
         if (error_ == nullptr) {
             machine_.go(step_state::idle);
             return stats_.report();
@@ -147,37 +149,37 @@ public:
             give_up_and_rethrow();
         }
     }
-    // In an exception handler, for calls that leave no step open: takes the step back unless that has been done. Throws
-    // what is being handled, with what it means for the state where that is inconsistent now.
+    // Call in an exception handler, in functions that leave no step open. Rolls back the step unless that is done
+    // already. Rethrows the exception; if the state is inconsistent now, the message says so.
     [[noreturn]] void give_up_and_rethrow()
     {
-        if (machine_.is_between_steps()) // finish() has taken it back, and said so
+        if (machine_.is_between_steps()) // finish() has rolled back and reported it
             throw;
         if (machine_.state() == step_state::open)
             roll_back_open_step();
         rollback_failed_and_rethrow();
     }
-    // Whether what the open step has done can be rolled back: not where shards are stepped without waiting for a norm,
-    // and no record is kept. Waits for what was submitted.
+    // Whether the open step can be rolled back. It cannot if shards are stepped without waiting for a norm and without
+    // records. Waits for submitted work.
     [[nodiscard]] bool can_roll_back()
     {
-        sides_.line().wait();
+        dispatcher_.queue().wait();
         return plan_.first_pass != block_pass::step || unrecorded_blocks() == 0;
     }
-    // What the open step has done is rolled back. The part of a device that does not answer is left for catch_up().
+    // Rolls back the open step. If the device does not answer, catch_up() rolls back its part later.
     void roll_back_open_step()
     {
-        bool const answers = sides_.stop();
+        bool const answers = dispatcher_.stop();
         if (has_device() || plan_.first_pass != block_pass::measure)
-            sides_.rollback_on_cpu();
-        bool const is_inconsistent = has_device() && sides_.device()->stepped_for_good();
-        bool const is_back = answers && (!has_device() || sides_.device()->roll_back());
+            dispatcher_.rollback_on_cpu();
+        bool const is_inconsistent = has_device() && dispatcher_.device()->stepped_for_good();
+        bool const device_is_back = answers && (!has_device() || dispatcher_.device()->roll_back());
         blocks_.forget_records();
-        machine_.go(is_inconsistent ? (is_back ? step_state::inconsistent : step_state::inconsistent_behind)
-                                    : (is_back ? step_state::idle : step_state::behind));
+        machine_.go(is_inconsistent ? (device_is_back ? step_state::inconsistent : step_state::inconsistent_behind)
+                                    : (device_is_back ? step_state::idle : step_state::behind));
     }
-    [[nodiscard]] std::size_t unrecorded_blocks() const noexcept { return blocks_.unrecorded_blocks(over_, plan_); }
-    // Marks the step as one that has to be rolled back where this fails, if there is a device.
+    [[nodiscard]] std::size_t unrecorded_blocks() const noexcept { return blocks_.unrecorded_blocks(registry_, plan_); }
+    // Calls work(). With a device, an exception marks the step as failed, so that it is rolled back.
     template <class Work>
     void watch(Work const& work)
     {
@@ -193,107 +195,109 @@ public:
 
     // ---- Between steps
 
-    // Whatever a device has yet to roll back of a step that failed, it must before anything else. Throws device_error.
+    // Completes the device's rollback of a failed step. Call before any other work. Throws device_error.
     void catch_up()
     {
         if (!machine_.is_behind())
             return;
-        sides_.line().check_process();
-        if (!sides_.stop() || !sides_.device()->roll_back())
-            throw_device_error({sides_.device()->device().name(),
-                                " has failed in a step and does not answer yet; its part of that step is still to be "
-                                "rolled back. Call again later, or load a checkpoint into a new optimizer"});
+        dispatcher_.queue().check_process();
+        if (!dispatcher_.stop() || !dispatcher_.device()->roll_back())
+            throw_device_error(
+                {dispatcher_.device()->device().name(),
+                 " failed in a step and does not answer yet, so its part of that step is not rolled back. "
+                 "Call again later, or load a checkpoint into a new optimizer."});
         blocks_.forget_records();
         machine_.go(machine_.is_inconsistent() ? step_state::inconsistent : step_state::idle);
     }
-    // Rolls back the last step, all of which has records. Throws invalid_argument where its gradients have changed.
+    // Rolls back the last step. Requires records of all its blocks. Throws invalid_argument if its gradients have
+    // changed.
     void roll_back_last_step()
     {
-        sides_.line().check_caller();
-        plan_.assumed = plan_.decided; // a step that was refused since may have changed it
-        over_.set_sums(history_.sums());
-        sides_.begin();
+        dispatcher_.queue().check_caller();
+        plan_.assumed = plan_.decided; // a call that failed since then may have changed it
+        registry_.set_sums(history_.sums());
+        dispatcher_.begin();
         machine_.go(step_state::rolling_back_last_step);
-        auto const stay = [this] {
-            over_.forget_sums();
+        auto const keep_step = [this] {
+            registry_.forget_sums();
             machine_.go(step_state::idle);
         };
         bool same = true;
         try {
             if (has_device()) {
-                sides_.begin_pass(block_pass::compare, true);
-                sides_.line().wait();
-                same = sides_.device()->wait_for_results(true);
+                dispatcher_.begin_pass(block_pass::compare, true);
+                dispatcher_.queue().wait();
+                same = dispatcher_.device()->wait_for_results(true);
             } else {
-                sides_.do_pass(block_pass::compare, false);
+                dispatcher_.do_pass(block_pass::compare, false);
             }
-            same = sides_.host().same_gradients() && same;
+            same = dispatcher_.host().same_gradients() && same;
         } catch (...) {
-            (void)sides_.stop();
-            stay();
+            (void)dispatcher_.stop();
+            keep_step();
             throw;
         }
         if (!same) {
-            stay();
-            throw_invalid_argument({"the last step cannot be rolled back: it needs that step's gradients, and "
-                                    "they have changed since"});
+            keep_step();
+            throw_invalid_argument({"cannot roll back the last step: its gradients have changed since then, and the "
+                                    "rollback needs them"});
         }
-        sides_.rollback_on_cpu();
-        bool const is_back = !has_device() || sides_.device()->roll_back();
+        dispatcher_.rollback_on_cpu();
+        bool const device_is_back = !has_device() || dispatcher_.device()->roll_back();
         blocks_.forget_records();
         history_.forget();
         --training_.steps;
         training_.scaler = history_.scaler();
-        machine_.go(is_back ? step_state::idle : step_state::behind);
+        machine_.go(device_is_back ? step_state::idle : step_state::behind);
         catch_up();
     }
-    // The arrays are about to be loaded, and have been.
+    // Call before and after loading the arrays.
     void begin_load() { machine_.go(step_state::inconsistent); }
     void end_load() { machine_.go(step_state::idle); }
 
 private:
-    // A thread of the team comes in.
-    static void enter_worker(void* self, work_queue::drain& in, unsigned member)
+    // Entry of the team's threads.
+    static void enter_worker(void* self, work_queue::drain& drain, unsigned member)
     {
-        static_cast<step_session*>(self)->run_drain(in, member);
+        static_cast<step_session*>(self)->run_drain(drain, member);
     }
-    void run_drain(work_queue::drain& in, unsigned member)
+    void run_drain(work_queue::drain& drain, unsigned member)
     {
-        work_queue& line = sides_.line();
+        work_queue& queue = dispatcher_.queue();
         work_queue::clock::time_point waits_until{};
         for (;;) {
-            work_queue::work_item const work_item = line.next(in, waits_until);
-            if (work_item.what == work_queue::work_item::kind::leave)
+            work_queue::work_item const work_item = queue.next(drain, waits_until);
+            if (work_item.action == work_queue::work_item::kind::leave)
                 return;
-            if (work_item.what == work_queue::work_item::kind::work) {
-                sides_.run(member, work_item.begin, work_item.end);
-                line.did(work_item.end - work_item.begin);
+            if (work_item.action == work_queue::work_item::kind::work) {
+                dispatcher_.run(member, work_item.begin, work_item.end);
+                queue.complete(work_item.end - work_item.begin);
             } else {
-                line.close(in, go_on_at_end());
+                queue.close(drain, continue_at_end());
             }
         }
     }
-    // A thread of the team has come to the end of the line. If the team drives the step, this goes on with it; returns
-    // whether there is more to do.
-    [[nodiscard]] bool go_on_at_end() noexcept
+    // Called by the team's thread that reaches the end of the queue. If the team drives the step, continues it. Returns
+    // whether the queue has more work, now or later.
+    [[nodiscard]] bool continue_at_end() noexcept
     {
         if (!machine_.is_async() || machine_.state() == step_state::over || error_ != nullptr)
             return false;
         try {
-            // Gradients that have come down may be stepped before submit_all() is through.
+            // Wait for submit_all(): gradients may arrive and be stepped before it has returned.
             std::unique_lock(submit_all_mutex_).unlock();
             while (!machine_.has_failed()) {
                 if (has_device()) {
                     bool awaits = false;
-                    watch([&] { awaits = sides_.awaits_gradients(); });
-                    if (awaits || sides_.line().done() != sides_.line().added())
-                        return true; // some may be stepped meanwhile
-                    watch([&] { sides_.take_results(); });
+                    watch([&] { awaits = dispatcher_.awaits_gradients(); });
+                    if (awaits || dispatcher_.queue().done() != dispatcher_.queue().added())
+                        return true; // step the gradients that have arrived
+                    watch([&] { dispatcher_.take_results(); });
                 }
                 if (!decide_next())
                     return false;
                 bool more = false;
-                watch([&] { more = sides_.begin_pass_at_end(next_pass_, device_takes_part()); });
+                watch([&] { more = dispatcher_.begin_pass_at_end(next_pass_, device_takes_part()); });
                 if (more)
                     return true;
             }
@@ -303,21 +307,21 @@ private:
         return false;
     }
 
-    // A pass is over: whether there is another, which is then next_pass_. Throws what options.reduce throws, with
-    // nothing changed.
+    // Call after a pass. Returns whether another pass follows, and stores it in next_pass_. If options.reduce throws,
+    // rethrows and changes nothing.
     [[nodiscard]] bool decide_next()
     {
-        step_state const in = machine_.state();
-        bool const without_room = plan_.waits_for_room && in == step_state::stepping && unrecorded_blocks() != 0;
-        decision const next = in == step_state::open ? decide_by_norm() : after_pass(in, without_room);
-        if (in == step_state::rolling_back) {
+        step_state const state = machine_.state();
+        bool const without_room = plan_.waits_for_room && state == step_state::stepping && unrecorded_blocks() != 0;
+        decision const next = state == step_state::open ? decide_by_norm() : after_pass(state, without_room);
+        if (state == step_state::rolling_back) {
             forget_records();
             stats_.forgets_records();
         }
         if (next.state == step_state::finishing)
             plan_.waits_for_room = false;
         if (next.state != step_state::over && next.pass == block_pass::rest)
-            plan_.assumed = plan_.decided; // which records are made with from now on
+            plan_.assumed = plan_.decided; // the coefficients of records from now on
         next_pass_ = next.pass;
         if (next.state == step_state::over)
             complete();
@@ -326,21 +330,21 @@ private:
     }
     [[nodiscard]] decision decide_by_norm()
     {
-        squares_total total = plan_.measures ? sides_.squares() : squares_total();
+        squares_total total = plan_.measures ? dispatcher_.squares() : squares_total();
         if (total.nonfinite() != 0)
-            watch([&] { stats_.report().first_nonfinite = sides_.first_nonfinite(); });
+            watch([&] { stats_.report().first_nonfinite = dispatcher_.first_nonfinite(); });
         if (options_.reduce)
             stats_.wait_for_ranks([&] { total = reduced(options_, total); });
-        grad_squares const found = total.rounded();
+        grad_squares const squares = total.rounded();
         norm_verdict verdict;
         rounded_to_nearest([&] {
-            verdict = judge(found, terms_.loss_scale, terms_.max_norm, plan_.skips_nonfinite);
+            verdict = judge(squares, terms_.loss_scale, terms_.max_norm, plan_.skips_nonfinite);
             if (!verdict.skips && terms_.max_norm != 0)
-                clip_group_steps(over_.groups(), terms_, verdict.clip, plan_.decided);
+                clip_group_steps(registry_.groups(), terms_, verdict.clip, plan_.decided);
         });
-        stats_.norm_is_known(found, verdict);
-        first_pass_facts const facts = stats_.facts(sides_.device());
-        training_.assumed(!facts.skips && facts.same_scales);
+        stats_.norm_is_known(squares, verdict);
+        first_pass_facts const facts = stats_.facts(dispatcher_.device());
+        training_.record_assumption(!facts.skips && facts.same_scales);
         stats_.report().speculated = facts.pass == block_pass::speculate && plan_.needs_norm && facts.stepped;
         decision const decided = decide(facts);
         stats_.decided(decided);
@@ -348,10 +352,10 @@ private:
     }
     void complete()
     {
-        stats_.finish(sides_.device());
+        stats_.finish(dispatcher_.device());
         bool const applied = stats_.report().outcome == step_outcome::applied;
         if (applied && options_.keep_last_step)
-            history_.keep(training_.scaler, over_);
+            history_.keep(training_.scaler, registry_);
         else
             blocks_.forget_records();
         if (training_.scaler && terms_.moves_scaler)
@@ -359,21 +363,21 @@ private:
                 training_.scaler =
                     after_step(*training_.scaler, *options_.loss_scaling, stats_.report().nonfinite_grads != 0);
             });
-        over_.forget_sums();
+        registry_.forget_sums();
         training_.steps += applied;
     }
     void forget_records() noexcept
     {
         blocks_.forget_records();
         if (has_device())
-            sides_.device()->forget_records();
+            dispatcher_.device()->forget_records();
     }
-    // In `finishing` it is through, and only the CPU has something left.
+    // Whether the device takes part in the next pass. In `finishing` it is done, and only the CPU has work left.
     [[nodiscard]] bool device_takes_part() const noexcept
     {
         return has_device() && machine_.state() != step_state::finishing;
     }
-    // In a handler. Takes the step back if its device has failed.
+    // Call in an exception handler. Rolls back the step if its device has failed, and rethrows.
     [[noreturn]] void rollback_failed_and_rethrow()
     {
         if (machine_.state() == step_state::failed_finishing)
@@ -382,26 +386,26 @@ private:
             roll_back_open_step();
         if (!machine_.is_inconsistent())
             throw;
-        rethrow_as_device_error(
-            "; as there are no records (see device_records in the options), what it has is of no known step now: "
-            "load() a state");
+        rethrow_as_device_error("; without records (see device_records in the options) params and moments are "
+                                "inconsistent now. Call load() "
+                                "with a complete state.");
     }
-    // In a handler. All is stepped, and some of it for good. What the device lacks are weights, which catch_up() sends.
+    // Call in an exception handler. The step is complete and cannot be rolled back. The device lacks some weights,
+    // which catch_up() uploads.
     [[noreturn]] void complete_and_rethrow()
     {
-        (void)sides_.stop();
+        (void)dispatcher_.stop();
         complete();
         forget_records();
         history_.forget();
         machine_.go(step_state::behind);
         rethrow_as_device_error(
             text_of({"; step ", stats_.report().step,
-                     " has been taken all the same, and the weights that could not be sent are sent again "
-                     "before anything else"}));
+                     " is complete nevertheless. The next call uploads the missing weights first."}));
     }
 
     optimizer_options const& options_;
-    registry& over_;
+    registry& registry_;
     training_state training_;
     step_history history_;
 
@@ -410,9 +414,9 @@ private:
     step_plan plan_;
     block_pass next_pass_ = block_pass::rest;
     block_table blocks_;
-    std::exception_ptr error_; // of a step that the team drives
+    std::exception_ptr error_; // of a step that the team drives, for collect()
     std::mutex submit_all_mutex_;
-    hybrid_dispatcher sides_;
+    hybrid_dispatcher dispatcher_;
     step_stats stats_;
 };
 

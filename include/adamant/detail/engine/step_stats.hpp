@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stats of an optimizer's step, from which its report is made: bytes, elements and times on both sides.
+// Statistics of a step, from which its report is made: bytes, elements and times of both backends.
 #pragma once
 
 #include <chrono>
@@ -21,11 +21,11 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Reads what the others know, and changes nothing of it.
 class step_stats {
 public:
-    step_stats(registry const& over, step_plan const& plan, block_table const& blocks, cpu_backend const& host)
-        : over_(over), plan_(plan), blocks_(blocks), host_(host)
+    step_stats(registry const& shard_registry, step_plan const& plan, block_table const& blocks,
+               cpu_backend const& host)
+        : registry_(shard_registry), plan_(plan), blocks_(blocks), host_(host)
     {
         if (auto const& threads = host.cpu().team(); threads != nullptr && threads->bound())
             pus_ = to_list(threads->bound_to());
@@ -33,12 +33,12 @@ public:
 
     [[nodiscard]] optimizer_report& report() noexcept { return report_; }
 
-    // A step begins. The device's side is null where there is none.
-    void begin(step_terms const& terms, device_backend const* on)
+    // Starts the statistics of a step. device: null without a device.
+    void begin(step_terms const& terms, device_backend const* device)
     {
-        share_of_first_ = share_arg_ = ranks_s_ = 0;
-        if (on != nullptr)
-            usage_before_ = on->device().usage();
+        share_of_first_ = share_of_rest_ = ranks_s_ = 0;
+        if (device != nullptr)
+            usage_before_ = device->device().usage();
         counted_journal_bytes_ = 0;
         report_ = {};
         report_.step = terms.step;
@@ -49,13 +49,13 @@ public:
         report_.cpu_quota = host_.cpu().cpu_quota();
         started_ = std::chrono::steady_clock::now();
     }
-    // Whether the first pass, and those that follow, are cpu_backend::run_all(), which takes no time of its own.
-    void passes_at_once(bool first, bool rest) noexcept
+    // first: the first pass is cpu_backend::run_all(); rest: so are the later ones. run_all() measures no busy time.
+    void set_own_threads(bool first, bool rest) noexcept
     {
         share_of_first_ = first ? host_.share_of_threads() : 0;
-        share_arg_ = rest ? host_.share_of_threads() : 0;
+        share_of_rest_ = rest ? host_.share_of_threads() : 0;
     }
-    // The first pass is over, and this rank waits for the others.
+    // Calls reduce() after the first pass, and measures how long this rank waits for the others.
     template <class Reduce>
     void wait_for_ranks(Reduce const& reduce)
     {
@@ -63,61 +63,61 @@ public:
         reduce();
         ranks_s_ = seconds_since(start);
     }
-    // The sum of all ranks is there.
-    void norm_is_known(grad_squares const& found, norm_verdict const& verdict)
+    // Records the norm over all ranks.
+    void norm_is_known(grad_squares const& squares, norm_verdict const& verdict)
     {
         started_update_ = std::chrono::steady_clock::now();
         report_.gradients.seconds = std::chrono::duration<double>(started_update_ - started_).count();
         report_.measured = plan_.measures;
-        report_.nonfinite_grads = found.nonfinite;
+        report_.nonfinite_grads = squares.nonfinite;
         report_.global_norm = plan_.measures ? verdict.norm : std::numeric_limits<double>::quiet_NaN();
         report_.clip_coefficient = verdict.clip;
         report_.outcome = verdict.skips ? step_outcome::skipped : step_outcome::applied;
         count_first_pass();
     }
-    [[nodiscard]] first_pass_facts facts(device_backend const* on) const
+    [[nodiscard]] first_pass_facts facts(device_backend const* device) const
     {
         bool const assumed = plan_.first_pass == block_pass::speculate;
-        bool const device_has_records = on != nullptr && on->has_records();
+        bool const device_has_records = device != nullptr && device->has_records();
         first_pass_facts facts;
         facts.pass = plan_.first_pass;
         facts.skips = report_.outcome == step_outcome::skipped;
-        facts.same_scales = plan_.assumed_rightly();
+        facts.same_scales = plan_.assumption_holds();
         facts.stepped = rollback_bytes_ != 0 || (device_has_records && on_device_ != 0);
         facts.left_on_cpu = rest_bytes_ != 0;
-        facts.left_on_device = on != nullptr && on->has_pieces() && !(assumed && device_has_records);
+        facts.left_on_device = device != nullptr && device->has_pieces() && !(assumed && device_has_records);
         facts.keeps_records = plan_.keeps_records;
-        facts.has_device = on != nullptr;
+        facts.has_device = device != nullptr;
         return facts;
     }
-    void decided(decision const& what)
+    void decided(decision const& next)
     {
-        report_.rolled_back = what.rolled_back;
-        if (what.state == step_state::over)
+        report_.rolled_back = next.rolled_back;
+        if (next.state == step_state::over)
             return;
-        if (what.pass == block_pass::rest)
+        if (next.pass == block_pass::rest)
             report_.update.bytes_moved = rest_bytes_;
         else
-            report_.update.bytes_moved = rollback_bytes_ + (what.state == step_state::skipping ? 0 : step_bytes());
+            report_.update.bytes_moved = rollback_bytes_ + (next.state == step_state::skipping ? 0 : step_bytes());
     }
-    // The records that there are will be forgotten, in the middle of the step.
+    // The step's records are about to be cleared, in the middle of the step.
     void forgets_records() noexcept { counted_journal_bytes_ = 0; }
-    // All passes are over.
-    void finish(device_backend const* on)
+    // Completes the report after the last pass.
+    void finish(device_backend const* device)
     {
-        // What later passes have recorded, for rollback().
+        // Records of later passes, kept for rollback().
         std::size_t const recorded = blocks_.record_bytes() - counted_journal_bytes_;
         report_.journal_bytes += recorded;
         report_.update.bytes_moved += recorded;
         report_.ratio = report_.elements == 0
                             ? 1.0
                             : 1 - static_cast<double>(report_.device.elements) / static_cast<double>(report_.elements);
-        if (on != nullptr)
-            report_device(on->device().usage());
+        if (device != nullptr)
+            report_device(device->device().usage());
         report_.update.seconds = seconds_since(started_update_);
         report_.seconds = report_.gradients.seconds + report_.update.seconds;
         report_.cpu_busy_s = host_.busy_seconds() + share_of_first_ * (report_.gradients.seconds - ranks_s_) +
-                             share_arg_ * report_.update.seconds;
+                             share_of_rest_ * report_.update.seconds;
     }
 
 private:
@@ -125,7 +125,7 @@ private:
     {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
-    // Of n elements of a shard.
+    // Bytes of n elements of a shard.
     [[nodiscard]] static std::size_t sum_bytes_of(tracked_shard const& s, std::size_t n) noexcept
     {
         return s.summed != 0 ? s.shard.bytes(shard_array::accumulator, n) : 0;
@@ -138,24 +138,24 @@ private:
     {
         return adamant::step_bytes(s.shard.format().types, n) + sum_bytes_of(s, n);
     }
-    // A whole step on the CPU.
+    // Bytes of a whole step on the CPU.
     [[nodiscard]] std::size_t step_bytes() const noexcept
     {
         std::size_t bytes = 0;
-        for (std::size_t i = 0; i < over_.size(); ++i)
-            bytes += plan_.takes_part(i) ? step_bytes_of(over_[i], host_.elements_of(i)) : 0;
+        for (std::size_t i = 0; i < registry_.size(); ++i)
+            bytes += plan_.takes_part(i) ? step_bytes_of(registry_[i], host_.elements_of(i)) : 0;
         return bytes;
     }
-    // What the first pass has done, and what would be left to do or to rollback.
+    // Counts the bytes that the first pass moved, and those that finishing the step or rolling it back would move.
     void count_first_pass()
     {
         report_.journal_bytes = counted_journal_bytes_ = blocks_.record_bytes();
         rest_bytes_ = rollback_bytes_ = on_device_ = 0;
         bool const applied = report_.outcome == step_outcome::applied;
-        for (std::size_t i = 0; i < over_.size(); ++i) {
+        for (std::size_t i = 0; i < registry_.size(); ++i) {
             if (!plan_.takes_part(i))
                 continue;
-            tracked_shard const& s = over_[i];
+            tracked_shard const& s = registry_[i];
             std::size_t const on_cpu = host_.elements_of(i);
             report_.elements += applied ? s.shard.size() : 0;
             on_device_ += s.shard.size() - on_cpu;
@@ -172,34 +172,34 @@ private:
         report_.gradients.bytes_moved += report_.journal_bytes;
         rollback_bytes_ += report_.journal_bytes;
     }
-    void report_device(device_usage const& now)
+    void report_device(device_usage const& usage)
     {
         auto const bytes = [&](device_stream row) {
             auto const i = static_cast<std::size_t>(row);
-            return static_cast<std::size_t>(now.bytes[i] - usage_before_.bytes[i]);
+            return static_cast<std::size_t>(usage.bytes[i] - usage_before_.bytes[i]);
         };
         auto const seconds = [&](device_stream row) {
             auto const i = static_cast<std::size_t>(row);
-            return now.busy_s[i] - usage_before_.busy_s[i];
+            return usage.busy_s[i] - usage_before_.busy_s[i];
         };
         report_.device = {report_.device.elements,      seconds(device_stream::work), seconds(device_stream::up),
                           seconds(device_stream::down), bytes(device_stream::work),   bytes(device_stream::up),
                           bytes(device_stream::down)};
     }
 
-    registry const& over_;
+    registry const& registry_;
     step_plan const& plan_;
     block_table const& blocks_;
     cpu_backend const& host_;
     std::string pus_;
     optimizer_report report_;
     std::chrono::steady_clock::time_point started_, started_update_;
-    double share_of_first_ = 0, share_arg_ = 0; // of the threads; see passes_at_once()
-    double ranks_s_ = 0;                            // waiting for them
-    std::size_t rest_bytes_ = 0;                    // what the first pass has left
-    std::size_t rollback_bytes_ = 0;                // what taking it back would move
+    double share_of_first_ = 0, share_of_rest_ = 0; // of the threads; see set_own_threads()
+    double ranks_s_ = 0;                            // waiting for other ranks
+    std::size_t rest_bytes_ = 0;                    // to step the remaining blocks
+    std::size_t rollback_bytes_ = 0;                // to roll back the first pass
     std::size_t on_device_ = 0;
-    std::size_t counted_journal_bytes_ = 0; // of the records that there are, those that are in the report
+    std::size_t counted_journal_bytes_ = 0; // of the current records, those in the report already
     device_usage usage_before_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that steps write, to tell quickly whether a new gradient lies in it.
+// The memory that steps write, as a sorted list: checks quickly whether a new gradient overlaps it.
 #pragma once
 
 #include <algorithm>
@@ -16,24 +16,23 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The arrays of a shard as extents of memory. grad_is_written: gradients come down from a device into it.
-inline void append_extents(std::vector<array_extent>& to, offload_shard const& of, std::size_t shard,
+// Appends the arrays of a shard as extents of memory. grad_is_written: gradients are downloaded into grad.
+inline void append_extents(std::vector<array_extent>& extents, offload_shard const& view, std::size_t shard,
                            bool grad_is_written)
 {
     namespace arrays = shard_array;
     for (auto const which :
          {arrays::param, arrays::grad, arrays::exp_avg, arrays::exp_avg_sq, arrays::weight_out, arrays::accumulator})
-        append_extent(to, shard_array::names[which], of.data(which), of.bytes(which, of.size()), shard,
+        append_extent(extents, shard_array::names[which], view.data(which), view.bytes(which, view.size()), shard,
                       which != arrays::grad || grad_is_written);
 }
 
 class written_memory {
 public:
-    // At most so many bytes are allocated for each shard.
+    // Upper bound of the bytes allocated per shard.
     static constexpr std::size_t bytes_for_each_shard = 5 * sizeof(array_extent);
 
-    // Keeps those that are written. Throws invalid_argument where one of them overlaps another extent. Takes time in
-    // proportion to n log n.
+    // Stores the written extents. Throws invalid_argument if one of them overlaps another extent. O(n log n).
     void assign(std::vector<array_extent> extents)
     {
         sort_and_refuse_overlaps(extents);
@@ -43,18 +42,18 @@ public:
         std::copy_if(extents.begin(), extents.end(), std::back_inserter(written), is_written);
         written_ = std::move(written);
     }
-    // Throws invalid_argument where this array, which is read, overlaps one of them. Takes time in proportion to log n,
-    // and allocates nothing.
+    // Throws invalid_argument if this array, which steps read, overlaps a written one. O(log n); allocates nothing.
     void refuse(array_extent const& read) const
     {
-        auto const at = std::lower_bound(written_.begin(), written_.end(), read.begin,
-                                         [](array_extent const& e, std::uintptr_t begin) { return e.end <= begin; });
-        if (at != written_.end() && at->begin < read.end)
-            refuse_overlap(*at, read);
+        auto const candidate =
+            std::lower_bound(written_.begin(), written_.end(), read.begin,
+                             [](array_extent const& e, std::uintptr_t begin) { return e.end <= begin; });
+        if (candidate != written_.end() && candidate->begin < read.end)
+            refuse_overlap(*candidate, read);
     }
 
 private:
-    std::vector<array_extent> written_; // by address; no two overlap
+    std::vector<array_extent> written_; // sorted by address, disjoint
 };
 
 } // namespace detail

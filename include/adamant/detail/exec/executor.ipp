@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What executor.hpp declares.
+// Definitions of <adamant/executor.hpp>.
 #pragma once
 
 #include <algorithm>
@@ -21,17 +21,17 @@ ADAMANT_DECL executor::executor(executor_options const& options)
 #if !defined(_OPENMP)
     if (std::size_t const asked = threads != 0 ? threads : options.pus.size(); asked > 1)
         detail::throw_unavailable(
-            {asked, " threads were requested, but this program was compiled without OpenMP; add -fopenmp"});
+            {"cannot start ", asked, " threads: this program was compiled without OpenMP. Add -fopenmp."});
     threads = 1;
 #endif
-    bool const has_place =
+    bool const wants_binding =
         !options.pus.empty() || options.bind == binding::required || options.bind == binding::if_possible;
-    if (threads == 1 && !has_place)
+    if (threads == 1 && !wants_binding)
         return;
     pu_set const pus = !options.pus.empty() ? options.pus
                        : threads == 0       ? detail::pus_within(cpu_quota_)
                                             : detail::pus_for(threads);
-    if (threads != 0 || pus.size() > 1 || has_place)
+    if (threads != 0 || pus.size() > 1 || wants_binding)
         team_ = std::make_shared<adamant::team>(team_options{.pus = pus, .threads = threads, .bind = options.bind});
 }
 
@@ -46,7 +46,7 @@ ADAMANT_DECL executor::executor(std::shared_ptr<adamant::team> team, executor_op
       cpu_quota_(read_cpu_quota().cpus), team_(std::move(team))
 {
     if (team_ == nullptr)
-        detail::throw_invalid_argument({"an executor was given a null pointer instead of a team"});
+        detail::throw_invalid_argument({"cannot create an executor: the pointer to its team is null"});
     check_agrees(*team_, options);
 }
 
@@ -85,34 +85,33 @@ ADAMANT_DECL std::uint32_t executor::prefetch_bytes() const noexcept
     return prefetch_bytes_;
 }
 
-ADAMANT_DECL void executor::check_agrees(adamant::team const& with, executor_options const& options)
+ADAMANT_DECL void executor::check_agrees(adamant::team const& team, executor_options const& options)
 {
-    auto const bound = [](pu_set const& pus) {
-        return pus.empty() ? std::string("threads that are not bound")
-                           : "threads that are bound to PUs " + to_list(pus);
+    auto const binding_text = [](pu_set const& pus) {
+        return pus.empty() ? std::string("unbound threads") : "threads bound to PUs " + to_list(pus);
     };
-    std::string asked;
-    std::string found;
-    if (options.threads != 0 && options.threads != with.size()) {
-        asked = std::to_string(options.threads) + " threads";
-        found = std::to_string(with.size());
-    } else if (!options.pus.empty() && options.pus != with.options().pus) {
-        asked = "PUs " + to_list(options.pus);
-        found = with.options().pus.empty() ? "no PUs" : "PUs " + to_list(with.options().pus);
-    } else if (options.bind == binding::required && !with.bound()) {
-        asked = "binding::required";
-        found = bound({});
-    } else if (options.bind == binding::if_possible && with.options().bind == binding::none) {
-        asked = "binding::if_possible";
-        found = bound({});
-    } else if (options.bind == binding::none && with.options().bind != binding::none) {
-        asked = "binding::none";
-        found = bound(with.bound_to());
+    std::string requested;
+    std::string actual;
+    if (options.threads != 0 && options.threads != team.size()) {
+        requested = std::to_string(options.threads) + " threads";
+        actual = std::to_string(team.size());
+    } else if (!options.pus.empty() && options.pus != team.options().pus) {
+        requested = "PUs " + to_list(options.pus);
+        actual = team.options().pus.empty() ? "no PUs" : "PUs " + to_list(team.options().pus);
+    } else if (options.bind == binding::required && !team.bound()) {
+        requested = "binding::required";
+        actual = binding_text({});
+    } else if (options.bind == binding::if_possible && team.options().bind == binding::none) {
+        requested = "binding::if_possible";
+        actual = binding_text({});
+    } else if (options.bind == binding::none && team.options().bind != binding::none) {
+        requested = "binding::none";
+        actual = binding_text(team.bound_to());
     } else {
         return;
     }
-    detail::throw_invalid_argument({"an executor was requested with ", asked, ", but the team has ", found,
-                                    "; leave that out, or make a team that has it"});
+    detail::throw_invalid_argument({"cannot create an executor with ", requested, ": the team has ", actual,
+                                    ". Omit that option, or create a team that has it."});
 }
 
 ADAMANT_DECL bool executor::works_itself(std::size_t n) const noexcept

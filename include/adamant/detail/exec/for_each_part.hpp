@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of unlike kinds, in parallel where they are worth it.
+// Runs a list of unequal parts on an executor, in parallel if they are large enough.
 #pragma once
 
 #include <cstddef>
@@ -9,19 +9,19 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Calls work(i) once for each i below count, in any order, with the executor's threads; in the calling thread where all
-// parts together have few elements. Throws what work and team::submit() throw.
+// Calls work(i) once for each i below count, in any order, on the executor's threads. If all parts together have few
+// elements (`elems`), the calling thread does the work. Throws what work and team::submit() throw.
 template <class Work>
 void for_each_part(executor const& cpu, std::size_t count, std::size_t elems, Work const& work)
 {
-    auto const some = [&](std::size_t begin, std::size_t end) {
+    auto const run_range = [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i)
             work(i);
     };
     if (count < 2 || cpu.works_itself(elems))
-        some(0, count);
+        run_range(0, count);
     else
-        cpu.team()->run(count, [&](unsigned, std::size_t begin, std::size_t end) { some(begin, end); });
+        cpu.team()->run(count, [&](unsigned, std::size_t begin, std::size_t end) { run_range(begin, end); });
 }
 
 } // namespace detail

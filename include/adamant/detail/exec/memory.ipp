@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What memory.hpp declares.
+// Definitions of memory_block in <adamant/memory.hpp>.
 #pragma once
 
 #include <algorithm>
@@ -29,19 +29,20 @@ ADAMANT_DECL void unmap::operator()(std::byte* data) const noexcept
     ::munmap(data - guard_bytes, bytes + 2 * guard_bytes);
 }
 
-// Throws unavailable where it is refused. bytes and alignment: multiples of a page.
+// Maps memory between two inaccessible guard pages. bytes and alignment are multiples of the page size. Throws
+// unavailable if the system refuses.
 inline unique_mapping map_pages(std::size_t bytes, std::size_t alignment)
 {
     auto const refused = [&] {
-        int const error = errno; // making the text may change it
-        return unavailable("adamant: " + bytes_text(bytes) + " could not be mapped (" + std::strerror(error) + "); " +
+        int const error = errno; // the calls below may change it
+        return unavailable("adamant: cannot map " + bytes_text(bytes) + ": " + std::strerror(error) + "; " +
                            advice_on(error, "see ulimit -v, vm.overcommit_memory and vm.max_map_count"));
     };
     std::size_t const page = page_bytes(page_kind::normal);
-    void* const at = ::mmap(nullptr, bytes + alignment + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED)
+    void* const address = ::mmap(nullptr, bytes + alignment + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (address == MAP_FAILED)
         throw refused();
-    auto* const begin = static_cast<std::byte*>(at);
+    auto* const begin = static_cast<std::byte*>(address);
     auto const after_guard = reinterpret_cast<std::uintptr_t>(begin + page);
     std::size_t const before = round_up(after_guard, alignment) - after_guard;
     if (before != 0)
@@ -99,16 +100,16 @@ ADAMANT_DECL void memory_block::touch(std::size_t begin, std::size_t end) noexce
 {
     std::size_t const page = detail::page_bytes(report_.pages);
     end = std::min(end, size());
-    // To read first, so as to keep what is there, would map the huge page of zeros that all share.
-    for (std::size_t at = begin; at < end; at = (at / page + 1) * page)
-        *const_cast<std::byte volatile*>(data() + at) = std::byte{0};
+    // Writes zero without reading first: a read would map the shared huge page of zeros.
+    for (std::size_t offset = begin; offset < end; offset = (offset / page + 1) * page)
+        *const_cast<std::byte volatile*>(data() + offset) = std::byte{0};
 }
 
-ADAMANT_DECL void memory_block::miss(bool required, std::string const& what)
+ADAMANT_DECL void memory_block::miss(bool required, std::string const& reason)
 {
     if (required)
-        detail::throw_unavailable({what});
-    report_.notes += (report_.notes.empty() ? "" : "; ") + what;
+        detail::throw_unavailable({reason});
+    report_.notes += (report_.notes.empty() ? "" : "; ") + reason;
 }
 
 ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
@@ -122,18 +123,17 @@ ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
 #else
     try {
         hwloc_topology_t const machine = detail::live_topology();
-        node_set const there = detail::to_index_set(hwloc_topology_get_topology_nodeset(machine));
-        node_set const allowed = there & detail::to_index_set(hwloc_topology_get_allowed_nodeset(machine));
+        node_set const present = detail::to_index_set(hwloc_topology_get_topology_nodeset(machine));
+        node_set const allowed = present & detail::to_index_set(hwloc_topology_get_allowed_nodeset(machine));
         if (!allowed.includes(options.nodes))
             miss(options.nodes_required,
-                 detail::text_of(
-                     {asked, "this machine has ", to_list(there),
-                      there == allowed ? "" : ", of which the cgroup (cpuset.mems) allows " + to_list(allowed)}));
+                 detail::text_of({asked, "this machine has ", to_list(present),
+                                  present == allowed ? "" : "; the cgroup (cpuset.mems) allows " + to_list(allowed)}));
         return options.nodes & allowed;
-    } catch (unavailable const& error) { // this machine is not to be seen: HWLOC_SYNTHETIC is set, say
+    } catch (unavailable const& error) { // hwloc does not show this machine, for example if HWLOC_SYNTHETIC is set
         if (options.nodes_required)
             throw;
-        miss(false, detail::text_of({asked, "which nodes there are is not known (", error.what(), ")"}));
+        miss(false, detail::text_of({asked, "the nodes of this machine are unknown (", error.what(), ")"}));
         return {};
     }
 #endif
@@ -146,28 +146,29 @@ ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::
     std::size_t const bytes = round_up(report_.bytes, page_bytes(options.pages));
     std::size_t const pages = bytes / page_bytes(options.pages);
     std::string const asked = detail::text_of({pages, " pages of kind ", name(options.pages), " were requested, but "});
-    // Over a cgroup's limit the mapping would succeed, and its first touch end in SIGBUS.
+    // Check the cgroup's limit here: a mapping above it would succeed, and its first touch would raise SIGBUS.
     memory_limit const room = cgroup_room(root, giant ? "hugetlb.1GB" : "hugetlb.2MB");
     if (bytes > room.bytes)
         return miss(options.pages_required, asked + room.source + " leaves " + bytes_text(room.bytes) + "; raise it");
-    // Not MAP_NORESERVE: the pool sets the pages aside now, or this fails now.
+    // Without MAP_NORESERVE the pool reserves the pages now, so a shortage fails here.
     int const flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | (giant ? 30 : 21) << 26;
-    void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (at != MAP_FAILED) {
-        mapping_ = unique_mapping(static_cast<std::byte*>(at), {bytes, 0});
+    void* const address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (address != MAP_FAILED) {
+        mapping_ = unique_mapping(static_cast<std::byte*>(address), {bytes, 0});
         report_.mapped_bytes = bytes;
         return;
     }
     int const error = errno;
-    if (std::string const advice = advice_on(error, ""); !advice.empty()) // independent of the pool
+    if (std::string const advice = advice_on(error, ""); !advice.empty()) // the pool is not the reason
         return miss(options.pages_required, asked + refused_text("mmap", error, advice));
     std::string const why = detail::text_of({" (mmap: ", std::strerror(error), ")"});
     auto const pool = [&](char const* file) { return hugetlb_file(root + "/sys/kernel/mm", options.pages, file); };
     auto const free = read_number(pool("free_hugepages"));
     if (!free)
-        return miss(options.pages_required, detail::text_of({asked, "there is no ", pool("free_hugepages"), why}));
+        return miss(options.pages_required,
+                    detail::text_of({asked, "the system has no ", pool("free_hugepages"), why}));
     std::size_t const left = *free - std::min(*free, read_number(pool("resv_hugepages")).value_or(0));
-    if (error == ENOMEM && left >= pages) // so the pool is not the reason
+    if (error == ENOMEM && left >= pages) // the pool is not the reason
         return miss(options.pages_required, asked + std::to_string(left) + " are free" + why +
                                                 "; see ulimit -v and vm.max_map_count, and whether the nodes of "
                                                 "cpuset.mems have that many");
@@ -187,7 +188,7 @@ ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::st
     int const refused =
         ::madvise(data(), report_.mapped_bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE) != 0 ? errno : 0;
     if (!huge)
-        return; // a kernel that refuses that has no huge pages
+        return; // a kernel that refuses MADV_NOHUGEPAGE has no huge pages
     std::string why;
     if (refused != 0)
         why = detail::refused_text(
@@ -200,8 +201,8 @@ ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::st
         why = "they are switched off for this process (PR_SET_THP_DISABLE, which it or a parent has called); "
               "start it without that, in a systemd unit without MemoryTHP=disable";
     else if (std::size_t const huge_page = detail::transparent_bytes(root); report_.bytes < huge_page)
-        why = detail::text_of({detail::bytes_text(report_.bytes), " are less than one of them, of ",
-                               detail::bytes_text(huge_page), "; request more at once"});
+        why = detail::text_of({detail::bytes_text(report_.bytes), " are less than one of them (",
+                               detail::bytes_text(huge_page), "); request more in one block"});
     else
         return;
     report_.pages = page_kind::normal;
@@ -221,23 +222,23 @@ ADAMANT_DECL void memory_block::bind(node_set const& nodes, memory_options const
     std::string const these = "the NUMA nodes " + to_list(nodes);
     bool strict = true;
     if (is_hugetlb(report_.pages)) {
-        // It is the machine's pool that has promised the pages. Once those of the nodes are gone, to another rank
-        // say, the touch of bound memory ends in SIGBUS, and that of preferred memory on another node.
+        // The reservation is with the machine's pool, not with the nodes. Once the nodes' pages are used up, by another
+        // rank for example, a touch of bound memory raises SIGBUS; a touch of preferred memory uses another node.
         strict = options.nodes_required;
-        auto const count = [&](std::string const& in, char const* file) {
-            return read_number(hugetlb_file(in, report_.pages, file)).value_or(0);
+        auto const count = [&](std::string const& folder, char const* file) {
+            return read_number(hugetlb_file(folder, report_.pages, file)).value_or(0);
         };
-        std::size_t const promised = count(root + "/sys/kernel/mm", "resv_hugepages"); // ours among them
+        std::size_t const reserved = count(root + "/sys/kernel/mm", "resv_hugepages"); // includes this block's
         std::size_t free = 0;
         for (unsigned const node : nodes.members())
             free += count(node_folder(root, node), "free_hugepages");
         if (!strict)
             miss(false, these + " are only preferred, because bound hugetlb pages may end in SIGBUS");
-        else if (free < promised)
-            miss(true, these + " have " + std::to_string(free) + " free huge pages, but " + std::to_string(promised) +
+        else if (free < reserved)
+            miss(true, these + " have " + std::to_string(free) + " free huge pages, but " + std::to_string(reserved) +
                            " are reserved; as root, write more to their nr_hugepages");
     } else if (options.check_available && available_memory(nodes, root).bytes < report_.bytes) {
-        strict = false; // nodes that are required were checked before
+        strict = false; // with nodes_required, the constructor has checked this before
         miss(false, these + " are only preferred, because less than requested is free there");
     }
     for (;; strict = false) {
@@ -249,13 +250,13 @@ ADAMANT_DECL void memory_block::bind(node_set const& nodes, memory_options const
         if (!strict)
             return;
     }
-    if (report_.nodes != nodes) // not all have memory, or (before Linux 5.15) only one can be preferred
-        miss(false, detail::text_of({"of ", these, " the kernel took ", to_list(report_.nodes)}));
+    if (report_.nodes != nodes) // some have no memory, or (before Linux 5.15) only one can be preferred
+        miss(false, detail::text_of({"of ", these, " the kernel uses only ", to_list(report_.nodes)}));
 }
 
 ADAMANT_DECL std::string memory_block::set_policy(node_set const& nodes, bool strict)
 {
-    // MPOL_BIND, or else MPOL_PREFERRED_MANY, or where the kernel is older MPOL_PREFERRED.
+    // Strict: MPOL_BIND. Otherwise MPOL_PREFERRED_MANY, or MPOL_PREFERRED on older kernels.
     int const flags = HWLOC_MEMBIND_BYNODESET | (strict ? HWLOC_MEMBIND_STRICT : 0);
     if (hwloc_set_area_membind(detail::live_topology(), data(), report_.mapped_bytes, detail::to_bitmap(nodes).get(),
                                HWLOC_MEMBIND_BIND, flags) != 0) {
@@ -263,15 +264,15 @@ ADAMANT_DECL std::string memory_block::set_policy(node_set const& nodes, bool st
         return detail::refused_text(
             "mbind", error, detail::advice_on_numa_call(error, "are these nodes online and allowed to this process?"));
     }
-    auto const got = detail::binding_of(data());
-    if (!got) {
+    auto const policy = detail::binding_of(data());
+    if (!policy) {
         int const error = errno;
         return detail::refused_text("get_mempolicy, which would confirm it", error,
                                     detail::advice_on_numa_call(error, ""));
     }
-    report_.binding = got->first;
-    report_.nodes = got->second;
-    return "the kernel's policy is " + std::string(name(got->first));
+    report_.binding = policy->first;
+    report_.nodes = policy->second;
+    return "the kernel's policy is " + std::string(name(policy->first));
 }
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What memory.hpp declares.
+// Definitions of available_memory() and check_memory() in <adamant/memory.hpp>.
 #pragma once
 
 #include <string>
@@ -23,8 +23,8 @@ ADAMANT_DECL memory_limit available_memory(node_set const& nodes, std::string co
         if (!free)
             return least;
         on_nodes += *free;
-        for (char const* const gives_way : {"Active(file):", "Inactive(file):", "SReclaimable:"})
-            on_nodes += detail::read_number(meminfo, gives_way).value_or(0);
+        for (char const* const reclaimable : {"Active(file):", "Inactive(file):", "SReclaimable:"})
+            on_nodes += detail::read_number(meminfo, reclaimable).value_or(0);
     }
     if (!nodes.empty())
         detail::keep_least(least, on_nodes, "meminfo of the NUMA nodes " + to_list(nodes));
@@ -35,9 +35,9 @@ ADAMANT_DECL void check_memory(std::size_t bytes, node_set const& nodes, std::st
 {
     memory_limit const limit = available_memory(nodes, root);
     if (bytes > limit.bytes)
-        detail::throw_unavailable({detail::bytes_text(bytes), " of memory were requested, but only ",
+        detail::throw_unavailable({"cannot allocate ", detail::bytes_text(bytes), ": only ",
                                    detail::bytes_text(limit.bytes), " are left according to ", limit.source,
-                                   "; free some, raise that limit or spread the state over more ranks"});
+                                   ". Free some, raise that limit or spread the state over more ranks."});
 }
 
 ADAMANT_END_NAMESPACE

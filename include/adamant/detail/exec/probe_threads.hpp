@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tries whether threads can be made before OpenMP is asked for them: where it cannot make one, GCC's runtime and
-// LLVM's end the process.
+// Probes whether threads can be created before OpenMP creates them: GCC's and LLVM's runtimes end the process if a
+// thread cannot be created.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Of the calling thread, as it is; 0 where the system cannot say.
+// Returns the stack size of the calling thread, or 0 if it is unknown.
 inline std::size_t stack_bytes_of_this_thread() noexcept
 {
     std::size_t bytes = 0;
@@ -43,12 +43,13 @@ inline std::size_t stack_bytes_of_this_thread() noexcept
 
 #if defined(_OPENMP)
 
-// The stack that OpenMP asks for when it makes a thread, or a little more, so that it gets those of a trial again (the
-// C library keeps some for who is next, which count as taken); 0: the system's usual.
+// Returns the stack size that OpenMP requests for a thread, or slightly more. OpenMP then reuses the stacks of the
+// probe: the C library caches the stacks of ended threads, and cached stacks count against the limits. 0: the system's
+// default.
 inline std::size_t openmp_stack_bytes()
 {
-#if defined(KMP_VERSION_MAJOR)                             // LLVM's and Intel's
-    return kmp_get_stacksize_s() + (std::size_t{1} << 18); // it gives each thread some bytes more than the last
+#if defined(KMP_VERSION_MAJOR)                             // LLVM's and Intel's runtimes
+    return kmp_get_stacksize_s() + (std::size_t{1} << 18); // each thread gets a few bytes more than the one before
 #else
     for (char const* const name : {"OMP_STACKSIZE", "GOMP_STACKSIZE"}) {
         char const* const value = std::getenv(name);
@@ -60,7 +61,7 @@ inline std::size_t openmp_stack_bytes()
             continue;
         while (*unit == ' ' || *unit == '\t')
             ++unit;
-        switch (*unit | 0x20) { // a small letter; none at all means kilobytes
+        switch (*unit | 0x20) { // lower case; without a unit, the number is in kilobytes
         case 'b': return number;
         case 'm': return number << 20;
         case 'g': return number << 30;
@@ -73,69 +74,71 @@ inline std::size_t openmp_stack_bytes()
 
 #endif
 
-// In LLVM's runtime the first threads run while the others are made, and a thread's first allocation may reserve 64 MiB
-// of addresses, which the last ones' stacks then lack. In GCC's they wait for each other first.
+// In LLVM's runtime the first threads run while later ones are created. A thread's first allocation may reserve 64 MiB
+// of address space, which the stacks of the later threads then lack. In GCC's runtime threads wait for each other
+// first.
 #if defined(KMP_VERSION_MAJOR)
 inline constexpr bool early_threads_allocate = true;
 #else
 inline constexpr bool early_threads_allocate = false;
 #endif
 
-// So many threads are made, all there at once, and are gone again on return, stacks, places in the system's limits and
-// all; so who makes as many right afterwards gets them, unless others take them first. Throws unavailable where the
-// system does not make them, and bad_alloc where beside them there is no memory for what a runtime allocates.
+// Creates `threads` threads that exist at the same time, and ends them before it returns. Their stacks and their share
+// of the system's limits are free again then, so the caller can create as many, unless another process takes them
+// first. Throws unavailable if the system refuses a thread, and bad_alloc if the memory left beside the threads is too
+// small for an OpenMP runtime's own allocations.
 inline void probe_threads(unsigned threads, std::size_t stack_bytes)
 {
-    struct one {
+    struct probe {
         std::atomic<std::uint32_t>* allocated;
-        std::atomic<bool>* over;
+        std::atomic<bool>* finished;
         pthread_t handle;
         pid_t id;
     };
     std::atomic<std::uint32_t> allocated{0};
-    std::atomic<bool> over{false};
-    std::vector<one> tried(threads);
+    std::atomic<bool> finished{false};
+    std::vector<probe> probes(threads);
     pthread_attr_t attributes;
     if (pthread_attr_init(&attributes) != 0)
         throw std::bad_alloc();
-    if (stack_bytes != 0) // one that cannot be is not taken by OpenMP either
+    if (stack_bytes != 0) // OpenMP, too, ignores a size that the system refuses
         static_cast<void>(pthread_attr_setstacksize(&attributes, stack_bytes));
     pthread_attr_getstacksize(&attributes, &stack_bytes);
     auto const run = [](void* argument) -> void* {
-        auto& self = *static_cast<one*>(argument);
+        auto& self = *static_cast<probe*>(argument);
         self.id = static_cast<pid_t>(syscall(SYS_gettid));
         if (early_threads_allocate) {
             static_cast<void>(probe_allocation(1));
             self.allocated->fetch_add(1);
             self.allocated->notify_one();
         }
-        self.over->wait(false);
+        self.finished->wait(false);
         return nullptr;
     };
-    std::uint32_t made = 0;
+    std::uint32_t created = 0;
     int error = 0;
-    while (made < threads) {
-        tried[made].allocated = &allocated;
-        tried[made].over = &over;
-        if (error = pthread_create(&tried[made].handle, &attributes, run, &tried[made]); error != 0)
+    while (created < threads) {
+        probes[created].allocated = &allocated;
+        probes[created].finished = &finished;
+        if (error = pthread_create(&probes[created].handle, &attributes, run, &probes[created]); error != 0)
             break;
-        ++made;
-        for (std::uint32_t now = allocated; early_threads_allocate && now != made; now = allocated)
+        ++created;
+        for (std::uint32_t now = allocated; early_threads_allocate && now != created; now = allocated)
             allocated.wait(now);
     }
     pthread_attr_destroy(&attributes);
     bool const has_room = error != 0 || probe_allocation((std::size_t{1} << 20) + (std::size_t{32} << 10) * threads);
-    over = true;
-    over.notify_all();
-    for (std::uint32_t i = 0; i < made; ++i)
-        pthread_join(tried[i].handle, nullptr);
-    // A thread that has been joined still counts until the kernel has taken it off its lists. It does not take long.
-    for (std::uint32_t i = 0; i < made; ++i)
-        for (int patience = 0; patience < 100000 && syscall(SYS_tgkill, getpid(), tried[i].id, 0) == 0; ++patience)
+    finished = true;
+    finished.notify_all();
+    for (std::uint32_t i = 0; i < created; ++i)
+        pthread_join(probes[i].handle, nullptr);
+    // A joined thread still counts against the limits until the kernel has removed it, which is soon.
+    for (std::uint32_t i = 0; i < created; ++i)
+        for (int tries = 0; tries < 100000 && syscall(SYS_tgkill, getpid(), probes[i].id, 0) == 0; ++tries)
             std::this_thread::yield();
     if (error != 0)
-        throw_unavailable({threads + 1, " threads were requested, but the system makes only ", made + 1, " (",
-                           std::strerror(error), "), with stacks of ", stack_bytes, " bytes; ",
+        throw_unavailable({"cannot start ", threads + 1, " threads: the system allows only ", created + 1,
+                           " with stacks of ", stack_bytes, " bytes (", std::strerror(error), "); ",
                            advice_on(error, "check the limits on threads (ulimit -u, the cgroup's pids.max, "
                                             "kernel.threads-max, vm.max_map_count) and on memory (ulimit -v, ulimit "
                                             "-s, OMP_STACKSIZE), or request fewer")});

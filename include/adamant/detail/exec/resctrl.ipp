@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What resctrl.hpp declares.
+// Definitions of resctrl_group in <adamant/resctrl.hpp>.
 #pragma once
 
 #include <algorithm>
@@ -52,10 +52,10 @@ ADAMANT_DECL resctrl_group::~resctrl_group()
     if (self_.owner != ::getpid())
         return;
     try {
-        int error = 0; // without the lock after five seconds: to stay would be worse
+        int error = 0; // after five seconds continues without the lock: a leftover group would be worse
         auto const held = self_.files->lock(self_.root, error);
         remove(self_.name, &self_.bandwidth_taken);
-    } catch (...) { // out of memory; when this process has ended, the next one removes the group
+    } catch (...) { // out of memory: the next process removes the group after this one has ended
     }
 }
 
@@ -100,10 +100,10 @@ ADAMANT_DECL std::string resctrl_group::path(std::string const& group, std::stri
     return self_.root + (group.empty() ? "" : "/" + group) + (file.empty() ? "" : "/" + file);
 }
 
-ADAMANT_DECL std::string resctrl_group::trouble(std::string const& what, int error) const
+ADAMANT_DECL std::string resctrl_group::trouble(std::string const& action, int error) const
 {
-    std::string text = detail::text_of({"adamant: resctrl: cannot ", what, ": ", std::strerror(error)});
-    std::string status; // the kernel's own words
+    std::string text = detail::text_of({"adamant: resctrl: cannot ", action, ": ", std::strerror(error)});
+    std::string status; // the kernel's explanation
     if ((error == EINVAL || error == ENOSPC) && self_.files->read(path("info", "last_cmd_status"), status) == 0)
         text += detail::text_of({" (", status.substr(0, status.find('\n')), ')'});
     if (error == EACCES || error == EPERM || error == EROFS)
@@ -128,10 +128,10 @@ ADAMANT_DECL detail::schemata resctrl_group::read_schemata(std::string const& gr
     return self_.files->read(path(group, "schemata"), text) == 0 ? detail::parse_schemata(text) : schemata{};
 }
 
-ADAMANT_DECL std::uint64_t resctrl_group::info(schema const& one, char const* file, int base) const
+ADAMANT_DECL std::uint64_t resctrl_group::info(schema const& entry, char const* file, int base) const
 {
     std::string text;
-    int const error = self_.files->read(path("info/" + one.resource, file), text);
+    int const error = self_.files->read(path("info/" + entry.resource, file), text);
     return error == 0 ? std::strtoull(text.c_str(), nullptr, base) : 0;
 }
 
@@ -145,16 +145,16 @@ ADAMANT_DECL void resctrl_group::start(resctrl_options const& options)
 {
     int error = 0;
     auto const held = self_.files->lock(self_.root, error);
-    if (error == EWOULDBLOCK) // of anything else the next call says more
+    if (error == EWOULDBLOCK) // for other errors, the next call gives a better message
         detail::throw_unavailable(
-            {"resctrl: another program holds the lock (flock) of ", self_.root, "; end that program, or try again"});
+            {"resctrl: cannot lock ", self_.root, ": another program holds the lock (flock). End it, or try again."});
     std::string text;
     error = self_.files->read(path("", "schemata"), text);
     if (error == ENOENT)
         detail::throw_unavailable(
-            {"resctrl: a share of L3 or memory bandwidth was requested, but nothing is mounted on ", self_.root,
-             "; as root: mount -t resctrl resctrl ", self_.root,
-             " (this fails where the kernel, the CPU or the virtual machine does not support it)"});
+            {"resctrl: cannot reserve L3 or memory bandwidth: nothing is mounted on ", self_.root,
+             ". As root, run: mount -t resctrl resctrl ", self_.root,
+             " (this fails if the kernel, the CPU or the virtual machine does not support resctrl)"});
     if (error != 0)
         throw unavailable(trouble("read " + path("", "schemata"), error));
     for (std::string const& group : groups())
@@ -181,25 +181,26 @@ ADAMANT_DECL void resctrl_group::start(resctrl_options const& options)
 ADAMANT_DECL void resctrl_group::divide(resctrl_options const& options)
 {
     schemata const root = read_schemata("");
-    schemata const fresh = read_schemata(self_.name); // a new group has the most there is
+    schemata const fresh = read_schemata(self_.name); // a new group has the maximum of each resource
     schemata ours;
     schemata host;
     double const shares[] = {options.l3_share, options.bandwidth_share};
     std::string const no_line = "the CPU cannot divide it: no line for it in " + path("", "schemata");
-    std::string why[] = {no_line, no_line}; // not divided; empty: divided
-    for (schema const& one : root)
-        if (bool const k = one.is_bandwidth(); shares[k] != 0 && (why[k].empty() || why[k] == no_line))
-            why[k] = split(one, detail::value_in(fresh, one, 0), shares[k], ours, host);
+    std::string reasons[] = {no_line, no_line}; // why L3 and bandwidth are not divided; empty: divided
+    for (schema const& entry : root)
+        if (bool const k = entry.is_bandwidth(); shares[k] != 0 && (reasons[k].empty() || reasons[k] == no_line))
+            reasons[k] = split(entry, detail::value_in(fresh, entry, 0), shares[k], ours, host);
     for (bool const k : {false, true})
-        if (shares[k] != 0 && !why[k].empty())
-            self_.notes += detail::text_of({self_.notes.empty() ? "adamant: resctrl: " : "; ",
-                                            k ? "bandwidth_share is " : "l3_share is ", shares[k], ", but ", why[k]});
-    auto const whole = [&](schema const& one) { return !why[one.is_bandwidth()].empty(); };
-    std::erase_if(ours, whole);
-    std::erase_if(host, whole);
-    for (schema const& one : root) // like the host's, that is out of the other ranks' shares
-        if (!one.is_bandwidth() && whole(one))
-            ours.push_back(one);
+        if (shares[k] != 0 && !reasons[k].empty())
+            self_.notes +=
+                detail::text_of({self_.notes.empty() ? "adamant: resctrl: " : "; ",
+                                 k ? "bandwidth_share is " : "l3_share is ", shares[k], ", but ", reasons[k]});
+    auto const undivided = [&](schema const& entry) { return !reasons[entry.is_bandwidth()].empty(); };
+    std::erase_if(ours, undivided);
+    std::erase_if(host, undivided);
+    for (schema const& entry : root) // an undivided L3 gets the host's mask, which excludes the other ranks' shares
+        if (!entry.is_bandwidth() && undivided(entry))
+            ours.push_back(entry);
     if (host.empty() || (options.required && !self_.notes.empty()))
         throw unavailable(self_.notes);
     for (bool const to_host : {false, true})
@@ -208,80 +209,80 @@ ADAMANT_DECL void resctrl_group::divide(resctrl_options const& options)
             !error.empty())
             throw unavailable(error);
     schemata const now = read_schemata("");
-    for (schema const& one : host)
-        if (std::uint64_t const before = detail::value_in(root, one, 0); one.is_bandwidth())
+    for (schema const& entry : host)
+        if (std::uint64_t const before = detail::value_in(root, entry, 0); entry.is_bandwidth())
             self_.bandwidth_taken.push_back(
-                {one.resource, one.id, before - std::min(before, detail::value_in(now, one, one.value))});
+                {entry.resource, entry.id, before - std::min(before, detail::value_in(now, entry, entry.value))});
 }
 
-ADAMANT_DECL std::string resctrl_group::split(schema const& one, std::uint64_t most, double share, schemata& ours,
+ADAMANT_DECL std::string resctrl_group::split(schema const& entry, std::uint64_t most, double share, schemata& ours,
                                               schemata& host) const
 {
     detail::default_mode_scope const mode;
-    bool const bandwidth = one.is_bandwidth();
+    bool const bandwidth = entry.is_bandwidth();
     if (bandwidth && most > 100)
         return detail::text_of(
-            {"the kernel shows amounts here, up to ", most,
-             " (AMD, or mounted with mba_MBps), so a share of the maximum cannot be computed: it is not "
+            {"the kernel shows amounts up to ", most,
+             " instead of percent (AMD, or mounted with mba_MBps), so a share cannot be computed: the bandwidth is not "
              "limited"});
     auto const bits = [](std::uint64_t mask) { return static_cast<std::uint64_t>(std::popcount(mask)); };
-    std::uint64_t const step = bandwidth ? std::max<std::uint64_t>(info(one, "bandwidth_gran", 10), 1) : 1;
-    std::uint64_t const whole = bandwidth ? 100 : bits(info(one, "cbm_mask", 16));
-    std::uint64_t const floor = info(one, bandwidth ? "min_bandwidth" : "min_cbm_bits", 10);
+    std::uint64_t const step = bandwidth ? std::max<std::uint64_t>(info(entry, "bandwidth_gran", 10), 1) : 1;
+    std::uint64_t const whole = bandwidth ? 100 : bits(info(entry, "cbm_mask", 16));
+    std::uint64_t const floor = info(entry, bandwidth ? "min_bandwidth" : "min_cbm_bits", 10);
     std::uint64_t const least = std::max((floor + step - 1) / step * step, step);
-    std::uint64_t const left = bandwidth ? one.value : bits(one.value);
-    std::string const unit = detail::text_of({bandwidth ? " percent of " : " ways of ", one.resource, " in domain "});
+    std::uint64_t const left = bandwidth ? entry.value : bits(entry.value);
+    std::string const unit = detail::text_of({bandwidth ? " percent of " : " ways of ", entry.resource, " in domain "});
     if (whole < 2 * least)
         return detail::text_of(
-            {"there are ", whole, unit, one.id, ", and a group has at least ", least, ": too few to divide"});
+            {"the CPU has ", whole, unit, entry.id, ", and a group has at least ", least, ": too few to divide"});
     auto const steps =
         static_cast<std::uint64_t>(std::lround(share * static_cast<double>(whole) / static_cast<double>(step)));
     std::uint64_t const count = std::clamp(steps * step, least, (whole - least) / step * step);
     std::uint64_t part = left < count + least ? 0 : count;
     if (part != 0 && !bandwidth)
-        part = detail::end_of_mask(one.value, count, info(one, "shareable_bits", 16));
+        part = detail::end_of_mask(entry.value, count, info(entry, "shareable_bits", 16));
     if (part == 0)
-        return "the host's group has only " + std::to_string(left) + unit + std::to_string(one.id) + ", and keeps " +
-               std::to_string(least) + ", where " + std::to_string(count) + " of " + std::to_string(whole) +
-               " in one piece were requested; request less, or run fewer ranks here";
-    ours.push_back({one.resource, one.id, part});
-    host.push_back({one.resource, one.id, bandwidth ? (left - part) / step * step : one.value & ~part});
+        return "the host's group has only " + std::to_string(left) + unit + std::to_string(entry.id) +
+               " and must keep " + std::to_string(least) + "; the share needs " + std::to_string(count) + " of " +
+               std::to_string(whole) + " in one piece. Request less, or run fewer ranks on this machine";
+    ours.push_back({entry.resource, entry.id, part});
+    host.push_back({entry.resource, entry.id, bandwidth ? (left - part) / step * step : entry.value & ~part});
     return {};
 }
 
 ADAMANT_DECL void resctrl_group::remove(std::string const& name, schemata const* known) const
 {
     schemata const root = read_schemata("");
-    auto const give = [&](schema const& one) { return write("", "schemata", detail::to_text({one})).empty(); };
-    for (schema one : read_schemata(name)) {
-        std::uint64_t const host = detail::value_in(root, one, 0);
-        if (one.is_bandwidth()) {
-            std::uint64_t const taken = known == nullptr ? one.value : detail::value_in(*known, one, 0);
-            if (taken == 0 || taken >= 100 || host > 100) // it was not limited
+    auto const give = [&](schema const& entry) { return write("", "schemata", detail::to_text({entry})).empty(); };
+    for (schema entry : read_schemata(name)) {
+        std::uint64_t const host = detail::value_in(root, entry, 0);
+        if (entry.is_bandwidth()) {
+            std::uint64_t const taken = known == nullptr ? entry.value : detail::value_in(*known, entry, 0);
+            if (taken == 0 || taken >= 100 || host > 100) // the bandwidth was not limited
                 continue;
-            std::uint64_t const step = info(one, "bandwidth_gran", 10);
-            one.value = std::min<std::uint64_t>(host + taken, 100);
-            if (known == nullptr && one.value + (100 % std::max<std::uint64_t>(step, 2) == 0 ? 2 : 2 * step) > 100)
-                one.value = 100; // the rest was lost in rounding
-            // The kernel rounds up, and hardware with few steps may have shown less than was written then.
-            if (give(one) && detail::value_in(read_schemata(""), one, 0) > one.value)
-                give({one.resource, one.id, one.value - std::min(one.value, step)});
-        } else if (host != 0 && (one.value & host) == 0) { // else it was not divided
-            schema const both{one.resource, one.id, one.value | host};
-            if (detail::pieces(both.value) <= detail::pieces(host) || !hand_on(name, one, host))
-                give(both); // in pieces: where the CPU takes those
+            std::uint64_t const step = info(entry, "bandwidth_gran", 10);
+            entry.value = std::min<std::uint64_t>(host + taken, 100);
+            if (known == nullptr && entry.value + (100 % std::max<std::uint64_t>(step, 2) == 0 ? 2 : 2 * step) > 100)
+                entry.value = 100; // the rest was lost in rounding
+            // The kernel rounds up. Hardware with few steps may have shown less than was written before.
+            if (give(entry) && detail::value_in(read_schemata(""), entry, 0) > entry.value)
+                give({entry.resource, entry.id, entry.value - std::min(entry.value, step)});
+        } else if (host != 0 && (entry.value & host) == 0) { // otherwise the L3 was not divided
+            schema const both{entry.resource, entry.id, entry.value | host};
+            if (detail::pieces(both.value) <= detail::pieces(host) || !hand_on(name, entry, host))
+                give(both); // may be in several pieces, which some CPUs accept
         }
     }
     static_cast<void>(self_.files->remove_dir(path(name)));
 }
 
-ADAMANT_DECL bool resctrl_group::hand_on(std::string const& from, schema const& bits, std::uint64_t host) const
+ADAMANT_DECL bool resctrl_group::hand_on(std::string const& source, schema const& bits, std::uint64_t host) const
 {
     for (std::string const& group : groups()) {
-        std::uint64_t const theirs = detail::value_in(read_schemata(group), bits, 0);
-        if (group != from && detail::owner_of(*self_.files, group) != detail::owner::foreign && theirs != 0 &&
-            (theirs & host) == 0 && detail::pieces(theirs | bits.value) == 1 &&
-            write(group, "schemata", detail::to_text({{bits.resource, bits.id, theirs | bits.value}})).empty())
+        std::uint64_t const mask = detail::value_in(read_schemata(group), bits, 0);
+        if (group != source && detail::owner_of(*self_.files, group) != detail::owner::foreign && mask != 0 &&
+            (mask & host) == 0 && detail::pieces(mask | bits.value) == 1 &&
+            write(group, "schemata", detail::to_text({{bits.resource, bits.id, mask | bits.value}})).empty())
             return true;
     }
     return false;

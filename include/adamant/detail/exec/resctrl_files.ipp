@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What resctrl.hpp declares.
+// Definitions of resctrl_files and of the parsing functions in <adamant/resctrl.hpp>.
 #pragma once
 
 #include <algorithm>
@@ -71,7 +71,7 @@ ADAMANT_DECL std::shared_ptr<void> resctrl_files::lock(std::string const& root, 
             error == EWOULDBLOCK)
             ::usleep(5000);
     return {nullptr, [file](void*) {
-                ::flock(file, LOCK_UN); // close alone would leave it with a child forked meanwhile
+                ::flock(file, LOCK_UN); // closing alone would leave the lock with a child forked meanwhile
                 close_with(file, 0);
             }};
 }
@@ -96,15 +96,15 @@ ADAMANT_DECL schemata parse_schemata(std::string const& text)
     for (char const* line = text.c_str(); line != nullptr; line = std::strchr(line, '\n')) {
         line += std::strspn(line, " \n");
         char name[8] = "";
-        int length = 0; // 0: not ours, an L2 for example
+        int length = 0; // stays 0 for a resource that we do not use, an L2 for example
         std::sscanf(line, "%7[L3CODEATMB]:%n", name, &length);
         char* end = nullptr;
         for (char const* domain = line + length; length != 0; domain = end + 1) {
-            schema one{name, std::strtoul(domain, &end, 10), 0};
+            schema entry{name, std::strtoul(domain, &end, 10), 0};
             if (end == domain || *end != '=')
                 break;
-            one.value = std::strtoull(end + 1, &end, one.is_bandwidth() ? 10 : 16);
-            result.push_back(one);
+            entry.value = std::strtoull(end + 1, &end, entry.is_bandwidth() ? 10 : 16);
+            result.push_back(entry);
             if (*end != ';')
                 break;
         }
@@ -115,35 +115,36 @@ ADAMANT_DECL schemata parse_schemata(std::string const& text)
 ADAMANT_DECL std::string to_text(schemata const& all)
 {
     std::string text;
-    for (schema const& one : all) {
+    for (schema const& entry : all) {
         char line[64];
-        std::snprintf(line, sizeof line, one.is_bandwidth() ? "%s:%lu=%llu\n" : "%s:%lu=%llx\n", one.resource.c_str(),
-                      one.id, static_cast<unsigned long long>(one.value));
+        std::snprintf(line, sizeof line, entry.is_bandwidth() ? "%s:%lu=%llu\n" : "%s:%lu=%llx\n",
+                      entry.resource.c_str(), entry.id, static_cast<unsigned long long>(entry.value));
         text += line;
     }
     return text;
 }
 
-ADAMANT_DECL std::uint64_t value_in(schemata const& all, schema const& like, std::uint64_t otherwise)
+ADAMANT_DECL std::uint64_t value_in(schemata const& all, schema const& key, std::uint64_t fallback)
 {
-    for (schema const& one : all)
-        if (one.resource == like.resource && one.id == like.id)
-            return one.value;
-    return otherwise;
+    for (schema const& entry : all)
+        if (entry.resource == key.resource && entry.id == key.id)
+            return entry.value;
+    return fallback;
 }
 
-ADAMANT_DECL unsigned long long process_start(resctrl_files& files, long pid, unsigned long long otherwise)
+ADAMANT_DECL unsigned long long process_start(resctrl_files& files, long pid, unsigned long long fallback)
 {
     std::string const id = std::to_string(pid);
-    std::string stat; // of its first thread: the same, but qemu-user makes up the process's own
-    if (files.read(text_of({"/proc/", id, "/task/", id, "/stat"}), stat) != 0) // /proc may hide those of other users
-        return ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH ? 0 : otherwise;
+    std::string stat; // of the first thread, which has the same start time; qemu-user invents the process's own file
+    if (files.read(text_of({"/proc/", id, "/task/", id, "/stat"}), stat) != 0) // /proc may hide other users' processes
+        return ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH ? 0 : fallback;
     char state = 0;
     long threads = 0;
     unsigned long long start = 0;
-    if (std::sscanf(stat.c_str() + std::min(stat.rfind(')'), stat.size()), // the program's name may hold anything
+    if (std::sscanf(stat.c_str() + std::min(stat.rfind(')'),
+                                            stat.size()), // skips the program's name, which may hold any characters
                     ") %c%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%ld%*s%llu", &state, &threads, &start) != 3)
-        return otherwise;
+        return fallback;
     return (state == 'Z' || state == 'X') && threads <= 1 ? 0 : start;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linux's files and calls about memory: limits, pools of huge pages, policies.
+// Linux interfaces for memory: cgroup limits, huge page pools, transparent huge pages and NUMA policies.
 #pragma once
 
 #include <algorithm>
@@ -53,10 +53,10 @@ inline std::string node_folder(std::string const& root, unsigned node)
     return text_of({root, "/sys/devices/system/node/node", node});
 }
 
-// A file of the machine's pool (in sys/kernel/mm) or of a node's (in its folder).
-inline std::string hugetlb_file(std::string const& in, page_kind kind, char const* file)
+// Path of a file of the machine's pool (folder: sys/kernel/mm) or of a node's pool (folder: the node's).
+inline std::string hugetlb_file(std::string const& folder, page_kind kind, char const* file)
 {
-    return text_of({in, "/hugepages/hugepages-", page_bytes(kind) / 1024, "kB/", file});
+    return text_of({folder, "/hugepages/hugepages-", page_bytes(kind) / 1024, "kB/", file});
 }
 
 inline void keep_least(memory_limit& least, std::size_t bytes, std::string const& source)
@@ -65,21 +65,22 @@ inline void keep_least(memory_limit& least, std::size_t bytes, std::string const
         least = {bytes, source};
 }
 
-// What one cgroup leaves of "memory" or "hugetlb.2MB".
+// Lowers `least` to what one cgroup leaves of the resource: "memory" or "hugetlb.2MB".
 inline void keep_least_of_cgroup(memory_limit& least, cgroup_folder const& cgroup, std::string_view resource)
 {
     std::string const file = text_of({cgroup.path, "/", resource});
     std::string const stat = read_file(file + ".stat");
-    // The file cache counts as used but gives way. Otherwise nothing would seem to be left after much reading.
+    // The file cache counts as used but is reclaimable. Without this correction, a process that has read many files
+    // would seem to have no memory left.
     std::size_t cache = 0;
-    for (char const* const gives_way : {"active_file", "inactive_file"})
-        cache += number_after(stat, cgroup.v2 ? gives_way : text_of({"total_", gives_way})).value_or(0);
+    for (char const* const reclaimable : {"active_file", "inactive_file"})
+        cache += number_after(stat, cgroup.v2 ? reclaimable : text_of({"total_", reclaimable})).value_or(0);
     auto const keep = [&](std::optional<std::size_t> limit, std::string const& usage, std::string const& source) {
         auto const used = limit ? read_number(usage) : std::nullopt;
         if (used)
             keep_least(least, *limit - std::min(*limit, *used - std::min(*used, cache)), source);
     };
-    if (cgroup.v2) { // memory.swap.max limits swap alone, which nobody here counts on
+    if (cgroup.v2) { // memory.swap.max limits only swap, which we do not rely on
         keep(read_number(file + ".max"), file + ".current", file + ".max");
         return;
     }
@@ -87,15 +88,15 @@ inline void keep_least_of_cgroup(memory_limit& least, cgroup_folder const& cgrou
     keep(read_number(file + ".limit_in_bytes"), used, file + ".limit_in_bytes");
     if (resource != "memory")
         return;
-    // The least of the ancestors' limits, also of those above the mount of a container.
+    // The least limit of all ancestors, including those above a container's mount.
     keep(number_after(stat, "hierarchical_memory_limit"), used, file + ".stat (hierarchical_memory_limit)");
-    // Memory and swap together: with much swapped out already, this is reached first.
+    // Limit of memory and swap together: the process reaches it first if much is swapped out already.
     std::string const both = file + ".memsw.usage_in_bytes";
     keep(read_number(file + ".memsw.limit_in_bytes"), both, file + ".memsw.limit_in_bytes");
     keep(number_after(stat, "hierarchical_memsw_limit"), both, file + ".stat (hierarchical_memsw_limit)");
 }
 
-// What the cgroups of this process, of version 1 or 2, leave it of "memory" or "hugetlb.2MB".
+// What the cgroups (version 1 or 2) leave this process of the resource: "memory" or "hugetlb.2MB".
 inline memory_limit cgroup_room(std::string const& root, std::string_view resource)
 {
     memory_limit least;
@@ -108,16 +109,16 @@ inline std::string transparent_folder(std::string const& root)
 {
     return root + "/sys/kernel/mm/transparent_hugepage";
 }
-// The size of a transparent huge page.
+// Size of a transparent huge page.
 inline std::size_t transparent_bytes(std::string const& root)
 {
     return read_number(transparent_folder(root) + "/hpage_pmd_size").value_or(std::size_t{1} << 21);
 }
 
-// What the kernel does with memory that asks for huge pages: "always", "madvise" or "never"; empty where it has none.
+// The kernel's mode for transparent huge pages: "always", "madvise" or "never"; empty if the kernel has none.
 inline std::string transparent_mode(std::string const& root)
 {
-    auto const chosen = [](std::string const& path) { // "always [madvise] never"
+    auto const selected = [](std::string const& path) { // the bracketed word of "always [madvise] never"
         std::string const file = read_file(path);
         std::string_view text = file;
         for (std::string_view word = next_word(text); !word.empty(); word = next_word(text))
@@ -127,12 +128,12 @@ inline std::string transparent_mode(std::string const& root)
     };
     std::string const all = transparent_folder(root);
     std::size_t const kib = transparent_bytes(root) / 1024;
-    std::string const own = chosen(text_of({all, "/hugepages-", kib, "kB/enabled"})); // since Linux 6.8
-    return own.empty() || own == "inherit" ? chosen(all + "/enabled") : own;
+    std::string const size_mode = selected(text_of({all, "/hugepages-", kib, "kB/enabled"})); // since Linux 6.8
+    return size_mode.empty() || size_mode == "inherit" ? selected(all + "/enabled") : size_mode;
 }
 
-// Whether the kernel gives this process no huge pages, whatever it asks for: PR_SET_THP_DISABLE, which children
-// inherit. (Since Linux 6.18 that may except memory that asks for them, as ours does.)
+// Whether PR_SET_THP_DISABLE, which children inherit, denies this process huge pages even on request. (Since Linux 6.18
+// the setting may except memory that requests huge pages, as ours does.)
 inline bool transparent_pages_are_off(std::string const& root)
 {
     if (int const disabled = ::prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0); disabled >= 0)
@@ -140,8 +141,8 @@ inline bool transparent_pages_are_off(std::string const& root)
     return read_number(root + "/proc/self/status", "THP_enabled:") == std::size_t{0};
 }
 
-// The policy of the mapping at an address; nothing, with errno, where the kernel may not be asked. (hwloc does not tell
-// preferred from bound.)
+// The NUMA policy of the mapping at an address. If the system call fails, returns nothing and leaves errno set. (hwloc
+// cannot distinguish preferred from bound.)
 inline std::optional<std::pair<memory_binding, node_set>> binding_of(void const* address)
 {
     int mode = 0;
@@ -156,7 +157,7 @@ inline std::optional<std::pair<memory_binding, node_set>> binding_of(void const*
     constexpr int preferred_many = 5; // MPOL_PREFERRED_MANY, in headers since Linux 5.15
     if (mode == MPOL_BIND)
         return std::pair(memory_binding::bound, nodes);
-    if ((mode == MPOL_PREFERRED || mode == preferred_many) && !nodes.empty()) // without nodes: near the toucher
+    if ((mode == MPOL_PREFERRED || mode == preferred_many) && !nodes.empty()) // without nodes: first touch
         return std::pair(memory_binding::preferred, nodes);
     return std::pair(memory_binding::none, node_set{});
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What team.hpp declares.
+// Definitions of <adamant/team.hpp>.
 #pragma once
 
 #include <string>
@@ -20,27 +20,27 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-ADAMANT_DECL void submit(team_state& to, team_request& request)
+ADAMANT_DECL void submit(team_state& state, team_request& request)
 {
-    to.submit(request);
+    state.submit(request);
 }
-ADAMANT_DECL void wait_for(team_state const& of, team_request const& request) noexcept
+ADAMANT_DECL void wait_for(team_state const& state, team_request const& request) noexcept
 {
-    of.wait(request.ticket);
+    state.wait(request.ticket);
 }
-ADAMANT_DECL bool is_done(team_state const& of, team_request const& request) noexcept
+ADAMANT_DECL bool is_done(team_state const& state, team_request const& request) noexcept
 {
-    return of.done(request.ticket);
+    return state.done(request.ticket);
 }
-ADAMANT_DECL void check_process(team_state const& of)
+ADAMANT_DECL void check_process(team_state const& state)
 {
-    of.check_process();
+    state.check_process();
 }
 ADAMANT_DECL void check_chunks(std::size_t chunks)
 {
     if (chunks > work_stealing_queues::max_chunks)
-        throw_invalid_argument(
-            {"work is cut into ", chunks, " chunks, but a team takes at most ", work_stealing_queues::max_chunks});
+        throw_invalid_argument({"cannot submit ", chunks, " chunks: a team takes at most ",
+                                work_stealing_queues::max_chunks, ". Use larger chunks."});
 }
 
 } // namespace detail
@@ -49,19 +49,20 @@ ADAMANT_DECL team::team(team_options options)
 {
     options.bind = detail::resolved(options.bind);
     if (options.pus.empty() && (options.bind != binding::none || options.threads == 0))
-        detail::throw_invalid_argument({"a team was requested without PUs; name some, or request binding::none"});
+        detail::throw_invalid_argument(
+            {"cannot create a team: no PUs were given. Name PUs, or request binding::none."});
 #if defined(ADAMANT_NO_HWLOC)
     if (options.bind == binding::required)
-        detail::throw_unavailable({"bound threads were requested, but this program was compiled without hwloc "
-                                   "(ADAMANT_NO_HWLOC); request binding::none"});
+        detail::throw_unavailable({"cannot bind threads: this program was compiled without hwloc (ADAMANT_NO_HWLOC). "
+                                   "Request binding::none."});
 #endif
     std::size_t const threads = options.threads != 0 ? options.threads : options.pus.size();
     if (threads > max_threads)
         detail::throw_unavailable(
-            {threads, " threads were requested, but a team has at most ", max_threads, "; request one for each core"});
+            {"cannot start ", threads, " threads: a team has at most ", max_threads, ". Request one for each core."});
 #if !defined(ADAMANT_NO_HWLOC)
     if (options.bind != binding::none)
-        detail::live_topology(); // where it can throw
+        detail::live_topology(); // reads the topology here, where an error can be thrown
 #endif
     state_ = std::make_shared<detail::team_state>(options, static_cast<unsigned>(threads));
     start_leader();
@@ -76,12 +77,12 @@ ADAMANT_DECL team::team(team_options options)
 ADAMANT_DECL team::~team()
 {
     if (!state_->in_this_process()) {
-        static_cast<void>(state_->leader.release()); // to join or detach a thread that is not there is undefined
+        static_cast<void>(state_->leader.release()); // the thread is in another process: join and detach are undefined
         return;
     }
     state_->stop();
     if (state_->is_member())
-        state_->leader->detach(); // destroyed by its own last task
+        state_->leader->detach(); // a task of the team destroys it
     else
         state_->leader->join();
 }
@@ -140,20 +141,20 @@ ADAMANT_DECL void team::check_process() const
 ADAMANT_DECL void team::start_leader()
 {
     struct all_signals_blocked {
-        sigset_t before;
+        sigset_t old_mask;
         all_signals_blocked() noexcept
         {
             sigset_t all;
             sigfillset(&all);
-            pthread_sigmask(SIG_SETMASK, &all, &before);
+            pthread_sigmask(SIG_SETMASK, &all, &old_mask);
         }
-        ~all_signals_blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+        ~all_signals_blocked() { pthread_sigmask(SIG_SETMASK, &old_mask, nullptr); }
     };
     all_signals_blocked const block;
     try {
         state_->leader = std::make_unique<std::thread>([state = state_] { state->lead(); });
     } catch (std::system_error const& e) {
-        detail::throw_unavailable({"a team's leader could not be started: ", e.what(), "; ",
+        detail::throw_unavailable({"cannot start the leader thread of a team: ", e.what(), "; ",
                                    detail::advice_on(e.code().value(), "check the limits on threads (ulimit -u, "
                                                                        "pids.max) and on memory (ulimit -v)")});
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread of a team, for as long as it is one: bound to its PU, and given back to OpenMP as it came.
+// Sets up an OpenMP thread as a member of a team, and restores it afterwards.
 #pragma once
 
 #include <cerrno>
@@ -24,17 +24,17 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-// For as long as a thread is a team's. OpenMP runtimes keep threads for the next region of anyone, so each leaves as it
-// came: with its name, its mask, and the floating-point environment that it had from whoever made it. A task of a team
-// has the default one: nearest, and no traps.
+// Scope of a thread's membership in a team. OpenMP runtimes reuse threads for any later parallel region, so the
+// destructor restores the thread's name, affinity mask and floating-point environment. Inside the scope the thread has
+// the default floating-point environment: round to nearest, no traps.
 class member_thread {
 public:
     explicit member_thread(unsigned member) noexcept
     {
         pthread_getname_np(pthread_self(), name_, sizeof name_);
-        char own_name[sizeof name_];
-        std::snprintf(own_name, sizeof own_name, "adamant/%u", member);
-        pthread_setname_np(pthread_self(), own_name);
+        char member_name[sizeof name_];
+        std::snprintf(member_name, sizeof member_name, "adamant/%u", member);
+        pthread_setname_np(pthread_self(), member_name);
         std::fegetenv(&environment_);
         std::fesetenv(FE_DFL_ENV);
     }
@@ -43,14 +43,14 @@ public:
     ~member_thread()
     {
 #if !defined(ADAMANT_NO_HWLOC)
-        if (before_)
-            bind_this_thread(before_.get());
+        if (old_mask_)
+            bind_this_thread(old_mask_.get());
 #endif
         std::fesetenv(&environment_);
         pthread_setname_np(pthread_self(), name_);
     }
 
-    // To the PU that is its own, and says how that went. Throws bad_alloc.
+    // Binds the thread to the PU of `member` and writes the result to `self`. Throws bad_alloc.
     void bind(team_member& self, unsigned member, team_options const& options)
     {
         self.thread_id = static_cast<pid_t>(syscall(SYS_gettid));
@@ -59,23 +59,24 @@ public:
 #if defined(ADAMANT_NO_HWLOC)
         static_cast<void>(member);
         self.problem =
-            "adamant: threads cannot be bound, as this program was compiled without hwloc (ADAMANT_NO_HWLOC)";
+            "adamant: cannot bind threads: this program was compiled without hwloc (ADAMANT_NO_HWLOC). Request "
+            "binding::none.";
 #else
         std::vector<unsigned> const pus = options.pus.members();
         self.asked = {pus[member % pus.size()]};
-        before_ = bitmap_of_this_thread();
+        old_mask_ = bitmap_of_this_thread();
         self.bound_to = bind_this_thread(self.asked);
         if (self.bound_to == self.asked)
             return;
-        int const refused = errno;
+        int const error = errno;
         bool const unknown = self.bound_to.empty();
-        std::string const usual = "look whether the PU is online and allowed to this process";
-        std::string const why =
-            !unknown ? "it is now on PUs " + to_list(self.bound_to) + "; " + usual
-                     : refused_text("sched_setaffinity", refused,
-                                    advice_on(refused, refused == ENOMEM ? "free memory, or see ulimit -v" : usual));
-        self.problem = text_of({"adamant: a thread could not be bound to PU ", to_list(self.asked), ": ", why,
-                                "; binding::if_possible goes on without"});
+        std::string const usual = "check whether the PU is online and allowed to this process";
+        std::string const reason =
+            !unknown ? "it now runs on PUs " + to_list(self.bound_to) + "; " + usual
+                     : refused_text("sched_setaffinity", error,
+                                    advice_on(error, error == ENOMEM ? "free memory, or see ulimit -v" : usual));
+        self.problem = text_of({"adamant: cannot bind a thread to PU ", to_list(self.asked), ": ", reason,
+                                ". To continue unbound, request binding::if_possible."});
         self.bound_to = {};
 #endif
     }
@@ -84,7 +85,7 @@ private:
     char name_[16] = "";
     std::fenv_t environment_;
 #if !defined(ADAMANT_NO_HWLOC)
-    unique_bitmap before_; // its mask
+    unique_bitmap old_mask_;
 #endif
 };
 

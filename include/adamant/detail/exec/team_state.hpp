@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of a team: its threads and the queue of work. See team.hpp.
+// Shared state of a team: its threads, the queue of requests, and their synchronisation. Implements <adamant/team.hpp>.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +53,7 @@ inline void relax() noexcept
 #endif
 }
 
-// Returns once the value is no longer `old`: looks for a while, then sleeps.
+// Blocks until the value differs from `old`, and returns it. Spins first, then sleeps.
 inline std::uint32_t wait_for_change(std::atomic<std::uint32_t> const& value, std::uint32_t old,
                                      std::chrono::nanoseconds spin) noexcept
 {
@@ -64,7 +64,7 @@ inline std::uint32_t wait_for_change(std::atomic<std::uint32_t> const& value, st
                 return now;
             relax();
         }
-        // The thread that we wait for may need this PU.
+        // The thread that changes the value may need this PU.
         if (spin.count() > 0)
             sched_yield();
     } while (std::chrono::steady_clock::now() < until);
@@ -75,7 +75,7 @@ inline std::uint32_t wait_for_change(std::atomic<std::uint32_t> const& value, st
     }
 }
 
-// What the threads share. The leader's thread keeps it alive, whatever becomes of the team object.
+// State that a team's threads share. The leader thread keeps it alive after the team object is gone.
 class team_state {
 public:
     team_state(team_options const& options, unsigned threads)
@@ -86,9 +86,9 @@ public:
     [[nodiscard]] team_options const& options() const noexcept { return options_; }
     [[nodiscard]] std::vector<team_member> const& members() const noexcept { return members_; }
     [[nodiscard]] bool in_this_process() const noexcept { return this_process() == process_; }
-    [[nodiscard]] bool is_member() const noexcept { return of_this_thread() == this; }
+    [[nodiscard]] bool is_member() const noexcept { return state_of_this_thread() == this; }
 
-    // The leader: opens the parallel region in which all members live. Does not return before stop().
+    // Runs the leader thread: opens the parallel region in which all members live. Returns after stop().
     void lead() noexcept
     {
         try {
@@ -99,7 +99,7 @@ public:
         }
     }
 
-    // Returns when the members are there; throws where they cannot be had.
+    // Blocks until all members run; throws if one of them could not start.
     void wait_until_ready()
     {
         while (ready_.load(std::memory_order_acquire) == 0)
@@ -114,13 +114,13 @@ public:
     }
 
     void check_process() const { require_process(process_, "a team"); }
-    // Throws where submit() would.
+    // Throws what submit() would throw.
     void check_submit() const
     {
         check_process();
         if (is_member())
-            throw_invalid_argument({"a task of a team submitted work to the same team, and would wait for itself; "
-                                    "submit it to another team, or do it in the task"});
+            throw_invalid_argument({"cannot submit work to a team from its own task: the task would wait for itself. "
+                                    "Submit to another team, or do the work in the task."});
     }
     void submit(team_request& request)
     {
@@ -143,7 +143,7 @@ public:
             epoch_.notify_all();
     }
 
-    // Whether a request waits behind the one that is being worked on.
+    // Whether a request waits behind the current one.
     [[nodiscard]] bool others_wait() const noexcept { return others_wait_.load(std::memory_order_relaxed); }
 
     [[nodiscard]] bool done(std::uint32_t ticket) const noexcept
@@ -161,7 +161,7 @@ public:
             now = wait_for_change(completed_, now, options_.spin);
     }
 
-    // All that was submitted is still done.
+    // Ends the threads after all submitted requests are complete.
     void stop()
     {
         bool start = false;
@@ -177,29 +177,29 @@ public:
             epoch_.notify_all();
     }
 
-    std::unique_ptr<std::thread> leader; // only the team uses it
+    std::unique_ptr<std::thread> leader; // for the team object only
 
 private:
     static bool reached(std::uint32_t completed, std::uint32_t ticket) noexcept
     {
         return static_cast<std::int32_t>(completed - ticket) >= 0;
     }
-    static team_state const*& of_this_thread() noexcept
+    static team_state const*& state_of_this_thread() noexcept
     {
         static thread_local team_state const* state = nullptr;
         return state;
     }
 
-    // A step takes 23 KiB of it, and 62 where it was compiled for AVX2 without optimisation; a step over a list 27 KiB
-    // more, for what it gathers small shards in.
+    // A step uses 23 KiB of stack, or 62 KiB if compiled for AVX2 without optimisation. A step over a list uses 27 KiB
+    // more, for the buffer in which it gathers small shards.
     static constexpr std::size_t min_stack_bytes = 131072;
     [[noreturn]] static void refuse_stack(std::size_t bytes, std::size_t needed)
     {
-        throw_unavailable({"a thread of a team needs a stack of ", needed, " bytes, but has one of ", bytes,
-                           "; raise OMP_STACKSIZE, GOMP_STACKSIZE or KMP_STACKSIZE, and ulimit -s"});
+        throw_unavailable({"cannot start a team: a thread needs a stack of ", needed, " bytes, but has ", bytes,
+                           ". Raise OMP_STACKSIZE, GOMP_STACKSIZE or KMP_STACKSIZE, and ulimit -s."});
     }
 
-    // In a handler. The first one counts.
+    // Records the current exception unless one was recorded before. Call from a catch block.
     void fail() noexcept
     {
         if (!failed_.exchange(true))
@@ -215,10 +215,10 @@ private:
     {
         unsigned const size = static_cast<unsigned>(members_.size());
 #if defined(_OPENMP)
-        omp_set_dynamic(0); // of this thread only
+        omp_set_dynamic(0); // affects this thread only
         unsigned granted = std::min(size, static_cast<unsigned>(omp_get_thread_limit()));
         if (granted == size) {
-            // On the stack of who opens the region GCC's runtime has a few words for each thread.
+            // GCC's runtime keeps a few words per thread on the stack of the thread that opens the region.
             std::size_t const needed = min_stack_bytes + std::size_t{256} * size;
             if (std::size_t const bytes = stack_bytes_of_this_thread(); bytes != 0 && bytes < needed)
                 refuse_stack(bytes, needed);
@@ -232,26 +232,25 @@ private:
             }
         }
         if (granted != size)
-            throw_unavailable({size, " threads were requested, but OpenMP grants ", granted,
-                               "; check OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS and KMP_DEVICE_THREAD_LIMIT, or "
-                               "request fewer"});
+            throw_unavailable({"cannot start ", size, " threads: OpenMP grants ", granted,
+                               ". Check OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS and KMP_DEVICE_THREAD_LIMIT, or "
+                               "request fewer."});
 #else
         if (size != 1)
-            throw_unavailable({size,
-                               " threads were requested, but this program was compiled without OpenMP, which gives 1; "
-                               "add -fopenmp"});
+            throw_unavailable(
+                {"cannot start ", size, " threads: this program was compiled without OpenMP. Add -fopenmp."});
         live(0);
 #endif
     }
 
-    // One member, from beginning to end.
+    // Lifetime of a member: binds the thread, then works on requests until stop().
     void live(unsigned member) noexcept
     {
-        of_this_thread() = this;
+        state_of_this_thread() = this;
         {
             member_thread self(member);
             if (std::size_t const bytes = stack_bytes_of_this_thread(); bytes != 0 && bytes < min_stack_bytes) {
-                too_small_stack_.store(bytes, std::memory_order_relaxed); // no place to throw from, either
+                too_small_stack_.store(bytes, std::memory_order_relaxed); // also too small to throw from
             } else {
                 try {
                     self.bind(members_[member], member, options_);
@@ -260,7 +259,7 @@ private:
                 }
             }
             if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == members_.size())
-                all_are_there();
+                all_arrived();
             for (std::uint32_t seen = 0;;) {
                 seen = wait_for_change(epoch_, seen, options_.spin);
                 if (current_ == nullptr)
@@ -268,16 +267,16 @@ private:
                 work(*current_, member);
             }
         }
-        of_this_thread() = nullptr;
+        state_of_this_thread() = nullptr;
     }
-    // In the last one that has come.
-    void all_are_there() noexcept
+    // Called by the last member to arrive.
+    void all_arrived() noexcept
     {
         bool usable = !failed_.load(std::memory_order_relaxed) && too_small_stack_.load(std::memory_order_relaxed) == 0;
         for (team_member const& m : members_)
             usable = usable && (m.problem.empty() || options_.bind != binding::required);
         if (!usable)
-            publish(nullptr); // nobody can have submitted anything yet
+            publish(nullptr); // before announce(), so no request can have been submitted yet
         announce();
         epoch_.notify_all();
     }
@@ -296,8 +295,8 @@ private:
         }
         if (remaining_.fetch_sub(1, std::memory_order_acq_rel) != 1)
             return;
-        // The last one out hands the next request on, and only then is this one over: its memory is the submitter's
-        // again.
+        // The last member to finish publishes the next request, then completes this one. Do not touch the request after
+        // that: its submitter may already have freed it.
         bool start = false;
         {
             std::lock_guard const lock(mutex_);
@@ -315,7 +314,7 @@ private:
         completed_.notify_all();
     }
 
-    // Shows the members what to do next; they look at it after epoch_ has changed. null: stop.
+    // Makes a request current; members read it after epoch_ has changed. null: stop.
     void publish(team_request* request) noexcept
     {
         current_ = request;
@@ -327,24 +326,24 @@ private:
 
     team_options options_;
     std::vector<team_member> members_;
-    work_stealing_queues queues_; // of the request that is being worked on
+    work_stealing_queues queues_; // chunks of the current request
     pid_t process_;
     std::atomic<std::uint32_t> ready_{0};
     std::atomic<std::size_t> arrived_{0};
-    // Why there is no team: what was thrown first, and a stack that is too small.
+    // Reasons why the team cannot start: the first exception, and the size of a stack that is too small.
     std::atomic<bool> failed_{false};
     std::exception_ptr failure_;
     std::atomic<std::size_t> too_small_stack_{0};
 
     std::atomic<bool> others_wait_{false};
-    std::mutex mutex_; // guards the queue
+    std::mutex mutex_; // guards the queue of requests
     team_request* head_ = nullptr;
     team_request* tail_ = nullptr;
     std::uint32_t last_ticket_ = 0;
     bool stopping_ = false;
 
     team_request* current_ = nullptr;
-    // Apart, as different threads wait for them.
+    // On separate cache lines, because different threads wait for them.
     alignas(64) std::atomic<std::uint32_t> epoch_{0};
     alignas(64) std::atomic<unsigned> remaining_{0};
     alignas(64) std::atomic<std::uint32_t> completed_{0};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which process this is, without asking the system each time, and what belongs to one process only.
+// The cached process id, and guards for objects that belong to one process and must not be used after a fork.
 #pragma once
 
 #include <atomic>
@@ -16,33 +16,33 @@ namespace detail {
 
 inline std::atomic<pid_t> known_process{0};
 
-// As getpid(), which is a system call, and most of what a look at whether a team is in its own process would cost.
-// fork() has the child forget what its parent knew; a bare clone() does not.
+// getpid(), cached: the system call would dominate the cost of checking whether a team belongs to this process.
+// fork() resets the cache in the child; a bare clone() does not.
 inline pid_t this_process() noexcept
 {
-    static bool const is_told_of_forks =
+    static bool const has_fork_handler =
         pthread_atfork(nullptr, nullptr, [] { known_process.store(0, std::memory_order_relaxed); }) == 0;
-    if (!is_told_of_forks)
+    if (!has_fork_handler)
         return getpid();
     if (pid_t const known = known_process.load(std::memory_order_relaxed); known != 0)
         return known;
-    pid_t const found = getpid();
-    known_process.store(found, std::memory_order_relaxed);
-    return found;
+    pid_t const process = getpid();
+    known_process.store(process, std::memory_order_relaxed);
+    return process;
 }
 
-// Throws unavailable in a process that was forked from `owner`. what: "a team", say.
-inline void require_process(pid_t owner, std::string_view what)
+// Throws unavailable in a process that was forked from `owner`. object: for the message, such as "a team".
+inline void require_process(pid_t owner, std::string_view object)
 {
     if (this_process() != owner)
-        throw_unavailable({"cannot use ", what, " of process ", owner, " in process ", getpid(),
+        throw_unavailable({"cannot use ", object, " of process ", owner, " in process ", getpid(),
                            ", which was forked from it: threads do not survive a fork. Make another one after the "
                            "fork."});
 }
 
-// A T that only the process that made it destroys. In a process forked from that one the threads that used the T are
-// gone, perhaps during a change: a destructor there could wait for them forever, or free what is half written.
-// So that process leaks it.
+// Holds a T and destroys it only in the process that created it. A forked process leaks the T. The threads that used
+// it do not exist there and may have stopped in the middle of a change, so a destructor could wait for them forever or
+// free half-written data.
 template <class T>
 class process_bound {
 public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work that arrives while a team is busy with it: a line of pieces that grows. Whichever thread is free takes the next.
+// A queue that feeds a thread team with work that arrives while the team runs.
 #pragma once
 
 #include <algorithm>
@@ -19,32 +19,33 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Pieces are numbers; what they mean is the owner's business. While there is work, the team has a request of the
-// line's, a drain: each member comes in at the owner's function, asks next() what to do, does it, and asks again. A
-// drain ends when the line is empty and no more is expected, or a while after (team_options::spin) unless others want
-// the team.
+// The queue numbers pieces of work; the owner knows what each number means. While there is work, the queue keeps one
+// request with the team, a drain. In a drain each worker enters through the owner's callback and pulls items with
+// next() until it gets `leave`. The queue never calls out otherwise. A drain ends when the queue is empty and the owner
+// expects no more work. If more work is expected, the drain waits for team_options::spin first, unless another request
+// waits for the team.
 class work_queue {
 public:
     // One request to the team.
     class drain;
-    // What the owner has a member do in a drain: ask next() and do what it says, until it says `leave`.
-    struct drain_task {
+    // The owner's callback. Each worker of a drain calls it once. It loops over next() until it gets `leave`.
+    struct worker_entry {
         void* owner;
-        void (*run)(void* owner, drain& in, unsigned member);
+        void (*run)(void* owner, drain& current, unsigned member);
     };
     struct work_item {
         enum class kind : unsigned char {
-            work,  // do pieces [begin, end), then call did()
-            close, // all that was added is done: add more by add_at_end() or nothing, then call close()
+            work,  // process pieces [begin, end), then call complete()
+            close, // all pieces are complete: optionally add more by add_at_end(), then call close()
             leave
-        } what;
+        } action;
         std::size_t begin = 0;
         std::size_t end = 0;
     };
     using clock = std::chrono::steady_clock;
 
-    // team: may be null until have_team().
-    work_queue(std::shared_ptr<adamant::team> team, drain_task task) : team_(std::move(team)), task_(task) {}
+    // team: may be null until ensure_team().
+    work_queue(std::shared_ptr<adamant::team> team, worker_entry entry) : team_(std::move(team)), entry_(entry) {}
     work_queue(work_queue const&) = delete;
     work_queue& operator=(work_queue const&) = delete;
     ~work_queue()
@@ -53,40 +54,39 @@ public:
             wait();
     }
 
-    // ---- For those who have work
+    // ---- For producers
 
-    // Before any add(): work that goes on while its owner does something else needs a thread. If there is no team,
-    // makes one of a single thread, bound to nothing. Throws what the team's constructor does.
-    void have_team()
+    // Call before the first add(). If the queue has no team, creates one with a single unbound thread, because work
+    // that runs beside the caller needs a thread. Throws what the team's constructor throws.
+    void ensure_team()
     {
         if (team_ == nullptr)
             team_ = std::make_shared<adamant::team>(team_options{.threads = 1, .bind = binding::none});
     }
-    // How many pieces are taken at a time. Only while idle.
-    void take_at_once(std::size_t most) noexcept
+    // Sets the maximum number of pieces in a work item. Call only while idle.
+    void set_max_item_pieces(std::size_t pieces) noexcept
     {
-        most_at_once_.store(std::max<std::size_t>(most, 1), std::memory_order_relaxed);
+        max_item_pieces_.store(std::max<std::size_t>(pieces, 1), std::memory_order_relaxed);
     }
-    // Throws what team::submit() would throw here: nobody may add to the line, or wait for it, in a task of the team.
+    // Throws what team::submit() would throw here: a task of the team must not add to the queue or wait for it.
     void check_caller() const
     {
         if (team_ != nullptr)
             team_->check_submit();
     }
 
-    // Whether the team's threads are there: not in a forked child process. There nobody works on the
-    // line, whose lock may be held forever, and check_process() throws unavailable.
+    // False in a forked child process, which lacks the team's threads. The queue's lock may be held there forever.
     [[nodiscard]] bool in_this_process() const noexcept { return team_ == nullptr || team_->in_this_process(); }
+    // Throws unavailable in a forked child process.
     void check_process() const
     {
         if (team_ != nullptr)
             team_->check_process();
     }
 
-    // enqueue() writes down what the next pieces are and returns how many, under the line's lock; it must not throw.
-    // From any thread but the team's own. Throws what check_caller() does, before anything else happens. more_comes:
-    // the team waits a while for the next add(), because starting another drain takes it longer than a small piece
-    // does.
+    // Calls enqueue() under the queue's lock. enqueue() records the next pieces and returns their number; it must not
+    // throw. Call from any thread outside the team. Throws what check_caller() throws, before anything else happens.
+    // more_comes: workers wait for the next add(), because starting another drain costs more than a small piece.
     template <class Enqueue>
     void add(Enqueue const& enqueue, bool more_comes = false)
     {
@@ -104,21 +104,24 @@ public:
         start_drain();
     }
 
-    // Numbers for so many pieces that the caller has done without the line; returns the first. Nobody takes them, and
-    // the caller says did(). While idle.
+    // Reserves numbers for pieces that the caller processes itself; returns the first. Workers never get them, and the
+    // caller calls complete(). Call only while idle.
     [[nodiscard]] std::size_t claim(std::size_t pieces) noexcept
     {
-        std::size_t const first = taken_.fetch_add(pieces, std::memory_order_release); // first: see next()
+        // taken_ before added_: a worker that is late in next() then fails to exchange an old value of taken_.
+        std::size_t const first = taken_.fetch_add(pieces, std::memory_order_release);
         added_.fetch_add(pieces, std::memory_order_release);
         return first;
     }
-    void did(std::size_t pieces) noexcept { done_.fetch_add(pieces, std::memory_order_acq_rel); }
+    // Counts pieces as processed.
+    void complete(std::size_t pieces) noexcept { done_.fetch_add(pieces, std::memory_order_acq_rel); }
 
-    // Pieces are numbered from 0 for as long as the line lives: threads may be on their way out of one drain while
-    // another begins, and must not take a new piece for an old one.
+    // Number of pieces that were ever added. Numbers are never reused: a worker that is leaving one drain while the
+    // next begins must not take a new piece for an old one.
     [[nodiscard]] std::size_t added() const noexcept { return added_.load(std::memory_order_relaxed); }
+    // Number of pieces that were ever completed.
     [[nodiscard]] std::size_t done() const noexcept { return done_.load(std::memory_order_acquire); }
-    // In a forked child process, throws unavailable unless it was idle then.
+    // In a forked child process, throws unavailable unless the queue was idle at the fork.
     [[nodiscard]] bool idle() const
     {
         if (!in_this_process()) {
@@ -130,13 +133,13 @@ public:
         return idle_;
     }
 
-    // As idle(), without the lock: for a process forked from the one that made the team, where no other thread works on
-    // the line.
+    // idle() without the lock, for a process forked from the one that created the team: no other thread uses the queue
+    // there.
     [[nodiscard]] bool was_idle() const noexcept { return idle_; }
 
-    // Until all that was added is done. Both throw what idle() does.
+    // Blocks until all added pieces are complete. Throws what idle() throws.
     void wait() { wait_until(clock::time_point::max()); }
-    // False where it is not by then.
+    // Returns false if the deadline passes first. Throws what idle() throws.
     bool wait_until(clock::time_point deadline)
     {
         more_comes_.store(false, std::memory_order_relaxed);
@@ -159,26 +162,27 @@ public:
         return changed_->wait_until(lock, deadline, [this] { return idle_; });
     }
 
-    // ---- For members of a drain
+    // ---- For the workers of a drain
 
-    // Waits until there is something to do, or the drain is closed. waits_until is the member's own; it begins empty.
-    [[nodiscard]] work_item next(drain& in, clock::time_point& waits_until)
+    // Blocks until there is work or the drain is closed. spin_end is per-worker scratch; pass a default-constructed
+    // time_point first.
+    [[nodiscard]] work_item next(drain& current, clock::time_point& spin_end)
     {
-        // What is added once a drain is closed belongs to the next one, which all members join: a member that leaves
-        // late must not do it alone.
-        while (!in.closed.load(std::memory_order_acquire)) {
+        // Pieces that are added after a drain is closed belong to the next drain, which all workers join: a worker that
+        // leaves late must not process them alone.
+        while (!current.closed.load(std::memory_order_acquire)) {
             std::size_t taken = taken_.load(std::memory_order_acquire);
             std::size_t const added = added_.load(std::memory_order_acquire);
             if (taken < added) {
-                std::size_t const end = std::min(added, taken + most_at_once_.load(std::memory_order_relaxed));
+                std::size_t const end = std::min(added, taken + max_item_pieces_.load(std::memory_order_relaxed));
                 if (taken_.compare_exchange_weak(taken, end, std::memory_order_acq_rel)) {
-                    waits_until = {};
+                    spin_end = {};
                     return {work_item::kind::work, taken, end};
                 }
-            } else if (done() == added && !expects_more(waits_until)) {
-                if (begin_to_close(in))
+            } else if (done() == added && !expects_more(spin_end)) {
+                if (try_begin_close(current))
                     return {work_item::kind::close};
-            } else { // others are at their last pieces, or more may come
+            } else { // other workers are still busy, or more may come
                 for (int i = 0; i < 32; ++i)
                     relax();
                 sched_yield();
@@ -186,38 +190,38 @@ public:
         }
         return {work_item::kind::leave};
     }
-    // Between the work_item `close` and close(), which may be long: nobody else waits for the lock meanwhile, and the
-    // other members sleep.
+    // Call between the item `close` and the call of close(). That time may be long: the lock is free meanwhile, and the
+    // other workers sleep.
     void add_at_end(std::size_t pieces) noexcept { added_.fetch_add(pieces, std::memory_order_release); }
-    // The drain ends, unless something was added meanwhile, or the owner expects more: then a member closes it again.
-    void close(drain& in, bool owner_expects_more)
+    // Ends the drain, unless pieces were added meanwhile or the owner expects more. Otherwise a worker closes it later.
+    void close(drain& current, bool owner_expects_more)
     {
         std::lock_guard const lock(mutex_);
         is_closing_ = false;
         if (!owner_expects_more && done() == added_.load(std::memory_order_relaxed)) {
             idle_ = true;
-            in.closed.store(true, std::memory_order_release);
+            current.closed.store(true, std::memory_order_release);
         }
         changed_->notify_all();
     }
 
 private:
     struct member_task {
-        drain_task task;
-        drain* in;
-        void operator()(unsigned member) const { task.run(task.owner, *in, member); }
+        worker_entry entry;
+        drain* current;
+        void operator()(unsigned member) const { entry.run(entry.owner, *current, member); }
     };
 
 public:
     class drain {
         friend class work_queue;
         ~drain() { end(); }
-        void begin(adamant::team& team, drain_task const& task)
+        void begin(adamant::team& team, worker_entry const& entry)
         {
             closed.store(false, std::memory_order_relaxed);
-            request_ = new (memory_) submission<member_task>(team.submit(member_task{task, this})); // cannot be moved
+            request_ = new (memory_) submission<member_task>(team.submit(member_task{entry, this})); // cannot be moved
         }
-        // Waits for its members to leave.
+        // Blocks until its workers have left.
         void end() noexcept
         {
             if (request_ != nullptr)
@@ -230,48 +234,48 @@ public:
     };
 
 private:
-    // Members of a drain may still be leaving when the next one begins, so there are two, in turns. Only one thread at
-    // a time finds the line idle; the lock is for the turn after.
+    // Alternates between two drains, because workers may still be leaving one when the next begins. Only the thread
+    // that found the queue idle comes here. It may overlap with the next such thread; the lock keeps the two apart.
     void start_drain()
     {
         std::lock_guard const lock(start_mutex_);
-        drain& next = drains_[turn_ ^= 1];
+        drain& next = drains_[current_drain_ ^= 1];
         next.end();
-        next.begin(*team_, task_);
+        next.begin(*team_, entry_);
     }
-    [[nodiscard]] bool expects_more(clock::time_point& until) const noexcept
+    [[nodiscard]] bool expects_more(clock::time_point& spin_end) const noexcept
     {
         if (!more_comes_.load(std::memory_order_relaxed) || team_->others_wait())
             return false;
         auto const now = clock::now();
-        if (until == clock::time_point{})
-            until = now + team_->options().spin;
-        return now < until;
+        if (spin_end == clock::time_point{})
+            spin_end = now + team_->options().spin;
+        return now < spin_end;
     }
-    // Whether this member is to close the drain; false where another one has, or there is more to do after all.
-    [[nodiscard]] bool begin_to_close(drain const& in)
+    // Returns whether this worker closes the drain; false if another worker closed it or added more work.
+    [[nodiscard]] bool try_begin_close(drain const& current)
     {
         std::unique_lock lock(mutex_);
         changed_->wait(lock, [this] { return !is_closing_; });
-        if (in.closed.load(std::memory_order_relaxed) || done() != added_.load(std::memory_order_relaxed))
+        if (current.closed.load(std::memory_order_relaxed) || done() != added_.load(std::memory_order_relaxed))
             return false;
         is_closing_ = true;
         return true;
     }
 
     std::shared_ptr<adamant::team> team_;
-    drain_task task_;
-    std::atomic<std::size_t> most_at_once_{1};
+    worker_entry entry_;
+    std::atomic<std::size_t> max_item_pieces_{1};
     std::atomic<bool> more_comes_{false};
     alignas(64) std::atomic<std::size_t> taken_{0};
     alignas(64) std::atomic<std::size_t> done_{0};
     alignas(64) std::atomic<std::size_t> added_{0};
-    mutable std::mutex mutex_; // guards what is added, idle_ and is_closing_
+    mutable std::mutex mutex_; // guards the owner's records of pieces, idle_ and is_closing_
     process_bound<std::condition_variable> changed_;
     bool idle_ = true;
-    bool is_closing_ = false; // a member has the work_item `close`
+    bool is_closing_ = false; // a worker holds the item `close`
     std::mutex start_mutex_;
-    unsigned turn_ = 0;
+    unsigned current_drain_ = 0;
     drain drains_[2];
 };
 

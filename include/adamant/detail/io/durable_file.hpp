@@ -109,7 +109,7 @@ public:
         if (directory_.get() < 0)
             refuse_file(path_, "the folder cannot be opened", errno);
         part_ = path_ + ".part";
-        // Where fchmod() is refused, nobody else may do more with the new file than with the old one.
+        // Where fchmod() is refused, no other user may do more with the new file than with the old one.
         open_and_lock(replaces ? (there.st_mode & 0777) | 0600 : 0666);
         try {
             if (uninterrupted([&] { return ::ftruncate(file_.get(), 0); }) != 0)
@@ -164,7 +164,7 @@ public:
                 [&] { return ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666); }));
             if (replaced.get() < 0 || ::fstat(replaced.get(), &there) != 0)
                 refuse_file(name, "cannot be opened for writing", errno);
-            // A check that was killed leaves an empty file or these zeros. Anything else belongs to somebody.
+            // A check that was killed leaves an empty file or these zeros. Anything else is another program's.
             char found[sizeof few] = {};
             ssize_t const size = uninterrupted([&] { return ::pread(replaced.get(), found, sizeof found, 0); });
             bool const is_ours = S_ISREG(there.st_mode) &&

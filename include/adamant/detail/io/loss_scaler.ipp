@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What optimizer_options.hpp declares.
+// Definitions of adamant/optimizer_options.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What offload_config.hpp declares.
+// Definitions of adamant/offload_config.hpp.
 #pragma once
 
 #include <cmath>

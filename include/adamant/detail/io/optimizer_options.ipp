@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What optimizer_options.hpp declares.
+// Definitions of adamant/optimizer_options.hpp.
 #pragma once
 
 #include <cmath>
@@ -32,8 +32,9 @@ ADAMANT_DECL squares_total reduced(optimizer_options const& options, squares_tot
     options.reduce(words);
     squares_total all;
     if (!all.set_words(words))
-        throw_invalid_argument({"reduce left words that no sum of squares has: each must be the sum of that word over "
-                                "all processes, as 64-bit integers, and none is negative"});
+        throw_invalid_argument(
+            {"reduce returned invalid words: each must be the sum of that word over all processes, as "
+             "64-bit integers, and none is negative"});
     if (!all.covers(own))
         throw_invalid_argument({"reduce was given the words of the sum of squares ", own.rounded().sum, " and ",
                                 own.nonfinite(), " non-finite gradients of this process, and left those of ",

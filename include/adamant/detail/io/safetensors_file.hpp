@@ -42,8 +42,8 @@ struct file_kind {
     unsigned version;
     std::string_view whose; // state
 };
-inline constexpr file_kind file_kinds[] = {{1, "an optimizer that puts no gradients off"},
-                                           {2, "an optimizer that puts gradients off, ZenFlow's"}};
+inline constexpr file_kind file_kinds[] = {{1, "an optimizer that defers no gradients"},
+                                           {2, "an optimizer that defers gradients, ZenFlow's"}};
 inline constexpr file_kind plain_file = file_kinds[0];
 inline constexpr file_kind zenflow_file = file_kinds[1];
 
@@ -55,16 +55,10 @@ struct file_type {
 inline constexpr file_type file_types[] = {{"U64", 8}, {"F32", 4}, {"BF16", 2}, {"F16", 2},
                                            {"U16", 2}, {"U8", 1},  {"BOOL", 1}};
 
-// As what an array is stored: moments of 8 bits as the bytes of their groups, half a master as an integer.
-constexpr file_type const& file_type_of(dtype type) noexcept
+// The type that an array has in a file: 8-bit moments are the bytes of their groups, residuals are integers.
+constexpr file_type file_type_of(dtype type) noexcept
 {
-    switch (type) {
-    case dtype::float32: return file_types[1];
-    case dtype::bfloat16: return file_types[2];
-    case dtype::float16: return file_types[3];
-    case dtype::split_float32: return file_types[4];
-    default: return file_types[5];
-    }
+    return visit_storage(type, [](auto format) { return file_type{format.file_type, format.file_bytes}; });
 }
 
 struct file_tensor {

@@ -28,8 +28,8 @@ inline state_tensor placed(found_tensor const& found, state_dict const& state, n
     std::string const what = tensor_text(found.name);
     state_tensor result;
     result.type = dtype::none;
-    for (dtype const type : {dtype::float32, dtype::bfloat16, dtype::float16, dtype::quantized8})
-        if (file_type_of(type).name == found.type.name)
+    for (dtype const type : all_dtypes) // split masters are saved joined, as float32
+        if (type != dtype::split_float32 && file_type_of(type).name == found.type.name)
             result.type = type;
     if (result.type == dtype::none)
         throw malformed(text_of({what, " has dtype ", found.type.name, ", but must have F32, BF16, F16 or U8"}));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masters in two halves as the float32 array that they stand for, in a state.
+// Split master weights as the float32 array that they stand for, in a state.
 #pragma once
 
 #include <algorithm>

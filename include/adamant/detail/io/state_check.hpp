@@ -139,8 +139,7 @@ inline void check_tensor(state_dict const& state, std::vector<std::size_t> const
     if (tensor.array > state_array::exp_avg_sq)
         refuse({"is of an array that is not a valid state_array"});
     std::string const what = array_text(state, tensor);
-    bool const known = tensor.type == dtype::float32 || tensor.type == dtype::bfloat16 ||
-                       tensor.type == (tensor.array == state_array::param ? dtype::float16 : dtype::quantized8);
+    bool const known = tensor.array == state_array::param ? is_element_type(tensor.type) : is_moment_type(tensor.type);
     if (!known)
         refuse({"(", what, ") has elements of type ", name(tensor.type), ", but must have float32, bfloat16 or ",
                 tensor.array == state_array::param ? "float16" : "quantized8"});

@@ -214,7 +214,7 @@ inline std::string state_text(state_dict const& state)
         .dump();
 }
 
-// The way back. Throws malformed for another structure; what the values mean is validate()'s business.
+// Parses it. Throws malformed for another structure; what the values mean is validate()'s business.
 inline std::optional<loss_scaler_state> loss_scaler_from(json const& entry)
 {
     if (entry.is_null())

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The AVX2 + FMA facade; see detail/kernels/targets.hpp for where and how it is included, and
-// detail/kernels/generic.hpp for what each function means.
+// The AVX2 + FMA facade. detail/kernels/targets.hpp includes it; detail/kernels/generic.hpp documents its functions.
 
 struct simd {
     static constexpr std::size_t lanes = 8;
-    static constexpr std::size_t vectors =
-        4; // a group of 16-bit weights is a line: half a line at a time streams slowly
-    static constexpr std::size_t vectors_of_bfloat16 = 2; // as no array is read twice: more would not stay in registers
+    static constexpr std::size_t vectors = 4; // a group of 16-bit weights fills a line; half a line streams slowly
+    static constexpr std::size_t vectors_of_bfloat16 = 2; // no array is read twice, so more would not fit in registers
     static constexpr bool can_stream = true;
     static constexpr bool has_masks = false;
     static constexpr bool has_fast_paths = true;
@@ -51,13 +49,13 @@ struct simd {
 
     ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)
     {
-        // abs_bits are never negative as integers, so the signed comparison serves.
+        // abs_bits() is never negative as an integer, so a signed comparison suffices.
         u32 const large = _mm256_cmpgt_epi32(abs_bits(x), set(up_to));
         return _mm256_castsi256_ps(_mm256_and_si256(bits(x), _mm256_or_si256(large, set(float_sign_bit))));
     }
-    ADAMANT_SIMD static f32 canonical(f32 x, f32 of)
+    ADAMANT_SIMD static f32 canonical(f32 x, f32 source)
     {
-        __m256 const nan = _mm256_cmp_ps(of, of, _CMP_UNORD_Q);
+        __m256 const nan = _mm256_cmp_ps(source, source, _CMP_UNORD_Q);
         return _mm256_blendv_ps(x, _mm256_castsi256_ps(set(canonical_nan_bits)), nan);
     }
     ADAMANT_SIMD static u32 finite_mask(f32 x) { return _mm256_cmpgt_epi32(set(float_infinity_bits), abs_bits(x)); }
@@ -81,8 +79,8 @@ struct simd {
                 return widen_float16(half);
         }
     }
-    // Each word of a half becomes the upper one of a lane, with zeros below. Shuffles and shifts are what processors
-    // have fewest units for, so here is one instead of two.
+    // Shuffle that moves each word of a half to the upper word of a lane, with zeros below. One shuffle replaces a
+    // shuffle and a shift, for which processors have the fewest execution units.
     ADAMANT_SIMD static u32 upper_words()
     {
         return _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, //
@@ -98,9 +96,9 @@ struct simd {
             b = load<T>(address + lanes * sizeof(T));
         }
     }
-    // float16 by integer arithmetic, as in detail/kernels/vec128.hpp. F16C's instructions keep float16's subnormals
-    // whatever DAZ and FTZ say, but the common emulators of them do not; this is right on both, and still hidden behind
-    // memory.
+    // Widens float16 by integer arithmetic, as detail/kernels/vec128.hpp does. The instructions of F16C keep float16's
+    // subnormals regardless of DAZ and FTZ, but common emulators do not. This code is right on both, and memory
+    // accesses still hide its time.
     ADAMANT_SIMD static f32 widen_float16(__m128i half)
     {
         u32 const wide = _mm256_cvtepu16_epi32(half);
@@ -113,10 +111,9 @@ struct simd {
         u32 const value = _mm256_blendv_epi8(subnormal, normal, _mm256_cmpgt_epi32(abs, set(0x03ffu)));
         return _mm256_castsi256_ps(_mm256_or_si256(value, _mm256_slli_epi32(_mm256_and_si256(wide, set(0x8000u)), 16)));
     }
-    // Rounded to bfloat16, which is the upper word of each lane; the lower is anything. The multiplication does what a
-    // shift by 16 would.
-    // Rounded so where Ordinary holds, because x * 2^16 - round(x * (2^16 - 1)) is x rounded to eight bits, by nearest
-    // even (Veltkamp's splitting): two operations instead of four.
+    // Rounds to bfloat16, in the upper word of each lane; the lower word is unspecified. If Ordinary, uses two
+    // operations instead of four: x * 2^16 - round(x * (2^16 - 1)) is x rounded to eight bits, to nearest even
+    // (Veltkamp's splitting). Otherwise the multiplication _mm256_madd_epi16 replaces a shift by 16.
     template <bool Ordinary>
     ADAMANT_SIMD static u32 round_upper_word(f32 x)
     {
@@ -160,8 +157,8 @@ struct simd {
                                               2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1);
         u32 const to_upper = _mm256_setr_epi8(-1, -1, -1, -1, -1, -1, -1, -1, 2, 3, 6, 7, 10, 11, 14, 15, //
                                               -1, -1, -1, -1, -1, -1, -1, -1, 2, 3, 6, 7, 10, 11, 14, 15);
-        u32 const halves_of_each = _mm256_or_si256(_mm256_shuffle_epi8(a, to_lower), _mm256_shuffle_epi8(b, to_upper));
-        return _mm256_permute4x64_epi64(halves_of_each, 0xd8); // quarters 0, 2, 1, 3
+        u32 const interleaved = _mm256_or_si256(_mm256_shuffle_epi8(a, to_lower), _mm256_shuffle_epi8(b, to_upper));
+        return _mm256_permute4x64_epi64(interleaved, 0xd8); // quarters 0, 2, 1, 3
     }
     template <bool Interleaved>
     ADAMANT_SIMD static void store_upper_halves(std::byte* address, u32 a, u32 b)
@@ -178,9 +175,9 @@ struct simd {
             b = _mm256_srai_epi32(both, 16);
             return;
         }
-        auto const* const halves_of = reinterpret_cast<__m128i_u const*>(address);
-        a = _mm256_cvtepi16_epi32(_mm_loadu_si128(halves_of));
-        b = _mm256_cvtepi16_epi32(_mm_loadu_si128(halves_of + 1));
+        auto const* const source = reinterpret_cast<__m128i_u const*>(address);
+        a = _mm256_cvtepi16_epi32(_mm_loadu_si128(source));
+        b = _mm256_cvtepi16_epi32(_mm_loadu_si128(source + 1));
     }
     template <bool Interleaved>
     ADAMANT_SIMD static void store_lower_halves(std::byte* address, u32 a, u32 b)
@@ -217,7 +214,7 @@ struct simd {
     }
     ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
 
-    struct halves { // of the first two vectors, and of the last two
+    struct halves { // a: of the first two vectors, b: of the last two
         __m256i a, b;
     };
     ADAMANT_SIMD static halves saturated(u32 const (&x)[vectors])
@@ -244,20 +241,20 @@ struct simd {
     }
     ADAMANT_SIMD static halves either(halves x, halves y) { return {x.a | y.a, x.b | y.b}; }
     ADAMANT_SIMD static bool any(halves x) { return !_mm256_testz_si256(x.a | x.b, x.a | x.b); }
-    // Of each eight halves that lie together the first four are of the first vector of two.
-    ADAMANT_SIMD static unsigned vectors_of(__m256i x)
+    // In each run of eight halves, the first four are of the first vector of a pair.
+    ADAMANT_SIMD static unsigned nonzero_vectors(__m256i x)
     {
         auto const zeros = static_cast<unsigned>(_mm256_movemask_epi8(_mm256_cmpeq_epi16(x, _mm256_setzero_si256())));
         return ((zeros & 0x00ff00ffu) != 0x00ff00ffu ? 1u : 0u) | ((zeros & 0xff00ff00u) != 0xff00ff00u ? 2u : 0u);
     }
-    ADAMANT_SIMD static unsigned vectors_of(halves x) { return vectors_of(x.a) | vectors_of(x.b) << 2; }
-    ADAMANT_SIMD static halves of_vectors(halves x, unsigned which)
+    ADAMANT_SIMD static unsigned nonzero_vectors(halves x) { return nonzero_vectors(x.a) | nonzero_vectors(x.b) << 2; }
+    ADAMANT_SIMD static halves select_vectors(halves x, unsigned which)
     {
         auto const mask = [&](unsigned vector) { return (which >> vector & 1) != 0 ? -1LL : 0; };
         return {x.a & _mm256_set_epi64x(mask(1), mask(0), mask(1), mask(0)),
                 x.b & _mm256_set_epi64x(mask(3), mask(2), mask(3), mask(2))};
     }
-    static constexpr std::size_t code_at(std::size_t vector) { return vector / 2 * 32 + vector % 2 * 8; }
+    static constexpr std::size_t code_offset(std::size_t vector) { return vector / 2 * 32 + vector % 2 * 8; }
     ADAMANT_SIMD static void store_halves(std::byte* address, halves x)
     {
         _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), x.a);
@@ -312,7 +309,7 @@ struct simd {
         return _mm256_cmpgt_epi16(x, set_words(bound));
     }
     ADAMANT_SIMD static words upper_byte_signed(words x, words kept) { return upper_byte_signed(x) & kept; }
-    // Packing leaves words of each vector in two places.
+    // Packing splits the words of each vector into two runs; restores the order.
     ADAMANT_SIMD static void store_in_order(std::byte* address, __m256i bytes)
     {
         _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address),

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The AVX-512 facade; see detail/kernels/targets.hpp for where and how it is included, and detail/kernels/generic.hpp
-// for what each function means. It serves AVX512_BF16 as well, which has one more instruction: a conversion to
-// bfloat16.
+// The AVX-512 facade. detail/kernels/targets.hpp includes it; detail/kernels/generic.hpp documents its functions. It
+// serves AVX512_BF16, too, which adds instructions that convert to bfloat16.
 
 struct simd {
     static constexpr std::size_t lanes = 16;
@@ -21,7 +20,7 @@ struct simd {
     ADAMANT_SIMD static f32 fma(f32 a, f32 b, f32 c) { return _mm512_fmadd_ps(a, b, c); }
     ADAMANT_SIMD static f32 minus(f32 a, f32 b)
     {
-#if !defined(ADAMANT_EMULATED_AVX512) // which is compiled without contraction
+#if !defined(ADAMANT_EMULATED_AVX512) // compiled without contraction
         asm("" : "+v"(b));
 #endif
         return _mm512_sub_ps(a, b);
@@ -98,9 +97,9 @@ struct simd {
         __mmask16 const is_small = _mm512_cmple_epu32_mask(abs_bits(x), set(up_to));
         return _mm512_castsi512_ps(_mm512_mask_and_epi32(bits(x), is_small, bits(x), set(float_sign_bit)));
     }
-    ADAMANT_SIMD static f32 canonical(f32 x, f32 of)
+    ADAMANT_SIMD static f32 canonical(f32 x, f32 source)
     {
-        __mmask16 const nan = _mm512_cmp_ps_mask(of, of, _CMP_UNORD_Q);
+        __mmask16 const nan = _mm512_cmp_ps_mask(source, source, _CMP_UNORD_Q);
         return _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits(x), nan, set(canonical_nan_bits)));
     }
     ADAMANT_SIMD static u32 finite_mask(f32 x)
@@ -113,7 +112,7 @@ struct simd {
         return static_cast<unsigned>(__builtin_popcount(bad));
     }
 
-    // Word 2k + 1 of the result is word k of the source: widens bfloat16 in one operation instead of two.
+    // Permutation that moves word k to word 2k + 1: widens bfloat16 in one operation instead of two.
     ADAMANT_SIMD static u32 upper_words()
     {
         return _mm512_set_epi32(15 << 16, 14 << 16, 13 << 16, 12 << 16, 11 << 16, 10 << 16, 9 << 16, 8 << 16, 7 << 16,
@@ -148,8 +147,8 @@ struct simd {
         else
             return widen<T>(_mm256_maskz_loadu_epi16(first_lanes(count), address));
     }
-    // AVX512_BF16's conversion rounds to nearest even whatever the mode, and flushes subnormals, of which a step has
-    // none left when it stores. As assembly, so that no compiler uses that instruction set anywhere else.
+    // The conversion of AVX512_BF16 rounds to nearest even in any mode and flushes subnormals. A step stores none. It is
+    // assembly, so that compilers do not use that instruction set anywhere else.
     ADAMANT_SIMD static __m256i narrow_natively(f32 x)
     {
 #if defined(ADAMANT_EMULATED_AVX512)
@@ -203,7 +202,7 @@ struct simd {
             b = load<T>(address + lanes * sizeof(T));
         }
     }
-    // Words of two vectors that lie beside each other, each vector's together.
+    // Permutation that separates the interleaved words of two vectors.
     ADAMANT_SIMD static u32 unzipped()
     {
         return _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, //
@@ -216,7 +215,7 @@ struct simd {
         u32 const both = _mm512_ternarylogic_epi32(shift_right<16>(a), b, set(0xffff0000u), 0xf8); // a | (b & mask)
         return Interleaved ? both : _mm512_permutexvar_epi16(unzipped(), both);
     }
-    // Evens and odds to bfloat16, in the order of memory.
+    // Rounds even and odd elements to bfloat16, in the order of memory.
     template <bool Ordinary>
     ADAMANT_SIMD static u32 narrow_evens_odds(f32 evens, f32 odds, bool natively)
     {
@@ -248,16 +247,16 @@ struct simd {
             b = _mm512_srai_epi32(both, 16);
             return;
         }
-        auto const* const halves_of = reinterpret_cast<__m256i_u const*>(address);
-        a = _mm512_cvtepi16_epi32(_mm256_loadu_si256(halves_of));
-        b = _mm512_cvtepi16_epi32(_mm256_loadu_si256(halves_of + 1));
+        auto const* const source = reinterpret_cast<__m256i_u const*>(address);
+        a = _mm512_cvtepi16_epi32(_mm256_loadu_si256(source));
+        b = _mm512_cvtepi16_epi32(_mm256_loadu_si256(source + 1));
     }
     template <bool Interleaved>
     ADAMANT_SIMD static void store_lower_halves(std::byte* address, u32 a, u32 b)
     {
         store_upper_halves<Interleaved>(address, shift_left<16>(a), shift_left<16>(b));
     }
-    // To float16, or natively to bfloat16.
+    // Rounds to float16, or to bfloat16 by instruction.
     template <class T>
     ADAMANT_SIMD static void narrow_pair(f32 a, f32 b, __m256i& half_a, __m256i& half_b)
     {
@@ -329,17 +328,17 @@ struct simd {
     {
         return _mm512_test_epi32_mask(x, x) != 0;
     }
-    // Of each eight halves that lie together the first four are of the first vector.
-    ADAMANT_SIMD static unsigned vectors_of(halves x)
+    // In each run of eight halves, the first four are of the first vector.
+    ADAMANT_SIMD static unsigned nonzero_vectors(halves x)
     {
         __mmask32 const some = _mm512_test_epi16_mask(x, x);
         return ((some & 0x0f0f0f0fu) != 0 ? 1u : 0u) | ((some & 0xf0f0f0f0u) != 0 ? 2u : 0u);
     }
-    ADAMANT_SIMD static halves of_vectors(halves x, unsigned which)
+    ADAMANT_SIMD static halves select_vectors(halves x, unsigned which)
     {
         return _mm512_maskz_mov_epi16(((which & 1) != 0 ? 0x0f0f0f0fu : 0) | ((which & 2) != 0 ? 0xf0f0f0f0u : 0), x);
     }
-    static constexpr std::size_t code_at(std::size_t vector)
+    static constexpr std::size_t code_offset(std::size_t vector)
     {
         return 8 * vector;
     }
@@ -436,7 +435,7 @@ struct simd {
     {
         return _mm512_maskz_srai_epi16(kept, x, 8);
     }
-    // Packing leaves words of each vector in four places.
+    // Packing splits the words of each vector into four runs; restores the order.
     ADAMANT_SIMD static u32 in_order_of_four(u32 bytes)
     {
         return _mm512_permutexvar_epi32(_mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), bytes);

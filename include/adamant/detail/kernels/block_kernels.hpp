@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels that an optimizer needs for a shard, on one instruction set. A block's gradient is used where it lies, or
-// made in a scratch block of floats first. A step is rolled back from there only, as that is rare.
+// The kernels that an optimizer needs for a shard, on one instruction set.
+//
+// A step reads a block's gradient from the shard's array, or from a scratch block of floats. A rollback, which is rare,
+// reads it from scratch only.
 #pragma once
 
 #include <adamant/detail/kernels/step_pointers.hpp>
@@ -10,19 +12,19 @@ namespace kernel {
 
 struct block_kernels {
     step_function step;
-    step_function step_scratch; // the same with a gradient of floats
+    step_function step_scratch; // step with a gradient of floats
     block_squares_function squares;
     block_squares_function squares_scratch;
-    recorded_step_function recorded; // of either gradient, see memory_access; null: records are copies
+    recorded_step_function recorded; // with either gradient, see memory_access; null: records are copies
     rollback_function rollback_scratch;
-    join_function join; // of masters in two halves, for these two, which take floats; else null
+    join_function join; // for split masters, because recorded and rollback_scratch take floats; else null
     split_function split;
     add_gradients_function to_scratch; // grad -> float
     clamp_gradient_function clamp_gradient;
-    round_weights_function round_weights; // null: there is no weight_out, or it is state
+    round_weights_function round_weights; // null without weight_out, and if weight_out is state
 };
 
-// For an accumulator, with a gradient of floats.
+// Kernels of an accumulator, for gradients of floats.
 struct sum_kernels {
     add_gradients_function begin;      // grad -> sum
     add_gradients_function add;        // grad + sum -> sum

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// One block of the gradient's sum of squares, written once and included once per instruction set by
-// detail/kernels/targets.hpp, each time in a namespace of its own that holds a facade `simd`. Partial sums in float, as
-// reference::block_squares() has them; the reference implementation itself does what is not safe.
+// The sum of squares of one block of a gradient. detail/kernels/targets.hpp includes it once per instruction set, each
+// time in a separate namespace with a facade `simd`.
+//
+// Computes float partial sums, as reference::block_squares() does. If the result is not safe, the reference
+// implementation recomputes the block.
 
-// 64 elements to the 64 partial sums; bfloat16 by evens and odds, which takes the fewest instructions.
+// Adds the squares of 64 elements to the 64 partial sums. bfloat16 is split into even and odd elements, which takes the
+// fewest instructions.
 template <class Grad>
 ADAMANT_SIMD void add_squares(simd::f32 (&sums)[norm_lanes / simd::lanes], std::byte const* grad)
 {
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < norm_lanes / simd::lanes; k += 2) {
-        std::byte const* const at = grad + k * simd::lanes * sizeof(Grad);
+        std::byte const* const address = grad + k * simd::lanes * sizeof(Grad);
         simd::f32 a, b;
         if constexpr (std::is_same_v<Grad, bfloat16>)
-            simd::load_evens_odds(at, a, b);
+            simd::load_evens_odds(address, a, b);
         else
-            simd::template load_pair<Grad, false>(at, a, b);
+            simd::template load_pair<Grad, false>(address, a, b);
         sums[k] = simd::fma(a, a, sums[k]);
         sums[k + 1] = simd::fma(b, b, sums[k + 1]);
     }
@@ -36,37 +39,36 @@ template <class Grad>
     return static_cast<bits>(any[0] << 1) == 0;
 }
 
-// See block_squares_function. Looks ahead where the additions leave a core room for too few loads to keep memory busy:
-//   a line in one load   into the second cache, which on Zen 4 takes 5 to 8% less time than into the first
-//   in parts, 16 bits    into the first, as the wait for the second would show: by a third on Zen 4. Asking for both,
-//   at
-//                        two distances, takes 9% longer on Zen 3
-//   in parts, 32 bits    not at all: there is room for enough loads, and asking takes 20% longer on Zen 3
+// See block_squares_function. Prefetches if the additions leave a core room for too few loads to keep memory busy:
+//   one load per line        into L2, which takes 5 to 8% less time than into L1 on Zen 4
+//   several loads, 16 bits   into L1, because the latency of L2 would show: a third more time on Zen 4. Prefetching
+//                            into both, at two distances, takes 9% longer on Zen 3
+//   several loads, 32 bits   not at all: the core has room for enough loads, and prefetching takes 20% longer on Zen 3
 template <class Grad>
 grad_squares block_squares(std::byte const* grad, std::size_t n) noexcept
 {
     constexpr std::size_t vectors = norm_lanes / simd::lanes;
-    constexpr std::size_t turn_bytes = norm_lanes * sizeof(Grad);
+    constexpr std::size_t chunk_bytes = norm_lanes * sizeof(Grad);
     float_mode_scope const mode(subnormals::flushed);
     simd::f32 sums[vectors];
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < vectors; ++k)
         sums[k] = simd::set(norm_lane_start);
-    std::size_t const turns = n / norm_lanes;
-    for (std::size_t turn = 0; turn < turns; ++turn) {
-        std::byte const* const at = grad + turn * turn_bytes;
+    std::size_t const chunks = n / norm_lanes;
+    for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+        std::byte const* const address = grad + chunk * chunk_bytes;
         ADAMANT_UNROLL
-        for (std::size_t line = 0; line < turn_bytes; line += 64) {
+        for (std::size_t line = 0; line < chunk_bytes; line += 64) {
             if constexpr (simd::lanes * sizeof(float) == 64)
-                __builtin_prefetch(at + default_prefetch_bytes + line, 0, 2);
+                __builtin_prefetch(address + default_prefetch_bytes + line, 0, 2);
             else if constexpr (sizeof(Grad) == 2)
-                __builtin_prefetch(at + default_prefetch_bytes + line);
+                __builtin_prefetch(address + default_prefetch_bytes + line);
         }
-        add_squares<Grad>(sums, at);
+        add_squares<Grad>(sums, address);
     }
     if (std::size_t const rest = n % norm_lanes; rest != 0) {
-        alignas(64) std::byte padded[turn_bytes] = {}; // zeros change nothing
-        copy_few(padded, grad + turns * turn_bytes, rest * sizeof(Grad));
+        alignas(64) std::byte padded[chunk_bytes] = {}; // zeros change nothing
+        copy_few(padded, grad + chunks * chunk_bytes, rest * sizeof(Grad));
         add_squares<Grad>(sums, padded);
     }
     alignas(64) float lane[norm_lanes];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels that score a gradient's columns, by its type.
+// Kernels that score a gradient's columns, selected by its type and instruction set.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,8 @@ namespace detail {
 
 struct column_kernels {
     kernel::largest_bits_function largest_bits;
-    kernel::column_scores_function scores, careful_scores; // these take what is not finite for zero
+    kernel::column_scores_function scores;
+    kernel::column_scores_function careful_scores; // counts elements that are not finite as zero
 };
 
 template <class Grad>
@@ -34,35 +35,38 @@ template <class Grad>
     case dtype::float32: return column_kernels_of<float>(tier, squares);
     case dtype::bfloat16: return column_kernels_of<bfloat16>(tier, squares);
     case dtype::float16: return column_kernels_of<float16>(tier, squares);
-    default: break;
+    case dtype::split_float32:
+    case dtype::quantized8:
+    case dtype::none: break;
     }
-    throw_invalid_argument({"the columns of a gradient of type ", name(type),
-                            " are to be scored; give the type of its elements: float32, bfloat16 or float16"});
+    throw_invalid_argument({"cannot score the columns of a gradient of type ", name(type),
+                            ". Pass the type of its elements: float32, bfloat16 or float16."});
 }
 
 // The bits of the largest finite magnitude of elements [begin, end).
-[[nodiscard]] inline std::uint32_t largest_finite_bits(column_kernels const& run, std::byte const* grad, dtype type,
+[[nodiscard]] inline std::uint32_t largest_finite_bits(column_kernels const& kernels, std::byte const* grad, dtype type,
                                                        std::size_t begin, std::size_t end) noexcept
 {
-    auto const at = [&](std::size_t i) { return grad + i * size_bytes(type); };
-    std::uint32_t largest = run.largest_bits(at(begin), end - begin);
+    auto const address_of = [&](std::size_t i) { return grad + i * size_bytes(type); };
+    std::uint32_t largest = kernels.largest_bits(address_of(begin), end - begin);
     if (largest < float_infinity_bits)
         return largest;
-    largest = 0; // one by one, without what is not finite
+    largest = 0; // element by element, skipping infinities and NaNs
     for (std::size_t i = begin; i < end; ++i)
-        if (std::uint32_t const bits = run.largest_bits(at(i), 1); bits < float_infinity_bits)
+        if (std::uint32_t const bits = kernels.largest_bits(address_of(i), 1); bits < float_infinity_bits)
             largest = std::max(largest, bits);
     return largest;
 }
-// Scores of n columns in at most column_score_rows rows, into sums, with room for a multiple of 64.
-inline void score_piece(column_kernels const& run, std::byte const* grad, std::size_t row_bytes, std::size_t rows,
+// Writes the scores of n columns over at most column_score_rows rows to sums, whose size is n rounded up to a multiple
+// of 64.
+inline void score_piece(column_kernels const& kernels, std::byte const* grad, std::size_t row_bytes, std::size_t rows,
                         std::size_t n, float scale, std::uint32_t* sums) noexcept
 {
     std::fill_n(sums, (n + 63) / 64 * 64, 0u);
-    if (run.scores(grad, row_bytes, rows, n, scale, sums))
+    if (kernels.scores(grad, row_bytes, rows, n, scale, sums))
         return;
     std::fill_n(sums, (n + 63) / 64 * 64, 0u);
-    run.careful_scores(grad, row_bytes, rows, n, scale, sums);
+    kernels.careful_scores(grad, row_bytes, rows, n, scale, sums);
 }
 
 } // namespace detail

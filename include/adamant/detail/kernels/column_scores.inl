@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scores of a gradient's columns, and its largest magnitude, as detail/numerics/column_score.hpp defines them.
-// Written once and included once per instruction set by detail/kernels/targets.hpp.
+// The scores of a gradient's columns, as detail/numerics/column_score.hpp defines them, and the gradient's largest
+// magnitude. detail/kernels/targets.hpp includes it once per instruction set.
 
-// bfloat16 by evens and odds, which takes the fewest instructions; columns_in_order() puts sums right.
+// Loads two vectors. bfloat16 is split into even and odd elements, which takes the fewest instructions;
+// add_column_scores() restores the order of the sums at its end.
 template <class Grad>
-ADAMANT_SIMD void load_columns(std::byte const* at, simd::f32& a, simd::f32& b)
+ADAMANT_SIMD void load_columns(std::byte const* address, simd::f32& a, simd::f32& b)
 {
     if constexpr (std::is_same_v<Grad, bfloat16>)
-        simd::load_evens_odds(at, a, b);
+        simd::load_evens_odds(address, a, b);
     else
-        simd::template load_pair<Grad, false>(at, a, b);
+        simd::template load_pair<Grad, false>(address, a, b);
 }
 
 template <class Grad>
-ADAMANT_SIMD void look_for_larger(simd::u32& largest, std::byte const* at)
+ADAMANT_SIMD void update_largest(simd::u32& largest, std::byte const* address)
 {
     simd::f32 a, b;
-    load_columns<Grad>(at, a, b);
+    load_columns<Grad>(address, a, b);
     largest = simd::max(largest, simd::max(simd::abs_bits(a), simd::abs_bits(b)));
 }
 // See largest_bits_function.
@@ -27,20 +28,21 @@ std::uint32_t largest_bits(std::byte const* grad, std::size_t n) noexcept
     simd::u32 largest[2] = {simd::set(0u), simd::set(0u)};
     std::size_t i = 0;
     for (; n - i >= 2 * pair; i += 2 * pair) {
-        look_for_larger<Grad>(largest[0], grad + i * sizeof(Grad));
-        look_for_larger<Grad>(largest[1], grad + (i + pair) * sizeof(Grad));
+        update_largest<Grad>(largest[0], grad + i * sizeof(Grad));
+        update_largest<Grad>(largest[1], grad + (i + pair) * sizeof(Grad));
     }
     for (; i < n; i += pair) {
         alignas(64) std::byte padded[pair * sizeof(Grad)] = {};
         copy_few(padded, grad + i * sizeof(Grad), (n - i < pair ? n - i : pair) * sizeof(Grad));
-        look_for_larger<Grad>(largest[0], padded);
+        update_largest<Grad>(largest[0], padded);
     }
-    alignas(64) std::uint32_t lane[simd::lanes];
-    simd::template store<float>(reinterpret_cast<std::byte*>(lane), simd::from_bits(simd::max(largest[0], largest[1])));
-    std::uint32_t all = 0;
-    for (std::uint32_t const each : lane)
-        all = all < each ? each : all;
-    return all;
+    alignas(64) std::uint32_t lanes[simd::lanes];
+    simd::template store<float>(reinterpret_cast<std::byte*>(lanes),
+                                simd::from_bits(simd::max(largest[0], largest[1])));
+    std::uint32_t result = 0;
+    for (std::uint32_t const lane : lanes)
+        result = result < lane ? lane : result;
+    return result;
 }
 
 template <bool Squares>
@@ -54,13 +56,12 @@ ADAMANT_SIMD simd::u32 score_bits(simd::f32 grad, simd::f32 scale)
         return simd::bits(simd::fma(simd::from_bits(simd::abs_bits(grad)), scale, zero));
     }
 }
-// How memory is asked for, see rows_ahead; and so many rows are read at once.
-inline constexpr bool asks_by_lines = simd::lanes == 16;
-inline constexpr std::size_t score_rows = asks_by_lines ? 8 : 4;
+inline constexpr bool asks_by_lines = simd::lanes == 16;         // how to prefetch, see rows_ahead
+inline constexpr std::size_t score_rows = asks_by_lines ? 8 : 4; // rows that are read together
 
-// Two vectors of columns of so many rows are added to their sums.
+// Adds the scores of two vectors of columns over `Rows` rows to their sums.
 template <class Grad, bool Squares, std::size_t Rows>
-ADAMANT_SIMD void add_scores(std::byte const* at, std::size_t row_bytes, simd::f32 scale, simd::u32& seen,
+ADAMANT_SIMD void add_scores(std::byte const* address, std::size_t row_bytes, simd::f32 scale, simd::u32& seen,
                              std::uint32_t* sums)
 {
     std::byte* const first = reinterpret_cast<std::byte*>(sums);
@@ -70,15 +71,15 @@ ADAMANT_SIMD void add_scores(std::byte const* at, std::size_t row_bytes, simd::f
     ADAMANT_UNROLL
     for (std::size_t row = 0; row < Rows; ++row) {
         simd::f32 x, y;
-        load_columns<Grad>(at + row * row_bytes, x, y);
-        simd::u32 const of_x = score_bits<Squares>(x, scale);
-        simd::u32 const of_y = score_bits<Squares>(y, scale);
-        a = simd::add(a, of_x);
-        b = simd::add(b, of_y);
-        seen = simd::or3(seen, of_x, of_y);
-        // Stores for each line that is read, more of them for float32, though only the last ones count: without, loads
-        // run so far ahead that Zen 4 has no buffers left for what is asked for, and drops it. A tenth to a quarter of
-        // the time.
+        load_columns<Grad>(address + row * row_bytes, x, y);
+        simd::u32 const x_score = score_bits<Squares>(x, scale);
+        simd::u32 const y_score = score_bits<Squares>(y, scale);
+        a = simd::add(a, x_score);
+        b = simd::add(b, y_score);
+        seen = simd::or3(seen, x_score, y_score);
+        // Stores the sums for each line that is read, more often for float32, although only the last stores matter.
+        // Without them loads run so far ahead that Zen 4 has no buffers left for prefetches and drops these, which
+        // costs a tenth to a quarter of the time.
         constexpr std::size_t stores = asks_by_lines ? simd::lanes * sizeof(Grad) / 16 - 1 : 0;
         ADAMANT_UNROLL
         for (std::size_t again = 0; again < stores; ++again) {
@@ -91,51 +92,51 @@ ADAMANT_SIMD void add_scores(std::byte const* at, std::size_t row_bytes, simd::f
     simd::template store<float>(second, simd::from_bits(b));
 }
 
-// Asks for the memory of the rows after these while these are scored. Two ways, by what a CPU can:
-// - Into the second cache, which every CPU with AVX-512 has instructions for: line after line, as they lie in memory, a
-//   few thousand bytes ahead. Stores of sums wait for gradients, so that few of these would be under way otherwise.
-// - Into the first, which has no room for so much: in each of these rows a little ahead, and at the end of a row in
-//   that where the next so many begin.
+// Prefetches the rows after the current ones while these are scored. There are two ways:
+// - With AVX-512, into L2, which every such CPU can prefetch into: line by line in memory order, several thousand bytes
+//   ahead. The stores of sums wait for gradients, so few loads of gradients would be under way otherwise.
+// - Otherwise into L1, which has no room for so much: a short distance ahead in each of the current rows, and at the
+//   end of these rows at the start of the next ones.
 template <class Grad, std::size_t Rows>
 struct rows_ahead {
-    static constexpr std::size_t turn_bytes = 2 * simd::lanes * sizeof(Grad); // of each row
-    static constexpr std::size_t turn_lines = Rows * turn_bytes / 64;
+    static constexpr std::size_t chunk_bytes = 2 * simd::lanes * sizeof(Grad); // of each row, per call of ask()
+    static constexpr std::size_t chunk_lines = Rows * chunk_bytes / 64;
     std::byte const* grad;
     std::size_t row_bytes, width;
-    std::byte const* row = nullptr; // that is asked for,
-    std::byte const* next = nullptr;
-    std::size_t share = 1, left = 1; // and in how many turns all of it is
+    std::byte const* row = nullptr;  // the row that is being prefetched
+    std::byte const* next = nullptr; // the next line of it
+    std::size_t share = 1, left = 1; // calls of ask() for a whole row, and for the rest of this one
 
-    ADAMANT_SIMD rows_ahead(std::byte const* from, std::size_t pitch, std::size_t columns)
-        : grad(from), row_bytes(pitch), width(columns * sizeof(Grad))
+    ADAMANT_SIMD rows_ahead(std::byte const* start, std::size_t pitch, std::size_t columns)
+        : grad(start), row_bytes(pitch), width(columns * sizeof(Grad))
     {
         if constexpr (asks_by_lines) {
             std::size_t const block = Rows * (width == 0 ? 1 : width);
-            row = next = from + (column_block_ahead_bytes + block - 1) / block * Rows * pitch;
-            share = left = (width / turn_bytes + Rows - 1) / Rows;
+            row = next = start + (column_block_ahead_bytes + block - 1) / block * Rows * pitch;
+            share = left = (width / chunk_bytes + Rows - 1) / Rows;
         }
     }
-    // Scores of the bytes from `at` on in each row are made now.
-    ADAMANT_SIMD void ask(std::size_t at)
+    // Call before scoring the bytes from `offset` on in each row.
+    ADAMANT_SIMD void ask(std::size_t offset)
     {
         if constexpr (asks_by_lines) {
             ADAMANT_UNROLL
-            for (std::size_t line = 0; line < turn_lines; ++line)
+            for (std::size_t line = 0; line < chunk_lines; ++line)
                 __builtin_prefetch(next + line * 64, 0, 2);
-            next += turn_lines * 64;
+            next += chunk_lines * 64;
             if (--left == 0) {
                 left = share;
                 row += row_bytes;
                 next = row;
             }
         } else {
-            std::size_t const ahead = at + column_prefetch_bytes;
-            std::byte const* const from = grad + (ahead < width ? ahead : Rows * row_bytes + ahead - width);
-            if (turn_bytes < 64 && at % 64 != 0)
+            std::size_t const ahead = offset + column_prefetch_bytes;
+            std::byte const* const start = grad + (ahead < width ? ahead : Rows * row_bytes + ahead - width);
+            if (chunk_bytes < 64 && offset % 64 != 0)
                 return;
             ADAMANT_UNROLL
             for (std::size_t r = 0; r < Rows; ++r)
-                __builtin_prefetch(from + r * row_bytes);
+                __builtin_prefetch(start + r * row_bytes);
         }
     }
 };
@@ -144,15 +145,15 @@ template <class Grad, bool Squares, std::size_t Rows>
 ADAMANT_SIMD void add_rows(std::byte const* grad, std::size_t row_bytes, std::size_t columns, simd::f32 scale,
                            simd::u32& seen, std::uint32_t* sums)
 {
-    constexpr std::size_t turn = 2 * simd::lanes;
+    constexpr std::size_t chunk = 2 * simd::lanes;
     rows_ahead<Grad, Rows> ahead(grad, row_bytes, columns);
     std::size_t c = 0;
-    for (; columns - c >= turn; c += turn) {
+    for (; columns - c >= chunk; c += chunk) {
         ahead.ask(c * sizeof(Grad));
         add_scores<Grad, Squares, Rows>(grad + c * sizeof(Grad), row_bytes, scale, seen, sums + c);
     }
     if (c < columns) {
-        constexpr std::size_t bytes = turn * sizeof(Grad);
+        constexpr std::size_t bytes = chunk * sizeof(Grad);
         alignas(64) std::byte padded[Rows * bytes] = {};
         ADAMANT_UNROLL
         for (std::size_t row = 0; row < Rows; ++row)
@@ -175,15 +176,16 @@ bool add_column_scores(std::byte const* grad, std::size_t row_bytes, std::size_t
         add_rows<Grad, Squares, 1>(grad + row * row_bytes, row_bytes, columns, scales, seen, sums);
     simd::u32 const zeros = simd::set(static_cast<std::uint32_t>(rows) * column_score_zero_bits);
     for (std::size_t c = 0; c < columns; c += 2 * simd::lanes) {
-        std::byte* const at = reinterpret_cast<std::byte*>(sums + c);
-        std::byte* const behind = at + simd::lanes * sizeof(float);
-        simd::f32 a = simd::from_bits(simd::sub(simd::bits(simd::template load<float>(at)), zeros));
-        simd::f32 b = simd::from_bits(simd::sub(simd::bits(simd::template load<float>(behind)), zeros));
+        std::byte* const address = reinterpret_cast<std::byte*>(sums + c);
+        std::byte* const second = address + simd::lanes * sizeof(float);
+        simd::f32 a = simd::from_bits(simd::sub(simd::bits(simd::template load<float>(address)), zeros));
+        simd::f32 b = simd::from_bits(simd::sub(simd::bits(simd::template load<float>(second)), zeros));
         if constexpr (std::is_same_v<Grad, bfloat16>)
             simd::in_order(a, b);
-        simd::template store<float>(at, a);
-        simd::template store<float>(behind, b);
+        simd::template store<float>(address, a);
+        simd::template store<float>(second, b);
     }
-    // Scores have the exponent of column_score_zero, 150; what is not finite has 255, and so the second bit of it.
+    // Scores have the biased exponent of column_score_zero, 150; infinities and NaNs have 255. So bit 29 is set only in
+    // scores of elements that are not finite.
     return !simd::any_sign(simd::template shift_left<2>(seen & simd::set(~column_score_zero_bits)));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// memcpy for some hundred bytes or fewer, without the call: over small arrays such copies are most of the time.
+// An inline memcpy for up to some hundred bytes. In steps over small arrays, calls of memcpy take most of the time.
 #pragma once
 
 #include <cstddef>
@@ -11,32 +11,32 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace kernel {
 
-// From Bytes to twice as many, in two copies that overlap, or are the same. Both are read before either is written, so
-// that no read waits for a write.
+// Copies between Bytes and 2 * Bytes bytes by two copies of Bytes, which may overlap or coincide. Reads both before it
+// writes either, so that no read waits for a write.
 template <std::size_t Bytes>
-ADAMANT_SIMD void copy_two(std::byte* to, std::byte const* from, std::size_t bytes) noexcept
+ADAMANT_SIMD void copy_two(std::byte* target, std::byte const* source, std::size_t bytes) noexcept
 {
     std::byte first[Bytes];
     std::byte last[Bytes];
-    std::memcpy(first, from, Bytes);
-    std::memcpy(last, from + bytes - Bytes, Bytes);
-    std::memcpy(to, first, Bytes);
-    std::memcpy(to + bytes - Bytes, last, Bytes);
+    std::memcpy(first, source, Bytes);
+    std::memcpy(last, source + bytes - Bytes, Bytes);
+    std::memcpy(target, first, Bytes);
+    std::memcpy(target + bytes - Bytes, last, Bytes);
 }
 
-// An even number of bytes, of arrays that do not overlap; null is allowed for none.
-ADAMANT_SIMD void copy_few(std::byte* to, std::byte const* from, std::size_t bytes) noexcept
+// Copies an even number of bytes. The arrays must not overlap; null is allowed for zero bytes.
+ADAMANT_SIMD void copy_few(std::byte* target, std::byte const* source, std::size_t bytes) noexcept
 {
-    for (; bytes > 32; bytes -= 16, to += 16, from += 16)
-        std::memcpy(to, from, 16);
+    for (; bytes > 32; bytes -= 16, target += 16, source += 16)
+        std::memcpy(target, source, 16);
     if (bytes >= 16)
-        copy_two<16>(to, from, bytes);
+        copy_two<16>(target, source, bytes);
     else if (bytes >= 8)
-        copy_two<8>(to, from, bytes);
+        copy_two<8>(target, source, bytes);
     else if (bytes >= 4)
-        copy_two<4>(to, from, bytes);
+        copy_two<4>(target, source, bytes);
     else if (bytes >= 2)
-        copy_two<2>(to, from, bytes);
+        copy_two<2>(target, source, bytes);
 }
 
 } // namespace kernel

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a tier and element types to a function. A table holds one function per tier and is instantiated only for the
-// types that a program uses.
+// Selects the kernel for a tier and element types. Kernels are instantiated only for the types that a program uses.
 #pragma once
 
 #include <adamant/isa.hpp>
@@ -97,8 +96,8 @@ inline void clamp_gradient(std::byte* grad, std::size_t n, bool zero_nonfinite, 
 {
     float_mode_scope const mode(subnormals::kept);
     for (std::size_t i = 0; i < n; ++i) {
-        std::byte* const at = grad + i * sizeof(float);
-        store_unaligned(at, reference::clamped(load_unaligned<float>(at), zero_nonfinite, scale, bound));
+        std::byte* const element = grad + i * sizeof(float);
+        store_unaligned(element, reference::clamped(load_unaligned<float>(element), zero_nonfinite, scale, bound));
     }
 }
 
@@ -134,10 +133,10 @@ bool add_column_scores(std::byte const* grad, std::size_t row_bytes, std::size_t
 
 } // namespace scalar
 
-// A function of that name and these types for each tier; on the scalar one, which may be without, what is said.
-// ADAMANT_FOR_TIER is for those that the generic tier has on x86, too, and ADAMANT_FOR_FAST_TIER for those for which it
-// takes the scalar one's.
-#if defined(ADAMANT_EMULATED_AVX512) // which has those tiers and the reference implementation only
+// Returns the function of a tier; on the scalar tier, the expression on_scalar, which may be null. ADAMANT_FOR_TIER is
+// for functions that the generic tier implements on x86, too, and ADAMANT_FOR_FAST_TIER for functions that it takes
+// from the scalar tier there.
+#if defined(ADAMANT_EMULATED_AVX512) // this build has only these tiers and the reference implementation
 #define ADAMANT_FOR_TIER(tier, on_scalar, ...)                                                                         \
     if ((tier) == isa::scalar)                                                                                         \
         return on_scalar;                                                                                              \
@@ -162,14 +161,14 @@ bool add_column_scores(std::byte const* grad, std::size_t row_bytes, std::size_t
 #define ADAMANT_FOR_FAST_TIER ADAMANT_FOR_TIER
 #endif
 
-// How many elements a step of that tier computes together.
+// Elements of a group, which a step of the tier computes together.
 [[nodiscard]] inline std::size_t group_elems_of(isa tier) noexcept
 {
     ADAMANT_FOR_TIER(tier, 1, group_elems);
 }
 
-// The step for these element types on that tier. WeightOut is void where there is no weight_out. The tier must be one
-// that resolve_isa() returned. Thread-safe, as all of these.
+// The step for these element types on the tier. WeightOut is void for shards without weight_out. The tier must be a
+// result of resolve_isa(). Thread-safe, like all functions below.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[nodiscard]] step_function step_for(isa tier) noexcept
 {
@@ -177,14 +176,14 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
                      fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>);
 }
 
-// The same for the sum of squares of one block.
+// The sum of squares of one block.
 template <class Grad>
 [[nodiscard]] block_squares_function block_squares_for(isa tier) noexcept
 {
     ADAMANT_FOR_TIER(tier, (scalar::block_squares<Grad>), block_squares<Grad>);
 }
 
-// Null on the scalar tier, which keeps copies instead. WeightOut may be void.
+// Null on the scalar tier, whose records are copies. WeightOut may be void.
 template <class Grad, class WeightOut>
 [[nodiscard]] recorded_step_function recorded_step_for(isa tier) noexcept
 {
@@ -197,7 +196,7 @@ template <class Grad>
     ADAMANT_FOR_FAST_TIER(tier, nullptr, rollback_step<Grad>);
 }
 
-// Sum is void where there is none yet.
+// Sum is void if there is nothing to add to.
 template <class Grad, class Sum, class Out>
 [[nodiscard]] add_gradients_function add_gradients_for(isa tier) noexcept
 {

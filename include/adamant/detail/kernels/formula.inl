@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The formula of one step over vectors, as reference.hpp has it, on each path. Included by
-// detail/kernels/fused_step.inl, once per instruction set.
+// The formula of one step over vectors, as in reference.hpp, on each path. Included by detail/kernels/fused_step.inl,
+// once per instruction set.
 
 struct coefficient_vectors {
     simd::f32 beta1, beta2, one_minus_beta1, one_minus_beta2, inv_sqrt_bias2, eps, neg_step_size, decay, l2, grad_scale;
@@ -24,16 +24,16 @@ ADAMANT_SIMD simd::f32 flushed(simd::f32 x)
     if constexpr (Path == path::careful)
         return simd::flush(x, float_min_normal_bits);
     else
-        return x; // the hardware has done it
+        return x; // the hardware flushes
 }
 
 struct state_vectors {
     simd::f32 param, exp_avg, exp_avg_sq;
 };
 
-// The formula up to both moments, as in reference::update; start_param and finish_param are the rest of it.
-// LooksAtMoments: whether the ordinary path's guard has to; the other paths' do.
-template <path Path, bool LooksAtMoments = true>
+// The formula up to both moments, as in reference::update(). start_param() and finish_param() are the rest of it.
+// ChecksMoments: whether the guard of the ordinary path checks the moments; those of the other paths always do.
+template <path Path, bool ChecksMoments = true>
 ADAMANT_SIMD void update_moments(state_vectors& s, simd::f32 grad, coefficient_vectors const& c, guard<Path>& seen)
 {
     simd::f32 const p = flushed<Path>(s.param);
@@ -54,7 +54,7 @@ ADAMANT_SIMD void update_moments(state_vectors& s, simd::f32 grad, coefficient_v
     if constexpr (Path == path::ordinary) {
         seen.all = simd::and3(seen.all, simd::bits(p), simd::bits(w));
         seen.any = simd::or3(seen.any, simd::bits(p), simd::bits(w));
-        if constexpr (LooksAtMoments) {
+        if constexpr (ChecksMoments) {
             seen.any = simd::or3(seen.any, simd::bits(m), simd::bits(v));
             seen.low_square = simd::min_signed(seen.low_square, simd::bits(v));
         }
@@ -70,15 +70,15 @@ ADAMANT_SIMD void update_moments(state_vectors& s, simd::f32 grad, coefficient_v
         seen.low_exp_avg = simd::min(seen.low_exp_avg, low_m);
         seen.low_square = simd::min(seen.low_square, simd::sub(simd::bits(v), offset));
         seen.high = simd::max(simd::max(seen.high, abs_m), abs_g);
-        seen.high_wide =
-            simd::max(simd::max(seen.high_wide, abs_p), simd::bits(v)); // a negative v is above every bound
+        seen.high_wide = simd::max(simd::max(seen.high_wide, abs_p),
+                                   simd::bits(v)); // the sign bit puts a negative v above every bound
         seen.lost = seen.lost | (low_p & ~(low_m & low_g));
     }
     s.param = p;
     s.exp_avg = m_new;
     s.exp_avg_sq = v_new;
 }
-// What is left of an element once both moments are stored: the param is decayed_param + neg_step_size * quotient.
+// State of an element after its moments are stored: the new param is decayed_param + neg_step_size * quotient.
 struct param_update {
     simd::f32 decayed_param, quotient;
 };
@@ -89,10 +89,11 @@ ADAMANT_SIMD param_update start_param(state_vectors const& s, coefficient_vector
     simd::f32 const d = flushed<Path>(simd::fma(root, c.inv_sqrt_bias2, c.eps));
     return {flushed<Path>(simd::mul(c.decay, s.param)), flushed<Path>(simd::div(s.exp_avg, d))};
 }
-// Both at once, for a group without gradients whose first moments are zero or too small to move a param: rows of an
-// embedding that a batch did not name, or that none has named for some hundred steps. Nothing is divided. False, with
-// nothing changed but first moments flushed, where the group is not of that kind or not in range. ExpAvg: as which
-// first moments are stored.
+// Does the work of update_moments() and start_param() for a group of idle parameters: its gradients are zero, and its
+// first moments are zero or too small to move a param. Such parameters are rows of an embedding that are not in the
+// batch, or in none of some hundred batches. Needs no division. Returns false if the group is not idle or out of
+// bounds; it may then have flushed first moments, and has changed nothing else. ExpAvg: the type in which first moments
+// are stored.
 template <class ExpAvg, std::size_t Vectors>
 ADAMANT_SIMD bool update_idle(state_vectors (&s)[Vectors], simd::f32 const (&grad)[Vectors],
                               coefficient_vectors const& c, param_update (&updates)[Vectors])
@@ -122,7 +123,7 @@ ADAMANT_SIMD bool update_idle(state_vectors (&s)[Vectors], simd::f32 const (&gra
         return false;
     bool const fading = simd::any_sign(above(any_exp_avg & abs_mask, float_min_normal_bits - 1));
     if (fading) {
-        simd::u32 moves = simd::set(0u); // with a sign where a first moment is too large
+        simd::u32 moves = simd::set(0u); // sign bit set if a first moment is too large
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < Vectors; ++k) {
             s[k].exp_avg = simd::flush(s[k].exp_avg, float_min_normal_bits);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused step, written once and included once per instruction set by detail/kernels/targets.hpp,
-// each time in a namespace of its own that holds a facade `simd`.
+// The fused step. detail/kernels/targets.hpp includes it once per instruction set, each time in a separate namespace
+// with a facade `simd`.
 //
-// dtypes   param, grad, moments and weight_out are widened exactly to float32, and narrowed to nearest even
-// rounding as reference.hpp, operation for operation
-// speed    the fast path does sqrt and divide exactly and hides them behind memory; it looks ahead prefetch_bytes,
-//          because the two long operations fill the out-of-order window that would otherwise find the misses
+// dtypes    param, grad, moments and weight_out are widened exactly to float32, and narrowed to nearest even
+// rounding  as in reference.hpp, operation for operation
+// speed     the fast paths compute sqrt and division exactly, and hide them behind memory accesses; they prefetch
+//           prefetch_bytes ahead, because the two long operations fill the out-of-order window, which would otherwise
+//           find the cache misses
 
 #include <adamant/detail/kernels/formula.inl>
 //
@@ -14,7 +15,7 @@
 
 inline constexpr std::size_t group_elems = simd::lanes * simd::vectors;
 
-// Asks for the cache lines that so many vectors of T cover, so many bytes on.
+// Prefetches the cache lines of `Vectors` vectors of T, ahead_bytes past `address`.
 template <class T, std::size_t Vectors = simd::vectors>
 ADAMANT_SIMD void prefetch(std::byte const* address, std::size_t ahead_bytes)
 {
@@ -23,7 +24,8 @@ ADAMANT_SIMD void prefetch(std::byte const* address, std::size_t ahead_bytes)
         __builtin_prefetch(address + ahead_bytes + line);
 }
 
-// A gradient of T, or of floats where memory_access says so: one loop for both, as two take a compiler twice the time.
+// Type of a gradient of T that holds floats instead if memory_access says so. One loop serves both, because two loops
+// take compilers twice the time.
 template <class T>
 struct or_float {
 };
@@ -31,33 +33,33 @@ template <class T>
 using or_float_unless_it_is = std::conditional_t<std::is_same_v<T, float>, float, or_float<T>>;
 
 template <bool Interleaved, class Grad, std::size_t Vectors>
-ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_access how, Grad, simd::f32 (&g)[Vectors])
+ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_access access, Grad, simd::f32 (&g)[Vectors])
 {
     std::byte const* const grad = array + i * sizeof(Grad);
-    prefetch<Grad, Vectors>(grad, how.prefetch_bytes);
+    prefetch<Grad, Vectors>(grad, access.prefetch_bytes);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; k += 2)
         simd::template load_pair<Grad, Interleaved>(grad + k * simd::lanes * sizeof(Grad), g[k], g[k + 1]);
 }
 template <bool Interleaved, class T, std::size_t Vectors>
-ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_access how, or_float<T>,
+ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_access access, or_float<T>,
                              simd::f32 (&g)[Vectors])
 {
-    if (how.grad_is_float)
-        load_grads<Interleaved>(array, i, how, float{}, g);
+    if (access.grad_is_float)
+        load_grads<Interleaved>(array, i, access, float{}, g);
     else
-        load_grads<Interleaved>(array, i, how, T{}, g);
+        load_grads<Interleaved>(array, i, access, T{}, g);
 }
 
-// What is carried from the first half of a group's work to the second.
+// State of a group between start_group() and finish_group().
 template <class Recorder, std::size_t Vectors = simd::vectors>
 struct started_group {
     param_update updates[Vectors];
     typename Recorder::started recorded;
 };
 
-// Keeps no record of what a step overwrites. detail/kernels/journal.inl has the types that do. A fast path gets a
-// record and makes its own recorder from it, so that the recorder's vectors stay in registers.
+// Keeps no record of the values that a step overwrites. detail/kernels/journal.inl has the types that do. A fast path
+// makes its recorder from the record that it gets, so that the recorder's vectors stay in registers.
 struct no_record {
     using recorder = struct no_recorder;
     ADAMANT_SIMD void keep_groups(step_pointers const&, std::size_t, std::size_t) {}
@@ -80,34 +82,34 @@ struct no_recorder : no_record {
     }
 };
 
-// The first half of the work on the group at element i: both moments stored, and its divisions begun. False, with
-// nothing written, where the group is not in range.
+// Starts the group at element i: stores both moments and issues the divisions. Returns false, with nothing written, if
+// the group fails the checks of the path.
 template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class Recorder,
           std::size_t Vectors>
 ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
-                              started_group<Recorder, Vectors>& group, memory_access how, Recorder& recorder,
+                              started_group<Recorder, Vectors>& group, memory_access access, Recorder& recorder,
                               random_vectors<ExpAvgSq>& random)
 {
     param_update(&updates)[Vectors] = group.updates;
     std::byte const* const param = a.param + i * sizeof(Param);
     std::byte const* const exp_avg = a.exp_avg + i * sizeof(ExpAvg);
     std::byte const* const exp_avg_sq = a.exp_avg_sq + i * sizeof(ExpAvgSq);
-    prefetch<Param, Vectors>(param, how.prefetch_bytes);
+    prefetch<Param, Vectors>(param, access.prefetch_bytes);
     if constexpr (is_split<Param>)
-        prefetch<bfloat16, Vectors>(a.weight_out + i * sizeof(bfloat16), how.prefetch_bytes);
-    prefetch<ExpAvg, Vectors>(exp_avg, how.prefetch_bytes);
-    prefetch<ExpAvgSq, Vectors>(exp_avg_sq, how.prefetch_bytes);
+        prefetch<bfloat16, Vectors>(a.weight_out + i * sizeof(bfloat16), access.prefetch_bytes);
+    prefetch<ExpAvg, Vectors>(exp_avg, access.prefetch_bytes);
+    prefetch<ExpAvgSq, Vectors>(exp_avg_sq, access.prefetch_bytes);
 
     state_vectors s[Vectors];
     simd::f32 g[Vectors];
-    load_grads<Interleaved>(a.grad, i, how, Grad{}, g);
+    load_grads<Interleaved>(a.grad, i, access, Grad{}, g);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; k += 2) {
-        std::size_t const at = k * simd::lanes;
-        load_params<Param, Interleaved>(param + at * sizeof(Param), a.weight_out + (i + at) * sizeof(bfloat16),
+        std::size_t const first = k * simd::lanes;
+        load_params<Param, Interleaved>(param + first * sizeof(Param), a.weight_out + (i + first) * sizeof(bfloat16),
                                         s[k].param, s[k + 1].param);
-        simd::template load_pair<ExpAvg, Interleaved>(exp_avg + at * sizeof(ExpAvg), s[k].exp_avg, s[k + 1].exp_avg);
-        simd::template load_pair<ExpAvgSq, Interleaved>(exp_avg_sq + at * sizeof(ExpAvgSq), s[k].exp_avg_sq,
+        simd::template load_pair<ExpAvg, Interleaved>(exp_avg + first * sizeof(ExpAvg), s[k].exp_avg, s[k + 1].exp_avg);
+        simd::template load_pair<ExpAvgSq, Interleaved>(exp_avg_sq + first * sizeof(ExpAvgSq), s[k].exp_avg_sq,
                                                         s[k + 1].exp_avg_sq);
     }
     state_vectors old[Vectors];
@@ -134,53 +136,55 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; k += 2)
         simd::template store_pair<ExpAvg, Interleaved, is_ordinary>(
-            a.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg), s[k].exp_avg, s[k + 1].exp_avg, how.native_bfloat16);
+            a.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg), s[k].exp_avg, s[k + 1].exp_avg, access.native_bfloat16);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; k += 2)
         store_rounded<ExpAvgSq, Interleaved, is_ordinary>(a.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq),
-                                                          s[k].exp_avg_sq, s[k + 1].exp_avg_sq, how.native_bfloat16,
+                                                          s[k].exp_avg_sq, s[k + 1].exp_avg_sq, access.native_bfloat16,
                                                           random);
     return true;
 }
-// The second half: params and weights.
+// Finishes a group that start_group() has started: params and weights.
 template <path Path, bool Interleaved, class Param, class WeightOut, class Recorder, std::size_t Vectors>
 ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
-                               started_group<Recorder, Vectors> const& group, memory_access how, Recorder& recorder,
+                               started_group<Recorder, Vectors> const& group, memory_access access, Recorder& recorder,
                                random_vectors<Param>& random)
 {
     simd::f32 p[Vectors];
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; ++k) {
         param_update u = group.updates[k];
-        if constexpr (std::is_same_v<Param, float>) // made again, as that takes less than keeping it till now
+        if constexpr (std::is_same_v<Param, float>) // recomputing takes less time than keeping it in a register
             u.decayed_param = simd::mul(c.decay, simd::load<float>(a.param + (i + k * simd::lanes) * sizeof(float)));
         p[k] = finish_param<Path>(u, c);
     }
     recorder.params(a, i, group, p);
-    store_params<Param, WeightOut, Interleaved, Path == path::ordinary>(a, i, p, how, random);
+    store_params<Param, WeightOut, Interleaved, Path == path::ordinary>(a, i, p, access, random);
 }
 
 enum class native_bfloat16 { no, yes, either };
 
-// Whole groups from `begin` to `end` while they are clamp_gradient; returns where it stopped, which may be inside a
-// group where all is bfloat16. Nothing from there on has been written. A group is finished after the next one has been
-// started, so that few operations wait for a division: what waits fills the out-of-order window, and keeps the next
-// divisions out. The loop has one start and one finish, and so does the code, which is what takes a compiler its time.
+// Steps whole groups from `begin` to `end` while they pass the checks of the path. Returns the element at which it
+// stopped, which may be inside a group of group_elems if all arrays are bfloat16. Nothing from that element on is
+// written. A group is finished after the next one is started, so that few operations wait for a division: waiting
+// operations fill the out-of-order window and keep the next divisions out of it. The loop calls start_group() and
+// finish_group() in one place each, because compilers take their time for these.
 //
-// Rounding to bfloat16 by an instruction or without is chosen here or, where Native says so, when compiled: the code of
-// the most common loop only, for the choice costs it a tenth in cache, and two loops take a compiler twice the time.
+// Native selects rounding to bfloat16 by instruction or by arithmetic at compile time, or leaves the choice to run
+// time. Only the most common loop is compiled for each, because the choice costs it a tenth of its speed in cache, and
+// two loops take compilers twice the time.
 template <path Path, native_bfloat16 Native, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut,
           class Record>
 [[gnu::noinline]] std::size_t fast_step(step_pointers const& arrays, std::size_t begin, std::size_t end,
-                                        step_scalars const& scalars, memory_access how, Record& record) noexcept
+                                        step_scalars const& scalars, memory_access access, Record& record) noexcept
 {
     if constexpr (Native != native_bfloat16::either)
-        how.native_bfloat16 = Native == native_bfloat16::yes;
+        access.native_bfloat16 = Native == native_bfloat16::yes;
     step_pointers const a = arrays; // copies, which no store below can change
     using recorder_type = typename Record::recorder;
     recorder_type recorder(record, scalars);
     coefficient_vectors const c = broadcast(scalars);
-    // In any order, if in all arrays the same.
+    // The order of elements within a group is free, as long as all arrays use the same.
     constexpr bool has_narrow_params =
         is_split<Param> || (std::is_same_v<Param, bfloat16> && std::is_void_v<WeightOut>);
     constexpr bool interleaved = has_narrow_params && std::is_same_v<Grad, bfloat16> &&
@@ -196,9 +200,9 @@ template <path Path, native_bfloat16 Native, class Param, class Grad, class ExpA
     for (;; i += elems) {
         started_group<recorder_type, vectors> next;
         bool const started = i < end && start_group<Path, interleaved, Param, Grad, ExpAvg, ExpAvgSq>(
-                                            a, i, c, next, how, recorder, for_exp_avg_sq);
+                                            a, i, c, next, access, recorder, for_exp_avg_sq);
         if (i != begin)
-            finish_group<Path, interleaved, Param, WeightOut>(a, i - elems, c, group, how, recorder, for_param);
+            finish_group<Path, interleaved, Param, WeightOut>(a, i - elems, c, group, access, recorder, for_param);
         if (!started) [[unlikely]]
             break;
         ADAMANT_UNROLL
@@ -212,19 +216,19 @@ template <path Path, native_bfloat16 Native, class Param, class Grad, class ExpA
 
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Record>
 std::size_t ordinary_step(step_pointers const& a, std::size_t begin, std::size_t end, step_scalars const& c,
-                          memory_access how, Record& record) noexcept
+                          memory_access access, Record& record) noexcept
 {
     constexpr bool stores_bfloat16 = std::is_same_v<Param, bfloat16> || std::is_same_v<ExpAvg, bfloat16> ||
                                      std::is_same_v<ExpAvgSq, bfloat16> || std::is_same_v<WeightOut, bfloat16>;
     if constexpr (simd::may_have_bfloat16 && stores_bfloat16 && std::is_same_v<Record, no_record>) {
-        if (how.native_bfloat16)
+        if (access.native_bfloat16)
             return fast_step<path::ordinary, native_bfloat16::yes, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
-                a, begin, end, c, how, record);
-        return fast_step<path::ordinary, native_bfloat16::no, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end,
-                                                                                                        c, how, record);
+                a, begin, end, c, access, record);
+        return fast_step<path::ordinary, native_bfloat16::no, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
+            a, begin, end, c, access, record);
     } else {
         return fast_step<path::ordinary, native_bfloat16::either, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
-            a, begin, end, c, how, record);
+            a, begin, end, c, access, record);
     }
 }
 
@@ -232,47 +236,49 @@ std::size_t ordinary_step(step_pointers const& a, std::size_t begin, std::size_t
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 ADAMANT_SIMD step_pointers pointers_at(step_pointers const& a, std::size_t i)
 {
-    step_pointers at{a.param + i * sizeof(Param), a.grad + i * sizeof(Grad), a.exp_avg + i * sizeof(ExpAvg),
-                     a.exp_avg_sq + i * sizeof(ExpAvgSq), nullptr};
+    step_pointers element{a.param + i * sizeof(Param), a.grad + i * sizeof(Grad), a.exp_avg + i * sizeof(ExpAvg),
+                          a.exp_avg_sq + i * sizeof(ExpAvgSq), nullptr};
     if constexpr (!std::is_void_v<WeightOut>)
-        at.weight_out = a.weight_out + i * sizeof(WeightOut);
-    return at;
+        element.weight_out = a.weight_out + i * sizeof(WeightOut);
+    return element;
 }
-// One group of an array. By whole vectors, as a step loads them: a load waits for all earlier stores that it spans.
+// Copies one group of an array. Stores whole vectors, as a step loads them: a load waits for all earlier stores that it
+// spans.
 template <class T>
-ADAMANT_SIMD void copy_group(std::byte* to, std::byte const* from)
+ADAMANT_SIMD void copy_group(std::byte* target, std::byte const* source)
 {
-    for (std::size_t at = 0; at < group_elems * sizeof(T); at += simd::lanes * sizeof(float))
-        simd::template store<float>(to + at, simd::template load<float>(from + at));
+    for (std::size_t byte = 0; byte < group_elems * sizeof(T); byte += simd::lanes * sizeof(float))
+        simd::template store<float>(target + byte, simd::template load<float>(source + byte));
 }
-// Steps the last `rest` elements before `end`, which are fewer than a group, on a copy of the whole group that ends
-// there. None of that may have been stepped yet. Returns false, with nothing written, if the group is not in range.
+// Steps the last `rest` elements before `end`, which are fewer than a group, in a copy of the whole group that ends
+// there. No element of that group may have been stepped yet. Returns false, with nothing written, if the group fails
+// the checks of the ordinary path.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[gnu::noinline]] bool step_rest(step_pointers const& a, std::size_t end, std::size_t rest, step_scalars const& c,
-                                 memory_access how) noexcept
+                                 memory_access access) noexcept
 {
     alignas(64) std::byte copies[5][group_elems * sizeof(float)];
     step_pointers const copy{copies[0], copies[1], copies[2], copies[3], copies[4]};
-    step_pointers const from = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - group_elems);
-    copy_group<Param>(copies[0], from.param);
-    copy_group<Grad>(copies[1], from.grad);
-    copy_group<ExpAvg>(copies[2], from.exp_avg);
-    copy_group<ExpAvgSq>(copies[3], from.exp_avg_sq);
+    step_pointers const source = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - group_elems);
+    copy_group<Param>(copies[0], source.param);
+    copy_group<Grad>(copies[1], source.grad);
+    copy_group<ExpAvg>(copies[2], source.exp_avg);
+    copy_group<ExpAvgSq>(copies[3], source.exp_avg_sq);
     if constexpr (is_split<Param>)
-        copy_group<WeightOut>(copies[4], from.weight_out);
-    how.stream = false;
+        copy_group<WeightOut>(copies[4], source.weight_out);
+    access.stream = false;
     no_record none;
-    step_scalars const of_copy = c.from(end - group_elems);
-    if (ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, 0, group_elems, of_copy, how, none) !=
+    step_scalars const copy_scalars = c.from(end - group_elems);
+    if (ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, 0, group_elems, copy_scalars, access, none) !=
         group_elems) [[unlikely]]
         return false;
-    step_pointers const to = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest);
+    step_pointers const target = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest);
     step_pointers const results = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, group_elems - rest);
-    copy_few(to.param, results.param, rest * sizeof(Param));
-    copy_few(to.exp_avg, results.exp_avg, rest * sizeof(ExpAvg));
-    copy_few(to.exp_avg_sq, results.exp_avg_sq, rest * sizeof(ExpAvgSq));
+    copy_few(target.param, results.param, rest * sizeof(Param));
+    copy_few(target.exp_avg, results.exp_avg, rest * sizeof(ExpAvg));
+    copy_few(target.exp_avg_sq, results.exp_avg_sq, rest * sizeof(ExpAvgSq));
     if constexpr (!std::is_void_v<WeightOut>)
-        copy_few(to.weight_out, results.weight_out, rest * sizeof(WeightOut));
+        copy_few(target.weight_out, results.weight_out, rest * sizeof(WeightOut));
     return true;
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The facade that every kernel is written against, in its generic form, for the architecture's baseline: NEON on Arm,
-// SSE2 on x86-64. The AVX2 and AVX-512 facades offer the same names.
+// The SIMD facade of the kernels for the architecture's baseline: NEON on Arm, SSE2 on x86-64. The AVX2 and AVX-512
+// facades have the same interface, which is documented here.
 //
-// Rounding is to nearest even and small values are flushed by the hardware: the caller has set
-// float_mode_scope(subnormals::flushed). Nothing needs alignment but stream_pair().
+// The caller sets float_mode_scope(subnormals::flushed), so operations round to nearest even and the hardware flushes
+// small values. Only stream_pair() needs aligned addresses.
 #pragma once
 
 #include <cstddef>
@@ -21,21 +21,21 @@ namespace generic {
 struct simd : vec128::codes {
     using f32 = vec128::f32;
     using u32 = vec128::u32;
-    static constexpr std::size_t lanes = 4;               // floats in a vector
-    static constexpr std::size_t vectors = 4;             // that the fast path takes at a time; an even number
-    static constexpr std::size_t vectors_of_bfloat16 = 4; // that it takes where all arrays are bfloat16; no more
-    static constexpr bool can_stream = false;             // whether stream_pair() does so
-    static constexpr bool has_masks = false; // whether there are load_first() and store_first(), of `count` lanes
-    // On x86 this tier is for processors without AVX2, which have no fused multiply-add: emulating it takes most of the
-    // time, so the careful path alone serves them, and programs compile faster.
+    static constexpr std::size_t lanes = 4;               // floats per vector
+    static constexpr std::size_t vectors = 4;             // vectors of a group of the fast paths; even
+    static constexpr std::size_t vectors_of_bfloat16 = 4; // the same if all arrays are bfloat16; at most `vectors`
+    static constexpr bool can_stream = false;             // whether stream_pair() bypasses the caches
+    static constexpr bool has_masks = false;              // whether load_first() and store_first() exist
+    // On x86 this tier serves processors without AVX2, which have no fused multiply-add. Emulating it takes most of the
+    // time of a step, so the tier has only the careful path, and programs compile faster.
 #if defined(__x86_64__)
     static constexpr bool has_fast_paths = false;
 #else
     static constexpr bool has_fast_paths = true;
 #endif
-    // Whether load_pair() and store_pair() put evens into one vector and odds into the other where that is allowed.
+    // Whether load_pair() and store_pair() separate even and odd elements if Interleaved.
     static constexpr bool interleaves = false;
-    // Whether some processors of the tier convert to bfloat16 themselves.
+    // Whether some processors of the tier have instructions that convert to bfloat16.
     static constexpr bool may_have_bfloat16 = false;
 
     ADAMANT_SIMD static f32 set(float x)
@@ -46,7 +46,7 @@ struct simd : vec128::codes {
     {
         return vec128::set(x);
     }
-    // a - b; where b is a product, no compiler fuses the two.
+    // a - b. If b is a product, no compiler fuses the two operations.
     ADAMANT_SIMD static f32 minus(f32 a, f32 b)
     {
         vec128::hold(b);
@@ -130,21 +130,21 @@ struct simd : vec128::codes {
         return vec128::any_sign(x);
     }
 
-    // All ones in lanes above `bound`, else zeros; neither has the highest bit set, so that they are subtracted, where
-    // SSE2 lacks an unsigned comparison.
+    // All ones in lanes where x is above `bound`, else zeros. Neither may have the highest bit set: the comparison is a
+    // subtraction, because SSE2 lacks an unsigned comparison.
     ADAMANT_SIMD static u32 above(u32 x, std::uint32_t bound)
     {
         return vec128::cast<u32>(vec128::cast<vec128::i32>(set(bound) - x) >> 31);
     }
-    // Zero of x's sign where the bits of |x| are at most up_to, else x.
+    // A zero with x's sign in lanes where the bits of |x| are at most up_to, else x.
     ADAMANT_SIMD static f32 flush(f32 x, std::uint32_t up_to)
     {
         return from_bits(bits(x) & (above(abs_bits(x), up_to) | set(float_sign_bit)));
     }
-    // x, and the NaN with canonical_nan_bits where `of` is any NaN.
-    ADAMANT_SIMD static f32 canonical(f32 x, f32 of)
+    // The NaN with canonical_nan_bits in lanes where `source` is any NaN, else x.
+    ADAMANT_SIMD static f32 canonical(f32 x, f32 source)
     {
-        u32 const nan = above(abs_bits(of), float_infinity_bits);
+        u32 const nan = above(abs_bits(source), float_infinity_bits);
         return from_bits((bits(x) & ~nan) | (set(canonical_nan_bits) & nan));
     }
     // All ones in lanes that are finite, else zeros.
@@ -152,7 +152,7 @@ struct simd : vec128::codes {
     {
         return ~above(abs_bits(x), float_infinity_bits - 1);
     }
-    // How many lanes are infinite or NaN.
+    // The number of lanes that are infinite or NaN.
     ADAMANT_SIMD static unsigned count_nonfinite(f32 x)
     {
         std::uint32_t abs[lanes];
@@ -163,23 +163,23 @@ struct simd : vec128::codes {
         return count;
     }
 
-    // One vector of elements of type T from memory, widened exactly; a 16-bit type's subnormals are kept.
+    // Loads one vector of elements of type T and widens it exactly, including the subnormals of 16-bit types.
     template <class T>
     ADAMANT_SIMD static f32 load(std::byte const* address)
     {
         return vec128::load(address, T{});
     }
-    // One vector to memory, rounded to nearest even. A NaN must be canonical.
+    // Stores one vector, rounded to nearest even. NaNs must be canonical.
     template <class T>
     ADAMANT_SIMD static void store(std::byte* address, f32 x)
     {
         vec128::store(address, x, T{});
     }
-    // Two vectors that follow each other in memory. Interleaved, which is for bfloat16: the elements may be spread over
-    // the two in another order, the same in load_pair and store_pair, if that is faster. Ordinary: what is stored are
-    // results of the ordinary path, hence no -0, nothing below 2^-121 but +0, and nothing above 2^112. The last
-    // argument says that the processor has a conversion to bfloat16 of its own, where a facade serves processors with
-    // and without.
+    // Load or store two vectors that are adjacent in memory. Interleaved, for bfloat16 only: the facade may distribute
+    // the elements over the two vectors in another order, the same in load_pair() and store_pair(), if that is faster.
+    // Ordinary: the values are results of the ordinary path, so they are +0 or from 2^-121 to 2^112 in magnitude. The
+    // last argument of store_pair() tells a facade that serves processors with and without instructions that convert to
+    // bfloat16 whether this processor has them.
     template <class T, bool Interleaved>
     ADAMANT_SIMD static void load_pair(std::byte const* address, f32& a, f32& b)
     {
@@ -193,13 +193,13 @@ struct simd : vec128::codes {
         else
             vec128::store_pair(address, a, b, T{});
     }
-    // The upper halves of the lanes, in the order in which load_pair() reads bfloat16.
+    // Stores the upper halves of the lanes, in the order in which load_pair() reads bfloat16.
     template <bool Interleaved>
     ADAMANT_SIMD static void store_upper_halves(std::byte* address, u32 a, u32 b)
     {
         vec128::store_upper_halves(address, a, b);
     }
-    // Halves that follow each other in memory, with their signs, and the lower halves of the lanes back; interleaved as
+    // Load adjacent 16-bit halves with sign extension, and store the lower halves of the lanes. Interleaved like
     // bfloat16.
     template <bool Interleaved>
     ADAMANT_SIMD static void load_signed_halves(std::byte const* address, u32& a, u32& b)
@@ -211,8 +211,8 @@ struct simd : vec128::codes {
     {
         vec128::store_upper_halves(address, shift_left<16>(a), shift_left<16>(b));
     }
-    // Like store_pair for a 16-bit type, not interleaved, past the caches; the address is a multiple of the bytes
-    // written. stream_fence() orders it.
+    // Like store_pair() for a 16-bit type, not interleaved, but bypasses the caches. The address must be a multiple of
+    // the number of bytes written. Call stream_fence() to order the stores.
     template <class T, bool Ordinary>
     ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b, bool)
     {
@@ -220,11 +220,11 @@ struct simd : vec128::codes {
     }
     ADAMANT_SIMD static void stream_fence() {}
 
-    // 16 bits of every lane of a group, in an order of its own, the first lane's first. What is no int16_t when it
-    // becomes one stays above every bound that excess() knows, and excess() is anything but zero, as any() sees it,
-    // where x, as unsigned, is above `most`. Here lanes keep their width.
+    // 16 bits for each lane of a group. The order is up to the facade, but the first lane is first. Values that do not
+    // fit int16_t saturate and stay above every bound that is passed to excess(). excess() is nonzero, as seen by
+    // any(), in lanes where x, as an unsigned number, is above `most`. In this facade the lanes keep 32 bits.
     struct halves {
-        u32 of[vectors];
+        u32 parts[vectors];
     };
     ADAMANT_SIMD static halves saturated(u32 const (&x)[vectors])
     {
@@ -238,56 +238,56 @@ struct simd : vec128::codes {
     ADAMANT_SIMD static halves plus(halves x, halves const& y)
     {
         for (std::size_t k = 0; k < vectors; ++k)
-            x.of[k] = x.of[k] + y.of[k];
+            x.parts[k] = x.parts[k] + y.parts[k];
         return x;
     }
     ADAMANT_SIMD static halves excess(halves x, halves const& most)
     {
         for (std::size_t k = 0; k < vectors; ++k)
-            x.of[k] = x.of[k] | sub(most.of[k], x.of[k]);
+            x.parts[k] = x.parts[k] | sub(most.parts[k], x.parts[k]);
         return x;
     }
     template <int Count>
     ADAMANT_SIMD static halves shifted(halves x)
     {
-        for (u32& part : x.of)
+        for (u32& part : x.parts)
             part = shift_left<Count>(part);
         return x;
     }
     ADAMANT_SIMD static halves either(halves x, halves const& y)
     {
         for (std::size_t k = 0; k < vectors; ++k)
-            x.of[k] = x.of[k] | y.of[k];
+            x.parts[k] = x.parts[k] | y.parts[k];
         return x;
     }
     ADAMANT_SIMD static bool any(halves const& x)
     {
-        return any_sign((x.of[0] | x.of[1]) | (x.of[2] | x.of[3]));
+        return any_sign((x.parts[0] | x.parts[1]) | (x.parts[2] | x.parts[3]));
     }
-    // The vectors that hold such excess, a bit for each; and x of those vectors, with zeros in the others.
-    ADAMANT_SIMD static unsigned vectors_of(halves const& x)
+    // A bit for each vector with nonzero excess; and x with the vectors cleared whose bit is not set.
+    ADAMANT_SIMD static unsigned nonzero_vectors(halves const& x)
     {
-        unsigned found = 0;
+        unsigned bits_of_vectors = 0;
         for (std::size_t k = 0; k < vectors; ++k)
-            found |= (any_sign(x.of[k]) ? 1u : 0u) << k;
-        return found;
+            bits_of_vectors |= (any_sign(x.parts[k]) ? 1u : 0u) << k;
+        return bits_of_vectors;
     }
-    ADAMANT_SIMD static halves of_vectors(halves x, unsigned which)
+    ADAMANT_SIMD static halves select_vectors(halves x, unsigned which)
     {
         for (std::size_t k = 0; k < vectors; ++k)
             if ((which >> k & 1) == 0)
-                x.of[k] = set(0u);
+                x.parts[k] = set(0u);
         return x;
     }
-    // Where store_halves() puts the first element of a vector, in bytes.
-    static constexpr std::size_t code_at(std::size_t vector)
+    // Byte offset at which store_halves() puts the first lane of a vector.
+    static constexpr std::size_t code_offset(std::size_t vector)
     {
         return vector / 2 * lanes * sizeof(std::uint32_t) + vector % 2 * sizeof(std::uint16_t);
     }
     ADAMANT_SIMD static void store_halves(std::byte* address, halves const& x)
     {
-        store_u32(address, x.of[0] | shift_left<16>(x.of[1]));
-        store_u32(address + sizeof(u32), x.of[2] | shift_left<16>(x.of[3]));
+        store_u32(address, x.parts[0] | shift_left<16>(x.parts[1]));
+        store_u32(address + sizeof(u32), x.parts[2] | shift_left<16>(x.parts[3]));
     }
     ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
     {
@@ -299,7 +299,7 @@ struct simd : vec128::codes {
         }
     }
 
-    // Two vectors of bfloat16 that follow each other in memory, by evens and odds, and such vectors brought into the
+    // Loads two adjacent vectors of bfloat16 as even and odd elements. in_order() rearranges such vectors into the
     // order of memory.
     ADAMANT_SIMD static void load_evens_odds(std::byte const* address, f32& evens, f32& odds)
     {

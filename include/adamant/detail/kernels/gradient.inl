@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to a gradient before a step: added up over micro-steps, and made finite or small enough; and to masters
-// in two halves before a step that leaves a record. Over pieces that stay in cache. Written once and included once per
-// instruction set by detail/kernels/targets.hpp, after detail/kernels/fused_step.inl.
+// Preprocessing of gradients before a step: accumulation over micro-steps, zeroing of infinities and NaNs, and
+// clamping. Also joins and splits masters for steps that leave a record. Works on pieces that stay in cache.
+// detail/kernels/targets.hpp includes it once per instruction set, after detail/kernels/fused_step.inl.
 
-// One vector, or its first elements, of the sum of two gradients as reference::added; Sum is void where there is
-// nothing to be added yet.
+// Adds one vector, or its first elements, of two gradients, as reference::added(). Sum is void if there is nothing to
+// add to.
 template <bool Whole, class Grad, class Sum, class Out>
 ADAMANT_SIMD void add_vector(std::byte const* grad, std::byte const* sum, std::size_t count, std::byte* out)
 {
@@ -55,19 +55,19 @@ template <class Grad>
 void add_scaled(std::byte const* grad, std::size_t n, float scale, bool first, float* sum) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
-    std::byte* const to = reinterpret_cast<std::byte*>(sum);
+    std::byte* const target = reinterpret_cast<std::byte*>(sum);
     if (first)
-        add_all_scaled<true, Grad>(grad, n, simd::set(scale), to);
+        add_all_scaled<true, Grad>(grad, n, simd::set(scale), target);
     else
-        add_all_scaled<false, Grad>(grad, n, simd::set(scale), to);
+        add_all_scaled<false, Grad>(grad, n, simd::set(scale), target);
 }
 
 template <bool Whole>
-ADAMANT_SIMD void in_range_vector(std::byte* grad, std::size_t count, bool zero_nonfinite, simd::f32 scale,
-                                  simd::u32 bound_bits)
+ADAMANT_SIMD void clamp_vector(std::byte* grad, std::size_t count, bool zero_nonfinite, simd::f32 scale,
+                               simd::u32 bound_bits)
 {
     simd::f32 g = load_first<float, Whole>(grad, count);
-    if (zero_nonfinite) // all ones below infinity, else zeros
+    if (zero_nonfinite) // the mask is all ones for finite elements, else zero
         g = simd::from_bits(simd::bits(g) & simd::finite_mask(g));
     g = simd::flush(simd::mul(simd::flush(g, float_min_normal_bits), scale), float_min_normal_bits);
     simd::u32 const sign = simd::bits(g) & simd::set(float_sign_bit);
@@ -83,9 +83,9 @@ inline void clamp_gradient(std::byte* grad, std::size_t n, bool zero_nonfinite, 
     simd::u32 const bound_bits = simd::abs_bits(simd::set(bound));
     std::size_t i = 0;
     for (; n - i >= simd::lanes; i += simd::lanes)
-        in_range_vector<true>(grad + i * sizeof(float), simd::lanes, zero_nonfinite, scales, bound_bits);
+        clamp_vector<true>(grad + i * sizeof(float), simd::lanes, zero_nonfinite, scales, bound_bits);
     if (i < n)
-        in_range_vector<false>(grad + i * sizeof(float), n - i, zero_nonfinite, scales, bound_bits);
+        clamp_vector<false>(grad + i * sizeof(float), n - i, zero_nonfinite, scales, bound_bits);
 }
 
 // See round_weights_function.

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step that leaves a record from which every bit of param, exp_avg and exp_avg_sq comes back, and the rollback.
-// Written once and included once per instruction set by detail/kernels/targets.hpp, after
-// detail/kernels/fused_step.inl.
+// A step that writes a record from which every bit of param, exp_avg and exp_avg_sq can be restored, and the rollback.
+// detail/kernels/targets.hpp includes it once per instruction set, after detail/kernels/fused_step.inl.
 //
-// A step loses little: the formula turned round gives the old values but for a few units in the last place, so the
-// record holds what is missing, in 16 bits an element. Whether that is so is looked at for each group when it is
-// stepped, and where it is not, the record holds the old values themselves. So being exact does not depend on how good
-// the rollback is, only on its being the same both times. That is why both use the functions below, in one mode, on
-// paths whose values are finite, and why no sum in them can be contracted.
+// A step loses little information: the inverse of the formula returns the old values up to a few units in the last
+// place. So the record holds the differences, in a code of 16 bits per element. The step checks for each group whether
+// the differences fit, and otherwise records the old values themselves. So exactness does not depend on the accuracy of
+// the inverse, only on the step and the rollback computing it identically. Both therefore use the functions below, in
+// the same mode, on paths whose values are finite, and no sum in them can be contracted.
 //
-// A record of n elements: 16 bits for each of the whole groups; the old params and moments of the rest, which are less
-// than a group; then those of the units of record_unit elements that need them, in order: params, if the lowest field
-// of the unit's first element says so, then both moments, if its highest does. Units are as long on every instruction
-// set, whatever its groups are: one element that needs old values takes as many bytes everywhere.
+// A record of n elements has three parts:
+// 1. The codes of the whole groups, 16 bits per element. Within a group their order is that of simd::store_halves().
+// 2. The old params, exp_avg and exp_avg_sq of the remaining elements, less than a group, as three arrays of floats.
+// 3. The old values of the units that need them, in the order of the elements. A unit is record_unit elements. The code
+//    of its first element tells which values follow: the params if its lowest field is all ones, then exp_avg and
+//    exp_avg_sq if its highest field is all ones.
+// Units have the same length on every instruction set, whatever the length of its groups, so an element that needs old
+// values takes the same number of bytes everywhere.
 
 struct inverse_vectors {
     simd::f32 step_size, inv_decay, inv_beta1, inv_beta2;
@@ -36,41 +39,43 @@ ADAMANT_SIMD void rollback_moments(simd::f32& exp_avg, simd::f32& exp_avg_sq, si
         if (c.has_l2)
             g = simd::fma(c.l2, old_param, g);
     }
-    // Not fma(-one_minus_beta1, g, m'), for the step rounded the product, too: moments of zero come back as zeros.
+    // Not fma(-one_minus_beta1, g, m'): the step rounds the product, too, so moments of zero are restored as zeros.
     exp_avg = simd::mul(simd::minus(exp_avg, simd::mul(c.one_minus_beta1, g)), inverse.inv_beta1);
     exp_avg_sq = simd::mul(simd::minus(exp_avg_sq, simd::mul(c.one_minus_beta2, simd::mul(g, g))), inverse.inv_beta2);
 }
 
-// The fields of 16 bits, from the lowest: what is missing of param, exp_avg and exp_avg_sq, from -middle to +middle;
-// all ones stand for old values that are kept whole.
+// The fields of a code, from the lowest bit: the differences of param, exp_avg and exp_avg_sq, in units in the last
+// place, each plus `middle` and at most `most`. So the differences are -3 to 3, -256 to 255 and -7 to 7. All ones are
+// reserved in two fields: in that of param they mark recorded params, and in that of exp_avg_sq recorded moments.
+// exp_avg has no reserved value.
 struct param_field {
-    static constexpr std::uint16_t at = 0, bits = 3, middle = 3, most = 6;
+    static constexpr std::uint16_t shift = 0, bits = 3, middle = 3, most = 6;
 };
 struct exp_avg_field {
-    static constexpr std::uint16_t at = 3, bits = 9, middle = 256, most = 511;
+    static constexpr std::uint16_t shift = 3, bits = 9, middle = 256, most = 511;
 };
 struct exp_avg_sq_field {
-    static constexpr std::uint16_t at = 12, bits = 4, middle = 7, most = 14;
+    static constexpr std::uint16_t shift = 12, bits = 4, middle = 7, most = 14;
 };
 inline constexpr std::uint16_t whole_param = 0x0007;
 inline constexpr std::uint16_t whole_moments = 0xf000;
 
-// A unit is one vector or more, and a group one unit or more.
+// A unit is one or more vectors, and a group is one or more units.
 inline constexpr std::size_t units = group_elems / record_unit;
 inline constexpr std::size_t unit_vectors = record_unit / simd::lanes;
 static_assert(group_elems % record_unit == 0 && record_unit % simd::lanes == 0);
-// Where the code of the first element of a unit is, from the first code of its group on.
+// Byte offset of the code of a unit's first element from the first code of its group.
 constexpr std::size_t first_code(std::size_t unit)
 {
-    return simd::code_at(unit * unit_vectors);
+    return simd::code_offset(unit * unit_vectors);
 }
 
+// Difference of the bits of an old value and its approximation by the rollback.
 ADAMANT_SIMD simd::u32 missing(simd::f32 old, simd::f32 rolled_back)
 {
     return simd::sub(simd::bits(old), simd::bits(rolled_back));
 }
-// A field's bounds in all lanes. Where a compiler does not see that they are constants, it does not make them anew for
-// every group.
+// A field's bounds in all lanes. As variables they stay in registers; compilers recompute constants for every group.
 struct field_vectors {
     simd::halves middle, most;
 };
@@ -82,33 +87,33 @@ ADAMANT_SIMD field_vectors broadcast_field()
 template <class Field>
 ADAMANT_SIMD simd::f32 restored(simd::f32 rolled_back, simd::u32 packed)
 {
-    simd::u32 const code = simd::template shift_right<Field::at>(packed) & simd::set((1u << Field::bits) - 1);
+    simd::u32 const code = simd::template shift_right<Field::shift>(packed) & simd::set((1u << Field::bits) - 1);
     return simd::from_bits(
         simd::sub(simd::bits(rolled_back), simd::sub(simd::set(std::uint32_t{Field::middle}), code)));
 }
 
-// A record of float params and moments that is being written.
+// Writes a record of float params and moments.
 struct record_writer {
     using recorder = struct recorder;
-    std::byte* codes;         // of the shard's first element
-    std::byte* old;           // where the next old values go
-    std::byte* moments_of[2]; // room for the old moments of two groups, which go to the record with their params
+    std::byte* codes;             // codes of the shard's first group
+    std::byte* old;               // end of the old values that are written
+    std::byte* moment_buffers[2]; // old moments of the two groups that are under way; recorded after their params
 
-    // The old values of elements [begin, end): whole groups.
+    // Records the old values of elements [begin, end), which are whole groups.
     ADAMANT_SIMD void keep_groups(step_pointers const& a, std::size_t begin, std::size_t end)
     {
         for (std::size_t i = begin; i < end; i += record_unit) {
             std::size_t const in_group = i % group_elems;
-            std::uint16_t const nothing = 0;
-            std::byte* const at = codes + (i - in_group) * sizeof nothing + first_code(in_group / record_unit);
-            __builtin_memcpy(at, &nothing, sizeof nothing);
-            mark(at, true, true);
+            std::uint16_t const empty = 0;
+            std::byte* const code = codes + (i - in_group) * sizeof empty + first_code(in_group / record_unit);
+            __builtin_memcpy(code, &empty, sizeof empty);
+            mark(code, true, true);
             keep_unit(a.param + i * sizeof(float));
             keep_unit(a.exp_avg + i * sizeof(float));
             keep_unit(a.exp_avg_sq + i * sizeof(float));
         }
     }
-    // What is less than a group; before all else.
+    // Records the old values of the remaining elements, which are less than a group. Call this first.
     ADAMANT_SIMD void keep_rest(step_pointers const& a, std::size_t begin, std::size_t end)
     {
         std::byte const* const arrays[] = {a.param, a.exp_avg, a.exp_avg_sq};
@@ -134,22 +139,22 @@ protected:
     }
 };
 
-// Writes it beside a step.
+// Writes the record of a fast path during the step.
 struct recorder : record_writer {
     struct started {
-        simd::halves moments; // their fields, in place
-        unsigned misfits;     // vectors of units whose old moments are kept whole, a bit for each
+        simd::halves moments; // the fields of both moments
+        unsigned misfits;     // a bit for each vector of the units whose old moments are recorded
     };
     inverse_vectors inverse;
-    field_vectors of_param, of_exp_avg, of_exp_avg_sq;
+    field_vectors param_bounds, exp_avg_bounds, exp_avg_sq_bounds;
 
-    ADAMANT_SIMD recorder(record_writer const& to, coefficients const& c)
-        : record_writer(to), inverse(broadcast_inverse(c)), of_param(broadcast_field<param_field>()),
-          of_exp_avg(broadcast_field<exp_avg_field>()), of_exp_avg_sq(broadcast_field<exp_avg_sq_field>())
+    ADAMANT_SIMD recorder(record_writer const& writer, coefficients const& c)
+        : record_writer(writer), inverse(broadcast_inverse(c)), param_bounds(broadcast_field<param_field>()),
+          exp_avg_bounds(broadcast_field<exp_avg_field>()), exp_avg_sq_bounds(broadcast_field<exp_avg_sq_field>())
     {
     }
 
-    ADAMANT_SIMD std::byte* room(std::size_t i) const { return moments_of[i / group_elems % 2]; }
+    ADAMANT_SIMD std::byte* moment_buffer(std::size_t i) const { return moment_buffers[i / group_elems % 2]; }
 
     template <path Path>
     ADAMANT_SIMD void moments(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
@@ -166,14 +171,15 @@ struct recorder : record_writer {
             exp_avg_lacks[k] = missing(before[k].exp_avg, exp_avg);
             exp_avg_sq_lacks[k] = missing(before[k].exp_avg_sq, exp_avg_sq);
         }
-        simd::halves const m = simd::plus(simd::saturated(exp_avg_lacks), of_exp_avg.middle);
-        simd::halves const v = simd::plus(simd::saturated(exp_avg_sq_lacks), of_exp_avg_sq.middle);
-        group.misfits = misfits(simd::either(simd::excess(m, of_exp_avg.most), simd::excess(v, of_exp_avg_sq.most)));
-        group.moments =
-            simd::either(simd::template shifted<exp_avg_field::at>(m), simd::template shifted<exp_avg_sq_field::at>(v));
+        simd::halves const m = simd::plus(simd::saturated(exp_avg_lacks), exp_avg_bounds.middle);
+        simd::halves const v = simd::plus(simd::saturated(exp_avg_sq_lacks), exp_avg_sq_bounds.middle);
+        group.misfits =
+            misfits(simd::either(simd::excess(m, exp_avg_bounds.most), simd::excess(v, exp_avg_sq_bounds.most)));
+        group.moments = simd::either(simd::template shifted<exp_avg_field::shift>(m),
+                                     simd::template shifted<exp_avg_sq_field::shift>(v));
         if (group.misfits != 0) [[unlikely]] {
-            __builtin_memcpy(room(i), a.exp_avg + i * sizeof(float), group_elems * sizeof(float));
-            __builtin_memcpy(room(i) + group_elems * sizeof(float), a.exp_avg_sq + i * sizeof(float),
+            __builtin_memcpy(moment_buffer(i), a.exp_avg + i * sizeof(float), group_elems * sizeof(float));
+            __builtin_memcpy(moment_buffer(i) + group_elems * sizeof(float), a.exp_avg_sq + i * sizeof(float),
                              group_elems * sizeof(float));
         }
     }
@@ -187,39 +193,39 @@ struct recorder : record_writer {
             simd::f32 const before = simd::load<float>(a.param + (i + k * simd::lanes) * sizeof(float));
             lacks[k] = missing(before, rollback_param(param[k], group.updates[k].quotient, inverse));
         }
-        simd::halves const p = simd::plus(simd::saturated(lacks), of_param.middle);
-        unsigned const of_params = misfits(simd::excess(p, of_param.most));
-        unsigned const of_moments = group.recorded.misfits;
-        std::byte* const at = codes + i * sizeof(std::uint16_t);
-        if ((of_params | of_moments) == 0) [[likely]] {
-            simd::store_halves(at, simd::either(p, group.recorded.moments));
+        simd::halves const p = simd::plus(simd::saturated(lacks), param_bounds.middle);
+        unsigned const param_misfits = misfits(simd::excess(p, param_bounds.most));
+        unsigned const moment_misfits = group.recorded.misfits;
+        std::byte* const group_codes = codes + i * sizeof(std::uint16_t);
+        if ((param_misfits | moment_misfits) == 0) [[likely]] {
+            simd::store_halves(group_codes, simd::either(p, group.recorded.moments));
             return;
         }
-        // What does not fit would reach into other fields.
-        simd::store_halves(
-            at, simd::either(simd::of_vectors(p, ~of_params), simd::of_vectors(group.recorded.moments, ~of_moments)));
+        // Zeroes differences that do not fit, because they would overflow into other fields.
+        simd::store_halves(group_codes, simd::either(simd::select_vectors(p, ~param_misfits),
+                                                     simd::select_vectors(group.recorded.moments, ~moment_misfits)));
         for (std::size_t unit = 0; unit < units; ++unit) {
-            bool const param_is_whole = of_params >> unit * unit_vectors & 1;
-            bool const moments_are_whole = of_moments >> unit * unit_vectors & 1;
-            mark(at + first_code(unit), param_is_whole, moments_are_whole);
+            bool const param_is_whole = param_misfits >> unit * unit_vectors & 1;
+            bool const moments_are_whole = moment_misfits >> unit * unit_vectors & 1;
+            mark(group_codes + first_code(unit), param_is_whole, moments_are_whole);
             std::size_t const in_group = unit * record_unit * sizeof(float);
             if (param_is_whole)
                 keep_unit(a.param + i * sizeof(float) + in_group);
             if (moments_are_whole) {
-                keep_unit(room(i) + in_group);
-                keep_unit(room(i) + group_elems * sizeof(float) + in_group);
+                keep_unit(moment_buffer(i) + in_group);
+                keep_unit(moment_buffer(i) + group_elems * sizeof(float) + in_group);
             }
         }
     }
 
 private:
-    // All vectors of the units in which something is too much for its field.
+    // A bit for each vector of the units in which a difference does not fit its field.
     ADAMANT_SIMD unsigned misfits(simd::halves excess) const
     {
         if (!simd::any(excess)) [[likely]]
             return 0;
         constexpr unsigned one_unit = (1u << unit_vectors) - 1;
-        unsigned const vectors = simd::vectors_of(excess);
+        unsigned const vectors = simd::nonzero_vectors(excess);
         unsigned all = 0;
         for (std::size_t k = 0; k < simd::vectors; k += unit_vectors)
             all |= (vectors >> k & one_unit) != 0 ? one_unit << k : 0;
@@ -227,7 +233,7 @@ private:
     }
 };
 
-// One pair of loops for gradients of their own type and of floats.
+// The paths with a record. The same two loops serve gradients of type Grad and of floats.
 template <class Grad, class WeightOut>
 constexpr paths_of_types<record_writer> recorded_paths(bool grad_is_float)
 {
@@ -242,29 +248,29 @@ constexpr paths_of_types<record_writer> recorded_paths(bool grad_is_float)
 
 // See recorded_step_function.
 template <class Grad, class WeightOut>
-std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access how,
+std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access access,
                          std::byte* record) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
     alignas(64) std::byte moments[2][2 * group_elems * sizeof(float)];
-    record_writer to{record, record + (n - n % group_elems) * sizeof(std::uint16_t), {moments[0], moments[1]}};
+    record_writer writer{record, record + (n - n % group_elems) * sizeof(std::uint16_t), {moments[0], moments[1]}};
     if constexpr (std::is_void_v<WeightOut> || !simd::can_stream)
-        how.stream = false;
+        access.stream = false;
     else
-        how.stream = how.stream && reinterpret_cast<std::uintptr_t>(a.weight_out) % 64 == 0;
-    static constexpr paths_of_types<record_writer> own = recorded_paths<Grad, WeightOut>(false);
-    static constexpr paths_of_types<record_writer> of_floats = recorded_paths<Grad, WeightOut>(true);
-    step_stretch(a, 0, n, {c, {}}, how, how.grad_is_float ? of_floats : own, to);
-    if (how.stream)
+        access.stream = access.stream && reinterpret_cast<std::uintptr_t>(a.weight_out) % 64 == 0;
+    static constexpr paths_of_types<record_writer> grad_paths = recorded_paths<Grad, WeightOut>(false);
+    static constexpr paths_of_types<record_writer> float_paths = recorded_paths<Grad, WeightOut>(true);
+    step_stretch(a, 0, n, {c, {}}, access, access.grad_is_float ? float_paths : grad_paths, writer);
+    if (access.stream)
         simd::stream_fence();
-    return to.old;
+    return writer.old;
 }
 
-// Units of a group that a record keeps whole, a bit for each.
+// A bit for each unit of a group whose old values are in the record.
 struct kept_units {
     unsigned params, moments;
 };
-ADAMANT_SIMD kept_units kept_of(std::byte const* codes)
+ADAMANT_SIMD kept_units find_kept_units(std::byte const* codes)
 {
     kept_units kept = {0, 0};
     for (std::size_t unit = 0; unit < units; ++unit) {
@@ -277,7 +283,7 @@ ADAMANT_SIMD kept_units kept_of(std::byte const* codes)
 }
 // See rollback_function.
 template <class Grad>
-void rollback_step(step_pointers const& arrays, std::size_t n, coefficients const& scalars, memory_access how,
+void rollback_step(step_pointers const& arrays, std::size_t n, coefficients const& scalars, memory_access access,
                    std::byte const* record) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
@@ -287,38 +293,39 @@ void rollback_step(step_pointers const& arrays, std::size_t n, coefficients cons
     std::size_t const rest = n % group_elems;
     std::size_t const whole_end = n - rest;
     std::byte const* old = record + whole_end * sizeof(std::uint16_t);
-    std::byte* const arrays_of_rest[] = {a.param, a.exp_avg, a.exp_avg_sq};
-    for (std::byte* const array : arrays_of_rest) {
+    std::byte* const rest_arrays[] = {a.param, a.exp_avg, a.exp_avg_sq};
+    for (std::byte* const array : rest_arrays) {
         copy_few(array + whole_end * sizeof(float), old, rest * sizeof(float));
         old += rest * sizeof(float);
     }
-    constexpr std::size_t unit_bytes = record_unit * sizeof(float); // of one array
+    constexpr std::size_t unit_bytes = record_unit * sizeof(float); // per array
     for (std::size_t i = 0; i < whole_end; i += group_elems) {
         std::byte const* const codes = record + i * sizeof(std::uint16_t);
         std::byte* const param = a.param + i * sizeof(float);
         std::byte* const exp_avg = a.exp_avg + i * sizeof(float);
         std::byte* const exp_avg_sq = a.exp_avg_sq + i * sizeof(float);
-        prefetch<std::uint16_t>(codes, how.prefetch_bytes);
-        prefetch<float>(param, how.prefetch_bytes);
-        prefetch<float>(exp_avg, how.prefetch_bytes);
-        prefetch<float>(exp_avg_sq, how.prefetch_bytes);
+        prefetch<std::uint16_t>(codes, access.prefetch_bytes);
+        prefetch<float>(param, access.prefetch_bytes);
+        prefetch<float>(exp_avg, access.prefetch_bytes);
+        prefetch<float>(exp_avg_sq, access.prefetch_bytes);
 
-        // All come back by the formula, and units that are kept whole are then overwritten: with params before L2 decay
-        // reads them, to get at the gradient that moments were updated with.
+        // Applies the inverse formula to all units, then overwrites units whose old values are in the record. Params
+        // are overwritten before the moments are restored, because L2 decay needs the old params to recompute the
+        // gradient that the moments were updated with.
         simd::u32 packed[simd::vectors];
         simd::load_halves(codes, packed);
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k) {
-            std::size_t const at = k * simd::lanes * sizeof(float);
-            state_vectors const s{simd::load<float>(param + at), simd::load<float>(exp_avg + at),
-                                  simd::load<float>(exp_avg_sq + at)};
+            std::size_t const byte = k * simd::lanes * sizeof(float);
+            state_vectors const s{simd::load<float>(param + byte), simd::load<float>(exp_avg + byte),
+                                  simd::load<float>(exp_avg_sq + byte)};
             simd::f32 const quotient = start_param<path::lenient>(s, c).quotient;
-            simd::store<float>(param + at,
+            simd::store<float>(param + byte,
                                restored<param_field>(rollback_param(s.param, quotient, inverse), packed[k]));
         }
-        kept_units const kept = kept_of(codes);
-        std::byte const* const old_of_group = old;
-        for (unsigned unit = 0; (kept.params | kept.moments) >> unit != 0; ++unit) { // hardly ever
+        kept_units const kept = find_kept_units(codes);
+        std::byte const* const group_old = old;
+        for (unsigned unit = 0; (kept.params | kept.moments) >> unit != 0; ++unit) { // rarely
             if ((kept.params >> unit & 1) != 0) {
                 __builtin_memcpy(param + unit * unit_bytes, old, unit_bytes);
                 old += unit_bytes;
@@ -327,21 +334,21 @@ void rollback_step(step_pointers const& arrays, std::size_t n, coefficients cons
         }
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < simd::vectors; ++k) {
-            std::size_t const at = k * simd::lanes * sizeof(float);
-            simd::f32 m = simd::load<float>(exp_avg + at);
-            simd::f32 v = simd::load<float>(exp_avg_sq + at);
+            std::size_t const byte = k * simd::lanes * sizeof(float);
+            simd::f32 m = simd::load<float>(exp_avg + byte);
+            simd::f32 v = simd::load<float>(exp_avg_sq + byte);
             rollback_moments<path::lenient>(m, v, simd::load<Grad>(a.grad + (i + k * simd::lanes) * sizeof(Grad)),
-                                            simd::load<float>(param + at), c, inverse);
-            simd::store<float>(exp_avg + at, restored<exp_avg_field>(m, packed[k]));
-            simd::store<float>(exp_avg_sq + at, restored<exp_avg_sq_field>(v, packed[k]));
+                                            simd::load<float>(param + byte), c, inverse);
+            simd::store<float>(exp_avg + byte, restored<exp_avg_field>(m, packed[k]));
+            simd::store<float>(exp_avg_sq + byte, restored<exp_avg_sq_field>(v, packed[k]));
         }
-        std::byte const* from = old_of_group;
+        std::byte const* source = group_old;
         for (unsigned unit = 0; kept.moments >> unit != 0; ++unit) {
-            from += (kept.params >> unit & 1) * unit_bytes;
+            source += (kept.params >> unit & 1) * unit_bytes;
             if ((kept.moments >> unit & 1) != 0) {
-                __builtin_memcpy(exp_avg + unit * unit_bytes, from, unit_bytes);
-                __builtin_memcpy(exp_avg_sq + unit * unit_bytes, from + unit_bytes, unit_bytes);
-                from += 2 * unit_bytes;
+                __builtin_memcpy(exp_avg + unit * unit_bytes, source, unit_bytes);
+                __builtin_memcpy(exp_avg_sq + unit * unit_bytes, source + unit_bytes, unit_bytes);
+                source += 2 * unit_bytes;
             }
         }
     }

@@ -1,33 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// The paths of the fused step, and what each looks at before it stores anything: detail/kernels/guard.hpp over vectors.
+// The paths of the fused step and the checks of each before it stores anything: detail/kernels/guard.hpp over vectors.
 // Included by detail/kernels/formula.inl, once per instruction set.
 
-// How a group of elements is computed.
+// The ways to compute a group of elements.
 enum class path {
-    ordinary, // what training data looks like: no zeros in param and grad, no L2 decay. Small values are left to the
-              // hardware.
-    lenient,  // the same with zeros, larger values and with L2 decay; groups of idle parameters on a way of their own
-    careful,  // anything: flushed by hand after each operation, NaNs made canonical
+    ordinary, // typical training data: no zeros in param and grad, no L2 decay. The hardware flushes small values.
+    lenient,  // also zeros, larger values and L2 decay, with a special case for groups of idle parameters
+    careful,  // any values: flushes explicitly after each operation and makes NaNs canonical
 };
 
-// What a path looks at before it stores anything, gathered over a group: see detail/kernels/guard.hpp for the bounds
-// and why they suffice. None of it waits for the square root or the division.
+// The values that a path checks before it stores anything, reduced over a group. detail/kernels/guard.hpp has the
+// bounds and the proof. No check waits for the square root or the division.
 template <path>
 struct guard {
 };
 
 // Bit 30 is set in numbers of at least 2, infinities and NaNs, and bit 29 in all others that are at least 2^-63. So one
-// OR finds what is too large, and one AND what is too small.
+// OR finds values that are too large, and one AND values that are too small.
 template <>
 struct guard<path::ordinary> {
     simd::u32 all, any, low_square;
 };
-// Subtracting the bits of 2^-126 makes zeros and subnormals the largest unsigned values, so that one minimum finds what
-// is too small but not flushed by hardware.
+// Subtracting the bits of 2^-126 makes zeros and subnormals the largest unsigned values, so one minimum finds values
+// that are too small but not flushed by the hardware.
 template <>
 struct guard<path::lenient> {
     simd::u32 low, low_exp_avg, low_square, high, high_wide;
-    simd::u32 lost; // with a sign where a param of zero meets a gradient or a first moment that is not
+    simd::u32 lost; // sign bit set if a param is zero but its gradient or first moment is not
 };
 
 ADAMANT_SIMD void clear(guard<path::ordinary>& seen)
@@ -41,7 +40,8 @@ ADAMANT_SIMD void clear(guard<path::lenient>& seen)
 }
 ADAMANT_SIMD void clear(guard<path::careful>&) {}
 
-// With a sign, as all functions here, where x is at most `bound`; both are below 2^31, or a negative x counts as above.
+// These functions return a sign bit in lanes for which the condition holds. x and bound are below 2^31; an x with its
+// sign bit set counts as above every bound.
 ADAMANT_SIMD simd::u32 at_most(simd::u32 x, std::uint32_t bound)
 {
     return simd::sub(x, simd::set(bound + 1)) & ~x;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moments of 8 bits by vectors: a group of 64 is decoded, stepped and encoded in one go while it is ordinary, so that
-// arithmetic hides behind divisions; and what decodes and encodes the rest. detail/numerics/quantized8.hpp says what
-// codes are. Included by detail/kernels/fused_step.inl, once per instruction set.
+// Vectorized steps over 8-bit moments. While groups of 64 are ordinary, each is decoded, stepped and encoded in one
+// pass, so that arithmetic hides behind divisions. Other groups are decoded and encoded separately.
+// detail/numerics/quantized8.hpp defines the codes. Included by detail/kernels/fused_step.inl, once per instruction
+// set.
 
 #if defined(ADAMANT_NO_FAST_PATHS)
 
@@ -13,14 +14,15 @@ constexpr quantized_paths quantized_paths_for(step_function step)
 
 #else
 
-inline constexpr std::size_t code_vectors = quantized_group_elems / simd::lanes; // of a group
+inline constexpr std::size_t code_vectors = quantized_group_elems / simd::lanes; // vectors of a group
 using code_words = simd::words;                                                  // two vectors, as 16 bits each
 
-// What a compiler would make anew for every group if it knew that these are constants, which takes what shuffles need.
+// Constants that are hidden from the compiler. Otherwise it recomputes them for every group, with the execution units
+// that shuffles need.
 struct code_constants {
     simd::u32 sign, decode_m, decode_v, encode_m, encode_v, low_half;
 };
-ADAMANT_SIMD code_constants constants_of_codes()
+ADAMANT_SIMD code_constants make_code_constants()
 {
     return {simd::hidden(float_sign_bit),
             simd::hidden(exp_avg_curve.decode_offset << exp_avg_curve.shift),
@@ -33,7 +35,7 @@ ADAMANT_SIMD code_constants constants_of_codes()
 ADAMANT_SIMD simd::f32 decode_exp_avg(std::byte const* codes, simd::f32 scale, code_constants const& k)
 {
     simd::u32 const q = simd::bits(simd::load_signed_bytes(codes));
-    // Both have zeros in their lower halves, so halves may be subtracted; zero, which is below, stays zero.
+    // Both operands have zero lower halves, so halves can be subtracted. The subtraction saturates, so code 0 gives 0.
     static_assert(exp_avg_curve.shift == 1);
     simd::u32 const z = simd::subtract_halves(simd::add(q, q), k.decode_m);
     return simd::mul(simd::from_bits(z | (q & k.sign)), scale);
@@ -51,7 +53,7 @@ ADAMANT_SIMD float scale_at(std::byte const* group)
     return scale;
 }
 
-// In 256ths of a code.
+// Returns codes in 256ths.
 ADAMANT_SIMD simd::u32 encode_exp_avg(simd::f32 x, simd::f32 inverse, code_constants const& k)
 {
     simd::u32 const z = simd::bits(simd::mul(x, inverse));
@@ -64,14 +66,14 @@ ADAMANT_SIMD simd::u32 encode_exp_avg_sq(simd::f32 x, simd::f32 inverse, code_co
     return simd::rounded(simd::from_bits(simd::add(simd::template shift_right<exp_avg_sq_curve.shift>(z), k.encode_v)));
 }
 
-// Random halves of a group's elements, two vectors at a time; detail/numerics/rounding.hpp.
+// Random halves of a group's elements, two vectors at a time; see detail/numerics/rounding.hpp.
 struct code_randoms {
     bool stochastic;
-    random_place next;    // vector
-    random_place to_next; // the distance
+    random_state next;    // of the next vector
+    random_state to_next; // increment to the vector after it
 
     ADAMANT_SIMD code_randoms(bool is_stochastic, rounding_line const& line, std::size_t i)
-        : stochastic(is_stochastic), next(line, i, 1), to_next(random_place::distance(line, simd::lanes))
+        : stochastic(is_stochastic), next(line, i, 1), to_next(random_state::distance(line, simd::lanes))
     {
     }
     ADAMANT_SIMD code_words draw(code_constants const& k)
@@ -84,18 +86,18 @@ struct code_randoms {
     }
 };
 
-// The scales of a group, and what its elements are multiplied by.
+// The scales of a group, and the factors that encoding multiplies its elements by.
 struct group_scales {
     float exp_avg, exp_avg_sq, exp_avg_inverse, exp_avg_sq_inverse;
 };
-// For largest magnitudes that divide without a limit, and are finite.
-ADAMANT_SIMD group_scales scales_of(simd::pair_of_u32 largest)
+// For finite largest magnitudes whose scales are below the limit of inverse_of_scale().
+ADAMANT_SIMD group_scales make_scales(simd::pair_of_u32 largest)
 {
     float const m = scale_of_group(exp_avg_curve, largest.a);
     float const v = scale_of_group(exp_avg_sq_curve, largest.b);
     return {m, v, inverse_of_scale(m), inverse_of_scale(v)};
 }
-// The largest magnitudes of both moments, as bits. A negative second moment is above all others, as is a NaN.
+// The bits of the largest magnitudes of both moments. A negative second moment or a NaN is above all other values.
 ADAMANT_SIMD simd::pair_of_u32 largest_of(simd::f32 const (&m)[code_vectors], simd::f32 const (&v)[code_vectors])
 {
     simd::u32 most_m = simd::abs_bits(m[0]);
@@ -108,7 +110,7 @@ ADAMANT_SIMD simd::pair_of_u32 largest_of(simd::f32 const (&m)[code_vectors], si
     return simd::largest(most_m, most_v);
 }
 
-// The codes of two vectors, before they are packed as bytes.
+// The codes of two vectors of both moments, before they are packed to bytes.
 struct code_pair {
     code_words m, v;
 };
@@ -126,7 +128,7 @@ ADAMANT_SIMD code_pair encode_pair(simd::f32 const (&m)[2], simd::f32 const (&v)
                 simd::upper_byte(simd::plus_saturated(v_words, simd::upper_byte(r)))};
     }
     code_words const half = simd::set_words(128);
-    // Ties away from zero: a negative number gets one less.
+    // Ties go away from zero: a negative number gets an offset of 127 instead of 128.
     return {simd::upper_byte_signed(simd::plus_words(simd::plus_words(m_words, half), simd::signs(m_words))),
             simd::upper_byte(simd::plus_saturated(v_words, half))};
 }
@@ -142,7 +144,7 @@ ADAMANT_SIMD void store_codes(code_words const (&m)[code_vectors / 2], code_word
 [[gnu::noinline]] inline void decode_moments(std::byte const* exp_avg, std::byte const* exp_avg_sq, std::size_t groups,
                                              float* m, float* v, std::uint32_t prefetch_bytes) noexcept
 {
-    code_constants const constants = constants_of_codes();
+    code_constants const constants = make_code_constants();
     for (std::size_t g = 0; g < groups; ++g) {
         std::byte const* const m_group = exp_avg + g * sizeof(quantized8);
         std::byte const* const v_group = exp_avg_sq + g * sizeof(quantized8);
@@ -151,10 +153,10 @@ ADAMANT_SIMD void store_codes(code_words const (&m)[code_vectors / 2], code_word
         simd::f32 const m_scale = simd::set(scale_at(m_group));
         simd::f32 const v_scale = simd::set(scale_at(v_group));
         for (std::size_t k = 0; k < quantized_group_elems; k += simd::lanes) {
-            std::size_t const at = (g * quantized_group_elems + k) * sizeof(float);
-            simd::template store<float>(reinterpret_cast<std::byte*>(m) + at,
+            std::size_t const byte = (g * quantized_group_elems + k) * sizeof(float);
+            simd::template store<float>(reinterpret_cast<std::byte*>(m) + byte,
                                         decode_exp_avg(m_group + k, m_scale, constants));
-            simd::template store<float>(reinterpret_cast<std::byte*>(v) + at,
+            simd::template store<float>(reinterpret_cast<std::byte*>(v) + byte,
                                         decode_exp_avg_sq(v_group + k, v_scale, constants));
         }
     }
@@ -163,7 +165,7 @@ ADAMANT_SIMD void store_codes(code_words const (&m)[code_vectors / 2], code_word
                                              rounding_line const& line, std::byte* exp_avg,
                                              std::byte* exp_avg_sq) noexcept
 {
-    code_constants const constants = constants_of_codes();
+    code_constants const constants = make_code_constants();
     for (std::size_t g = 0; g < groups; ++g) {
         std::size_t const first = g * quantized_group_elems;
         std::byte* const m_group = exp_avg + g * sizeof(quantized8);
@@ -172,19 +174,19 @@ ADAMANT_SIMD void store_codes(code_words const (&m)[code_vectors / 2], code_word
         simd::f32 vs[code_vectors];
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < code_vectors; ++k) {
-            std::size_t const at = (first + k * simd::lanes) * sizeof(float);
-            ms[k] = simd::template load<float>(reinterpret_cast<std::byte const*>(m) + at);
-            vs[k] = simd::template load<float>(reinterpret_cast<std::byte const*>(v) + at);
+            std::size_t const byte = (first + k * simd::lanes) * sizeof(float);
+            ms[k] = simd::template load<float>(reinterpret_cast<std::byte const*>(m) + byte);
+            vs[k] = simd::template load<float>(reinterpret_cast<std::byte const*>(v) + byte);
         }
         simd::pair_of_u32 const largest = largest_of(ms, vs);
-        // Scales and codes that are limited, and what is not finite.
+        // Limited scales, clamped codes, and values that are not finite go to the scalar code.
         constexpr std::uint32_t most = largest_divisor_bits - 0x01000000u;
         if (largest.a > most || largest.b > most || exp_avg_codes_overflow(largest.a)) [[unlikely]] {
             scalar::encode_moments(m + first, v + first, 1, stochastic, line.from(first), m_group, v_group);
             continue;
         }
         code_randoms random(stochastic, line, first);
-        group_scales const scales = scales_of(largest);
+        group_scales const scales = make_scales(largest);
         simd::f32 const m_inverse = simd::set(scales.exp_avg_inverse);
         simd::f32 const v_inverse = simd::set(scales.exp_avg_sq_inverse);
         code_words m_words[code_vectors / 2];
@@ -201,45 +203,45 @@ ADAMANT_SIMD void store_codes(code_words const (&m)[code_vectors / 2], code_word
 }
 inline constexpr quantized_codec moments_codec = {decode_moments, encode_moments};
 
-// What is carried from the first half of a group's work to the second, as in fast_step(): new moments, their scales,
-// and params whose divisions have begun.
+// State of a group that is started and not yet finished, as in fast_step(): new moments, their scales, and params whose
+// divisions are under way.
 struct started_codes {
     simd::f32 exp_avg[code_vectors], exp_avg_sq[code_vectors];
     param_update updates[code_vectors];
     group_scales scales;
 };
 
-// Vectors whose 16-bit weights are a cache line, which streams badly where other accesses come between.
+// Vectors whose 16-bit weights fill a cache line. A line streams badly if other accesses come between its stores.
 inline constexpr std::size_t line_vectors = 32 / simd::lanes;
 
-// Groups from `begin` on while they are ordinary; returns where it stopped. Some vectors of a group are started, then
-// as many of the group before it are finished, and so on: a group has as many divisions as fill the out-of-order
-// window, so they are spread over all of the work. The first group is preceded by one of nothing, whose results go to
-// scratch.
+// Steps groups from `begin` on while they are ordinary. Returns the element at which it stopped. The loop is
+// software-pipelined: it starts some vectors of a group, finishes as many of the group before, and so on. The divisions
+// of a group fill the out-of-order window, so they are spread over all of the work. A dummy group precedes the first
+// group; its results go to scratch.
 //
-// Whether moments are ordinary is seen from their scales: the smallest second moment is 2^-32 of its scale.
+// The scales tell whether moments are ordinary: the smallest second moment is 2^-32 of its scale.
 template <class Param, class Grad, class WeightOut>
 [[gnu::noinline]] std::size_t fast_quantized_step(step_pointers const& arrays, std::size_t begin, std::size_t end,
-                                                  step_scalars const& scalars, memory_access how) noexcept
+                                                  step_scalars const& scalars, memory_access access) noexcept
 {
     step_pointers const a = arrays;
     coefficient_vectors const c = broadcast(scalars);
-    code_constants const constants = constants_of_codes();
+    code_constants const constants = make_code_constants();
     code_randoms random(scalars.rounding.exp_avg_sq, scalars.lines.exp_avg_sq, begin - quantized_group_elems);
     random_vectors<Param> for_param;
     for_param.template begin<false>(scalars.rounding.param, scalars.lines.param, begin - quantized_group_elems);
     alignas(64) std::byte scratch[4][quantized_group_elems * sizeof(float)];
-    step_pointers to{scratch[0], nullptr, scratch[1], scratch[2], scratch[3]};
+    step_pointers target{scratch[0], nullptr, scratch[1], scratch[2], scratch[3]};
     started_codes group = {};
     std::size_t i = begin;
     for (;; i += quantized_group_elems) {
-        // At the end the last group is started once more, to no effect.
-        std::size_t const at = i < end ? i : i - quantized_group_elems;
-        std::byte* const param = a.param + at * sizeof(Param);
-        std::byte* const exp_avg = a.exp_avg + at / quantized_group_elems * sizeof(quantized8);
-        std::byte* const exp_avg_sq = a.exp_avg_sq + at / quantized_group_elems * sizeof(quantized8);
-        __builtin_prefetch(exp_avg + how.prefetch_bytes);
-        __builtin_prefetch(exp_avg_sq + how.prefetch_bytes);
+        // In the last iteration the last group is started again, and the result is discarded.
+        std::size_t const group_begin = i < end ? i : i - quantized_group_elems;
+        std::byte* const param = a.param + group_begin * sizeof(Param);
+        std::byte* const exp_avg = a.exp_avg + group_begin / quantized_group_elems * sizeof(quantized8);
+        std::byte* const exp_avg_sq = a.exp_avg_sq + group_begin / quantized_group_elems * sizeof(quantized8);
+        __builtin_prefetch(exp_avg + access.prefetch_bytes);
+        __builtin_prefetch(exp_avg_sq + access.prefetch_bytes);
         float const m_scale = scale_at(exp_avg);
         float const v_scale = scale_at(exp_avg_sq);
         bool const scales_are_ordinary = m_scale >= 0 && m_scale < 1 && v_scale >= 0x1p-81f && v_scale < 1;
@@ -255,22 +257,23 @@ template <class Param, class Grad, class WeightOut>
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < code_vectors; k += line_vectors) {
             std::size_t const in_group = k * simd::lanes;
-            prefetch<Param, line_vectors>(param + in_group * sizeof(Param), how.prefetch_bytes);
+            prefetch<Param, line_vectors>(param + in_group * sizeof(Param), access.prefetch_bytes);
             if constexpr (is_split<Param>)
-                prefetch<bfloat16, line_vectors>(a.weight_out + (at + in_group) * sizeof(bfloat16), how.prefetch_bytes);
+                prefetch<bfloat16, line_vectors>(a.weight_out + (group_begin + in_group) * sizeof(bfloat16),
+                                                 access.prefetch_bytes);
             simd::f32 g[line_vectors];
             simd::f32 p[line_vectors];
-            load_grads<false>(a.grad, at + in_group, how, Grad{}, g);
+            load_grads<false>(a.grad, group_begin + in_group, access, Grad{}, g);
             ADAMANT_UNROLL
             for (std::size_t j = 0; j < line_vectors; j += 2)
                 load_params<Param, false>(param + (in_group + j * simd::lanes) * sizeof(Param),
-                                          a.weight_out + (at + in_group + j * simd::lanes) * sizeof(bfloat16), p[j],
-                                          p[j + 1]);
+                                          a.weight_out + (group_begin + in_group + j * simd::lanes) * sizeof(bfloat16),
+                                          p[j], p[j + 1]);
             ADAMANT_UNROLL
             for (std::size_t j = 0; j < line_vectors; ++j) {
-                std::size_t const lane = in_group + j * simd::lanes;
-                state_vectors s{p[j], decode_exp_avg(exp_avg + lane, m_scales, constants),
-                                decode_exp_avg_sq(exp_avg_sq + lane, v_scales, constants)};
+                std::size_t const element = in_group + j * simd::lanes;
+                state_vectors s{p[j], decode_exp_avg(exp_avg + element, m_scales, constants),
+                                decode_exp_avg_sq(exp_avg_sq + element, v_scales, constants)};
                 update_moments<path::ordinary, false>(s, g[j], c, seen);
                 next.updates[k + j] = start_param<path::ordinary>(s, c);
                 next.exp_avg[k + j] = s.exp_avg;
@@ -279,7 +282,7 @@ template <class Param, class Grad, class WeightOut>
             ADAMANT_UNROLL
             for (std::size_t j = 0; j < line_vectors; ++j)
                 p[j] = finish_param<path::ordinary>(group.updates[k + j], c);
-            store_params<Param, WeightOut, false, true>(to, in_group, p, how, for_param);
+            store_params<Param, WeightOut, false, true>(target, in_group, p, access, for_param);
             ADAMANT_UNROLL
             for (std::size_t j = k; j < k + line_vectors; j += 2) {
                 code_pair const codes = encode_pair({group.exp_avg[j], group.exp_avg[j + 1]},
@@ -289,15 +292,15 @@ template <class Param, class Grad, class WeightOut>
                 v_words[j / 2] = codes.v;
             }
         }
-        store_codes(m_words, v_words, group.scales, to.exp_avg, to.exp_avg_sq);
+        store_codes(m_words, v_words, group.scales, target.exp_avg, target.exp_avg_sq);
         simd::pair_of_u32 const largest = largest_of(next.exp_avg, next.exp_avg_sq);
         if (i >= end || !scales_are_ordinary || !is_in_range(seen) || exp_avg_codes_overflow(largest.a)) [[unlikely]]
             break;
-        next.scales = scales_of(largest);
+        next.scales = make_scales(largest);
         group = next;
-        to = {param, nullptr, exp_avg, exp_avg_sq, nullptr};
+        target = {param, nullptr, exp_avg, exp_avg_sq, nullptr};
         if constexpr (!std::is_void_v<WeightOut>)
-            to.weight_out = a.weight_out + i * sizeof(WeightOut);
+            target.weight_out = a.weight_out + i * sizeof(WeightOut);
     }
     return i;
 }

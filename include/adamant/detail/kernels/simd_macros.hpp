@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two things that facades and kernels need from the compiler and that the language has no word for.
+// Compiler-specific macros for the kernels.
 #pragma once
 
-// Before a function of a facade, or one that passes vectors: it must vanish into its caller, at -O0 too, because a
-// vector register may not cross a call between functions compiled for different instruction sets.
+// For functions of a facade and functions that pass vectors. They must be inlined, even at -O0, because a vector
+// register must not cross a call between functions compiled for different instruction sets.
 #define ADAMANT_SIMD [[gnu::always_inline]] inline
 
-// Before a loop over the few vectors of a group: unrolled fully, so that the arrays it indexes stay in registers.
-// nvcc knows neither pragma, and what it compiles of these is not used: a program's files of CUDA make the device, and
-// its files of C++ the optimizer.
+// For loops over the few vectors of a group: unrolls them fully, so that the arrays they index stay in registers. nvcc
+// knows neither pragma. Its code of these loops is unused: the CUDA files of a program make the device, and its C++
+// files make the optimizer.
 #if defined(__CUDACC__)
 #define ADAMANT_UNROLL
 #elif defined(__clang__)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What crosses from the rest of the library into a kernel: plain structs of pointers, and function types.
+// The interface between the library and its kernels: plain structs of pointers, and function types.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace kernel {
 
-// The arrays of one shard, as bytes because they may lie at any address. weight_out may be null, and is read, too,
-// where it is the upper half of the params. And which elements of which parameter they are: stochastic rounding goes by
-// that.
+// The arrays of one shard, and its position in the parameter, on which stochastic rounding depends. The arrays are
+// bytes because they may have any alignment. weight_out may be null. With split masters weight_out is also read, as the
+// upper half of the params.
 struct step_pointers {
     std::byte* param;
     std::byte const* grad;
@@ -25,19 +25,19 @@ struct step_pointers {
     place_in_param place = {};
 };
 
-// How a step goes to memory, which changes its speed and never its bits; and of which type the gradient is.
+// How a step accesses memory, which affects its speed and never its bits, and the type of the gradient.
 struct memory_access {
     bool stream = false;                                   // store weight_out past the caches
-    bool native_bfloat16 = false;                          // set by the kernels of AVX512_BF16, and by nobody else
-    std::uint32_t prefetch_bytes = default_prefetch_bytes; // past the end of an array that does nothing
-    bool grad_is_float = false; // for recorded_step_function: grad is of floats, whatever the shard's is of
+    bool native_bfloat16 = false;                          // set only by the kernels of AVX512_BF16
+    std::uint32_t prefetch_bytes = default_prefetch_bytes; // prefetching past the end of an array is harmless
+    bool grad_is_float = false; // for recorded_step_function: grad holds floats, whatever the shard's type
     constexpr memory_access(bool stream_weight_out, std::uint32_t ahead_bytes = default_prefetch_bytes) noexcept
         : stream(stream_weight_out), prefetch_bytes(ahead_bytes)
     {
     }
 };
 
-// Whether the master is in two halves, param and weight_out.
+// Whether the master weight is split into a bf16 weight, in weight_out, and a 16-bit residual, in param.
 template <class Param>
 inline constexpr bool is_split = std::is_same_v<Param, split_float32>;
 
@@ -50,8 +50,8 @@ struct pair_of_u32 {
     }
 };
 
-// What a kernel steps a stretch of a shard with that lies in one line of random numbers. Lines count elements as the
-// stretch's pointers do.
+// Scalars of a step over a part of a shard that is within one line of random numbers. The lines are relative to the
+// elements of the step_pointers.
 struct step_scalars : coefficients {
     rounding_lines lines = {};
 
@@ -61,20 +61,19 @@ struct step_scalars : coefficients {
     }
 };
 
-// One step over elements [begin, end); returns how many elements of grad are infinite or NaN.
+// One step over elements [begin, end). Returns the number of infinite and NaN elements of grad.
 using step_function = std::uint64_t (*)(step_pointers const&, std::size_t begin, std::size_t end, coefficients const&,
                                         memory_access) noexcept;
 
 // reference::block_squares of one block of n elements.
 using block_squares_function = grad_squares (*)(std::byte const* grad, std::size_t n) noexcept;
 
-// A record keeps old values whole for so many elements at a time, on every instruction set.
+// Elements per unit. A record keeps the old values of a whole unit or none of them, on every instruction set.
 inline constexpr std::size_t record_unit = 16;
 
-// One step over the first n elements (at most norm_block_elems) of a shard of float params and moments, with a record
-// of what rollback_function needs to bring back every bit of param, exp_avg and exp_avg_sq. The record begins at a
-// multiple of 64 bytes, takes at most record_bytes_at_most(n), and means something only to the same instruction set.
-// Returns its end.
+// One step over the first n elements (at most norm_block_elems) of a shard of float params and moments. Writes a record
+// from which rollback_function restores every bit of param, exp_avg and exp_avg_sq. The record begins at a multiple of
+// 64 bytes and takes at most record_bytes_at_most(n). Only the same instruction set can read it. Returns its end.
 using recorded_step_function = std::byte* (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access,
                                               std::byte* record) noexcept;
 [[nodiscard]] constexpr std::size_t record_bytes_at_most(std::size_t n) noexcept
@@ -82,16 +81,16 @@ using recorded_step_function = std::byte* (*)(step_pointers const&, std::size_t 
     return (3 * sizeof(float) + sizeof(std::uint16_t)) * n + 128;
 }
 
-// Takes the step back, given the same gradient and coefficients; weight_out stays as it is. Of memory_access only
-// prefetch_bytes counts.
-using rollback_function = void (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access how,
+// Rolls the step back, given the same gradient and coefficients. Does not change weight_out. Of memory_access only
+// prefetch_bytes has an effect.
+using rollback_function = void (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access access,
                                    std::byte const* record) noexcept;
 
-// out = grad + sum, as reference::added; out = grad, rounded, where there is no sum. out may be sum.
+// out = grad + sum, as reference::added, or out = grad, rounded, without a sum. out may alias sum.
 using add_gradients_function = void (*)(std::byte const* grad, std::byte const* sum, std::size_t n,
                                         std::byte* out) noexcept;
 
-// sum = reference::added(g, sum), or g where it is the first, of g = reference::clamped(grad, false, scale, infinity).
+// With g = reference::clamped(grad, false, scale, infinity): sum = g if first, else sum = reference::added(g, sum).
 using add_scaled_function = void (*)(std::byte const* grad, std::size_t n, float scale, bool first,
                                      float* sum) noexcept;
 
@@ -99,23 +98,23 @@ using add_scaled_function = void (*)(std::byte const* grad, std::size_t n, float
 using clamp_gradient_function = void (*)(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale,
                                          float bound) noexcept;
 
-// n masters of two halves as floats, and back: every pair, also of a NaN, comes back with its bits.
+// Join n split masters to floats, and split them again. A round trip preserves every bit, also of NaNs.
 using join_function = void (*)(std::byte const* weight, std::byte const* low, std::size_t n,
                                std::byte* master) noexcept;
 using split_function = void (*)(std::byte const* master, std::size_t n, std::byte* weight, std::byte* low) noexcept;
 
-// weight_out from float params as a step would round them.
+// Rounds float params to weight_out as a step does.
 using round_weights_function = void (*)(std::byte const* param, std::size_t n, std::byte* weight_out) noexcept;
 
-// The bits of the largest magnitude of n gradients, as a float; infinity or more where one is not finite.
+// The bits of the largest magnitude of n gradients, as a float; at least those of infinity if one is not finite.
 using largest_bits_function = std::uint32_t (*)(std::byte const* grad, std::size_t n) noexcept;
 
-// Adds reference::column_score_of of each element to its column's sum. The rows, at most column_score_rows, begin
-// row_bytes apart. sums begin with zeros, and have room for a multiple of 64 columns. False, with sums that mean
-// nothing, where something is not finite; the scalar tier takes it for zero and returns true.
+// Adds reference::column_score_of() of each element to its column's sum. The rows, at most column_score_rows, are
+// row_bytes apart. The caller zeroes sums, whose size must be a multiple of 64 columns. If an element is not finite,
+// returns false and leaves the sums undefined; the scalar tier counts it as zero and returns true.
 using column_scores_function = bool (*)(std::byte const* grad, std::size_t row_bytes, std::size_t rows,
                                         std::size_t columns, float scale, std::uint32_t* sums) noexcept;
-// How far ahead they ask for memory: in each row, or where they do so line after line.
+// Prefetch distance of column scores: within each row, and for prefetching line by line in memory order.
 inline constexpr std::size_t column_prefetch_bytes = 512;
 inline constexpr std::size_t column_block_ahead_bytes = 16384;
 

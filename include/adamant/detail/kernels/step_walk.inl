@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walk over a stretch of a shard: which path takes which part of it. Included by detail/kernels/fused_step.inl,
-// once per instruction set.
+// Steps a part of a shard on the fastest paths that its data allow. Included by detail/kernels/fused_step.inl, once per
+// instruction set.
 
-// What a step over a stretch of a shard calls for its types.
+// The functions of the paths for the types of a shard.
 template <class Record>
 struct paths_of_types {
     using path_function = std::size_t (*)(step_pointers const&, std::size_t, std::size_t, step_scalars const&,
@@ -31,12 +31,12 @@ ADAMANT_SIMD std::uint64_t careful_groups(step_pointers const& a, std::size_t be
     return careful_step(a, types, begin, end, c);
 }
 
-// Whole groups, each part of them on the fastest path that it can go. Where a path fails at once, the one below it
-// takes ever longer stretches, so that data that is nowhere ordinary is not computed twice. Returns how many of the
-// gradients are not finite.
+// Steps whole groups, each run of them on the fastest path that it allows. When a path fails at its first group, the
+// next slower path takes a stretch whose length doubles each time, up to `longest`, so that data that is nowhere
+// ordinary is not computed twice. Returns the number of gradients that are not finite.
 template <class Record>
 ADAMANT_SIMD std::uint64_t step_groups(step_pointers const& a, std::size_t begin, std::size_t end,
-                                       step_scalars const& c, memory_access how, bool ordinary,
+                                       step_scalars const& c, memory_access access, bool ordinary,
                                        paths_of_types<Record> const& paths, Record& record)
 {
     constexpr std::size_t shortest = 64;
@@ -48,7 +48,7 @@ ADAMANT_SIMD std::uint64_t step_groups(step_pointers const& a, std::size_t begin
     for (std::size_t i = begin; i < end;) {
         if (ordinary) {
             std::size_t const start = i;
-            i = paths.ordinary(a, i, end, c, how, record);
+            i = paths.ordinary(a, i, end, c, access, record);
             if (i == end)
                 break;
             lenient_stretch = i > start ? shortest : lenient_stretch < longest ? 2 * lenient_stretch : longest;
@@ -57,7 +57,7 @@ ADAMANT_SIMD std::uint64_t step_groups(step_pointers const& a, std::size_t begin
         }
         std::size_t const lenient_end = end - i < lenient_stretch ? end : i + lenient_stretch;
         std::size_t const start = i;
-        i = paths.lenient(a, i, lenient_end, c, how, record);
+        i = paths.lenient(a, i, lenient_end, c, access, record);
         careful_stretch = i > start ? shortest : careful_stretch < longest ? 2 * careful_stretch : longest;
         if (i < lenient_end) {
             std::size_t const careful_end = end - i < careful_stretch ? end : i + careful_stretch;
@@ -68,11 +68,12 @@ ADAMANT_SIMD std::uint64_t step_groups(step_pointers const& a, std::size_t begin
     return nonfinite;
 }
 
-// A step over a stretch of a shard, one function for all types. The rest, less than a group, goes first: it is stepped
-// as the end of a whole group, none of which has been stepped yet. Returns how many of the gradients are not finite.
+// Steps elements [begin, end), in one function for all types. Steps the rest first, which is less than a group: it is
+// stepped as the end of a whole group, and no element of that group may have been stepped yet. Returns the number of
+// gradients that are not finite.
 template <class Record>
 [[gnu::noinline]] std::uint64_t step_stretch(step_pointers const& a, std::size_t begin, std::size_t end,
-                                             step_scalars const& c, memory_access how,
+                                             step_scalars const& c, memory_access access,
                                              paths_of_types<Record> const& paths, Record& record) noexcept
 {
     std::size_t const rest = (end - begin) % group_elems;
@@ -81,38 +82,39 @@ template <class Record>
     bool const fast = simd::has_fast_paths && begin < whole_end && fast_paths_apply(c);
     bool const ordinary = fast && ordinary_path_applies(c);
     std::uint64_t nonfinite = 0;
-    if (rest != 0 && !(ordinary && paths.rest(a, end, rest, c, how)))
+    if (rest != 0 && !(ordinary && paths.rest(a, end, rest, c, access)))
         nonfinite += careful_step(a, paths.types, whole_end, end, c);
     if (fast)
-        nonfinite += step_groups(a, begin, whole_end, c, how, ordinary, paths, record);
+        nonfinite += step_groups(a, begin, whole_end, c, access, ordinary, paths, record);
     else if (begin < whole_end)
         nonfinite += careful_groups(a, begin, whole_end, c, paths.types, record);
     return nonfinite;
 }
 
-// The same, and it finds out whether weights can be streamed.
+// Calls step_stretch() after deciding whether the weights can be streamed.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 ADAMANT_SIMD std::uint64_t step_line(step_pointers const& a, std::size_t begin, std::size_t end, step_scalars const& c,
-                                     memory_access how)
+                                     memory_access access)
 {
     std::uint64_t nonfinite = 0;
     if constexpr (simd::can_stream && !std::is_void_v<WeightOut> && !is_split<Param>) {
-        // Whole cache lines only: a line written in two goes to memory twice. So the first elements go by themselves.
+        // Streams whole cache lines only, because a line that is written in two parts goes to memory twice. Steps the
+        // elements before the first whole line separately.
         std::size_t const before_line =
             -reinterpret_cast<std::uintptr_t>(a.weight_out + begin * sizeof(WeightOut)) % 64;
         std::size_t const aligned = begin + before_line / sizeof(WeightOut);
-        how.stream = how.stream && before_line % sizeof(WeightOut) == 0 && aligned < end;
-        if (how.stream && begin < aligned) {
+        access.stream = access.stream && before_line % sizeof(WeightOut) == 0 && aligned < end;
+        if (access.stream && begin < aligned) {
             nonfinite = careful_step(a, types_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, begin, aligned, c);
             begin = aligned;
         }
     } else {
-        how.stream = false;
+        access.stream = false;
     }
     no_record none;
     nonfinite +=
-        step_stretch(a, begin, end, c, how, paths_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, no_record>, none);
-    if (how.stream)
+        step_stretch(a, begin, end, c, access, paths_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, no_record>, none);
+    if (access.stream)
         simd::stream_fence();
     return nonfinite;
 }
@@ -122,14 +124,14 @@ ADAMANT_SIMD std::uint64_t step_line(step_pointers const& a, std::size_t begin, 
 // See step_function.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
-                         memory_access how) noexcept
+                         memory_access access) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
     if constexpr (is_quantized<ExpAvg>) {
         std::uint64_t const nonfinite = quantized_step(
-            a, begin, end, c, how,
+            a, begin, end, c, access,
             quantized_paths_for<Param, Grad, WeightOut>(fused_step<Param, Grad, float, float, WeightOut>));
-        if (how.stream)
+        if (access.stream)
             simd::stream_fence();
         return nonfinite;
     } else {
@@ -144,7 +146,7 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
                 std::size_t const line_end = rounding_line_end(a.place, begin);
                 stop = line_end < end ? line_end : end;
             }
-            nonfinite += step_line<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, stop, scalars, how);
+            nonfinite += step_line<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, stop, scalars, access);
         }
         return nonfinite;
     }

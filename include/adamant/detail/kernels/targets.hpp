@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of every instruction set, in one translation unit compiled without any -m flag: the .inl files once for
-// the generic facade, and once inside a target region for each x86 tier.
+// Compiles the kernels of every instruction set in one translation unit, without any -m flag.
 //
-// Rules inside a region: every header has been included before it opens; no standard algorithm, container or lambda;
-// only pointers, sizes and plain structs cross its edge. What breaks them would be compiled for AVX-512 and could be
-// linked into the rest of the program.
+// The .inl files are included once for the generic facade, and once inside a target region for each x86 tier. Rules for
+// code inside a region: include every header before the region opens; use no standard algorithms, containers or
+// lambdas; pass only pointers, sizes and plain structs into and out of it. A function that breaks these rules is
+// compiled for AVX-512 and may be linked into the rest of the program.
 #pragma once
 
 #include <cstddef>
@@ -25,12 +25,12 @@
 #include <adamant/detail/numerics/column_score.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 
-#if defined(ADAMANT_EMULATED_AVX512) // our tests' header, with the intrinsics of AVX-512 for CPUs that lack them
+#if defined(ADAMANT_EMULATED_AVX512) // a header of the tests that emulates AVX-512 intrinsics on other CPUs
 #include ADAMANT_EMULATED_AVX512
 #endif
 
 #if !defined(__clang__)
-// GCC's own AVX-512 intrinsics start from a deliberately undefined register, and GCC 12 then warns of it.
+// GCC 12 warns about its own AVX-512 intrinsics, which start from a deliberately undefined register.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -47,8 +47,8 @@ using adamant::generic::simd;
 #endif
 #include <adamant/detail/kernels/block_squares.inl>
 #include <adamant/detail/kernels/fused_step.inl>
-#if !defined(                                                                                                          \
-    __x86_64__) // see simd::has_fast_paths: there the reference implementation does the rest, and records are copies
+// On x86-64 the generic tier takes the other kernels from the reference implementation, and its records are copies.
+#if !defined(__x86_64__)
 #include <adamant/detail/kernels/column_scores.inl>
 #include <adamant/detail/kernels/gradient.inl>
 #include <adamant/detail/kernels/journal.inl>
@@ -105,7 +105,7 @@ namespace avx512 {
 #pragma GCC pop_options
 #endif
 
-// The same code, told that the processor converts to bfloat16 by itself.
+// The code of avx512, told that the processor has instructions that convert to bfloat16.
 namespace avx512_bf16 {
 using avx512::add_column_scores;
 using avx512::add_gradients;
@@ -120,17 +120,17 @@ using avx512::round_weights;
 using avx512::split_masters;
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
-                         memory_access how) noexcept
+                         memory_access access) noexcept
 {
-    how.native_bfloat16 = true;
-    return avx512::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c, how);
+    access.native_bfloat16 = true;
+    return avx512::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c, access);
 }
 template <class Grad, class WeightOut>
-std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access how,
+std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access access,
                          std::byte* record) noexcept
 {
-    how.native_bfloat16 = true;
-    return avx512::recorded_step<Grad, WeightOut>(a, n, c, how, record);
+    access.native_bfloat16 = true;
+    return avx512::recorded_step<Grad, WeightOut>(a, n, c, access, record);
 }
 } // namespace avx512_bf16
 

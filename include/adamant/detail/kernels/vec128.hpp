@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Four floats in a register of the architecture's baseline, SSE2 on x86-64 and NEON on AArch64: what the generic facade
-// is made of. On Arm vectors are xsimd's batches, with operations of our own where some version of xsimd rounds in
-// another way or takes more instructions. On x86-64 they are the compiler's vectors, because xsimd takes every program
-// that includes it a third of a second to compile there, and this tier is the last resort.
+// Four floats in a register of the architecture's baseline (SSE2 on x86-64, NEON on AArch64), for the generic facade.
+//
+// On Arm, vectors are xsimd's batches. This file implements the operations that some version of xsimd rounds
+// differently or compiles to more instructions. On x86-64 they are the compiler's vectors, because including xsimd adds
+// a third of a second to the compile time of every program, and this tier is the last resort there.
 #pragma once
 
 #include <bit>
@@ -86,7 +87,7 @@ ADAMANT_SIMD __m128i load_u16(std::byte const* address) noexcept
 {
     return _mm_unpacklo_epi16(_mm_loadl_epi64(reinterpret_cast<__m128i_u const*>(address)), _mm_setzero_si128());
 }
-// Stores the lower half of each lane. SSE2 packs with signed saturation only, so the halves are sign-extended first.
+// Stores the lower half of each lane. Sign-extends the halves first, because SSE2 packs with signed saturation only.
 ADAMANT_SIMD void store_u16(std::byte* address, __m128i x) noexcept
 {
     __m128i const extended = _mm_srai_epi32(_mm_slli_epi32(x, 16), 16);
@@ -165,16 +166,17 @@ ADAMANT_SIMD f64 widen_high(f32 x) noexcept
     return _mm_cvtps_pd(_mm_movehl_ps(x, x));
 }
 
-// a * b + c in double, rounded to odd: the product of two floats is exact in double, the sum's rounding error is found
-// by Knuth's two-sum, and an inexact even result moves one unit towards the error. What is then rounded to float is
-// rounded as the exact value would be (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+// a * b + c in double, rounded to odd. The product of two floats is exact in double. Knuth's two-sum computes the
+// rounding error of the sum. An inexact result whose last bit is even moves one unit towards the error. Rounding the
+// result to float then returns the same value as rounding the exact sum (Boldo and Melquiond, "Emulation of FMA and
+// correctly rounded sums", 2008).
 ADAMANT_SIMD f64 fma_to_odd(f64 a, f64 b, f64 c) noexcept
 {
     f64 const product = _mm_mul_pd(a, b);
     f64 const sum = _mm_add_pd(product, c);
     f64 const c_part = _mm_sub_pd(sum, product);
     f64 const error = _mm_add_pd(_mm_sub_pd(product, _mm_sub_pd(sum, c_part)), _mm_sub_pd(c, c_part));
-    // NaN errors come from infinities and NaNs, whose sum is right already.
+    // The error is a NaN only for infinities and NaNs, whose sum is already right.
     __m128i const inexact =
         _mm_castpd_si128(_mm_and_pd(_mm_cmpord_pd(error, error), _mm_cmpneq_pd(error, _mm_setzero_pd())));
     __m128i const one = _mm_set_epi32(0, 1, 0, 1);
@@ -191,9 +193,9 @@ ADAMANT_SIMD f32 fma(f32 a, f32 b, f32 c) noexcept
     return _mm_fmadd_ps(a, b, c);
 }
 #else
-// Called: inlined two dozen times in each path it was a third of the code of all kernels, and a quarter of the time
-// they take to compile, for a sixth of the speed of CPUs that are older than fma. No other instruction set's code comes
-// here, so vectors may be passed.
+// Not inlined: two dozen copies in each path were a third of the code of all kernels and a quarter of their compile
+// time, and gained a sixth of the speed of CPUs without FMA. Vectors may be passed, because no code of another
+// instruction set calls this function.
 [[gnu::noinline]] inline f32 fma(f32 a, f32 b, f32 c) noexcept
 {
     __m128 const low = _mm_cvtpd_ps(fma_to_odd(widen_low(a), widen_low(b), widen_low(c)));
@@ -201,7 +203,7 @@ ADAMANT_SIMD f32 fma(f32 a, f32 b, f32 c) noexcept
     return _mm_movelh_ps(low, high);
 }
 #endif
-// The first two lanes of both, a's before b's, and the last two.
+// Interleaves two vectors: a becomes {a0, b0, a1, b1}, and b becomes {a2, b2, a3, b3}.
 ADAMANT_SIMD void zip(f32& a, f32& b) noexcept
 {
     f32 const low = _mm_unpacklo_ps(a, b);
@@ -242,7 +244,7 @@ ADAMANT_SIMD u32 set(std::uint32_t x) noexcept
 {
     return u32(x);
 }
-// Not xsimd's, which the compiler does not always inline.
+// Not xsimd's functions, which the compiler does not always inline.
 template <int Count>
 ADAMANT_SIMD u32 shift_left(u32 x) noexcept
 {
@@ -309,13 +311,13 @@ ADAMANT_SIMD void store(std::byte* address, f32 x, float) noexcept
 {
     x.store_unaligned(reinterpret_cast<float*>(address));
 }
-// What rounding to bfloat16 by RADDHN, which adds it and 0x8000 and takes the upper half, has to add: -1 where the last
-// place is even, so that a tie stays below. Adding, comparing and interleaving go to every pipeline, shifts to half of
-// them.
+// The addend for rounding to bfloat16 by RADDHN, which adds 0x8000 and returns the upper half: -1 in lanes whose last
+// place is even, so that a tie rounds down, else 0. Additions, comparisons and interleaving run on every pipeline,
+// shifts only on half of them.
 ADAMANT_SIMD uint32x4_t to_nearest_even(uint32x4_t bits) noexcept
 {
     uint32x4_t even = vceqzq_u32(vandq_u32(bits, vdupq_n_u32(0x10000)));
-    asm("" : "+w"(even)); // or Clang makes shifts of it
+    asm("" : "+w"(even)); // keeps Clang from turning the comparison into shifts
     return even;
 }
 ADAMANT_SIMD void store(std::byte* address, f32 x, bfloat16) noexcept
@@ -323,7 +325,7 @@ ADAMANT_SIMD void store(std::byte* address, f32 x, bfloat16) noexcept
     uint32x4_t const bits = vreinterpretq_u32_f32(x);
     store_u16(address, vraddhn_u32(bits, to_nearest_even(bits)));
 }
-// Two vectors that follow each other in memory, by one access.
+// Load and store two vectors that are adjacent in memory, in one access.
 ADAMANT_SIMD void load_pair(std::byte const* address, f32& a, f32& b, bfloat16) noexcept
 {
     uint16x8_t const eight = vreinterpretq_u16_u8(vld1q_u8(reinterpret_cast<std::uint8_t const*>(address)));
@@ -339,8 +341,8 @@ ADAMANT_SIMD void store_pair(std::byte* address, f32 a, f32 b, bfloat16) noexcep
         vraddhn_high_u32(vraddhn_u32(a_bits, to_nearest_even(a_bits)), b_bits, to_nearest_even(b_bits));
     vst1q_u8(reinterpret_cast<std::uint8_t*>(address), vreinterpretq_u8_u16(eight));
 }
-// The same of results of the ordinary path, as detail/kernels/avx2.inl rounds them: bfloat16 in the upper half of each
-// lane.
+// Rounds results of the ordinary path to bfloat16, in the upper half of each lane, as round_upper_word() in
+// detail/kernels/avx2.inl does.
 ADAMANT_SIMD uint16x8_t rounded_ordinary(f32 x) noexcept
 {
     return vreinterpretq_u16_f32(vfmaq_n_f32(vmulq_n_f32(x, -65535.0f), x, 65536.0f));
@@ -353,7 +355,7 @@ ADAMANT_SIMD void store(std::byte* address, f32 x, float16) noexcept
 {
     store_u16(address, vreinterpret_u16_f16(vcvt_f16_f32(x)));
 }
-// Not xsimd's: some versions multiply and then add, and it is up to the compiler whether that becomes one instruction.
+// Not xsimd's: some versions multiply and then add, which the compiler may or may not fuse.
 ADAMANT_SIMD f32 fma(f32 a, f32 b, f32 c) noexcept
 {
     return vfmaq_f32(c, a, b);
@@ -376,7 +378,7 @@ ADAMANT_SIMD f32 sqrt(f32 a) noexcept
 
 #endif
 
-// Two vectors that follow each other in memory.
+// Load and store two vectors that are adjacent in memory.
 template <class T>
 ADAMANT_SIMD void load_pair(std::byte const* address, f32& a, f32& b, T) noexcept
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the generic facade has for moments of 8 bits: detail/kernels/quantized.inl, which is not for the x86-64 of this
-// tier.
+// Operations of the generic facade for 8-bit moments, which detail/kernels/quantized.inl uses. Empty on x86-64, where
+// this tier uses scalar code for them.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct codes {};
 #else
 
 struct codes {
-    // Bytes as numbers, with their signs or without.
+    // Load signed or unsigned bytes and convert them to floats.
     ADAMANT_SIMD static f32 load_signed_bytes(std::byte const* address)
     {
         int16x8_t const halves = vmovl_s8(vreinterpret_s8_u32(four_bytes(address)));
@@ -31,26 +31,27 @@ struct codes {
         uint16x8_t const halves = vmovl_u8(vreinterpret_u8_u32(four_bytes(address)));
         return vcvtq_f32_u32(vmovl_u16(vget_low_u16(halves)));
     }
-    // The nearest integers, ties to even; signed.
+    // Rounds to signed integers, ties to even.
     ADAMANT_SIMD static u32 rounded(f32 x) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(x)); }
-    // The largest lane of each.
+    // The largest lane of a, and of b.
     using pair_of_u32 = kernel::pair_of_u32;
     ADAMANT_SIMD static pair_of_u32 largest(u32 a, u32 b) { return {vmaxvq_u32(a), vmaxvq_u32(b)}; }
-    // x in every lane, of which the compiler knows nothing.
+    // x in every lane, hidden from the compiler's constant propagation.
     ADAMANT_SIMD static u32 hidden(std::uint32_t x)
     {
         uint32x4_t all = set(x);
         asm("" : "+w"(all));
         return all;
     }
-    // Of each half of the lanes, and not below zero.
+    // Subtracts the 16-bit halves of the lanes with unsigned saturation.
     ADAMANT_SIMD static u32 subtract_halves(u32 a, u32 b)
     {
         return vreinterpretq_u32_u16(vqsubq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
     }
 
-    // Two vectors of integers as 16 bits each, saturated, in an order of the facade's own; the last two functions store
-    // 64 of them as bytes, saturated, in the order of the vectors: signed ones, and unsigned ones that are raised to 1.
+    // Pack two vectors of integers to 16 bits each, with saturation, in an order that is up to the facade.
+    // store_bytes_signed() and store_bytes_above_zero() pack 64 of them to bytes, with saturation, in the order of the
+    // vectors. The latter stores unsigned bytes and raises zeros to 1.
     using words = uint16x8_t;
     ADAMANT_SIMD static words pack_signed(u32 a, u32 b)
     {
@@ -77,7 +78,7 @@ struct codes {
     {
         return vreinterpretq_u16_s16(vshrq_n_s16(vreinterpretq_s16_u16(x), 8));
     }
-    // Which are above a bound, and only those.
+    // Mask of the words that are above a bound, and upper_byte_signed() with the other words cleared.
     ADAMANT_SIMD static words words_above(words x, std::uint16_t bound) { return vcgtq_u16(x, set_words(bound)); }
     ADAMANT_SIMD static words upper_byte_signed(words x, words kept) { return upper_byte_signed(x) & kept; }
     ADAMANT_SIMD static void store_bytes_signed(std::byte* address, words const (&x)[8])

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What hyperparameters.hpp declares.
+// Definitions of <adamant/hyperparameters.hpp>: the coefficients of a step.
 #pragma once
 
 #include <cmath>
@@ -13,8 +13,9 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-// What powers() does, to be inlined into functions for CPUs with fma and without: the bits are the same, but a call of
-// libm's fma takes 2 ns, and there are some hundred. Both at once, because each is a chain of dependent operations.
+// Implements powers(). Inlined into one function for CPUs with FMA and one for CPUs without. Both return the same bits,
+// but a call of libm's fma takes 2 ns, and there are about a hundred. Computes the two powers together, because each is
+// a chain of dependent operations.
 ADAMANT_ALWAYS_INLINE void compute_powers(double const (&base)[2], std::uint64_t exponent, double (&out)[2]) noexcept
 {
     struct pair {
@@ -33,10 +34,10 @@ ADAMANT_ALWAYS_INLINE void compute_powers(double const (&base)[2], std::uint64_t
     };
     power a{{1.0, 0.0}, {base[0], 0.0}};
     power b{{1.0, 0.0}, {base[1], 0.0}};
-    auto const go_on = [&](power& of) {
-        if (of.square.high < 1e-100) // what is left can only make a tiny result tinier
-            of = {};
-        multiply(of.square, of.square);
+    auto const next_square = [&](power& p) {
+        if (p.square.high < 1e-100) // the remaining factors can only make a tiny result smaller
+            p = {};
+        multiply(p.square, p.square);
     };
     for (;;) {
         if (exponent & 1) {
@@ -45,8 +46,8 @@ ADAMANT_ALWAYS_INLINE void compute_powers(double const (&base)[2], std::uint64_t
         }
         if ((exponent >>= 1) == 0)
             break;
-        go_on(a);
-        go_on(b);
+        next_square(a);
+        next_square(b);
     }
     out[0] = a.result.high;
     out[1] = b.result.high;
@@ -80,10 +81,10 @@ ADAMANT_DECL float round_coefficient(double value) noexcept
     double bias2 = 1.0;
     if (hyper.bias_correction) {
         double const betas[2] = {hyper.beta1, hyper.beta2};
-        double to_step[2];
-        powers(betas, step, to_step);
-        bias1 = 1.0 - to_step[0];
-        bias2 = 1.0 - to_step[1];
+        double powers_at_step[2];
+        powers(betas, step, powers_at_step);
+        bias1 = 1.0 - powers_at_step[0];
+        bias2 = 1.0 - powers_at_step[1];
     }
     bool const l2 = hyper.mode == decay_mode::l2;
     out.beta1 = round_coefficient(hyper.beta1);
@@ -109,7 +110,8 @@ ADAMANT_DECL coefficients make_coefficients(hyperparameters const& hyper, std::u
     validate(hyper);
     validate(scaling);
     if (step == 0)
-        detail::throw_invalid_argument({"step is 0, but steps count from 1: bias correction divides by 1 - beta^step"});
+        detail::throw_invalid_argument(
+            {"cannot make the coefficients of step 0: bias correction divides by 1 - beta^step. Count steps from 1."});
     coefficients result;
     detail::compute_coefficients(hyper, step, scaling, result);
     return result;

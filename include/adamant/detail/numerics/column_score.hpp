@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a column of a gradient counts for: the definition. Scores are sums of integers, so they have the same bits for
-// any order of additions, any cut of the rows and any number of ranks.
+// Definition of the score of a gradient's column, by which ZenFlow selects columns.
+//
+// Scores are sums of integers, so they have the same bits for any order of additions, any partition of the rows and any
+// number of ranks.
 #pragma once
 
 #include <bit>
@@ -12,7 +14,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// What is added up over the rows of a column.
+// The term that a score sums over the rows of a column.
 enum class column_score : std::uint8_t {
     magnitude, // |g|
     square,    // g squared
@@ -20,28 +22,29 @@ enum class column_score : std::uint8_t {
 
 // A gradient's magnitudes are scaled by a power of two and rounded to integers of column_score_bits bits at most.
 inline constexpr int column_score_bits = 22;
-// Adding this to a number from 0 to 2^22 rounds it to an integer, which is then in the lowest bits.
+// Adding this to a number from 0 to 2^22 rounds it to an integer and leaves that integer in the lowest bits.
 inline constexpr float column_score_zero = 0x1p23f;
 inline constexpr std::uint32_t column_score_zero_bits = 0x4b000000u;
-// Integers of so many rows add up to less than 2^32.
+// The integers of this many rows sum to less than 2^32.
 inline constexpr std::size_t column_score_rows = 512;
 
-// What turns gradients into integers, and these back.
+// Factors that convert gradients to integers and sums of integers to scores.
 struct column_score_scale {
-    float scale = 1; // of a gradient, before it is squared
-    double unit = 1; // of the integers: a score is their sum times this
+    float scale = 1; // multiplies a gradient before it is squared
+    double unit = 1; // a score is the sum of the integers times this
 };
 
-// For gradients of which no finite one is above `largest` in magnitude (finite, at least 0). An integer is at most
-// 2^22; with `magnitude` those of gradients below 2^-23 of the largest are zero, with `square` those below 2^-11.5 of
-// it. Where the largest is below 2^-102 scores lose bits, as what is flushed to zero must count as zero. Pure.
+// The scale for gradients whose largest finite magnitude is at most `largest` (finite, at least 0). The integers are at
+// most 2^22. With `magnitude`, gradients below 2^-23 of the largest become zero; with `square`, those below 2^-11.5 of
+// it. If `largest` is below 2^-102, scores lose bits, because a gradient that is flushed to zero must count as zero.
+// Pure.
 [[nodiscard]] inline column_score_scale column_score_scale_for(float largest, column_score kind) noexcept
 {
     int exponent = 0;
     (void)std::frexp(flush(largest), &exponent); // below 2^exponent
     bool const squares = kind == column_score::square;
-    int const wanted = (squares ? column_score_bits / 2 : column_score_bits) - exponent;
-    int const shift = wanted > 124 ? 124 : wanted;
+    int const unlimited_shift = (squares ? column_score_bits / 2 : column_score_bits) - exponent;
+    int const shift = unlimited_shift > 124 ? 124 : unlimited_shift;
     return {std::ldexp(1.0f, shift), std::ldexp(1.0, squares ? -2 * shift : -shift)};
 }
 
@@ -50,7 +53,7 @@ ADAMANT_END_NAMESPACE
 ADAMANT_BEGIN_INLINE_NAMESPACE
 namespace reference {
 
-// The integer that one gradient adds to its column: rounded to nearest even. One that is infinite or NaN adds nothing.
+// The integer that one gradient adds to its column, rounded to nearest even; 0 for an infinity or a NaN.
 [[nodiscard]] inline std::uint32_t column_score_of(float grad, float scale, bool squares) noexcept
 {
     float const g = std::fabs(flush(grad));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The processor's floating-point mode for the length of a scope.
+// Sets the processor's floating-point mode for the duration of a scope.
 #pragma once
 
 #include <cfenv>
@@ -10,16 +10,16 @@
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
 enum class subnormals : bool {
-    kept,    // IEEE 754's gradual underflow: what the scalar reference implementation and the double-precision
-             // coefficients run in
-    flushed, // inputs and results below 2^-126 become zero in hardware, at full speed: what the kernels run in
+    kept,    // IEEE 754's gradual underflow: the mode of the scalar reference implementation and of the
+             // double-precision coefficients
+    flushed, // hardware replaces inputs and results below 2^-126 by zero, at full speed: the mode of the kernels
 };
 
-// Sets this thread's mode to round-to-nearest-even with every exception masked, and restores the caller's whole mode at
-// the end: rounding, FTZ, DAZ, exception masks and the sticky exception flags. All flags are set inside the scope, so
-// that a nested scope of the same mode recognises the register's value and leaves it alone. That costs one read; any
+// Sets this thread's mode to round-to-nearest-even with every exception masked. The destructor restores the caller's
+// whole mode: rounding, FTZ, DAZ, exception masks and the sticky exception flags. The scope sets all flags, so that a
+// nested scope of the same mode recognises the register's value and leaves it alone. A nested scope costs one read; any
 // other scope costs some 10 ns. The "memory" clobbers keep all memory accesses of the scope between the two switches.
-// So keep data in memory across the scope's ends, not only in locals.
+// Keep data that crosses the ends of the scope in memory: the clobbers do not order locals.
 class float_mode_scope {
 public:
     explicit float_mode_scope(subnormals mode) noexcept
@@ -62,11 +62,11 @@ private:
     bool changed_;
 };
 
-// Disables the caller's traps (feenableexcept) in the scope, and restores the whole environment at its end. Does
-// nothing where there are no traps, which it finds out in some 5 ns.
+// Disables the caller's traps (feenableexcept). The destructor restores the whole environment. If no trap is enabled,
+// the scope only checks for traps, which costs some 5 ns.
 class no_traps_scope {
 public:
-    no_traps_scope() noexcept : active_(are_there())
+    no_traps_scope() noexcept : active_(has_traps())
     {
         if (active_)
             std::feholdexcept(&environment_);
@@ -80,10 +80,10 @@ public:
     no_traps_scope& operator=(no_traps_scope const&) = delete;
 
 private:
-    static bool are_there() noexcept
+    static bool has_traps() noexcept
     {
 #if defined(__x86_64__)
-        std::uint32_t vectors = 0; // both units have masks of their own, which are set where there is no trap
+        std::uint32_t vectors = 0; // SSE and x87 have separate masks; a set bit disables a trap
         std::uint16_t x87 = 0;
         asm volatile("stmxcsr %0\n\tfnstcw %1" : "=m"(vectors), "=m"(x87));
         return (vectors & 0x1f80) != 0x1f80 || (x87 & 0x3f) != 0x3f;
@@ -109,8 +109,8 @@ template <class Work>
     work();
 }
 
-// Calls work() in that mode, whatever the caller's mode is. Not inlined, so that all of work() stays between the two
-// switches.
+// Calls work() in round-to-nearest-even with gradual underflow, whatever the caller's mode is. work() is not inlined,
+// so that all of it stays between the two switches.
 template <class Work>
 void rounded_to_nearest(Work const& work)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What hyperparameters.hpp declares.
+// Definitions of <adamant/hyperparameters.hpp>: validation.
 #pragma once
 
 #include <cfloat>
@@ -34,9 +34,9 @@ ADAMANT_DECL void validate(hyperparameters const& hyper)
             detail::refuse_hyperparameter(key, value, "a finite number, 0 or above");
     };
     auto const unit = [](char const* key, double value) {
-        if (!(value >= 0 && value < 1 - 0x1p-25)) // from there on, the nearest float is 1
+        if (!(value >= 0 && value < 1 - 0x1p-25)) // the nearest float of larger values is 1
             detail::refuse_hyperparameter(key, value,
-                                          "in [0, 1), and below 1 - 2^-25, from where on float rounds it to 1");
+                                          "in [0, 1), and below 1 - 2^-25, because float rounds larger values to 1");
     };
     at_least_zero("lr", hyper.lr);
     unit("beta1", hyper.beta1);
@@ -50,18 +50,19 @@ ADAMANT_DECL void validate(hyperparameters const& hyper)
     double const largest_step = hyper.bias_correction ? hyper.lr / (1 - hyper.beta1) : hyper.lr;
     if (!(largest_step <= FLT_MAX))
         detail::refuse_hyperparameter("lr", hyper.lr,
-                                      "such that lr / (1 - beta1), the first step's, is at most 3.4e38");
+                                      "such that lr / (1 - beta1), the step size of step 1, is at most 3.4e38");
     if (hyper.mode == decay_mode::decoupled && !(hyper.lr * hyper.weight_decay <= FLT_MAX))
         detail::refuse_hyperparameter("lr", hyper.lr, "such that lr * weight_decay is at most 3.4e38");
     if (hyper.mode > decay_mode::l2)
-        detail::throw_invalid_argument({"mode is not a valid decay_mode; set decay_mode::decoupled or decay_mode::l2"});
+        detail::throw_invalid_argument(
+            {"mode is not a valid decay_mode. Set decay_mode::decoupled or decay_mode::l2."});
     if (hyper.rounding.exp_avg_sq > rounding::stochastic || hyper.rounding.param > rounding::stochastic)
-        detail::throw_invalid_argument({"rounding is no valid choice; it is rounding::nearest or rounding::stochastic, "
-                                        "for exp_avg_sq and for param"});
+        detail::throw_invalid_argument({"rounding is not valid. Set rounding::nearest or rounding::stochastic for "
+                                        "exp_avg_sq and for param."});
     if (hyper.weight_decay != 0 && hyper.mode == decay_mode::unset)
         detail::throw_invalid_argument(
             {"weight_decay is ", hyper.weight_decay,
-             " but mode is unset; set mode to decay_mode::decoupled (AdamW) or decay_mode::l2 (Adam)"});
+             " but mode is unset. Set mode to decay_mode::decoupled (AdamW) or decay_mode::l2 (Adam)."});
 }
 
 ADAMANT_DECL void validate(grad_scaling const& scaling)
@@ -72,11 +73,11 @@ ADAMANT_DECL void validate(grad_scaling const& scaling)
     if (!std::isfinite(scaling.clip_coefficient) || scaling.clip_coefficient < 0)
         detail::refuse_hyperparameter("clip_coefficient", scaling.clip_coefficient, "a finite number, 0 or above");
     if (double const factor = scaling.clip_coefficient / scaling.loss_scale; !detail::float_holds(factor))
-        detail::throw_invalid_argument({"gradients are to be multiplied by clip_coefficient / loss_scale, which is ",
-                                        scaling.clip_coefficient, " / ", scaling.loss_scale, ", or ", factor,
-                                        "; float holds factors from 1.2e-38 to 3.4e38, and 0: use ",
-                                        factor > 1 ? "a larger loss_scale or a smaller clip_coefficient"
-                                                   : "a smaller loss_scale or a larger clip_coefficient"});
+        detail::throw_invalid_argument(
+            {"cannot scale gradients by clip_coefficient / loss_scale = ", scaling.clip_coefficient, " / ",
+             scaling.loss_scale, " = ", factor, ": float holds 0 and factors from 1.2e-38 to 3.4e38. Use ",
+             factor > 1 ? "a larger loss_scale or a smaller clip_coefficient."
+                        : "a smaller loss_scale or a larger clip_coefficient."});
 }
 
 ADAMANT_END_NAMESPACE

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What detail/numerics/squares_total.hpp declares.
+// Definitions of <adamant/detail/numerics/squares_total.hpp>.
 #pragma once
 
 #include <bit>
@@ -20,15 +20,15 @@ ADAMANT_DECL void squares_total::add(grad_squares const& squares) noexcept
     // The sum is significand * 2^(exponent - 1075).
     auto const exponent = static_cast<unsigned>(bits >> 52);
     unsigned const shift = exponent - (1075 - 320);
-    std::size_t at = shift / 32;
-    // Up to 84 bits, in words that may be above 32 bits.
+    std::size_t word = shift / 32;
+    // The shifted significand has up to 84 bits. Each part may exceed 32 bits.
     std::uint64_t const part = (significand & 0xffffffffu) << shift % 32;
     std::uint64_t const upper_part = (significand >> 32) << shift % 32;
     std::uint64_t rest = part;
-    for (std::uint64_t more = upper_part; at < sum_words && (rest | more) != 0; ++at, more = 0) {
-        std::uint64_t const sum = static_cast<std::uint64_t>(words_[at]) + (rest & 0xffffffffu);
-        words_[at] = static_cast<std::int64_t>(sum & 0xffffffffu);
-        rest = (rest >> 32) + (sum >> 32) + more;
+    for (std::uint64_t upper = upper_part; word < sum_words && (rest | upper) != 0; ++word, upper = 0) {
+        std::uint64_t const sum = static_cast<std::uint64_t>(words_[word]) + (rest & 0xffffffffu);
+        words_[word] = static_cast<std::int64_t>(sum & 0xffffffffu);
+        rest = (rest >> 32) + (sum >> 32) + upper;
     }
 }
 
@@ -41,23 +41,23 @@ ADAMANT_DECL void squares_total::add(squares_total const& other) noexcept
 
 ADAMANT_DECL bool squares_total::set_words(word_array const& words) noexcept
 {
-    squares_total found;
+    squares_total total;
     for (std::size_t i = 0; i < word_count; ++i) {
         if (words[i] < 0)
             return false;
-        found.words_[i] = words[i];
+        total.words_[i] = words[i];
     }
-    found.carry();
-    if (found.words_[sum_words - 1] < 0 || found.words_[sum_words - 1] >> 32 != 0)
+    total.carry();
+    if (total.words_[sum_words - 1] < 0 || total.words_[sum_words - 1] >> 32 != 0)
         return false;
-    *this = found;
+    *this = total;
     return true;
 }
 
 ADAMANT_DECL void squares_total::carry() noexcept
 {
     for (std::size_t i = 0; i + 1 < sum_words; ++i) {
-        // As unsigned, because a hostile sum may not overflow.
+        // Unsigned arithmetic, because words from an untrusted source could overflow signed integers.
         words_[i + 1] = static_cast<std::int64_t>(static_cast<std::uint64_t>(words_[i + 1]) +
                                                   (static_cast<std::uint64_t>(words_[i]) >> 32));
         words_[i] &= 0xffffffff;
@@ -72,8 +72,8 @@ ADAMANT_DECL grad_squares squares_total::rounded() const noexcept
     auto const word = [&](std::size_t below_top) {
         return top > below_top ? static_cast<std::uint64_t>(words_[top - 1 - below_top]) : std::uint64_t{0};
     };
-    // The 64 bits below the highest one; of what is below them, whether there is anything, which is all that rounding
-    // asks. The highest word has at least one bit, so 64 bits come from three words.
+    // The 64 leading bits of the sum. The highest word has at least one bit, so they come from at most three words.
+    // Rounding needs only one fact about the bits below them: whether any is set.
     int const zeros = top == 0 ? 0 : std::countl_zero(word(0)) - 32;
     std::uint64_t const high = word(0) << 32 | word(1);
     std::uint64_t const low = word(2) << 32 | word(3);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a pass of an optimizer does to a block of a shard, as plain data: for the CPU's side and for a device's.
+// The passes of an optimizer over the blocks of a shard, as plain data shared by the CPU and device backends.
 #pragma once
 
 #include <cstddef>
@@ -9,42 +9,42 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// What a block's gradient is before the step sees it.
+// Preprocessing of a block's gradient before the step reads it.
 struct gradient_rules {
-    bool zero_nonfinite = false;
-    bool limited = false; // multiplied by scale and then limited to +-bound, before the step applies its own factor
+    bool zero_nonfinite = false; // replace infinite and NaN elements by zero
+    bool limited = false;        // multiply by scale and then clamp to +-bound, before the step applies its own factor
     float scale = 1;
     float bound = 0;
 };
 
-// What a pass does to each block.
+// The work of a pass on each block.
 enum class block_pass : std::uint8_t {
-    measure,   // sum of squares
-    step,      // sum of squares, and the step
-    speculate, // the same with a record; where there is no room for one, the block waits
-    rest,      // the step, of blocks without a record
-    redo,      // back by the record where there is one, and the step
-    rollback,  // back by the record
-    compare,   // whether the gradients are those of the last step
+    measure,   // compute the sum of squares
+    step,      // compute the sum of squares and step
+    speculate, // the same, and write a record for rollback; without room for a record, leave the step to `rest`
+    rest,      // step if the block has no record
+    redo,      // roll back if the block has a record, then step
+    rollback,  // roll back if the block has a record
+    compare,   // compute the sum of squares and check that the gradient is that of the last step
 };
 
-[[nodiscard]] constexpr char const* name(block_pass of) noexcept
+[[nodiscard]] constexpr char const* name(block_pass pass) noexcept
 {
     constexpr char const* names[] = {"measure", "step", "speculate", "rest", "redo", "rollback", "compare"};
-    return names[static_cast<std::size_t>(of)];
+    return names[static_cast<std::size_t>(pass)];
 }
-// Whether it leaves sums of squares.
-[[nodiscard]] constexpr bool is_first(block_pass of) noexcept
+// Whether the pass computes sums of squares.
+[[nodiscard]] constexpr bool is_first(block_pass pass) noexcept
 {
-    return of <= block_pass::speculate || of == block_pass::compare;
+    return pass <= block_pass::speculate || pass == block_pass::compare;
 }
-// Whether it leaves params and moments as they are.
-[[nodiscard]] constexpr bool only_reads(block_pass of) noexcept
+// Whether the pass leaves params and moments unchanged.
+[[nodiscard]] constexpr bool only_reads(block_pass pass) noexcept
 {
-    return of == block_pass::measure || of == block_pass::compare;
+    return pass == block_pass::measure || pass == block_pass::compare;
 }
 
-// How the shards of one parameter group are stepped.
+// Settings of a step for the shards of one parameter group.
 struct group_step {
     coefficients c;
     gradient_rules rules;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What formats.hpp declares.
+// Definitions of <adamant/formats.hpp>.
 #pragma once
 
 #include <string>
@@ -49,9 +49,15 @@ ADAMANT_DECL std::size_t step_elems_for(isa tier) noexcept
 }
 ADAMANT_DECL sum_kernels_function sum_kernels_of(dtype sum) noexcept
 {
-    if (sum == dtype::float32)
-        return &sum_kernels_for<float>;
-    return sum == dtype::bfloat16 ? &sum_kernels_for<bfloat16> : nullptr;
+    switch (sum) {
+    case dtype::float32: return &sum_kernels_for<float>;
+    case dtype::bfloat16: return &sum_kernels_for<bfloat16>;
+    case dtype::float16: // no type for sums
+    case dtype::split_float32:
+    case dtype::quantized8:
+    case dtype::none: break;
+    }
+    return nullptr;
 }
 } // namespace kernel
 

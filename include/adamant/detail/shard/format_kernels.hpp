@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formats of element types that are known when compiled: where the kernels of a program are instantiated.
+// Shard formats for element types that are known at compile time. Instantiates the kernels of a program.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ template <class Sum>
             kernel::add_gradients_for<float, Sum, float>(tier)};
 }
 
-// One for each tier, made when they are first asked for.
+// The kernels of a tier. The first call makes the table of all tiers.
 template <class Kernels, Kernels (*Make)(isa) noexcept>
 [[nodiscard]] Kernels const& kernels_of(isa tier) noexcept
 {

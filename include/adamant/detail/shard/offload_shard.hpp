@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shard as an optimizer holds it: with an accumulator, and bound to the kernels of one instruction set.
+// A shard of an optimizer: its arrays, an optional gradient accumulator, and the kernels of one instruction set.
 #pragma once
 
 #include <algorithm>
@@ -25,20 +25,20 @@ class offload_shard {
 public:
     using enum shard_array::index;
 
-    // sum: the accumulator's memory, of that type; null and dtype::none without an accumulator.
-    offload_shard(any_shard const& of, isa tier, std::byte* sum = nullptr, dtype sum_type = dtype::none,
+    // sum: the accumulator's memory, of type sum_type. Without an accumulator, null and dtype::none.
+    offload_shard(any_shard const& shard, isa tier, std::byte* sum = nullptr, dtype sum_type = dtype::none,
                   kernel::sum_kernels const* sum_kernels = nullptr) noexcept
-        : of_(of), kernels_(&of.format().block_kernels_for(tier)), sum_(sum), sum_kernels_(sum_kernels),
+        : shard_(shard), kernels_(&shard.format().block_kernels_for(tier)), sum_(sum), sum_kernels_(sum_kernels),
           sum_type_(sum_type)
     {
     }
 
-    [[nodiscard]] std::size_t size() const noexcept { return of_.size(); }
-    [[nodiscard]] shard_format const& format() const noexcept { return of_.format(); }
+    [[nodiscard]] std::size_t size() const noexcept { return shard_.size(); }
+    [[nodiscard]] shard_format const& format() const noexcept { return shard_.format(); }
     [[nodiscard]] std::size_t blocks() const noexcept { return (size() + norm_block_elems - 1) / norm_block_elems; }
     [[nodiscard]] dtype type(shard_array::index which) const noexcept
     {
-        return which == shard_array::accumulator ? sum_type_ : of_.format().types[which];
+        return which == shard_array::accumulator ? sum_type_ : shard_.format().types[which];
     }
     [[nodiscard]] bool has_accumulator() const noexcept { return sum_kernels_ != nullptr; }
     [[nodiscard]] bool has_weight_out() const noexcept { return type(weight_out) != dtype::none; }
@@ -48,38 +48,38 @@ public:
     }
     [[nodiscard]] std::byte* data(shard_array::index which) const noexcept
     {
-        return which == shard_array::accumulator ? sum_ : of_.data(which);
+        return which == shard_array::accumulator ? sum_ : shard_.data(which);
     }
-    // Of element `begin`.
+    // The position of element `begin` of the shard.
     [[nodiscard]] place_in_param place(std::size_t begin) const noexcept
     {
-        place_in_param const& first = of_.pointers().place;
+        place_in_param const& first = shard_.pointers().place;
         return {first.param, first.begin + begin};
     }
-    // From now on the gradient is there, of the same type and size.
-    void set_gradient(std::byte const* at) noexcept
+    // Replaces the gradient by an array of the same type and size.
+    void set_gradient(std::byte const* gradient) noexcept
     {
-        kernel::step_pointers pointers = of_.pointers();
-        pointers.grad = at;
-        of_ = any_shard(format(), pointers, size());
+        kernel::step_pointers pointers = shard_.pointers();
+        pointers.grad = gradient;
+        shard_ = any_shard(format(), pointers, size());
     }
-    // Bytes of n elements in that array, and where element n is.
+    // Bytes of n elements of the array, which is also the byte offset of element n.
     [[nodiscard]] std::size_t bytes(shard_array::index which, std::size_t n) const noexcept
     {
         return array_bytes(type(which), n);
     }
     [[nodiscard]] std::size_t state_bytes(std::size_t n) const noexcept
     {
-        return adamant::state_bytes(of_.format().types, n);
+        return adamant::state_bytes(shard_.format().types, n);
     }
     [[nodiscard]] bool records_are_copies() const noexcept { return kernels_->recorded == nullptr; }
-    // The longest record of n elements.
+    // Upper bound of the bytes of a record of n elements.
     [[nodiscard]] std::size_t record_bytes_at_most(std::size_t n) const noexcept
     {
         return kernels_->recorded != nullptr ? kernel::record_bytes_at_most(n) : state_bytes(n) + 64;
     }
 
-    // How many elements block `block` has.
+    // Elements of block `block`.
     [[nodiscard]] std::size_t length(std::size_t block) const noexcept
     {
         return std::min(norm_block_elems, size() - block * norm_block_elems);
@@ -87,12 +87,12 @@ public:
 
     // One block's gradient, ready for a step: in the shard's array, or in scratch.
     struct ready_gradient {
-        std::byte const* at;
+        std::byte const* elements;
         bool in_scratch;
-        grad_squares squares; // of what was added up, before any rule
+        grad_squares squares; // of the accumulated gradient, before any rule
     };
-    // summed: whether the accumulator holds earlier micro-steps' gradients. Squares are computed only if they are
-    // wanted, or needed to know whether something has to be made zero.
+    // summed: whether the accumulator holds the gradients of earlier micro-steps. Computes the squares only if
+    // want_squares is set or rules.zero_nonfinite needs them.
     [[nodiscard]] ready_gradient gradient(std::size_t block, bool summed, gradient_rules const& rules,
                                           bool want_squares, scratch_block& scratch) const noexcept
     {
@@ -101,11 +101,11 @@ public:
         ready_gradient g{data(grad) + bytes(grad, begin), false, {}};
         if (summed) {
             sum_into_scratch(block, scratch);
-            g.at = scratch.grad;
+            g.elements = scratch.grad;
             g.in_scratch = true;
         }
         if (want_squares || rules.zero_nonfinite)
-            g.squares = (g.in_scratch ? kernels_->squares_scratch : kernels_->squares)(g.at, n);
+            g.squares = (g.in_scratch ? kernels_->squares_scratch : kernels_->squares)(g.elements, n);
         bool const zero = rules.zero_nonfinite && g.squares.nonfinite != 0;
         if (zero || rules.limited) {
             into_scratch(block, g, scratch);
@@ -115,35 +115,37 @@ public:
         return g;
     }
 
-    // A checksum of a block's gradient and, if summed, of its accumulator. Other bits have another checksum, except by
-    // a chance of one in 2^64.
+    // A checksum of a block's gradient and, if summed, of its accumulator. Different bits collide with a probability of
+    // 2^-64.
     [[nodiscard]] std::uint64_t gradient_checksum(std::size_t block, bool summed) const noexcept
     {
-        auto const of = [&](shard_array::index which) {
+        auto const array_checksum = [&](shard_array::index which) {
             return checksum(data(which) + bytes(which, block * norm_block_elems), bytes(which, length(block)));
         };
-        return of(grad) + (summed ? 3 * of(accumulator) : 0);
+        return array_checksum(grad) + (summed ? 3 * array_checksum(accumulator) : 0);
     }
 
     void step(std::size_t block, ready_gradient const& g, coefficients const& c,
-              kernel::memory_access how) const noexcept
+              kernel::memory_access access) const noexcept
     {
-        (g.in_scratch ? kernels_->step_scratch : kernels_->step)(at(block, g.at), 0, length(block), c, how);
+        (g.in_scratch ? kernels_->step_scratch : kernels_->step)(arrays_at(block, g.elements), 0, length(block), c,
+                                                                 access);
     }
-    // Blocks [begin, end) at once, with the gradient where it lies.
-    void step(std::size_t begin, std::size_t end, coefficients const& c, kernel::memory_access how) const noexcept
+    // Steps blocks [begin, end) in one call, with the gradient in the shard's array.
+    void step(std::size_t begin, std::size_t end, coefficients const& c, kernel::memory_access access) const noexcept
     {
-        kernels_->step(of_.pointers(), begin * norm_block_elems, std::min(size(), end * norm_block_elems), c, how);
+        kernels_->step(shard_.pointers(), begin * norm_block_elems, std::min(size(), end * norm_block_elems), c,
+                       access);
     }
-    // With a record for rollback(); returns its end.
+    // Steps a block and writes a record for rollback(). Returns the end of the record.
     [[nodiscard]] std::byte* step_recorded(std::size_t block, ready_gradient const& g, coefficients const& c,
-                                           kernel::memory_access how, std::byte* record) const noexcept
+                                           kernel::memory_access access, std::byte* record) const noexcept
     {
         std::size_t const n = length(block);
         if (!records_are_copies()) {
-            how.grad_is_float = g.in_scratch;
-            return over_masters(block, g.at, [&](kernel::step_pointers const& arrays) {
-                return kernels_->recorded(arrays, n, c, how, record);
+            access.grad_is_float = g.in_scratch;
+            return with_float_masters(block, g.elements, [&](kernel::step_pointers const& arrays) {
+                return kernels_->recorded(arrays, n, c, access, record);
             });
         }
         for (shard_array::index const which : state_arrays) {
@@ -152,17 +154,17 @@ public:
             std::memcpy(record, data(which) + bytes(which, block * norm_block_elems), bytes(which, n));
             record += bytes(which, n);
         }
-        step(block, g, c, how);
+        step(block, g, c, access);
         return record;
     }
-    void rollback(std::size_t block, ready_gradient g, coefficients const& c, kernel::memory_access how,
+    void rollback(std::size_t block, ready_gradient g, coefficients const& c, kernel::memory_access access,
                   std::byte const* record, scratch_block& scratch) const noexcept
     {
         std::size_t const n = length(block);
         if (!records_are_copies()) {
             into_scratch(block, g, scratch);
-            over_masters(block, g.at, [&](kernel::step_pointers const& arrays) {
-                kernels_->rollback_scratch(arrays, n, c, how, record);
+            with_float_masters(block, g.elements, [&](kernel::step_pointers const& arrays) {
+                kernels_->rollback_scratch(arrays, n, c, access, record);
             });
             return;
         }
@@ -173,25 +175,25 @@ public:
             record += bytes(which, n);
         }
     }
-    // weight_out from param, for elements [begin, end).
+    // Rounds param to weight_out for elements [begin, end).
     void round_weights(std::size_t begin, std::size_t end) const noexcept
     {
         if (kernels_->round_weights != nullptr)
             kernels_->round_weights(data(param) + bytes(param, begin), end - begin,
                                     data(weight_out) + bytes(weight_out, begin));
     }
-    // accumulator = grad, or += grad, for elements [begin, end).
+    // Sets the accumulator to the gradient if first, else adds the gradient, for elements [begin, end).
     void accumulate(std::size_t begin, std::size_t end, bool first) const noexcept
     {
         scratch_block scratch;
         for (std::size_t n = 0; begin < end; begin += n) {
             n = std::min(norm_block_elems, end - begin);
-            std::byte const* const from = floats(begin, n, scratch);
+            std::byte const* const gradient = float_gradient(begin, n, scratch);
             std::byte* const sum = sum_ + bytes(accumulator, begin);
-            (first ? sum_kernels_->begin : sum_kernels_->add)(from, sum, n, sum);
+            (first ? sum_kernels_->begin : sum_kernels_->add)(gradient, sum, n, sum);
         }
     }
-    // The index of the first gradient that is infinite or NaN in a block that has one.
+    // The index in the shard of the block's first infinite or NaN gradient. The block must have one.
     [[nodiscard]] std::size_t first_nonfinite(std::size_t block, bool summed) const noexcept
     {
         scratch_block scratch;
@@ -206,63 +208,64 @@ public:
         return block * norm_block_elems + i;
     }
 
-    // n elements of the same types, of which there are no more than a gradient and what was summed.
+    // A shard of n elements of the same types that has only a gradient and an accumulator.
     [[nodiscard]] offload_shard with_gradient(std::byte const* gradient, std::byte* sum, std::size_t n) const noexcept
     {
         offload_shard other = *this;
-        other.of_ = any_shard(format(), {nullptr, gradient, nullptr, nullptr, nullptr}, n);
+        other.shard_ = any_shard(format(), {nullptr, gradient, nullptr, nullptr, nullptr}, n);
         other.sum_ = sum;
         return other;
     }
 
 private:
-    // Gradients from element `begin` on as floats: where they lie, or in scratch.
-    [[nodiscard]] std::byte const* floats(std::size_t begin, std::size_t n, scratch_block& scratch) const noexcept
+    // The gradients from element `begin` on as floats, in the shard's array or in scratch.
+    [[nodiscard]] std::byte const* float_gradient(std::size_t begin, std::size_t n,
+                                                  scratch_block& scratch) const noexcept
     {
-        std::byte const* const from = data(grad) + bytes(grad, begin);
+        std::byte const* const gradient = data(grad) + bytes(grad, begin);
         if (type(grad) == dtype::float32)
-            return from;
-        kernels_->to_scratch(from, nullptr, n, scratch.grad);
+            return gradient;
+        kernels_->to_scratch(gradient, nullptr, n, scratch.grad);
         return scratch.grad;
     }
-    // A block's gradient and what its accumulator holds.
+    // Writes the sum of a block's gradient and its accumulator to scratch.
     void sum_into_scratch(std::size_t block, scratch_block& scratch) const noexcept
     {
         std::size_t const begin = block * norm_block_elems;
-        sum_kernels_->to_scratch(floats(begin, length(block), scratch), sum_ + bytes(accumulator, begin), length(block),
-                                 scratch.grad);
+        sum_kernels_->to_scratch(float_gradient(begin, length(block), scratch), sum_ + bytes(accumulator, begin),
+                                 length(block), scratch.grad);
     }
     void into_scratch(std::size_t block, ready_gradient& g, scratch_block& scratch) const noexcept
     {
         if (!g.in_scratch)
-            kernels_->to_scratch(g.at, nullptr, length(block), scratch.grad);
-        g.at = scratch.grad;
+            kernels_->to_scratch(g.elements, nullptr, length(block), scratch.grad);
+        g.elements = scratch.grad;
         g.in_scratch = true;
     }
-    // Calls work with a block's arrays, of which param is of floats: where it is in two halves, a copy that is then
-    // split.
+    // Calls work() with a block's arrays, in which param holds float masters. Split masters are joined in a copy, which
+    // is split again afterwards.
     template <class Work>
-    std::invoke_result_t<Work, kernel::step_pointers const&> over_masters(std::size_t block, std::byte const* gradient,
-                                                                          Work const& work) const noexcept
+    std::invoke_result_t<Work, kernel::step_pointers const&>
+    with_float_masters(std::size_t block, std::byte const* gradient, Work const& work) const noexcept
     {
-        kernel::step_pointers arrays = at(block, gradient);
+        kernel::step_pointers arrays = arrays_at(block, gradient);
         if (kernels_->join == nullptr)
             return work(arrays);
         scratch_block masters;
         kernels_->join(arrays.weight_out, arrays.param, length(block), masters.grad);
-        struct split_again {
+        struct split_on_exit {
             kernel::block_kernels const* kernels;
-            kernel::step_pointers to;
-            std::byte const* from;
+            kernel::step_pointers halves;
+            std::byte const* floats;
             std::size_t n;
-            ~split_again() { kernels->split(from, n, to.weight_out, to.param); }
-        } const at_the_end{kernels_, arrays, masters.grad, length(block)};
+            ~split_on_exit() { kernels->split(floats, n, halves.weight_out, halves.param); }
+        } const splitter{kernels_, arrays, masters.grad, length(block)};
         arrays.param = masters.grad;
         arrays.weight_out = nullptr;
         return work(arrays);
     }
-    // The arrays from a block on.
-    [[nodiscard]] kernel::step_pointers at(std::size_t block, std::byte const* gradient) const noexcept
+    // The arrays, starting at a block.
+    [[nodiscard]] kernel::step_pointers arrays_at(std::size_t block, std::byte const* gradient) const noexcept
     {
         std::size_t const begin = block * norm_block_elems;
         return {data(param) + bytes(param, begin),
@@ -273,7 +276,7 @@ private:
                 place(begin)};
     }
 
-    any_shard of_;
+    any_shard shard_;
     kernel::block_kernels const* kernels_;
     std::byte* sum_;
     kernel::sum_kernels const* sum_kernels_;

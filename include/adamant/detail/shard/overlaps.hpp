@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether the arrays of shards overlap in memory so that a step would write into another array.
+// Detects arrays of shards that overlap in memory so that a step would write into another array.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// An array of a shard.
+// Address range of one array of a shard.
 struct array_extent {
     char const* name;
     std::uintptr_t begin;
@@ -25,26 +25,27 @@ struct array_extent {
 inline void append_extent(std::vector<array_extent>& extents, char const* name, std::byte const* begin,
                           std::size_t bytes, std::size_t shard, bool written)
 {
-    auto const at = reinterpret_cast<std::uintptr_t>(begin);
+    auto const address = reinterpret_cast<std::uintptr_t>(begin);
     if (bytes != 0)
-        extents.push_back({name, at, at + bytes, shard, written});
+        extents.push_back({name, address, address + bytes, shard, written});
 }
 
 [[noreturn]] inline void refuse_overlap(array_extent a, array_extent b)
 {
     if (b.shard < a.shard)
         std::swap(a, b);
-    auto const of_shard = [](array_extent const& e) { return " of shard " + std::to_string(e.shard); };
-    throw_invalid_argument({a.name, a.shard == b.shard ? "" : of_shard(a), " and ", b.name, of_shard(b),
-                            " overlap in memory, and a step writes there; each needs memory of its own"});
+    auto const shard_text = [](array_extent const& e) { return " of shard " + std::to_string(e.shard); };
+    throw_invalid_argument({a.name, a.shard == b.shard ? "" : shard_text(a), " and ", b.name, shard_text(b),
+                            " overlap in memory, and a step writes there. Give each array separate memory."});
 }
 
-// Throws invalid_argument, naming the arrays and the shards by their numbers, where an array that is written overlaps
-// another. Sorts the extents by address. Takes time in proportion to n log n.
+// Throws invalid_argument if an array that a step writes overlaps another array. The message has the names of the
+// arrays and the numbers of their shards. Sorts the extents by address, in O(n log n).
 inline void sort_and_refuse_overlaps(std::vector<array_extent>& extents)
 {
     sort_stably(extents, [](array_extent const& a, array_extent const& b) { return a.begin < b.begin; });
-    // Of the extents before, the one that ends last, and of those that are written: gradients may share memory.
+    // The last end among all preceding extents, and among the written ones. An extent that is only read is compared
+    // with the written ones alone, because gradients may share memory.
     array_extent const* furthest = nullptr;
     array_extent const* furthest_written = nullptr;
     for (array_extent const& e : extents) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What shard.hpp declares.
+// Definitions of <adamant/shard.hpp>: checks of a shard's arrays.
 #pragma once
 
 #include <cstdint>
@@ -14,29 +14,29 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-ADAMANT_DECL void check_size(char const* array, std::size_t found, std::size_t size, dtype type)
+ADAMANT_DECL void check_size(char const* array, std::size_t array_size, std::size_t size, dtype type)
 {
-    std::size_t const together = elems_together(type);
-    if (together != 1 && found != (size + together - 1) / together)
-        throw_invalid_argument({"param has ", size, " elements but ", array, " has ", found, " groups of ", together,
-                                "; it needs ", (size + together - 1) / together});
-    if (together == 1 && found != size)
-        throw_invalid_argument({"param has ", size, " elements but ", array, " has ", found,
-                                "; the arrays of a shard must have one size"});
+    std::size_t const group = elems_together(type);
+    if (group != 1 && array_size != (size + group - 1) / group)
+        throw_invalid_argument({"param has ", size, " elements but ", array, " has ", array_size, " groups of ", group,
+                                "; it needs ", (size + group - 1) / group});
+    if (group == 1 && array_size != size)
+        throw_invalid_argument({"param has ", size, " elements but ", array, " has ", array_size,
+                                ". All arrays of a shard must have the same size."});
 }
 
 ADAMANT_DECL void check_arrays(shard_dtypes const& types, kernel::step_pointers const& pointers, std::size_t size)
 {
     if (size > std::numeric_limits<std::size_t>::max() / 8)
         throw_invalid_argument(
-            {"a shard of ", size, " elements does not fit in memory; was a negative size converted?"});
+            {"a shard of ", size, " elements does not fit in memory. Was a negative size converted?"});
     std::uint64_t const begin = pointers.place.begin;
     if (begin > std::numeric_limits<std::uint64_t>::max() - size)
         throw_invalid_argument({"cannot place ", size, " elements at element ", begin,
-                                " of a parameter: their numbers exceed 64 bits. Was a negative begin converted?"});
-    if (std::size_t const together = elems_together(types); begin % together != 0)
+                                " of a parameter: their indexes exceed 64 bits. Was a negative begin converted?"});
+    if (std::size_t const group = elems_together(types); begin % group != 0)
         throw_invalid_argument({"cannot begin a shard at element ", begin, ": its 8-bit moments are in groups of ",
-                                together, ". Begin at a multiple of that."});
+                                group, ". Begin at a multiple of ", group, "."});
     std::byte const* const begins[shard_arrays] = {pointers.param, pointers.grad, pointers.exp_avg, pointers.exp_avg_sq,
                                                    pointers.weight_out};
     for (std::size_t a = 0; a < shard_arrays; ++a) {
@@ -50,7 +50,7 @@ ADAMANT_DECL void check_arrays(shard_dtypes const& types, kernel::step_pointers 
             auto const second = reinterpret_cast<std::uintptr_t>(begins[b]);
             if (first < second + array_bytes(types[b], size) && second < first + bytes)
                 throw_invalid_argument({shard_array::names[b], " and ", shard_array::names[a],
-                                        " overlap in memory; every array of a shard needs its own"});
+                                        " overlap in memory. Give each array of a shard separate memory."});
         }
     }
 }

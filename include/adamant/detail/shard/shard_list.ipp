@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What shard.hpp declares.
+// Definitions of <adamant/shard.hpp>: shard_list.
 #pragma once
 
 #include <algorithm>

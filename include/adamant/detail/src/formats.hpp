@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The formats of a param and a weight_out type, with their kernels: most of the compiling, so each pair may be compiled
-// by itself.
+// The formats of each pair of a param and a weight_out type, with their kernels. They take most of the compile time, so
+// each pair may be compiled in a file of its own.
 #pragma once
 
 #include <array>
@@ -10,26 +10,26 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// 3 grads, and 2 types of each moment, and 8 bits for both.
+// 3 types of grad, times 5 of the moments: float32 or bfloat16 for each, or quantized8 for both.
 inline constexpr std::size_t formats_in_part = 15;
 using formats_part = std::array<shard_format, formats_in_part>;
 
 template <class Param, class WeightOut, class Grad>
-constexpr void put_formats(formats_part& all, std::size_t at) noexcept
+constexpr void set_formats(formats_part& all, std::size_t first) noexcept
 {
-    all[at] = format_with_all<Param, Grad, float, float, WeightOut>;
-    all[at + 1] = format_with_all<Param, Grad, float, bfloat16, WeightOut>;
-    all[at + 2] = format_with_all<Param, Grad, bfloat16, float, WeightOut>;
-    all[at + 3] = format_with_all<Param, Grad, bfloat16, bfloat16, WeightOut>;
-    all[at + 4] = format_with_all<Param, Grad, quantized8, quantized8, WeightOut>;
+    all[first] = format_with_all<Param, Grad, float, float, WeightOut>;
+    all[first + 1] = format_with_all<Param, Grad, float, bfloat16, WeightOut>;
+    all[first + 2] = format_with_all<Param, Grad, bfloat16, float, WeightOut>;
+    all[first + 3] = format_with_all<Param, Grad, bfloat16, bfloat16, WeightOut>;
+    all[first + 4] = format_with_all<Param, Grad, quantized8, quantized8, WeightOut>;
 }
 template <class Param, class WeightOut>
 [[nodiscard]] formats_part make_formats() noexcept
 {
     formats_part all;
-    put_formats<Param, WeightOut, float>(all, 0);
-    put_formats<Param, WeightOut, bfloat16>(all, 5);
-    put_formats<Param, WeightOut, float16>(all, 10);
+    set_formats<Param, WeightOut, float>(all, 0);
+    set_formats<Param, WeightOut, bfloat16>(all, 5);
+    set_formats<Param, WeightOut, float16>(all, 10);
     return all;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All that is compiled once, but the kernels of formats.
+// All definitions that a separately compiled program needs once, except the kernels of formats.
 #if !defined(ADAMANT_SEPARATE_COMPILATION)
 #error                                                                                                                 \
     "adamant: define ADAMANT_SEPARATE_COMPILATION for every file of the program, this one too (or link to adamant::compiled)"
@@ -14,15 +14,13 @@
 #include <adamant/detail/src/formats.hpp>
 
 #include <adamant/detail/core/error.ipp>
+#include <adamant/detail/core/isa.ipp>
 #include <adamant/detail/device/best_ratio.ipp>
 #include <adamant/detail/device/device.ipp>
 #include <adamant/detail/device/emulated_device.ipp>
 #include <adamant/detail/device/placement.ipp>
 #include <adamant/detail/device/split.ipp>
-#include <adamant/detail/io/loss_scaler.ipp>
 #include <adamant/detail/engine/optimizer.ipp>
-#include <adamant/detail/io/optimizer_options.ipp>
-#include <adamant/detail/io/optimizer_report.ipp>
 #include <adamant/detail/exec/executor.ipp>
 #include <adamant/detail/exec/memory.ipp>
 #include <adamant/detail/exec/memory_limits.ipp>
@@ -30,8 +28,10 @@
 #include <adamant/detail/exec/resctrl.ipp>
 #include <adamant/detail/exec/resctrl_files.ipp>
 #include <adamant/detail/exec/team.ipp>
+#include <adamant/detail/io/loss_scaler.ipp>
 #include <adamant/detail/io/offload_config.ipp>
-#include <adamant/detail/core/isa.ipp>
+#include <adamant/detail/io/optimizer_options.ipp>
+#include <adamant/detail/io/optimizer_report.ipp>
 #include <adamant/detail/numerics/coefficients.ipp>
 #include <adamant/detail/numerics/hyperparameters.ipp>
 #include <adamant/detail/numerics/squares_total.ipp>
@@ -69,20 +69,20 @@ template block_squares_function block_squares_for<float16>(isa) noexcept;
 
 namespace detail {
 
-// By grad, both moments and weight_out, for each param.
+// All formats: for each param type, sorted by grad, moments and weight_out.
 [[nodiscard]] inline std::array<shard_format, 6 * formats_in_part> make_all_formats() noexcept
 {
     formats_part const parts[] = {
         formats_float32(), formats_float32_to_bfloat16(), formats_float32_to_float16(), formats_bfloat16(),
         formats_float16(), formats_split_float32()};
     std::array<shard_format, 6 * formats_in_part> all;
-    std::size_t at = 0;
+    std::size_t count = 0;
     for (std::size_t i = 0; i < formats_in_part; ++i)
         for (std::size_t part = 0; part < 3; ++part)
-            all[at++] = parts[part][i];
+            all[count++] = parts[part][i];
     for (std::size_t part = 3; part < 6; ++part)
         for (shard_format const& format : parts[part])
-            all[at++] = format;
+            all[count++] = format;
     return all;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much each column of a gradient counts for: what ZenFlow selects columns by.
+// Scores of a gradient's columns, by which ZenFlow selects columns.
 #pragma once
 
 #include <cstddef>
@@ -12,21 +12,23 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The largest magnitude of n finite gradients at any address; infinities and NaNs are passed over. 0 for none. Reads
-// the gradient once (twice where something is not finite). The same for any instruction set and number of threads.
-// Throws invalid_argument for a null pointer with n > 0 and for a type that no gradient has. Thread-safe.
+// The largest finite magnitude among n gradients at any address, ignoring infinities and NaNs; 0 if there is none.
+// Reads the gradient once (parts that are not finite twice). The result is the same for any instruction set and number
+// of threads. Throws invalid_argument for a null pointer with n > 0 and for a type other than float32, bfloat16 and
+// float16. Thread-safe.
 [[nodiscard]] float largest_magnitude(executor const& cpu, void const* grad, dtype type, std::size_t n);
 
-// Adds to scores[c], for each of the columns, what that column of a [rows, columns] gradient (row-major, at any
-// address) counts for: the sum over its rows of |g| or of g squared, each rounded to a multiple of
-// column_score_scale_for(largest, kind).unit, of which the scores are whole numbers. largest: at least the magnitude of
-// every finite gradient, on all ranks alike (see largest_magnitude()). What is not finite counts as zero.
+// Adds the score of each column c of a [rows, columns] gradient (row-major, at any address) to scores[c]. A score is
+// the sum over the rows of |g| or of g squared, each rounded to a multiple of column_score_scale_for(largest,
+// kind).unit. Scores are integers in that unit. largest: at least the magnitude of every finite gradient, and the same
+// on all ranks (see largest_magnitude()). Infinities and NaNs count as zero.
 //
-// Integers have no order of addition, so scores have the same bits for any instruction set and number of threads; and
-// where the rows are spread over ranks, however they are cut, the ranks' scores added up are those of one process.
+// Integer addition is associative, so scores have the same bits for any instruction set and number of threads. If rows
+// are distributed over ranks, in any partition, the sum of the ranks' scores is the score of a single process.
 //
-// Reads the gradient once. Throws invalid_argument for a null pointer with elements, another number of scores than of
-// columns, a `largest` that is negative or not finite, and a type that no gradient has; bad_alloc. Thread-safe.
+// Reads the gradient once (parts that are not finite twice). Throws invalid_argument for a null pointer with elements,
+// if scores.size() differs from columns, for a `largest` that is negative or not finite, and for a type other than
+// float32, bfloat16 and float16; throws bad_alloc. Thread-safe.
 void add_column_scores(executor const& cpu, void const* grad, dtype type, std::size_t rows, std::size_t columns,
                        float largest, column_score kind, std::span<std::int64_t> scores);
 

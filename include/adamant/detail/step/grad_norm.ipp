@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What step.hpp declares.
+// Definitions of <adamant/step.hpp>: gradient norms.
 #pragma once
 
 #include <algorithm>
@@ -15,52 +15,52 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 inline void add_squares_of_blocks(executor const& cpu, void const* grad, std::size_t elem_bytes,
-                                  kernel::block_squares_function run, std::size_t n, squares_total& to)
+                                  kernel::block_squares_function run, std::size_t n, squares_total& total)
 {
     if (grad == nullptr && n > 0)
-        throw_invalid_argument({"grad is null, but ", n, " elements are to be summed"});
-    squares_total all;
+        throw_invalid_argument({"cannot sum the squares of ", n, " elements: grad is null."});
+    squares_total sum;
     std::mutex mutex;
     cpu.for_each_slice(n, [&](slice part) {
-        // The blocks that begin in this slice.
-        constexpr std::size_t last = norm_block_elems - 1;
-        float_mode_scope const mode(subnormals::flushed); // once for all blocks
-        squares_total own;
-        for (std::size_t at = (part.begin + last) & ~last; at < part.end; at += norm_block_elems)
-            own.add(run(static_cast<std::byte const*>(grad) + at * elem_bytes, std::min(norm_block_elems, n - at)));
+        // A slice sums the blocks that begin in it.
+        constexpr std::size_t mask = norm_block_elems - 1;
+        float_mode_scope const mode(subnormals::flushed); // set once for all blocks
+        squares_total slice_sum;
+        for (std::size_t i = (part.begin + mask) & ~mask; i < part.end; i += norm_block_elems)
+            slice_sum.add(run(static_cast<std::byte const*>(grad) + i * elem_bytes, std::min(norm_block_elems, n - i)));
         std::lock_guard const lock(mutex);
-        all.add(own);
+        sum.add(slice_sum);
     });
-    to.add(all);
+    total.add(sum);
 }
 
 } // namespace detail
 
-ADAMANT_DECL void add_squares(executor const& cpu, float const* grad, std::size_t n, squares_total& to)
+ADAMANT_DECL void add_squares(executor const& cpu, float const* grad, std::size_t n, squares_total& total)
 {
-    detail::add_squares_of_blocks(cpu, grad, sizeof *grad, kernel::block_squares_for<float>(cpu.tier()), n, to);
+    detail::add_squares_of_blocks(cpu, grad, sizeof *grad, kernel::block_squares_for<float>(cpu.tier()), n, total);
 }
 
-ADAMANT_DECL void add_squares(executor const& cpu, bfloat16 const* grad, std::size_t n, squares_total& to)
+ADAMANT_DECL void add_squares(executor const& cpu, bfloat16 const* grad, std::size_t n, squares_total& total)
 {
-    detail::add_squares_of_blocks(cpu, grad, sizeof *grad, kernel::block_squares_for<bfloat16>(cpu.tier()), n, to);
+    detail::add_squares_of_blocks(cpu, grad, sizeof *grad, kernel::block_squares_for<bfloat16>(cpu.tier()), n, total);
 }
 
-ADAMANT_DECL void add_squares(executor const& cpu, float16 const* grad, std::size_t n, squares_total& to)
+ADAMANT_DECL void add_squares(executor const& cpu, float16 const* grad, std::size_t n, squares_total& total)
 {
-    detail::add_squares_of_blocks(cpu, grad, sizeof *grad, kernel::block_squares_for<float16>(cpu.tier()), n, to);
+    detail::add_squares_of_blocks(cpu, grad, sizeof *grad, kernel::block_squares_for<float16>(cpu.tier()), n, total);
 }
 
-ADAMANT_DECL void add_squares(executor const& cpu, void const* grad, dtype type, std::size_t n, squares_total& to)
+ADAMANT_DECL void add_squares(executor const& cpu, void const* grad, dtype type, std::size_t n, squares_total& total)
 {
     switch (type) {
-    case dtype::float32: return add_squares(cpu, static_cast<float const*>(grad), n, to);
-    case dtype::bfloat16: return add_squares(cpu, static_cast<bfloat16 const*>(grad), n, to);
-    case dtype::float16: return add_squares(cpu, static_cast<float16 const*>(grad), n, to);
+    case dtype::float32: return add_squares(cpu, static_cast<float const*>(grad), n, total);
+    case dtype::bfloat16: return add_squares(cpu, static_cast<bfloat16 const*>(grad), n, total);
+    case dtype::float16: return add_squares(cpu, static_cast<float16 const*>(grad), n, total);
     default: break;
     }
-    detail::throw_invalid_argument({"a gradient to be summed is of type ", name(type),
-                                    "; give the type of its elements: float32, bfloat16 or float16"});
+    detail::throw_invalid_argument({"cannot sum the squares of a gradient of type ", name(type),
+                                    ". Pass the type of its elements: float32, bfloat16 or float16."});
 }
 
 ADAMANT_DECL grad_squares sum_of_squares(executor const& cpu, float const* grad, std::size_t n)

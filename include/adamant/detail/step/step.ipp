@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What step.hpp declares.
+// Definitions of <adamant/step.hpp>: steps over shards.
 #pragma once
 
 #include <atomic>
@@ -18,10 +18,10 @@ ADAMANT_DECL step_report step(executor const& cpu, any_shard const& shard, coeff
 {
     std::size_t const n = shard.size();
     kernel::step_function const run = shard.step_for(cpu.tier());
-    kernel::memory_access const how{n >= stream_weight_out_from_elems, cpu.prefetch_bytes()};
+    kernel::memory_access const access{n >= stream_weight_out_from_elems, cpu.prefetch_bytes()};
     std::atomic<std::uint64_t> nonfinite{0};
     unsigned const threads = cpu.for_each_slice(n, [&](slice part) {
-        nonfinite.fetch_add(run(shard.pointers(), part.begin, part.end, c, how), std::memory_order_relaxed);
+        nonfinite.fetch_add(run(shard.pointers(), part.begin, part.end, c, access), std::memory_order_relaxed);
     });
     return {n, shard.bytes_moved(), nonfinite.load(std::memory_order_relaxed), cpu.tier(), threads};
 }
@@ -36,25 +36,25 @@ ADAMANT_DECL step_report step(executor const& cpu, shard_list const& shards,
                               std::span<coefficients const> group_coefficients)
 {
     if (group_coefficients.size() < shards.groups())
-        detail::throw_invalid_argument({"the list has ", shards.groups(),
-                                        " parameter groups, but there are coefficients for ", group_coefficients.size(),
-                                        "; give one for each group"});
-    kernel::memory_access const how{shards.elements() >= stream_weight_out_from_elems, cpu.prefetch_bytes()};
+        detail::throw_invalid_argument({"cannot step a list with ", shards.groups(),
+                                        " parameter groups: coefficients were passed for ", group_coefficients.size(),
+                                        ". Pass coefficients for each group."});
+    kernel::memory_access const access{shards.elements() >= stream_weight_out_from_elems, cpu.prefetch_bytes()};
     std::atomic<std::uint64_t> nonfinite{0};
-    // On the line of granules the shards are one range of elements, some of which do not exist.
+    // Shards are laid end to end, each padded to a granule; for_each_piece() skips the padding.
     unsigned const threads = cpu.for_each_slice(shards.granules() * granule_elems, [&](slice part) {
         float_mode_scope const mode(subnormals::flushed); // set once for all shards
-        std::uint64_t found = 0;
+        std::uint64_t large_nonfinite = 0;
         detail::small_pieces pieces(cpu.tier(), group_coefficients);
         shards.for_each_piece(part.begin / granule_elems, part.end / granule_elems,
                               [&](grouped_shard const& s, std::size_t begin, std::size_t end) {
-                                  if (pieces.takes(s, end - begin))
+                                  if (pieces.can_take(s, end - begin))
                                       pieces.add(s, begin, end);
                                   else
-                                      found += s.shard.step_for(cpu.tier())(s.shard.pointers(), begin, end,
-                                                                            group_coefficients[s.group], how);
+                                      large_nonfinite += s.shard.step_for(cpu.tier())(
+                                          s.shard.pointers(), begin, end, group_coefficients[s.group], access);
                               });
-        nonfinite.fetch_add(found + pieces.finish(), std::memory_order_relaxed);
+        nonfinite.fetch_add(large_nonfinite + pieces.finish(), std::memory_order_relaxed);
     });
     return {shards.elements(), shards.bytes_moved(), nonfinite.load(std::memory_order_relaxed), cpu.tier(), threads};
 }
@@ -64,8 +64,9 @@ ADAMANT_DECL step_report step(executor const& cpu, shard_list const& shards, hyp
 {
     coefficients const c = make_coefficients(hyper, step_number, scaling);
     if (shards.groups() > 1)
-        detail::throw_invalid_argument({"the list has ", shards.groups(),
-                                        " parameter groups; give coefficients for each, from make_coefficients()"});
+        detail::throw_invalid_argument({"cannot step a list with ", shards.groups(),
+                                        " parameter groups with one set of hyperparameters. Pass coefficients from "
+                                        "make_coefficients() for each group."});
     return step(cpu, shards, std::span(&c, 1));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where threads go when nobody says: the PUs of this process, one per core first.
+// Default PUs of threads: those of this process, one of each core first.
 #pragma once
 
 #include <sched.h>
@@ -84,12 +84,12 @@ inline pu_set pus_for(unsigned threads, std::size_t skipped = 0)
 #endif
 }
 
-// One PU per core, or fewer where the CPU quota keeps fewer threads busy: a team spins, and beyond the quota all stop.
-// Ranks share a quota, and then have PUs of their own while there are enough.
+// One PU per core, or fewer if this rank's part of the CPU quota keeps fewer threads busy: a team spins, and all its
+// threads stop when the quota is used up. Ranks share a quota; each gets PUs of its own while there are enough.
 inline pu_set pus_within(double quota_cpus)
 {
     pu_set const all = pus_for(0);
-    if (threads_within(quota_cpus, 1, all.size()) == all.size())
+    if (quota_cpus == 0) // no quota, so nothing says that ranks share these PUs
         return all;
     local_rank self;
     try {

@@ -318,7 +318,7 @@ protected:
                 core_list& part = parts[lacking[k]];
                 std::size_t take = std::min(sizes[lacking[k]] - part.size(), (node.size() + sharers - 1) / sharers);
                 if (std::size_t const rest = node.size() - take; sharers == 1 && rest <= slack) {
-                    slack -= rest; // of all, so that nobody is left with much less
+                    slack -= rest; // spread over all ranks, so that none gets much less
                     take += rest;
                 }
                 --sharers;

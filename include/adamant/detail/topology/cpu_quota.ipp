@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What detail/topology/cpu_quota.hpp declares.
+// Definitions of adamant/detail/topology/cpu_quota.hpp.
 #pragma once
 
 #include <charconv>

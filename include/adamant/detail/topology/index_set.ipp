@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What index_set.hpp declares.
+// Definitions of adamant/index_set.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What detail/topology/launch_mask.hpp declares.
+// Definitions of adamant/detail/topology/launch_mask.hpp.
 #pragma once
 
 #include <adamant/detail/topology/launch_mask.hpp>

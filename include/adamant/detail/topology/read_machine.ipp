@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cores.hpp declares.
+// Definitions of adamant/cores.hpp.
 #pragma once
 
 #include <adamant/cores.hpp>

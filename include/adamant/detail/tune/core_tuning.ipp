@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tune.hpp declares.
+// Definitions of adamant/tune.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tune.hpp declares.
+// Definitions of adamant/tune.hpp.
 #pragma once
 
 #include <algorithm>
@@ -67,7 +67,7 @@ ADAMANT_DECL void trial_step::fill(std::size_t k, slice part)
                 encode_group(k == 2 ? exp_avg_curve : exp_avg_sq_curve, group, n, false, {},
                              to + array_bytes(type, i + 1 - n));
             break;
-        default: break;
+        case dtype::none: break;
         }
     }
     for (std::size_t i = made; i < part.end; i += period_elems) // which is far quicker

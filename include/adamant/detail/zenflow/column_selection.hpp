@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which columns are selected, by their scores: pure functions of plain data.
+// Column selection: picks the important columns by their scores. Pure functions of plain data.
 #pragma once
 
 #include <cstddef>
@@ -10,25 +10,25 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// How many of so many columns are selected: see zenflow_options::topk_ratio, which `ratio` must be. Pure.
+// The number of columns to select out of `columns`. ratio: a valid zenflow_options::topk_ratio.
 [[nodiscard]] std::size_t selected_columns(std::size_t columns, double ratio) noexcept;
 
-// Sets selected[c] to 1 for that many columns with the highest scores, and to 0 for the others. Of equal scores the
-// lower column wins. Scores are at least 0. Throws invalid_argument for another number of flags than of scores, and for
-// a ratio that cannot be. Allocates nothing. Pure.
+// Sets selected[c] to 1 for the selected_columns() columns with the highest scores, and to 0 for the others. Scores
+// must be at least 0. Among equal scores the lower column wins. Throws invalid_argument if the numbers of flags and
+// scores differ, or if the ratio is invalid. Allocates nothing.
 void select_columns(std::span<std::int64_t const> scores, double ratio, std::span<std::uint8_t> selected);
 
 // The columns of one matrix, for a selection among all matrices.
 struct column_candidates {
     std::span<std::int64_t const> scores;
-    double unit = 1;      // of the scores, see column_score_scale
-    std::size_t rows = 0; // of the whole matrix
+    double unit = 1;      // unit of the scores, see column_score_scale
+    std::size_t rows = 0; // rows of the whole matrix, over all ranks
     std::span<std::uint8_t> selected;
 };
 
-// The same among all columns of all matrices, in the order of their scores for each row: as many as fit into `ratio`
-// of all elements (to the nearest whole element). The first column that does not fit ends it. Of equal scores the
-// earlier matrix wins, and in it the lower column. Allocates nothing. Pure.
+// Selects among the columns of all matrices, in the order of their scores per row, as many as fit into `ratio` of all
+// elements (rounded to the nearest element). The first column that does not fit ends the selection. Among equal scores
+// the earlier matrix wins, and within a matrix the lower column. Allocates nothing.
 void select_columns(std::span<column_candidates const> matrices, double ratio);
 
 ADAMANT_END_NAMESPACE

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What detail/zenflow/column_selection.hpp declares.
+// Definitions of <adamant/detail/zenflow/column_selection.hpp>.
 #pragma once
 
 #include <algorithm>
@@ -18,31 +18,32 @@ namespace detail {
 ADAMANT_DECL void check_selection(double ratio, std::size_t columns, std::size_t flags)
 {
     if (!(ratio >= 0 && ratio <= 1))
-        throw_invalid_argument({"the share of columns to be selected is ", ratio, ", but must be from 0 to 1"});
+        throw_invalid_argument({"cannot select columns: the ratio is ", ratio, ". It must be from 0 to 1."});
     if (columns != flags)
-        throw_invalid_argument({"there are scores of ", columns, " columns, but room for the selection of ", flags});
+        throw_invalid_argument({"cannot select columns: there are ", columns, " scores, but ", flags, " flags"});
 }
 
-// The least number that `few` is true for, where it is true for all numbers from some number on.
-template <class Few>
-[[nodiscard]] std::uint64_t least_number(std::uint64_t most, Few const& few)
+// Binary search: the least number up to `max` for which the predicate holds. The predicate is monotonic, from false to
+// true.
+template <class Predicate>
+[[nodiscard]] std::uint64_t least_number(std::uint64_t max, Predicate const& predicate)
 {
     std::uint64_t low = 0;
-    while (low < most) {
-        std::uint64_t const middle = low + (most - low) / 2;
-        if (few(middle))
-            most = middle;
+    while (low < max) {
+        std::uint64_t const middle = low + (max - low) / 2;
+        if (predicate(middle))
+            max = middle;
         else
             low = middle + 1;
     }
     return low;
 }
 
-// Doubles of at least 0 are in the order of these.
-[[nodiscard]] inline std::uint64_t rank_of(column_candidates const& of, std::size_t column) noexcept
+// The bits of a column's score per row. Bits of non-negative doubles have the order of the doubles.
+[[nodiscard]] inline std::uint64_t rank_of(column_candidates const& matrix, std::size_t column) noexcept
 {
-    return std::bit_cast<std::uint64_t>(static_cast<double>(of.scores[column]) * of.unit /
-                                        static_cast<double>(of.rows));
+    return std::bit_cast<std::uint64_t>(static_cast<double>(matrix.scores[column]) * matrix.unit /
+                                        static_cast<double>(matrix.rows));
 }
 
 } // namespace detail
@@ -65,7 +66,7 @@ ADAMANT_DECL void select_columns(std::span<std::int64_t const> scores, double ra
             scores.begin(), scores.end(), [&](std::int64_t each) { return each > static_cast<std::int64_t>(score); }));
     };
     std::int64_t const highest = scores.empty() ? 0 : *std::max_element(scores.begin(), scores.end());
-    // What is above it is selected, and of those that are equal to it as many as are left.
+    // Columns above the edge are selected. Of the columns at the edge, the first `left` are selected.
     std::uint64_t const edge = detail::least_number(static_cast<std::uint64_t>(std::max<std::int64_t>(highest, 0)),
                                                     [&](std::uint64_t score) { return above(score) <= wanted; });
     std::size_t left = wanted - above(edge);
@@ -79,34 +80,34 @@ ADAMANT_DECL void select_columns(std::span<std::int64_t const> scores, double ra
 ADAMANT_DECL void select_columns(std::span<column_candidates const> matrices, double ratio)
 {
     std::size_t elements = 0;
-    for (column_candidates const& of : matrices) {
-        detail::check_selection(ratio, of.scores.size(), of.selected.size());
-        elements += of.rows * of.scores.size();
+    for (column_candidates const& m : matrices) {
+        detail::check_selection(ratio, m.scores.size(), m.selected.size());
+        elements += m.rows * m.scores.size();
     }
     detail::rounded_to_nearest([&] {
         auto const budget = static_cast<std::size_t>(std::floor(static_cast<double>(elements) * ratio + 0.5));
         std::uint64_t highest = 0;
-        for (column_candidates const& of : matrices)
-            for (std::size_t c = 0; c < of.scores.size() && of.rows != 0; ++c)
-                highest = std::max(highest, detail::rank_of(of, c));
+        for (column_candidates const& m : matrices)
+            for (std::size_t c = 0; c < m.scores.size() && m.rows != 0; ++c)
+                highest = std::max(highest, detail::rank_of(m, c));
         auto const above = [&](std::uint64_t rank) {
             std::size_t sum = 0;
-            for (column_candidates const& of : matrices)
-                for (std::size_t c = 0; c < of.scores.size() && of.rows != 0; ++c)
-                    sum += detail::rank_of(of, c) > rank ? of.rows : 0;
+            for (column_candidates const& m : matrices)
+                for (std::size_t c = 0; c < m.scores.size() && m.rows != 0; ++c)
+                    sum += detail::rank_of(m, c) > rank ? m.rows : 0;
             return sum;
         };
         std::uint64_t const edge =
             detail::least_number(highest, [&](std::uint64_t rank) { return above(rank) <= budget; });
         std::size_t left = budget - above(edge);
-        for (column_candidates const& of : matrices)
-            for (std::size_t c = 0; c < of.scores.size(); ++c) {
-                std::uint64_t const rank = of.rows == 0 ? 0 : detail::rank_of(of, c);
-                bool const at_edge = rank == edge && of.rows != 0 && left >= of.rows;
+        for (column_candidates const& m : matrices)
+            for (std::size_t c = 0; c < m.scores.size(); ++c) {
+                std::uint64_t const rank = m.rows == 0 ? 0 : detail::rank_of(m, c);
+                bool const at_edge = rank == edge && m.rows != 0 && left >= m.rows;
                 if (rank == edge && !at_edge)
                     left = 0;
-                left -= at_edge ? of.rows : 0;
-                of.selected[c] = at_edge || rank > edge;
+                left -= at_edge ? m.rows : 0;
+                m.selected[c] = at_edge || rank > edge;
             }
     });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is done in the background by whoever has time: gradients are added up, and what was put off in a window is
-// stepped. Both in tiles, planned before anything is written.
+// Background work on idle threads: accumulation of gradients, and the deferred update of a window. Both run in tiles
+// that are planned before anything is written.
 #pragma once
 
 #include <atomic>
@@ -22,12 +22,12 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Tiles that anyone may take, once each. From any thread, also while others are given: one that looks for a tile finds
-// all of an old one's, or all of a new one's.
+// A thread-safe list of tiles, each handed out once. begin() may run concurrently with do_next(), which sees either the
+// old list or the new one.
 template <class Tile>
 class tiled_work {
 public:
-    // After all before them.
+    // Replaces the tiles. Requires is_done().
     void begin(std::vector<Tile> tiles) noexcept
     {
         std::lock_guard const lock(mutex_);
@@ -44,7 +44,7 @@ public:
         std::lock_guard const lock(mutex_);
         return next_ == tiles_.size() && running_ == 0;
     }
-    // Does one tile that nobody has begun; false where there is none.
+    // Takes the next tile and calls work(tile). Returns false if no tile is left.
     template <class Work>
     bool do_next(Work const& work) noexcept
     {
@@ -59,7 +59,7 @@ public:
         --running_;
         return true;
     }
-    // How long all threads together have worked on tiles, since it was last asked.
+    // Seconds that all threads together have worked on tiles since the last call.
     [[nodiscard]] double take_busy_s() noexcept
     {
         std::lock_guard const lock(mutex_);
@@ -76,119 +76,120 @@ private:
         return tiles_[next_++];
     }
 
-    mutable std::mutex mutex_; // a tile is work for far longer than it is held
+    mutable std::mutex mutex_; // held far shorter than a tile's work takes
     std::vector<Tile> tiles_;
     std::size_t next_ = 0;
     std::size_t running_ = 0;
     std::chrono::steady_clock::duration busy_{};
 };
 
-// The gradients of one step are added up.
+// A tile of the accumulation of one step's gradients.
 struct sum_tile {
     zenflow_matrix const* matrix;
     std::size_t begin, end; // rows
-    group_step const* by;
+    group_step const* step;
     bool first;
     float* sums;
 };
 using sum_work = tiled_work<sum_tile>;
 
-// What one matrix has put off.
+// The deferred update of one matrix.
 struct deferred_part {
-    std::vector<std::uint8_t> columns;  // a flag for each column: whether it is stepped
-    std::vector<coefficients> steps;    // for each count of updates,
-    std::vector<std::uint32_t> step_of; // and which of them each column takes
-    float const* sums = nullptr;        // null: nothing was added up
-    float scale = 1;                    // of the sums
+    std::vector<std::uint8_t> columns;  // for each column: 1 if it is stepped
+    std::vector<coefficients> steps;    // one for each count of updates
+    std::vector<std::uint32_t> step_of; // for each column: its index in steps
+    float const* sums = nullptr;        // accumulated gradients; null: none
+    float scale = 1;                    // factor of the sums
 };
 
 class deferred_update {
 public:
-    std::vector<deferred_part> parts; // of each matrix
+    std::vector<deferred_part> parts; // for each matrix
     bool zero_nonfinite = false;
-    // If not empty, is called with each matrix that is through, in the thread that has finished it. Must not throw.
-    std::function<void(std::size_t)> is_through = {};
+    // If set, called with each matrix whose update is complete, in the thread that completed it. Must not throw.
+    std::function<void(std::size_t)> matrix_done = {};
 
-    [[nodiscard]] bool is_there() const noexcept { return is_there_; }
+    [[nodiscard]] bool is_active() const noexcept { return is_active_; }
     [[nodiscard]] bool is_done() const noexcept { return work_.is_done(); }
-    // For begin(), which allocates nothing: parts are as they will be then. Nobody works on it.
-    void prepare(std::vector<zenflow_matrix> const& of)
+    // Allocates, so that begin() does not. `parts` must not change until then. Call only while no thread works on it.
+    void prepare(std::vector<zenflow_matrix> const& matrices)
     {
         std::vector<tile> tiles;
-        std::vector<std::atomic<std::size_t>> left(of.size());
-        for (std::size_t m = 0; m < of.size(); ++m) {
-            for (std::size_t strip = 0; strip < of[m].strips() && parts[m].sums != nullptr; ++strip)
-                for (std::size_t at = 0; at < of[m].strip_parts(); ++at)
-                    tiles.push_back({m, strip, at});
-            left[m] = parts[m].sums == nullptr ? 0 : of[m].strips() * of[m].strip_parts();
+        std::vector<std::atomic<std::size_t>> left(matrices.size());
+        for (std::size_t m = 0; m < matrices.size(); ++m) {
+            for (std::size_t strip = 0; strip < matrices[m].strips() && parts[m].sums != nullptr; ++strip)
+                for (std::size_t part = 0; part < matrices[m].strip_parts(); ++part)
+                    tiles.push_back({m, strip, part});
+            left[m] = parts[m].sums == nullptr ? 0 : matrices[m].strips() * matrices[m].strip_parts();
         }
         tiles_ = std::move(tiles);
-        left_ = std::move(left);
+        tiles_left_ = std::move(left);
     }
-    // Is to be done.
+    // Activates the update and starts its tiles.
     void begin() noexcept
     {
         work_.begin(std::move(tiles_));
-        is_there_ = true;
+        is_active_ = true;
     }
-    // Has been done elsewhere.
+    // Activates an update whose tiles are done already: only its weights are unpublished.
     void begin_done() noexcept
     {
         work_.begin({});
-        is_there_ = true;
+        is_active_ = true;
     }
-    void forget() noexcept { is_there_ = false; }
+    void forget() noexcept { is_active_ = false; }
     [[nodiscard]] double take_busy_s() noexcept { return work_.take_busy_s(); }
     [[nodiscard]] std::size_t tiles() const noexcept { return work_.size(); }
     [[nodiscard]] static constexpr std::size_t tile_elems() noexcept
     {
         return zenflow_matrix::strip_columns * zenflow_matrix::strip_rows;
     }
-    bool do_next(std::vector<zenflow_matrix> const& of, kernel::memory_access how) noexcept
+    // Runs one tile. Returns false if no tile is left.
+    bool do_next(std::vector<zenflow_matrix> const& matrices, kernel::memory_access access) noexcept
     {
-        return work_.do_next([&](tile const& what) {
-            do_tile(of, what, parts[what.matrix].columns, how);
-            if (--left_[what.matrix] == 0 && is_through)
-                is_through(what.matrix);
+        return work_.do_next([&](tile const& t) {
+            do_tile(matrices, t, parts[t.matrix].columns, access);
+            if (--tiles_left_[t.matrix] == 0 && matrix_done)
+                matrix_done(t.matrix);
         });
     }
-    // Steps other columns of one matrix, now.
-    void do_columns(executor const& cpu, std::vector<zenflow_matrix> const& of, std::size_t matrix,
-                    std::vector<std::uint8_t> const& columns, kernel::memory_access how) const
+    // Steps the given columns of one matrix immediately.
+    void do_columns(executor const& cpu, std::vector<zenflow_matrix> const& matrices, std::size_t matrix,
+                    std::vector<std::uint8_t> const& columns, kernel::memory_access access) const
     {
-        zenflow_matrix const& m = of[matrix];
+        zenflow_matrix const& m = matrices[matrix];
         if (parts[matrix].sums == nullptr)
             return;
         std::size_t const parts_of_strip = m.strip_parts();
         std::size_t const count = m.strips() * parts_of_strip;
         for_each_part(cpu, count, count * tile_elems(), [&](std::size_t i) {
-            do_tile(of, {matrix, i / parts_of_strip, i % parts_of_strip}, columns, how);
+            do_tile(matrices, {matrix, i / parts_of_strip, i % parts_of_strip}, columns, access);
         });
     }
 
 private:
     struct tile {
-        std::size_t matrix, strip, at;
+        std::size_t matrix, strip, part;
     };
-    void do_tile(std::vector<zenflow_matrix> const& of, tile const& what, std::vector<std::uint8_t> const& columns,
-                 kernel::memory_access how) const noexcept
+    void do_tile(std::vector<zenflow_matrix> const& matrices, tile const& t, std::vector<std::uint8_t> const& columns,
+                 kernel::memory_access access) const noexcept
     {
-        deferred_part const& part = parts[what.matrix];
-        of[what.matrix].step_strip(what.strip, what.at, columns, part.sums, part.scale, zero_nonfinite, part.steps,
-                                   part.step_of, how);
+        deferred_part const& part = parts[t.matrix];
+        matrices[t.matrix].step_strip(t.strip, t.part, columns, part.sums, part.scale, zero_nonfinite, part.steps,
+                                      part.step_of, access);
     }
 
-    std::vector<tile> tiles_; // until it begins
+    std::vector<tile> tiles_; // prepared for begin()
     tiled_work<tile> work_;
-    std::vector<std::atomic<std::size_t>> left_; // tiles of each matrix
-    bool is_there_ = false;
+    std::vector<std::atomic<std::size_t>> tiles_left_; // for each matrix: tiles not done yet
+    bool is_active_ = false;
 };
 
-// Does that in a team's threads, while these have nothing else to do: sums first, then the step.
+// Runs that work on idle threads of a team: sums first, then the deferred update.
 class deferred_worker {
 public:
-    // when_summed: is called, in any thread and perhaps more than once, when all gradients of a step have been added
-    // up. Must not throw.
+    // when_summed: called when all gradients of a step are accumulated, in any thread, possibly more than once. Must
+    // not throw.
     deferred_worker(executor const& cpu, std::function<void()> when_summed)
         : cpu_(cpu), team_(cpu.team()), when_summed_(std::move(when_summed))
     {
@@ -197,14 +198,15 @@ public:
     deferred_worker& operator=(deferred_worker const&) = delete;
     ~deferred_worker() { rest(); }
 
-    // Work in the background needs a thread. Throws what the team's constructor does.
-    void have_team()
+    // Ensures a team for background work. If the executor has none, creates a single unbound thread. Throws as team's
+    // constructor.
+    void ensure_team()
     {
         if (team_ == nullptr)
             team_ = std::make_shared<adamant::team>(team_options{.threads = 1, .bind = binding::none});
     }
-    // In a forked child process, throws unavailable. Whether work was under way at the fork; its
-    // locks may be held forever.
+    // Throws unavailable in a forked child process. is_left_behind(): whether work was running at the fork; then its
+    // locks may stay locked forever.
     void check_process() const
     {
         if (team_ != nullptr)
@@ -215,65 +217,65 @@ public:
         return team_ != nullptr && !team_->in_this_process() && drain_ != nullptr && !drain_->done();
     }
     [[nodiscard]] bool in_this_process() const noexcept { return team_ == nullptr || team_->in_this_process(); }
-    // Goes on with what there is; step: null, or one to go on with when sums are done. Returns at once. Where memory is
-    // short nothing goes on, until finish().
-    void go_on(sum_work& sums, deferred_update* step, std::vector<zenflow_matrix> const& of) noexcept
+    // Starts background work on the sums, and then on `step` unless null. Returns immediately. If memory is short,
+    // nothing starts, and finish() does the work.
+    void resume(sum_work& sums, deferred_update* step, std::vector<zenflow_matrix> const& matrices) noexcept
     {
-        if (step != nullptr && (!step->is_there() || step->is_done()))
+        if (step != nullptr && (!step->is_active() || step->is_done()))
             step = nullptr;
         if (sums.is_done() && step == nullptr)
             return;
         try {
-            // The drain before it, which may know of less, leaves as soon as it sees that this one waits.
-            drain_.reset(new submission<drain>(team_->submit(drain{this, &sums, step, &of})));
+            // The previous drain, which may have less work, leaves as soon as it sees that this one waits.
+            drain_.reset(new submission<drain>(team_->submit(drain{this, &sums, step, &matrices})));
         } catch (std::bad_alloc const&) {
         }
     }
-    // Returns when sums are done; and when the step is.
+    // Finishes the sums, and the deferred update if given. Waits.
     void finish(sum_work& sums)
     {
         if (sums.is_done())
             return;
         rest();
-        for_each_part(cpu_, sums.size(), sums.size() * 65536, [&](std::size_t) { (void)sums.do_next(add_up); });
+        for_each_part(cpu_, sums.size(), sums.size() * 65536, [&](std::size_t) { (void)sums.do_next(accumulate); });
         when_summed_();
     }
-    void finish(sum_work& sums, deferred_update& step, std::vector<zenflow_matrix> const& of)
+    void finish(sum_work& sums, deferred_update& step, std::vector<zenflow_matrix> const& matrices)
     {
         finish(sums);
-        if (!step.is_there())
+        if (!step.is_active())
             return;
         rest();
         if (!step.is_done())
             for_each_part(cpu_, step.tiles(), step.tiles() * deferred_update::tile_elems(),
-                          [&](std::size_t) { (void)step.do_next(of, access()); });
+                          [&](std::size_t) { (void)step.do_next(matrices, access()); });
     }
     [[nodiscard]] kernel::memory_access access() const noexcept { return {false, cpu_.prefetch_bytes()}; }
 
 private:
-    static void add_up(sum_tile const& what) noexcept
+    static void accumulate(sum_tile const& t) noexcept
     {
-        what.matrix->add_up(what.begin, what.end, *what.by, what.first, what.sums);
+        t.matrix->accumulate(t.begin, t.end, *t.step, t.first, t.sums);
     }
-    // Nobody else waits for the team, so that a drain does all there is, and then no thread is at work any more.
+    // Waits for the drain. While no other caller waits for the team, the drain runs until its work is done.
     void rest() noexcept { drain_.reset(); }
 
     struct drain {
         deferred_worker const* worker;
         sum_work* sums;
         deferred_update* step; // may be null
-        std::vector<zenflow_matrix> const* of;
+        std::vector<zenflow_matrix> const* matrices;
         void operator()(unsigned) const noexcept
         {
             while (!worker->team_->others_wait()) {
-                if (sums->do_next(add_up)) {
+                if (sums->do_next(accumulate)) {
                     if (sums->is_done())
                         worker->when_summed_();
                     continue;
                 }
                 if (step == nullptr)
                     return;
-                if (sums->is_done() && !step->do_next(*of, worker->access()))
+                if (sums->is_done() && !step->do_next(*matrices, worker->access()))
                     return;
             }
         }
@@ -282,7 +284,7 @@ private:
     executor cpu_;
     std::shared_ptr<adamant::team> team_;
     std::function<void()> when_summed_;
-    std::unique_ptr<submission<drain>> drain_; // last: it uses the others
+    std::unique_ptr<submission<drain>> drain_; // last: it uses the other members
 };
 
 } // namespace detail

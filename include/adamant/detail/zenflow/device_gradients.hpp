@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients that are made on a device: their norm, the scores of their columns, and how they come down.
+// Gradients on a device: their norm, the scores of their columns, and their download.
 #pragma once
 
 #include <algorithm>
@@ -20,18 +20,18 @@ namespace detail {
 
 class device_gradients {
 public:
-    // matrices and arrays: of every param. Throws as device::allocate() does.
-    device_gradients(device_with_deadline const& on, std::vector<zenflow_matrix> const& matrices,
+    // matrices, arrays: one for each param. Throws as device::allocate().
+    device_gradients(device_with_deadline const& target, std::vector<zenflow_matrix> const& matrices,
                      std::vector<device_arrays> const& arrays)
-        : on_(on), matrices_(matrices), arrays_(arrays)
+        : device_(target), matrices_(matrices), arrays_(arrays)
     {
         std::size_t bytes = 0;
         std::vector<device_piece> whole;
         std::vector<std::uint8_t> const all(matrices_.size(), std::uint8_t{1});
         for (std::size_t i = 0; i < matrices_.size(); ++i) {
-            results_at_.push_back(bytes);
-            column_scoring const one = scoring_of(i, all);
-            bytes += device_aligned(std::max(one.largest_pieces(), one.scores()) * sizeof(std::uint32_t));
+            result_offsets_.push_back(bytes);
+            column_scoring const scoring = scoring_of(i, all);
+            bytes += device_aligned(std::max(scoring.largest_pieces(), scoring.scores()) * sizeof(std::uint32_t));
             offload_shard const& s = matrices_[i].shard();
             device_piece piece;
             piece.arrays[shard_array::grad] = arrays_[i].grad;
@@ -43,14 +43,14 @@ public:
             squares_.resize(squares_.size() + s.blocks());
         }
         recorded_.resize(squares_.size());
-        whole_ = on_->make_part(std::move(whole), false);
-        results_ = on_->allocate(bytes);
+        whole_ = device_->make_part(std::move(whole), false);
+        results_ = device_->allocate(bytes);
     }
     device_gradients(device_gradients const&) = delete;
     device_gradients& operator=(device_gradients const&) = delete;
-    ~device_gradients() { on_->release(results_); } // nothing is under way
+    ~device_gradients() { device_->release(results_); } // the owner has waited for the device
 
-    // The param's gradient is there: its squares are taken. It comes down by bring_down().
+    // Enqueues the squares of a param's complete gradient. download() downloads it.
     void submit(std::size_t param)
     {
         group_step const none{};
@@ -63,44 +63,45 @@ public:
                          .settled = {&none, 1},
                          .summed = not_summed});
     }
-    void bring_down(std::size_t param)
+    void download(std::size_t param)
     {
         offload_shard const& s = matrices_[param].shard();
-        on_->copy_down(s.data(shard_array::grad), arrays_[param].grad, s.bytes(shard_array::grad, s.size()));
+        device_->copy_down(s.data(shard_array::grad), arrays_[param].grad, s.bytes(shard_array::grad, s.size()));
     }
-    // All gradients that were submitted are down; adds up their squares. present: a flag for each param.
+    // Waits for the submitted gradients' downloads and squares, and returns the sum of squares. present: a flag for
+    // each param.
     [[nodiscard]] squares_total squares(std::vector<std::uint8_t> const& present)
     {
         whole_->fetch(squares_, recorded_);
-        on_.wait();
-        squares_total all;
+        device_.wait();
+        squares_total total;
         for (std::size_t i = 0; i < matrices_.size(); ++i)
             for (std::size_t b = 0; present[i] != 0 && b < matrices_[i].shard().blocks(); ++b)
-                all.add(squares_[first_block_[i] + b]);
-        return all;
+                total.add(squares_[first_block_[i] + b]);
+        return total;
     }
 
     // ---- Scores of columns
 
-    // The bits of the largest finite magnitude of each matrix that is present; zero for all else. Waits.
+    // The bits of the largest finite magnitude of each present matrix; zero for other params. Waits.
     [[nodiscard]] std::vector<std::uint32_t> largest(std::vector<std::uint8_t> const& present)
     {
         std::vector<column_scoring> all(matrices_.size());
         for (std::size_t i = 0; i < all.size(); ++i) {
             all[i] = scoring_of(i, present);
-            on_->find_largest(all[i]);
+            device_->find_largest(all[i]);
         }
         std::vector<std::uint32_t> result(all.size());
         fetch_results(
-            all, [](column_scoring const& one) { return one.largest_pieces(); },
-            [&](std::size_t i, std::span<std::uint32_t const> found) {
-                for (std::uint32_t const bits : found)
+            all, [](column_scoring const& scoring) { return scoring.largest_pieces(); },
+            [&](std::size_t i, std::span<std::uint32_t const> magnitudes) {
+                for (std::uint32_t const bits : magnitudes)
                     result[i] = std::max(result[i], bits);
             });
         return result;
     }
-    // Adds the scores of each matrix that is present to those of all columns, one matrix after the other. Waits.
-    // scales: of each param.
+    // Adds the scores of each present matrix to `scores`, which holds the columns of all matrices in order. Waits.
+    // scales: one for each param.
     void add_scores(std::vector<std::uint8_t> const& present, column_score kind, std::vector<float> const& scales,
                     std::vector<std::int64_t>& scores)
     {
@@ -109,14 +110,14 @@ public:
             all[i] = scoring_of(i, present);
             all[i].kind = kind;
             all[i].scale = scales[i];
-            on_->score_columns(all[i]);
+            device_->score_columns(all[i]);
         }
         std::size_t first = 0;
         fetch_results(
-            all, [](column_scoring const& one) { return one.scores(); },
-            [&](std::size_t i, std::span<std::uint32_t const> found) {
-                for (std::size_t k = 0; k < found.size(); ++k)
-                    scores[first + k % matrices_[i].columns()] += found[k];
+            all, [](column_scoring const& scoring) { return scoring.scores(); },
+            [&](std::size_t i, std::span<std::uint32_t const> partial) {
+                for (std::size_t k = 0; k < partial.size(); ++k)
+                    scores[first + k % matrices_[i].columns()] += partial[k];
                 first += matrices_[i].columns();
             });
     }
@@ -124,45 +125,45 @@ public:
 private:
     [[nodiscard]] column_scoring scoring_of(std::size_t i, std::vector<std::uint8_t> const& present) const noexcept
     {
-        column_scoring what;
+        column_scoring scoring;
         if (present[i] == 0 || matrices_[i].columns() == 0)
-            return what;
-        what.grad = arrays_[i].grad;
-        what.type = matrices_[i].shard().type(shard_array::grad);
-        what.rows = matrices_[i].rows();
-        what.columns = matrices_[i].columns();
-        what.result = results_ + results_at_[i];
-        return what;
+            return scoring;
+        scoring.grad = arrays_[i].grad;
+        scoring.type = matrices_[i].shard().type(shard_array::grad);
+        scoring.rows = matrices_[i].rows();
+        scoring.columns = matrices_[i].columns();
+        scoring.result = results_ + result_offsets_[i];
+        return scoring;
     }
-    // What the device has found for each matrix comes down.
+    // Downloads the results of each matrix, waits, and calls take(i, results) for each.
     template <class Count, class Take>
     void fetch_results(std::vector<column_scoring> const& all, Count const& count, Take const& take)
     {
-        on_->wait_event(device_stream::down, on_->record_event(device_stream::work));
-        std::vector<std::vector<std::uint32_t>> found(all.size());
+        device_->wait_event(device_stream::down, device_->record_event(device_stream::work));
+        std::vector<std::vector<std::uint32_t>> results(all.size());
         try {
             for (std::size_t i = 0; i < all.size(); ++i) {
-                found[i].resize(count(all[i]));
-                on_->copy_down(found[i].data(), all[i].result, found[i].size() * sizeof(std::uint32_t));
+                results[i].resize(count(all[i]));
+                device_->copy_down(results[i].data(), all[i].result, results[i].size() * sizeof(std::uint32_t));
             }
-            on_.wait();
+            device_.wait();
         } catch (...) {
-            on_.settle(); // or something could still be written to `found`
+            device_.settle(); // or a late copy could write to `results`
             throw;
         }
         for (std::size_t i = 0; i < all.size(); ++i)
-            take(i, std::span<std::uint32_t const>(found[i]));
+            take(i, std::span<std::uint32_t const>(results[i]));
     }
 
-    device_with_deadline const& on_;
+    device_with_deadline const& device_;
     std::vector<zenflow_matrix> const& matrices_;
     std::vector<device_arrays> const& arrays_;
-    std::vector<std::size_t> first_block_; // of each param
+    std::vector<std::size_t> first_block_; // for each param
     std::vector<grad_squares> squares_;
     std::vector<std::uint8_t> recorded_;
-    std::unique_ptr<device_part> whole_; // of all gradients
-    device_ptr results_;                 // of scores
-    std::vector<std::size_t> results_at_;
+    std::unique_ptr<device_part> whole_; // all gradients
+    device_ptr results_;                 // memory for results of column scoring
+    std::vector<std::size_t> result_offsets_;
 };
 
 } // namespace detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device, and how long it may take for what it is given.
+// A device with a timeout for every wait.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Where arrays on a device begin.
+// Rounds up to the alignment of arrays on a device.
 [[nodiscard]] constexpr std::size_t device_aligned(std::size_t bytes) noexcept
 {
     return (bytes + 255) / 256 * 256;
@@ -23,34 +23,38 @@ namespace detail {
 
 class device_with_deadline {
 public:
-    device_with_deadline(std::shared_ptr<device> on, double timeout_s) : on_(std::move(on)), timeout_s_(timeout_s) {}
+    device_with_deadline(std::shared_ptr<device> target, double timeout_s)
+        : device_(std::move(target)), timeout_s_(timeout_s)
+    {
+    }
 
-    [[nodiscard]] device* operator->() const noexcept { return on_.get(); }
-    [[nodiscard]] device& operator*() const noexcept { return *on_; }
+    [[nodiscard]] device* operator->() const noexcept { return device_.get(); }
+    [[nodiscard]] device& operator*() const noexcept { return *device_; }
 
-    // Until all that was enqueued is done. Throws device_error where it fails, or takes too long.
+    // Waits for all enqueued work. Throws device_error if it fails or exceeds the timeout.
     void wait() const
     {
         for (device_stream const stream : {device_stream::up, device_stream::work, device_stream::down})
-            if (!on_->wait_until(on_->record_event(stream), deadline()))
-                throw_device_error({on_->name(), " has not finished what is in its stream '", name(stream), "' within ",
-                                    timeout_s_, " s"});
+            if (!device_->wait_until(device_->record_event(stream), deadline()))
+                throw_device_error(
+                    {device_->name(), " did not complete its stream '", name(stream), "' within ", timeout_s_, " s"});
     }
-    // After a failure: once what runs on it has ended. False where it does not answer. What had not begun is dropped.
-    [[nodiscard]] bool come_back() const noexcept
+    // Resets the device after a failure: drops work that has not started, and waits for the rest. Returns false if the
+    // device does not answer.
+    [[nodiscard]] bool recover() const noexcept
     {
         ++resets_;
-        return on_->reset(deadline());
+        return device_->reset(deadline());
     }
-    // How often work may have been dropped. From any thread.
+    // Number of resets, each of which may have dropped work. Thread-safe.
     [[nodiscard]] std::uint64_t resets() const noexcept { return resets_.load(); }
-    // Nothing goes on any more, whether or not it fails.
+    // Waits until the device is idle. Resets it if that fails.
     void settle() const noexcept
     {
         try {
             wait();
         } catch (...) {
-            (void)come_back();
+            (void)recover();
         }
     }
 
@@ -61,7 +65,7 @@ private:
                                                       std::chrono::duration<double>(timeout_s_));
     }
 
-    std::shared_ptr<device> on_;
+    std::shared_ptr<device> device_;
     double timeout_s_;
     mutable std::atomic<std::uint64_t> resets_{0};
 };

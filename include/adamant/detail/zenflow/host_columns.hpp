@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is stepped at once, on the host: without a device, selected columns and vectors are stepped where they are.
+// Immediate updates on the host: without a device, selected columns and vectors are stepped in place.
 #pragma once
 
 #include <cstddef>
@@ -17,18 +17,18 @@ class host_columns {
 public:
     explicit host_columns(zenflow_model const& model) : model_(model) {}
 
-    // Room for gradients of so many bytes in the order of their columns, and for what step() notes.
-    void have_room(std::size_t bytes)
+    // Reserves `bytes` for gradients gathered by columns, and the list of columns of step().
+    void reserve(std::size_t bytes)
     {
         std::size_t columns = 0;
-        for (zenflow_param_state const& own : model_.params)
-            columns += own.list.size();
+        for (zenflow_param_state const& state : model_.params)
+            columns += state.list.size();
         columns_.reserve(columns);
         if (gathered_.size() < bytes)
             gathered_ = buffer<std::byte>(bytes);
     }
-    // The step of what is selected, and of vectors; with their weights.
-    void step(kernel::memory_access how)
+    // Steps selected columns and vectors, and writes their weights.
+    void step(kernel::memory_access access)
     {
         gather();
         columns_.clear();
@@ -39,27 +39,27 @@ public:
                 columns_.push_back({i, k, model_.params[i].list[k]});
                 elems += model_.matrices[i].rows();
             }
-        for_each_part(model_.cpu, columns_.size(), elems, [&](std::size_t at) {
-            zenflow_part const& p = columns_[at];
-            zenflow_param_state const& own = model_.params[p.param];
+        for_each_part(model_.cpu, columns_.size(), elems, [&](std::size_t i) {
+            zenflow_part const& p = columns_[i];
+            zenflow_param_state const& state = model_.params[p.param];
             zenflow_matrix const& m = model_.matrices[p.param];
             m.step_column(p.end,
-                          gathered_.data() + own.gathered + m.shard().bytes(shard_array::grad, p.begin * m.rows()),
-                          own.steps[own.step_of[p.end]], how);
+                          gathered_.data() + state.gathered + m.shard().bytes(shard_array::grad, p.begin * m.rows()),
+                          state.steps[state.step_of[p.end]], access);
         });
-        for_each_part(model_.cpu, model_.blocks.size(), model_.all_elems - model_.matrix_elems, [&](std::size_t at) {
-            zenflow_part const& p = model_.blocks[at];
+        for_each_part(model_.cpu, model_.blocks.size(), model_.all_elems - model_.matrix_elems, [&](std::size_t i) {
+            zenflow_part const& p = model_.blocks[i];
             if (model_.is_matrix(p.param) || !model_.takes_part(p.param))
                 return;
             offload_shard const& s = model_.matrices[p.param].shard();
-            group_step const& by = model_.params[p.param].steps[0];
+            group_step const& terms = model_.params[p.param].steps[0];
             float_mode_scope const mode(subnormals::flushed);
             scratch_block scratch;
             for (std::size_t b = p.begin; b < p.end; ++b)
-                s.step(b, s.gradient(b, false, by.rules, false, scratch), by.c, how);
+                s.step(b, s.gradient(b, false, terms.rules, false, scratch), terms.c, access);
         });
-        for_each_part(model_.cpu, model_.rows.size(), model_.matrix_elems, [&](std::size_t at) {
-            zenflow_part const& p = model_.rows[at];
+        for_each_part(model_.cpu, model_.rows.size(), model_.matrix_elems, [&](std::size_t i) {
+            zenflow_part const& p = model_.rows[i];
             if (model_.takes_part(p.param))
                 model_.matrices[p.param].copy_weights(model_.params[p.param].list, p.begin, p.end);
         });
@@ -68,11 +68,11 @@ public:
 private:
     void gather()
     {
-        for_each_part(model_.cpu, model_.rows.size(), model_.matrix_elems, [&](std::size_t at) {
-            zenflow_part const& p = model_.rows[at];
-            zenflow_param_state const& own = model_.params[p.param];
+        for_each_part(model_.cpu, model_.rows.size(), model_.matrix_elems, [&](std::size_t i) {
+            zenflow_part const& p = model_.rows[i];
+            zenflow_param_state const& state = model_.params[p.param];
             if (model_.takes_part(p.param))
-                model_.matrices[p.param].gather(own.list, p.begin, p.end, gathered_.data() + own.gathered);
+                model_.matrices[p.param].gather(state.list, p.begin, p.end, gathered_.data() + state.gathered);
         });
     }
 

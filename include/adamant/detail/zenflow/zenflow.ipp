@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What zenflow.hpp declares: each function is the core's.
+// Definitions of <adamant/zenflow.hpp>: every function forwards to zenflow_core.
 #pragma once
 
 #include <adamant/zenflow.hpp>
@@ -21,8 +21,12 @@ ADAMANT_DECL kernel::add_scaled_function add_scaled_for(dtype grad, isa tier) no
     switch (grad) {
     case dtype::bfloat16: return kernel::add_scaled_of<bfloat16>(tier);
     case dtype::float16: return kernel::add_scaled_of<float16>(tier);
-    default: return kernel::add_scaled_of<float>(tier);
+    case dtype::float32:
+    case dtype::split_float32: // no gradient has these three
+    case dtype::quantized8:
+    case dtype::none: break;
     }
+    return kernel::add_scaled_of<float>(tier);
 }
 
 } // namespace detail
@@ -88,7 +92,7 @@ ADAMANT_DECL zenflow_report zenflow_optimizer::step_gradients(std::span<void con
     core_->between_steps("step_gradients()");
     if (gradients.size() != params())
         detail::throw_invalid_argument(
-            {"step_gradients() is given ", gradients.size(), " gradients, but there are ", params(), " params"});
+            {"cannot step with ", gradients.size(), " gradients: the optimizer has ", params(), " params"});
     for (std::size_t i = 0; i < gradients.size(); ++i)
         if (gradients[i] != nullptr)
             core_->set_gradient(i, gradients[i]);
@@ -118,9 +122,9 @@ ADAMANT_DECL void zenflow_optimizer::set_device_arrays(shard_id param, device_ar
 {
     core_->set_device_arrays(param.index, arrays);
 }
-ADAMANT_DECL void zenflow_optimizer::place(std::shared_ptr<device> on)
+ADAMANT_DECL void zenflow_optimizer::place(std::shared_ptr<device> target)
 {
-    core_->place(std::move(on));
+    core_->place(std::move(target));
 }
 ADAMANT_DECL void zenflow_optimizer::flush()
 {
@@ -154,16 +158,16 @@ ADAMANT_DECL zenflow_state zenflow_optimizer::state()
 {
     return core_->state();
 }
-ADAMANT_DECL void zenflow_optimizer::load(zenflow_state const& from)
+ADAMANT_DECL void zenflow_optimizer::load(zenflow_state const& state)
 {
-    core_->load({&from});
+    core_->load({&state});
 }
-ADAMANT_DECL void zenflow_optimizer::load(std::span<zenflow_state const> from_all_ranks)
+ADAMANT_DECL void zenflow_optimizer::load(std::span<zenflow_state const> states)
 {
-    std::vector<zenflow_state const*> all;
-    for (zenflow_state const& each : from_all_ranks)
-        all.push_back(&each);
-    core_->load(all);
+    std::vector<zenflow_state const*> pointers;
+    for (zenflow_state const& state : states)
+        pointers.push_back(&state);
+    core_->load(pointers);
 }
 
 ADAMANT_END_NAMESPACE

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes on beside steps: gradients are added up, what the last window has put off is stepped, and its weights
-// publish, in host memory or on the device.
+// ZenFlow's background work between steps: accumulates gradients, runs the deferred update of the last window, and
+// publishes its weights in host memory or on the device.
 #pragma once
 
 #include <algorithm>
@@ -26,16 +26,16 @@ namespace detail {
 class zenflow_background {
 public:
     explicit zenflow_background(zenflow_model& model)
-        : model_(model), worker_(model.cpu, [this] { try_to_bring_down_rest(); })
+        : model_(model), worker_(model.cpu, [this] { try_download_rest(); })
     {
     }
 
-    // Room for as many params as there are. overlaps: there is a thread for it.
+    // Reserves memory for all params. overlaps: ensures a team for background work.
     void build_layout(bool overlaps)
     {
         if (overlaps)
-            worker_.have_team();
-        now_->parts.resize(model_.size());
+            worker_.ensure_team();
+        current_->parts.resize(model_.size());
         next_->parts.resize(model_.size());
         staged_.assign(model_.size(), not_staged);
         publishing_.resize(model_.size());
@@ -46,73 +46,75 @@ public:
 
     // ---- The device
 
-    [[nodiscard]] device_columns* home() const noexcept { return home_.get(); }
-    void leave_home() noexcept { home_.reset(); }
-    // All weights go up.
-    void move_to(std::shared_ptr<device> on, void const* owner, std::vector<device_arrays> const& arrays,
-                 double timeout_s)
+    [[nodiscard]] device_columns* device_state() const noexcept { return device_state_.get(); }
+    void detach_device() noexcept { device_state_.reset(); }
+    // Attaches a device, and uploads all weights.
+    void attach_device(std::shared_ptr<device> target, void const* owner, std::vector<device_arrays> const& arrays,
+                       double timeout_s)
     {
-        worker_.have_team();
-        home_ = std::make_unique<device_columns>(std::move(on), owner, model_.matrices, arrays, timeout_s);
+        worker_.ensure_team();
+        device_state_ = std::make_unique<device_columns>(std::move(target), owner, model_.matrices, arrays, timeout_s);
         try {
             copy_weights(false);
         } catch (...) {
-            home_.reset();
+            device_state_.reset();
             throw;
         }
         nothing_is_staged();
     }
-    void copy_weights(bool home)
+    // Copies all weights between host and device. Waits.
+    void copy_weights(bool to_host)
     {
         try {
             for (std::size_t i = 0; i < model_.size(); ++i)
-                home_->copy_weights(i, home);
-            home_->wait();
+                device_state_->copy_weights(i, to_host);
+            device_state_->wait();
         } catch (...) {
-            home_->settle(); // the arrays are the caller's again
+            device_state_->settle(); // no copy may use the caller's arrays any more
             throw;
         }
     }
-    // The host's arrays show what the device has.
-    void copied_to_host()
+    // Copies state and weights from the device to the host's arrays.
+    void copy_to_host()
     {
-        if (home_ == nullptr)
+        if (device_state_ == nullptr)
             return;
         try {
-            home_->copy_to_host();
+            device_state_->copy_to_host();
             copy_weights(true);
-        } catch (device_error const&) { // or what has failed in the background would do so in every call
+        } catch (device_error const&) { // without a rollback, a failure in the background would fail every later call
             roll_back();
             throw;
         }
     }
-    // In a forked child process, throws unavailable. Whether something was under way at the fork.
+    // Throws unavailable in a forked child process. is_left_behind(): whether work was running at the fork.
     void check_process() const { worker_.check_process(); }
     [[nodiscard]] bool in_this_process() const noexcept { return worker_.in_this_process(); }
     [[nodiscard]] bool is_left_behind() const noexcept
     {
-        return worker_.is_left_behind() || (home_ != nullptr && !worker_.in_this_process());
+        return worker_.is_left_behind() || (device_state_ != nullptr && !worker_.in_this_process());
     }
-    // The same where nothing but that is in the way.
+    // Throws unavailable in a forked child process only if background work was running at the fork.
     void check_at_rest() const
     {
         if (worker_.is_left_behind())
             worker_.check_process();
     }
-    // In a handler of a device_error: what the device has is as before the step. Throws where it does not come back.
+    // Call in a handler of device_error: rolls back the device to the state before the step. Throws if the device does
+    // not recover.
     void roll_back()
     {
-        settle(); // or something could be staged meanwhile
+        settle(); // otherwise background work could stage weights meanwhile
         nothing_is_staged();
-        if (!home_->roll_back()) {
+        if (!device_state_->roll_back()) {
             is_inconsistent_ = true;
             rethrow_as_device_error(
-                "; it does not come back from that, so what it has is of no known step: load() a state");
+                "; the device does not recover, so params and moments are inconsistent. Call load() with a state.");
         }
     }
-    // What is there is of no known step, until a state has been loaded.
+    // Whether params and moments are inconsistent, until a state is loaded.
     [[nodiscard]] bool is_inconsistent() const noexcept { return is_inconsistent_; }
-    void set_inconsistent(bool lost) noexcept { is_inconsistent_ = lost; }
+    void set_inconsistent(bool value) noexcept { is_inconsistent_ = value; }
 
     // ---- Gradients of a step
 
@@ -123,20 +125,20 @@ public:
         down_ = 0;
         waiting_down_.reserve(model_.size());
     }
-    // The gradient comes down when what lies there has been added up.
-    void bring_down(std::size_t param)
+    // Downloads the gradient as soon as the host's previous gradients are accumulated.
+    void download(std::size_t param)
     {
         std::lock_guard const lock(down_mutex_);
         if (sums_.is_done())
-            home_->gradients().bring_down(param);
+            device_state_->gradients().download(param);
         else
             waiting_down_.push_back(param);
     }
-    // The step is given up: once this returns, no gradient comes down to the caller's arrays any more. Throws
-    // device_error where the device has failed, whether or not it comes back; see is_inconsistent().
-    void give_up_gradients()
+    // Discards the step's gradients: afterwards no download writes to the caller's arrays. Throws device_error if the
+    // device has failed, whether or not it recovers; see is_inconsistent().
+    void discard_gradients()
     {
-        if (home_ == nullptr)
+        if (device_state_ == nullptr)
             return;
         {
             std::lock_guard const lock(down_mutex_);
@@ -144,7 +146,7 @@ public:
             down_ = 0;
         }
         try {
-            home_->wait();
+            device_state_->wait();
         } catch (device_error const&) {
             roll_back();
             throw;
@@ -153,85 +155,86 @@ public:
     void finish_sums()
     {
         worker_.finish(sums_);
-        bring_down_rest();
+        download_rest();
     }
     [[nodiscard]] double take_busy_s_of_sums() noexcept { return sums_.take_busy_s(); }
     void begin_sums(std::vector<sum_tile> tiles) noexcept { sums_.begin(std::move(tiles)); }
 
-    // ---- What was put off
+    // ---- Deferred updates
 
-    // The plan of what this window has put off, to be filled in.
+    // The deferred update of the current window, to be filled in.
     [[nodiscard]] deferred_update& next() noexcept { return *next_; }
-    // Whose weights are still to be published.
-    [[nodiscard]] deferred_update& now() noexcept { return *now_; }
-    // next(), which has been prepared, is now(), and begins. All before it has published.
+    // The deferred update of the last window, whose weights are not published yet.
+    [[nodiscard]] deferred_update& current() noexcept { return *current_; }
+    // Starts next() as current(). Requires that it is prepared, and that the previous one is published.
     void begin_next() noexcept
     {
-        std::swap(now_, next_);
+        std::swap(current_, next_);
         nothing_is_staged();
-        now_->is_through = {};
-        if (home_ != nullptr)
-            now_->is_through = [this](std::size_t matrix) {
+        current_->matrix_done = {};
+        if (device_state_ != nullptr)
+            current_->matrix_done = [this](std::size_t matrix) {
                 try {
-                    staged_[matrix] = home_->stage(matrix);
-                } catch (std::bad_alloc const&) { // it goes up when it publishes
+                    staged_[matrix] = device_state_->stage(matrix);
+                } catch (std::bad_alloc const&) { // try_to_publish() stages it again
                 }
             };
-        now_->begin();
+        current_->begin();
     }
-    // Goes on in the background. but_deferred: not with what was put off.
-    void go_on(bool but_deferred) noexcept
+    // Resumes background work. only_sums: without the deferred update.
+    void resume(bool only_sums) noexcept
     {
-        worker_.go_on(sums_, but_deferred || publishing_is_due_ ? nullptr : now_.get(), model_.matrices);
+        worker_.resume(sums_, only_sums || publishing_is_due_ ? nullptr : current_.get(), model_.matrices);
     }
-    // Nothing goes on in the background.
-    void settle() { worker_.finish(sums_, *now_, model_.matrices); }
-    // Nothing is to be published any more, of what there was.
+    // Finishes all background work.
+    void settle() { worker_.finish(sums_, *current_, model_.matrices); }
+    // Forgets the current deferred update, and all weights to publish.
     void forget()
     {
-        now_->forget();
+        current_->forget();
         publishing_is_due_ = false;
         nothing_is_staged();
     }
 
     void finish_and_flush()
     {
-        if (!now_->is_there())
+        if (!current_->is_active())
             return;
         settle();
         for (std::size_t i = 0; i < model_.size(); ++i) {
-            list_columns(now_->parts[i].columns, 1, publishing_[i]);
-            if (home_ == nullptr && !publishing_[i].empty())
-                model_.copy_weights(i); // those of all other columns are what their masters say already
+            list_columns(current_->parts[i].columns, 1, publishing_[i]);
+            if (device_state_ == nullptr && !publishing_[i].empty())
+                model_.copy_weights(
+                    i); // the weights of all other columns are up to date, so copying them changes nothing
         }
-        now_->forget();
-        publishing_is_due_ = home_ != nullptr;
+        current_->forget();
+        publishing_is_due_ = device_state_ != nullptr;
         try_to_publish();
     }
     void finish_and_flush(zenflow_report& report)
     {
-        if (!now_->is_there())
+        if (!current_->is_active())
             return;
         auto const start = std::chrono::steady_clock::now();
         settle();
-        report.deferred_s = now_->take_busy_s() / std::max(1u, model_.cpu.threads());
+        report.deferred_s = current_->take_busy_s() / std::max(1u, model_.cpu.threads());
         auto const done = std::chrono::steady_clock::now();
         finish_and_flush();
         report.waited_s = std::chrono::duration<double>(done - start).count();
         report.publish_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - done).count();
     }
-    // What the last call has left to be published. steps: that were taken.
+    // Publishes what the last call could not. steps: for the error message.
     void catch_up(std::uint64_t steps)
     {
         try_to_publish();
         require_published(steps);
     }
-    // Where nothing but publishing was to be done.
+    // Throws if publishing failed.
     void require_published(std::uint64_t steps)
     {
         rethrow_publishing_error(steps);
         if (publishing_is_due_)
-            throw std::bad_alloc(); // all other errors are kept
+            throw std::bad_alloc(); // other errors are in publishing_error_
     }
     void rethrow_publishing_error(std::uint64_t steps)
     {
@@ -241,72 +244,72 @@ public:
             std::rethrow_exception(std::exchange(publishing_error_, nullptr));
         } catch (device_error const&) {
             rethrow_as_device_error(text_of({"; step ", steps,
-                                             " has been taken all the same, and the weights that "
-                                             "could not publish do so before anything else"}));
+                                             " is complete nevertheless. The next call publishes the missing weights "
+                                             "first."}));
         }
     }
 
 private:
-    void bring_down_rest()
+    void download_rest()
     {
         std::lock_guard const lock(down_mutex_);
         if (!sums_.is_done())
             return;
         for (; down_ < waiting_down_.size(); ++down_)
-            home_->gradients().bring_down(waiting_down_[down_]);
+            device_state_->gradients().download(waiting_down_[down_]);
         waiting_down_.clear();
         down_ = 0;
     }
-    void try_to_bring_down_rest() noexcept
+    void try_download_rest() noexcept
     {
         try {
-            bring_down_rest();
-        } catch (std::bad_alloc const&) { // finish_sums() does
+            download_rest();
+        } catch (std::bad_alloc const&) { // finish_sums() tries again
         }
     }
     void nothing_is_staged() noexcept { std::fill(staged_.begin(), staged_.end(), not_staged); }
-    void come_back() noexcept
+    void recover() noexcept
     {
         nothing_is_staged();
-        (void)home_->come_back(); // where it does not, the next attempt fails, and asks again
+        (void)device_state_->recover(); // if this fails, the next attempt fails and tries to recover again
     }
-    // On the device. Where it fails that is known by publishing_is_due_, and nothing else is done with it before.
+    // Publishes weights on the device. On failure publishing_is_due_ stays set, and later calls retry first.
     void try_to_publish() noexcept
     {
         if (!publishing_is_due_)
             return;
         try {
             for (std::size_t i = 0; i < model_.size(); ++i) {
-                if (!publishing_[i].empty() && !home_->is_staged(staged_[i]))
-                    staged_[i] = home_->stage(i);
-                home_->flush(i, publishing_[i]);
+                if (!publishing_[i].empty() && !device_state_->is_staged(staged_[i]))
+                    staged_[i] = device_state_->stage(i);
+                device_state_->flush(i, publishing_[i]);
             }
-            home_->wait();
+            device_state_->wait();
             publishing_is_due_ = false;
-        } catch (std::bad_alloc const&) { // which is nothing to stop a step for that has been taken
-            come_back();
+        } catch (std::bad_alloc const&) { // the step is complete, so it must not fail; retry later
+            recover();
         } catch (...) {
             publishing_error_ = std::current_exception();
-            come_back();
+            recover();
         }
     }
 
     zenflow_model& model_;
     static constexpr std::uint64_t not_staged = ~std::uint64_t{0};
     std::vector<std::uint64_t>
-        staged_; // of each matrix: whether its weights by columns are up, see device_columns::stage()
-    std::vector<std::vector<std::uint32_t>> publishing_; // columns that publish
+        staged_; // for each matrix: the number of its last device_columns::stage(), see is_staged()
+    std::vector<std::vector<std::uint32_t>> publishing_; // columns to publish
     bool publishing_is_due_ = false;
     bool is_inconsistent_ = false;
     std::exception_ptr publishing_error_;
-    std::unique_ptr<device_columns> home_; // null without a device
+    std::unique_ptr<device_columns> device_state_; // null without a device
     sum_work sums_;
     std::mutex down_mutex_;
-    std::vector<std::size_t> waiting_down_; // params whose gradients are still to come down,
-    std::size_t down_ = 0;                  // from this one on
-    std::unique_ptr<deferred_update> now_ = std::make_unique<deferred_update>();
+    std::vector<std::size_t> waiting_down_; // params whose gradients are not downloaded yet,
+    std::size_t down_ = 0;                  // from this index on
+    std::unique_ptr<deferred_update> current_ = std::make_unique<deferred_update>();
     std::unique_ptr<deferred_update> next_ = std::make_unique<deferred_update>();
-    deferred_worker worker_; // last: its threads use the others
+    deferred_worker worker_; // last: its threads use the other members
 };
 
 } // namespace detail

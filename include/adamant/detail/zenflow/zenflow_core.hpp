@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of zenflow_optimizer: which calls may come when, what a device has, and the state.
+// The implementation of zenflow_optimizer: preconditions of calls, the device, and the state.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ public:
             pus_ = to_list(threads->bound_to());
     }
 
-    // Must not be touched: this process was forked while work was under way.
+    // If true, the object must not be destroyed: this process was forked while work was running.
     [[nodiscard]] bool is_left_behind() const noexcept
     {
         return background_.is_left_behind() || (is_open_ && !background_.in_this_process());
@@ -59,8 +59,8 @@ public:
     {
         no_traps_scope const no_traps;
         if (position().steps != 0)
-            throw_invalid_argument(
-                {"a param '", name, "' is to be added after ", position().steps, " steps; add all params first"});
+            throw_invalid_argument({"cannot add param '", name, "' after ", position().steps,
+                                    " steps. Add all params before the first step."});
         return model_.add_param(group, name, shard, columns, weights, std::move(place));
     }
     void set_gradient(std::size_t param, void const* grad)
@@ -69,18 +69,18 @@ public:
         model_.registry.require_shard(param);
         if (is_open_)
             awaited("set_gradient()", param);
-        if (background_.home() != nullptr && !is_empty(param)) {
+        if (background_.device_state() != nullptr && !is_empty(param)) {
             if (grad == model_.matrices[param].shard().data(shard_array::grad))
                 return;
-            throw_invalid_argument({"param ", model_.registry.text(param),
-                                    " is given another gradient in host memory, but its gradients are made on a device "
-                                    "(see set_device_arrays()), and come down to where they did"});
+            throw_invalid_argument({"cannot change the gradient of param ", model_.registry.text(param),
+                                    ": its gradients are on a device (see set_device_arrays()), which copies them to "
+                                    "the array set before place()"});
         }
         background_.finish_sums();
         model_.set_gradient(param, grad);
     }
     [[nodiscard]] bool is_empty(std::size_t param) const noexcept { return model_.is_empty(param); }
-    // Bytes of the sums.
+    // Bytes of the accumulated gradients.
     [[nodiscard]] std::size_t memory_bytes() const noexcept
     {
         std::size_t elems = 0;
@@ -102,16 +102,16 @@ public:
         if (!is_open_)
             return;
         background_.check_process();
-        throw_invalid_argument({call, " is called while a step is under way; finish() or abandon() it first"});
+        throw_invalid_argument({"cannot call ", call, ": a step is in progress. Call finish() or abandon() first."});
     }
     void begin_step(step_values const& values)
     {
         no_traps_scope const no_traps;
         between_steps("begin_step()");
         if (background_.is_inconsistent())
-            throw_invalid_argument(
-                {"the last load() failed in the middle, or a device has stopped answering, so params and "
-                 "moments are of no known step; load() a state"});
+            throw_invalid_argument({"cannot call begin_step(): the last load() failed midway, or a device stopped "
+                                    "answering, so params and "
+                                    "moments are inconsistent. Call load() with a state."});
         background_.check_process();
         if (model_.cpu.team() != nullptr)
             model_.cpu.team()->check_submit();
@@ -121,8 +121,8 @@ public:
             make_terms(terms_, values, options_, model_.registry.groups().size(), position().steps + 1, loss_scale());
         });
         started_ = std::chrono::steady_clock::now();
-        if (device_columns* const home = background_.home())
-            usage_before_ = home->device().usage();
+        if (device_columns* const device_state = background_.device_state())
+            usage_before_ = device_state->device().usage();
         submitted_.assign(model_.size(), shard_in_step::awaited);
         background_.begin_step();
         is_open_ = true;
@@ -131,9 +131,9 @@ public:
     {
         no_traps_scope const no_traps;
         awaited("submit()", param);
-        if (device_columns* const home = background_.home()) {
-            home->gradients().submit(param);
-            background_.bring_down(param);
+        if (device_columns* const device_state = background_.device_state()) {
+            device_state->gradients().submit(param);
+            background_.download(param);
         }
         submitted_[param] = shard_in_step::submitted;
     }
@@ -147,12 +147,12 @@ public:
         no_traps_scope const no_traps;
         background_.check_process();
         if (!is_open_)
-            throw_invalid_argument({"finish() is called, but no step is open; begin_step() first"});
+            throw_invalid_argument({"cannot call finish(): no step is open. Call begin_step() first."});
         model_.present.resize(model_.size());
         for (std::size_t i = 0; i < model_.size(); ++i) {
             if (submitted_[i] == shard_in_step::awaited)
-                throw_invalid_argument({"finish() is called, but param ", model_.registry.text(i),
-                                        " has not been submitted; submit() it, or skip() it"});
+                throw_invalid_argument({"cannot finish the step: param ", model_.registry.text(i),
+                                        " has not been submitted. Call submit() or skip()."});
             model_.present[i] = submitted_[i] == shard_in_step::submitted;
         }
         background_.finish_sums();
@@ -181,12 +181,12 @@ public:
             background_.roll_back();
             throw;
         }
-        session_.go_on();
+        session_.resume();
         background_.rethrow_publishing_error(position().steps);
         report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
-        if (background_.home() != nullptr)
+        if (background_.device_state() != nullptr)
             report_device(report);
-        if (report.warm_up) { // inside, it is a window of one step in which nothing is selected
+        if (report.warm_up) { // internally, a window of one step without selected columns
             report.elements += std::exchange(report.deferred_stepped, 0);
             report.deferred = 0;
             report.window_ended = false;
@@ -198,11 +198,11 @@ public:
         no_traps_scope const no_traps;
         background_.check_process();
         if (!is_open_)
-            throw_invalid_argument({"abandon() is called, but no step is open; begin_step() first"});
+            throw_invalid_argument({"cannot call abandon(): no step is open. Call begin_step() first."});
         is_open_ = false;
-        background_.give_up_gradients();
+        background_.discard_gradients();
     }
-    // gradients: null for a param that takes no part.
+    // present(i): whether param i takes part.
     template <class Present>
     zenflow_report step(step_values const& values, Present const& present)
     {
@@ -219,7 +219,7 @@ public:
             give_up_and_rethrow();
         }
     }
-    // What is stepped in the background is finished, and all weights are those of the masters.
+    // Finishes background work, and publishes all weights.
     void flush()
     {
         no_traps_scope const no_traps;
@@ -236,18 +236,16 @@ public:
     void set_device_arrays(std::size_t param, device_arrays const& arrays)
     {
         model_.registry.require_shard(param);
-        if (background_.home() != nullptr)
-            throw_invalid_argument(
-                {"set_device_arrays() is called after place(); take everything back with place(nullptr) "
-                 "first"});
+        if (background_.device_state() != nullptr)
+            throw_invalid_argument({"cannot call set_device_arrays() after place(). Call place(nullptr) first."});
         if (!arrays.grad || !arrays.weight_out || arrays.grad.address % 16 != 0 || arrays.weight_out.address % 16 != 0)
-            throw_invalid_argument({"param ", model_.registry.text(param),
-                                    " needs an array of gradients and one of weights on the "
-                                    "device, each at a multiple of 16 bytes"});
+            throw_invalid_argument({"cannot set the device arrays of param ", model_.registry.text(param),
+                                    ": it needs an array of gradients and one of weights, each at a multiple of 16 "
+                                    "bytes"});
         device_arrays_.resize(std::max(device_arrays_.size(), model_.size()));
         device_arrays_[param] = arrays;
     }
-    void place(std::shared_ptr<device> on)
+    void place(std::shared_ptr<device> target)
     {
         no_traps_scope const no_traps;
         between_steps("place()");
@@ -255,19 +253,20 @@ public:
         build_layout();
         background_.catch_up(position().steps);
         background_.settle();
-        if (on != nullptr) {
+        if (target != nullptr) {
             device_arrays_.resize(model_.size());
             for (std::size_t i = 0; i < model_.size(); ++i)
                 if (!device_arrays_[i].grad && !model_.is_empty(i))
-                    throw_invalid_argument({"param ", model_.registry.text(i),
-                                            " has no arrays on the device; tell them by "
-                                            "set_device_arrays() before place()"});
+                    throw_invalid_argument({"cannot place param ", model_.registry.text(i),
+                                            ": it has no arrays on the device. Call set_device_arrays() before "
+                                            "place()."});
         }
-        background_.copied_to_host();
-        background_.leave_home();
-        if (on != nullptr)
-            background_.move_to(std::move(on), this, device_arrays_, options_.device_timeout_s);
+        background_.copy_to_host();
+        background_.detach_device();
+        if (target != nullptr)
+            background_.attach_device(std::move(target), this, device_arrays_, options_.device_timeout_s);
     }
+
     // ---- State
 
     [[nodiscard]] std::vector<std::uint8_t> const& selected(std::size_t param) const
@@ -287,50 +286,51 @@ public:
         build_layout();
         background_.catch_up(position().steps);
         background_.settle();
-        background_.copied_to_host();
+        background_.copy_to_host();
         zenflow_state all{position(), session_.deferred_norm(), scaler_, model_.registry.groups(), {}};
         for (std::size_t i = 0; i < model_.size(); ++i) {
             all.params.push_back(view_of(model_, i));
-            if (background_.now().is_there())
-                all.params.back().publishing = background_.now().parts[i].columns;
+            if (background_.current().is_active())
+                all.params.back().publishing = background_.current().parts[i].columns;
         }
         return all;
     }
-    // The states of all ranks that there were, in any order.
-    void load(std::vector<zenflow_state const*> const& from)
+    // states: those of all ranks of the saved run, in any order.
+    void load(std::vector<zenflow_state const*> const& states)
     {
         no_traps_scope const no_traps;
         between_steps("load()");
         background_.check_process();
         build_layout();
-        zenflow_loading const loading(model_, from, scaler_.has_value());
-        zenflow_state const& first = *from.front();
+        zenflow_loading const loading(model_, states, scaler_.has_value());
+        zenflow_state const& first = *states.front();
         std::vector<parameter_group> groups = first.groups;
         background_.settle();
         background_.set_inconsistent(true);
-        if (device_columns* const home = background_.home()) {
-            if (!home->device().reset(std::chrono::steady_clock::now() + std::chrono::seconds(1)))
-                throw_device_error({home->device().name(), " does not answer, so no state can be loaded to it; place() "
-                                                           "another device, or place(nullptr), and load() the state"});
-            home->drop();
+        if (device_columns* const device_state = background_.device_state()) {
+            if (!device_state->device().reset(std::chrono::steady_clock::now() + std::chrono::seconds(1)))
+                throw_device_error({device_state->device().name(),
+                                    " does not answer, so load() cannot write to it. Call place() with "
+                                    "another device, or place(nullptr), then load()."});
+            device_state->drop();
         }
         background_.forget();
         model_.use_first_sums();
         bool any_publishing = false;
         for (std::size_t i = 0; i < model_.size(); ++i)
             any_publishing = loading.load(i) || any_publishing;
-        session_.go_on_from(first.position, first.deferred_norm);
+        session_.restore(first.position, first.deferred_norm);
         scaler_ = first.loss_scaler;
         model_.registry.replace_groups(std::move(groups));
         if (any_publishing) {
             for (std::size_t i = 0; i < model_.size(); ++i) {
                 std::vector<std::uint8_t>& publishing = model_.params[i].publishing;
-                background_.now().parts[i].columns = publishing;
+                background_.current().parts[i].columns = publishing;
                 std::fill(publishing.begin(), publishing.end(), std::uint8_t{0});
             }
-            background_.now().begin_done();
+            background_.current().begin_done();
         }
-        if (background_.home() != nullptr)
+        if (background_.device_state() != nullptr)
             background_.copy_weights(false);
         background_.set_inconsistent(false);
     }
@@ -345,36 +345,36 @@ private:
     {
         validate(options);
         if (options.keep_last_step || options.weights_ready)
-            throw_invalid_argument({"an optimizer that puts gradients off has no ",
-                                    options.keep_last_step ? "rollback(), so keep_last_step" : "weights_ready, so it",
-                                    " must not be set"});
+            throw_invalid_argument(
+                {"cannot create an optimizer with deferred gradients: it does not support ",
+                 options.keep_last_step ? "rollback(), so keep_last_step must not be set" : "weights_ready"});
         return options;
     }
 
-    // In an exception handler, for a call that leaves no step open. Throws what is being handled, with what it means
-    // for the state where that is inconsistent now.
+    // Call in an exception handler, in functions that leave no step open. Rethrows the exception; if the state is
+    // inconsistent now, the message says so.
     [[noreturn]] void give_up_and_rethrow()
     {
         if (!std::exchange(is_open_, false))
-            throw; // finish() has done this
+            throw; // finish() has closed the step
         try {
-            background_.give_up_gradients();
-        } catch (device_error const&) { // not what went wrong first
+            background_.discard_gradients();
+        } catch (device_error const&) { // the first error is rethrown below
         }
         if (!background_.is_inconsistent())
             throw;
-        rethrow_as_device_error("; the device has failed, too, and does not come back from that, so what it has is of "
-                                "no known step: load() a state");
+        rethrow_as_device_error("; the device failed, too, and does not recover, so params and moments are "
+                                "inconsistent. Call load() with a state.");
     }
     void awaited(char const* call, std::size_t param) const
     {
         background_.check_process();
         if (!is_open_)
-            throw_invalid_argument({call, " is called, but no step is open; begin_step() first"});
+            throw_invalid_argument({"cannot call ", call, ": no step is open. Call begin_step() first."});
         model_.registry.require_shard(param);
         if (submitted_[param] != shard_in_step::awaited)
-            throw_invalid_argument({"param ", model_.registry.text(param), " has been ",
-                                    submitted_[param] == shard_in_step::submitted ? "submitted" : "left out",
+            throw_invalid_argument({"cannot call ", call, " for param ", model_.registry.text(param), ": it has been ",
+                                    submitted_[param] == shard_in_step::submitted ? "submitted" : "skipped",
                                     " in this step already"});
     }
 
@@ -388,14 +388,14 @@ private:
 
     void report_device(zenflow_report& report) const
     {
-        device_usage const now = background_.home()->device().usage();
+        device_usage const current = background_.device_state()->device().usage();
         auto const bytes = [&](device_stream stream) {
             auto const i = static_cast<std::size_t>(stream);
-            return static_cast<std::size_t>(now.bytes[i] - usage_before_.bytes[i]);
+            return static_cast<std::size_t>(current.bytes[i] - usage_before_.bytes[i]);
         };
         auto const seconds = [&](device_stream stream) {
             auto const i = static_cast<std::size_t>(stream);
-            return now.busy_s[i] - usage_before_.busy_s[i];
+            return current.busy_s[i] - usage_before_.busy_s[i];
         };
         std::size_t const on_cpu = report.warm_up ? report.deferred_stepped : 0;
         std::size_t const all = report.elements + on_cpu;
@@ -412,7 +412,7 @@ private:
     zenflow_options zenflow_;
     optimizer_options options_;
     zenflow_model model_;
-    std::vector<shard_in_step> submitted_; // of the step that is open
+    std::vector<shard_in_step> submitted_; // of the open step
     std::chrono::steady_clock::time_point started_;
     std::string pus_;
     step_terms terms_;

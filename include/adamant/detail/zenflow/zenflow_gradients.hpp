@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step reads of the gradients before anything is written: their norm, the scores of their columns, and what a
-// window has come to.
+// The read-only passes of a step over its gradients: their norm, the scores of their columns, and the squares of a
+// window.
 #pragma once
 
 #include <algorithm>
@@ -32,36 +32,38 @@ public:
     {
     }
 
-    // Judges this step by the norm of all gradients. home: where they are, or null.
-    [[nodiscard]] norm_verdict norm(device_columns* home, step_terms const& terms, zenflow_report& report) const
+    // Computes the norm of all gradients, and decides whether the step is skipped or clipped. device_state: null if the
+    // gradients are in host memory.
+    [[nodiscard]] norm_verdict norm(device_columns* device_state, step_terms const& terms, zenflow_report& report) const
     {
         bool const skips = options_.on_nonfinite == nonfinite_policy::skip;
         report.measured = terms.max_norm != 0 || skips || options_.reduce || terms.zero_nonfinite ||
                           (options_.loss_scaling && terms.moves_scaler);
         report.global_norm = std::numeric_limits<double>::quiet_NaN();
         norm_verdict verdict;
-        squares_total all;
-        if (home != nullptr)
-            all = home->gradients().squares(model_.present); // and all gradients are down
+        squares_total total;
+        if (device_state != nullptr)
+            total = device_state->gradients().squares(model_.present); // waits for the downloads, too
         if (!report.measured)
             return verdict;
         std::mutex mutex;
-        for_each_part(model_.cpu, home != nullptr ? 0 : model_.blocks.size(), model_.all_elems, [&](std::size_t at) {
-            zenflow_part const& p = model_.blocks[at];
-            if (!model_.takes_part(p.param))
-                return;
-            float_mode_scope const mode(subnormals::flushed);
-            squares_total own;
-            scratch_block scratch;
-            for (std::size_t b = p.begin; b < p.end; ++b)
-                own.add(model_.matrices[p.param].shard().gradient(b, false, {}, true, scratch).squares);
-            std::lock_guard const lock(mutex);
-            all.add(own);
-        });
+        for_each_part(model_.cpu, device_state != nullptr ? 0 : model_.blocks.size(), model_.all_elems,
+                      [&](std::size_t index) {
+                          zenflow_part const& p = model_.blocks[index];
+                          if (!model_.takes_part(p.param))
+                              return;
+                          float_mode_scope const mode(subnormals::flushed);
+                          squares_total part;
+                          scratch_block scratch;
+                          for (std::size_t b = p.begin; b < p.end; ++b)
+                              part.add(model_.matrices[p.param].shard().gradient(b, false, {}, true, scratch).squares);
+                          std::lock_guard const lock(mutex);
+                          total.add(part);
+                      });
         if (options_.reduce)
-            all = reduced(options_, all);
-        rounded_to_nearest([&] { verdict = judge(all.rounded(), terms.loss_scale, terms.max_norm, skips); });
-        report.nonfinite_grads = all.nonfinite();
+            total = reduced(options_, total);
+        rounded_to_nearest([&] { verdict = judge(total.rounded(), terms.loss_scale, terms.max_norm, skips); });
+        report.nonfinite_grads = total.nonfinite();
         report.global_norm = verdict.norm;
         report.clip_coefficient = verdict.clip;
         report.outcome = verdict.skips ? step_outcome::skipped : step_outcome::applied;
@@ -69,23 +71,23 @@ public:
             find_first_nonfinite(report);
         return verdict;
     }
-    // Sets what is wanted of each param by the scores of its columns, over all ranks.
-    // home: where gradients are read, or null: in host memory.
-    void select(device_columns* home) const
+    // Sets `wanted` of each param by the scores of its columns, over all ranks. device_state: null if the gradients are
+    // read in host memory.
+    void select(device_columns* device_state) const
     {
         std::vector<std::int64_t> numbers(model_.size());
-        std::vector<std::uint32_t> const there =
-            home != nullptr ? home->gradients().largest(model_.present) : std::vector<std::uint32_t>();
+        std::vector<std::uint32_t> const device_largest =
+            device_state != nullptr ? device_state->gradients().largest(model_.present) : std::vector<std::uint32_t>();
         for (std::size_t i = 0; i < model_.size(); ++i) {
             zenflow_matrix const& m = model_.matrices[i];
-            float& own = model_.params[i].largest;
-            own = 0;
-            if (home != nullptr)
-                own = std::bit_cast<float>(there[i]);
+            float& largest = model_.params[i].largest;
+            largest = 0;
+            if (device_state != nullptr)
+                largest = std::bit_cast<float>(device_largest[i]);
             else if (model_.is_matrix(i) && model_.takes_part(i))
-                own = largest_magnitude(model_.cpu, m.shard().data(shard_array::grad),
-                                        m.shard().type(shard_array::grad), m.size());
-            numbers[i] = std::bit_cast<std::int32_t>(own); // in the order of magnitudes
+                largest = largest_magnitude(model_.cpu, m.shard().data(shard_array::grad),
+                                            m.shard().type(shard_array::grad), m.size());
+            numbers[i] = std::bit_cast<std::int32_t>(largest); // bits of non-negative floats have their order
         }
         if (zenflow_.reduce_columns)
             zenflow_.reduce_columns(numbers, column_reduction::max);
@@ -95,20 +97,20 @@ public:
             zenflow_matrix const& m = model_.matrices[i];
             auto const largest = std::bit_cast<float>(static_cast<std::uint32_t>(numbers[i]));
             if (numbers[i] < std::bit_cast<std::int32_t>(model_.params[i].largest) || !is_finite(largest))
-                throw_invalid_argument({"reduce_columns was given ", double{model_.params[i].largest},
-                                        " as the bits of a float, ", "and left ", numbers[i],
-                                        ", which is not the largest of all ranks' numbers"});
+                throw_invalid_argument({"reduce_columns returned an invalid maximum: it was given the bits of ",
+                                        double{model_.params[i].largest}, ", and returned ", numbers[i],
+                                        ", which is not the largest number of all ranks"});
             model_.params[i].largest = largest;
             rounded_to_nearest(
                 [&] { scales.push_back(column_score_scale_for(model_.params[i].largest, zenflow_.score).scale); });
             std::size_t const first = scores.size();
             scores.resize(first + m.columns());
-            if (home == nullptr && model_.takes_part(i) && m.size() != 0)
+            if (device_state == nullptr && model_.takes_part(i) && m.size() != 0)
                 add_column_scores(model_.cpu, m.shard().data(shard_array::grad), m.shard().type(shard_array::grad),
                                   m.rows(), m.columns(), largest, zenflow_.score, std::span(scores).subspan(first));
         }
-        if (home != nullptr)
-            home->gradients().add_scores(model_.present, zenflow_.score, scales, scores);
+        if (device_state != nullptr)
+            device_state->gradients().add_scores(model_.present, zenflow_.score, scales, scores);
         if (zenflow_.reduce_columns)
             zenflow_.reduce_columns(scores, column_reduction::sum);
         std::vector<column_candidates> candidates;
@@ -123,7 +125,7 @@ public:
             first += n;
         }
         if (std::any_of(scores.begin(), scores.end(), [](std::int64_t score) { return score < 0; }))
-            throw_invalid_argument({"reduce_columns left a score below 0, which no sum of scores is"});
+            throw_invalid_argument({"reduce_columns returned a negative score"});
         if (zenflow_.scope == selection_scope::all_params)
             select_columns(candidates, zenflow_.topk_ratio);
         else
@@ -133,32 +135,33 @@ public:
     struct window_squares {
         grad_squares done, deferred;
     };
-    // The squares of what this step does at once, and of what will have been put off after it, over all ranks.
+    // The squares of the gradients that this step applies immediately, and of the deferred gradients after it, over all
+    // ranks.
     [[nodiscard]] window_squares squares_of_window() const
     {
         squares_total done, deferred;
         std::mutex mutex;
-        for_each_part(model_.cpu, model_.blocks.size(), model_.all_elems, [&](std::size_t at) {
-            zenflow_part const& p = model_.blocks[at];
-            zenflow_param_state const& own = model_.params[p.param];
+        for_each_part(model_.cpu, model_.blocks.size(), model_.all_elems, [&](std::size_t index) {
+            zenflow_part const& p = model_.blocks[index];
+            zenflow_param_state const& state = model_.params[p.param];
             if (!model_.is_matrix(p.param))
                 return;
             zenflow_matrix const& m = model_.matrices[p.param];
-            float const* const sums = own.summed == 0 ? nullptr : model_.sums_of(p.param);
-            squares_total own_done, own_deferred;
+            float const* const sums = state.summed == 0 ? nullptr : model_.sums_of(p.param);
+            squares_total part_done, part_deferred;
             for (std::size_t b = p.begin; b < p.end; ++b) {
-                if (model_.takes_part(p.param) && !own.list.empty())
-                    own_done.add(m.squares_of_gradient(b, own.steps[0], own.wanted, 1, nullptr));
-                if (own.list.size() == m.columns())
+                if (model_.takes_part(p.param) && !state.list.empty())
+                    part_done.add(m.squares_of_gradient(b, state.steps[0], state.wanted, 1, nullptr));
+                if (state.list.size() == m.columns())
                     continue;
                 if (model_.takes_part(p.param))
-                    own_deferred.add(m.squares_of_gradient(b, own.added, own.wanted, 0, sums));
+                    part_deferred.add(m.squares_of_gradient(b, state.added, state.wanted, 0, sums));
                 else if (sums != nullptr)
-                    own_deferred.add(m.squares_of_sums(b, sums, own.wanted, 0));
+                    part_deferred.add(m.squares_of_sums(b, sums, state.wanted, 0));
             }
             std::lock_guard const lock(mutex);
-            done.add(own_done);
-            deferred.add(own_deferred);
+            done.add(part_done);
+            deferred.add(part_deferred);
         });
         if (options_.reduce) {
             done = reduced(options_, done);

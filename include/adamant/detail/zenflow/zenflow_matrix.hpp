@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A matrix of which some columns are stepped at once and the others later: its arrays, and what is done to tiles of
-// them. State lies by columns, so that a column is a stretch of memory like any other; gradients and weights lie by
-// rows, as the model has them.
+// A matrix with selected and deferred columns: its arrays, and the work on tiles of them. State is stored by columns,
+// so that a column is contiguous memory. Gradients and weights are stored by rows, as in the model.
 #pragma once
 
 #include <algorithm>
@@ -18,23 +17,24 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// For gradients of that type.
+// The kernel that accumulates scaled gradients of this type.
 [[nodiscard]] kernel::add_scaled_function add_scaled_for(dtype grad, isa tier) noexcept;
 
 class zenflow_matrix {
 public:
     using enum shard_array::index;
 
-    // A put-off tile: a strip of columns, and so many of their rows. Both arrays of floats that it takes stay in cache.
+    // A tile of a deferred update: a strip of columns by strip_rows rows. Its two arrays of floats fit in cache.
     static constexpr std::size_t strip_columns = 32;
     static constexpr std::size_t strip_rows = 512;
     static_assert(strip_rows % quantized_group_elems == 0);
 
-    zenflow_matrix(offload_shard const& of, isa tier, std::size_t columns, std::size_t all_rows, std::size_t first_row,
-                   std::byte* weights)
-        : shard_(of), tier_(tier), kernels_(&of.format().block_kernels_for(tier)),
-          sum_kernels_(&kernel::sum_kernels_of(dtype::float32)(tier)), add_scaled_(add_scaled_for(of.type(grad), tier)),
-          columns_(columns), rows_(columns == 0 ? 0 : of.size() / columns), all_rows_(all_rows), first_row_(first_row),
+    zenflow_matrix(offload_shard const& shard, isa tier, std::size_t columns, std::size_t all_rows,
+                   std::size_t first_row, std::byte* weights)
+        : shard_(shard), tier_(tier), kernels_(&shard.format().block_kernels_for(tier)),
+          sum_kernels_(&kernel::sum_kernels_of(dtype::float32)(tier)),
+          add_scaled_(add_scaled_for(shard.type(grad), tier)), columns_(columns),
+          rows_(columns == 0 ? 0 : shard.size() / columns), all_rows_(all_rows), first_row_(first_row),
           weights_(weights)
     {
     }
@@ -46,56 +46,58 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return rows_ * columns_; }
     [[nodiscard]] std::byte* weights() const noexcept { return weights_; }
     [[nodiscard]] offload_shard const& shard() const noexcept { return shard_; }
-    // What the model's weights are copies of.
+    // The array whose copy by rows are the model's weights.
     [[nodiscard]] shard_array::index weights_source() const noexcept
     {
         return shard_.has_weight_out() ? weight_out : param;
     }
     [[nodiscard]] dtype weights_type() const noexcept { return shard_.type(weights_source()); }
-    void set_gradient(std::byte const* at) noexcept { shard_.set_gradient(at); }
+    void set_gradient(std::byte const* gradient) noexcept { shard_.set_gradient(gradient); }
 
-    // ---- What a step does with a gradient
+    // ---- Gradients
 
-    // Rows [begin, end) of the gradient, scaled and limited by the step's rules, go into the sum, or are added to it.
-    void add_up(std::size_t begin, std::size_t end, group_step const& by, bool first, float* sums) const noexcept
+    // Scales and limits rows [begin, end) of the gradient by the step's rules, and adds them to the sum. first:
+    // overwrites the sum.
+    void accumulate(std::size_t begin, std::size_t end, group_step const& step, bool first, float* sums) const noexcept
     {
         float_mode_scope const mode(subnormals::flushed);
         std::size_t const last = end * columns_;
-        if (!by.rules.zero_nonfinite && !by.rules.limited) {
-            std::byte const* const from = shard_.data(grad) + shard_.bytes(grad, begin * columns_);
-            add_scaled_(from, last - begin * columns_, by.c.grad_scale, first, sums + begin * columns_);
+        if (!step.rules.zero_nonfinite && !step.rules.limited) {
+            std::byte const* const source = shard_.data(grad) + shard_.bytes(grad, begin * columns_);
+            add_scaled_(source, last - begin * columns_, step.c.grad_scale, first, sums + begin * columns_);
             return;
         }
         scratch_block scratch;
         for (std::size_t i = begin * columns_, n = 0; i < last; i += n) {
             n = std::min(norm_block_elems, last - i);
-            clamp_gradient(i, n, by, scratch);
+            clamp_gradient(i, n, step, scratch);
             auto* const sum = reinterpret_cast<std::byte*>(sums + i);
             (first ? sum_kernels_->begin : sum_kernels_->add)(scratch.grad, sum, n, sum);
         }
     }
-    // Rows [begin, end) of these columns of the gradient are copied: `of` has a column after the other.
-    void gather(std::vector<std::uint32_t> const& of, std::size_t begin, std::size_t end, std::byte* to) const noexcept
+    // Copies rows [begin, end) of the given columns of the gradient to `target`, column after column.
+    void gather(std::vector<std::uint32_t> const& columns, std::size_t begin, std::size_t end,
+                std::byte* target) const noexcept
     {
-        std::byte const* const from = shard_.data(grad);
+        std::byte const* const source = shard_.data(grad);
         if (shard_.type(grad) == dtype::float32)
-            gather_as<std::uint32_t>(from, of, begin, end, to);
+            gather_as<std::uint32_t>(source, columns, begin, end, target);
         else
-            gather_as<std::uint16_t>(from, of, begin, end, to);
+            gather_as<std::uint16_t>(source, columns, begin, end, target);
     }
-    // A column is stepped with that gradient, of its rows.
-    void step_column(std::size_t column, std::byte const* gradient, group_step const& by,
-                     kernel::memory_access how) const noexcept
+    // Steps a column with this gradient of its rows.
+    void step_column(std::size_t column, std::byte const* gradient, group_step const& step,
+                     kernel::memory_access access) const noexcept
     {
         float_mode_scope const mode(subnormals::flushed);
-        offload_shard const of = part(column, 0, rows_, gradient);
+        offload_shard const view = part(column, 0, rows_, gradient);
         scratch_block scratch;
-        for (std::size_t b = 0; b < of.blocks(); ++b)
-            of.step(b, of.gradient(b, false, by.rules, false, scratch), by.c, how);
+        for (std::size_t b = 0; b < view.blocks(); ++b)
+            view.step(b, view.gradient(b, false, step.rules, false, scratch), step.c, access);
     }
-    // The squares of a norm block of the gradient, as add_up() scales it and with the sums so far where there are any,
-    // over the columns whose flag is `flag`; and of the sums alone.
-    [[nodiscard]] grad_squares squares_of_gradient(std::size_t block, group_step const& by,
+    // The squares of a norm block of the gradient, scaled as in accumulate() and added to the sums unless these are
+    // null, for columns whose flag equals `flag`. squares_of_sums(): the squares of the sums alone.
+    [[nodiscard]] grad_squares squares_of_gradient(std::size_t block, group_step const& step,
                                                    std::vector<std::uint8_t> const& flags, std::uint8_t flag,
                                                    float const* sums) const noexcept
     {
@@ -103,7 +105,7 @@ public:
         scratch_block scratch;
         std::size_t const n = shard_.length(block);
         std::size_t const begin = block * norm_block_elems;
-        clamp_gradient(begin, n, by, scratch);
+        clamp_gradient(begin, n, step, scratch);
         if (sums != nullptr)
             sum_kernels_->add(scratch.grad, reinterpret_cast<std::byte const*>(sums + begin), n, scratch.grad);
         return squares_of(block, n, flags, flag, scratch);
@@ -117,15 +119,15 @@ public:
         return squares_of(block, n, flags, flag, scratch);
     }
 
-    // ---- What was put off
+    // ---- Deferred update
 
     [[nodiscard]] std::size_t strips() const noexcept { return (columns_ + strip_columns - 1) / strip_columns; }
     [[nodiscard]] std::size_t strip_parts() const noexcept { return (rows_ + strip_rows - 1) / strip_rows; }
-    // Steps part number `at` of a strip's columns whose flag is set, with what has been added up, times `scale`. steps
-    // and step_of: how, by column. zero: what is not finite counts as zero.
-    void step_strip(std::size_t strip, std::size_t at, std::vector<std::uint8_t> const& flags, float const* sums,
-                    float scale, bool zero, std::vector<coefficients> const& steps,
-                    std::vector<std::uint32_t> const& step_of, kernel::memory_access how) const noexcept
+    // Steps the flagged columns of part number `strip_part` of a strip, with the accumulated gradients times `scale`.
+    // Column c uses steps[step_of[c]]. zero: non-finite sums count as zero.
+    void step_strip(std::size_t strip, std::size_t strip_part, std::vector<std::uint8_t> const& flags,
+                    float const* sums, float scale, bool zero, std::vector<coefficients> const& steps,
+                    std::vector<std::uint32_t> const& step_of, kernel::memory_access access) const noexcept
     {
         float_mode_scope const mode(subnormals::flushed);
         std::size_t const first = strip * strip_columns;
@@ -133,27 +135,28 @@ public:
         if (std::none_of(flags.begin() + static_cast<std::ptrdiff_t>(first),
                          flags.begin() + static_cast<std::ptrdiff_t>(first + n), [](auto flag) { return flag != 0; }))
             return;
-        std::size_t const begin = at * strip_rows;
-        std::size_t const some = std::min(strip_rows, rows_ - begin);
-        constexpr std::size_t pitch = strip_rows + 16; // columns of a strip begin in different sets of a cache
+        std::size_t const begin = strip_part * strip_rows;
+        std::size_t const row_count = std::min(strip_rows, rows_ - begin);
+        constexpr std::size_t pitch = strip_rows + 16; // so that columns of a strip begin in different cache sets
         alignas(64) float transposed[strip_columns * pitch];
         kernel::transpose<std::uint32_t>(reinterpret_cast<std::byte const*>(sums + begin * columns_ + first),
                                          columns_ * sizeof(float), reinterpret_cast<std::byte*>(transposed),
-                                         pitch * sizeof(float), some, n, 32);
+                                         pitch * sizeof(float), row_count, n, 32);
         for (std::size_t c = 0; c < n; ++c) {
             if (flags[first + c] == 0)
                 continue;
-            coefficients by = steps[step_of[first + c]];
-            by.grad_scale = scale;
+            coefficients step = steps[step_of[first + c]];
+            step.grad_scale = scale;
             auto* const gradient = reinterpret_cast<std::byte*>(transposed + c * pitch);
             if (zero)
-                kernels_->clamp_gradient(gradient, some, true, 1.0f, std::bit_cast<float>(float_infinity_bits));
-            part(first + c, begin, some, gradient).step(0, {gradient, true, {}}, by, how);
+                kernels_->clamp_gradient(gradient, row_count, true, 1.0f, std::bit_cast<float>(float_infinity_bits));
+            part(first + c, begin, row_count, gradient).step(0, {gradient, true, {}}, step, access);
         }
     }
+
     // ---- Weights
 
-    // Rows [begin, end) of the model's weights; and of these columns of them.
+    // Copies rows [begin, end) of the weights to the model's weights: of all columns, or of the given ones.
     void copy_weights(std::size_t begin, std::size_t end) const noexcept
     {
         if (weights_type() == dtype::float32)
@@ -161,22 +164,23 @@ public:
         else
             copy_all_weights_as<std::uint16_t>(begin, end);
     }
-    void copy_weights(std::vector<std::uint32_t> const& of, std::size_t begin, std::size_t end) const noexcept
+    void copy_weights(std::vector<std::uint32_t> const& columns, std::size_t begin, std::size_t end) const noexcept
     {
         if (weights_type() == dtype::float32)
-            copy_weights_as<std::uint32_t>(of, begin, end);
+            copy_weights_as<std::uint32_t>(columns, begin, end);
         else
-            copy_weights_as<std::uint16_t>(of, begin, end);
+            copy_weights_as<std::uint16_t>(columns, begin, end);
     }
-    // weight_out of masters, where it is not state itself.
+    // Rounds weight_out from the masters, unless it is state itself.
     void round_weights() const noexcept { shard_.round_weights(0, size()); }
-    // The bytes of rows [begin, begin + n) of a column in an array of the state.
+    // The first byte of `row` of a column in an array of the state.
     [[nodiscard]] std::byte* state_at(shard_array::index which, std::size_t column, std::size_t row) const noexcept
     {
         return shard_.data(which) + shard_.bytes(which, column * rows_ + row);
     }
 
 private:
+    // Rows [row, row + n) of a column as a shard.
     [[nodiscard]] offload_shard part(std::size_t column, std::size_t row, std::size_t n,
                                      std::byte const* gradient) const noexcept
     {
@@ -188,14 +192,14 @@ private:
                           n),
                 tier_};
     }
-    // n gradients from element i on as a step would see them.
-    void clamp_gradient(std::size_t i, std::size_t n, group_step const& by, scratch_block& scratch) const noexcept
+    // Converts n gradients from element i on to float, scaled and limited as in a step.
+    void clamp_gradient(std::size_t i, std::size_t n, group_step const& step, scratch_block& scratch) const noexcept
     {
         kernels_->to_scratch(shard_.data(grad) + shard_.bytes(grad, i), nullptr, n, scratch.grad);
         float const infinity = std::bit_cast<float>(float_infinity_bits);
-        if (by.rules.limited)
-            kernels_->clamp_gradient(scratch.grad, n, by.rules.zero_nonfinite, by.rules.scale, by.rules.bound);
-        kernels_->clamp_gradient(scratch.grad, n, !by.rules.limited && by.rules.zero_nonfinite, by.c.grad_scale,
+        if (step.rules.limited)
+            kernels_->clamp_gradient(scratch.grad, n, step.rules.zero_nonfinite, step.rules.scale, step.rules.bound);
+        kernels_->clamp_gradient(scratch.grad, n, !step.rules.limited && step.rules.zero_nonfinite, step.c.grad_scale,
                                  infinity);
     }
     [[nodiscard]] grad_squares squares_of(std::size_t block, std::size_t n, std::vector<std::uint8_t> const& flags,
@@ -209,8 +213,8 @@ private:
         }
         return kernels_->squares_scratch(scratch.grad, n);
     }
-    // Both turn tiles in the first cache. Columns of many matrices begin at multiples of a large power of two, so that
-    // more than a few of them at once would push each other out of any cache.
+    // The functions below transpose tiles that fit in L1. In many matrices columns begin at multiples of a large power
+    // of two, so that working on more than a few columns together would cause conflict misses in every cache.
     static constexpr std::size_t tile = 64;
     template <class Bits>
     struct transposed_tile {
@@ -218,21 +222,21 @@ private:
         Bits column[tile][pitch];
     };
     template <class Bits>
-    void gather_as(std::byte const* from, std::vector<std::uint32_t> const& of, std::size_t begin, std::size_t end,
-                   std::byte* to) const noexcept
+    void gather_as(std::byte const* source, std::vector<std::uint32_t> const& columns, std::size_t begin,
+                   std::size_t end, std::byte* target) const noexcept
     {
         transposed_tile<Bits> transposed;
         for (std::size_t row = begin; row < end; row += tile)
-            for (std::size_t first = 0; first < of.size(); first += tile) {
-                std::size_t const n = std::min(tile, of.size() - first);
-                std::size_t const some = std::min(tile, end - row);
-                for (std::size_t r = 0; r < some; ++r)
+            for (std::size_t first = 0; first < columns.size(); first += tile) {
+                std::size_t const n = std::min(tile, columns.size() - first);
+                std::size_t const row_count = std::min(tile, end - row);
+                for (std::size_t r = 0; r < row_count; ++r)
                     for (std::size_t i = 0; i < n; ++i)
                         std::memcpy(&transposed.column[i][r],
-                                    from + ((row + r) * columns_ + of[first + i]) * sizeof(Bits), sizeof(Bits));
+                                    source + ((row + r) * columns_ + columns[first + i]) * sizeof(Bits), sizeof(Bits));
                 for (std::size_t i = 0; i < n; ++i)
-                    std::memcpy(to + ((first + i) * rows_ + row) * sizeof(Bits), transposed.column[i],
-                                some * sizeof(Bits));
+                    std::memcpy(target + ((first + i) * rows_ + row) * sizeof(Bits), transposed.column[i],
+                                row_count * sizeof(Bits));
             }
     }
     template <class Bits>
@@ -240,33 +244,33 @@ private:
     {
         constexpr std::size_t pitch = transposed_tile<Bits>::pitch * sizeof(Bits);
         transposed_tile<Bits> transposed;
-        std::byte const* const from = shard_.data(weights_source());
+        std::byte const* const source = shard_.data(weights_source());
         for (std::size_t row = begin; row < end; row += tile)
             for (std::size_t first = 0; first < columns_; first += tile) {
                 std::size_t const n = std::min(tile, columns_ - first);
-                std::size_t const some = std::min(tile, end - row);
-                kernel::transpose<Bits>(from + (first * rows_ + row) * sizeof(Bits), rows_ * sizeof(Bits),
-                                        reinterpret_cast<std::byte*>(transposed.column), pitch, n, some, tile);
-                for (std::size_t r = 0; r < some; ++r)
+                std::size_t const row_count = std::min(tile, end - row);
+                kernel::transpose<Bits>(source + (first * rows_ + row) * sizeof(Bits), rows_ * sizeof(Bits),
+                                        reinterpret_cast<std::byte*>(transposed.column), pitch, n, row_count, tile);
+                for (std::size_t r = 0; r < row_count; ++r)
                     std::memcpy(weights_ + ((row + r) * columns_ + first) * sizeof(Bits), transposed.column[r],
                                 n * sizeof(Bits));
             }
     }
     template <class Bits>
-    void copy_weights_as(std::vector<std::uint32_t> const& of, std::size_t begin, std::size_t end) const noexcept
+    void copy_weights_as(std::vector<std::uint32_t> const& columns, std::size_t begin, std::size_t end) const noexcept
     {
         transposed_tile<Bits> transposed;
-        std::byte const* const from = shard_.data(weights_source());
+        std::byte const* const source = shard_.data(weights_source());
         for (std::size_t row = begin; row < end; row += tile)
-            for (std::size_t first = 0; first < of.size(); first += tile) {
-                std::size_t const n = std::min(tile, of.size() - first);
-                std::size_t const some = std::min(tile, end - row);
+            for (std::size_t first = 0; first < columns.size(); first += tile) {
+                std::size_t const n = std::min(tile, columns.size() - first);
+                std::size_t const row_count = std::min(tile, end - row);
                 for (std::size_t i = 0; i < n; ++i)
-                    std::memcpy(transposed.column[i], from + (of[first + i] * rows_ + row) * sizeof(Bits),
-                                some * sizeof(Bits));
-                for (std::size_t r = 0; r < some; ++r)
+                    std::memcpy(transposed.column[i], source + (columns[first + i] * rows_ + row) * sizeof(Bits),
+                                row_count * sizeof(Bits));
+                for (std::size_t r = 0; r < row_count; ++r)
                     for (std::size_t i = 0; i < n; ++i)
-                        std::memcpy(weights_ + ((row + r) * columns_ + of[first + i]) * sizeof(Bits),
+                        std::memcpy(weights_ + ((row + r) * columns_ + columns[first + i]) * sizeof(Bits),
                                     &transposed.column[i][r], sizeof(Bits));
             }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What zenflow.hpp declares.
+// Definitions of <adamant/zenflow.hpp>: validation of options, and the schedule of selections and windows.
 #pragma once
 
 #include <adamant/error.hpp>
@@ -23,27 +23,27 @@ ADAMANT_DECL void validate(zenflow_options const& options)
         detail::throw_invalid_argument({"max_deferred is 0, but must be at least 1"});
 }
 
-ADAMANT_DECL bool is_in_warm_up(zenflow_options const& options, zenflow_position const& at) noexcept
+ADAMANT_DECL bool is_in_warm_up(zenflow_options const& options, zenflow_position const& position) noexcept
 {
-    return at.steps < options.full_warm_up_rounds;
+    return position.steps < options.full_warm_up_rounds;
 }
 
-ADAMANT_DECL bool selects_next(zenflow_options const& options, zenflow_position const& at) noexcept
+ADAMANT_DECL bool selects_next(zenflow_options const& options, zenflow_position const& position) noexcept
 {
-    return !is_in_warm_up(options, at) && at.in_window == 0 &&
-           (!at.has_selection || at.since_selection >= options.select_interval);
+    return !is_in_warm_up(options, position) && position.in_window == 0 &&
+           (!position.has_selection || position.since_selection >= options.select_interval);
 }
 
-ADAMANT_DECL bool ends_window(zenflow_options const& options, zenflow_position const& at,
+ADAMANT_DECL bool ends_window(zenflow_options const& options, zenflow_position const& position,
                               double deferred_squares) noexcept
 {
     detail::default_mode_scope const mode;
-    if (at.steps <= options.full_warm_up_rounds) // the step was one of the warm-up
+    if (position.steps <= options.full_warm_up_rounds) // the step belonged to the warm-up
         return true;
     if (options.update_interval)
-        return at.in_window >= *options.update_interval;
-    return at.in_window >= options.max_deferred ||
-           (deferred_squares > 0 && deferred_squares >= options.auto_ratio * at.done_squares);
+        return position.in_window >= *options.update_interval;
+    return position.in_window >= options.max_deferred ||
+           (deferred_squares > 0 && deferred_squares >= options.auto_ratio * position.done_squares);
 }
 
 ADAMANT_DECL zenflow_options zenflow_options_of(zenflow_config const& config)

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opt-in: what a safetensors file of a zenflow_state looks like. detail/io/safetensors_file.hpp says what all our
-// files have.
+// Opt-in: the layout of a safetensors file of a zenflow_state. detail/io/safetensors_file.hpp describes what all files
+// of this library have in common.
 //
 // The tensors of a matrix:
-//     PARAM.param, PARAM.exp_avg, PARAM.exp_avg_sq    by columns, of the shape [columns, rows]
-//     PARAM.weight_out                                the same, BF16, where it is the upper half of masters in two
-//                                                     halves; PARAM.param is the lower one then, U16
-//     PARAM.weights                                   by rows, [rows, columns]; not there where the state has none
-//     PARAM.sums                                      F32, [rows, columns]; where something has been put off
+//     PARAM.param, PARAM.exp_avg, PARAM.exp_avg_sq    by columns, shape [columns, rows]
+//     PARAM.weight_out                                by columns, BF16; only for split master weights. PARAM.param is
+//                                                     their 16-bit residual then, U16
+//     PARAM.weights                                   by rows, [rows, columns]; missing if the state has none
+//     PARAM.sums                                      F32, [rows, columns]; only with deferred gradients
 //     PARAM.counts                                    U64, [columns]
-//     PARAM.selected, PARAM.publishing                   BOOL, [columns]
-// Of a vector: the first four, of the shape [rows], and PARAM.counts, of the shape [1]. Moments of quantized8 are
-// tensors of bytes, of the shape [columns, groups, 68], or [groups, 68] of a vector: of each group 64 codes, and a
-// float32 scale. Where there are rows [BEGIN, END) alone, each of these names ends with "[BEGIN:END]".
+//     PARAM.selected, PARAM.publishing                BOOL, [columns]
+// A vector has the first four, of shape [rows], and PARAM.counts, of shape [1]. quantized8 moments are tensors of
+// bytes, of shape [columns, groups, 68], or [groups, 68] for a vector: each group has 64 codes and a float32 scale. If
+// a state has only rows [BEGIN, END), each of these names ends with "[BEGIN:END]".
 //
-// The metadata's adamant.format_version is "2", and adamant.state has groups with every hyperparameter, loss scaler or
-// null, position, deferred_norm, and params with all that is neither an array nor of each column. A number that is not
-// finite is there as the 16 hex digits of its bits.
+// In the metadata, adamant.format_version is "2", and adamant.state has groups with every hyperparameter, the loss
+// scaler or null, position, deferred_norm, and the scalar fields of each param. A non-finite number is stored as the 16
+// hex digits of its bits.
 #pragma once
 
 #include <bit>
@@ -43,7 +43,7 @@ struct zenflow_tensor {
     std::string name;
     file_type type;
     std::vector<std::size_t> shape;
-    bool may_be_missing = false; // and null in the state
+    bool may_be_missing = false; // then its array is null in the state
 
     [[nodiscard]] std::size_t bytes() const noexcept
     {
@@ -54,7 +54,7 @@ struct zenflow_tensor {
     }
 };
 
-// The tensors of a param, which is const or not, and the member of each, a pointer or a vector: visit(tensor, member).
+// Calls visit(tensor, member) for each tensor of a param. The param may be const; the member is a pointer or a vector.
 template <class Param, class Visit>
 void each_tensor(Param& p, Visit const& visit)
 {
@@ -85,16 +85,16 @@ void each_tensor(Param& p, Visit const& visit)
     visit(zenflow_tensor{named("publishing"), zenflow_flags_type, {p.columns}}, p.publishing);
 }
 
-// Where a member's bytes are.
+// The bytes of a member.
 template <class T>
 stored_bytes bytes_of(T const* array, std::size_t bytes, state_source const* source) noexcept
 {
     return {reinterpret_cast<std::byte const*>(array), bytes, source};
 }
 template <class T>
-stored_bytes bytes_of(std::vector<T> const& own, std::size_t bytes, state_source const*) noexcept
+stored_bytes bytes_of(std::vector<T> const& values, std::size_t bytes, state_source const*) noexcept
 {
-    return {reinterpret_cast<std::byte const*>(own.data()), bytes, nullptr};
+    return {reinterpret_cast<std::byte const*>(values.data()), bytes, nullptr};
 }
 
 inline json number_json(double x)
@@ -104,7 +104,7 @@ inline json number_json(double x)
     return digest_text(std::bit_cast<std::uint64_t>(x));
 }
 
-// All but the step, the arrays, and what there is of each column. params: those that are written.
+// The state as JSON, without the step, the arrays, and the per-column values. params: indices of the params to write.
 inline std::string state_text(zenflow_state const& state, std::vector<std::size_t> const& params)
 {
     json entries = json::array();
@@ -134,8 +134,8 @@ inline std::string state_text(zenflow_state const& state, std::vector<std::size_
         .dump();
 }
 
-// The state's file. Throws what validate() throws.
-inline file_image image_of(zenflow_state const& state, file_image::of what = file_image::of::content)
+// The file of the state. Throws as validate().
+inline file_image image_of(zenflow_state const& state, file_image::of extent = file_image::of::content)
 {
     std::vector<std::size_t> const params = checked_params(state);
     std::vector<file_tensor> tensors;
@@ -147,7 +147,8 @@ inline file_image image_of(zenflow_state const& state, file_image::of what = fil
                 tensors.push_back({std::move(tensor.name), tensor.type, std::move(tensor.shape), {bytes}});
         });
     }
-    return {{zenflow_file, state.position.steps, state_text(state, params), state.metadata}, std::move(tensors), what};
+    return {
+        {zenflow_file, state.position.steps, state_text(state, params), state.metadata}, std::move(tensors), extent};
 }
 
 } // namespace detail

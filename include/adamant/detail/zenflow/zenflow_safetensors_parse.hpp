@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opt-in: the bytes of a safetensors file as a zenflow_state. Nothing in them is believed before it was checked.
+// Opt-in: parses the bytes of a safetensors file into a zenflow_state. Validates everything before using it.
 #pragma once
 
 #include <bit>
@@ -26,7 +26,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The way back from number_json().
+// The inverse of number_json().
 inline double number_from(json_members const& members, std::string const& key)
 {
     if (!members.at(key).is_string())
@@ -36,32 +36,29 @@ inline double number_from(json_members const& members, std::string const& key)
     auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), bits, 16);
     auto const x = std::bit_cast<double>(bits);
     if (error != std::errc() || end != text.data() + text.size() || digest_text(bits) != text || std::isfinite(x))
-        throw malformed(text_of({in_quotes(key), " is a text, but not that of a number that is not finite"}));
+        throw malformed(text_of({in_quotes(key), " is a string, but not a hex-encoded NaN or infinity"}));
     return x;
 }
 
-inline shard_dtypes types_from(json const& array, std::string const& what)
+inline shard_dtypes types_from(json const& array, std::string const& param)
 {
-    static constexpr dtype all[] = {dtype::none,    dtype::float32,       dtype::bfloat16,
-                                    dtype::float16, dtype::split_float32, dtype::quantized8};
     shard_dtypes types = {};
     if (array.size() != types.size())
-        throw malformed(text_of({what, " has other than ", types.size(), " types"}));
+        throw malformed(text_of({param, " does not have ", types.size(), " types"}));
     for (std::size_t i = 0; i < types.size(); ++i) {
         bool known = false;
-        for (dtype const each : all)
+        for (dtype const each : all_dtypes)
             if (array[i] == json(name(each))) {
                 types[i] = each;
                 known = true;
             }
         if (!known)
-            throw malformed(text_of({what, " has a type that is none"}));
+            throw malformed(text_of({param, " has an unknown type"}));
     }
     return types;
 }
 
-// The way back from state_text(). Throws malformed for another structure; what the values mean is validate()'s
-// business.
+// The inverse of state_text(). Throws malformed if the structure differs. validate() checks the values.
 inline zenflow_state zenflow_state_from_text(std::string_view text)
 {
     json const parsed = parse_json(text);
@@ -76,8 +73,8 @@ inline zenflow_state zenflow_state_from_text(std::string_view text)
     state.position.has_selection = position.boolean("has_selection");
     state.position.done_squares = number_from(position, "done_squares");
     for (json const& entry : all.array("params")) {
-        std::string const what = "param " + std::to_string(state.params.size());
-        json_members const members(entry, what, 8);
+        std::string const param = "param " + std::to_string(state.params.size());
+        json_members const members(entry, param, 8);
         zenflow_state_param p;
         p.name = members.string("name");
         p.group = members.count("group");
@@ -85,63 +82,64 @@ inline zenflow_state zenflow_state_from_text(std::string_view text)
         p.all_rows = members.count("all_rows");
         p.first_row = members.count("first_row");
         p.rows = members.count("rows");
-        p.types = types_from(members.array("types"), what);
+        p.types = types_from(members.array("types"), param);
         p.summed = members.count<std::uint64_t>("summed");
         state.params.push_back(std::move(p));
     }
     return state;
 }
 
-// The data of a tensor as a member of a param: a pointer to them, or a copy.
-inline void take(found_tensor const& found, state_source const*, std::byte const*& array)
+// Sets a member of a param to the data of a tensor: a pointer to the data, or a copy for vectors.
+inline void take(found_tensor const& tensor, state_source const*, std::byte const*& array)
 {
-    array = found.data;
+    array = tensor.data;
 }
-inline void take(found_tensor const& found, state_source const*, float const*& array)
+inline void take(found_tensor const& tensor, state_source const*, float const*& array)
 {
-    if (reinterpret_cast<std::uintptr_t>(found.data) % alignof(float) != 0)
-        throw malformed(tensor_text(found.name) + " is not aligned to its elements");
-    array = reinterpret_cast<float const*>(found.data);
+    if (reinterpret_cast<std::uintptr_t>(tensor.data) % alignof(float) != 0)
+        throw malformed(tensor_text(tensor.name) + " is not aligned to its elements");
+    array = reinterpret_cast<float const*>(tensor.data);
 }
 template <class T>
-void take(found_tensor const& found, state_source const* source, std::vector<T>& own)
+void take(found_tensor const& tensor, state_source const* source, std::vector<T>& values)
 {
-    std::size_t const bytes = found.end - found.begin;
-    own.resize(bytes / sizeof(T));
-    auto* const to = reinterpret_cast<std::byte*>(own.data());
+    std::size_t const bytes = tensor.end - tensor.begin;
+    values.resize(bytes / sizeof(T));
+    auto* const target = reinterpret_cast<std::byte*>(values.data());
     if (source != nullptr)
-        source->read(found.data, bytes, to);
+        source->read(tensor.data, bytes, target);
     else if (bytes != 0)
-        std::memcpy(to, found.data, bytes);
+        std::memcpy(target, tensor.data, bytes);
 }
 
-// The tensors of a file by their names, each of which belongs to one param.
+// The tensors of a file by name. Each must belong to one param.
 class zenflow_tensors {
 public:
     explicit zenflow_tensors(std::vector<found_tensor> const& all)
         : all_(all), names_(all, "tensor"), is_taken_(all.size())
     {
     }
-    // Throws malformed where it is not there or has another type or shape. Null: it may be missing, and is.
+    // Returns null if an optional tensor is missing. Throws malformed if a required tensor is missing, or if the type
+    // or shape differs.
     [[nodiscard]] found_tensor const* find(zenflow_tensor const& wanted)
     {
-        auto const at = names_.find(wanted.name);
-        if (!at && wanted.may_be_missing)
+        auto const index = names_.find(wanted.name);
+        if (!index && wanted.may_be_missing)
             return nullptr;
-        if (!at)
+        if (!index)
             throw malformed("there is no " + tensor_text(wanted.name));
-        if (all_[*at].type.name != wanted.type.name || all_[*at].shape != wanted.shape)
-            throw malformed(text_of({tensor_text(wanted.name), " has dtype ", all_[*at].type.name, " and shape ",
-                                     shape_text(all_[*at].shape), ", but by its param ", wanted.type.name, " and ",
-                                     shape_text(wanted.shape)}));
-        is_taken_[*at] = true;
-        return &all_[*at];
+        if (all_[*index].type.name != wanted.type.name || all_[*index].shape != wanted.shape)
+            throw malformed(text_of({tensor_text(wanted.name), " has dtype ", all_[*index].type.name, " and shape ",
+                                     shape_text(all_[*index].shape), ", but its param requires ", wanted.type.name,
+                                     " and ", shape_text(wanted.shape)}));
+        is_taken_[*index] = true;
+        return &all_[*index];
     }
     void check_taken() const
     {
         for (std::size_t i = 0; i < all_.size(); ++i)
             if (!is_taken_[i])
-                throw malformed(tensor_text(all_[i].name) + " is of no param that the state has");
+                throw malformed(tensor_text(all_[i].name) + " belongs to no param of the state");
     }
 
 private:
@@ -150,8 +148,8 @@ private:
     std::vector<bool> is_taken_;
 };
 
-// The state in these bytes, its arrays pointing into them. path: for the messages. source: that the bytes are read
-// through, or null.
+// Parses the state in these bytes. Its arrays point into them. path: for error messages. source: reads the bytes of
+// arrays; null to read memory directly.
 inline zenflow_state read_zenflow_safetensors(std::string const& path, std::span<std::byte const> file,
                                               state_source const* source)
 {
@@ -169,8 +167,8 @@ inline zenflow_state read_zenflow_safetensors(std::string const& path, std::span
             for (zenflow_state_param& p : state.params) {
                 p.source = source;
                 each_tensor(p, [&](zenflow_tensor const& wanted, auto& member) {
-                    if (found_tensor const* const found = tensors.find(wanted); found != nullptr)
-                        take(*found, source, member);
+                    if (found_tensor const* const tensor = tensors.find(wanted); tensor != nullptr)
+                        take(*tensor, source, member);
                 });
             }
             validate(state);

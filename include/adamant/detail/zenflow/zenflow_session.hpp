@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step in its order, when its gradients are there: first everything that may fail, then what writes. And where a run
-// is in its schedule.
+// A ZenFlow step after its gradients are complete: first everything that may fail, then everything that writes. Tracks
+// the position of the run in its schedule.
 #pragma once
 
 #include <algorithm>
@@ -31,50 +31,50 @@ public:
     }
 
     [[nodiscard]] zenflow_position const& position() const noexcept { return position_; }
-    // The sum of the norms of what has been put off in this window: no element of it is larger.
+    // The sum of the norms of this window's gradients: an upper bound of every deferred element.
     [[nodiscard]] double deferred_norm() const noexcept { return deferred_norm_; }
-    void go_on_from(zenflow_position const& position, double deferred_norm) noexcept
+    void restore(zenflow_position const& position, double deferred_norm) noexcept
     {
         position_ = position;
         deferred_norm_ = deferred_norm;
     }
 
-    // Whether there is a step, and how it is clipped.
+    // Decides whether the step is skipped, and how it is clipped.
     [[nodiscard]] norm_verdict norm(step_terms const& terms, zenflow_report& report) const
     {
-        return gradients_.norm(background_.home(), terms, report);
+        return gradients_.norm(background_.device_state(), terms, report);
     }
-    // Takes it.
+    // Applies the step.
     void apply(step_terms const& terms, norm_verdict const& verdict, zenflow_report& report)
     {
         bool const warm_up = is_in_warm_up(zenflow_, position_);
         bool const selects = selects_next(zenflow_, position_);
-        device_columns* const home = background_.home();
+        device_columns* const device_state = background_.device_state();
         report.warm_up = warm_up;
-        for (zenflow_param_state& own : model_.params) {
+        for (zenflow_param_state& state : model_.params) {
             if (warm_up)
-                std::fill(own.wanted.begin(), own.wanted.end(), std::uint8_t{0});
+                std::fill(state.wanted.begin(), state.wanted.end(), std::uint8_t{0});
             else if (!selects)
-                own.wanted = own.selected;
+                state.wanted = state.selected;
         }
         if (selects)
-            gradients_.select(home);
+            gradients_.select(device_state);
         zenflow_plan const plan(model_, terms, verdict.clip);
-        std::size_t const gathered_bytes = plan.selected(home == nullptr);
-        if (home == nullptr)
-            host_.have_room(gathered_bytes);
+        std::size_t const gathered_bytes = plan.selected(device_state == nullptr);
+        if (device_state == nullptr)
+            host_.reserve(gathered_bytes);
         zenflow_position after = position_;
         ++after.steps;
         ++after.in_window;
         after.since_selection = selects ? 1 : after.since_selection + !warm_up;
         after.has_selection = after.has_selection || selects;
         double const deferred_norm = deferred_norm_ + (report.measured ? verdict.norm * verdict.clip : 0);
-        // Without a norm nobody asks whether what was added up is finite.
-        bool const is_finite_for_sure = deferred_norm < 1e38 || !report.measured;
+        // Without a norm, no policy depends on whether the sums are finite.
+        bool const is_surely_finite = deferred_norm < 1e38 || !report.measured;
         bool const automatic = !zenflow_.update_interval && !warm_up;
         bool ends = false;
         zenflow_gradients::window_squares squares;
-        if (automatic || !is_finite_for_sure)
+        if (automatic || !is_surely_finite)
             squares = gradients_.squares_of_window();
         rounded_to_nearest([&] {
             after.done_squares += automatic ? squares.done.sum : 0;
@@ -85,15 +85,15 @@ public:
             plan.deferred(background_.next());
             background_.next().prepare(model_.matrices);
             drops = options_.on_nonfinite == nonfinite_policy::skip && squares.deferred.nonfinite != 0;
-            background_.next().zero_nonfinite = terms.zero_nonfinite && !is_finite_for_sure;
+            background_.next().zero_nonfinite = terms.zero_nonfinite && !is_surely_finite;
         }
 
         std::vector<sum_tile> sums = plan.sums(report);
-        if (home != nullptr)
-            step_on_device(*home, selects, report);
+        if (device_state != nullptr)
+            step_on_device(*device_state, selects, report);
 
-        // From here on nothing fails.
-        if (home == nullptr) {
+        // Nothing fails from here on.
+        if (device_state == nullptr) {
             if (selects)
                 change_selection(report);
             host_.step(background_.access());
@@ -101,7 +101,7 @@ public:
         count_selected(report);
         position_ = after;
         deferred_norm_ = deferred_norm;
-        bool const waits = home == nullptr || (ends && (warm_up || !zenflow_.overlap));
+        bool const waits = device_state == nullptr || (ends && (warm_up || !zenflow_.overlap));
         if (waits) {
             background_.begin_sums(std::move(sums));
             background_.finish_sums();
@@ -111,109 +111,111 @@ public:
         if (!waits)
             background_.begin_sums(std::move(sums));
     }
-    // In the background. Where the next step selects, not before it has: what it selects is stepped first.
-    void go_on() { background_.go_on(selects_next(zenflow_, position_)); }
+    // Resumes background work. If the next step selects, the deferred update waits until then, because newly selected
+    // columns must be updated first.
+    void resume() { background_.resume(selects_next(zenflow_, position_)); }
 
 private:
-    // What is resident on the device steps there; with another selection, it moves first.
-    void step_on_device(device_columns& home, bool selects, zenflow_report& report)
+    // Steps the residents of the device. A new selection replaces them first.
+    void step_on_device(device_columns& device_state, bool selects, zenflow_report& report)
     {
         try {
-            try_to_step_on_device(home, selects, report);
-        } catch (device_error const&) { // the caller takes the step back
+            try_to_step_on_device(device_state, selects, report);
+        } catch (device_error const&) { // the caller rolls back the step
             if (selects)
                 keep_selection();
             throw;
-        } catch (...) { // memory is short; the step may be finished once more
+        } catch (...) { // memory is short; finish() may be called again
             if (selects)
                 keep_selection();
             background_.roll_back();
             throw;
         }
     }
-    void try_to_step_on_device(device_columns& home, bool selects, zenflow_report& report)
+    void try_to_step_on_device(device_columns& device_state, bool selects, zenflow_report& report)
     {
-        for (zenflow_param_state& own : model_.params)
-            own.before.clear();
-        bool const is_new = selects || !home.has_state();
+        for (zenflow_param_state& state : model_.params)
+            state.before.clear();
+        bool const is_new = selects || !device_state.has_state();
         if (is_new) {
-            home.copy_to_host();
-            home.drop();
+            device_state.copy_to_host();
+            device_state.drop();
             if (selects)
                 change_selection(report);
             std::vector<resident> all;
-            static std::vector<std::uint32_t> const one = {0};
+            static std::vector<std::uint32_t> const first_column = {0};
             for (std::size_t i = 0; i < model_.size(); ++i) {
-                zenflow_param_state const& own = model_.params[i];
-                all.push_back({model_.is_matrix(i) ? &own.list : &one, &own.step_of, own.steps.size(),
-                               !own.steps.empty() && rounds_stochastically(model_.matrices[i].shard().format().types,
-                                                                           own.steps[0].c.rounding)});
+                zenflow_param_state const& state = model_.params[i];
+                all.push_back({model_.is_matrix(i) ? &state.list : &first_column, &state.step_of, state.steps.size(),
+                               !state.steps.empty() && rounds_stochastically(model_.matrices[i].shard().format().types,
+                                                                             state.steps[0].c.rounding)});
             }
-            home.send(all);
+            device_state.send(all);
         }
         std::vector<group_step> steps;
-        for (zenflow_param_state const& own : model_.params)
-            steps.insert(steps.end(), own.steps.begin(), own.steps.end());
-        home.step(steps, model_.present, is_new);
+        for (zenflow_param_state const& state : model_.params)
+            steps.insert(steps.end(), state.steps.begin(), state.steps.end());
+        device_state.step(steps, model_.present, is_new);
     }
-    // A column that is selected from now on is first stepped with what it has put off.
+    // Changes the selection. Newly selected columns run their deferred update first.
     void change_selection(zenflow_report& report)
     {
         report.selected = true;
-        deferred_update& now = background_.now();
+        deferred_update& current = background_.current();
         for (std::size_t i = 0; i < model_.size(); ++i) {
-            zenflow_param_state& own = model_.params[i];
+            zenflow_param_state& state = model_.params[i];
             if (!model_.is_matrix(i))
                 continue;
-            std::vector<std::uint8_t>& moved = own.late;
-            moved.assign(own.wanted.size(), 0);
+            std::vector<std::uint8_t>& moved = state.late;
+            moved.assign(state.wanted.size(), 0);
             bool late = false;
             for (std::size_t c = 0; c < moved.size(); ++c) {
-                report.columns_moved += own.wanted[c] > own.selected[c];
-                moved[c] = now.is_there() && own.wanted[c] != 0 && now.parts[i].columns[c] != 0;
+                report.columns_moved += state.wanted[c] > state.selected[c];
+                moved[c] = current.is_active() && state.wanted[c] != 0 && current.parts[i].columns[c] != 0;
                 late = late || moved[c] != 0;
             }
-            own.before = own.selected;
-            own.selected = own.wanted;
+            state.before = state.selected;
+            state.selected = state.wanted;
             if (!late)
                 continue;
-            if (!now.is_done())
-                now.do_columns(model_.cpu, model_.matrices, i, moved, background_.access());
+            if (!current.is_done())
+                current.do_columns(model_.cpu, model_.matrices, i, moved, background_.access());
             for (std::size_t c = 0; c < moved.size(); ++c)
-                now.parts[i].columns[c] = now.parts[i].columns[c] != 0 && moved[c] == 0;
-            if (background_.home() != nullptr)
-                continue; // their weights follow with the step
-            list_columns(moved, 1, own.late_list);
-            model_.copy_weights(i, own.late_list);
+                current.parts[i].columns[c] = current.parts[i].columns[c] != 0 && moved[c] == 0;
+            if (background_.device_state() != nullptr)
+                continue; // the step uploads their weights
+            list_columns(moved, 1, state.late_list);
+            model_.copy_weights(i, state.late_list);
         }
     }
-    // The step that was to change it has failed. What was put off has been stepped early, and publishes with all else.
+    // Restores the selection after a failed step. The columns whose deferred update ran early are published with the
+    // others.
     void keep_selection() noexcept
     {
-        background_.settle(); // or it would be stepped again
+        background_.settle(); // otherwise these columns would be stepped again
         for (std::size_t i = 0; i < model_.size(); ++i) {
-            zenflow_param_state& own = model_.params[i];
-            if (own.before.empty())
+            zenflow_param_state& state = model_.params[i];
+            if (state.before.empty())
                 continue;
-            own.selected = own.before;
-            for (std::size_t c = 0; c < own.late.size(); ++c)
-                if (own.late[c] != 0)
-                    background_.now().parts[i].columns[c] = 1;
+            state.selected = state.before;
+            for (std::size_t c = 0; c < state.late.size(); ++c)
+                if (state.late[c] != 0)
+                    background_.current().parts[i].columns[c] = 1;
         }
     }
     void count_selected(zenflow_report& report)
     {
         for (std::size_t i = 0; i < model_.size(); ++i) {
-            zenflow_param_state& own = model_.params[i];
+            zenflow_param_state& state = model_.params[i];
             if (!model_.takes_part(i))
                 continue;
-            own.summed += model_.is_matrix(i);
+            state.summed += model_.is_matrix(i);
             report.elements +=
-                model_.is_matrix(i) ? own.list.size() * model_.matrices[i].rows() : model_.matrices[i].shard().size();
+                model_.is_matrix(i) ? state.list.size() * model_.matrices[i].rows() : model_.matrices[i].shard().size();
             if (!model_.is_matrix(i))
-                ++own.counts[0];
-            for (std::uint32_t const c : own.list)
-                ++own.counts[c];
+                ++state.counts[0];
+            for (std::uint32_t const c : state.list)
+                ++state.counts[c];
         }
     }
     void end_window(bool warm_up, bool drops, zenflow_report& report)

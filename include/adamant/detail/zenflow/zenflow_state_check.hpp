@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The check of a zenflow_state, for every file format.
+// Validation of a zenflow_state, independent of the file format.
 #pragma once
 
 #include <algorithm>
@@ -20,26 +20,24 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The type of a matrix' weights.
+// The type of a matrix's weights.
 constexpr dtype weights_type(shard_dtypes const& types) noexcept
 {
     return types[types[shard_array::weight_out] == dtype::none ? shard_array::param : shard_array::weight_out];
 }
 
-// What the concepts of formats.hpp say, of values.
+// The concepts of formats.hpp as a run-time check.
 constexpr bool are_shard_types(shard_dtypes const& types) noexcept
 {
     using enum dtype;
-    auto const is_element = [](dtype type) { return type == float32 || type == bfloat16 || type == float16; };
-    auto const is_moment = [](dtype type) { return type == float32 || type == bfloat16 || type == quantized8; };
     auto const [param, grad, exp_avg, exp_avg_sq, weight_out] = types;
-    if (!is_element(grad) || !is_moment(exp_avg) || !is_moment(exp_avg_sq) ||
+    if (!is_element_type(grad) || !is_moment_type(exp_avg) || !is_moment_type(exp_avg_sq) ||
         (exp_avg == quantized8) != (exp_avg_sq == quantized8))
         return false;
     if (param == split_float32)
         return weight_out == bfloat16;
-    return is_element(param) &&
-           (weight_out == none || (param == float32 && weight_out != float32 && is_element(weight_out)));
+    return is_element_type(param) &&
+           (weight_out == none || (param == float32 && weight_out != float32 && is_element_type(weight_out)));
 }
 
 inline void check_param(zenflow_state_param const& p, std::size_t number, std::size_t groups)
@@ -47,40 +45,40 @@ inline void check_param(zenflow_state_param const& p, std::size_t number, std::s
     if (p.name.empty())
         throw_invalid_argument({"param ", number, " has no name"});
     check_utf8("the name of a param", p.name);
-    auto const refuse = [&](std::initializer_list<text_part> what) {
-        throw_invalid_argument({"param ", in_quotes(p.name), ' ', text_of(what)});
+    auto const refuse = [&](std::initializer_list<text_part> problem) {
+        throw_invalid_argument({"param ", in_quotes(p.name), ' ', text_of(problem)});
     };
     if (p.group >= groups)
         refuse({"is in group ", p.group, ", but there are ", groups});
     if (!are_shard_types(p.types))
-        refuse({"has arrays of types that no shard has: ", name(p.types[0]), ", ", name(p.types[1]), ", ",
+        refuse({"has an unsupported combination of types: ", name(p.types[0]), ", ", name(p.types[1]), ", ",
                 name(p.types[2]), ", ", name(p.types[3]), " and ", name(p.types[4])});
     bool const is_matrix = p.columns != 0;
     static_cast<void>(
         element_count({p.name, is_matrix ? std::vector{p.all_rows, p.columns} : std::vector{p.all_rows}}));
     if (p.first_row > p.all_rows || p.rows > p.all_rows - p.first_row)
-        refuse({"has ", p.rows, " rows from ", p.first_row, ", but all of it has ", p.all_rows});
+        refuse({"has ", p.rows, " rows from ", p.first_row, ", but the whole param has ", p.all_rows});
     std::size_t const together = elems_together(p.types);
     bool const ends = !is_matrix && p.first_row + p.rows == p.all_rows;
     if (p.first_row % together != 0 || (p.rows % together != 0 && !ends))
-        refuse({"has rows ", range_text(p.first_row, p.first_row + p.rows), " of ", p.all_rows, ", but groups of ",
-                together, " rows are not cut"});
+        refuse({"has rows ", range_text(p.first_row, p.first_row + p.rows), " of ", p.all_rows,
+                ", which split a group of ", together, " rows"});
     if (p.counts.size() != (is_matrix ? p.columns : 1) || p.selected.size() != p.columns ||
         p.publishing.size() != p.columns)
-        refuse({"has ", p.columns, " columns, but counts of ", p.counts.size(), " and flags of ", p.selected.size(),
-                " and ", p.publishing.size()});
+        refuse({"has ", p.columns, " columns, but ", p.counts.size(), " counts, and ", p.selected.size(), " and ",
+                p.publishing.size(), " flags"});
     for (auto const* const flags : {&p.selected, &p.publishing})
         if (std::any_of(flags->begin(), flags->end(), [](auto flag) { return flag > 1; }))
-            refuse({"has a flag of a column that is neither 0 nor 1"});
+            refuse({"has a column flag that is neither 0 nor 1"});
     for (shard_array::index const which : state_arrays)
         if (is_state(p.types, which) && p.arrays[which] == nullptr && p.rows != 0)
-            refuse({"has no data of ", shard_array::names[which]});
+            refuse({"has no data for ", shard_array::names[which]});
     if (is_matrix && p.summed != 0 && p.sums == nullptr && p.rows != 0)
-        refuse({"has put off ", p.summed, " steps, but has no sums"});
+        refuse({"has deferred gradients of ", p.summed, " steps, but no sums"});
 }
 
-// Numbers of the params that are written: all, but of those without rows at one place only the first. Throws what
-// validate() throws.
+// Indices of the params to write: all, except that of several params without rows at one position only the first is
+// written. Throws as validate().
 inline std::vector<std::size_t> checked_params(zenflow_state const& state)
 {
     default_mode_scope const mode;
@@ -105,11 +103,11 @@ inline std::vector<std::size_t> checked_params(zenflow_state const& state)
         }
         if (last->columns != p.columns || last->all_rows != p.all_rows || last->types != p.types ||
             last->group != p.group)
-            throw_invalid_argument({"params ", order[k - 1], " and ", order[k], " are both of ", in_quotes(p.name),
+            throw_invalid_argument({"params ", order[k - 1], " and ", order[k], " both belong to ", in_quotes(p.name),
                                     ", but differ in columns, rows, types or group"});
         if (last->first_row + last->rows > p.first_row)
-            throw_invalid_argument({"params ", order[k - 1], " and ", order[k], " are both of ", in_quotes(p.name),
-                                    ", and overlap: rows ", range_text(last->first_row, last->first_row + last->rows),
+            throw_invalid_argument({"params ", order[k - 1], " and ", order[k], " both belong to ", in_quotes(p.name),
+                                    " and overlap: rows ", range_text(last->first_row, last->first_row + last->rows),
                                     " and ", range_text(p.first_row, p.first_row + p.rows)});
         if (last->first_row != p.first_row || last->rows != p.rows)
             result.push_back(order[k]);
@@ -120,11 +118,11 @@ inline std::vector<std::size_t> checked_params(zenflow_state const& state)
 
 } // namespace detail
 
-// Throws invalid_argument naming the first problem: hyperparameters that validate() refuses; a loss scale whose inverse
-// float does not hold; groups without a name or with the same one; params without a name; names and metadata that are
-// not UTF-8, or metadata with a key of the library's; an index out of range; rows past the param's end, or that
-// overlap; types that no shard has; counts and flags of other columns; arrays that are null. A state may be one rank's.
-// Reads no arrays. Thread-safe.
+// Checks a state, which may be that of one rank. Throws invalid_argument naming the first problem: invalid
+// hyperparameters; a loss scale whose inverse float does not hold; groups without a name or with equal names; params
+// without a name; names and metadata that are not UTF-8, or metadata with a key reserved for the library; an index out
+// of range; rows past the param's end, or that overlap; an unsupported combination of types; a wrong number of counts
+// or flags; null arrays. Does not read the arrays. Thread-safe.
 inline void validate(zenflow_state const& state)
 {
     static_cast<void>(detail::checked_params(state));
