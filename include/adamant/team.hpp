@@ -60,11 +60,6 @@ struct team_request {
     std::exception_ptr error; // the first one thrown
 };
 
-} // namespace detail
-// A team of threads, each bound to a hardware thread, that lives between steps and is not the caller's.
-
-namespace detail {
-
 class team_state;
 void submit(team_state& to, team_request& request);
 void wait_for(team_state const& of, team_request const& request) noexcept;
@@ -80,10 +75,8 @@ ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
-/// Work that was submitted to a team. It cannot be moved, because the team knows its address. Wait for it from any
-/// thread, once.
-template <class Task>
 /// Work that was submitted to a team. Not movable, because the team has its address. Wait for it once, from any thread.
+template <class Task>
 class [[nodiscard]] submission : detail::team_request {
 public:
     submission(submission const&) = delete;

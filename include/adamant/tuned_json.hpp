@@ -33,15 +33,15 @@ namespace detail {
 inline constexpr std::string_view tuned_format = "adamant tuned cores 1";
 
 // Throws nlohmann-json's exceptions for missing members and wrong types, and corrupted for invalid numbers.
-inline tuned_cores tuned_from_json(nlohmann::ordered_json const& json)
+inline tuned_cores tuned_from_json(nlohmann::ordered_json const& document)
 {
     auto const demand = [](bool condition, char const* reason) {
         if (!condition)
             throw corrupted(reason);
     };
-    demand(json.at("format").get<std::string>() == tuned_format, "unknown format");
+    demand(document.at("format").get<std::string>() == tuned_format, "unknown format");
     tuned_cores result;
-    for (auto const& [name, text] : json.at("key").items())
+    for (auto const& [name, text] : document.at("key").items())
         result.key.entries.emplace_back(name, text.get<std::string>());
     auto const whole = [&](nlohmann::ordered_json const& object, char const* name, std::uint64_t maximum) {
         nlohmann::ordered_json const& value = object.at(name);
@@ -53,22 +53,22 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& json)
         demand(std::isfinite(value) && value >= 0, name);
         return value;
     };
-    result.cores = static_cast<unsigned>(whole(json, "cores", index_set::max_index));
-    result.of = static_cast<unsigned>(whole(json, "of", index_set::max_index));
+    result.cores = static_cast<unsigned>(whole(document, "cores", index_set::max_index));
+    result.of = static_cast<unsigned>(whole(document, "of", index_set::max_index));
     demand(result.cores >= 1 && result.cores <= result.of, "cores");
-    result.cpuadam_cores_perc = number(json, "cpuadam_cores_perc");
-    result.finished = json.at("finished").get<bool>();
-    if (auto const warnings = json.find("warnings"); warnings != json.end()) // older files have none
+    result.cpuadam_cores_perc = number(document, "cpuadam_cores_perc");
+    result.finished = document.at("finished").get<bool>();
+    if (auto const warnings = document.find("warnings"); warnings != document.end()) // older files have none
         result.warnings = warnings->get<std::vector<std::string>>();
-    result.elements = whole(json, "elements", std::numeric_limits<std::size_t>::max());
-    result.step_s = number(json, "step_s");
-    result.max_chunk_elems = whole(json, "max_chunk_elems", std::numeric_limits<std::size_t>::max());
-    result.prefetch_bytes = static_cast<std::uint32_t>(whole(json, "prefetch_bytes", 0xffffffffu));
-    for (auto const& point : json.at("curve"))
+    result.elements = whole(document, "elements", std::numeric_limits<std::size_t>::max());
+    result.step_s = number(document, "step_s");
+    result.max_chunk_elems = whole(document, "max_chunk_elems", std::numeric_limits<std::size_t>::max());
+    result.prefetch_bytes = static_cast<std::uint32_t>(whole(document, "prefetch_bytes", 0xffffffffu));
+    for (auto const& point : document.at("curve"))
         result.curve.push_back({static_cast<unsigned>(whole(point, "cores", index_set::max_index)),
                                 number(point, "median_s"), number(point, "p10_s"), number(point, "p90_s"),
                                 whole(point, "measurements", std::numeric_limits<std::size_t>::max())});
-    for (auto const& t : json.at("tried"))
+    for (auto const& t : document.at("tried"))
         result.tried.push_back({t.at("name").get<std::string>(),
                                 whole(t, "value", std::numeric_limits<std::uint64_t>::max()), number(t, "time_ratio"),
                                 number(t, "low"), number(t, "high")});
@@ -80,31 +80,31 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& json)
 /// Converts a tuning result to JSON: the members of tuned_cores by their names, and "host_cores".
 [[nodiscard]] inline nlohmann::ordered_json to_json(tuned_cores const& result)
 {
-    nlohmann::ordered_json json = {{"format", detail::tuned_format}};
+    nlohmann::ordered_json document = {{"format", detail::tuned_format}};
     for (auto const& [name, text] : result.key.entries)
-        json["key"][name] = text;
-    json["cores"] = result.cores;
-    json["of"] = result.of;
-    json["cpuadam_cores_perc"] = result.cpuadam_cores_perc;
-    json["host_cores"] = result.host_cores();
-    json["finished"] = result.finished;
-    json["warnings"] = result.warnings;
-    json["elements"] = result.elements;
-    json["step_s"] = result.step_s;
-    json["max_chunk_elems"] = result.max_chunk_elems;
-    json["prefetch_bytes"] = result.prefetch_bytes;
-    json["curve"] = nlohmann::ordered_json::array();
+        document["key"][name] = text;
+    document["cores"] = result.cores;
+    document["of"] = result.of;
+    document["cpuadam_cores_perc"] = result.cpuadam_cores_perc;
+    document["host_cores"] = result.host_cores();
+    document["finished"] = result.finished;
+    document["warnings"] = result.warnings;
+    document["elements"] = result.elements;
+    document["step_s"] = result.step_s;
+    document["max_chunk_elems"] = result.max_chunk_elems;
+    document["prefetch_bytes"] = result.prefetch_bytes;
+    document["curve"] = nlohmann::ordered_json::array();
     for (core_time const& point : result.curve)
-        json["curve"].push_back({{"cores", point.cores},
+        document["curve"].push_back({{"cores", point.cores},
                                  {"median_s", point.median_s},
                                  {"p10_s", point.p10_s},
                                  {"p90_s", point.p90_s},
                                  {"measurements", point.measurements}});
-    json["tried"] = nlohmann::ordered_json::array();
+    document["tried"] = nlohmann::ordered_json::array();
     for (tried_setting const& t : result.tried)
-        json["tried"].push_back(
+        document["tried"].push_back(
             {{"name", t.name}, {"value", t.value}, {"time_ratio", t.time_ratio}, {"low", t.low}, {"high", t.high}});
-    return json;
+    return document;
 }
 
 /// Writes a tuning result to a file, and replaces an existing file atomically.

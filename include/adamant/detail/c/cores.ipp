@@ -38,9 +38,9 @@ static void give_texts(std::string const& first, text_place const& to_first, std
 {
     check_fits(first, to_first);
     check_fits(second, to_second);
-    std::memcpy(to_first.to, first.c_str(), first.size() + 1);
-    if (to_second.to != nullptr)
-        std::memcpy(to_second.to, second.c_str(), second.size() + 1);
+    std::memcpy(to_first.buffer, first.c_str(), first.size() + 1);
+    if (to_second.buffer != nullptr)
+        std::memcpy(to_second.buffer, second.c_str(), second.size() + 1);
 }
 
 static std::vector<char const*> texts_of(char const* const* texts, std::size_t count, std::string const& argument)
