@@ -163,7 +163,7 @@ private:
     void betas()
     {
         static constexpr number_rule beta{0, 1 - 0x1p-25, true, false,
-                                          "in [0, 1), and below 1 - 2^-25, from where on float rounds it to 1"};
+                                          "in [0, 1), and below 1 - 2^-25, because float rounds larger values to 1"};
         json_value const* const found = document_.find("optimizer.params.betas");
         if (found == nullptr)
             return;

@@ -81,7 +81,7 @@ TEST_CASE("C: a team's threads are bound, and say where")
 
     adamant_team* none = nullptr;
     o = team_options();
-    refused(adamant_team_create(&o, &none), "name some, or request ADAMANT_BIND_NONE");
+    refused(adamant_team_create(&o, &none), "Name PUs, or request ADAMANT_BIND_NONE");
     o.pus = "0-";
     refused(adamant_team_create(&o, &none), "0-");
     o.pus = "60000";

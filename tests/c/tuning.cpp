@@ -102,7 +102,7 @@ TEST_CASE("C: tuning finds cores, and what it has found is saved and loaded")
     fails(adamant_tuned_load(path.c_str(), &cores, &s, nullptr, &none), ADAMANT_UNAVAILABLE, "packages was ");
     fails(adamant_tuned_load(dir.file("none").c_str(), &c, &s, nullptr, &none), ADAMANT_UNAVAILABLE, "cannot read");
     std::ofstream(dir.file("cut")) << "{";
-    fails(adamant_tuned_load(dir.file("cut").c_str(), &c, &s, nullptr, &none), ADAMANT_CORRUPTED, "tune again");
+    fails(adamant_tuned_load(dir.file("cut").c_str(), &c, &s, nullptr, &none), ADAMANT_CORRUPTED, "Tune again");
     fails(adamant_tuned_save(made, dir.file("no/such/folder").c_str()), ADAMANT_UNAVAILABLE, "no/such/folder");
     refused(adamant_tuned_load(path.c_str(), &c, &s, "sse9", &none), "sse9");
     other.param_dtype = ADAMANT_NONE;

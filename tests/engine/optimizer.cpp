@@ -920,8 +920,8 @@ TEST_CASE("What passes at set-up is not refused at a step, and what a step would
     o.add_group("all", {.lr = 1e-40});
     o.add_shard({.group = 0, .name = "w", .shard = data.view()});
     simple const before = data;
-    CHECK(message_of([&] { o.step({.loss_scale = 1e300}); }).find("use a smaller loss_scale") != std::string::npos);
-    CHECK(message_of([&] { o.step({.loss_scale = 1e-300}); }).find("use a larger loss_scale") != std::string::npos);
+    CHECK(message_of([&] { o.step({.loss_scale = 1e300}); }).find("Use a smaller loss_scale") != std::string::npos);
+    CHECK(message_of([&] { o.step({.loss_scale = 1e-300}); }).find("Use a larger loss_scale") != std::string::npos);
     CHECK(data == before);
     for (double lr = 1e-3; lr > 0; lr *= 1e-6) // a schedule that ends at nothing
         o.step({.lr = std::span<double const>(&lr, 1)});

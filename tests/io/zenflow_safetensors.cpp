@@ -454,7 +454,7 @@ TEST_CASE("states of ZenFlow that cannot be are not saved")
                        for (shard_array::index const which : {shard_array::exp_avg, shard_array::exp_avg_sq})
                            s.params[1].types[which] = dtype::quantized8;
                    }),
-                   {"'half'", "rows [1, 3) of 4", "groups of 64"}));
+                   {"'half'", "rows [1, 3) of 4", "a group of 64 rows"}));
 }
 
 TEST_CASE("mutated files of ZenFlow are refused or read, and never believed", "[fuzz]")

@@ -158,7 +158,7 @@ TEST_CASE("tune: options that cannot be are refused")
     CHECK(test::mentions(test::refusal([&] { (void)search_cores(2, one, never, {.confidence = 1}); }),
                          {"confidence is 1"}));
     CHECK(test::mentions(test::refusal([&] { (void)search_cores(2, one, never, {.rounds = 9, .most_rounds = 8}); }),
-                         {"from 9 to 8"}));
+                         {"rounds is 9 and most_rounds is 8"}));
 }
 
 TEST_CASE("the range of a median is as sure as it says")

@@ -1246,7 +1246,7 @@ TEST_CASE("column scores: errors", "[once]")
     };
     CHECK(mentions(refusal(add(nullptr, dtype::float32, 2, 1)), {"null", "2 columns"}));
     CHECK(mentions(refusal(add(grad.data(), dtype::quantized8, 2, 1)), {"quantized8"}));
-    CHECK(mentions(refusal(add(grad.data(), dtype::float32, 3, 1)), {"3 columns", "scores of 2"}));
+    CHECK(mentions(refusal(add(grad.data(), dtype::float32, 3, 1)), {"3 columns", "scores has 2"}));
     CHECK(mentions(refusal(add(grad.data(), dtype::float32, 2, -1)), {"-1"}));
     CHECK(mentions(refusal(add(grad.data(), dtype::float32, 2, NAN)), {"nan"}));
     CHECK(mentions(refusal([&] { (void)largest_magnitude(cpu, nullptr, dtype::float32, 1); }), {"null"}));

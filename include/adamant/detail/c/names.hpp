@@ -110,7 +110,8 @@ inline constexpr c_name c_zenflow_names[] = {
     for (c_name const& name : names)
         if (text.substr(offset).starts_with(name.in_cpp)) {
             std::size_t const end = offset + name.in_cpp.size();
-            if (end == text.size() || !is_name_char(text[end - 1]) || !is_name_char(text[end]))
+            bool const colon = text.substr(end).starts_with(':') && !text.substr(end).starts_with("::");
+            if (end == text.size() || colon || !is_name_char(text[end - 1]) || !is_name_char(text[end]))
                 return &name;
         }
     return nullptr;

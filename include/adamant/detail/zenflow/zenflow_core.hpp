@@ -74,7 +74,7 @@ public:
                 return;
             throw_invalid_argument({"cannot change the gradient of param ", model_.registry.text(param),
                                     ": its gradients are on a device (see set_device_arrays()), which copies them to "
-                                    "the array set before place()"});
+                                    "the array of the time of place()"});
         }
         background_.finish_sums();
         model_.set_gradient(param, grad);
