@@ -115,10 +115,10 @@ TEST_CASE("C: tuning finds cores, and what it has found is saved and loaded")
     refused(adamant_tune_cores(&c, &s, &o, &none), "worth is 2");
     o.worth = 0.25;
     steps = {.seen = 0, .last = 2};
-    fails(adamant_tune_cores(&c, &s, &o, &none), ADAMANT_UNAVAILABLE, "as on_step returned 7");
+    fails(adamant_tune_cores(&c, &s, &o, &none), ADAMANT_UNAVAILABLE, "on_step returned 7");
     CHECK(steps.seen == 2);
     steps.last = 1000;
-    fails(adamant_tune_cores(&c, &s, &o, &none), ADAMANT_UNAVAILABLE, "as on_step threw an exception");
+    fails(adamant_tune_cores(&c, &s, &o, &none), ADAMANT_UNAVAILABLE, "on_step threw an exception");
     REQUIRE(none == nullptr);
 
     refused(adamant_tuned_load(nullptr, &c, &s, nullptr, &none), "path is a null");

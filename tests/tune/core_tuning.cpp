@@ -104,5 +104,5 @@ TEST_CASE("tune: trial arrays are of training's kind, and a step is taken in all
     }
     if (available_memory().bytes < std::size_t{1} << 50)
         CHECK(test::mentions(test::refusal<unavailable>([&] { trial_step(cpu, mixed, std::size_t{1} << 46); }),
-                             "memory"));
+                             "cannot allocate"));
 }
