@@ -36,6 +36,9 @@ struct team_options {
     /// How long an idle thread spins before it sleeps. A spinning thread starts new work within a microsecond; a
     /// sleeping one has to be woken and uses no CPU.
     std::chrono::nanoseconds spin = std::chrono::microseconds(50);
+    /// Whether run() may work in the calling thread, in place of a member: it does if the team covers all PUs that the
+    /// caller may use. One thread more than PUs would cost two context switches for each request.
+    bool caller_joins = true;
 };
 
 /// One thread of a team.
@@ -61,10 +64,11 @@ struct team_request {
 };
 
 class team_state;
-void submit(team_state& to, team_request& request);
-void wait_for(team_state const& of, team_request const& request) noexcept;
-[[nodiscard]] bool is_done(team_state const& of, team_request const& request) noexcept;
-void check_process(team_state const& of);
+void submit(team_state& state, team_request& request);
+void run(team_state& state, team_request& request);
+void wait_for(team_state& state, team_request const& request) noexcept;
+[[nodiscard]] bool is_done(team_state const& state, team_request const& request) noexcept;
+void check_process(team_state const& state);
 void check_chunks(std::size_t chunks);
 
 } // namespace detail
@@ -98,7 +102,9 @@ public:
 
 private:
     friend team;
-    submission(std::shared_ptr<detail::team_state> state, Task task, std::size_t work_chunks, unsigned takers)
+    using start_function = void (*)(detail::team_state&, team_request&);
+    submission(std::shared_ptr<detail::team_state> state, Task task, std::size_t work_chunks, unsigned takers,
+               start_function start)
         : state_(std::move(state)), task_(std::forward<Task>(task))
     {
         run = [](team_request& self, unsigned member, [[maybe_unused]] std::size_t begin,
@@ -111,7 +117,7 @@ private:
         };
         chunks = work_chunks;
         chunk_takers = takers;
-        detail::submit(*state_, *this);
+        start(*state_, *this);
     }
 
     std::shared_ptr<detail::team_state> state_;
@@ -167,17 +173,17 @@ public:
     template <class Task>
         requires std::is_invocable_v<Task&, unsigned> submission<Task> submit(Task&& task)
         {
-            return {state_, std::forward<Task>(task), 0, 0};
+            return {state_, std::forward<Task>(task), 0, 0, &detail::submit};
         }
     /// Calls task(member, begin, end) for disjoint ranges of chunks 0 to chunks - 1 (fewer than 2^32) that together are
     /// all chunks. Each of the first `takers` threads (0: all) starts with the same chunks every time and then steals
-    /// from others.
+    /// from others. Other threads are not woken.
     template <class Task>
         requires std::is_invocable_v<Task&, unsigned, std::size_t, std::size_t> submission<Task>
         submit(std::size_t chunks, Task&& task, unsigned takers = 0)
         {
             detail::check_chunks(chunks);
-            return {state_, std::forward<Task>(task), chunks, takers == 0 || takers > size() ? size() : takers};
+            return {state_, std::forward<Task>(task), chunks, takers_of(takers), &detail::submit};
         }
 
     /// Whether other requests wait, for a task that can choose when to end.
@@ -189,20 +195,26 @@ public:
     /// Throws unavailable in a forked child process.
     void check_process() const;
 
-    /// Submits and waits. Throws what the task throws.
+    /// Submits and waits. Throws what the task throws. The calling thread may take the place of a member: see
+    /// team_options::caller_joins. It has the default floating-point environment meanwhile.
     template <class Task>
     ADAMANT_ALWAYS_INLINE void run(Task&& task)
     {
-        submit(task).wait();
+        submission<Task&>(state_, task, 0, 0, &detail::run).wait();
     }
-    /// The same.
+    /// The same for chunks. Does not wait for threads that wake up when no chunk is left.
     template <class Task>
     ADAMANT_ALWAYS_INLINE void run(std::size_t chunks, Task&& task, unsigned takers = 0)
     {
-        submit(chunks, task, takers).wait();
+        detail::check_chunks(chunks);
+        submission<Task&>(state_, task, chunks, takers_of(takers), &detail::run).wait();
     }
 
 private:
+    [[nodiscard]] unsigned takers_of(unsigned takers) const noexcept
+    {
+        return takers == 0 || takers > size() ? size() : takers;
+    }
     // All of the team's threads inherit its signal mask.
     void start_leader();
 

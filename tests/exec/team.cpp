@@ -183,6 +183,153 @@ TEST_CASE("every member takes part in every request, in order, from any number o
     }
 }
 
+TEST_CASE("request_gate: members enter only an open gate of their request, and the last to leave completes it")
+{
+    detail::request_gate gate;
+    CHECK_FALSE(gate.enter(1)); // no request yet
+    gate.open(1, false, 0);
+    CHECK_FALSE(gate.enter(2));
+    CHECK_FALSE(gate.enter(0));
+    CHECK(gate.enter(1));
+    CHECK(gate.enter(1));
+    CHECK_FALSE(gate.leave()); // closes
+    CHECK_FALSE(gate.enter(1));
+    CHECK(gate.leave());
+    gate.open(2, false, 1); // with a caller that works in place of a member
+    CHECK(gate.leave());
+    CHECK_FALSE(gate.enter(2));
+    gate.open(0xffffffff, true, 3); // everyone
+    for (int i = 0; i < 3; ++i) {
+        CHECK(gate.enter(0xffffffff));
+        CHECK(gate.leave() == (i == 2));
+    }
+}
+
+TEST_CASE("random requests from several threads: every member and every chunk is called once")
+{
+    test::random_bits random(GENERATE(1u, 2u, 3u));
+    for (unsigned const size : {1u, 2u, 3u, 16u}) {
+        for (binding const bind : {binding::none, binding::automatic}) {
+            team t({.pus = detail::pus_for(size), .threads = size, .bind = bind});
+            std::vector<std::thread> submitters;
+            std::atomic<int> wrong{0};
+            for (int s = 0; s < 3; ++s)
+                submitters.emplace_back([&, seed = random.below(1u << 30)] {
+                    test::random_bits own(seed);
+                    for (int i = 0; i < 300; ++i) {
+                        std::vector<std::atomic<int>> members(size);
+                        std::vector<std::atomic<int>> chunks(own.below(50));
+                        auto const call_member = [&](unsigned member) { ++members[member]; };
+                        auto const takers = static_cast<unsigned>(own.below(size + 2));
+                        auto const call_chunks = [&](unsigned member, std::size_t begin, std::size_t end) {
+                            wrong += takers != 0 && member >= takers;
+                            for (; begin < end; ++begin)
+                                ++chunks[begin];
+                        };
+                        bool const whole = own.below(2) == 0;
+                        bool const waits = own.below(2) == 0;
+                        if (whole && waits)
+                            t.run(call_member);
+                        else if (whole)
+                            t.submit(call_member).wait();
+                        else if (waits)
+                            t.run(chunks.size(), call_chunks, takers);
+                        else
+                            t.submit(chunks.size(), call_chunks, takers).wait();
+                        for (std::atomic<int> const& calls : members)
+                            wrong += calls != (whole ? 1 : 0);
+                        for (std::atomic<int> const& calls : chunks)
+                            wrong += calls != (whole ? 0 : 1);
+                        if (own.below(20) == 0)
+                            std::this_thread::sleep_for(std::chrono::microseconds(200)); // the members sleep
+                    }
+                });
+            for (std::thread& s : submitters)
+                s.join();
+            CHECK(wrong == 0);
+        }
+    }
+}
+
+TEST_CASE("run() works in the caller's thread where the team covers its PUs, and only there")
+{
+    auto const callers_members = [](team& t) {
+        std::vector<pid_t> threads(t.size());
+        t.run([&](unsigned member) { threads[member] = static_cast<pid_t>(syscall(SYS_gettid)); });
+        return std::count(threads.begin(), threads.end(), static_cast<pid_t>(syscall(SYS_gettid)));
+    };
+    cpu_set_t mask[8];
+    REQUIRE(sched_getaffinity(0, sizeof mask, mask) == 0);
+    auto const pus = static_cast<unsigned>(CPU_COUNT_S(sizeof mask, mask));
+    team unbound({.threads = pus, .bind = binding::none});
+    CHECK(callers_members(unbound) == 1);
+    team refuses({.threads = pus, .bind = binding::none, .caller_joins = false});
+    CHECK(callers_members(refuses) == 0);
+    if (pus > 1) {
+        team few({.threads = pus - 1, .bind = binding::none});
+        CHECK(callers_members(few) == 0);
+    }
+#if !defined(ADAMANT_NO_HWLOC)
+    pu_set const all = mask_of(0);
+    team bound({.pus = all});
+    CHECK(callers_members(bound) == 1);
+    if (all.size() > 1) {
+        team part({.pus = {all.members().back()}});
+        std::thread([&] { // whose first PU the team does not have
+            CHECK(callers_members(part) == 0);
+            cpu_set_t last[8];
+            CPU_ZERO_S(sizeof last, last);
+            CPU_SET_S(all.members().back(), sizeof last, last);
+            CHECK(sched_setaffinity(0, sizeof last, last) == 0);
+            CHECK(callers_members(part) == 1);
+        })
+            .join();
+    }
+#endif
+    // A member's environment, and the caller's own again afterwards; its own team refuses it meanwhile.
+    std::fesetround(FE_UPWARD);
+    int usual = 0;
+    int refused = 0;
+    pid_t const caller = static_cast<pid_t>(syscall(SYS_gettid));
+    unbound.run([&](unsigned) {
+        if (static_cast<pid_t>(syscall(SYS_gettid)) != caller)
+            return;
+        usual += std::fegetround() == FE_TONEAREST;
+        try {
+            unbound.run([](unsigned) {});
+        } catch (invalid_argument const&) {
+            ++refused;
+        }
+    });
+    CHECK(usual == 1);
+    CHECK(refused == 1);
+    CHECK(std::fegetround() == FE_UPWARD);
+    std::fesetround(FE_TONEAREST);
+    unbound.run([](unsigned) {});
+
+    // A thread with a small stack does not join.
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    REQUIRE(pthread_attr_setstacksize(&attributes, detail::min_stack_bytes / 2) == 0);
+    struct small_stack {
+        team* threads;
+        decltype(callers_members) const* count;
+        std::ptrdiff_t joined;
+    } job{&unbound, &callers_members, -1};
+    pthread_t thread;
+    REQUIRE(pthread_create(
+                &thread, &attributes,
+                [](void* given) -> void* {
+                    auto& own = *static_cast<small_stack*>(given);
+                    own.joined = (*own.count)(*own.threads);
+                    return nullptr;
+                },
+                &job) == 0);
+    pthread_join(thread, nullptr);
+    pthread_attr_destroy(&attributes);
+    CHECK(job.joined == 0);
+}
+
 TEST_CASE("an exception in a task reaches who waits, and the team goes on")
 {
     team t(any_threads(3));
@@ -319,8 +466,7 @@ TEST_CASE("threads that the system does not have are an error that says so, and 
                   return 1;
               std::string const refused = refusal_of(20);
               if (refused.find("ulimit -u") == std::string::npos ||
-                  (counts &&
-                   refused.find("cannot start 20 threads: the system allows only 2 ") == std::string::npos))
+                  (counts && refused.find("cannot start 20 threads: the system allows only 2 ") == std::string::npos))
                   return 2;
               return !counts || refusal_of(2).empty() ? 0 : 3; // nothing of the attempt is left
           }) == 0);
@@ -419,10 +565,10 @@ TEST_CASE("each member is bound to its PU, as the kernel says, and the caller's 
         std::vector<unsigned> const pus = here.allowed.members();
         std::vector<pu_set> masks(t.size());
         std::vector<unsigned> ran_on(t.size());
-        t.run([&](unsigned member) {
-            masks[member] = mask_of(0);
-            ran_on[member] = static_cast<unsigned>(sched_getcpu());
-        });
+        t.submit([&](unsigned member) {
+             masks[member] = mask_of(0);
+             ran_on[member] = static_cast<unsigned>(sched_getcpu());
+         }).wait();
         for (unsigned m = 0; m < t.size(); ++m) {
             CHECK(masks[m] == pu_set{pus[m]});
             CHECK(ran_on[m] == pus[m]);

@@ -21,7 +21,7 @@ int bind_test(std::vector<adamant::rank_cores> const& ranks)
     for (std::size_t r = 0; r < ranks.size(); ++r) {
         adamant::team& team = *teams[r];
         std::vector<int> runs_on(team.size());
-        team.run([&](unsigned member) { runs_on[member] = sched_getcpu(); });
+        team.submit([&](unsigned member) { runs_on[member] = sched_getcpu(); }).wait();
         std::printf("rank %u: %u thread%s\n", ranks[r].rank, team.size(), team.size() == 1 ? "" : "s");
         for (unsigned m = 0; m < team.size(); ++m) {
             adamant::team_member const& thread = team.members()[m];

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -70,9 +71,17 @@ ADAMANT_DECL std::shared_ptr<adamant::team> const& executor::team() const noexce
     return team_;
 }
 
-ADAMANT_DECL chunking executor::chunks(std::size_t n) const noexcept
+ADAMANT_DECL chunking executor::chunks(std::size_t n, std::size_t elem_bytes) const noexcept
 {
-    return chunks_of(n, threads(), min_slice_elems_, max_chunk_elems_);
+    return chunks_of(n, threads(), least_elems(elem_bytes), max_chunk_elems_);
+}
+
+ADAMANT_DECL std::size_t executor::least_elems(std::size_t elem_bytes) const noexcept
+{
+    if (elem_bytes == 0 || elem_bytes >= step_elem_bytes ||
+        min_slice_elems_ > std::numeric_limits<std::size_t>::max() / step_elem_bytes)
+        return min_slice_elems_;
+    return min_slice_elems_ * step_elem_bytes / elem_bytes;
 }
 
 ADAMANT_DECL std::size_t executor::max_chunk_elems() const noexcept
@@ -114,9 +123,9 @@ ADAMANT_DECL void executor::check_agrees(adamant::team const& team, executor_opt
                                     ". Omit that option, or create a team that has it."});
 }
 
-ADAMANT_DECL bool executor::works_itself(std::size_t n) const noexcept
+ADAMANT_DECL bool executor::works_itself(std::size_t n, std::size_t elem_bytes) const noexcept
 {
-    return team_ == nullptr || n < 2 * min_slice_elems_;
+    return team_ == nullptr || n / 2 < least_elems(elem_bytes);
 }
 
 ADAMANT_END_NAMESPACE

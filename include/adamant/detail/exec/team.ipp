@@ -24,7 +24,11 @@ ADAMANT_DECL void submit(team_state& state, team_request& request)
 {
     state.submit(request);
 }
-ADAMANT_DECL void wait_for(team_state const& state, team_request const& request) noexcept
+ADAMANT_DECL void run(team_state& state, team_request& request)
+{
+    state.run(request);
+}
+ADAMANT_DECL void wait_for(team_state& state, team_request const& request) noexcept
 {
     state.wait(request.ticket);
 }

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -25,6 +27,7 @@
 #include <adamant/error.hpp>
 #include <adamant/team.hpp>
 #include <adamant/detail/exec/probe_threads.hpp>
+#include <adamant/detail/exec/stand_ins.hpp>
 #include <adamant/detail/exec/team_member.hpp>
 #include <adamant/detail/exec/this_process.hpp>
 #include <adamant/detail/exec/work_stealing.hpp>
@@ -53,33 +56,91 @@ inline void relax() noexcept
 #endif
 }
 
-// Blocks until the value differs from `old`, and returns it. Spins first, then sleeps.
-inline std::uint32_t wait_for_change(std::atomic<std::uint32_t> const& value, std::uint32_t old,
-                                     std::chrono::nanoseconds spin) noexcept
-{
-    auto const until = std::chrono::steady_clock::now() + spin;
-    do {
-        for (int i = 0; i < 32; ++i) {
-            if (std::uint32_t const now = value.load(std::memory_order_acquire); now != old)
-                return now;
-            relax();
-        }
-        // The thread that changes the value may need this PU.
-        if (spin.count() > 0)
-            sched_yield();
-    } while (std::chrono::steady_clock::now() < until);
-    for (;;) {
-        value.wait(old, std::memory_order_acquire);
-        if (std::uint32_t const now = value.load(std::memory_order_acquire); now != old)
-            return now;
+// A word that one side changes and the other waits for. Waiters spin first, then sleep. Counts the sleepers itself:
+// std::atomic's notify functions enter the kernel if any thread of the process sleeps on a word of the same hash.
+class wait_word {
+public:
+    [[nodiscard]] std::uint32_t load() const noexcept { return value_.load(std::memory_order_acquire); }
+    // Call wake() afterwards. The two are separate so that a lock can be released between them.
+    void store(std::uint32_t value) noexcept { value_.store(value, std::memory_order_seq_cst); }
+    void wake() noexcept
+    {
+        if (sleepers_.load(std::memory_order_seq_cst) != 0)
+            value_.notify_all();
     }
-}
+    // Blocks until the value differs from `old`, and returns it.
+    std::uint32_t wait(std::uint32_t old, std::chrono::nanoseconds spin) noexcept
+    {
+        if (spin.count() > 0) {
+            auto const until = std::chrono::steady_clock::now() + spin;
+            do {
+                for (int i = 0; i < 32; ++i) {
+                    if (std::uint32_t const now = load(); now != old)
+                        return now;
+                    relax();
+                }
+                sched_yield(); // the thread that changes the value may need this PU
+            } while (std::chrono::steady_clock::now() < until);
+        }
+        std::uint32_t now = load();
+        if (now != old)
+            return now;
+        sleepers_.fetch_add(1, std::memory_order_seq_cst); // before the next load: see wake()
+        while ((now = value_.load(std::memory_order_seq_cst)) == old)
+            value_.wait(old, std::memory_order_acquire);
+        sleepers_.fetch_sub(1, std::memory_order_relaxed);
+        return now;
+    }
+
+private:
+    std::atomic<std::uint32_t> value_{0};
+    std::atomic<std::uint32_t> sleepers_{0};
+};
+
+// Who works on the current request, in one atomic word. A request that is cut into chunks can complete without the
+// members that wake up too late: once a thread finds no chunk left, no other enters.
+class request_gate {
+public:
+    // Opens the gate for a request. all: every member takes part, and `active` of them have yet to leave. Otherwise
+    // members enter one by one, and `active` of them have entered already.
+    void open(std::uint32_t ticket, bool all, unsigned active) noexcept
+    {
+        word_.store(std::uint64_t{ticket} << 32 | (all ? everyone | closed : 0) | active, std::memory_order_release);
+    }
+    // Returns whether the calling member takes part in the request of this ticket. It must leave() then.
+    [[nodiscard]] bool enter(std::uint32_t ticket) noexcept
+    {
+        std::uint64_t word = word_.load(std::memory_order_acquire);
+        for (;;) {
+            if (static_cast<std::uint32_t>(word >> 32) != ticket)
+                return false;
+            if ((word & everyone) != 0)
+                return true;
+            if ((word & closed) != 0)
+                return false;
+            if (word_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel, std::memory_order_acquire))
+                return true;
+        }
+    }
+    // Closes the gate. Returns whether this was the last active thread: it completes the request.
+    [[nodiscard]] bool leave() noexcept
+    {
+        word_.fetch_or(closed, std::memory_order_relaxed);
+        return (word_.fetch_sub(1, std::memory_order_acq_rel) & active_mask) == 1;
+    }
+
+private:
+    static constexpr std::uint64_t closed = std::uint64_t{1} << 31;
+    static constexpr std::uint64_t everyone = std::uint64_t{1} << 30;
+    static constexpr std::uint64_t active_mask = everyone - 1;
+    std::atomic<std::uint64_t> word_{0};
+};
 
 // State that a team's threads share. The leader thread keeps it alive after the team object is gone.
 class team_state {
 public:
     team_state(team_options const& options, unsigned threads)
-        : options_(options), members_(threads), queues_(threads), process_(this_process())
+        : options_(options), members_(threads), mailboxes_(threads), queues_(threads), process_(this_process())
     {
     }
 
@@ -125,56 +186,55 @@ public:
     void submit(team_request& request)
     {
         check_submit();
-        bool start = false;
-        {
-            std::lock_guard const lock(mutex_);
-            request.ticket = ++last_ticket_;
-            request.next = nullptr;
-            if (head_ == nullptr) {
-                head_ = tail_ = &request;
-                publish(head_);
-                start = true;
-            } else {
-                tail_ = tail_->next = &request;
-                others_wait_.store(true, std::memory_order_relaxed);
+        (void)enqueue(request, no_member);
+    }
+    // Submits the request and waits for it. If the team covers all PUs that the calling thread may use, the caller
+    // works in place of the member on its PU: one thread more than PUs would cost two context switches for each
+    // request.
+    void run(team_request& request)
+    {
+        check_submit();
+        unsigned const neighbour = stand_ins_ ? stand_ins_->member_for_this_thread() : no_member;
+        if (neighbour == no_member) {
+            (void)enqueue(request, no_member);
+        } else {
+            mailboxes_[neighbour].park();
+            unsigned const member =
+                request.chunk_takers == 0 ? neighbour : std::min(neighbour, request.chunk_takers - 1);
+            if (enqueue(request, member)) {
+                stand_in_scope const scope(*this);
+                work(request, member);
             }
         }
-        if (start)
-            epoch_.notify_all();
+        wait(request.ticket);
     }
 
     // Whether a request waits behind the current one.
     [[nodiscard]] bool others_wait() const noexcept { return others_wait_.load(std::memory_order_relaxed); }
 
-    [[nodiscard]] bool done(std::uint32_t ticket) const noexcept
-    {
-        return reached(completed_.load(std::memory_order_acquire), ticket);
-    }
+    [[nodiscard]] bool done(std::uint32_t ticket) const noexcept { return reached(completed_.load(), ticket); }
 
     // Returns immediately in a forked child process, where no thread would complete the request.
-    void wait(std::uint32_t ticket) const noexcept
+    void wait(std::uint32_t ticket) noexcept
     {
         if (!in_this_process())
             return;
-        std::uint32_t now = completed_.load(std::memory_order_acquire);
+        std::uint32_t now = completed_.load();
         while (!reached(now, ticket))
-            now = wait_for_change(completed_, now, options_.spin);
+            now = completed_.wait(now, options_.spin);
     }
 
     // Ends the threads after all submitted requests are complete.
     void stop()
     {
-        bool start = false;
+        unsigned members = 0;
         {
             std::lock_guard const lock(mutex_);
             stopping_ = true;
-            if (head_ == nullptr) {
-                publish(nullptr);
-                start = true;
-            }
+            if (head_ == nullptr)
+                members = publish(nullptr, no_member);
         }
-        if (start)
-            epoch_.notify_all();
+        wake(members);
     }
 
     std::unique_ptr<std::thread> leader; // for the team object only
@@ -189,10 +249,51 @@ private:
         static thread_local team_state const* state = nullptr;
         return state;
     }
+    static constexpr unsigned no_member = stand_ins::no_member;
 
-    // A step uses 23 KiB of stack, or 62 KiB if compiled for AVX2 without optimisation. A step over a list uses 27 KiB
-    // more, for the buffer in which it gathers small shards.
-    static constexpr std::size_t min_stack_bytes = 131072;
+    // Makes the calling thread a member for the duration of one request.
+    class stand_in_scope {
+    public:
+        explicit stand_in_scope(team_state const& state) noexcept
+            : outer_(std::exchange(state_of_this_thread(), &state))
+        {
+            std::fegetenv(&environment_);
+            std::fesetenv(FE_DFL_ENV);
+        }
+        stand_in_scope(stand_in_scope const&) = delete;
+        stand_in_scope& operator=(stand_in_scope const&) = delete;
+        ~stand_in_scope()
+        {
+            std::fesetenv(&environment_);
+            state_of_this_thread() = outer_;
+        }
+
+    private:
+        team_state const* outer_;
+        std::fenv_t environment_;
+    };
+
+    // Appends a request. Returns whether the caller works on it in place of `member`: if the request starts
+    // immediately.
+    [[nodiscard]] bool enqueue(team_request& request, unsigned member)
+    {
+        unsigned members = 0;
+        {
+            std::lock_guard const lock(mutex_);
+            request.ticket = ++last_ticket_;
+            request.next = nullptr;
+            if (head_ != nullptr) {
+                tail_ = tail_->next = &request;
+                others_wait_.store(true, std::memory_order_relaxed);
+                return false;
+            }
+            head_ = tail_ = &request;
+            members = publish(head_, member);
+        }
+        wake(members);
+        return member != no_member;
+    }
+
     [[noreturn]] static void refuse_stack(std::size_t bytes, std::size_t needed)
     {
         throw_unavailable({"cannot start a team: a thread needs a stack of ", needed, " bytes, but has ", bytes,
@@ -260,8 +361,13 @@ private:
             }
             if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == members_.size())
                 all_arrived();
+            mailbox& box = mailboxes_[member];
             for (std::uint32_t seen = 0;;) {
-                seen = wait_for_change(epoch_, seen, options_.spin);
+                // While a caller works in this member's place, spinning would take the PU from it.
+                bool const parked = box.parked.load(std::memory_order_relaxed);
+                seen = box.ticket.wait(seen, parked ? std::chrono::nanoseconds(0) : options_.spin);
+                if (!gate_.enter(seen))
+                    continue;
                 if (current_ == nullptr)
                     break;
                 work(*current_, member);
@@ -272,13 +378,18 @@ private:
     // Called by the last member to arrive.
     void all_arrived() noexcept
     {
+        try {
+            if (options_.caller_joins)
+                stand_ins_.emplace(members_);
+        } catch (...) {
+            fail();
+        }
         bool usable = !failed_.load(std::memory_order_relaxed) && too_small_stack_.load(std::memory_order_relaxed) == 0;
         for (team_member const& m : members_)
             usable = usable && (m.problem.empty() || options_.bind != binding::required);
-        if (!usable)
-            publish(nullptr); // before announce(), so no request can have been submitted yet
+        unsigned const members = usable ? 0 : publish(nullptr, no_member); // before announce(): there is no request yet
         announce();
-        epoch_.notify_all();
+        wake(members);
     }
 
     void work(team_request& request, unsigned member) noexcept
@@ -293,40 +404,70 @@ private:
             if (!request.failed.exchange(true))
                 request.error = std::current_exception();
         }
-        if (remaining_.fetch_sub(1, std::memory_order_acq_rel) != 1)
+        if (!gate_.leave())
             return;
-        // The last member to finish publishes the next request, then completes this one. Do not touch the request after
-        // that: its submitter may already have freed it.
-        bool start = false;
+        // The last thread publishes the next request, then completes this one. Do not touch the request after that: its
+        // submitter may already have freed it.
+        unsigned members = 0;
         {
             std::lock_guard const lock(mutex_);
             std::uint32_t const ticket = request.ticket;
             head_ = request.next;
             others_wait_.store(head_ != nullptr && head_->next != nullptr, std::memory_order_relaxed);
-            if (head_ != nullptr || stopping_) {
-                publish(head_);
-                start = true;
-            }
-            completed_.store(ticket, std::memory_order_release);
+            if (head_ != nullptr || stopping_)
+                members = publish(head_, no_member);
+            completed_.store(ticket);
         }
-        if (start)
-            epoch_.notify_all();
-        completed_.notify_all();
+        wake(members);
+        completed_.wake();
     }
 
-    // Makes a request current; members read it after epoch_ has changed. null: stop.
-    void publish(team_request* request) noexcept
+    // Makes a request current and delivers it to the members that take part, except `stand_in`, whose place the caller
+    // takes. Returns how many members have to be woken, from the first on. null: stop.
+    [[nodiscard]] unsigned publish(team_request* request, unsigned stand_in) noexcept
     {
+        auto const size = static_cast<unsigned>(members_.size());
+        bool const all = request == nullptr || request->chunk_takers == 0;
+        std::uint32_t const ticket = request == nullptr ? ++last_ticket_ : request->ticket;
+        unsigned const takers = all ? size : request->chunk_takers;
         current_ = request;
-        if (request != nullptr && request->chunk_takers != 0)
-            queues_.fill(request->chunks, request->chunk_takers);
-        remaining_.store(static_cast<unsigned>(members_.size()), std::memory_order_relaxed);
-        epoch_.fetch_add(1, std::memory_order_release);
+        if (!all)
+            queues_.fill(request->chunks, takers);
+        gate_.open(ticket, all, all ? size : (stand_in == no_member ? 0 : 1));
+        for (unsigned i = 0; i < takers; ++i)
+            if (i != stand_in)
+                mailboxes_[i].deliver(ticket);
+        return takers;
     }
+    void wake(unsigned members) noexcept
+    {
+        for (unsigned i = 0; i < members; ++i)
+            mailboxes_[i].ticket.wake();
+    }
+
+    // Where a member waits for requests.
+    struct alignas(64) mailbox {
+        wait_word ticket; // of the last request delivered here
+        std::atomic<bool> parked{false}; // a caller uses the member's PU
+
+        void park() noexcept
+        {
+            if (!parked.load(std::memory_order_relaxed))
+                parked.store(true, std::memory_order_relaxed);
+        }
+        void deliver(std::uint32_t request) noexcept
+        {
+            if (parked.load(std::memory_order_relaxed))
+                parked.store(false, std::memory_order_relaxed);
+            ticket.store(request);
+        }
+    };
 
     team_options options_;
     std::vector<team_member> members_;
-    work_stealing_queues queues_; // chunks of the current request
+    std::vector<mailbox> mailboxes_;
+    std::optional<stand_ins> stand_ins_; // empty: callers never join
+    work_stealing_queues queues_;        // chunks of the current request
     pid_t process_;
     std::atomic<std::uint32_t> ready_{0};
     std::atomic<std::size_t> arrived_{0};
@@ -344,9 +485,8 @@ private:
 
     team_request* current_ = nullptr;
     // On separate cache lines, because different threads wait for them.
-    alignas(64) std::atomic<std::uint32_t> epoch_{0};
-    alignas(64) std::atomic<unsigned> remaining_{0};
-    alignas(64) std::atomic<std::uint32_t> completed_{0};
+    alignas(64) request_gate gate_;
+    alignas(64) wait_word completed_; // ticket of the last completed request
 };
 
 } // namespace detail
