@@ -68,6 +68,9 @@ inline constexpr std::size_t min_chunk_elems = 4096;
     return {n, chunk, chunks, static_cast<unsigned>(std::min(useful, chunks))};
 }
 
+/// Bytes of memory that a step in float32 moves for each element.
+inline constexpr std::size_t step_elem_bytes = 28;
+
 /// Options of an executor.
 struct executor_options {
     isa tier = isa::automatic; ///< automatic: ADAMANT_ISA if set, else the best that the CPU has
@@ -77,8 +80,8 @@ struct executor_options {
     unsigned threads = 0;
     pu_set pus = {};                   ///< see team_options; empty: PUs of this process, one of each core first
     binding bind = binding::automatic; ///< whether the threads must be bound
-    /// Least elements for each thread; below, fewer threads are used, because waking a thread costs about what it
-    /// saves.
+    /// Least elements of a float32 step for each thread; with less work, fewer threads are used, because handing work
+    /// over costs about what a thread saves. Work that moves fewer bytes per element needs more elements.
     std::size_t min_slice_elems = 16384;
     /// Most elements of a chunk (rounded down to a multiple of 64, at least 4096); tune_cores() tries others.
     std::size_t max_chunk_elems = default_max_chunk_elems;
@@ -116,24 +119,26 @@ public:
     /// The team; null if the calling thread does the work.
     [[nodiscard]] std::shared_ptr<adamant::team> const& team() const noexcept;
 
-    /// How n elements are divided.
-    [[nodiscard]] chunking chunks(std::size_t n) const noexcept;
+    /// How n elements are divided, if the work moves that many bytes of memory for each.
+    [[nodiscard]] chunking chunks(std::size_t n, std::size_t elem_bytes = step_elem_bytes) const noexcept;
     /// See executor_options::max_chunk_elems.
     [[nodiscard]] std::size_t max_chunk_elems() const noexcept;
     /// How far ahead steps prefetch.
     [[nodiscard]] std::uint32_t prefetch_bytes() const noexcept;
 
     /// Whether the calling thread does n elements itself, because that is faster than a hand-over.
-    [[nodiscard]] bool works_itself(std::size_t n) const noexcept;
+    [[nodiscard]] bool works_itself(std::size_t n, std::size_t elem_bytes = step_elem_bytes) const noexcept;
 
     /// Calls work(slice) in parallel for disjoint slices that together are all n elements, and returns when all are
     /// done. Each thread starts with the same slices every time and then steals from others. The calling thread does
-    /// small amounts of work. Returns the number of threads. Throws what work and team::submit() throw.
+    /// small amounts of work; elem_bytes, the bytes of memory that the work moves for each element, decides what is
+    /// small. Returns the number of threads. Throws what work and team::submit() throw.
     template <class Work>
-    ADAMANT_ALWAYS_INLINE unsigned for_each_slice(std::size_t n, Work const& work) const
+    ADAMANT_ALWAYS_INLINE unsigned for_each_slice(std::size_t n, Work const& work,
+                                                  std::size_t elem_bytes = step_elem_bytes) const
     {
-        chunking const cut = chunks(n);
-        if (works_itself(n))
+        chunking const cut = chunks(n, elem_bytes);
+        if (works_itself(n, elem_bytes))
             work(slice{0, n});
         else
             team_->run(
@@ -151,14 +156,18 @@ public:
         if (team_ == nullptr)
             work(slice{0, n});
         else
-            team_->run([&](unsigned member) {
-                if (member < cut.threads)
-                    work(cut.home(member));
-            });
+            team_
+                ->submit([&](unsigned member) { // not run(): the caller may move to another PU
+                    if (member < cut.threads)
+                        work(cut.home(member));
+                })
+                .wait();
     }
 
 private:
     static void check_agrees(adamant::team const& with, executor_options const& options);
+    // Least elements for each thread.
+    [[nodiscard]] std::size_t least_elems(std::size_t elem_bytes) const noexcept;
 
     isa isa_;
     std::size_t min_slice_elems_;

@@ -408,9 +408,9 @@ private:
         dispatcher().queue().check_process();
         if (!as_they_arrive)
             dispatcher().queue().check_caller();
-        if (kind != step_kind::whole || partition() != nullptr)
-            dispatcher().queue().ensure_team();
         allocate(as_they_arrive);
+        if (kind == step_kind::async || partition() != nullptr || (as_they_arrive && !dispatcher().works_in_submit()))
+            dispatcher().queue().ensure_team();
         session_.open(values, as_they_arrive, kind == step_kind::async);
     }
     void copy_to_host(char const* call)

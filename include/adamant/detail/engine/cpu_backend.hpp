@@ -162,11 +162,11 @@ public:
     }
     // Calls run(member, begin, end) for chunks of the pieces [begin, end), as executor::for_each_slice() does for
     // slices: in the calling thread, or in the team's threads. Each thread starts with the same pieces in every pass.
-    // Waits.
+    // Waits. reads: the pass only reads gradients.
     template <class Run>
-    void run_all(std::size_t begin, std::size_t end, Run const& run)
+    void run_all(std::size_t begin, std::size_t end, bool reads, Run const& run)
     {
-        if (cpu_.works_itself(elements_)) {
+        if (cpu_.works_itself(elements_, reads ? sizeof(float) : step_elem_bytes)) {
             run(0, begin, end);
             return;
         }
@@ -176,7 +176,9 @@ public:
         cpu_.team()->run((end - begin + pieces_at_once_ - 1) / pieces_at_once_, do_chunks,
                          cpu_.chunks(elements_).threads);
     }
-    // The share of the executor's threads that run_all() uses.
+    // Whether all passes together cost less than handing them over.
+    [[nodiscard]] bool is_small() const noexcept { return cpu_.works_itself(elements_); }
+    // The share of the executor's threads that run_all() uses to step.
     [[nodiscard]] double share_of_threads() const noexcept
     {
         unsigned const threads = cpu_.works_itself(elements_) ? 1 : cpu_.chunks(elements_).threads;

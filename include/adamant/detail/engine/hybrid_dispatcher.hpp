@@ -72,9 +72,20 @@ public:
         arrivals_->dispatcher = this;
         arrivals_->expected = 0;
     }
-    // Enqueues the first pass over a shard whose gradient is complete. Not thread-safe. Throws as check_caller().
+    // Whether submit() does the work itself.
+    [[nodiscard]] bool works_in_submit() const noexcept { return device_ == nullptr && host_.is_small(); }
+    // Enqueues the first pass over a shard whose gradient is complete, or runs it if the model is small. Not
+    // thread-safe. Throws as check_caller().
     void submit(std::size_t shard)
     {
+        if (works_in_submit()) {
+            queue_.check_caller();
+            std::size_t const pieces = host_.enqueue_shard(shard, plan_.first_pass);
+            std::size_t const first = queue_.claim(pieces);
+            run(0, first, first + pieces);
+            queue_.complete(pieces);
+            return;
+        }
         if (device_ != nullptr && registry_.has_device_arrays(shard)) {
             queue_.check_caller();
             fetch_gradients(shard);
@@ -157,13 +168,14 @@ public:
         }
         std::size_t const pieces = host_.enqueue_all(pass);
         std::size_t const first = queue_.claim(pieces);
-        host_.run_all(first, first + pieces, [this](unsigned member, std::size_t begin, std::size_t end) {
-            if (weights_ready_)
-                run(member, begin, end);
-            else
-                host_.work(member, begin, end);
-            queue_.complete(end - begin);
-        });
+        host_.run_all(first, first + pieces, only_reads(pass),
+                      [this](unsigned member, std::size_t begin, std::size_t end) {
+                          if (weights_ready_)
+                              run(member, begin, end);
+                          else
+                              host_.work(member, begin, end);
+                          queue_.complete(end - begin);
+                      });
     }
     void begin_pass(block_pass pass, bool on_device)
     {

@@ -21,7 +21,7 @@ inline void add_squares_of_blocks(executor const& cpu, void const* grad, std::si
         throw_invalid_argument({"cannot sum the squares of ", n, " elements: grad is null."});
     squares_total sum;
     std::mutex mutex;
-    cpu.for_each_slice(n, [&](slice part) {
+    auto const add_slice = [&](slice part) {
         // A slice sums the blocks that begin in it.
         constexpr std::size_t mask = norm_block_elems - 1;
         float_mode_scope const mode(subnormals::flushed); // set once for all blocks
@@ -30,7 +30,8 @@ inline void add_squares_of_blocks(executor const& cpu, void const* grad, std::si
             slice_sum.add(run(static_cast<std::byte const*>(grad) + i * elem_bytes, std::min(norm_block_elems, n - i)));
         std::lock_guard const lock(mutex);
         sum.add(slice_sum);
-    });
+    };
+    cpu.for_each_slice(n, add_slice, elem_bytes);
     total.add(sum);
 }
 
