@@ -48,9 +48,9 @@ int repeats_for(std::size_t elems)
     return static_cast<int>(std::clamp<std::size_t>((std::size_t{1} << 21) / elems, 1, 1000));
 }
 
-bool uses_all_threads(adamant::executor const& cpu, std::size_t elems)
+bool uses_all_threads(adamant::executor const& cpu, std::size_t elems, std::size_t elem_bytes)
 {
-    return cpu.chunks(elems).threads == cpu.threads();
+    return cpu.chunks(elems, elem_bytes).threads == cpu.threads();
 }
 
 std::string place_name(adamant::executor const& cpu, std::size_t elems)

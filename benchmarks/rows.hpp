@@ -49,18 +49,20 @@ struct setup {
 [[nodiscard]] int repeats_for(std::size_t elems);
 
 // Whether an executor uses all of its threads for that many elements: else the row would be that of fewer threads.
-[[nodiscard]] bool uses_all_threads(adamant::executor const& cpu, std::size_t elems);
+[[nodiscard]] bool uses_all_threads(adamant::executor const& cpu, std::size_t elems,
+                                    std::size_t elem_bytes = adamant::step_elem_bytes);
 
 // "elems:65536/threads:2"
 [[nodiscard]] std::string place_name(adamant::executor const& cpu, std::size_t elems);
 
 // visit(cpu, elems) for each of these sizes with each number of threads.
 template <class Visit>
-void for_each_place(setup const& given, std::vector<std::size_t> const& elems, Visit const& visit)
+void for_each_place(setup const& given, std::vector<std::size_t> const& elems, Visit const& visit,
+                    std::size_t elem_bytes = adamant::step_elem_bytes)
 {
     for (std::size_t const n : elems)
         for (adamant::executor const& cpu : given.cpus)
-            if (uses_all_threads(cpu, n))
+            if (uses_all_threads(cpu, n, elem_bytes))
                 visit(cpu, n);
 }
 
@@ -107,6 +109,7 @@ void add_rollback(setup const& given);
 void add_reductions(setup const& given);
 void add_checkpoint(setup const& given);
 void add_hand_over(setup const& given);
+void add_scaling(setup const& given);
 void add_subnormals(setup const& given);
 void add_unequal_cores(setup const& given);
 void add_memory(setup const& given);
