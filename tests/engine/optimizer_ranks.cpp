@@ -244,4 +244,14 @@ TEST_CASE("With one thread the caller steps by itself; only what goes on without
     o.finish();
     o.step();
     CHECK(o.step_async().wait().step == 4);
+    // A small model is stepped in submit(), without a thread.
+    std::size_t const with_one = threads();
+    simple little(5000);
+    optimizer small(executor({.threads = 1}), {.max_norm = 0.1});
+    small.add_group("all", usual_adamw);
+    small.add_shard({.group = 0, .name = "w", .shard = little.view()});
+    small.begin_step();
+    small.submit(0);
+    CHECK(threads() == with_one);
+    CHECK(small.finish().step == 1);
 }

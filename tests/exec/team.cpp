@@ -15,6 +15,7 @@
 
 #include <adamant/cores.hpp>
 #include <adamant/executor.hpp>
+#include <adamant/detail/exec/team_state.hpp>
 #include <adamant/detail/exec/work_stealing.hpp>
 #include <adamant/detail/topology/allowed.hpp>
 #if !defined(ADAMANT_NO_HWLOC)

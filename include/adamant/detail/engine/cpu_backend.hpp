@@ -176,8 +176,12 @@ public:
         cpu_.team()->run((end - begin + pieces_at_once_ - 1) / pieces_at_once_, do_chunks,
                          cpu_.chunks(elements_).threads);
     }
-    // Whether all passes together cost less than handing them over.
-    [[nodiscard]] bool is_small() const noexcept { return cpu_.works_itself(elements_); }
+    // Whether a step costs about as little as handing it over. Without a team a large model gets a thread of its own.
+    [[nodiscard]] bool is_small() const noexcept
+    {
+        return cpu_.team() == nullptr ? elements_ < 2 * executor_options{}.min_slice_elems
+                                      : cpu_.works_itself(elements_);
+    }
     // The share of the executor's threads that run_all() uses to step.
     [[nodiscard]] double share_of_threads() const noexcept
     {
