@@ -89,7 +89,6 @@ struct coefficients {
 /// Computes the coefficients of a step. Pure; thread-safe.
 ///
 /// Neither depends on nor changes the caller's floating-point mode.
-/// @param step  number of the step, counted from 1.
 /// @throws invalid_argument  for step 0, and as validate() does.
 [[nodiscard]] coefficients make_coefficients(hyperparameters const& hyper, std::uint64_t step,
                                              grad_scaling const& scaling = {});

@@ -73,7 +73,6 @@ template <class T>
 }
 
 /// Rounds a result to its storage type; if `stochastic` and T is bfloat16, by stochastic rounding.
-/// @param random  16 random bits; see random_half() in detail/numerics/rounding.hpp.
 template <class T>
 [[nodiscard]] constexpr T stored(float x, bool stochastic, std::uint16_t random) noexcept
 {
