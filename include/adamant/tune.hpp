@@ -3,17 +3,12 @@
 #pragma once
 
 #include <algorithm>
-#include <barrier>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,6 +20,7 @@
 #include <adamant/shard.hpp>
 #include <adamant/split.hpp>
 #include <adamant/detail/core/default_mode.hpp>
+#include <adamant/detail/tune/trial_step.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -149,130 +145,8 @@ struct core_search_result {
 [[nodiscard]] unsigned fewest_within(std::vector<core_time> const& curve, double share);
 
 namespace detail {
-
 template <class SecondsOn, class TimeIsUp>
-class core_searcher {
-public:
-    core_searcher(unsigned cores, SecondsOn& seconds_on, TimeIsUp& time_is_up, core_search_options const& options)
-        : cores_(cores), seconds_on_(seconds_on), time_is_up_(time_is_up), options_(options)
-    {
-    }
-
-    core_search_result run()
-    {
-        result_.cores = 1;
-        for (std::size_t i = 0; cores_ == 1 && i < options_.rounds; ++i)
-            measure(1); // a single core has no other count to compare with
-        while (result_.cores < cores_ && !stopped_)
-            if (unsigned const more = worth_having(); more != 0)
-                before_ = std::exchange(result_.cores, more);
-            else
-                break;
-        shrink();
-        result_.finished = !stopped_;
-        for (auto const& [count, seconds] : seconds_)
-            result_.curve.push_back(
-                {count, median(seconds), quantile(seconds, 0.1), quantile(seconds, 0.9), seconds.size()});
-        return std::move(result_);
-    }
-
-private:
-    // Adds one core while that is measurable, then an eighth. halved() and shrink() refine the result.
-    static unsigned increment(unsigned count) noexcept { return std::max(1u, count / 8); }
-
-    // Returns the next count that is worth using, or 0.
-    unsigned worth_having()
-    {
-        unsigned const now = result_.cores;
-        unsigned const step = increment(now);
-        unsigned const next = std::min(now + step, cores_);
-        if (is_worth(now, next))
-            return next;
-        if (unsigned const fewer = halved(now, next); fewer != now)
-            return fewer;
-        // The search continues: two cores may gain something although one does not, and another node adds its memory.
-        std::vector<unsigned> further = {now + 2 * step, now + 3 * step};
-        auto const boundary = std::lower_bound(options_.boundaries.begin(), options_.boundaries.end(), now);
-        if (boundary != options_.boundaries.end())
-            further.insert(further.end(), {*boundary + (now + 1) / 2, *boundary + now});
-        std::sort(further.begin(), further.end());
-        unsigned tried = next;
-        for (unsigned const more : further)
-            if (unsigned const count = std::min(more, cores_); count > tried) {
-                if (is_worth(now, count))
-                    return count;
-                tried = count;
-            }
-        return 0;
-    }
-    // Bisects between a count and a larger one that is not worth using. Returns the largest count that is.
-    unsigned halved(unsigned least, unsigned not_worth)
-    {
-        while (not_worth - least > 1 && !stopped_) {
-            unsigned const middle = least + (not_worth - least) / 2;
-            (is_worth(least, middle) ? least : not_worth) = middle;
-        }
-        return least;
-    }
-    // The last increment may have passed the knee. Bisects back to the smallest count over which the last one gains too
-    // little.
-    void shrink()
-    {
-        unsigned least = before_;
-        while (result_.cores - least > 1 && !stopped_) {
-            unsigned const middle = least + (result_.cores - least) / 2;
-            if (is_worth(middle, result_.cores))
-                least = middle;
-            else if (!stopped_)
-                result_.cores = middle;
-        }
-    }
-    bool is_worth(unsigned fewer, unsigned more)
-    {
-        if (stopped_)
-            return false;
-        core_comparison c{.fewer = fewer, .more = more};
-        c.needed = 1 + options_.worth * (static_cast<double>(more) / static_cast<double>(fewer) - 1);
-        std::vector<double> ratios;
-        while (!c.sure && ratios.size() < options_.most_rounds) {
-            if (time_is_up_()) {
-                stopped_ = true;
-                return false;
-            }
-            bool const fewer_first =
-                ratios.size() % 2 == 0; // alternate, because the second may profit from state that the first left
-            double const first = measure(fewer_first ? fewer : more);
-            double const second = measure(fewer_first ? more : fewer);
-            ratios.push_back(fewer_first ? first / second : second / first);
-            if (ratios.size() < options_.rounds)
-                continue;
-            median_range const range = range_of_median(ratios, options_.confidence);
-            c.low = range.low;
-            c.high = range.high;
-            c.sure = range.confidence >= options_.confidence && (range.low >= c.needed || range.high < c.needed);
-        }
-        c.speed_up = median(ratios);
-        c.worth = c.speed_up >= c.needed;
-        result_.comparisons.push_back(c);
-        return c.worth;
-    }
-    double measure(unsigned count)
-    {
-        double const seconds = seconds_on_(count);
-        seconds_[count].push_back(seconds);
-        return seconds;
-    }
-
-    unsigned cores_;
-    SecondsOn& seconds_on_;
-    TimeIsUp& time_is_up_;
-    core_search_options const& options_;
-    core_search_result result_;
-    std::map<unsigned, std::vector<double>> seconds_;
-    unsigned before_ = 1; // the sufficient count before the last increment
-    bool stopped_ = false;
-};
-
+class core_searcher;
 } // namespace detail
 
 /// Searches for the smallest sufficient number of cores, from 1 to `cores`.
@@ -300,46 +174,6 @@ template <class SecondsOn, class TimeIsUp>
                                         ", but rounds must be at least 1, and most_rounds at least rounds"});
     return detail::core_searcher<SecondsOn, TimeIsUp>(cores, seconds_on, time_is_up, options).run();
 }
-
-// ---- Steps to be timed
-
-/// Arrays of n elements, and steps over them to be timed.
-///
-/// The executor's threads first touch each element where it will be used. Values decide which path a kernel takes, so
-/// they resemble those of training: neighbours differ, there are no zeros, and second moments match the gradients. The
-/// arrays begin at cache lines and at different offsets in their pages, as a program's do; with equal offsets each load
-/// would wait for a store to another array.
-class trial_step {
-public:
-    /// Allocates and fills the arrays.
-    /// @throws what memory_block throws, such as unavailable if there is too little memory.
-    trial_step(executor const& cpu, shard_format const& format, std::size_t n, memory_options const& memory = {});
-
-    /// Returns the number of elements.
-    [[nodiscard]] std::size_t size() const noexcept { return n_; }
-    /// Returns the types of the arrays.
-    [[nodiscard]] shard_format const& format() const noexcept { return *format_; }
-    /// Returns the memory of the arrays.
-    [[nodiscard]] std::vector<memory_block> const& blocks() const noexcept { return blocks_; }
-    /// Returns array number k, by shard_array.
-    [[nodiscard]] std::byte* array(std::size_t k) noexcept;
-
-    /// Takes one step of AdamW and returns its duration.
-    ///
-    /// The learning rate is small enough to keep values in range.
-    double seconds(executor const& cpu);
-
-private:
-    static constexpr std::size_t apart =
-        1088; // bytes between offsets: a multiple of a cache line that does not divide a page
-    static constexpr std::size_t period_elems = 4096; // values repeat after this many elements, so that filling is fast
-
-    void fill(std::size_t k, slice part);
-
-    shard_format const* format_;
-    std::size_t n_;
-    std::vector<memory_block> blocks_;
-};
 
 // ---- Results
 
@@ -399,151 +233,6 @@ struct tuned_cores {
 /// Checks that a saved result is valid for this machine and work.
 /// @throws unavailable naming each difference.
 void check_key(tuned_cores const& saved, tuning_key const& here);
-
-// ---- Timing of a number of cores
-
-namespace detail {
-
-// Returns the number of the machine's cores that have a PU in the set.
-inline unsigned cores_in(machine const& host, pu_set const& pus)
-{
-    unsigned count = 0;
-    for (topology::core const& c : host.cores)
-        count += c.pus.intersects(pus);
-    return count;
-}
-
-// Returns the PUs of each rank's optimizer with `count` of the rank's `total` cores. Selection keeps one core for the
-// host; a trial may give the optimizer all of them.
-inline std::vector<rank_cores> cores_for_trial(machine const& host, core_request request, unsigned count,
-                                               unsigned total)
-{
-    request.cpuadam_cores_perc.reset();
-    request.pt_reserved_cores.reset();
-    request.pt_reserved_cores_perc.reset();
-    request.cpuadam_cores = std::max(1u, std::min(count, total - 1));
-    std::vector<rank_cores> ranks = select_cores(host, request);
-    for (rank_cores& r : ranks)
-        for (topology::core const& c : host.cores)
-            if (c.pus.intersects(r.host_pus) && cores_in(host, r.adam_pus) < count) {
-                r.adam_pus |= c.pus & r.host_pus;
-                r.host_pus = r.host_pus - c.pus;
-                if (c.node < host.nodes.size() && host.nodes[c.node].allowed && !r.numa_nodes.empty())
-                    r.numa_nodes.insert(host.nodes[c.node].os_index);
-            }
-    return ranks;
-}
-
-// Returns the smallest number of cores of any rank.
-inline unsigned cores_of_each_rank(machine const& host, core_request request)
-{
-    request.cpuadam_cores_perc = 1;
-    request.cpuadam_cores.reset();
-    request.pt_reserved_cores.reset();
-    request.pt_reserved_cores_perc.reset();
-    unsigned least = 0;
-    for (rank_cores const& r : select_cores(host, request)) {
-        unsigned const count = cores_in(host, r.adam_pus | r.host_pus);
-        least = least == 0 ? count : std::min(least, count);
-    }
-    return least;
-}
-
-// Returns the number of elements of a rank's arrays: far more than fits in the caches, within the available memory.
-inline std::size_t trial_elements(machine const& host, shard_format const& format, unsigned ranks)
-{
-    std::size_t cached = std::size_t{32} << 20;
-    for (topology::cache const& c : host.caches)
-        cached += c.level == 3 ? c.bytes : 0;
-    double const each = memory_bytes(format.types) * ranks;
-    // The two counts that are compared have arrays at the same time.
-    double const most = static_cast<double>(available_memory().bytes) / 8;
-    double const wanted = 8 * static_cast<double>(cached);
-    auto const elems = static_cast<std::size_t>(std::min(wanted, most) / each);
-    return std::max<std::size_t>(elems / granule_elems, 1) * granule_elems;
-}
-
-// Teams and arrays of all ranks on a number of cores.
-class rank_trials {
-public:
-    // Reuses the arrays of `previous`, which may be null, if their NUMA placement is the same: each rank's arrays in
-    // one and the same node.
-    rank_trials(machine const& host, core_request const& request, unsigned count, unsigned total,
-                shard_format const& format, std::size_t elements, isa tier, rank_trials const* previous = nullptr)
-        : count_(count)
-    {
-        std::vector<rank_cores> const ranks = cores_for_trial(host, request, count, total);
-        bool single_node = true;
-        for (rank_cores const& r : ranks) {
-            nodes_.push_back(r.numa_nodes);
-            single_node = single_node && r.numa_nodes.size() == 1;
-            executors_.emplace_back(std::make_shared<team>(team_options{.pus = r.adam_pus}),
-                                    executor_options{.tier = tier});
-        }
-        if (previous != nullptr && single_node && nodes_ == previous->nodes_) {
-            steps_ = previous->steps_;
-        } else {
-            steps_ = std::make_shared<std::vector<trial_step>>();
-            for (std::size_t r = 0; r < ranks.size(); ++r)
-                steps_->emplace_back(executors_[r], format, elements, memory_options{.nodes = nodes_[r]});
-        }
-        for (int i = 0; i < 2; ++i) // warm-up: the kernel decides about pages once
-            seconds();
-    }
-    [[nodiscard]] unsigned count() const noexcept { return count_; }
-
-    // Returns the time from the common start of all ranks until the last one has finished.
-    double seconds() { return seconds(executors_); }
-    // Measures with other executor settings, on the same teams.
-    double seconds(executor_options const& settings)
-    {
-        std::vector<executor> changed;
-        for (executor const& cpu : executors_)
-            changed.emplace_back(cpu.team(), settings);
-        return seconds(changed);
-    }
-    // Measures without a pause. Call pause() before.
-    double seconds_now() { return seconds_now(executors_); }
-    // Waits until the threads of other teams have stopped spinning and sleep.
-    static void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
-
-private:
-    double seconds(std::vector<executor> const& executors)
-    {
-        pause();
-        return seconds_now(executors);
-    }
-    double seconds_now(std::vector<executor> const& executors)
-    {
-        using clock = std::chrono::steady_clock;
-        if (executors.size() == 1)
-            return (*steps_)[0].seconds(executors[0]);
-        std::barrier<> start(static_cast<std::ptrdiff_t>(executors.size()));
-        // Each rank records its own times, because a watching thread might have to wait for a PU.
-        std::vector<clock::time_point> begin(executors.size());
-        std::vector<clock::time_point> end(executors.size());
-        {
-            std::vector<std::jthread> ranks;
-            for (std::size_t r = 0; r < executors.size(); ++r)
-                ranks.emplace_back([&, r] {
-                    start.arrive_and_wait();
-                    begin[r] = clock::now();
-                    (*steps_)[r].seconds(executors[r]);
-                    end[r] = clock::now();
-                });
-        }
-        return std::chrono::duration<double>(*std::max_element(end.begin(), end.end()) -
-                                             *std::min_element(begin.begin(), begin.end()))
-            .count();
-    }
-
-    unsigned count_;
-    std::vector<node_set> nodes_;
-    std::vector<executor> executors_;
-    std::shared_ptr<std::vector<trial_step>> steps_;
-};
-
-} // namespace detail
 
 // ---- Tuning
 
@@ -641,6 +330,8 @@ private:
 
 ADAMANT_END_NAMESPACE
 
+#include <adamant/detail/tune/core_searcher.hpp>
+#include <adamant/detail/tune/rank_trials.hpp>
 #if defined(ADAMANT_HEADER_ONLY)
 #include <adamant/detail/tune/core_search.ipp>
 #include <adamant/detail/tune/core_tuning.ipp>
