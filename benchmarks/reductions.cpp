@@ -75,7 +75,7 @@ void add(setup const& given, std::string const& type)
                                 });
             }
         },
-        sizeof(Grad));
+        sizeof(Grad) / 2);
 }
 
 } // namespace

@@ -97,6 +97,29 @@ def error_context(subject: str) -> Iterator[None]:
         raise InvalidArgument(f"cannot step {subject}: {str(error).removeprefix('adamant: ')}") from None
 
 
+def set_changed_hypers(optimizer: "_Steps", native: Any, native_groups: Dict[int, int],
+                       hypers: Dict[int, Dict[str, Any]]) -> None:
+    """Passes the hyperparameters of groups that have changed since the last call to the C library.
+
+    Parameters
+    ----------
+    optimizer : _Steps
+        The optimizer whose param groups are read.
+    native : object
+        The optimizer of the C library.
+    native_groups : dict
+        Number of each param group in `native`.
+    hypers : dict
+        The hyperparameters that `native` has, by param group. Updated.
+    """
+    for group, known in hypers.items():
+        hyper = optimizer._hyper(group)
+        if hyper != known:
+            with error_context(f"parameter group {group}"):
+                native.set_hyperparameters(native_groups[group], **hyper)
+            hypers[group] = hyper
+
+
 class _Identity:
     """Compares objects by identity. Keeps its object alive."""
 
@@ -240,12 +263,7 @@ class StepGroup:
 
     def take_hypers(self, optimizer: "_Steps") -> None:
         """Applies changed hyperparameters."""
-        for group, known in self.hypers.items():
-            hyper = optimizer._hyper(group)
-            if hyper != known:
-                with error_context(f"parameter group {group}"):
-                    self.native.set_hyperparameters(self.native_groups[group], **hyper)
-                self.hypers[group] = hyper
+        set_changed_hypers(optimizer, self.native, self.native_groups, self.hypers)
 
     def has_hypers(self, optimizer: "_Steps") -> bool:
         """Whether libadamant_c has the current hyperparameters of all groups."""

@@ -23,7 +23,8 @@ from ._host_copies import check_memory, flat, local
 from ._library import InvalidArgument, Report
 from ._quantized8 import is_quantized, moments
 from ._split_masters import joined, masters
-from ._step_group import check_array, check_groups, check_readable, check_tracked, error_context, first_element
+from ._step_group import (check_array, check_groups, check_readable, check_tracked, error_context, first_element,
+                          set_changed_hypers)
 from ._zenflow_device import ZenFlowDevice, device_errors, find_gpu
 from ._zenflow_optimizer import ZenFlow, ZenFlowOptimizer, position_fields
 
@@ -512,12 +513,7 @@ class ZenFlowSteps:
                 [param.is_unchanged(optimizer, *member) for param, member in zip(self.params, members)]):
             self._rebuild(optimizer, members)
         assert self.native is not None
-        for group, known in self.hypers.items():
-            hyper = optimizer._hyper(group)
-            if hyper != known:
-                with error_context(f"parameter group {group}"):
-                    self.native.set_hyperparameters(self.native_groups[group], **hyper)
-                self.hypers[group] = hyper
+        set_changed_hypers(optimizer, self.native, self.native_groups, self.hypers)
         return self.native
 
     def _has_changed(self, optimizer: "_Steps") -> bool:

@@ -31,7 +31,8 @@ inline void add_squares_of_blocks(executor const& cpu, void const* grad, std::si
         std::lock_guard const lock(mutex);
         sum.add(slice_sum);
     };
-    cpu.for_each_slice(n, add_slice, elem_bytes);
+    // A core reads about twice as many bytes in the same time as a step reads and writes.
+    cpu.for_each_slice(n, add_slice, elem_bytes / 2);
     total.add(sum);
 }
 
