@@ -349,14 +349,18 @@ inline cudaError_t cudaFree(void* memory)
     std::free(memory);
     return cudaSuccess;
 }
+// Begins between pages, as small allocations of CUDA do.
+inline constexpr std::size_t pinned_offset = 512;
 inline cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned)
 {
     auto& m = cuda_on_host::machine::get();
     std::lock_guard const lock(m.mutex);
     if (cudaError_t const error = m.fault(cuda_on_host::call::allocate_host); error != cudaSuccess)
         return error;
-    if (posix_memalign(memory, 4096, bytes) != 0)
+    void* page = nullptr;
+    if (posix_memalign(&page, 4096, pinned_offset + bytes) != 0)
         return cudaErrorMemoryAllocation;
+    *memory = static_cast<std::byte*>(page) + pinned_offset;
     m.pinned[reinterpret_cast<std::uintptr_t>(*memory)] = bytes;
     return cudaSuccess;
 }
@@ -366,7 +370,7 @@ inline cudaError_t cudaFreeHost(void* memory)
     std::lock_guard const lock(m.mutex);
     if (m.pinned.erase(reinterpret_cast<std::uintptr_t>(memory)) == 0)
         return cudaErrorInvalidValue;
-    std::free(memory);
+    std::free(static_cast<std::byte*>(memory) - pinned_offset);
     return cudaSuccess;
 }
 

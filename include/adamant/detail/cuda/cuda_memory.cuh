@@ -66,7 +66,8 @@ inline void release(stream_set const& on, device_ptr memory) noexcept
     on.check_process();
     device_scope const scope(on.ordinal());
     void* memory = nullptr;
-    std::size_t const rounded = (bytes / page + 1) * page; // whole pages, and one at least
+    // Whole pages, at least one, and one more because CUDA's small allocations begin anywhere in a page.
+    std::size_t const rounded = (bytes / page + 2) * page;
     if (cudaError_t const error = cudaHostAlloc(&memory, rounded, cudaHostAllocPortable); error != cudaSuccess) {
         (void)cudaGetLastError();
         throw_unavailable({on.name(), " was asked for ", bytes,
@@ -79,10 +80,8 @@ inline void release(stream_set const& on, device_ptr memory) noexcept
         if (this_process() == process && cudaFreeHost(at) != cudaSuccess)
             (void)cudaGetLastError();
     });
-    // CUDA gives whole pages.
-    if (reinterpret_cast<std::uintptr_t>(memory) % page != 0)
-        throw_unavailable({"CUDA's pinned memory does not begin at a multiple of 4096"});
-    return {owner, static_cast<std::byte*>(memory)};
+    std::size_t const offset = (0 - reinterpret_cast<std::uintptr_t>(memory)) % page;
+    return {owner, static_cast<std::byte*>(memory) + offset};
 }
 
 } // namespace detail::cuda
