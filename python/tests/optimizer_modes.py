@@ -41,7 +41,7 @@ def position_of(optimizer):
 def bits(tensor):
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
-    tensor = tensor.detach().clone().contiguous().reshape(-1)  # clone: memory that NumPy has wrapped cannot be resized
+    tensor = tensor.detach().cpu().clone().contiguous().reshape(-1)  # clone: memory that NumPy has wrapped cannot be resized
     return tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
@@ -52,8 +52,8 @@ class Run:
     detect steps of removed params.
     """
 
-    def __init__(self, mode, kind=AdamW):
-        self.mode, self.kind = mode, kind
+    def __init__(self, mode, kind=AdamW, device="cpu"):
+        self.mode, self.kind, self.device = mode, kind, device
         self.dtype, self.options = MODES[mode]
         self.is_ours = kind is AdamW
         self.known = []
@@ -65,7 +65,7 @@ class Run:
 
     def new_param(self, shape):
         number = len(self.known)
-        param = torch.nn.Parameter(values(number, shape, self.dtype))
+        param = torch.nn.Parameter(values(number, shape, self.dtype).to(self.device))
         param.number = number
         self.known.append(param)
         return param
@@ -80,9 +80,10 @@ class Run:
         return [param for param in self.known if id(param) not in here]
 
     def backward(self, part=0):
-        terms = [(param * values(1000 * self.time + 10 * param.number + 7 * part + 1, param.shape, param.dtype)).sum()
-                 for param in self.known if param.requires_grad]
-        sum(terms).backward()
+        def grad(param):
+            return values(1000 * self.time + 10 * param.number + 7 * part + 1, param.shape, param.dtype).to(param.device)
+
+        sum((param * grad(param)).sum() for param in self.known if param.requires_grad).backward()
 
     def zero_grad(self):
         self.optimizer.zero_grad()

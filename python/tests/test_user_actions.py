@@ -130,7 +130,7 @@ def group_added(run):
 @action
 def param_data_replaced(run):
     param = run.params[0]
-    param.data = values(77, param.shape, param.dtype)
+    param.data = values(77, param.shape, param.dtype).to(param.device)
 
 
 @action
@@ -297,11 +297,11 @@ def moved_moments_set_to_other_storage(run):
 def move_storage(tensor):
     """Frees a tensor's memory and moves its values to new memory."""
     storage = tensor.untyped_storage()
-    kept, size = bytes(storage), storage.nbytes()
+    kept, size = storage.clone(), storage.nbytes()
     storage.resize_(0)
-    held = torch.full((max(1, size),), 85, dtype=torch.uint8)  # occupies the old memory, if reused
+    held = torch.full((max(1, size),), 85, dtype=torch.uint8, device=tensor.device)  # occupies the old memory, if reused
     storage.resize_(size)
-    storage.copy_(torch.frombuffer(bytearray(kept), dtype=torch.uint8).untyped_storage()) if size else None
+    storage.copy_(kept)
     del held
 
 
