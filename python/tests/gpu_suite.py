@@ -21,7 +21,7 @@ from adamant.torch import AdamW  # noqa: E402
 
 from optimizer_modes import position_of  # noqa: E402
 
-from test_zenflow import (bf16, bits, draw, each_format, f32, masters_of, same, same_bits, shapes,  # noqa: E402
+from test_zenflow import (bf16, bits, draw, each_format, f32, masters_of, raw, same, same_bits, shapes,  # noqa: E402
                           steps, window)
 
 library = _library.library()
@@ -231,6 +231,30 @@ def test_weights_written_before_publishing_are_refused():
     optimizer.step()
     assert optimizer.last_report.device_elements
     assert not optimizer.state_dict()["state"][0]["publishing"].any()
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "master_param"])
+@pytest.mark.parametrize("how", ["replaced", "in place", "data"])
+def test_states_written_while_the_gpu_has_newer_ones_are_refused(how, name):
+    runs = pair(bf16, master=True, zenflow={**window, "overlap": False})
+    for t in range(6):
+        step(runs, t)
+    params, optimizer = runs[1]
+    state = optimizer.state[params[0]]
+    if how == "replaced":
+        state[name] = state[name].clone()
+    elif how == "in place":
+        state[name].mul_(3)
+    else:
+        state[name].data = state[name].data.clone()
+    before = [raw(p).clone() for p in params]
+    draw(params, 6)
+    with pytest.raises(adamant.InvalidArgument, match=f"state of group0.0: {name} cannot be written now.*state_dict"):
+        optimizer.step()
+    assert same(before, [raw(p) for p in params])
+    optimizer.state_dict()
+    state[name] = state[name].clone()
+    optimizer.step()
 
 
 @pytest.mark.parametrize("what", ["param", "exp_avg", "exp_avg in place", "master_param", "gradients", "group"])

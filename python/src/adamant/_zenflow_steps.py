@@ -165,6 +165,7 @@ class _TrackedParam:
         self.layouts = {name: _layout(value) for name, value in self.tensors.items()}
         self.layout = _layout(param)
         self.saved_versions: Dict[str, Any] = {}
+        self.tensor_versions: Dict[str, Any] = {}
         self.version = self.current_version()
 
     @property
@@ -190,6 +191,25 @@ class _TrackedParam:
     def _state_versions(self) -> Dict[str, Any]:
         return {name: (id(value), local(value)._version, _layout(value)) if isinstance(value, Tensor) else value
                 for name, value in self.state.items() if name in tensor_keys or name in library_keys}
+
+    def _tensor_versions(self) -> Dict[str, Any]:
+        return {name: (id(value), value._version, local(value).data_ptr()) if isinstance(value, Tensor) else value
+                for name, value in self.state.items() if name in tensor_keys}
+
+    def record_tensors(self) -> None:
+        """Records the state tensors at the end of a step, whose values on a device are newer than these."""
+        self.tensor_versions = self._tensor_versions()
+
+    def check_tensors(self, optimizer: "_Steps") -> None:
+        """Raises InvalidArgument if a state tensor was replaced or written while the device has newer values."""
+        if optimizer.state.get(self.param) is not self.state:
+            return  # a new state has no values of this one
+        versions = self._tensor_versions()
+        written = [name for name in versions if versions[name] != self.tensor_versions.get(name)]
+        if written:
+            raise InvalidArgument(f"cannot use the state of {self.name}: {' and '.join(written)} cannot be written "
+                                  "now, because with zenflow the GPU has newer values until state_dict(). Call "
+                                  "state_dict(), write them and step()")
 
     def record_versions(self) -> None:
         self.saved_versions = self._state_versions()
@@ -509,7 +529,7 @@ class ZenFlowSteps:
             check_memory(param, f"cannot step {optimizer._name(param)}: it")
         if self.native is not None:
             self._take_written_weights(optimizer)
-        if self.native is None or len(members) != len(self.params) or self._has_changed(optimizer) or not all(
+        if self.native is None or self._has_changed(optimizer) or len(members) != len(self.params) or not all(
                 [param.is_unchanged(optimizer, *member) for param, member in zip(self.params, members)]):
             self._rebuild(optimizer, members)
         assert self.native is not None
@@ -527,6 +547,8 @@ class ZenFlowSteps:
                 raise InvalidArgument(f"cannot use the state of {param.name}: {' and '.join(written)} cannot be "
                                       "written now, because with zenflow states have counts and sums only from "
                                       "state_dict() to the next step(). Call state_dict(), write them and step()")
+            if self.device is not None:
+                param.check_tensors(optimizer)
         return self.maximize != self._current_maximize(optimizer)
 
     def _current_maximize(self, optimizer: "_Steps") -> Dict[int, bool]:
@@ -600,6 +622,8 @@ class ZenFlowSteps:
             torch.autograd.graph.increment_version([param.param for param in self.params])
         for param in self.params:
             param.version = param.current_version()
+            if self.device is not None:
+                param.record_tensors()
 
     def flush(self, optimizer: "_Steps") -> None:
         if self.native is None and not any(isinstance(state, dict) and "updates" in state
