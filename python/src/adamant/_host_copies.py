@@ -1,25 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies between params on another device and their mirrors in host memory.
 
-Gradients are copied to a ring of pinned host memory, and each shard's new weights to the device as soon as they are
-final, on separate streams. For CPU tensors the copies are synchronous.
+Gradients are copied to a ring of pinned host memory, and new weights to the device as soon as they are final, on
+separate streams. Small tensors are copied in batches, because a copy of its own costs more than a small step.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
+from ._extension import load_extension
 from ._library import InvalidArgument
+from .optimizer import NativeCallback
+
+ReadyQueue = load_extension("_ready_queue").ReadyQueue
 
 _alignment_bytes = 64
 _idle_seconds = 1.0  # an idle copy thread ends after this time, because its optimizer may be gone
 _ring_bytes = 64 << 20  # minimum size of a ring whose slots are reused within a step
+_batch_bytes = 16 << 20  # maximum size of gradients that are copied together
+_upload_elements = 8 << 20  # minimum number of new weights that are copied together, except at the end of a step
+_batches = 16  # of a step, at least, if they have a megabyte: while one is copied, earlier ones are stepped
 
 
 def _round_up(size: int) -> int:
@@ -44,7 +52,7 @@ def check_memory(tensor: Tensor, subject: str) -> None:
 
 def flat(tensor: Tensor) -> Tensor:
     """All elements in memory order, as a vector."""
-    return tensor.as_strided((tensor.numel(),), (1,))
+    return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -54,6 +62,8 @@ def local(tensor: Tensor) -> Tensor:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether the elements are contiguous in memory for some order of the dimensions."""
+    if tensor.is_contiguous():
+        return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size == 1:
@@ -67,12 +77,17 @@ def is_dense(tensor: Tensor) -> bool:
 class HostStream:
     """A stream of copies between tensors in host memory. copy() is synchronous."""
 
-    def wait_for_caller(self) -> None:
+    def caller(self) -> Any:
+        """The caller's stream."""
+
+    def wait_for(self, caller: Any) -> None:
         """Orders later copies after all work on the caller's stream."""
 
-    def copy(self, target: Tensor, source: Tensor) -> Callable[[], None]:
-        """Starts a copy. Returns a function that waits for its end."""
-        target.copy_(source)
+    def copy(self, targets: List[Tensor], sources: List[Tensor]) -> Callable[[], None]:
+        """Starts copies. Returns a function that waits for their end."""
+        with torch.no_grad():
+            for target, source in zip(targets, sources):
+                target.copy_(source)
         return lambda: None
 
     def block_caller(self) -> None:
@@ -86,13 +101,16 @@ class CudaStream(HostStream):
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def wait_for_caller(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+    def caller(self) -> Any:
+        return torch.cuda.current_stream(self._device)
 
-    def copy(self, target: Tensor, source: Tensor) -> Callable[[], None]:
-        with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()
+    def wait_for(self, caller: Any) -> None:
+        self._stream.wait_stream(caller)
+
+    def copy(self, targets: List[Tensor], sources: List[Tensor]) -> Callable[[], None]:
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+            event = torch.cuda.Event(blocking=True)  # does not spin on a core that the step could use
             event.record(self._stream)
         return event.synchronize
 
@@ -109,13 +127,21 @@ def new_stream(device: torch.device) -> HostStream:
 
 
 class Ring:
-    """A ring buffer whose slots are acquired in order and released in any order. Thread-safe."""
+    """A ring buffer whose slots are acquired in order and freed in any order. Thread-safe."""
 
     def __init__(self, size: int, pinned: bool):
+        size += -size % _alignment_bytes  # a multiple of every dtype's size
         self.buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
-        self._taken: Deque[List[Any]] = deque()  # [begin, end, is in use], oldest first
+        self._typed: Dict[torch.dtype, Tensor] = {}
+        self._taken: Deque[List[int]] = deque()  # [begin, end, number of users], oldest first
         self._changed = threading.Condition()
         self._broken = False
+
+    def typed(self, dtype: torch.dtype) -> Tensor:
+        """The buffer as elements of a dtype."""
+        if dtype not in self._typed:
+            self._typed[dtype] = self.buffer.view(dtype)
+        return self._typed[dtype]
 
     def _free_offset(self, size: int) -> Optional[int]:
         """Offset of `size` free bytes after the newest slot or at the beginning, or None. The caller holds the lock."""
@@ -128,21 +154,30 @@ class Ring:
             return 0 if size < first else None
         return last if last + size < first else None
 
-    def acquire(self, size: int) -> Tuple[Tensor, List[Any]]:
-        """Waits for a free slot of `size` bytes, at most the buffer's size. Returns its memory and the slot."""
+    def has_room(self, size: int) -> bool:
+        with self._changed:
+            return self._free_offset(_round_up(size)) is not None
+
+    def acquire(self, size: int, users: int, before_wait: Callable[[], None]) -> List[int]:
+        """Waits for a free slot of `size` bytes, at most the buffer's size; if it has to wait, it calls before_wait()
+        before. The slot begins at byte slot[0], and is free after `users` calls of release()."""
         size = _round_up(size)
         with self._changed:
+            if self._free_offset(size) is None:
+                before_wait()
             while (begin := self._free_offset(size)) is None and not self._broken:
                 self._changed.wait()
             if begin is None:
                 raise InvalidArgument("cannot copy a gradient: an earlier copy has failed. The step is abandoned")
-            slot = [begin, begin + size, True]
+            slot = [begin, begin + size, users]
             self._taken.append(slot)
-        return self.buffer[begin:begin + size], slot
+        return slot
 
-    def release(self, slot: List[Any]) -> None:
+    def release(self, slot: List[int]) -> None:
         with self._changed:
-            slot[2] = False
+            slot[2] -= 1
+            if slot[2]:
+                return
             while self._taken and not self._taken[0][2]:
                 self._taken.popleft()
             self._changed.notify_all()
@@ -158,6 +193,74 @@ class Ring:
         with self._changed:
             self._broken = True
             self._changed.notify_all()
+
+
+class _Worker:
+    """A thread that passes jobs to a function in order, all waiting jobs at once. It starts with the first job."""
+
+    def __init__(self, name: str, run: Callable[[List[Any]], None]):
+        self._name, self._run = name, run
+        self._jobs: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: Optional[threading.Thread] = None
+
+    def put(self, job: Any) -> None:
+        with self._lock:
+            self._jobs.put(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
+
+    def end(self) -> None:
+        """Waits until all jobs have run, and ends the thread. Not concurrently with put()."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._jobs.put(None)
+        if thread is not None:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                jobs = [self._jobs.get(timeout=_idle_seconds)]
+            except queue.Empty:
+                with self._lock:
+                    if not self._jobs.empty():
+                        continue
+                    if self._thread is threading.current_thread():
+                        self._thread = None
+                    return
+            while jobs[-1] is not None and not self._jobs.empty():
+                jobs.append(self._jobs.get())
+            ends = jobs[-1] is None
+            if ends:
+                jobs.pop()
+            if jobs:
+                self._run(jobs)
+            if ends:
+                return
+            del jobs
+
+
+class _Batch:
+    """Gradients on one device that are copied together."""
+
+    def __init__(self, device: torch.device, caller: Any, accumulates: bool):
+        self.key = device, caller, accumulates
+        self.items: List[Tuple[int, Tensor, Callable[[int, int], None]]] = []  # shard, gradient, callback
+        self.bytes = 0
+
+
+def _upload_until_end(copies: "weakref.ref[HostCopies]", ready: Any) -> None:
+    """Body of the upload thread. Between copies it does not keep its owner alive."""
+    while not ready.ended:
+        ranges = ready.take(_idle_seconds)
+        owner = copies()
+        if owner is None:
+            return
+        owner.upload(ranges)
+        del owner, ranges
 
 
 class HostCopies:
@@ -180,7 +283,6 @@ class HostCopies:
             raise InvalidArgument("cannot step a DTensor on a GPU: it must be in host memory. Use FSDP2's "
                                   "CPUOffloadPolicy")
         self._params = params
-        self._flats: Dict[int, Tensor] = {}  # of the current step: between steps, memory of params is not kept alive
         devices = {param.device for param in params}
         self._d2h = {device: self.new_stream(device) for device in devices}
         self._h2d = {device: self.new_stream(device) for device in devices}
@@ -202,21 +304,23 @@ class HostCopies:
         self._reuses_slots = reuses_slots
         pinned = any(device.type != "cpu" for device in devices)
         self.ring = Ring(min(full_bytes, small_bytes) if reuses_slots else full_bytes, pinned)
-        self._new_accumulation_ring = lambda: Ring(min(full_bytes, small_bytes), pinned)
+        batch_bytes = min(_batch_bytes, small_bytes // 2, max(full_bytes // _batches, 1 << 20))
+        # A batch may have gradients of several backward() calls.
+        self._new_accumulation_ring = lambda: Ring(max(min(full_bytes, small_bytes), 2 * batch_bytes), pinned)
+        self._batch_bytes = batch_bytes
         self._accumulation_ring: Optional[Ring] = None  # for gradients that are accumulated on arrival
-        self._slots: Dict[int, List[Any]] = {}
-        self._jobs: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
-        self._thread_lock = threading.Lock()
-        self._copy_thread: Optional[threading.Thread] = None
+        self._slots: Dict[int, List[int]] = {}
+        self._pending: Optional[_Batch] = None
+        self._waits_in_caller = False
+        self._in_flight: Deque[Any] = deque()  # batches for which the caller waits
+        self._downloads = _Worker("adamant download thread", self._download)
+        self._ready = ReadyQueue()
+        elements = sum(local(param).numel() for param in params)
+        self._upload_elements = min(_upload_elements, max(elements // _batches, 1 << 19))
+        # Otherwise all weights are uploaded at the end of the step.
+        self._uploads_in_step = elements >= 2 * self._upload_elements or len(self.ring.buffer) < full_bytes
+        self._upload_thread: Optional[threading.Thread] = None
         self._error: Optional[BaseException] = None
-
-    def _flat(self, number: int) -> Tensor:
-        """The param's elements as a vector, with a version counter that does not count our copies as writes."""
-        values = self._flats.get(number)
-        if values is None:
-            shard = local(self._params[number].detach()).data
-            values = self._flats[number] = flat(shard) if is_dense(shard) else shard
-        return values
 
     def mirror(self, number: int) -> Tensor:
         return self._mirrors[number]
@@ -227,87 +331,128 @@ class HostCopies:
 
     def refresh_mirror(self, number: int) -> Tensor:
         """Copies the param's weights to its mirror, after a write by others."""
-        self._mirrors[number].copy_(self._flat(number).as_strided(self._mirrors[number].shape,
-                                                                    self._mirrors[number].stride()))
+        self._mirrors[number].copy_(local(self._params[number].detach()))
         return self._mirrors[number]
 
     def copy_gradient(self, number: int, grad: Tensor, callback: Callable[[int, int], None],
-                      frees_slot: bool = False) -> None:
-        """Starts to copy a gradient to host memory. The copy thread then calls callback(number, address).
+                      accumulates: bool = False) -> None:
+        """Copies a gradient to host memory, in a batch. A thread then calls callback(number, address).
 
         Parameters
         ----------
-        frees_slot : bool
-            The gradient's slot is free when the callback returns.
+        accumulates : bool
+            The callback does not return before it has read the gradient.
         """
-        source = flat(grad.detach())
-        if source.numel() == 0:  # libadamant_c calls weights_ready for no empty shard, so it needs no slot
-            return self._enqueue((lambda: None, callback, number, self.ring.buffer.data_ptr(), None, source))
-        stream = self._d2h[grad.device]
-        if frees_slot and self._accumulation_ring is None:
+        key = grad.device, self._d2h[grad.device].caller(), accumulates
+        size = _round_up(grad.numel() * grad.element_size())
+        batch = self._pending
+        if batch is not None and (batch.key != key or batch.bytes + size > self._batch_bytes):
+            self._start_batch()
+            batch = None
+        if batch is None:
+            batch = self._pending = _Batch(*key)
+        batch.items.append((number, grad.detach(), callback))
+        batch.bytes += size
+
+    def _start_batch(self) -> None:
+        """Starts the copies of the pending gradients."""
+        batch, self._pending = self._pending, None
+        if batch is None:
+            return
+        device, caller, accumulates = batch.key
+        if accumulates and self._accumulation_ring is None:
             self._accumulation_ring = self._new_accumulation_ring()
-        ring = self._accumulation_ring if frees_slot else self.ring
+        ring = self._accumulation_ring if accumulates else self.ring
         assert ring is not None
-        memory, slot = ring.acquire(source.numel() * source.element_size())
-        target = memory[:source.numel() * source.element_size()].view(source.dtype)
-        stream.wait_for_caller()
-        wait = stream.copy(target, source)
-        if self._reuses_slots and not frees_slot:
-            self._slots[number] = slot
-        # The job keeps the gradient alive until it is copied.
-        self._enqueue((wait, callback, number, target.data_ptr(), slot if frees_slot else None, source))
+        # libadamant_c calls weights_ready for no empty shard.
+        filled = [number for number, source, _ in batch.items if source.numel()]
+        slot, offset = None, 0
+        if filled:
+            while self._in_flight and not ring.has_room(batch.bytes):
+                self._download([self._in_flight.popleft()])
+            slot = ring.acquire(batch.bytes, 1 if accumulates else len(filled), lambda: self._ready.begin(1))
+            offset = slot[0]
+        stream, sources = self._d2h[device], [source for _, source, _ in batch.items]
+        targets, calls, begin = [], [], ring.buffer.data_ptr()
+        for number, source, callback in batch.items:
+            item_bytes = source.element_size()
+            targets.append(ring.typed(source.dtype).as_strided(source.shape, source.stride(), offset // item_bytes))
+            calls.append((callback, number, begin + offset))
+            offset += _round_up(source.numel() * item_bytes)
+        stream.wait_for(caller)
+        wait = stream.copy(targets, sources)
+        if self._reuses_slots and not accumulates and slot is not None:
+            self._slots.update(dict.fromkeys(filled, slot))
+        # The job keeps the gradients alive until they are copied.
+        job = wait, calls, slot if accumulates else None, sources
+        if not self._waits_in_caller:
+            return self._downloads.put(job)
+        self._in_flight.append(job)
+        if len(self._in_flight) > 2:
+            self._download([self._in_flight.popleft()])
 
-    def _enqueue(self, job: Any) -> None:
-        with self._thread_lock:
-            self._jobs.put(job)
-            if self._copy_thread is None:
-                self._copy_thread = threading.Thread(target=self._run_jobs, name="adamant copy thread", daemon=True)
-                self._copy_thread.start()
-
-    def _run_jobs(self) -> None:
-        while True:
-            try:
-                job = self._jobs.get(timeout=_idle_seconds)
-            except queue.Empty:
-                with self._thread_lock:
-                    if not self._jobs.empty():
-                        continue
-                    if self._copy_thread is threading.current_thread():
-                        self._copy_thread = None
-                    return
-            if job is None:
-                return
-            wait, callback, number, address, slot, _ = job
+    def _download(self, jobs: Iterable[Any]) -> None:
+        """Waits for copies of gradients, and passes the gradients on."""
+        for wait, calls, slot, _ in jobs:
             if self._error is None:
                 try:
                     wait()
-                    callback(number, address)
+                    for callback, number, address in calls:
+                        callback(number, address)
                 except BaseException as error:
                     self._error = error
                     self.ring.fail()
             if slot is not None and self._accumulation_ring is not None:
                 self._accumulation_ring.release(slot)
-            del job, wait, _
 
-    def send(self, number: int, begin: int, end: int) -> None:
-        """Starts to copy new weights to the device. Callback of libadamant_c, in its threads."""
+    @property
+    def weights_ready(self) -> NativeCallback:
+        """Callback of libadamant_c."""
+        return NativeCallback(self._ready.callback, self._ready.user, self._ready)
+
+    def begin_step(self, waits_in_caller: bool) -> None:
+        """Lets new weights be copied to the device as soon as there are enough of them.
+
+        Parameters
+        ----------
+        waits_in_caller : bool
+            All gradients are there, so the caller itself waits for their copies: threads that take turns with the GIL
+            would delay each other.
+        """
+        self._waits_in_caller = waits_in_caller
+        self._ready.begin(self._upload_elements)
+        if self._uploads_in_step:
+            self._upload_thread = threading.Thread(target=_upload_until_end, args=(weakref.ref(self), self._ready),
+                                                   name="adamant upload thread", daemon=True)
+            self._upload_thread.start()
+
+    def upload(self, ranges: List[Tuple[int, int, int]]) -> None:
+        """Starts to copy new weights to their devices. ranges: shard, begin and end."""
         try:
-            param = self._flat(number)
-            self._h2d[param.device].copy(param[begin:end], flat(self._mirrors[number])[begin:end])
+            copies: Dict[torch.device, Tuple[List[Tensor], List[Tensor]]] = {}
+            for number, begin, end in ranges:
+                slot = self._slots.pop(number, None)
+                if slot is not None:
+                    self.ring.release(slot)
+                # Through .data, so that version counters do not count our copies as writes of others.
+                target, source = local(self._params[number]).data, self._mirrors[number]
+                targets, sources = copies.setdefault(target.device, ([], []))
+                is_whole = end - begin == source.numel()
+                targets.append(target if is_whole else flat(target)[begin:end])
+                sources.append(source if is_whole else flat(source)[begin:end])
+            for device, (targets, sources) in copies.items():
+                self._h2d[device].copy(targets, sources)
         except BaseException as error:
             self._error = self._error or error
-        slot = self._slots.pop(number, None)
-        if slot is not None:
-            self.ring.release(slot)
+            self.ring.fail()
 
     def finish_gradients(self) -> None:
-        """Waits for all copies of gradients and ends the copy thread. Raises the first error of a copy or callback."""
-        with self._thread_lock:
-            copy_thread, self._copy_thread = self._copy_thread, None
-            if copy_thread is not None:
-                self._jobs.put(None)
-        if copy_thread is not None:
-            copy_thread.join()
+        """Waits for all copies of gradients and their callbacks. Raises the first error."""
+        self._start_batch()
+        self._download(self._in_flight)
+        self._in_flight.clear()
+        self._waits_in_caller = False
+        self._downloads.end()
         self._raise()
 
     def _raise(self) -> None:
@@ -315,18 +460,31 @@ class HostCopies:
         if error is not None:
             raise error
 
+    def end_uploads(self) -> None:
+        """Starts to copy all new weights that are left, and ends the thread that does so."""
+        self._ready.end()
+        thread, self._upload_thread = self._upload_thread, None
+        if thread is not None:
+            thread.join()
+        self.upload(self._ready.take(0.0))
+
     def end_step(self) -> None:
         """Frees all slots and orders later work on the caller's stream after the copies of new weights."""
+        self.end_uploads()
         self._slots.clear()
-        self._flats.clear()
         self.ring.release_all()
         for stream in self._h2d.values():
             stream.block_caller()
         self._raise()
 
     def discard(self) -> None:
-        """As finish_gradients(), but ignores errors."""
+        """Drops pending gradients, waits for those that are copied, and ignores errors."""
+        self._pending, self._waits_in_caller = None, False
         try:
-            self.finish_gradients()
+            for wait, *_ in self._in_flight:
+                wait()
         except BaseException:
             pass
+        self._in_flight.clear()
+        self._downloads.end()
+        self._error = None

@@ -1,33 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads the extension module `_signature` from this package or from the folder of libadamant_c."""
+"""The extension module `_signature`."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from ._extension import load_extension
 
-def _load() -> Any:
-    folders = [Path(__file__).parent]
-    if os.environ.get("ADAMANT_C_LIBRARY"):
-        folders.append(Path(os.environ["ADAMANT_C_LIBRARY"]).resolve().parent)
-    for folder in folders:
-        path = folder / "_signature.abi3.so"
-        if path.exists():
-            spec = importlib.util.spec_from_file_location("adamant._signature", path)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return module
-    raise ImportError(f"cannot import adamant.torch: {' or '.join(map(str, folders))} has no _signature.abi3.so. "
-                      "Install the package with pip, or build the target adamant_signature")
-
-
-_module = _load()
+_module = load_extension("_signature")
 CHANGED, HYPER_CHANGED = _module.CHANGED, _module.HYPER_CHANGED
 NEW_GRADIENT, NO_GRADIENT = _module.NEW_GRADIENT, _module.NO_GRADIENT
 

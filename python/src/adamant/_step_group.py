@@ -31,7 +31,7 @@ def _end_copies() -> None:
         if step_group.is_usable:
             assert step_group.copies is not None
             step_group.copies.discard()
-            step_group.native.close()
+            step_group.close()
 
 
 def first_element(param: Tensor) -> int:
@@ -172,7 +172,7 @@ class StepGroup:
         self.native = Native(
             optimizer._executor(), on_nonfinite=arguments.on_nonfinite, max_norm=arguments.library_max_norm,
             reduce=(optimizer._reduce if optimizer._needs_norm and (optimizer._process_group or not alone) else None),
-            weights_ready=self.copies.send if self.copies is not None else None)
+            weights_ready=self.copies.weights_ready if self.copies is not None else None)
         self.native.names = self.names
         if self.copies is not None:
             _copying.add(self)
@@ -303,12 +303,14 @@ class StepGroup:
 
     # Steps
 
-    def begin(self, optimizer: "_Steps") -> None:
-        """Opens a step whose gradients are submitted one by one."""
+    def begin(self, optimizer: "_Steps", has_gradients: bool = False) -> None:
+        """Opens a step whose gradients are submitted one by one. has_gradients: all of them are there."""
         self.take_weights(optimizer)
         if self.copies is not None:
             self.copies.finish_gradients()
         self.native.begin_step()
+        if self.copies is not None:
+            self.copies.begin_step(has_gradients)
 
     def submit(self, number: int, grad: Tensor) -> None:
         if self.copies is not None:
@@ -320,7 +322,7 @@ class StepGroup:
         """Adds a gradient to the shard's accumulator. The gradient is not read afterwards."""
         self.accumulated.add(number)
         if self.copies is not None:
-            self.copies.copy_gradient(number, grad, self.native.accumulate_at, frees_slot=True)
+            self.copies.copy_gradient(number, grad, self.native.accumulate_at, accumulates=True)
         else:
             self.native.accumulate_at(number, grad.data_ptr())
 
@@ -342,7 +344,7 @@ class StepGroup:
         """Steps all params. Params without a gradient are skipped."""
         skipped = [number for number, param in enumerate(self.params) if param.grad is None] if self.accumulates else []
         if self.copies is not None:
-            self.begin(optimizer)
+            self.begin(optimizer, has_gradients=True)
             with self._abandon_on_error():
                 for number, param in enumerate(self.params):
                     if param.grad is not None:
@@ -374,7 +376,7 @@ class StepGroup:
             try:
                 self.abandon()
             except Unavailable:
-                self.native.close()
+                self.close()
                 raise Error("cannot roll back the failed step without max_norm: some params are of before the step, "
                             f"others of after it. Load a state. The step failed: {error}") from error
             raise
@@ -382,6 +384,11 @@ class StepGroup:
     @property
     def is_usable(self) -> bool:
         return self.native.is_in_own_process and self.native.pointer is not None
+
+    def close(self) -> None:
+        self.native.close()
+        if self.copies is not None:
+            self.copies.end_uploads()
 
     def abandon(self) -> None:
         """Rolls back the open step. Raises Unavailable if it cannot be rolled back."""

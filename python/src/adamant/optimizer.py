@@ -9,7 +9,7 @@ import re
 import warnings
 from array import array as packed
 from ctypes import byref, c_double, c_size_t, c_uint64
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._arrays import DTYPES, GROUP_BYTES, QUANTIZED8, SPLIT_FLOAT32, array_info, group_count
 from ._library import (Handle, Hyperparameters, InvalidArgument, LossScaling, OptimizerOptions, Reduce, Report, Shard,
@@ -76,6 +76,14 @@ def _numbers(pointer: Any, count: int) -> Any:
         return numpy.ctypeslib.as_array(pointer, shape=(count,))
     except ImportError:
         return ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int64 * count)).contents
+
+
+class NativeCallback(NamedTuple):
+    """A C function and its `user` argument, by address, and the object that owns it. It runs without the GIL."""
+
+    function: int
+    user: int
+    owner: Any
 
 
 class OptimizerHandle(Handle):
@@ -217,7 +225,7 @@ class Optimizer(OptimizerHandle):
                  on_nonfinite: str = "skip", speculate: str = "automatic",
                  loss_scaling: Optional[Dict[str, Any]] = None, keep_last_step: bool = False,
                  journal_budget_bytes: Optional[int] = None, reduce: Optional[Callable[[Any], None]] = None,
-                 weights_ready: Optional[Callable[[int, int, int], None]] = None):
+                 weights_ready: Union[None, Callable[[int, int, int], None], NativeCallback] = None):
         options = OptimizerOptions.initialised(
             max_norm=max_norm, max_abs_grad=max_abs_grad, speculate=enum_value("speculate", speculate, _speculate),
             on_nonfinite=enum_value("on_nonfinite", on_nonfinite, nonfinite_policies),
@@ -230,7 +238,9 @@ class Optimizer(OptimizerHandle):
         if reduce is not None:
             self._reduce = self._reducer(reduce)
             options.reduce = ctypes.cast(self._reduce, ctypes.c_void_p)
-        if weights_ready is not None:
+        if isinstance(weights_ready, NativeCallback):
+            options.weights_ready, options.weights_ready_user, self._weights_ready = weights_ready
+        elif weights_ready is not None:
             callback = weights_ready
             self._weights_ready = WeightsReady(lambda user, shard, begin, end: callback(shard, begin, end))
             options.weights_ready = ctypes.cast(self._weights_ready, ctypes.c_void_p)

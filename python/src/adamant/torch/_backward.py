@@ -309,7 +309,7 @@ class Backward:
                 step.step_group.abandon()
             except Unavailable:
                 pass
-            step.step_group.native.close()
+            step.step_group.close()
         else:  # close() would roll back into freed memory
             step.step_group.native.leak()
         raise InvalidArgument(f"cannot finish the step that backward() began: {change}, but with overlap=True params "
