@@ -179,15 +179,15 @@ public:
                 return {rolls_back ? has_codes(pieces_[piece]) : pass_kernel_of(pieces_[piece]),
                         is_step ? pieces_[piece].group / launch::most_groups * launch::most_groups : 0};
             };
-            // Nearly always there is one kind. What comes after a piece's own kind has not been launched yet.
+            // What comes after the first piece of a kind has not been launched yet.
+            std::vector<kind> launched; // a few: many pieces share a kind
             cudaError_t error = cudaSuccess;
             for (std::size_t first = 0; first < pass.pieces.size() && error == cudaSuccess; ++first) {
                 kind const now = kind_of(pass.pieces[first]);
-                bool const is_new =
-                    std::none_of(pass.pieces.begin(), pass.pieces.begin() + static_cast<std::ptrdiff_t>(first),
-                                 [&](std::uint32_t earlier) { return kind_of(earlier) == now; });
-                if (!is_new)
+                // Neighbours mostly share a kind, so the last one is compared first.
+                if (std::find(launched.rbegin(), launched.rend(), now) != launched.rend())
                     continue;
+                launched.push_back(now);
                 if (is_step) {
                     std::size_t const end = std::min(groups.size(), now.first_group + launch::most_groups);
                     for (std::size_t g = now.first_group; g < end; ++g)
