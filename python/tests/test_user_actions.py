@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import random
 import subprocess
 import sys
 from collections import defaultdict
@@ -482,6 +483,35 @@ def test_grad_scalers_are_refused_with_overlap_and_accumulate(mode, begun, by_ha
         scaler.unscale_(run.optimizer) if by_hand else None
         scaler.step(run.optimizer)
     run.step()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_names_follow_params(seed):
+    """Names are looked up by place, because a search for each of many params takes minutes."""
+    draw = random.Random(seed)
+    run = Run("plain")
+    for _ in range(200):
+        groups = run.optimizer.param_groups
+        params = draw.choice(groups)["params"]
+        kind = draw.randrange(5)
+        if kind == 0 and params:
+            params.pop(draw.randrange(len(params)))
+        elif kind == 1 and sum(len(group["params"]) for group in groups) < 12:
+            params.insert(draw.randrange(len(params) + 1), run.new_param((5,)))
+        elif kind == 2:
+            draw.shuffle(params)
+        elif kind == 3:
+            draw.shuffle(groups)
+        else:
+            group = draw.choice(groups)
+            group["params"] = list(group["params"])
+            group.pop("param_names", None)
+            if draw.random() < 0.5:
+                group["param_names"] = [f"n{i}" for i in range(len(group["params"]) + 20)]
+        for param in draw.sample(run.known, 4):
+            expected = [f"group{g}.{group['param_names'][i] if 'param_names' in group else i}"
+                        for g, group in enumerate(groups) for i, other in enumerate(group["params"]) if other is param]
+            assert run.optimizer._name(param) == (expected or ["param"])[0]
 
 
 def trained(mode="plain", steps=2):

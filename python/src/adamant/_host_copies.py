@@ -55,9 +55,19 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 
+_plain_types = (Tensor, torch.nn.Parameter)
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's shard of a DTensor; any other tensor unchanged."""
+    if type(tensor) in _plain_types:
+        return tensor  # a missing attribute takes longer
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def local_memory(tensor: Tensor) -> Tensor:
+    """As local(), for its address and storage only: may require gradients."""
+    return tensor if type(tensor) in _plain_types else local(tensor.detach())
 
 
 def is_dense(tensor: Tensor) -> bool:

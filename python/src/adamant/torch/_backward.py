@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .._host_copies import local
+from .._host_copies import local, local_memory
 from .._library import InvalidArgument, Report, Unavailable
 from .._quantized8 import moments
 from .._signals import delayed_signals
@@ -18,6 +18,7 @@ from .._signature_module import CHANGED, HYPER_CHANGED
 from .._split_masters import masters
 from .._step_group import StepGroup
 
+_state_tensors = (*moments, *masters)
 # By the param's id, the optimizer whose hooks are active: the last one that was created for this param.
 _owners: "weakref.WeakValueDictionary[int, Backward]" = weakref.WeakValueDictionary()
 
@@ -258,7 +259,7 @@ class Backward:
     def _submit(self, step: OpenStep, number: int, param: Tensor) -> None:
         step.versions[number] = self._versions_of(param)
         assert param.grad is not None
-        storages = [local(tensor.detach()).untyped_storage()
+        storages = [local_memory(tensor).untyped_storage()
                     for tensor in (param, param.grad, *self._tensors_of(param))]
         step.storages += [(storage, storage.data_ptr()) for storage in storages]
         step.step_group.native.keep(storages)
@@ -277,10 +278,10 @@ class Backward:
 
     def _tensors_of(self, param: Tensor) -> List[Tensor]:
         state = self.state.get(param)
-        return [state[name] for name in (*moments, *masters) if name in state] if isinstance(state, dict) else []
+        return [state[name] for name in _state_tensors if name in state] if isinstance(state, dict) else []
 
     def _versions_of(self, param: Tensor) -> Any:
-        return [(tensor._version, local(tensor.detach()).data_ptr()) for tensor in (param, *self._tensors_of(param))]
+        return [(tensor._version, local_memory(tensor).data_ptr()) for tensor in (param, *self._tensors_of(param))]
 
     def _abandon(self, event: str) -> None:
         step = self._open

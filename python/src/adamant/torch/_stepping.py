@@ -71,6 +71,7 @@ class Steps(Backward, Saving):
         self._watched: Dict[int, Tensor] = {}  # params with hooks, by id
         self._handles: List[Any] = []
         weakref.finalize(self, _remove, self._handles)
+        self._places: Dict[int, Tuple[int, int]] = {}  # where a param was found, by its id: group and index
         self._may_be_averaged = True  # until _refuse_averaging() has checked
         self._lock = threading.RLock()  # backward() calls hooks in one thread for each device
         self._signature = new_signature()
@@ -160,12 +161,24 @@ class Steps(Backward, Saving):
                    for name in ("exp_avg_sq_rounding", "param_rounding", "rounding_seed")}}
 
     def _name(self, param: Tensor) -> str:
-        for g, group in enumerate(self.param_groups):
-            for i, candidate in enumerate(group["params"]):
-                if candidate is param:
-                    names = group.get("param_names")
-                    return f"group{g}.{names[i] if names else i}"
-        return "param"
+        """The group's number and the param's name, or its index in the group."""
+        place = self._places.get(id(param))
+        if place is None or not self._is_at(param, *place):
+            self._places = {}
+            for g, group in enumerate(self.param_groups):
+                for i, candidate in enumerate(group["params"]):
+                    self._places.setdefault(id(candidate), (g, i))
+            place = self._places.get(id(param))
+        if place is None:
+            return "param"
+        names = self.param_groups[place[0]].get("param_names")
+        return f"group{place[0]}.{names[place[1]] if names else place[1]}"
+
+    def _is_at(self, param: Tensor, group: int, index: int) -> bool:
+        try:
+            return self.param_groups[group]["params"][index] is param
+        except (LookupError, TypeError):
+            return False
 
     def _init_state(self, group: int, param: Tensor) -> None:
         check_param(param, self._name(param))
