@@ -3,6 +3,7 @@
 import copy
 import gc
 import os
+import pathlib
 import pickle
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import adamant  # noqa: E402
+import adamant.torch  # noqa: E402
 from adamant.torch import Adam, AdamW, dequantized, joined_master, quantized, split_master  # noqa: E402
 
 splits = ["split_float32", "split_float32+bfloat16", "split_float32+quantized8"]
@@ -1049,3 +1051,54 @@ def test_deleted_optimizers_leave_no_threads():
     gc.collect()
     time.sleep(0.1)
     assert threads() <= before
+
+
+def test_install_replaces_torchs_classes_and_uninstall_restores_them():
+    mine, theirs = (adamant.torch.Adam, adamant.torch.AdamW), (torch.optim.Adam, torch.optim.AdamW)
+    old = torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))])
+    try:
+        for _ in range(2):
+            adamant.torch.install()
+            assert (torch.optim.Adam, torch.optim.AdamW) == mine
+        made = torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))], lr=0.1, max_norm=1.0)
+        assert type(made) is adamant.torch.AdamW and isinstance(made, theirs[1])
+        torch.optim.lr_scheduler.StepLR(made, 1)
+        for optimizer in (old, made):
+            for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+                assert type(copied) is type(optimizer)
+                copied.param_groups[0]["params"][0].grad = torch.ones(3)
+                copied.step()
+                assert float(copied.state_dict()["state"][0]["step"]) == 1
+    finally:
+        adamant.torch.uninstall()
+    assert (torch.optim.Adam, torch.optim.AdamW) == theirs
+    adamant.torch.uninstall()
+    others = type("Others", (torch.optim.AdamW,), {})
+    try:
+        adamant.torch.install()
+        torch.optim.AdamW = others
+        adamant.torch.uninstall()
+        assert (torch.optim.Adam, torch.optim.AdamW) == (theirs[0], others)
+    finally:
+        torch.optim.AdamW = theirs[1]
+
+
+@pytest.mark.parametrize("option", ["--cmake-dir", "--include-dir"])
+def test_python_m_adamant_finds_the_headers(option, tmp_path):
+    package = pathlib.Path(adamant.__file__).parent
+    done = subprocess.run([sys.executable, "-m", "adamant", option], capture_output=True, text=True)
+    if not (package / "include").exists():
+        assert done.returncode == 1 and "Install the package with pip" in done.stderr
+        return
+    folder = pathlib.Path(done.stdout.strip())
+    assert done.returncode == 0 and folder.is_relative_to(package)
+    if option == "--include-dir":
+        assert (folder / "adamant" / "optimizer.hpp").exists()
+        return
+    (tmp_path / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(consumer CXX)\n"
+                                             "find_package(adamant REQUIRED)\nadd_executable(hello hello.cpp)\n"
+                                             "target_link_libraries(hello adamant::adamant)\n")
+    (tmp_path / "hello.cpp").write_text("#include <adamant/reference.hpp>\nint main() { return 0; }\n")
+    for command in (["cmake", "-S", ".", "-B", "build", f"-Dadamant_DIR={folder}"], ["cmake", "--build", "build"],
+                    ["build/hello"]):
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)

@@ -16,7 +16,7 @@ wheel)
     rm -rf "$folder/wheel"
     python3 -m venv "$folder/builder"
     "$folder/builder/bin/pip" wheel --quiet --no-deps --wheel-dir "$folder/wheel" "$1"
-    ls "$folder"/wheel/adamant-*-cp39-abi3-*.whl
+    ls "$folder"/wheel/adamant_optim-*-cp39-abi3-*.whl
     ;;
 tests)
     "$folder/venv/bin/pip" install --quiet --no-deps --force-reinstall "$folder"/wheel/*.whl
