@@ -156,6 +156,43 @@ def test_small_tensors_keep_several_records():
         rollback(1, 0, arrays)
 
 
+def test_a_refused_rollback_of_moved_params_changes_nothing():
+    arrays = tensors(size=100003)
+    update(1, 1, arrays)
+    old = arrays[0]
+    arrays[0] = old.clone()
+    old.zero_()
+    arrays[1][5] += 1  # not the gradient of the update
+    before = all_bits(arrays)
+    with pytest.raises(Error):
+        rollback(1, 1, arrays)
+    assert same(all_bits(arrays), before) and not old.any()
+
+
+@pytest.mark.parametrize("text,words", [
+    (b"{", "line 1 column 2"), (b'{"a": 1, "a": 2}', "a appears twice"), (b'{"a": NaN}', "NaN is no number"),
+    (b'{"a": -Infinity}', "-Infinity is no number"), (b"[]", "no JSON object"), (b"\xff", "utf-8"),
+    (b"[" * 100000, "recursion"), (b'{"zero_optimization": {"stage": 2, "stage": 3}}', "stage appears twice"),
+    (b'{"zero_optimization": 3}', "zero_optimization")])
+def test_configure_reads_files_as_strictly_as_the_library(text, words, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_bytes(text)
+    with pytest.raises(adamant.InvalidArgument, match=words):
+        op.configure(path)
+
+
+def test_configure_reads_files_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_bytes(b'\xef\xbb\xbf{"train_batch_size": "auto", "zero_optimization": {"offload_optimizer": {}}}')
+    op.configure(path)
+
+
+def test_another_library_is_refused_by_name():
+    done = subprocess.run([sys.executable, "-c", "import adamant; adamant.library()"], capture_output=True, text=True,
+                          env={**os.environ, "ADAMANT_C_LIBRARY": "libc.so.6"})
+    assert "Unavailable: cannot use libc.so.6: it is another library than libadamant_c" in done.stderr
+
+
 def test_rollback_of_moved_params():
     arrays = tensors(size=100003)
     before = all_bits(arrays)

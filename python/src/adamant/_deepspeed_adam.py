@@ -138,10 +138,16 @@ class Records:
         else:
             # Tensors of another process may be mapped at another address than at the update.
             moved = self._moved(arrays)
+            before = [known.clone() for known, _ in moved]
             for known, array in moved:
                 known.copy_(array)
-            record.set_gradient(0, arrays[1])
-            record.rollback()
+            try:
+                record.set_gradient(0, arrays[1])
+                record.rollback()
+            except BaseException:
+                for (known, _), values in zip(moved, before):
+                    known.copy_(values)
+                raise
             for known, array in moved:
                 array.copy_(known)
         self._free.append(self._done.pop()[1])

@@ -8,9 +8,9 @@ import os
 import sys
 from ctypes import byref, c_void_p
 from pathlib import Path
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
-from ._library import CoreOptions, Unavailable, check, library
+from ._library import CoreOptions, InvalidArgument, Unavailable, check, library
 from .executor import CoreSplit, select_cores
 
 
@@ -53,13 +53,38 @@ def share_in_engine() -> Optional[float]:
     return None
 
 
+def _unique_keys(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"{key} appears twice; keep one of them")
+    return dict(pairs)
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _read_config(path: Union[str, "os.PathLike[str]"]) -> Dict[str, Any]:
+    """Reads a DeepSpeed configuration as strictly as the C library does."""
+    try:
+        config = json.loads(Path(path).read_bytes().decode("utf-8-sig"), object_pairs_hook=_unique_keys,
+                            parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        raise InvalidArgument(f"cannot read the DeepSpeed configuration {os.fspath(path)}: {error}") from None
+    if not isinstance(config, dict):
+        raise InvalidArgument(f"cannot read the DeepSpeed configuration {os.fspath(path)}: it is no JSON object")
+    return config
+
+
 def split_of(ds_config: Union[Dict[str, Any], str, "os.PathLike[str]"]) -> CoreSplit:
     """The cores in DeepSpeed's configuration."""
-    config = ds_config if isinstance(ds_config, dict) else json.loads(Path(ds_config).read_text())
+    config = ds_config if isinstance(ds_config, dict) else _read_config(ds_config)
     # Parse only keys that decide the cores: others may still be "auto", which DeepSpeed's callers fill in.
     zero = config.get("zero_optimization") or {}
-    text = json.dumps({"zero_optimization": {key: zero[key] for key in ("stage", "offload_optimizer", "zenflow")
-                                             if key in zero}}).encode()
+    if isinstance(zero, dict):
+        zero = {key: zero[key] for key in ("stage", "offload_optimizer", "zenflow") if key in zero}
+    text = json.dumps({"zero_optimization": zero}).encode()
     calls, parsed = library(), c_void_p()
     check(calls.adamant_deepspeed_parse(text, len(text), byref(parsed)))
     try:
