@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 
+import adamant  # noqa: E402
 from adamant.torch import AdamW  # noqa: E402
 
 from optimizer_modes import MODES, Run, assert_same_bits, bits, values  # noqa: E402
@@ -20,6 +21,7 @@ from test_user_actions import actions  # noqa: E402
 from test_zenflow import f16, formats  # noqa: E402
 
 GPU = torch.device("cuda", 0)
+ZENFLOW = {"topk_ratio": 0.1, "select_interval": 4, "update_interval": 2}
 CLOCKS_PER_MS = 1_500_000  # about
 busy = torch.cuda._sleep  # occupies the current stream for a number of clocks
 
@@ -68,8 +70,8 @@ class Net(torch.nn.Module):
     def __init__(self, width=256, tokens=97):
         super().__init__()
         self.embedding = torch.nn.Parameter(values(1, (tokens, width)) / 16)
-        self.layers = torch.nn.ParameterList([torch.nn.Parameter(values(10 + i, (width, width)) / 16) for i in range(12)])
-        self.scales = torch.nn.ParameterList([torch.nn.Parameter(values(40 + i, (width,))) for i in range(12)])
+        self.layers = torch.nn.ParameterList(values(10 + i, (width, width)) / 16 for i in range(12))
+        self.scales = torch.nn.ParameterList(values(40 + i, (width,)) for i in range(12))
         self.tokens = tokens
 
     def forward(self, tokens, checkpointed=False):
@@ -77,7 +79,10 @@ class Net(torch.nn.Module):
         for number, (layer, scale) in enumerate(zip(self.layers, self.scales)):
             def block(x, layer=layer, scale=scale):
                 return x + torch.tanh(x @ layer.t()) * scale
-            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=bool(number % 2)) if checkpointed else block(x)
+            if checkpointed:
+                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=bool(number % 2))
+            else:
+                x = block(x)
         return torch.nn.functional.cross_entropy(x @ self.embedding.t(), tokens.roll(1))
 
 
@@ -91,7 +96,7 @@ def gradients_of(net, t, checkpointed):
 @pytest.mark.parametrize("options", [
     {}, {"max_norm": 0.01}, {"overlap": True}, {"overlap": True, "max_norm": 0.01},
     {"overlap": True, "on_nonfinite": "skip"}, {"accumulate": 2, "overlap": True, "max_norm": 0.01},
-    {"state_format": "quantized8"}, {"zenflow": {"topk_ratio": 0.1, "select_interval": 4, "update_interval": 2}}], ids=str)
+    {"state_format": "quantized8"}, {"zenflow": ZENFLOW}], ids=str)
 def test_training_with_a_busy_gpu(options, checkpointed, on_own_stream):
     """Gradients are late, weights are read at once, and memory is reused: copies must be in order with all of these."""
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -128,14 +133,14 @@ def test_training_with_a_busy_gpu(options, checkpointed, on_own_stream):
 
 
 @pytest.mark.parametrize("kind,options", formats, ids=lambda it: str(it).replace("torch.", ""))
-@pytest.mark.parametrize("zenflow", [None, {"topk_ratio": 0.1, "select_interval": 4, "update_interval": 2},
+@pytest.mark.parametrize("zenflow", [None, ZENFLOW,
                                      {"topk_ratio": 0.3, "update_interval": "auto", "scope": "all_params"},
                                      {"topk_ratio": 1.0}, {"topk_ratio": 0.2, "overlap": False}], ids=str)
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 def test_every_format_has_the_bits_of_host_memory(max_norm, zenflow, kind, options):
     sizes = [(64, 20), (20,), (128, 3, 10), (), (64, 7), (0, 3), (512, 300)]
-    pairs = [(values(number, size).to(kind), values(number, size).to(kind).to(GPU)) for number, size in enumerate(sizes)]
-    sides = [[torch.nn.Parameter(value) for value in side] for side in zip(*pairs)]
+    sides = [[torch.nn.Parameter(values(number, size).to(kind).to(device)) for number, size in enumerate(sizes)]
+             for device in ("cpu", GPU)]
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # of params that zenflow steps in host memory after all
         optimizers = [AdamW(side, lr=0.01, max_norm=max_norm, zenflow=zenflow, **options) for side in sides]
@@ -280,3 +285,93 @@ def test_a_foreign_device_is_refused_by_name():
         optimizer = AdamW([param])
         param.grad = torch.ones(3, device="meta")
         optimizer.step()
+
+
+# FSDP2
+
+FSDP2_OPTIONS = [{}, {"max_norm": 0.01}, {"overlap": True}, {"overlap": True, "max_norm": 0.01}, {"accumulate": 2},
+                 {"master": True}, {"state_format": "split_float32"}, {"state_format": "split_float32+quantized8"},
+                 {"zenflow": {"topk_ratio": 0.34, "select_interval": 4, "update_interval": 2}}]
+
+
+@pytest.fixture
+def group(tmp_path):
+    torch.cuda.set_device(0)
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{tmp_path}/store", rank=0,
+                                         world_size=1)
+    yield torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+
+
+def sharded_model(offloads):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 64), torch.nn.Tanh(),
+                                torch.nn.Linear(64, 64)).to(torch.bfloat16)
+    mesh = init_device_mesh("cuda", (1,))
+    for layer in (*model[::2], model):
+        fully_shard(layer, mesh=mesh, offload_policy=CPUOffloadPolicy() if offloads else OffloadPolicy())
+    return model if offloads else model.to(GPU)
+
+
+def backward_of(model, t):
+    model(values(t, (8, 64), torch.bfloat16).to(GPU)).float().square().mean().backward()
+
+
+@pytest.mark.parametrize("offloads", [False, True], ids=["gpu", "CPUOffloadPolicy"])
+@pytest.mark.parametrize("options", FSDP2_OPTIONS, ids=str)
+def test_fsdp2_has_the_bits_of_host_memory(group, options, offloads):
+    model = sharded_model(offloads)
+    params = list(model.parameters())
+    twin = [torch.nn.Parameter(param.to_local().detach().cpu().clone()) for param in params]
+    if "zenflow" in options and not offloads:
+        optimizer = AdamW(params, lr=0.01, process_group=group, **options)
+        backward_of(model, 0)
+        with pytest.raises(adamant.InvalidArgument, match="a DTensor on a GPU.*CPUOffloadPolicy"):
+            optimizer.step()
+        return
+    optimizer = AdamW(params, lr=0.01, process_group=group, **options)
+    other = AdamW(twin, lr=0.01, **{name: value for name, value in options.items() if name != "overlap"})
+    for t in range(5):
+        for part in range(options.get("accumulate", 1)):
+            model.zero_grad()
+            busy(3 * CLOCKS_PER_MS)
+            backward_of(model, 2 * t + part)
+            for param in twin:
+                param.grad = None
+            sum((param * of.grad.to_local().cpu().clone()).sum() for param, of in zip(twin, params)).backward()
+        optimizer.step()
+        other.step()
+        if "zenflow" in options:
+            optimizer.flush(), other.flush()
+        for number, (mine, theirs) in enumerate(zip(params, twin)):
+            assert bits(mine) == bits(theirs), f"param {number} differs in step {t}"
+    saved = [each.state_dict()["state"] for each in (optimizer, other)]
+    for number in saved[1]:
+        for name, value in saved[1][number].items():
+            assert bits(saved[0][number][name]) == bits(value), (number, name)
+            assert saved[0][number][name].device.type == "cpu"
+
+
+@pytest.mark.parametrize("offloads", [False, True], ids=["gpu", "CPUOffloadPolicy"])
+@pytest.mark.parametrize("options", [{}, {"state_format": "split_float32+quantized8"}], ids=str)
+def test_fsdp2_checkpoints(group, options, offloads):
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+    runs = []
+    for _ in range(2):
+        model = sharded_model(offloads)
+        runs.append((model, AdamW(model.parameters(), lr=0.01, process_group=group, **options)))
+    (model, optimizer), (other_model, other) = runs
+    for t in range(2):
+        model.zero_grad()
+        backward_of(model, t)
+        optimizer.step()
+    for mine, theirs in zip(other_model.parameters(), model.parameters()):
+        mine.to_local().detach().copy_(theirs.to_local().detach())
+    set_optimizer_state_dict(other_model, other, get_optimizer_state_dict(model, optimizer))
+    for each_model, each in runs:
+        each_model.zero_grad()
+        backward_of(each_model, 2)
+        each.step()
+    assert all(bits(mine) == bits(theirs) for mine, theirs in zip(model.parameters(), other_model.parameters()))

@@ -70,6 +70,25 @@ def local_memory(tensor: Tensor) -> Tensor:
     return tensor if type(tensor) in _plain_types else local(tensor.detach())
 
 
+def as_dtensor(param: Tensor, values: Tensor, shape: torch.Size, stride: Tuple[int, ...]) -> Tensor:
+    """Wraps this rank's values, in host memory, in a DTensor with the mesh and the placements of the param.
+
+    Parameters
+    ----------
+    shape, stride
+        Of the whole tensor.
+    """
+    def wrapped(local_values: Tensor) -> Any:
+        return type(param).from_local(  # type: ignore[attr-defined]
+            local_values, param.device_mesh, param.placements, run_check=False, shape=shape, stride=stride)
+    if param.device_mesh.device_type == "cpu":  # type: ignore[attr-defined]
+        return wrapped(values)
+    # from_local() would move the values to the mesh's devices.
+    made = torch.empty_like(wrapped(torch.empty_like(values, device="meta")), device="cpu")
+    local(made).copy_(values)
+    return made
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Whether the elements are contiguous in memory for some order of the dimensions."""
     if tensor.is_contiguous():
@@ -289,9 +308,6 @@ class HostCopies:
 
     def __init__(self, params: List[Tensor], gradient_types: List[torch.dtype], mirrors: Dict[int, Any],
                  reuses_slots: bool):
-        if any(hasattr(param, "to_local") and param.device.type != "cpu" for param in params):
-            raise InvalidArgument("cannot step a DTensor on a GPU: it must be in host memory. Use FSDP2's "
-                                  "CPUOffloadPolicy")
         self._params = params
         devices = {param.device for param in params}
         self._d2h = {device: self.new_stream(device) for device in devices}
@@ -307,7 +323,7 @@ class HostCopies:
                                               memory_format=torch.preserve_format).detach()
                     mirrors[id(param)] = param, mirror
                 self._mirrors.append(mirrors[id(param)][1])
-        sizes = [param.numel() * dtype.itemsize for param, dtype in zip(params, gradient_types)]
+        sizes = [local(param).numel() * dtype.itemsize for param, dtype in zip(params, gradient_types)]
         # The extra slot keeps the end of the newest slot different from the begin of the oldest.
         full_bytes = sum(map(_round_up, sizes)) + _alignment_bytes
         small_bytes = max(2 * _round_up(max(sizes)) + _alignment_bytes, _ring_bytes)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_ELEMS
-from ._host_copies import check_memory, flat, local
+from ._host_copies import as_dtensor, check_memory, flat, local
 from ._library import InvalidArgument, Report
 from ._quantized8 import is_quantized, moments
 from ._split_masters import joined, masters
@@ -73,8 +73,7 @@ def _as_dtensor(param: Tensor, values: Tensor, is_by_columns: bool) -> Tensor:
     if not hasattr(param, "to_local"):
         return values
     like = _empty_by_columns(param.shape, values.dtype, device="meta") if is_by_columns else param
-    return type(param).from_local(  # type: ignore[attr-defined]
-        values, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=like.stride())
+    return as_dtensor(param, values, param.shape, like.stride())
 
 
 def _differ(a: Tensor, b: Tensor) -> Tensor:

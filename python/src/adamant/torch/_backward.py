@@ -117,6 +117,10 @@ class Backward:
 
     def _after_gradient(self, param: Tensor) -> None:
         """Runs after backward() has set or added to a gradient."""
+        mesh = getattr(param, "device_mesh", None)
+        if mesh is not None and mesh.device_type == "cuda" and param.device.type == "cpu":
+            # FSDP2's CPUOffloadPolicy: some versions of torch call hooks while the gradient is still being copied.
+            torch.cuda.current_stream().synchronize()
         if param.grad is not None:
             self._made[id(param)] = (local(param.grad).data_ptr(), param.grad._version)
         self._moved.discard(id(param))

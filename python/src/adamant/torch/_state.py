@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import GROUP_BYTES, GROUP_ELEMS, group_count
-from .._host_copies import check_memory, local
+from .._host_copies import as_dtensor, check_memory, local
 from .._library import InvalidArgument
 from .._quantized8 import is_quantized, moments, zeros
 from .._split_masters import masters
@@ -80,9 +80,7 @@ def _new_groups(param: Tensor, name: str) -> Tensor:
                               f"{param.placements} over {ranks} ranks, but each rank must have equally many whole "
                               f"groups of {GROUP_ELEMS} elements. Put the param into a group with "
                               '"state_format": "float32" or "bfloat16"')
-    return type(param).from_local(  # type: ignore[attr-defined]
-        groups, param.device_mesh, param.placements, run_check=False,
-        shape=torch.Size((group_count(param.numel()), GROUP_BYTES)), stride=(GROUP_BYTES, 1))
+    return as_dtensor(param, groups, torch.Size((group_count(param.numel()), GROUP_BYTES)), (GROUP_BYTES, 1))
 
 
 @torch.no_grad()
