@@ -335,7 +335,7 @@ class HostCopies:
         self._new_accumulation_ring = lambda: Ring(max(min(full_bytes, small_bytes), 2 * batch_bytes), pinned)
         self._batch_bytes = batch_bytes
         self._accumulation_ring: Optional[Ring] = None  # for gradients that are accumulated on arrival
-        self._slots: Dict[int, List[int]] = {}
+        self._slots: Dict[int, Tuple[List[int], int]] = {}  # by shard: the slot, and the elements that are not stepped
         self._pending: Optional[_Batch] = None
         self._waits_in_caller = False
         self._in_flight: Deque[Any] = deque()  # batches for which the caller waits
@@ -391,8 +391,9 @@ class HostCopies:
         ring = self._accumulation_ring if accumulates else self.ring
         assert ring is not None
         # libadamant_c calls weights_ready for no empty shard.
-        filled = [number for number, source, _ in batch.items if source.numel()]
-        slot, offset = None, 0
+        filled = {number: source.numel() for number, source, _ in batch.items if source.numel()}
+        slot: Optional[List[int]] = None
+        offset = 0
         if filled:
             while self._in_flight and not ring.has_room(batch.bytes):
                 self._download([self._in_flight.popleft()])
@@ -408,7 +409,7 @@ class HostCopies:
         stream.wait_for(caller)
         wait = stream.copy(targets, sources)
         if self._reuses_slots and not accumulates and slot is not None:
-            self._slots.update(dict.fromkeys(filled, slot))
+            self._slots.update({number: (slot, elements) for number, elements in filled.items()})
         # The job keeps the gradients alive until they are copied.
         job = wait, calls, slot if accumulates else None, sources
         if not self._waits_in_caller:
@@ -457,8 +458,11 @@ class HostCopies:
         try:
             copies: Dict[torch.device, Tuple[List[Tensor], List[Tensor]]] = {}
             for number, begin, end in ranges:
-                slot = self._slots.pop(number, None)
-                if slot is not None:
+                slot, left = self._slots.get(number, (None, 0))
+                if slot is not None and left > end - begin:
+                    self._slots[number] = slot, left - (end - begin)
+                elif slot is not None:
+                    del self._slots[number]
                     self.ring.release(slot)
                 # Through .data, so that version counters do not count our copies as writes of others.
                 target, source = local(self._params[number]).data, self._mirrors[number]

@@ -354,6 +354,9 @@ def check(status: int) -> None:
         raise _errors.get(status, Error)(text)
 
 
+_leaked: "List[Handle]" = []
+
+
 class Handle:
     """Owns an object of libadamant_c. A forked process does not free the objects of its parent."""
 
@@ -378,8 +381,12 @@ class Handle:
             getattr(_loaded, self.free_function)(pointer)
 
     def leak(self) -> None:
-        """Drops the handle without freeing the object, whose destructor would access freed memory."""
+        """Drops the handle without freeing the object, whose destructor would access freed memory.
+
+        The object's threads may still use what this handle owns, so the handle lives as long as the process.
+        """
         self.pointer = None
+        _leaked.append(self)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing():  # at exit, globals of this module may be gone
