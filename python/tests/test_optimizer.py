@@ -307,7 +307,7 @@ def test_errors_name_the_cause_and_change_nothing(executor):
     with pytest.raises(ValueError):  # InvalidArgument is a ValueError
         optimizer.add_group("all")
     optimizer.add_shard(group, "w", **a)
-    with pytest.raises(adamant.InvalidArgument, match="2 gradients, but 1 shards: pass one gradient"):
+    with pytest.raises(adamant.InvalidArgument, match="2 gradients, but 1 shard: pass one gradient"):
         optimizer.step([a["grad"], a["grad"]])
     with pytest.raises(adamant.InvalidArgument, match="dtype"):
         optimizer.step([a["grad"].astype(np.float16)])

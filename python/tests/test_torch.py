@@ -496,9 +496,9 @@ def test_a_state_without_a_moment_is_refused():
     optimizer.step()
     saved = optimizer.state_dict()
     del saved["state"][0]["exp_avg"]
-    with pytest.raises(adamant.InvalidArgument, match="no exp_avg, but has taken 1 steps"):
+    with pytest.raises(adamant.InvalidArgument, match="no exp_avg, but has taken 1 step\\."):
         optimizer.load_state_dict(saved)
-    with pytest.raises(adamant.InvalidArgument, match="no exp_avg, but has taken 1 steps"):
+    with pytest.raises(adamant.InvalidArgument, match="no exp_avg, but has taken 1 step\\."):
         optimizer.step()  # state_dict() is live, so the moment is removed here too
 
 

@@ -220,7 +220,7 @@ TEST_CASE("C: gradients for a whole step, with shards left out, have the bits of
     std::vector<void const*> grads(m.tensors.size(), m.tensors[0].param.data());
     ok(adamant_prepare(o.get(), 1));
     refused(adamant_step_gradients(o.get(), grads.data(), 1, nullptr, nullptr),
-            "1 gradients: the optimizer has 4 shards");
+            "1 gradient: the optimizer has 4 shards");
     refused(adamant_step_gradients(o.get(), nullptr, 4, nullptr, nullptr), "grads is a null");
     refused(adamant_step_gradients(nullptr, grads.data(), 4, nullptr, nullptr), "optimizer is a null");
     refused(adamant_step_gradients(o.get(), grads.data(), 4, nullptr, nullptr), "overlap");

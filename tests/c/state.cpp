@@ -244,7 +244,7 @@ TEST_CASE("C: every tensor of the state is read, including split masters and 8-b
         REQUIRE(t.begin == (t.elements == 0 ? 0 : 64));
         ok(adamant_state_read_tensor(made, i, t.elements, 0, nullptr));
         std::vector<unsigned char> found(1000, 7);
-        refused(adamant_state_read_tensor(made, i, t.elements, 1, found.data()), "cannot read 1 elements");
+        refused(adamant_state_read_tensor(made, i, t.elements, 1, found.data()), "cannot read 1 element ");
         refused(adamant_state_read_tensor(made, i, 1, SIZE_MAX, found.data()), "cannot read");
         if (t.elements == 0)
             continue;

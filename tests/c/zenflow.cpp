@@ -685,7 +685,7 @@ TEST_CASE("C: zenflow's errors")
     refused(adamant_zenflow_loss_scale(of.get(), nullptr), "scale is a null");
     refused(adamant_zenflow_step_gradients(of.get(), nullptr, 2, nullptr, nullptr, nullptr), "grads is a null");
     void const* const one[] = {a.grad.data()};
-    refused(adamant_zenflow_step_gradients(of.get(), one, 1, nullptr, nullptr, nullptr), "cannot step with 1 gradients");
+    refused(adamant_zenflow_step_gradients(of.get(), one, 1, nullptr, nullptr, nullptr), "cannot step with 1 gradient:");
     refused(adamant_zenflow_get_position(of.get(), nullptr), "null");
     refused(adamant_zenflow_get_param(of.get(), 0, nullptr), "null");
     refused(adamant_zenflow_get_param(of.get(), 2, &p), "no param 2");

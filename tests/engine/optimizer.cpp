@@ -595,7 +595,7 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     CHECK(message_of([&] { o.step({.loss_scale = 0}); }).find("loss_scale is 0") != std::string::npos);
     std::vector<double> const lr{1, 2};
     CHECK(message_of([&] { o.step({.lr = lr}); }) ==
-          "adamant: cannot step with 2 learning rates: the optimizer has 1 groups");
+          "adamant: cannot step with 2 learning rates: the optimizer has 1 group");
     CHECK(message_of([&] { o.submit(0); }).find("no step is open") != std::string::npos);
     CHECK(message_of([&] { o.skip(0); }).find("cannot call skip(): no step is open") != std::string::npos);
     CHECK(message_of([&] { o.finish(); }).find("no step is open") != std::string::npos);

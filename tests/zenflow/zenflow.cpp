@@ -1074,7 +1074,7 @@ TEST_CASE("zenflow: errors say what was asked and what was found, and change not
     CHECK(mentions(refusal([&] {
                        by.add_param({0, "late", shard(param, grad, m, v), 8, weights.data()});
                    }),
-                   {"late", "after 1 steps"}));
+                   {"late", "after 1 step."}));
     std::vector<quantized8> groups(1), more(1);
     CHECK(mentions(refusal([&] {
                        zenflow_optimizer fresh{executor({.threads = 1})};

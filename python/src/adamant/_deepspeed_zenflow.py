@@ -11,7 +11,7 @@ from ctypes import byref, c_double, c_int32, c_int64, c_long
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ._deepspeed_adam import known, rounding, update
-from ._library import InvalidArgument, Unavailable
+from ._library import InvalidArgument, Unavailable, counted
 from .executor import Cores, shared_executor
 from .optimizer import hyperparameters
 
@@ -124,7 +124,8 @@ def zenflow_adam_submit(control_ptr: int, now_state: int, step: int, lr: Sequenc
                         bias_correction: Sequence[int]) -> None:
     control = _control_at(control_ptr)
     if len(lr) != control.groups:
-        raise InvalidArgument(f"cannot step {len(lr)} groups: zenflow_adam_ctrl_init() was called for {control.groups}")
+        raise InvalidArgument(f"cannot step {counted(len(lr), 'group')}: zenflow_adam_ctrl_init() was called for "
+                              f"{control.groups}")
     for values, group in zip(control.hyper, zip(lr, beta1, beta2, eps, weight_decay, bias_correction)):
         values[:] = group
     control.state, control.step = now_state, step

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ._extension import load_extension
-from ._library import InvalidArgument
+from ._library import InvalidArgument, counted
 from .optimizer import NativeCallback
 
 ReadyQueue = load_extension("_ready_queue").ReadyQueue
@@ -47,7 +47,8 @@ def check_memory(tensor: Tensor, subject: str) -> None:
     shard = local(tensor)
     if not has_allocation(shard):
         raise InvalidArgument(f"{subject} has a storage of {shard.untyped_storage().nbytes()} bytes, which is too few "
-                              f"for its {shard.numel()} elements: its memory was freed. Restore it before step()")
+                              f"for its {counted(shard.numel(), 'element')}: its memory was freed. Restore it before "
+                              "step()")
 
 
 def flat(tensor: Tensor) -> Tensor:

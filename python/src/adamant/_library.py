@@ -354,6 +354,11 @@ def check(status: int) -> None:
         raise _errors.get(status, Error)(text)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and a noun: "1 shard", "2 shards"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 _leaked: "List[Handle]" = []
 
 

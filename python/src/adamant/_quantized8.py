@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_BYTES, GROUP_ELEMS, group_count
-from ._library import InvalidArgument
+from ._library import InvalidArgument, counted
 
 moments = ("exp_avg", "exp_avg_sq")
 # By moment: the right shift of a float's bits on the moment's curve, the offset that makes them a code, and the bits of
@@ -96,7 +96,7 @@ def dequantized(state: Dict[str, Any], like: Tensor) -> Dict[str, Any]:
             groups = state[name]
             if groups.shape != (group_count(like.numel()), GROUP_BYTES):
                 raise InvalidArgument(f"cannot convert {name}: it has shape {tuple(groups.shape)}, but a tensor of "
-                                      f"{like.numel()} elements has groups of shape "
+                                      f"{counted(like.numel(), 'element')} has groups of shape "
                                       f"{(group_count(like.numel()), GROUP_BYTES)}")
             converted[name] = torch.empty(like.shape, device="cpu")
             ordered = _group_order(state, converted[name])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ._arrays import GROUP_BYTES, array_info, group_count
 from ._host_copies import HostCopies, flat, is_dense, local
-from ._library import Error, InvalidArgument, Report, Unavailable
+from ._library import Error, InvalidArgument, Report, Unavailable, counted
 from ._quantized8 import is_quantized, moments
 from ._split_masters import joined, masters
 from .optimizer import Optimizer as Native
@@ -57,8 +57,8 @@ def check_readable(tensor: Tensor, name: str) -> None:
     if tensor.is_neg() or tensor.is_conj():
         raise InvalidArgument(f"cannot use {name}: its elements are stored negated (is_neg()). Call resolve_neg()")
     if tensor.numel() and tensor.data_ptr() == 0:
-        raise InvalidArgument(f"cannot use {name}: it has {tensor.numel()} elements, but no allocated memory. It is a "
-                              "zero tensor, or a collective has not completed. Pass a clone()")
+        raise InvalidArgument(f"cannot use {name}: it has {counted(tensor.numel(), 'element')}, but no allocated "
+                              "memory. It is a zero tensor, or a collective has not completed. Pass a clone()")
 
 
 def check_tracked(param: Tensor, name: str) -> None:
@@ -84,8 +84,8 @@ def check_groups(groups: Tensor, name: str, param: Tensor) -> None:
                               "give its "
                               'group another "state_format"')
     if groups.shape != (group_count(param.numel()), GROUP_BYTES) or not groups.is_contiguous():
-        raise InvalidArgument(f"cannot step {name}: it has shape {tuple(groups.shape)}, but {param.numel()} elements "
-                              f"have groups of shape {(group_count(param.numel()), GROUP_BYTES)}, contiguous")
+        raise InvalidArgument(f"cannot step {name}: it has shape {tuple(groups.shape)}, but groups of "
+                              f"{counted(param.numel(), 'element')} have shape {(group_count(param.numel()), GROUP_BYTES)}, contiguous")
 
 
 @contextmanager

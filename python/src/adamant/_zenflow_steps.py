@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ._arrays import GROUP_ELEMS
 from ._host_copies import as_dtensor, check_memory, flat, local
-from ._library import InvalidArgument, Report
+from ._library import InvalidArgument, Report, counted
 from ._quantized8 import is_quantized, moments
 from ._split_masters import joined, masters
 from ._step_group import (check_array, check_groups, check_readable, check_tracked, error_context, first_element,
@@ -110,7 +110,8 @@ def _check_matrix(optimizer: "_Steps", name: str, group: int, param: Tensor) -> 
     rows = shard.numel() // shard.shape[-1]
     if is_8_bit and (sharding or rows % GROUP_ELEMS):
         reason = "it is sharded over ranks" if sharding else (
-            f"its shape is {tuple(param.shape)}, and a column of {rows} rows is no multiple of {GROUP_ELEMS} elements")
+            f"its shape is {tuple(param.shape)}, and a column of {counted(rows, 'row')} is no multiple of "
+            f"{GROUP_ELEMS} elements")
         raise InvalidArgument(f"cannot use quantized8 moments for {name} with zenflow: {reason}. Put it into a group "
                               "with "
                               'the "state_format" "float32", "bfloat16", "split_float32" or "split_float32+bfloat16"')
@@ -699,11 +700,12 @@ class ZenFlowSteps:
                 raise InvalidArgument(f"{prefix} it has no by_columns and no master_param. Load a complete state")
             for key in ("updates", *flags):
                 if state[key].numel() != max(1, columns):
-                    raise InvalidArgument(f"{prefix} {key} has {state[key].numel()} columns, but the param has "
-                                          f"{max(1, columns)}")
+                    raise InvalidArgument(f"{prefix} {key} has {counted(state[key].numel(), 'column')}, but the param "
+                                          f"has {max(1, columns)}")
             for key, numel in (("summed", 1), ("window", len(position_fields))):
                 if state[key].numel() != numel:
-                    raise InvalidArgument(f"{prefix} {key} has {state[key].numel()} elements, but must have {numel}")
+                    raise InvalidArgument(f"{prefix} {key} has {counted(state[key].numel(), 'element')}, but must "
+                                          f"have {numel}")
             if float(state["window"].min()) < 0:
                 raise InvalidArgument(f"cannot load the state of {name}: steps since state_dict() have changed its "
                                       "moments. Call state_dict() when it is needed, or keep a copy.deepcopy() of it")

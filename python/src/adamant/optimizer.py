@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from ._arrays import DTYPES, GROUP_BYTES, QUANTIZED8, SPLIT_FLOAT32, array_info, group_count
 from ._library import (Handle, Hyperparameters, InvalidArgument, LossScaling, OptimizerOptions, Reduce, Report, Shard,
-                       StepValues, WeightsReady, c_strings, check, library, whole_number)
+                       StepValues, WeightsReady, c_strings, check, counted, library, whole_number)
 from ._signals import delayed_signals
 from .executor import Executor, shared_executor
 
@@ -151,9 +151,10 @@ def make_shard(name: str, arrays: Dict[str, Any], shape: Sequence[int] = (), beg
         if info.dtype == QUANTIZED8:
             if info.elements != group_count(elements or 0) * GROUP_BYTES:
                 raise InvalidArgument(f"{field} of '{name}' has {info.elements} bytes, but must have the shape "
-                                      f"[{group_count(elements or 0)}, {GROUP_BYTES}] for {elements} elements")
+                                      f"[{group_count(elements or 0)}, {GROUP_BYTES}] for {elements or 0} elements")
         elif elements is not None and info.elements != elements:
-            raise InvalidArgument(f"{field} of '{name}' has {info.elements} elements, but its param has {elements}")
+            raise InvalidArgument(f"{field} of '{name}' has {counted(info.elements, 'element')}, but its param has "
+                                  f"{elements}")
         else:
             elements = info.elements
         setattr(shard, field, info.address or None)
@@ -328,12 +329,13 @@ class Optimizer(OptimizerHandle):
 
     def _gradient_address(self, shard: int, grad: Any) -> int:
         if whole_number(shard, "shard") >= len(self._gradients):
-            raise InvalidArgument(f"cannot use shard {shard}: the optimizer has {len(self._gradients)} shards")
+            raise InvalidArgument(f"cannot use shard {shard}: the optimizer has "
+                                  f"{counted(len(self._gradients), 'shard')}")
         known = array_info(self._gradients[shard], "the gradient")
         info = array_info(grad, f"the gradient of shard {shard}")
         if info[1:3] != known[1:3]:
-            raise InvalidArgument(f"the gradient of shard {shard} has {info.elements} elements of dtype {info.dtype}, "
-                                  f"but must have {known.elements} of dtype {known.dtype}, as passed to add_shard()")
+            raise InvalidArgument(f"the gradient of shard {shard} has {counted(info.elements, 'element')} of dtype "
+                                  f"{info.dtype}, but must have {known.elements} of dtype {known.dtype}, as passed to add_shard()")
         return info.address
 
     def _call_with_gradient(self, function: str, shard: int, grad: Any) -> None:
@@ -405,8 +407,8 @@ class Optimizer(OptimizerHandle):
             self._call("adamant_step", byref(values), byref(report))
             return report
         if len(gradients) != len(self._gradients):
-            raise InvalidArgument(f"cannot step with {len(gradients)} gradients, but {len(self._gradients)} shards: "
-                                  "pass one gradient or None for each shard")
+            raise InvalidArgument(f"cannot step with {counted(len(gradients), 'gradient')}, but "
+                                  f"{counted(len(self._gradients), 'shard')}: pass one gradient or None for each shard")
         addresses = packed("Q", [0 if grad is None else self._gradient_address(i, grad)
                                  for i, grad in enumerate(gradients)])
         previous = self._gradients
@@ -562,8 +564,8 @@ def _check_masters(master: Any, weight: Any, low: Any, writes_master: bool) -> T
                                               (low, "low", "master", SPLIT_FLOAT32, not writes_master)):
         infos.append(array_info(array, name, written, role))
         if infos[-1].dtype != dtype or infos[-1].elements != infos[0].elements:
-            raise InvalidArgument(f"{name} is {array.dtype} of {infos[-1].elements} elements, but master, weight and "
-                                  "low must be float32, bfloat16 and int16, and have equally many elements")
+            raise InvalidArgument(f"{name} is {array.dtype} of {counted(infos[-1].elements, 'element')}, but master, weight "
+                                  "and low must be float32, bfloat16 and int16, and have equally many elements")
     return (*[info.address or None for info in infos], infos[0].elements)
 
 

@@ -198,7 +198,7 @@ adamant_status adamant_shard_sizes(const adamant_optimizer* optimizer, size_t* s
         std::vector<std::size_t> const shard_sizes = unwrap(optimizer).shard_sizes();
         if (count != shard_sizes.size())
             adamant::detail::throw_invalid_argument(
-                {"count is ", count, ", but the optimizer has ", shard_sizes.size(), " shards"});
+                {"count is ", count, ", but the optimizer has ", counted(shard_sizes.size(), "shard")});
         if (count != 0)
             std::copy(shard_sizes.begin(), shard_sizes.end(), &needed(sizes, "sizes"));
     });

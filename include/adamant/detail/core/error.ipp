@@ -32,6 +32,11 @@ ADAMANT_DECL std::string text_of(std::initializer_list<text_part> parts)
     return text;
 }
 
+ADAMANT_DECL std::string counted(std::uint64_t number, std::string_view noun)
+{
+    return text_of({number, " ", noun, number == 1 ? "" : "s"});
+}
+
 ADAMANT_DECL void throw_invalid_argument(std::initializer_list<text_part> parts)
 {
     throw invalid_argument("adamant: " + text_of(parts));

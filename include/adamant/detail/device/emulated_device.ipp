@@ -201,19 +201,21 @@ ADAMANT_DECL void emulated_device::find_largest(column_scoring const& scoring)
         return;
     detail::column_kernels const run =
         detail::column_kernels_for(scoring.type, best_available_isa(), column_score::magnitude); // no bit depends on it
-    enqueue(device_stream::work, device_operation::work, scoring.bytes(),
-            detail::text_of({"looking for the largest of ", scoring.rows * scoring.columns, " gradients"}), [=, this] {
-                std::size_t const n = scoring.rows * scoring.columns;
-                std::size_t const pieces = scoring.largest_pieces();
-                std::byte const* const grad = real(scoring.grad, scoring.bytes());
-                std::byte* const result = real(scoring.result, pieces * sizeof(std::uint32_t));
-                for (std::size_t k = 0; k < pieces; ++k) {
-                    std::uint32_t const bits =
-                        detail::largest_finite_bits(run, grad, scoring.type, k * column_scoring::piece_elems,
-                                                    std::min(n, (k + 1) * column_scoring::piece_elems));
-                    std::memcpy(result + k * sizeof bits, &bits, sizeof bits);
-                }
-            });
+    enqueue(
+        device_stream::work, device_operation::work, scoring.bytes(),
+        detail::text_of({"looking for the largest of ", detail::counted(scoring.rows * scoring.columns, "gradient")}),
+        [=, this] {
+            std::size_t const n = scoring.rows * scoring.columns;
+            std::size_t const pieces = scoring.largest_pieces();
+            std::byte const* const grad = real(scoring.grad, scoring.bytes());
+            std::byte* const result = real(scoring.result, pieces * sizeof(std::uint32_t));
+            for (std::size_t k = 0; k < pieces; ++k) {
+                std::uint32_t const bits =
+                    detail::largest_finite_bits(run, grad, scoring.type, k * column_scoring::piece_elems,
+                                                std::min(n, (k + 1) * column_scoring::piece_elems));
+                std::memcpy(result + k * sizeof bits, &bits, sizeof bits);
+            }
+        });
 }
 
 ADAMANT_DECL void emulated_device::score_columns(column_scoring const& scoring)
@@ -222,7 +224,7 @@ ADAMANT_DECL void emulated_device::score_columns(column_scoring const& scoring)
         return;
     detail::column_kernels const run = detail::column_kernels_for(scoring.type, best_available_isa(), scoring.kind);
     enqueue(device_stream::work, device_operation::work, scoring.bytes(),
-            detail::text_of({"scoring ", scoring.columns, " columns"}), [=, this] {
+            detail::text_of({"scoring ", detail::counted(scoring.columns, "column")}), [=, this] {
                 constexpr std::size_t strip = 2048;
                 std::size_t const row_bytes = scoring.columns * size_bytes(scoring.type);
                 std::byte const* const grad = real(scoring.grad, scoring.bytes());

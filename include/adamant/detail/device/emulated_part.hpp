@@ -81,7 +81,7 @@ public:
         }
         device_.enqueue(
             device_stream::work, device_operation::work, bytes,
-            detail::text_of({"pass '", name(pass.pass), "' over ", work->pieces.size(), " pieces"}),
+            detail::text_of({"pass '", name(pass.pass), "' over ", detail::counted(work->pieces.size(), "piece")}),
             [this, work, epoch = epoch_] {
                 float_mode_scope const mode(subnormals::kept);
                 for (std::uint32_t const piece : work->pieces)

@@ -134,8 +134,8 @@ ADAMANT_DECL placement split(std::vector<std::size_t> const& sizes, split_reques
     std::size_t const most_on_device = std::min(all, request.most_on_device.value_or(all));
     std::size_t const least_on_device = all - most_on_cpu;
     auto const refuse = [&](std::string const& why) {
-        detail::throw_unavailable({"cannot split ", all, " elements with at most ", most_on_cpu, " on the CPU and ",
-                                   most_on_device, " on the device: ", why});
+        detail::throw_unavailable({"cannot split ", detail::counted(all, "element"), " with at most ", most_on_cpu,
+                                   " on the CPU and ", most_on_device, " on the device: ", why});
     };
     if (least_on_device > most_on_device)
         refuse(std::to_string(least_on_device - most_on_device) +

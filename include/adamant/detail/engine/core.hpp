@@ -263,8 +263,8 @@ public:
         if (std::size_t const n = session_.unrecorded_blocks(); n != 0)
             throw_unavailable({"cannot roll back the last step: the journal's budget of ",
                                budget_for(dispatcher().host().ranges()), " bytes was too small for ", n, " of ",
-                               registry_.blocks(), " blocks. Set journal_budget_bytes to ", longest_journal_text(),
-                               ", which is always enough."});
+                               counted(registry_.blocks(), "block"), ". Set journal_budget_bytes to ",
+                               longest_journal_text(), ", which is always enough."});
         session_.catch_up();
         session_.roll_back_last_step();
     }

@@ -26,8 +26,8 @@ inline void check_placement(device const* target, placement const& requested, re
                                 "device_records in the options."});
     validate(requested, shard_registry.sizes());
     if (target == nullptr && requested.device_elems != 0)
-        throw_invalid_argument(
-            {"cannot place ", requested.device_elems, " elements on a device: the device is a null pointer"});
+        throw_invalid_argument({"cannot place ", counted(requested.device_elems, "element"),
+                                " on a device: the device is a null pointer"});
     if (shard_registry.has_device_arrays() && partition != nullptr && target != nullptr &&
         &partition->device() != target)
         throw_invalid_argument({"cannot place shards on ", target->name(), ": they have arrays on ",

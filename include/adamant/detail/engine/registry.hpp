@@ -251,9 +251,10 @@ private:
         if (sum.type() != dtype::none && sum.kernels() == nullptr)
             throw_invalid_argument({subject, "is ", adamant::name(sum.type()), ". Use float32 or bfloat16."});
         if (sum.size() && *sum.size() != view.size())
-            throw_invalid_argument({subject, "has ", *sum.size(), " elements, but the shard has ", view.size()});
+            throw_invalid_argument(
+                {subject, "has ", counted(*sum.size(), "element"), ", but the shard has ", view.size()});
         if (sum.type() != dtype::none && sum.data() == nullptr && view.size() != 0)
-            throw_invalid_argument({subject, "is null, but the shard has ", view.size(), " elements"});
+            throw_invalid_argument({subject, "is null, but the shard has ", counted(view.size(), "element")});
     }
 
     std::vector<parameter_group> groups_;

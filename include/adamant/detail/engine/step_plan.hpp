@@ -37,8 +37,8 @@ inline void make_terms(step_terms& terms, step_values const& values, optimizer_o
     double const max_abs = uses_default_limits ? options.max_abs_grad : values.max_abs_grad.value_or(0);
     check_limits(max_norm, max_abs);
     if (!values.lr.empty() && values.lr.size() != groups)
-        throw_invalid_argument(
-            {"cannot step with ", values.lr.size(), " learning rates: the optimizer has ", groups, " groups"});
+        throw_invalid_argument({"cannot step with ", counted(values.lr.size(), "learning rate"), ": the optimizer has ",
+                                counted(groups, "group")});
     terms.step = step;
     terms.loss_scale = values.loss_scale.value_or(next_loss_scale);
     terms.moves_scaler = !values.loss_scale;

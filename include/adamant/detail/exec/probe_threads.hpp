@@ -141,7 +141,7 @@ inline void probe_threads(unsigned threads, std::size_t stack_bytes)
         for (int tries = 0; tries < 100000 && syscall(SYS_tgkill, getpid(), probes[i].id, 0) == 0; ++tries)
             std::this_thread::yield();
     if (error != 0)
-        throw_unavailable({"cannot start ", threads + 1, " threads: the system allows only ", created + 1,
+        throw_unavailable({"cannot start ", counted(threads + 1, "thread"), ": the system allows only ", created + 1,
                            " with stacks of ", stack_bytes, " bytes (", std::strerror(error), "); ",
                            advice_on(error, "check the limits on threads (ulimit -u, the cgroup's pids.max, "
                                             "kernel.threads-max, vm.max_map_count) and on memory (ulimit -v, ulimit "

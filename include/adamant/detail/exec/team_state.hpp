@@ -333,13 +333,13 @@ private:
             }
         }
         if (granted != size)
-            throw_unavailable({"cannot start ", size, " threads: OpenMP grants ", granted,
+            throw_unavailable({"cannot start ", counted(size, "thread"), ": OpenMP grants ", granted,
                                ". Check OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS and KMP_DEVICE_THREAD_LIMIT, or "
                                "request fewer."});
 #else
         if (size != 1)
-            throw_unavailable(
-                {"cannot start ", size, " threads: this program was compiled without OpenMP. Add -fopenmp."});
+            throw_unavailable({"cannot start ", counted(size, "thread"),
+                               ": this program was compiled without OpenMP. Add -fopenmp."});
         live(0);
 #endif
     }
@@ -447,7 +447,7 @@ private:
 
     // Where a member waits for requests.
     struct alignas(64) mailbox {
-        wait_word ticket; // of the last request delivered here
+        wait_word ticket;                // of the last request delivered here
         std::atomic<bool> parked{false}; // a caller uses the member's PU
 
         void park() noexcept

@@ -132,8 +132,8 @@ inline std::string file_head(file_texts const& texts, std::vector<file_tensor> c
     std::string header = text_of({"{\"__metadata__\":", metadata.dump(), entries, '}'});
     header.resize((header.size() + 7) / 8 * 8, ' ');
     if (header.size() > max_header_bytes)
-        throw_invalid_argument({"the state has ", tensors.size(), " tensors, whose header would have ", header.size(),
-                                " bytes; a safetensors file has ", max_header_bytes,
+        throw_invalid_argument({"the state has ", counted(tensors.size(), "tensor"), ", whose header would have ",
+                                header.size(), " bytes; a safetensors file has ", max_header_bytes,
                                 " at most. Save the params in several files"});
     std::uint64_t const length = header.size();
     std::string head(sizeof length, '\0');

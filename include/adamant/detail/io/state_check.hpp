@@ -145,7 +145,8 @@ inline void check_tensor(state_dict const& state, std::vector<std::size_t> const
                 tensor.array == state_array::param ? "float16" : "quantized8"});
     std::size_t const count = counts[tensor.param];
     if (tensor.begin > count || tensor.elements > count - tensor.begin)
-        refuse({"(", what, ") has ", tensor.elements, " elements from ", tensor.begin, ", but the param has ", count});
+        refuse({"(", what, ") has ", counted(tensor.elements, "element"), " from ", tensor.begin,
+                ", but the param has ", count});
     std::size_t const together = elems_together(tensor.type);
     if (tensor.begin % together != 0 || (tensor.elements % together != 0 && tensor.begin + tensor.elements != count))
         refuse({"(", what, ") has elements ", range_text(tensor.begin, tensor.begin + tensor.elements), " of ", count,

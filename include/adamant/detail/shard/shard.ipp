@@ -18,10 +18,11 @@ ADAMANT_DECL void check_size(char const* array, std::size_t array_size, std::siz
 {
     std::size_t const group = elems_together(type);
     if (group != 1 && array_size != (size + group - 1) / group)
-        throw_invalid_argument({"param has ", size, " elements but ", array, " has ", array_size, " groups of ", group,
-                                "; it needs ", (size + group - 1) / group});
+        throw_invalid_argument({"param has ", counted(size, "element"), " but ", array, " has ",
+                                counted(array_size, "group"), " of ", group, "; it needs ",
+                                (size + group - 1) / group});
     if (group == 1 && array_size != size)
-        throw_invalid_argument({"param has ", size, " elements but ", array, " has ", array_size,
+        throw_invalid_argument({"param has ", counted(size, "element"), " but ", array, " has ", array_size,
                                 ". All arrays of a shard must have the same size."});
 }
 
@@ -29,10 +30,10 @@ ADAMANT_DECL void check_arrays(shard_dtypes const& types, kernel::step_pointers 
 {
     if (size > std::numeric_limits<std::size_t>::max() / 8)
         throw_invalid_argument(
-            {"a shard of ", size, " elements does not fit in memory. Was a negative size converted?"});
+            {"a shard of ", counted(size, "element"), " does not fit in memory. Was a negative size converted?"});
     std::uint64_t const begin = pointers.place.begin;
     if (begin > std::numeric_limits<std::uint64_t>::max() - size)
-        throw_invalid_argument({"cannot place ", size, " elements at element ", begin,
+        throw_invalid_argument({"cannot place ", counted(size, "element"), " at element ", begin,
                                 " of a parameter: their indexes exceed 64 bits. Was a negative begin converted?"});
     if (std::size_t const group = elems_together(types); begin % group != 0)
         throw_invalid_argument({"cannot begin a shard at element ", begin, ": its 8-bit moments are in groups of ",
@@ -44,7 +45,7 @@ ADAMANT_DECL void check_arrays(shard_dtypes const& types, kernel::step_pointers 
         if (bytes == 0)
             continue;
         if (begins[a] == nullptr)
-            throw_invalid_argument({shard_array::names[a], " is null, but the shard has ", size, " elements"});
+            throw_invalid_argument({shard_array::names[a], " is null, but the shard has ", counted(size, "element")});
         for (std::size_t b = 0; b < a; ++b) {
             auto const first = reinterpret_cast<std::uintptr_t>(begins[a]);
             auto const second = reinterpret_cast<std::uintptr_t>(begins[b]);

@@ -39,7 +39,8 @@ ADAMANT_DECL float largest_magnitude(executor const& cpu, void const* grad, dtyp
 {
     detail::column_kernels const kernels = detail::column_kernels_for(type, cpu.tier(), column_score::magnitude);
     if (grad == nullptr && n > 0)
-        detail::throw_invalid_argument({"cannot find the largest of ", n, " gradients: grad is null."});
+        detail::throw_invalid_argument(
+            {"cannot find the largest of ", detail::counted(n, "gradient"), ": grad is null."});
     std::atomic<std::uint32_t> largest{0};
     cpu.for_each_slice(n, [&](slice part) {
         std::uint32_t const slice_largest =
@@ -57,10 +58,10 @@ ADAMANT_DECL void add_column_scores(executor const& cpu, void const* grad, dtype
 {
     detail::column_kernels const kernels = detail::column_kernels_for(type, cpu.tier(), kind);
     if (grad == nullptr && rows != 0 && columns != 0)
-        detail::throw_invalid_argument({"cannot score ", columns, " columns: grad is null."});
+        detail::throw_invalid_argument({"cannot score ", detail::counted(columns, "column"), ": grad is null."});
     if (scores.size() != columns)
-        detail::throw_invalid_argument(
-            {"cannot score ", columns, " columns: scores has ", scores.size(), " elements. Pass one for each column."});
+        detail::throw_invalid_argument({"cannot score ", counted(columns, "column"), ": scores has ",
+                                        counted(scores.size(), "element"), ". Pass one for each column."});
     if (!(largest >= 0) || !is_finite(largest))
         detail::throw_invalid_argument(
             {"the largest magnitude is ", double{largest}, ", but must be finite and not below 0"});

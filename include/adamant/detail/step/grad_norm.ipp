@@ -18,7 +18,7 @@ inline void add_squares_of_blocks(executor const& cpu, void const* grad, std::si
                                   kernel::block_squares_function run, std::size_t n, squares_total& total)
 {
     if (grad == nullptr && n > 0)
-        throw_invalid_argument({"cannot sum the squares of ", n, " elements: grad is null."});
+        throw_invalid_argument({"cannot sum the squares of ", counted(n, "element"), ": grad is null."});
     squares_total sum;
     std::mutex mutex;
     auto const add_slice = [&](slice part) {

@@ -20,7 +20,7 @@ ADAMANT_DECL void check_selection(double ratio, std::size_t columns, std::size_t
     if (!(ratio >= 0 && ratio <= 1))
         throw_invalid_argument({"cannot select columns: the ratio is ", ratio, ". It must be from 0 to 1."});
     if (columns != flags)
-        throw_invalid_argument({"cannot select columns: there are ", columns, " scores, but ", flags, " flags"});
+        throw_invalid_argument({"cannot select columns: there are ", columns, " scores, but ", counted(flags, "flag")});
 }
 
 // Binary search: the least number up to `max` for which the predicate holds. The predicate is monotonic, from false to

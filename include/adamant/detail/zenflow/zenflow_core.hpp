@@ -59,8 +59,8 @@ public:
     {
         no_traps_scope const no_traps;
         if (position().steps != 0)
-            throw_invalid_argument({"cannot add param '", name, "' after ", position().steps,
-                                    " steps. Add all params before the first step."});
+            throw_invalid_argument({"cannot add param '", name, "' after ", counted(position().steps, "step"),
+                                    ". Add all params before the first step."});
         return model_.add_param(group, name, shard, columns, weights, std::move(place));
     }
     void set_gradient(std::size_t param, void const* grad)

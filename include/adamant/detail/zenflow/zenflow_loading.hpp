@@ -157,12 +157,13 @@ private:
         zenflow_matrix const& m = model_.matrices[i];
         std::string const name = text_of({"cannot load the state of '", p.name, "': it "});
         if (p.columns != m.columns() || p.all_rows != m.all_rows())
-            throw_invalid_argument({name, "has ", p.all_rows, " rows and ", p.columns, " columns, but the param has ",
-                                    m.all_rows(), " and ", m.columns()});
+            throw_invalid_argument({name, "has ", counted(p.all_rows, "row"), " and ", counted(p.columns, "column"),
+                                    ", but the param has ", m.all_rows(), " and ", m.columns()});
         std::size_t const counts = m.columns() == 0 ? 1 : m.columns();
         if (p.counts.size() != counts || p.selected.size() != m.columns() || p.publishing.size() != m.columns())
-            throw_invalid_argument({name, "has ", p.counts.size(), " counts and ", p.selected.size(), " and ",
-                                    p.publishing.size(), " flags, but the param has ", m.columns(), " columns"});
+            throw_invalid_argument({name, "has ", counted(p.counts.size(), "count"), " and ", p.selected.size(),
+                                    " and ", counted(p.publishing.size(), "flag"), ", but the param has ",
+                                    counted(m.columns(), "column")});
         for (shard_array::index const which : state_arrays)
             if (m.shard().is_state(which) &&
                 (p.types[which] != m.shard().type(which) || (p.arrays[which] == nullptr && p.rows != 0)))
@@ -175,7 +176,7 @@ private:
             throw_invalid_argument({name, "has rows ", p.first_row, " to ", p.first_row + p.rows,
                                     ", but its moments are in groups of ", together, " rows"});
         if (p.summed != 0 && p.sums == nullptr && p.rows != 0 && m.columns() != 0)
-            throw_invalid_argument({name, "has deferred gradients of ", p.summed, " steps, but no sums"});
+            throw_invalid_argument({name, "has deferred gradients of ", counted(p.summed, "step"), ", but no sums"});
     }
 
     zenflow_model& model_;

@@ -183,7 +183,7 @@ private:
     static void check_matrix(std::string const& name, any_shard const& shard, std::size_t columns, void const* weights,
                              shard_place const& place)
     {
-        std::string const subject = text_of({"cannot add matrix '", name, "' with ", columns, " columns: "});
+        std::string const subject = text_of({"cannot add matrix '", name, "' with ", counted(columns, "column"), ": "});
         std::size_t const last = place.shape.empty() ? columns : place.shape.back();
         if (shard.size() % columns != 0 || place.begin % columns != 0)
             throw_invalid_argument(

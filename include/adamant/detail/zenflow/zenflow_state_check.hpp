@@ -57,7 +57,7 @@ inline void check_param(zenflow_state_param const& p, std::size_t number, std::s
     static_cast<void>(
         element_count({p.name, is_matrix ? std::vector{p.all_rows, p.columns} : std::vector{p.all_rows}}));
     if (p.first_row > p.all_rows || p.rows > p.all_rows - p.first_row)
-        refuse({"has ", p.rows, " rows from ", p.first_row, ", but the whole param has ", p.all_rows});
+        refuse({"has ", counted(p.rows, "row"), " from ", p.first_row, ", but the whole param has ", p.all_rows});
     std::size_t const together = elems_together(p.types);
     bool const ends = !is_matrix && p.first_row + p.rows == p.all_rows;
     if (p.first_row % together != 0 || (p.rows % together != 0 && !ends))
@@ -65,8 +65,8 @@ inline void check_param(zenflow_state_param const& p, std::size_t number, std::s
                 ", which split a group of ", together, " rows"});
     if (p.counts.size() != (is_matrix ? p.columns : 1) || p.selected.size() != p.columns ||
         p.publishing.size() != p.columns)
-        refuse({"has ", p.columns, " columns, but ", p.counts.size(), " counts, and ", p.selected.size(), " and ",
-                p.publishing.size(), " flags"});
+        refuse({"has ", counted(p.columns, "column"), ", but ", counted(p.counts.size(), "count"), ", and ",
+                p.selected.size(), " and ", counted(p.publishing.size(), "flag")});
     for (auto const* const flags : {&p.selected, &p.publishing})
         if (std::any_of(flags->begin(), flags->end(), [](auto flag) { return flag > 1; }))
             refuse({"has a column flag that is neither 0 nor 1"});
@@ -74,7 +74,7 @@ inline void check_param(zenflow_state_param const& p, std::size_t number, std::s
         if (is_state(p.types, which) && p.arrays[which] == nullptr && p.rows != 0)
             refuse({"has no data for ", shard_array::names[which]});
     if (is_matrix && p.summed != 0 && p.sums == nullptr && p.rows != 0)
-        refuse({"has deferred gradients of ", p.summed, " steps, but no sums"});
+        refuse({"has deferred gradients of ", counted(p.summed, "step"), ", but no sums"});
 }
 
 // Indices of the params to write: all, except that of several params without rows at one position only the first is

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._arrays import GROUP_BYTES, GROUP_ELEMS, group_count
 from .._host_copies import as_dtensor, check_memory, local
-from .._library import InvalidArgument
+from .._library import InvalidArgument, counted
 from .._quantized8 import is_quantized, moments, zeros
 from .._split_masters import masters
 from ._arguments import formats
@@ -171,7 +171,7 @@ def check_state(name: str, param: Tensor, state: Any) -> None:
     steps = steps_of(state["step"], name) if "step" in state else 0
     if missing and (len(missing) == 1 or steps > 0):
         raise InvalidArgument(f"cannot use the state of {name}: it has no {' and no '.join(missing)}, but has taken "
-                              f"{steps} steps. Load a complete state")
+                              f"{counted(steps, 'step')}. Load a complete state")
     if not missing and "step" not in state and "updates" not in state:
         raise InvalidArgument(f"cannot use the state of {name}: it has moments, but no step. Load a complete state")
     if all(key in state for key in masters):
