@@ -146,8 +146,10 @@ struct machine {
 ///     most one as far as the nodes have cores. With fewer ranks than nodes, all cores are assigned.
 ///   - Among the remaining assignments it selects the one with the optimizers nearest to their GPUs: the least sum over
 ///     ranks of the mean distance of the optimizer's cores, which is 0 near the GPU, 1 in its package, 2 elsewhere. A
-///     rank without a GPU has no preference. With fewer ranks than nodes, the result is a local optimum: no exchange of
-///     cores between two ranks improves it.
+///     rank without a GPU has no preference. With fewer ranks than nodes, the optimizers first use the fewest nodes,
+///     summed over ranks. The result is then the best for its numbers of cores. If that takes a search of more than
+///     milliseconds (on some machines of 8 or more nodes), or if a node's cores differ in distance to a GPU, it is a
+///     local optimum: no exchange of cores between two ranks improves it.
 ///   - Ties are resolved by assigning ranks in the order of the machine.
 ///   - Ranks have equal shares of fast and slow cores.
 ///   - The optimizer has at most as many threads as its rank's share of the CPU quota keeps busy. An explicit number or

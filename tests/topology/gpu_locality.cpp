@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -49,7 +50,21 @@ machine dgx_a100()
 }
 
 using cores = std::vector<unsigned>;
-using matrix = std::vector<std::vector<std::size_t>>; // of each rank in each node
+
+// The usable cores of each node.
+std::vector<cores> cores_of_nodes(machine const& m)
+{
+    std::vector<cores> all(m.nodes.size());
+    for (unsigned c = 0; c < m.cores.size(); ++c)
+        if (m.cores[c].pus.intersects(m.allowed))
+            all.at(m.cores[c].node).push_back(c);
+    return all;
+}
+std::size_t count_nodes(machine const& m)
+{
+    auto const all = cores_of_nodes(m);
+    return all.size() - static_cast<std::size_t>(std::count(all.begin(), all.end(), cores{}));
+}
 
 // A sum of fractions with a common denominator, so that comparisons are exact.
 class scored {
@@ -57,7 +72,8 @@ public:
     scored(machine const& m, core_request const& r, std::vector<rank_cores> const& all) : m_(m), r_(r)
     {
         for (rank_cores const& one : all) {
-            parts_.push_back((one.adam_pus | one.host_pus).members());
+            parts_.push_back(cores_of(one.adam_pus | one.host_pus));
+            optimizers_.push_back(cores_of(one.adam_pus));
             adam_.push_back(one.adam_pus.size());
             unit_ = std::lcm(unit_, one.adam_pus.size());
             given_ |= one.adam_pus | one.host_pus;
@@ -70,57 +86,51 @@ public:
         if (r_.gpus[rank].empty())
             return 0;
         pu_set const& near = m_.gpus[std::stoul(r_.gpus[rank])].pus;
-        if (near.contains(core))
+        if (near.intersects(m_.cores[core].pus))
             return 0;
         return m_.packages[m_.cores[core].package].pus.intersects(near) ? 1 : 2;
     }
-    // The mean distance of the nearest `adam` cores of a part: of one node where one has enough.
-    [[nodiscard]] std::size_t distance(std::size_t rank, cores const& part, std::size_t adam) const
-    {
-        std::map<unsigned, std::size_t> counts;
-        std::vector<std::size_t> each;
-        for (unsigned const c : part) {
-            ++counts[m_.cores[c].node];
-            each.push_back(distance(rank, c));
-        }
-        std::size_t least = 3;
-        for (auto const& [node, count] : counts)
-            if (count >= adam)
-                least = std::min(least, distance(rank, m_.nodes[node].pus.front()));
-        if (least < 3)
-            return least * unit_;
-        std::sort(each.begin(), each.end());
-        return std::accumulate(each.begin(), each.begin() + static_cast<std::ptrdiff_t>(adam), std::size_t{0}) * unit_ /
-               adam;
-    }
-    // The fewest NUMA nodes for `adam` cores of a part.
-    [[nodiscard]] std::size_t nodes(cores const& part, std::size_t adam) const
+    // Nodes and mean distance of an optimizer.
+    using value = std::pair<std::size_t, std::size_t>;
+    // The fewest nodes with `adam` cores of a part, of these the nearest: all sets of nodes.
+    [[nodiscard]] value value_of(std::size_t rank, cores const& part, std::size_t adam) const
     {
         std::map<unsigned, std::size_t> counts;
         for (unsigned const c : part)
             ++counts[m_.cores[c].node];
-        std::vector<std::size_t> sizes;
+        std::vector<std::pair<std::size_t, std::size_t>> nodes; // distance and cores
         for (auto const& [node, count] : counts)
-            sizes.push_back(count);
-        std::sort(sizes.rbegin(), sizes.rend());
-        std::size_t n = 0;
-        for (std::size_t room = 0; room < adam; ++n)
-            room += sizes[n];
-        return n;
+            nodes.emplace_back(distance(rank, nodes_[node].front()), count);
+        std::sort(nodes.begin(), nodes.end());
+        value best{~std::size_t{0}, 0};
+        for (std::size_t set = 1; set < std::size_t{1} << nodes.size(); ++set) {
+            value made{0, 0};
+            std::size_t lacks = adam;
+            for (std::size_t n = 0; n < nodes.size(); ++n)
+                if ((set >> n & 1) != 0) {
+                    std::size_t const count = std::min(lacks, nodes[n].second);
+                    lacks -= count;
+                    made.first += 1;
+                    made.second += count * nodes[n].first * (unit_ / adam);
+                }
+            if (lacks == 0)
+                best = std::min(best, made);
+        }
+        return best;
     }
 
-    [[nodiscard]] std::size_t total() const
+    // The sums over the optimizers as they are.
+    [[nodiscard]] value total() const
     {
-        std::size_t sum = 0;
-        for (std::size_t r = 0; r < parts_.size(); ++r)
-            sum += distance(r, parts_[r], adam_[r]);
-        return sum;
-    }
-    [[nodiscard]] std::size_t total_nodes() const
-    {
-        std::size_t sum = 0;
-        for (std::size_t r = 0; r < parts_.size(); ++r)
-            sum += nodes(parts_[r], adam_[r]);
+        value sum{0, 0};
+        for (std::size_t r = 0; r < parts_.size(); ++r) {
+            std::set<unsigned> nodes;
+            for (unsigned const c : optimizers_[r]) {
+                nodes.insert(m_.cores[c].node);
+                sum.second += distance(r, c) * (unit_ / adam_[r]);
+            }
+            sum.first += nodes.size();
+        }
         return sum;
     }
     [[nodiscard]] std::size_t unit() const { return unit_; }
@@ -132,8 +142,8 @@ public:
     {
         for (std::size_t a = 0; a < parts_.size(); ++a)
             for (std::size_t b = 0; b < a; ++b) {
-                if (distance(a, parts_[b], adam_[b]) + distance(b, parts_[a], adam_[a]) <
-                    distance(a, parts_[a], adam_[a]) + distance(b, parts_[b], adam_[b]))
+                if (value_of(a, parts_[b], adam_[b]).second + value_of(b, parts_[a], adam_[a]).second <
+                    value_of(a, parts_[a], adam_[a]).second + value_of(b, parts_[b], adam_[b]).second)
                     return "ranks " + std::to_string(b) + " and " + std::to_string(a) + " should exchange all";
                 for (unsigned i = 0; i < m_.nodes.size(); ++i)
                     for (unsigned j = 0; j < m_.nodes.size(); ++j) {
@@ -157,9 +167,10 @@ public:
     // Cores that nobody has, in a node with room for a rank.
     [[nodiscard]] std::string idle() const
     {
-        for (unsigned c = 0; c < m_.cores.size(); ++c)
-            if (!given_.contains(c))
-                return "core " + std::to_string(c) + " is idle";
+        for (cores const& node : nodes_)
+            for (unsigned const c : node)
+                if (!given_.intersects(m_.cores[c].pus))
+                    return "core " + std::to_string(c) + " is idle";
         return {};
     }
     // How many ranks have each node, where each rank has one.
@@ -175,12 +186,17 @@ private:
     // Whether one of two ranks is better off with another part, and none is worse off.
     bool helps(std::size_t a, cores const& new_a, std::size_t b, cores const& new_b) const
     {
-        auto const value = [&](std::size_t rank, cores const& part) {
-            return std::pair(nodes(part, adam_[rank]), distance(rank, part, adam_[rank]));
-        };
-        auto const is_a = value(a, new_a), was_a = value(a, parts_[a]);
-        auto const is_b = value(b, new_b), was_b = value(b, parts_[b]);
+        value const is_a = value_of(a, new_a, adam_[a]), was_a = value_of(a, parts_[a], adam_[a]);
+        value const is_b = value_of(b, new_b, adam_[b]), was_b = value_of(b, parts_[b], adam_[b]);
         return is_a <= was_a && is_b <= was_b && (is_a < was_a || is_b < was_b);
+    }
+    cores cores_of(pu_set const& pus) const
+    {
+        cores all;
+        for (unsigned c = 0; c < m_.cores.size(); ++c)
+            if (m_.cores[c].pus.intersects(pus))
+                all.push_back(c);
+        return all;
     }
     std::pair<cores, cores> taken(cores const& part, unsigned node) const
     {
@@ -193,7 +209,9 @@ private:
     machine const& m_;
     core_request const& r_;
     std::vector<cores> parts_;
-    std::vector<std::size_t> adam_;
+    std::vector<cores> optimizers_;
+    std::vector<cores> nodes_ = cores_of_nodes(m_);
+    std::vector<std::size_t> adam_; // their numbers
     std::size_t unit_ = 1;
     pu_set given_;
 };
@@ -237,49 +255,44 @@ std::size_t least_of_homes(machine const& m, scored const& s, unsigned ranks)
     return best;
 }
 
-// The fewest nodes of optimizers, then the least sum of distances, of all ways to give ranks cores of nodes, so many
-// as they have now.
-std::pair<std::size_t, std::size_t> least_of_shares(machine const& m, scored const& s)
+// The fewest nodes of optimizers, then the least sum of distances, of all ways to give optimizers cores of nodes, as
+// many as they have now. The hosts have the rest. None where that takes more than `steps`.
+std::optional<scored::value> least_of_shares(machine const& m, scored const& s, std::size_t steps)
 {
     std::size_t const ranks = s.parts().size(), nodes = m.nodes.size();
-    std::vector<cores> left;
-    for (topology::numa_node const& node : m.nodes)
-        left.push_back(node.pus.members());
-    std::pair<std::size_t, std::size_t> best{~std::size_t{0}, 0};
-    auto const go = [&](auto const& self, std::size_t r, std::size_t n, cores& part, std::size_t used,
-                        std::size_t sum) -> void {
-        if (used > best.first)
+    std::vector<cores> const of_node = cores_of_nodes(m);
+    std::vector<std::size_t> left, fewest_later(ranks + 1);
+    for (cores const& node : of_node)
+        left.push_back(node.size());
+    std::size_t const largest = *std::max_element(left.begin(), left.end());
+    for (std::size_t r = ranks; r-- > 0;)
+        fewest_later[r] = fewest_later[r + 1] + (s.adam()[r] + largest - 1) / largest;
+    scored::value best{~std::size_t{0}, 0};
+    auto const go = [&](auto const& self, std::size_t r, std::size_t n, std::size_t lacks, scored::value sum) -> void {
+        if (steps == 0 || scored::value{sum.first + fewest_later[r + 1], sum.second} >= best)
             return;
-        if (r == ranks) {
-            best = std::min(best, {used, sum});
-            return;
-        }
-        std::size_t const lacks = s.parts()[r].size() - part.size();
-        if (n == nodes) {
-            if (lacks != 0)
-                return;
-            cores next;
-            self(self, r + 1, 0, next, used + s.nodes(part, s.adam()[r]), sum + s.distance(r, part, s.adam()[r]));
+        --steps;
+        if (lacks == 0 && r + 1 == ranks) {
+            best = sum;
             return;
         }
-        cores const had = part;
-        cores const there = left[n];
-        for (std::size_t take = 0; take <= std::min(lacks, there.size()); ++take) {
-            auto const end = there.begin() + static_cast<std::ptrdiff_t>(take);
-            part.insert(part.end(), there.begin(), end);
-            left[n].assign(end, there.end());
-            self(self, r, n + 1, part, used, sum);
-            part = had;
+        if (lacks == 0)
+            return self(self, r + 1, 0, s.adam()[r + 1], sum);
+        if (n == nodes)
+            return;
+        std::size_t const each = left[n] == 0 ? 0 : s.distance(r, of_node[n].front()) * (s.unit() / s.adam()[r]);
+        for (std::size_t take = std::min(lacks, left[n]) + 1; take-- > 0;) {
+            left[n] -= take;
+            self(self, r, n + 1, lacks - take, {sum.first + (take != 0), sum.second + take * each});
+            left[n] += take;
         }
-        left[n] = there;
     };
-    cores none;
-    go(go, 0, 0, none, 0, 0);
-    return best;
+    go(go, 0, 0, s.adam()[0], {0, 0});
+    return steps == 0 ? std::nullopt : std::optional(best);
 }
 
 struct tally {
-    std::size_t tried = 0, exchanges = 0, idle = 0, worse = 0, uneven = 0;
+    std::size_t tried = 0, compared = 0, exchanges = 0, idle = 0, worse = 0, uneven = 0;
     std::string first; // that went wrong
 };
 
@@ -309,21 +322,27 @@ void judge(machine const& m, core_request const& r, bool all_assignments, tally&
     };
     wrong(t.exchanges, s.exchange());
     wrong(t.idle, s.idle());
-    if (r.ranks >= m.nodes.size()) {
+    if (r.ranks >= count_nodes(m)) {
         auto const counts = s.ranks_of_nodes();
         auto const [low, high] = std::minmax_element(counts.begin(), counts.end());
         wrong(t.uneven, *high - *low > 1 ? "ranks are spread unevenly over nodes" : "");
         if (all_assignments) {
             std::size_t const least = least_of_homes(m, s, r.ranks);
-            wrong(t.worse, s.total() > least ? "distance " + std::to_string(s.total()) + " where " +
-                                                   std::to_string(least) + " is possible"
-                                             : "");
+            std::size_t const ours = s.total().second;
+            ++t.compared;
+            wrong(t.worse, ours > least
+                               ? "distance " + std::to_string(ours) + " where " + std::to_string(least) + " is possible"
+                               : "");
         }
     } else if (all_assignments) {
-        auto const [nodes, least] = least_of_shares(m, s);
-        wrong(t.worse, std::pair(s.total_nodes(), s.total()) > std::pair(nodes, least)
-                           ? std::to_string(s.total_nodes()) + " nodes at distance " + std::to_string(s.total()) +
-                                 " where " + std::to_string(nodes) + " at " + std::to_string(least) + " are possible"
+        auto const best = least_of_shares(m, s, 200'000);
+        if (!best)
+            return;
+        auto const [nodes, least] = s.total();
+        ++t.compared;
+        wrong(t.worse, s.total() > *best
+                           ? std::to_string(nodes) + " nodes at distance " + std::to_string(least) + " where " +
+                                 std::to_string(best->first) + " at " + std::to_string(best->second) + " are possible"
                            : "");
     }
 }
@@ -355,19 +374,96 @@ TEST_CASE("gpu_locality: no assignment of ranks to the nodes of small machines i
     check(t);
 }
 
+namespace {
+
+// Without all but the first cores of each node.
+machine with_cores(machine m, std::vector<unsigned> const& of_nodes)
+{
+    m.source += ", not all of them allowed";
+    auto const all = cores_of_nodes(m);
+    for (unsigned n = 0; n < of_nodes.size(); ++n)
+        for (std::size_t k = of_nodes[n]; k < all[n].size(); ++k)
+            m.allowed -= m.cores[all[n][k]].pus;
+    return m;
+}
+
+// A machine of the folder, which has no GPUs, with one at each node.
+machine with_gpus(std::string const& file)
+{
+    machine m = machine_from_xml(std::string(ADAMANT_TOPOLOGIES "/") + file);
+    auto const all = cores_of_nodes(m);
+    for (unsigned n = 0; n < all.size(); ++n)
+        if (!all[n].empty())
+            m.gpus.push_back({.pci = std::to_string(n), .name = "", .pus = m.nodes[n].pus});
+    return m;
+}
+
+// Machines with fewer ranks than nodes, from two ranks on.
+void judge_few_ranks(std::vector<machine> const& machines, int runs, std::uint64_t seed, tally& t)
+{
+    test::random_bits random(seed);
+    for (int i = 0; i < runs; ++i)
+        for (machine const& m : machines) {
+            auto const ranks = 2 + static_cast<unsigned>(random.below(count_nodes(m) - 2));
+            judge(m, some_request(m, ranks, random), true, t);
+        }
+}
+
+std::vector<machine> machines_of_few_ranks()
+{
+    return {server(1, 3, 4, {0, 2}),
+            server(3, 1, 4, {0, 1, 2}),
+            server(2, 2, 3, {0, 1, 3}),
+            server(2, 2, 4, {1, 1, 3, 3}),
+            server(4, 1, 3, {0, 1, 2, 3}),
+            server(2, 2, 5, {0, 1, 2, 3}),
+            server(1, 5, 2, {0, 1, 2, 3}),
+            server(2, 3, 2, {0, 1, 3, 5}),
+            server(3, 2, 2, {0, 1, 3, 5}),
+            server(2, 3, 3, {0, 1, 3, 5}),
+            with_cores(server(2, 2, 5, {0, 1, 2, 3}), {5, 4, 3, 5}),
+            with_cores(server(2, 3, 4, {0, 1, 3, 5}), {4, 3, 4, 2, 4, 4}),
+            with_cores(server(2, 3, 4, {0, 1, 3, 5}), {4, 1, 2, 3, 2, 4})};
+}
+// Of these, the full search is affordable for some requests.
+std::vector<machine> large_machines_of_few_ranks()
+{
+    return {dgx_a100(),
+            server(4, 1, 72, {0, 1, 2, 3}),
+            server(2, 3, 24, {0, 2, 3, 5}),
+            with_cores(server(2, 2, 24, {0, 1, 3}), {23, 24, 22, 24}),
+            with_cores(dgx_a100(), {15, 16, 16, 16, 16, 16, 15, 16}),
+            with_gpus("128arm-2pa2n8cluster4co.xml"),
+            with_gpus("48amd64-4pa2n6c-sparse.xml")};
+}
+
+} // namespace
+
 TEST_CASE("gpu_locality: no way to share the nodes of small machines out to fewer ranks is better")
 {
-    std::vector<machine> const machines = {server(1, 3, 4, {0, 2}), server(3, 1, 4, {0, 1, 2}),
-                                           server(2, 2, 3, {0, 1, 3}), server(2, 2, 4, {1, 1, 3, 3}),
-                                           server(4, 1, 3, {0, 1, 2, 3})};
-    test::random_bits random(8);
     tally t;
-    for (int i = 0; i < 40; ++i)
-        for (machine const& m : machines) {
-            auto const nodes = static_cast<unsigned>(m.nodes.size());
-            judge(m, some_request(m, 2 + static_cast<unsigned>(random.below(nodes - 2)), random), true, t);
-        }
+    judge_few_ranks(machines_of_few_ranks(), 25, 8, t);
     check(t);
+    CHECK(t.compared == t.tried);
+}
+
+TEST_CASE("gpu_locality: no way to share the nodes of large machines out to fewer ranks is better")
+{
+    tally t;
+    judge_few_ranks(large_machines_of_few_ranks(), 8, 10, t);
+    check(t);
+    CHECK(t.compared > t.tried / 4);
+}
+
+TEST_CASE("gpu_locality: no way to share nodes out to fewer ranks is better, in many runs", "[slow]")
+{
+    tally t;
+    for (std::uint64_t seed = 100; seed < 116; ++seed) {
+        judge_few_ranks(machines_of_few_ranks(), 20, seed, t);
+        judge_few_ranks(large_machines_of_few_ranks(), 8, seed, t);
+    }
+    check(t);
+    CHECK(t.compared > t.tried / 2);
 }
 
 TEST_CASE("gpu_locality: no exchange and no idle core helps a rank of a large machine")
@@ -388,12 +484,15 @@ TEST_CASE("gpu_locality: no exchange and no idle core helps a rank of a large ma
 TEST_CASE("gpu_locality: ranks that share GPUs of a DGX A100 in NPS4 have a node each, as near as can be")
 {
     tally t;
+    std::vector<std::string> const gpus = {"5", "7", "6", "2", "4", "5", "2", "7"};
     for (double const share : {0.5, 0.75, 1.0}) {
         core_request r;
-        r.ranks = 8;
-        r.gpus = {"5", "7", "6", "2", "4", "5", "2", "7"};
         r.cpuadam_cores_perc = share;
-        judge(dgx_a100(), r, true, t);
+        for (unsigned ranks = 2; ranks <= 8; ++ranks) {
+            r.ranks = ranks;
+            r.gpus.assign(gpus.begin(), gpus.begin() + ranks);
+            judge(dgx_a100(), r, true, t);
+        }
         node_set nodes;
         for (rank_cores const& one : select_cores(dgx_a100(), r))
             nodes = nodes | one.numa_nodes;

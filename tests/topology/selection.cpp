@@ -492,6 +492,12 @@ private:
         std::size_t unit = 1; // a common denominator
         for (std::size_t p = 0; p < ranks; ++p)
             unit = std::lcm(unit, adam(p));
+        bool mixed = false;
+        for (auto const& [memory, cores] : by_memory(pool))
+            for (topology::gpu const& g : m_.gpus)
+                mixed = mixed || std::any_of(cores.begin(), cores.end(), [&](unsigned c) {
+                            return distance(c, &g, pool) != distance(*cores.begin(), &g, pool);
+                        });
         std::vector<std::vector<std::size_t>> cost(ranks); // of each part to each rank
         for (std::size_t p = 0; p < ranks; ++p)
             for (std::size_t r = 0; r < ranks; ++r) {
@@ -503,11 +509,28 @@ private:
                     each.resize(adam(p));
                     return std::accumulate(each.begin(), each.end(), std::size_t{0}) * unit / adam(p);
                 };
-                std::size_t in_one = ~std::size_t{0};
+                std::vector<indexes> memories;
+                std::size_t room = 0;
                 for (auto const& [memory, cores] : by_memory(parts[p]))
-                    if (memory != -1 && cores.size() >= adam(p))
-                        in_one = std::min(in_one, mean(cores));
-                cost[p].push_back(in_one != ~std::size_t{0} ? in_one : mean(parts[p]));
+                    if (memory != -1) {
+                        memories.push_back(cores);
+                        room += cores.size();
+                    }
+                std::pair best(~std::size_t{0}, std::size_t{0}); // the fewest memories, then the nearest
+                for (std::size_t set = 1; set < std::size_t{1} << memories.size() && room >= adam(p); ++set) {
+                    indexes cores;
+                    std::size_t count = 0;
+                    for (std::size_t k = 0; k < memories.size(); ++k)
+                        if ((set >> k & 1) != 0) {
+                            cores.insert(memories[k].begin(), memories[k].end());
+                            ++count;
+                        }
+                    if (cores.size() >= adam(p))
+                        best = std::min(best, std::pair(count, mean(cores)));
+                }
+                if (best.first > 1 && room >= adam(p) && mixed)
+                    return {}; // then selection compares memories by their means
+                cost[p].push_back(room >= adam(p) ? best.second : mean(parts[p]));
             }
         std::vector<std::size_t> order(ranks);
         std::iota(order.begin(), order.end(), std::size_t{0});
@@ -1251,9 +1274,9 @@ TEST_CASE("few ranks have the nodes of their GPUs")
         for (rank_cores const& r : select_cores(dgx, request)) {
             INFO(r.why);
             CHECK(packages(r).find(r.rank < 4 ? '0' : '1') != std::string::npos);
-            near += r.why.find("16 of ") != std::string::npos && r.why.find(" cores near its GPU") != std::string::npos;
+            near += (r.adam_pus & dgx.gpus[std::stoul(at[r.rank])].pus).size();
         }
-        CHECK(near == ranks / 2); // a node has one rank for its GPUs
+        CHECK(near == 16 * ranks / 2); // all cores of the GPUs' nodes
     }
 }
 

@@ -7,13 +7,15 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <iterator>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <adamant/cores.hpp>
 #include <adamant/error.hpp>
+#include <adamant/detail/core/sorting.hpp>
 #include <adamant/detail/topology/least_assignment.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -152,31 +154,129 @@ protected:
 
     // The mean of the distances of the nearest `count` of some cores, in units of 1 / unit.
     std::int64_t mean_distance(core_list const& cores, std::size_t count, std::vector<unsigned char> const& far,
-                               std::int64_t unit = std::int64_t{1} << 20) const
+                               std::int64_t unit) const
     {
         return distance(cores, count, far) * unit / static_cast<std::int64_t>(count);
     }
-    // The same for the cores of a part that its optimizer gets: those of one node where one has enough.
-    std::int64_t optimizer_distance(core_list const& part, std::vector<unsigned char> const& far) const
+
+    // The order in which an optimizer of `wanted` cores prefers nodes: with memory, large enough, near, large.
+    std::weak_ordering preference(group const& a, group const& b, std::size_t wanted,
+                                  std::vector<unsigned char> const& far) const
     {
-        std::size_t const wanted = optimizer_share(part.size());
-        std::optional<std::int64_t> in_one;
-        for (group const& g : by_node(part))
-            if (g.cores.size() >= wanted && g.node != no_node)
-                if (std::int64_t const there = mean_distance(g.cores, wanted, far); there < in_one.value_or(there + 1))
-                    in_one = there;
-        return in_one ? *in_one : mean_distance(part, wanted, far);
+        if (auto const order = (a.node == no_node) <=> (b.node == no_node); order != 0)
+            return order;
+        bool const a_fits = a.cores.size() >= wanted;
+        bool const b_fits = b.cores.size() >= wanted;
+        if (a_fits != b_fits)
+            return b_fits <=> a_fits;
+        if (a_fits)
+            return distance(a.cores, wanted, far) <=> distance(b.cores, wanted, far);
+        std::int64_t const a_far = distance(a.cores, a.cores.size(), far) * std::ssize(b.cores); // on the average
+        std::int64_t const b_far = distance(b.cores, b.cores.size(), far) * std::ssize(a.cores);
+        return a_far != b_far ? a_far <=> b_far : b.cores.size() <=> a.cores.size();
+    }
+    // The nodes of a part, in the order of preference, that its optimizer uses: the fewest that have `wanted` cores, of
+    // these the nearest. Cores without local memory are used only where the others are too few. Exact where all cores
+    // of a node are equally far; else a node counts by its mean distance.
+    std::vector<group> optimizer_nodes(std::vector<group> groups, std::size_t wanted,
+                                       std::vector<unsigned char> const& far) const
+    {
+        auto const room = [](auto begin, auto end) {
+            return std::accumulate(begin, end, std::size_t{0},
+                                   [](std::size_t sum, group const& g) { return sum + g.cores.size(); });
+        };
+        auto const no_memory =
+            std::find_if(groups.begin(), groups.end(), [](group const& g) { return g.node == no_node; });
+        if (room(groups.begin(), no_memory) < wanted)
+            return groups;
+        groups.erase(no_memory, groups.end());
+        if (groups.front().cores.size() >= wanted)
+            return {groups.front()};
+        // No node is large enough, so nodes of one distance follow each other by size: the first of them are the best.
+        std::vector<std::size_t> begins = {0};
+        for (int d = 0; d < 2; ++d) {
+            auto const end = std::find_if(groups.begin(), groups.end(), [&](group const& g) {
+                return distance(g.cores, g.cores.size(), far) > d * std::ssize(g.cores);
+            });
+            begins.push_back(static_cast<std::size_t>(end - groups.begin()));
+        }
+        begins.push_back(groups.size());
+        std::vector<group> best;
+        std::int64_t least = 0;
+        for (std::size_t nodes = 2; best.empty(); ++nodes)
+            for (std::size_t near = std::min(nodes, begins[1]) + 1; near-- > 0;)
+                for (std::size_t same = std::min(nodes - near, begins[2] - begins[1]) + 1; same-- > 0;) {
+                    std::size_t const rest = nodes - near - same;
+                    if (rest > begins[3] - begins[2])
+                        continue;
+                    std::vector<group> chosen;
+                    core_list cores;
+                    for (auto const& [begin, count] :
+                         {std::pair(begins[0], near), std::pair(begins[1], same), std::pair(begins[2], rest)})
+                        for (std::size_t k = begin; k < begin + count; ++k) {
+                            chosen.push_back(groups[k]);
+                            cores.insert(cores.end(), groups[k].cores.begin(), groups[k].cores.end());
+                        }
+                    if (cores.size() < wanted)
+                        continue;
+                    if (std::int64_t const sum = distance(cores, wanted, far); best.empty() || sum < least) {
+                        best = std::move(chosen);
+                        least = sum;
+                    }
+                }
+        return best;
     }
 
-    // Gives the parts to the ranks so that the mean distances between the cores that optimizers may have and their GPUs
-    // add up to the least. Where the order of the parts is as good, it stays.
+    // How good parts are: the fewer NUMA nodes the optimizers use, the better; then the nearer they are to their GPUs.
+    struct rating {
+        std::size_t nodes = 0;
+        std::int64_t distance = 0; // the sum of the means, in units of 1 / unit_
+        friend auto operator<=>(rating const&, rating const&) = default;
+    };
+    rating rated(core_list const& part, std::vector<unsigned char> const& far) const
+    {
+        std::size_t const wanted = optimizer_share(part.size());
+        std::vector<group> groups = by_node(part);
+        detail::sort_stably(groups, [&](group const& a, group const& b) { return preference(a, b, wanted, far) < 0; });
+        groups = optimizer_nodes(std::move(groups), wanted, far);
+        core_list cores;
+        for (group const& g : groups)
+            cores.insert(cores.end(), g.cores.begin(), g.cores.end());
+        return {groups.size(), mean_distance(cores, wanted, far, unit_)};
+    }
+    rating rated(std::vector<core_list> const& parts, distances const& far) const
+    {
+        rating sum;
+        for (std::size_t r = 0; r < parts.size(); ++r) {
+            rating const one = rated(parts[r], far[r]);
+            sum.nodes += one.nodes;
+            sum.distance += one.distance;
+        }
+        return sum;
+    }
+    // Makes the mean distances of parts of these sizes whole numbers of units, so that sums of them are exact.
+    void set_unit(std::vector<std::vector<core_list>> const& all)
+    {
+        unit_ = 1;
+        for (std::vector<core_list> const& parts : all)
+            for (core_list const& part : parts) {
+                unit_ = std::lcm(unit_, static_cast<std::int64_t>(optimizer_share(part.size())));
+                if (unit_ > std::int64_t{1} << 32) { // never with parts of similar sizes
+                    unit_ = std::int64_t{1} << 20;
+                    return;
+                }
+            }
+    }
+
+    // Gives the parts to the ranks so that the mean distances between the optimizers' cores and their GPUs add up to
+    // the least. Where the order of the parts is as good, it stays.
     std::vector<core_list> nearest(std::vector<core_list> parts, distances const& far) const
     {
         std::vector<std::vector<std::int64_t>> cost;
         for (std::vector<unsigned char> const& from : far) {
             cost.emplace_back();
             for (core_list const& part : parts)
-                cost.back().push_back(optimizer_distance(part, from));
+                cost.back().push_back(rated(part, from).distance);
         }
         if (parts.empty())
             return parts;
@@ -186,32 +286,9 @@ protected:
         return given;
     }
 
-    // How good parts are: the fewer NUMA nodes the optimizers need, the better; then the nearer they can be to GPUs.
-    struct rating {
-        std::size_t nodes = 0;
-        std::int64_t distance = 0;
-        friend auto operator<=>(rating const&, rating const&) = default;
-    };
-    rating rated(std::vector<core_list> const& parts, distances const& far) const
-    {
-        rating sum;
-        for (std::size_t r = 0; r < parts.size(); ++r) {
-            std::size_t const wanted = optimizer_share(parts[r].size());
-            sum.distance += optimizer_distance(parts[r], far[r]);
-            std::vector<std::size_t> sizes;
-            for (group const& g : by_node(parts[r]))
-                sizes.push_back(g.cores.size());
-            std::sort(sizes.rbegin(), sizes.rend());
-            for (std::size_t n = 0, room = 0; room < wanted; ++n) {
-                room += sizes[n];
-                ++sum.nodes;
-            }
-        }
-        return sum;
-    }
-
     machine const& machine_;
     core_request const& request_;
+    std::int64_t unit_ = 1; // of distances in ratings
 };
 
 } // namespace detail

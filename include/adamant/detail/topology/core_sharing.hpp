@@ -11,6 +11,7 @@
 
 #include <adamant/detail/core/sorting.hpp>
 #include <adamant/detail/topology/core_locality.hpp>
+#include <adamant/detail/topology/node_search.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -36,7 +37,7 @@ protected:
     // Shares the cores of a pool out. Each rank stays inside one NUMA node if they all can; no node is idle then that
     // has enough cores for a rank. Else all cores are given, in the order of the machine, or around homes where
     // optimizers then have fewer nodes, or are nearer to their GPUs.
-    std::vector<core_list> assign(core_list const& pool, unsigned first, unsigned ranks) const
+    std::vector<core_list> assign(core_list const& pool, unsigned first, unsigned ranks)
     {
         std::vector<group> groups = by_node(pool);
         distances const far = distances_of(pool, first, ranks);
@@ -50,26 +51,84 @@ protected:
                 std::vector<core_list> parts(ranks);
                 for (group const& g : groups)
                     deal(g, parts);
+                set_unit({parts});
                 return nearest(std::move(parts), far);
             }
         std::size_t const size = pool.size() / ranks;
         std::size_t const slack = std::min(size / 16, (size - std::min(size, needs(pool.size(), ranks).front())) / 2);
-        std::vector<core_list> in_order = nearest(cut(groups, ranks, slack), far);
-        rating const so_far = rated(in_order, far);
-        bool const gpus = std::any_of(far.begin(), far.end(), [](std::vector<unsigned char> const& from) {
-            return std::any_of(from.begin(), from.end(), [](unsigned char d) { return d != 0; });
-        });
-        if (ranks == 1 || (so_far.nodes == ranks && !gpus))
+        std::vector<core_list> in_order = cut(groups, ranks, slack);
+        std::vector<core_list> homely = around_homes(groups, far, slack);
+        std::vector<core_list> even = around_homes(groups, far, 0);
+        set_unit({in_order, homely, even});
+        in_order = nearest(std::move(in_order), far);
+        if (ranks == 1)
             return in_order;
-        std::vector<core_list> homely = nearest(around_homes(groups, far, slack), far);
-        if (std::vector<core_list> even = nearest(around_homes(groups, far, 0), far);
-            rated(even, far).nodes < rated(homely, far).nodes)
+        homely = nearest(std::move(homely), far);
+        even = nearest(std::move(even), far);
+        if (rated(even, far).nodes < rated(homely, far).nodes)
             homely = std::move(even);
-        std::vector<core_list> parts = !homely.empty() && rated(homely, far) < so_far ? homely : in_order;
-        if (gpus)
-            while (trade(parts, far) || swap_nodes(groups, parts, far))
-                parts = nearest(std::move(parts), far);
-        return parts;
+        std::vector<core_list> parts =
+            !homely.empty() && rated(homely, far) < rated(in_order, far) ? std::move(homely) : std::move(in_order);
+        for (rating before = rated(parts, far);;) {
+            if (!search(groups, parts, far)) {
+                do
+                    parts = nearest(std::move(parts), far);
+                while (trade(parts, far) || swap_nodes(groups, parts, far));
+                return parts;
+            }
+            parts = nearest(std::move(parts), far); // of other sizes, perhaps
+            rating const now = rated(parts, far);
+            if (!(now < before))
+                return parts;
+            before = now;
+        }
+    }
+
+    // Replaces parts by better ones of the same sizes, if it finds any. False where the result may not be the best one:
+    // the search took too long, or cores of one node differ.
+    bool search(std::vector<group> const& groups, std::vector<core_list>& parts, distances const& far) const
+    {
+        node_search::counts room, wanted;
+        std::vector<node_search::costs> cost(parts.size());
+        for (group const& g : groups) {
+            room.push_back(g.cores.size());
+            for (std::size_t r = 0; r < parts.size(); ++r)
+                if (g.node == no_node || std::any_of(g.cores.begin(), g.cores.end(),
+                                                     [&](unsigned c) { return far[r][c] != far[r][g.cores.front()]; }))
+                    return false;
+        }
+        for (std::size_t r = 0; r < parts.size(); ++r) {
+            wanted.push_back(optimizer_share(parts[r].size()));
+            for (group const& g : groups)
+                cost[r].push_back(mean_distance(g.cores, 1, far[r], unit_ / static_cast<std::int64_t>(wanted[r])));
+        }
+        rating const before = rated(parts, far);
+        node_search nodes(std::move(room), wanted, cost);
+        auto const found = nodes.better_than({before.nodes, before.distance});
+        if (!found)
+            return nodes.complete();
+        std::vector<core_list> made(parts.size());
+        std::vector<core_list> left;
+        auto const give = [&](std::size_t r, std::size_t n, std::size_t count) {
+            auto const end = left[n].begin() + static_cast<std::ptrdiff_t>(std::min(count, left[n].size()));
+            made[r].insert(made[r].end(), left[n].begin(), end);
+            left[n].erase(left[n].begin(), end);
+        };
+        for (group const& g : groups)
+            left.push_back(g.cores);
+        for (std::size_t r = 0; r < parts.size(); ++r)
+            for (std::size_t n = 0; n < groups.size(); ++n)
+                give(r, n, (*found)[r][n]);
+        for (bool const own : {true, false}) // the hosts', in the optimizers' nodes where these have room
+            for (std::size_t r = 0; r < parts.size(); ++r)
+                for (std::size_t n = 0; n < groups.size(); ++n)
+                    if (!own || (*found)[r][n] != 0)
+                        give(r, n, parts[r].size() - made[r].size());
+        for (core_list& part : made)
+            std::sort(part.begin(), part.end());
+        if (rated(made, far) < before)
+            parts = std::move(made);
+        return nodes.complete();
     }
 
     // Has pairs of ranks exchange cores that they have in a node each, where that makes the parts better. False where

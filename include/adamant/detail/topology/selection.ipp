@@ -191,28 +191,15 @@ private:
             detail::sort_stably(g.cores, better);
         }
         detail::sort_stably(groups, [&](group const& a, group const& b) {
-            if ((a.node == no_node) != (b.node == no_node))
-                return b.node == no_node;
-            bool const a_fits = a.cores.size() >= wanted;
-            bool const b_fits = b.cores.size() >= wanted;
-            if (a_fits != b_fits)
-                return a_fits;
-            std::int64_t const a_far = distance(a.cores, a.cores.size(), far) * std::ssize(b.cores); // on the average
-            std::int64_t const b_far = distance(b.cores, b.cores.size(), far) * std::ssize(a.cores);
-            if (a_far != b_far)
-                return a_far < b_far;
-            if (!a_fits && a.cores.size() != b.cores.size())
-                return a.cores.size() > b.cores.size();
+            if (auto const order = preference(a, b, wanted, far); order != 0)
+                return order < 0;
             auto const end = static_cast<std::ptrdiff_t>(std::min({wanted, a.cores.size(), b.cores.size()}));
             return std::lexicographical_compare(a.cores.begin(), a.cores.begin() + end, b.cores.begin(),
                                                 b.cores.begin() + end, better);
         });
         core_list candidates;
-        for (group const& g : groups) {
-            if (candidates.size() >= wanted)
-                break;
+        for (group const& g : optimizer_nodes(std::move(groups), wanted, far))
             candidates.insert(candidates.end(), g.cores.begin(), g.cores.end());
-        }
         detail::sort_stably(candidates, better);
         r.adam.assign(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(wanted));
         std::sort(r.adam.begin(), r.adam.end());
