@@ -327,8 +327,8 @@ def library() -> Any:
         except OSError as error:
             raise Unavailable(f"cannot load {path}: {error}") from None
         if not hasattr(loaded, "adamant_c_version"):
-            raise Unavailable(f"cannot use {path}: it is another library than libadamant_c. Unset ADAMANT_C_LIBRARY, or "
-                              "set it to the path of libadamant_c.so")
+            raise Unavailable(f"cannot use {path}: it is another library than libadamant_c. Unset ADAMANT_C_LIBRARY, "
+                              "or set it to the path of libadamant_c.so")
         loaded.adamant_c_version.restype = c_uint32
         if loaded.adamant_c_version() != C_VERSION:
             raise Unavailable(f"cannot use {path}: it has version {loaded.adamant_c_version()} of the C interface, but "

@@ -85,7 +85,8 @@ def check_groups(groups: Tensor, name: str, param: Tensor) -> None:
                               'group another "state_format"')
     if groups.shape != (group_count(param.numel()), GROUP_BYTES) or not groups.is_contiguous():
         raise InvalidArgument(f"cannot step {name}: it has shape {tuple(groups.shape)}, but groups of "
-                              f"{counted(param.numel(), 'element')} have shape {(group_count(param.numel()), GROUP_BYTES)}, contiguous")
+                              f"{counted(param.numel(), 'element')} have shape "
+                              f"{(group_count(param.numel()), GROUP_BYTES)}, contiguous")
 
 
 @contextmanager

@@ -335,7 +335,8 @@ class Optimizer(OptimizerHandle):
         info = array_info(grad, f"the gradient of shard {shard}")
         if info[1:3] != known[1:3]:
             raise InvalidArgument(f"the gradient of shard {shard} has {counted(info.elements, 'element')} of dtype "
-                                  f"{info.dtype}, but must have {known.elements} of dtype {known.dtype}, as passed to add_shard()")
+                                  f"{info.dtype}, but must have {known.elements} of dtype {known.dtype}, as passed to "
+                                  "add_shard()")
         return info.address
 
     def _call_with_gradient(self, function: str, shard: int, grad: Any) -> None:
@@ -564,8 +565,8 @@ def _check_masters(master: Any, weight: Any, low: Any, writes_master: bool) -> T
                                               (low, "low", "master", SPLIT_FLOAT32, not writes_master)):
         infos.append(array_info(array, name, written, role))
         if infos[-1].dtype != dtype or infos[-1].elements != infos[0].elements:
-            raise InvalidArgument(f"{name} is {array.dtype} of {counted(infos[-1].elements, 'element')}, but master, weight "
-                                  "and low must be float32, bfloat16 and int16, and have equally many elements")
+            raise InvalidArgument(f"{name} is {array.dtype} of {counted(infos[-1].elements, 'element')}, but master, "
+                                  "weight and low must be float32, bfloat16 and int16, and have equally many elements")
     return (*[info.address or None for info in infos], infos[0].elements)
 
 

@@ -45,7 +45,6 @@ private:
         core_list both; // before it is split
     };
 
-    static std::string count(std::size_t n, char const* what) { return text_of({n, " ", what, n == 1 ? "" : "s"}); }
     static std::string or_none(index_set const& set) { return set.empty() ? "none" : to_list(set); }
 
     void check_request() const
@@ -127,7 +126,7 @@ private:
                                to_list(request_.list)});
         core_list const pool = cores_of(listed ? own_list : usable_);
         if (pool.size() < ranks)
-            throw_unavailable({count(ranks, "rank"), " cannot share ", count(pool.size(), "core"), " (PUs ",
+            throw_unavailable({counted(ranks, "rank"), " cannot share ", counted(pool.size(), "core"), " (PUs ",
                                to_list(listed ? own_list : usable_), "); each needs one of its own"});
         std::vector<region> regions(ranks);
         std::vector<core_list> const parts = assign(pool, first, ranks);
@@ -149,23 +148,23 @@ private:
     void check_size(std::size_t n, unsigned rank) const
     {
         auto const fail = [&](std::string const& asked, std::string const& do_this) {
-            throw_unavailable({"rank ", rank, " has ", count(n, "core"), " (",
+            throw_unavailable({"rank ", rank, " has ", counted(n, "core"), " (",
                                request_.ranks == 1 || bound_outside_
                                    ? ""
-                                   : "its share of those of " + count(request_.ranks, "rank") + "; ",
+                                   : "its share of those of " + counted(request_.ranks, "rank") + "; ",
                                request_.list.empty() ? "" : "of the list " + to_list(request_.list) + "; ",
                                "allowed are PUs ", to_list(usable_), "), but ", asked, "; ", do_this});
         };
         if (request_.cpuadam_cores) {
             std::size_t const asked = *request_.cpuadam_cores;
             if (n < asked + 1 && !(n == 1 && asked == 1))
-                fail(text_of({count(asked, "core"), asked == 1 ? " was" : " were",
+                fail(text_of({counted(asked, "core"), asked == 1 ? " was" : " were",
                               " requested for the optimizer, and one is kept for the host"}),
                      "ask for at most " + std::to_string(std::max<std::size_t>(n - 1, 1)));
         } else if (request_.pt_reserved_cores) {
             std::size_t const kept = *request_.pt_reserved_cores;
             if (n < kept + 1)
-                fail(text_of({count(kept, "core"), kept == 1 ? " is" : " are",
+                fail(text_of({counted(kept, "core"), kept == 1 ? " is" : " are",
                               " to be kept for the host, which leaves none for the optimizer"}),
                      n == 1 ? "ask for a share instead, or allow more cores" : "keep at most " + std::to_string(n - 1));
         }
@@ -270,7 +269,7 @@ private:
 
         std::size_t const n = r.adam.size() + r.host.size();
         std::string const nodes = (got.numa_nodes.size() == 1 ? "NUMA node " : "NUMA nodes ") + to_list(got.numa_nodes);
-        std::string why = text_of({"rank ", rank, " of ", request_.ranks, " has ", count(n, "core")});
+        std::string why = text_of({"rank ", rank, " of ", request_.ranks, " has ", counted(n, "core")});
         if (bound_outside_)
             why += ", those that it was bound to from outside";
         else if (list_is_the_optimizers())
@@ -313,7 +312,7 @@ private:
             else if (close == r.adam.size())
                 why += "; near its GPU ";
             else
-                why += "; " + std::to_string(close) + " of " + count(r.adam.size(), "core") + " near its GPU ";
+                why += "; " + std::to_string(close) + " of " + counted(r.adam.size(), "core") + " near its GPU ";
             why += device->pci;
             std::vector<unsigned char> const far = distances_of(r.adam, rank, 1).front();
             if (auto const beside = std::count(far.begin(), far.end(), 1); beside != 0)
@@ -324,17 +323,18 @@ private:
         }
         why += request_.smt == smt_policy::all ? "; all PUs of each core" : "; one PU per core";
         if (double const quota = quota_of_rank(); quota > 0) {
-            why += text_of({"; the CPU quota is ", machine_.quota.cpus, " of ", count(machine_.allowed.size(), "CPU")});
+            why +=
+                text_of({"; the CPU quota is ", machine_.quota.cpus, " of ", counted(machine_.allowed.size(), "CPU")});
             if (request_.ranks > 1)
                 why += text_of({", ", quota, " for each rank"});
             if (static_cast<double>(got.adam_pus.size()) > std::max(quota, 1.0))
-                why += text_of({", less than the optimizer's ", count(got.adam_pus.size(), "thread")});
+                why += text_of({", less than the optimizer's ", counted(got.adam_pus.size(), "thread")});
         }
         auto const torn = [&](unsigned c) { return bound_outside_ && shared_with_other(c, rank); };
         if (std::any_of(r.adam.begin(), r.adam.end(), torn) || std::any_of(r.host.begin(), r.host.end(), torn))
             why += "; another rank was bound to the other half of some of its cores";
         if (idle_ != 0)
-            why += "; " + count(idle_, "core") + " in NUMA nodes without a rank " + (idle_ == 1 ? "is" : "are") +
+            why += "; " + counted(idle_, "core") + " in NUMA nodes without a rank " + (idle_ == 1 ? "is" : "are") +
                    " left idle";
         if (pu_set const absent =
                 request_.masks.empty() ? pu_set{} : request_.masks[bound_outside_ ? rank : 0] - machine_.allowed;
