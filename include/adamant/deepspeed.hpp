@@ -278,9 +278,9 @@ private:
         select_interval(to);
         to.update_interval = whole_or_auto(update, 1);
         if (to.update_interval > to.select_interval)
-            document_.fail(
-                text_of({update, " is ", *to.update_interval, ", but select_interval is ",
-                         counted(to.select_interval, "step"), ". DeepSpeed requires at least update_interval."}));
+            document_.fail(text_of({update, " is ", *to.update_interval, ", but select_interval is ",
+                                    detail::counted(to.select_interval, "step"),
+                                    ". DeepSpeed requires at least update_interval."}));
     }
 
     // Does what configure_zenflow() in DeepSpeed's runtime/zenflow/engine.py does.

@@ -173,7 +173,7 @@ private:
     static std::size_t bytes_of(std::size_t n)
     {
         if (n > std::numeric_limits<std::size_t>::max() / sizeof(T))
-            detail::throw_invalid_argument({counted(n, "element"), " of ", sizeof(T),
+            detail::throw_invalid_argument({detail::counted(n, "element"), " of ", sizeof(T),
                                             " bytes do not fit in memory; was a negative size converted?"});
         return n * sizeof(T);
     }

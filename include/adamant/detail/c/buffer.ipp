@@ -37,7 +37,7 @@ static std::size_t bytes_of(std::size_t elements, std::size_t elem_bytes)
     if (elem_bytes == 0)
         detail::throw_invalid_argument({"cannot create a buffer of elements of 0 bytes. Pass their size."});
     if (elements > std::numeric_limits<std::size_t>::max() / elem_bytes)
-        detail::throw_invalid_argument({counted(elements, "element"), " of ", elem_bytes,
+        detail::throw_invalid_argument({detail::counted(elements, "element"), " of ", elem_bytes,
                                         " bytes do not fit in memory. Was a negative size converted?"});
     return elements * elem_bytes;
 }

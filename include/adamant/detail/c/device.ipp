@@ -197,8 +197,8 @@ adamant_status adamant_shard_sizes(const adamant_optimizer* optimizer, size_t* s
     return guarded([&] {
         std::vector<std::size_t> const shard_sizes = unwrap(optimizer).shard_sizes();
         if (count != shard_sizes.size())
-            adamant::detail::throw_invalid_argument(
-                {"count is ", count, ", but the optimizer has ", counted(shard_sizes.size(), "shard")});
+            adamant::detail::throw_invalid_argument({"count is ", count, ", but the optimizer has ",
+                                                     adamant::detail::counted(shard_sizes.size(), "shard")});
         if (count != 0)
             std::copy(shard_sizes.begin(), shard_sizes.end(), &needed(sizes, "sizes"));
     });

@@ -62,11 +62,11 @@ struct operation {
         case copy_down: return text_of({"copy of ", n, " bytes down"});
         case pass: return std::string("pass ") + name(of) + pieces;
         case accumulate: return "accumulation of piece " + n;
-        case columns: return text_of({"copy of ", counted(n, "column")});
-        case largest: return text_of({"look for the largest of ", counted(n, "gradient")});
-        case scores: return text_of({"scores of ", counted(n, "column")});
+        case columns: return text_of({"copy of ", counted(count, "column")});
+        case largest: return text_of({"look for the largest of ", counted(count, "gradient")});
+        case scores: return text_of({"scores of ", counted(count, "column")});
         case round_weights: return "rounding of weights" + pieces;
-        case fetch: return text_of({"fetch of the results of ", counted(n, "block")});
+        case fetch: return text_of({"fetch of the results of ", counted(count, "block")});
         case check: return "check of its arithmetic";
         case call: return "call of a function on the host";
         case nothing: break;

@@ -53,7 +53,7 @@ ADAMANT_DECL void validate(placement const& placed, std::vector<std::size_t> con
     if (shard != sizes.size())
         refuse({"lacks element ", next, " of shard ", shard, ", which has ", sizes[shard]});
     if (elems[0] != placed.cpu_elems || elems[1] != placed.device_elems)
-        refuse({"counts ", counted(placed.cpu_elems, "element"), " on the CPU and ", placed.device_elems,
+        refuse({"counts ", detail::counted(placed.cpu_elems, "element"), " on the CPU and ", placed.device_elems,
                 " on the device, but its pieces have ", elems[0], " and ", elems[1]});
 }
 

@@ -143,8 +143,8 @@ ADAMANT_DECL optimizer_report optimizer::step_gradients(std::span<void const* co
                                                         step_values const& values)
 {
     if (gradients.size() != shards())
-        detail::throw_invalid_argument({"cannot step with ", counted(gradients.size(), "gradient"),
-                                        ": the optimizer has ", counted(shards(), "shard")});
+        detail::throw_invalid_argument({"cannot step with ", detail::counted(gradients.size(), "gradient"),
+                                        ": the optimizer has ", detail::counted(shards(), "shard")});
     return core_->step_gradients(gradients, values);
 }
 ADAMANT_DECL void optimizer::begin_step(step_values const& values)

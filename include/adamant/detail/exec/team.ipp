@@ -62,8 +62,8 @@ ADAMANT_DECL team::team(team_options options)
 #endif
     std::size_t const threads = options.threads != 0 ? options.threads : options.pus.size();
     if (threads > max_threads)
-        detail::throw_unavailable({"cannot start ", counted(threads, "thread"), ": a team has at most ", max_threads,
-                                   ". Request one for each core."});
+        detail::throw_unavailable({"cannot start ", detail::counted(threads, "thread"), ": a team has at most ",
+                                   max_threads, ". Request one for each core."});
 #if !defined(ADAMANT_NO_HWLOC)
     if (options.bind != binding::none)
         detail::live_topology(); // reads the topology here, where an error can be thrown

@@ -60,8 +60,8 @@ ADAMANT_DECL void add_column_scores(executor const& cpu, void const* grad, dtype
     if (grad == nullptr && rows != 0 && columns != 0)
         detail::throw_invalid_argument({"cannot score ", detail::counted(columns, "column"), ": grad is null."});
     if (scores.size() != columns)
-        detail::throw_invalid_argument({"cannot score ", counted(columns, "column"), ": scores has ",
-                                        counted(scores.size(), "element"), ". Pass one for each column."});
+        detail::throw_invalid_argument({"cannot score ", detail::counted(columns, "column"), ": scores has ",
+                                        detail::counted(scores.size(), "element"), ". Pass one for each column."});
     if (!(largest >= 0) || !is_finite(largest))
         detail::throw_invalid_argument(
             {"the largest magnitude is ", double{largest}, ", but must be finite and not below 0"});

@@ -91,8 +91,8 @@ ADAMANT_DECL zenflow_report zenflow_optimizer::step_gradients(std::span<void con
 {
     core_->between_steps("step_gradients()");
     if (gradients.size() != params())
-        detail::throw_invalid_argument({"cannot step with ", counted(gradients.size(), "gradient"),
-                                        ": the optimizer has ", counted(params(), "param")});
+        detail::throw_invalid_argument({"cannot step with ", detail::counted(gradients.size(), "gradient"),
+                                        ": the optimizer has ", detail::counted(params(), "param")});
     for (std::size_t i = 0; i < gradients.size(); ++i)
         if (gradients[i] != nullptr)
             core_->set_gradient(i, gradients[i]);
