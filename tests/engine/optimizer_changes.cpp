@@ -370,7 +370,7 @@ TEST_CASE("what a rolled-back step had accumulated counts again, and a step that
     // Refused for the second group, after the first one's coefficients have been computed.
     std::vector<double> const rates{0.5, -1};
     CHECK(message_of([&] { o.step({.lr = rates}); }).find("lr is -1") != std::string::npos);
-    CHECK(message_of([&] { o.step({.lr = std::span(rates).first(1)}); }).find("with 1 learning rates") !=
+    CHECK(message_of([&] { o.step({.lr = std::span(rates).first(1)}); }).find("with 1 learning rate:") !=
           std::string::npos);
     o.rollback();
     CHECK(data == before);
