@@ -21,8 +21,8 @@ ADAMANT_DECL executor::executor(executor_options const& options)
     unsigned threads = options.threads;
 #if !defined(_OPENMP)
     if (std::size_t const asked = threads != 0 ? threads : options.pus.size(); asked > 1)
-        detail::throw_unavailable(
-            {"cannot start ", counted(asked, "thread"), ": this program was compiled without OpenMP. Add -fopenmp."});
+        detail::throw_unavailable({"cannot start ", detail::counted(asked, "thread"),
+                                   ": this program was compiled without OpenMP. Add -fopenmp."});
     threads = 1;
 #endif
     bool const wants_binding =
