@@ -14,8 +14,8 @@
  * A call that runs out of memory says so and has changed nothing. The exceptions are in other libraries, which then end
  * the process: nlohmann-json, which reads and writes checkpoints, tuning results and configurations, if memory runs out
  * while it frees its own; hwloc, if it does while the machine is read, which is once in a process, in the first call
- * that needs cores or makes threads (8 MiB must be free before), and again where another machine is described, and while
- * a team's threads are bound; and the OpenMP runtime, while they are made (for both, 1 MiB and 32 KiB for each thread
+ * that needs cores or makes threads (8 MiB must be free before), again where another machine is described, and while a
+ * team's threads are bound; and the OpenMP runtime, while they are made (for both, 1 MiB and 32 KiB for each thread
  * must be free before).
  *
  * Threads. Different optimizers may be used by different threads at the same time, even on one executor. Of one
