@@ -98,7 +98,7 @@ def gradients_of(net, t, checkpointed):
     {"overlap": True, "on_nonfinite": "skip"}, {"accumulate": 2, "overlap": True, "max_norm": 0.01},
     {"state_format": "quantized8"}, {"zenflow": ZENFLOW}], ids=str)
 def test_training_with_a_busy_gpu(options, checkpointed, on_own_stream):
-    """Gradients are late, weights are read at once, and memory is reused: copies must be in order with all of these."""
+    """Copies are ordered after late gradients, and before immediate reads of weights and reuse of memory."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     net = Net().to(GPU)
     twin = [torch.nn.Parameter(param.detach().cpu().clone()) for param in net.parameters()]

@@ -226,7 +226,7 @@ class Ring:
 
 
 class _Worker:
-    """A thread that passes jobs to a function in order, all waiting jobs at once. It starts with the first job."""
+    """A thread that passes its queued jobs to a function, in order. The first job starts it."""
 
     def __init__(self, name: str, run: Callable[[List[Any]], None]):
         self._name, self._run = name, run
