@@ -26,8 +26,8 @@ CLOCKS_PER_MS = 1_500_000  # about
 busy = torch.cuda._sleep  # occupies the current stream for a number of clocks
 
 
-def taken(run, name):
-    """Applies an action. Returns the type of its error."""
+def error_of(run, name):
+    """Applies an action, and returns the type of its error or None."""
     try:
         actions[name](run)
     except Exception as error:
@@ -45,7 +45,7 @@ def test_after_an_action_a_run_on_a_gpu_has_the_bits_of_one_in_host_memory(mode,
         if mode == "zenflow":
             run.optimizer.flush()  # writing unpublished weights is an error
             run.optimizer.state_dict()  # the GPU has newer states before it
-    assert taken(here, name) == taken(there, name)
+    assert error_of(here, name) == error_of(there, name)
     if mode == "zenflow":
         here.forget_removed(), there.forget_removed()
     for _ in range(3):
@@ -60,6 +60,16 @@ def test_after_an_action_a_run_on_a_gpu_has_the_bits_of_one_in_host_memory(mode,
         if mode == "zenflow":
             here.optimizer.flush(), there.optimizer.flush()
         assert_same_bits(here, there, f"in step {here.time}")
+
+
+def assert_same_state_dicts(mine, theirs):
+    first, second = mine.state_dict()["state"], theirs.state_dict()["state"]
+    assert first.keys() == second.keys()
+    for number, state in first.items():
+        assert state.keys() == second[number].keys()
+        for name, value in state.items():
+            assert bits(value) == bits(second[number][name]), (number, name)
+            assert value.device.type == "cpu"
 
 
 # Work on streams
@@ -149,15 +159,11 @@ def test_every_format_has_the_bits_of_host_memory(max_norm, zenflow, kind, optio
                 for number, param in enumerate(side):
                     param.grad = values(100 * t + number + 50, param.shape, kind).to(param.device)
                 optimizer.step()
-    saved = [optimizer.state_dict()["state"] for optimizer in optimizers]
-    for optimizer in optimizers:
-        if zenflow:
-            optimizer.flush()
+    assert_same_state_dicts(*optimizers)
+    for optimizer in optimizers if zenflow else ():
+        optimizer.flush()
     for number, (p, q) in enumerate(zip(*sides)):
         assert bits(p) == bits(q), number
-        assert saved[0][number].keys() == saved[1][number].keys()
-        for name, value in saved[0][number].items():
-            assert bits(value) == bits(saved[1][number][name]), (number, name)
 
 
 # What users do with a GPU
@@ -347,11 +353,7 @@ def test_fsdp2_has_the_bits_of_host_memory(group, options, offloads):
             optimizer.flush(), other.flush()
         for number, (mine, theirs) in enumerate(zip(params, twin)):
             assert bits(mine) == bits(theirs), f"param {number} differs in step {t}"
-    saved = [each.state_dict()["state"] for each in (optimizer, other)]
-    for number in saved[1]:
-        for name, value in saved[1][number].items():
-            assert bits(saved[0][number][name]) == bits(value), (number, name)
-            assert saved[0][number][name].device.type == "cpu"
+    assert_same_state_dicts(optimizer, other)
 
 
 @pytest.mark.parametrize("offloads", [False, True], ids=["gpu", "CPUOffloadPolicy"])

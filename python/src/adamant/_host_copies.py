@@ -11,7 +11,7 @@ import queue
 import threading
 import weakref
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -189,8 +189,8 @@ class Ring:
             return self._free_offset(_round_up(size)) is not None
 
     def acquire(self, size: int, users: int, before_wait: Callable[[], None]) -> List[int]:
-        """Waits for a free slot of `size` bytes, at most the buffer's size; if it has to wait, it calls before_wait()
-        before. The slot begins at byte slot[0], and is free after `users` calls of release()."""
+        """Waits for a free slot of `size` bytes, at most the buffer's size. If there is none yet, it first calls
+        before_wait(). The slot begins at byte slot[0], and is free after `users` calls of release()."""
         size = _round_up(size)
         with self._changed:
             if self._free_offset(size) is None:
@@ -228,7 +228,7 @@ class Ring:
 class _Worker:
     """A thread that passes its queued jobs to a function, in order. The first job starts it."""
 
-    def __init__(self, name: str, run: Callable[[List[Any]], None]):
+    def __init__(self, name: str, run: Callable[[Any], None]):
         self._name, self._run = name, run
         self._jobs: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -253,7 +253,7 @@ class _Worker:
     def _work(self) -> None:
         while True:
             try:
-                jobs = [self._jobs.get(timeout=_idle_seconds)]
+                job = self._jobs.get(timeout=_idle_seconds)
             except queue.Empty:
                 with self._lock:
                     if not self._jobs.empty():
@@ -261,16 +261,10 @@ class _Worker:
                     if self._thread is threading.current_thread():
                         self._thread = None
                     return
-            while jobs[-1] is not None and not self._jobs.empty():
-                jobs.append(self._jobs.get())
-            ends = jobs[-1] is None
-            if ends:
-                jobs.pop()
-            if jobs:
-                self._run(jobs)
-            if ends:
+            if job is None:
                 return
-            del jobs
+            self._run(job)
+            del job
 
 
 class _Batch:
@@ -283,7 +277,7 @@ class _Batch:
 
 
 def _upload_until_end(copies: "weakref.ref[HostCopies]", ready: Any) -> None:
-    """Body of the upload thread. Between copies it does not keep its owner alive."""
+    """Runs in the upload thread, which keeps no reference to its owner while it waits."""
     while not ready.ended:
         ranges = ready.take(_idle_seconds)
         owner = copies()
@@ -336,7 +330,7 @@ class HostCopies:
         self._new_accumulation_ring = lambda: Ring(max(min(full_bytes, small_bytes), 2 * batch_bytes), pinned)
         self._batch_bytes = batch_bytes
         self._accumulation_ring: Optional[Ring] = None  # for gradients that are accumulated on arrival
-        self._slots: Dict[int, Tuple[List[int], int]] = {}  # by shard: the slot, and the elements that are not stepped
+        self._slots: Dict[int, Tuple[List[int], int]] = {}  # by shard: its slot, and its elements without new weights
         self._pending: Optional[_Batch] = None
         self._waits_in_caller = False
         self._in_flight: Deque[Any] = deque()  # batches for which the caller waits
@@ -397,7 +391,7 @@ class HostCopies:
         offset = 0
         if filled:
             while self._in_flight and not ring.has_room(batch.bytes):
-                self._download([self._in_flight.popleft()])
+                self._download(self._in_flight.popleft())
             slot = ring.acquire(batch.bytes, 1 if accumulates else len(filled), lambda: self._ready.begin(1))
             offset = slot[0]
         stream, sources = self._d2h[device], [source for _, source, _ in batch.items]
@@ -417,21 +411,21 @@ class HostCopies:
             return self._downloads.put(job)
         self._in_flight.append(job)
         if len(self._in_flight) > 2:
-            self._download([self._in_flight.popleft()])
+            self._download(self._in_flight.popleft())
 
-    def _download(self, jobs: Iterable[Any]) -> None:
-        """Waits for copies of gradients, and passes the gradients on."""
-        for wait, calls, slot, _ in jobs:
-            if self._error is None:
-                try:
-                    wait()
-                    for callback, number, address in calls:
-                        callback(number, address)
-                except BaseException as error:
-                    self._error = error
-                    self.ring.fail()
-            if slot is not None and self._accumulation_ring is not None:
-                self._accumulation_ring.release(slot)
+    def _download(self, job: Any) -> None:
+        """Waits for the copies of a batch of gradients, and calls the callbacks."""
+        wait, calls, slot, _ = job
+        if self._error is None:
+            try:
+                wait()
+                for callback, number, address in calls:
+                    callback(number, address)
+            except BaseException as error:
+                self._error = error
+                self.ring.fail()
+        if slot is not None and self._accumulation_ring is not None:
+            self._accumulation_ring.release(slot)
 
     @property
     def weights_ready(self) -> NativeCallback:
@@ -444,8 +438,8 @@ class HostCopies:
         Parameters
         ----------
         waits_in_caller : bool
-            All gradients are there, so the caller itself waits for their copies: threads that take turns with the GIL
-            would delay each other.
+            The caller waits for copies of gradients, because all gradients exist. A thread would compete with it for
+            the GIL.
         """
         self._waits_in_caller = waits_in_caller
         self._ready.begin(self._upload_elements)
@@ -480,8 +474,8 @@ class HostCopies:
     def finish_gradients(self) -> None:
         """Waits for all copies of gradients and their callbacks. Raises the first error."""
         self._start_batch()
-        self._download(self._in_flight)
-        self._in_flight.clear()
+        while self._in_flight:
+            self._download(self._in_flight.popleft())
         self._waits_in_caller = False
         self._downloads.end()
         self._raise()
