@@ -396,6 +396,45 @@ def test_a_failed_copy_rolls_back_the_step_and_the_next_one_works(monkeypatch):
     assert optimizer.state[params[0]]["step"] == 2 and not same_bits(params[0], before[0])
 
 
+@pytest.mark.parametrize("elements", [5000, 3 << 20])
+def test_new_weights_that_cannot_be_listed_are_an_error(monkeypatch, elements):
+    """In a large step the upload thread finds that memory ended, in a small one the caller."""
+    new_queue = _host_copies.ReadyQueue
+
+    class NoMemory:
+        ended_memory = False
+
+        def __init__(self):
+            self.queue = new_queue()
+
+        def __getattr__(self, name):
+            return getattr(self.queue, name)
+
+        def take(self, seconds):
+            ranges = self.queue.take(seconds)
+            if NoMemory.ended_memory:
+                raise MemoryError("no memory for the list")
+            return ranges
+
+    monkeypatch.setattr(_host_copies, "ReadyQueue", NoMemory)
+    params, others = params_of([(elements,)], torch.float32, 1), params_of([(elements,)], torch.float32, 1)
+    first, second = AdamW(params, lr=0.01, offload=True), AdamW(others, lr=0.01)
+    for p, q, g in zip(params, others, gradients([(elements,)], torch.float32, 1, 1.0)):
+        p.grad, q.grad = g, g
+    first.step(), second.step()
+    state = copy.deepcopy(first.state_dict())
+    before = [p.detach().clone() for p in params]
+    NoMemory.ended_memory = True
+    with pytest.raises(MemoryError, match="no memory for the list"):
+        first.step()
+    NoMemory.ended_memory = False
+    with torch.no_grad():
+        params[0].copy_(before[0])
+    first.load_state_dict(state)
+    first.step(), second.step()
+    check_same(params, first, others, second, "after the error")
+
+
 def test_a_failed_copy_in_a_step_without_rollback_is_an_error(monkeypatch):
     monkeypatch.setattr(_host_copies.HostCopies, "new_stream", staticmethod(lambda device: BrokenStream()))
     params = params_of([(5000,), (3,)], torch.float32, 1)

@@ -279,10 +279,16 @@ class _Batch:
 def _upload_until_end(copies: "weakref.ref[HostCopies]", ready: Any) -> None:
     """Runs in the upload thread, which keeps no reference to its owner while it waits."""
     while not ready.ended:
-        ranges = ready.take(_idle_seconds)
+        ranges, failure = [], None
+        try:
+            ranges = ready.take(_idle_seconds)
+        except MemoryError as error:
+            failure = error
         owner = copies()
         if owner is None:
             return
+        if failure is not None:
+            return owner.fail(failure)
         owner.upload(ranges)
         del owner, ranges
 
@@ -422,8 +428,7 @@ class HostCopies:
                 for callback, number, address in calls:
                     callback(number, address)
             except BaseException as error:
-                self._error = error
-                self.ring.fail()
+                self.fail(error)
         if slot is not None and self._accumulation_ring is not None:
             self._accumulation_ring.release(slot)
 
@@ -468,8 +473,12 @@ class HostCopies:
             for device, (targets, sources) in copies.items():
                 self._h2d[device].copy(targets, sources)
         except BaseException as error:
-            self._error = self._error or error
-            self.ring.fail()
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Makes the step raise this error, unless an earlier one was recorded."""
+        self._error = self._error or error
+        self.ring.fail()
 
     def finish_gradients(self) -> None:
         """Waits for all copies of gradients and their callbacks. Raises the first error."""
@@ -491,7 +500,10 @@ class HostCopies:
         thread, self._upload_thread = self._upload_thread, None
         if thread is not None:
             thread.join()
-        self.upload(self._ready.take(0.0))
+        try:
+            self.upload(self._ready.take(0.0))
+        except MemoryError as error:
+            self.fail(error)
 
     def end_step(self) -> None:
         """Frees all slots and orders later work on the caller's stream after the copies of new weights."""
