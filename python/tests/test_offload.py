@@ -396,6 +396,45 @@ def test_a_failed_copy_rolls_back_the_step_and_the_next_one_works(monkeypatch):
     assert optimizer.state[params[0]]["step"] == 2 and not same_bits(params[0], before[0])
 
 
+@pytest.mark.parametrize("name", ["download", "upload"])
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"max_norm": 1.0, "overlap": True}, {"accumulate": 2}], ids=str)
+def test_a_system_without_threads_harms_no_later_step(monkeypatch, name, options):
+    """RLIMIT_NPROC or a cgroup's pids.max is reached."""
+    sizes, parts = [(3 << 20,), (70,)], options.get("accumulate", 1)
+    params, others = params_of(sizes, torch.float32, 1), params_of(sizes, torch.float32, 1)
+    first = AdamW(params, lr=0.01, offload=True, **options)
+    second = AdamW(others, lr=0.01, **{key: value for key, value in options.items() if key != "overlap"})
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if name in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def train(of, optimizer, t):
+        optimizer.zero_grad()
+        for part in range(parts):
+            backward(of, gradients(sizes, torch.float32, 10 * t + part, 1.0))
+        optimizer.step()
+
+    for t in range(4):
+        train(others, second, t)
+        if t == 2:
+            before = [p.detach().clone() for p in params]
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+            try:
+                train(params, first, t)
+            except RuntimeError as error:
+                assert "can't start new thread" in str(error)
+                assert all(same_bits(p, q) for p, q in zip(params, before))
+                monkeypatch.setattr(threading.Thread, "start", start)
+                train(params, first, t)
+            monkeypatch.setattr(threading.Thread, "start", start)
+        else:
+            train(params, first, t)
+        check_same(params, first, others, second, f"step {t}")
+
+
 @pytest.mark.parametrize("elements", [5000, 3 << 20])
 def test_new_weights_that_cannot_be_listed_are_an_error(monkeypatch, elements):
     """In a large step the upload thread finds that memory ended, in a small one the caller."""

@@ -236,10 +236,11 @@ class _Worker:
 
     def put(self, job: Any) -> None:
         with self._lock:
-            self._jobs.put(job)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                thread.start()  # may raise, if the system allows no more threads
+                self._thread = thread
+            self._jobs.put(job)
 
     def end(self) -> None:
         """Waits until all jobs have run, and ends the thread. Not concurrently with put()."""
@@ -271,7 +272,7 @@ class _Batch:
     """Gradients on one device that are copied together."""
 
     def __init__(self, device: torch.device, caller: Any, accumulates: bool):
-        self.key = device, caller, accumulates
+        self.key, self.accumulates = (device, caller, accumulates), accumulates
         self.items: List[Tuple[int, Tensor, Callable[[int, int], None]]] = []  # shard, gradient, callback
         self.bytes = 0
 
@@ -386,6 +387,14 @@ class HostCopies:
         batch, self._pending = self._pending, None
         if batch is None:
             return
+        try:
+            self._start(batch)
+        except BaseException:
+            if batch.accumulates:
+                self._pending = batch  # part of a sum, so the next attempt needs it
+            raise
+
+    def _start(self, batch: _Batch) -> None:
         device, caller, accumulates = batch.key
         if accumulates and self._accumulation_ring is None:
             self._accumulation_ring = self._new_accumulation_ring()
@@ -408,13 +417,17 @@ class HostCopies:
             calls.append((callback, number, begin + offset))
             offset += _round_up(source.numel() * item_bytes)
         stream.wait_for(caller)
-        wait = stream.copy(targets, sources)
         if self._reuses_slots and not accumulates and slot is not None:
             self._slots.update({number: (slot, elements) for number, elements in filled.items()})
-        # The job keeps the gradients alive until they are copied.
-        job = wait, calls, slot if accumulates else None, sources
-        if not self._waits_in_caller:
-            return self._downloads.put(job)
+        try:
+            # The job keeps the gradients alive until they are copied.
+            job = stream.copy(targets, sources), calls, slot if accumulates else None, sources
+            if not self._waits_in_caller:
+                return self._downloads.put(job)
+        except BaseException:
+            if accumulates and slot is not None:
+                ring.release(slot)  # the end of a step frees the slots of the other ring only
+            raise
         self._in_flight.append(job)
         if len(self._in_flight) > 2:
             self._download(self._in_flight.popleft())
@@ -449,9 +462,10 @@ class HostCopies:
         self._waits_in_caller = waits_in_caller
         self._ready.begin(self._upload_elements)
         if self._uploads_in_step:
-            self._upload_thread = threading.Thread(target=_upload_until_end, args=(weakref.ref(self), self._ready),
-                                                   name="adamant upload thread", daemon=True)
-            self._upload_thread.start()
+            thread = threading.Thread(target=_upload_until_end, args=(weakref.ref(self), self._ready),
+                                      name="adamant upload thread", daemon=True)
+            thread.start()
+            self._upload_thread = thread
 
     def upload(self, ranges: List[Tuple[int, int, int]]) -> None:
         """Starts to copy new weights to their devices. ranges: shard, begin and end."""

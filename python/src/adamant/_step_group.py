@@ -309,9 +309,13 @@ class StepGroup:
         self.take_weights(optimizer)
         if self.copies is not None:
             self.copies.finish_gradients()
-        self.native.begin_step()
-        if self.copies is not None:
             self.copies.begin_step(has_gradients)
+        try:
+            self.native.begin_step()
+        except BaseException:
+            if self.copies is not None:
+                self.copies.end_uploads()
+            raise
 
     def submit(self, number: int, grad: Tensor) -> None:
         if self.copies is not None:
