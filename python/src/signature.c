@@ -50,7 +50,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD dl_exchange* exchange;
     PyObject* scalar_types; // float32, float64, int64, for torch without the exchange API
-    PyObject* plain_types;  // classes of tensors other than DTensor
+    PyTypeObject *tensor_type, *parameter_type; // classes of tensors other than DTensor
+    PyCFunction is_neg;                         // torch.Tensor.is_neg if it is a C function: a call by name is slower
     uint64_t* words;
     Py_ssize_t words_used, words_room;
     double* hyper;
@@ -175,6 +176,11 @@ static int has_allocation(PyObject* tensor)
     return bytes > 0;
 }
 
+static int is_plain(const signature* self, PyObject* tensor)
+{
+    return Py_TYPE(tensor) == self->tensor_type || Py_TYPE(tensor) == self->parameter_type;
+}
+
 // Fills `tensor_layout`. Objects that cannot be described or have no memory get the type `unreadable`. Clears
 // exceptions.
 static void describe(signature* self, PyObject* tensor, layout* tensor_layout)
@@ -184,10 +190,7 @@ static void describe(signature* self, PyObject* tensor, layout* tensor_layout)
     tensor_layout->data = tensor_layout->device = 0;
     tensor_layout->dims = 0;
     tensor_layout->elements = 0;
-    int is_plain = 0;
-    for (Py_ssize_t i = 0; !is_plain && i < PyTuple_Size(self->plain_types); ++i)
-        is_plain = PyTuple_GetItem(self->plain_types, i) == (PyObject*)Py_TYPE(tensor);
-    if (!is_plain && PyObject_HasAttr(tensor, names[n_local])) {
+    if (!is_plain(self, tensor) && PyObject_HasAttr(tensor, names[n_local])) {
         local = PyObject_GetAttr(tensor, names[n_local]);
         tensor = local;
         if (tensor == NULL) {
@@ -208,8 +211,9 @@ static void describe(signature* self, PyObject* tensor, layout* tensor_layout)
                 tensor_layout->sizes[i] = description.shape[i];
                 tensor_layout->sizes[description.ndim + i] = description.strides == NULL ? 0 : description.strides[i];
             }
+        } else {
+            PyErr_Clear();
         }
-        PyErr_Clear();
     } else if (describe_by_methods(tensor, tensor_layout) != 0) {
         PyErr_Clear();
         tensor_layout->type = unreadable;
@@ -231,15 +235,22 @@ typedef struct {
     int records, differs;
 } stream;
 
-static void put(stream* output, uint64_t word)
+static void put_recorded(stream* output, uint64_t word);
+
+static inline void put(stream* output, uint64_t word)
 {
-    signature* self = output->self;
-    if (!output->records) {
-        if (output->position >= output->end || self->words[output->position] != word)
-            output->differs = 1;
-        ++output->position;
+    if (output->records) {
+        put_recorded(output, word);
         return;
     }
+    if (output->position >= output->end || output->self->words[output->position] != word)
+        output->differs = 1;
+    ++output->position;
+}
+
+static void put_recorded(stream* output, uint64_t word)
+{
+    signature* self = output->self;
     if (self->words_used == self->words_room) {
         const Py_ssize_t room = self->words_room * 2 + 256;
         uint64_t* words = realloc(self->words, (size_t)room * sizeof *words);
@@ -283,6 +294,19 @@ static double read_steps(signature* self, uint64_t data, uint64_t type)
     if (is_scalar_type(self, type, 2))
         return (double)*(int64_t*)(uintptr_t)data;
     return -1;
+}
+
+// Whether memory holds the negated elements, or the tensor does not say.
+static int is_negated(signature* self, PyObject* tensor)
+{
+    PyObject* answer = self->is_neg != NULL && is_plain(self, tensor)
+                           ? self->is_neg(tensor, NULL)
+                           : PyObject_CallMethodObjArgs(tensor, names[n_is_neg], NULL);
+    const int is_negative = answer != Py_False;
+    if (answer == NULL)
+        PyErr_Clear();
+    Py_XDECREF(answer);
+    return is_negative;
 }
 
 // Writes the words of a param and its state. Returns check()'s bits for its gradient, or -1 on errors.
@@ -341,12 +365,7 @@ static int walk_param(stream* output, entry* item, PyObject* param, PyObject* st
         return no_gradient;
     }
     describe(self, grad, &other);
-    // If is_neg(), memory holds the negated elements.
-    PyObject* negated = PyObject_CallMethodObjArgs(grad, names[n_is_neg], NULL);
-    if (negated == NULL)
-        PyErr_Clear();
-    int is_same = other.dims == own.dims && other.type != unreadable && negated == Py_False;
-    Py_XDECREF(negated);
+    int is_same = other.dims == own.dims && other.type != unreadable && !is_negated(self, grad);
     for (int i = 0; is_same && i < own.dims; ++i)
         is_same = other.sizes[i] == own.sizes[i];
     for (int i = 0; is_same && other.elements > 1 && i < own.dims; ++i)
@@ -680,35 +699,38 @@ static PyObject* take_hyper(PyObject* object, PyObject* groups)
     Py_RETURN_TRUE;
 }
 
-// advance(slots or None) -> entries whose next counts do not fit the dtype. Adds 1 to the step counts of the slots.
-static PyObject* advance(PyObject* object, PyObject* slots)
+// advance(first, count, skipped) -> entries whose next counts do not fit the dtype. Adds 1 to the step counts of `count`
+// slots from `first`, except those in `skipped`, which are relative to `first`.
+static PyObject* advance(PyObject* object, PyObject* arguments)
 {
     signature* self = (signature*)object;
-    char* takes_part = NULL;
-    if (slots != Py_None) {
-        takes_part = calloc((size_t)self->slots + 1, 1);
-        if (takes_part == NULL)
-            return PyErr_NoMemory();
-        for (Py_ssize_t i = 0; i < PyList_Size(slots); ++i) {
-            const Py_ssize_t slot = PyLong_AsSsize_t(PyList_GetItem(slots, i));
-            if (slot >= 0 && slot < self->slots)
-                takes_part[slot] = 1;
-        }
+    Py_ssize_t first, count;
+    PyObject* skipped;
+    if (!PyArg_ParseTuple(arguments, "nnO!", &first, &count, &PyList_Type, &skipped))
+        return NULL;
+    char* is_skipped = calloc((size_t)(count > 0 ? count : 0) + 1, 1);
+    if (is_skipped == NULL)
+        return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < PyList_Size(skipped); ++i) {
+        const Py_ssize_t number = PyLong_AsSsize_t(PyList_GetItem(skipped, i));
+        if (number >= 0 && number < count)
+            is_skipped[number] = 1;
     }
     PyObject* overflowed = PyList_New(0);
     for (Py_ssize_t i = 0; overflowed != NULL && i < self->count; ++i) {
         entry* item = self->entries + i;
-        if (item->slot < 0 || (takes_part != NULL && !takes_part[item->slot]))
+        const Py_ssize_t number = item->slot - first;
+        if (item->slot < 0 || number < 0 || number >= count || is_skipped[number])
             continue;
         const double next = item->steps + 1;
         item->steps = next;
         if (is_scalar_type(self, item->step_type, 0)) {
             *(float*)(uintptr_t)item->step_data = (float)next;
             if (next >= 16777216.0) {
-                PyObject* number = PyLong_FromSsize_t(i);
-                if (number == NULL || PyList_Append(overflowed, number) != 0)
+                PyObject* position = PyLong_FromSsize_t(i);
+                if (position == NULL || PyList_Append(overflowed, position) != 0)
                     Py_CLEAR(overflowed);
-                Py_XDECREF(number);
+                Py_XDECREF(position);
             }
         } else if (is_scalar_type(self, item->step_type, 1)) {
             *(double*)(uintptr_t)item->step_data = next;
@@ -716,7 +738,7 @@ static PyObject* advance(PyObject* object, PyObject* slots)
             *(int64_t*)(uintptr_t)item->step_data = (int64_t)next;
         }
     }
-    free(takes_part);
+    free(is_skipped);
     return overflowed;
 }
 
@@ -748,8 +770,10 @@ static PyObject* addresses_at(PyObject* object, void* nothing)
 static PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject* named)
 {
     (void)named;
-    PyObject *capsule, *scalar_types, *plain_types;
-    if (!PyArg_ParseTuple(arguments, "OO!O!", &capsule, &PyTuple_Type, &scalar_types, &PyTuple_Type, &plain_types))
+    PyObject *capsule, *scalar_types, *is_neg;
+    PyTypeObject *tensor_type, *parameter_type;
+    if (!PyArg_ParseTuple(arguments, "OO!O!O!O", &capsule, &PyTuple_Type, &scalar_types, &PyType_Type, &tensor_type,
+                          &PyType_Type, &parameter_type, &is_neg))
         return NULL;
     dl_exchange* exchange = NULL;
     if (capsule != Py_None) {
@@ -765,8 +789,12 @@ static PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject* named)
         return NULL;
     Py_INCREF(scalar_types);
     self->scalar_types = scalar_types;
-    Py_INCREF(plain_types);
-    self->plain_types = plain_types;
+    Py_INCREF(tensor_type);
+    self->tensor_type = tensor_type;
+    Py_INCREF(parameter_type);
+    self->parameter_type = parameter_type;
+    if (PyCFunction_Check(is_neg) && PyCFunction_GetFlags(is_neg) == METH_NOARGS)
+        self->is_neg = PyCFunction_GetFunction(is_neg);
     self->exchange = exchange;
     return (PyObject*)self;
 }
@@ -777,7 +805,8 @@ static void destroy(PyObject* object)
     PyTypeObject* type = Py_TYPE(object);
     drop_all(self);
     Py_XDECREF(self->scalar_types);
-    Py_XDECREF(self->plain_types);
+    Py_XDECREF(self->tensor_type);
+    Py_XDECREF(self->parameter_type);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
@@ -787,7 +816,7 @@ static PyMethodDef methods[] = {
     {"check", check, METH_VARARGS, "Compare the groups and the state with the recorded ones, and read the gradients."},
     {"check_one", check_one, METH_VARARGS, "Compare one param, its group and its state with the recorded ones."},
     {"take_hyper", take_hyper, METH_O, "Record the current numeric hyperparameters."},
-    {"advance", advance, METH_O, "Add 1 to the step counts of these slots, or of all."},
+    {"advance", advance, METH_VARARGS, "Add 1 to the step counts of a range of slots, except the skipped ones."},
     {"release", release, METH_NOARGS, "Drop the references to gradients."},
     {"address_of", address_of, METH_O, "Return the address of a slot's gradient, or 0."},
     {NULL, NULL, 0, NULL},

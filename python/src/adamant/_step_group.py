@@ -409,9 +409,7 @@ class StepGroup:
         self.last_skipped = skipped
         self._end_write()
         if not report.skipped:
-            skipped_set = set(skipped)
-            slots = [self.first_slot + number for number in range(len(self.params)) if number not in skipped_set]
-            for entry in self.signature.advance(slots):
+            for entry in self.signature.advance(self.first_slot, len(self.params), skipped):
                 optimizer._widen_count(entry)
 
     def _end_write(self) -> None:
