@@ -4,7 +4,7 @@
 and how much of a step it hides behind backward. From the root of the repository, as one command, with an environment
 as peers.py describes it, where DeepSpeed may be missing:
 
-    cmake --preset benchmark -DADAMANT_BUILD_C=ON && cmake --build --preset benchmark --target adamant_c \\
+    cmake --preset benchmark -DADAMANT_BUILD_C=ON && cmake --build --preset benchmark --target adamant_python \\
       && build/peers/bin/python benchmarks/peers.py --engines
 
 runs this script, with what follows `--engines`. The package is that of the sources, whatever is installed. `--quick`

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The targets adamant_signature and adamant_ready_queue: extension modules for adamant.torch, over the limited API of
-# CPython.
+# CPython. The target adamant_python builds them and the C library: all that the package loads.
 enable_language(C)
 find_package(Python3 3.9 QUIET COMPONENTS Interpreter Development.Module)
 if(Python3_Development.Module_FOUND)
@@ -14,4 +14,5 @@ if(Python3_Development.Module_FOUND)
                               LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR} C_STANDARD 11 C_STANDARD_REQUIRED ON
                               C_VISIBILITY_PRESET hidden)
     endforeach()
+    add_custom_target(adamant_python DEPENDS adamant_c adamant_signature adamant_ready_queue)
 endif()
