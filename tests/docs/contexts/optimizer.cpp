@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // An engine with one layer, whose gradient is ready, and an optimizer of it that has taken no step.
-#include <chrono>
-#include <cstdio>
 #include <vector>
 
 #include <adamant/adamant.hpp>
@@ -15,7 +13,6 @@ void context()
     std::vector<adamant::bfloat16> grad(n), weight(n, adamant::narrow<adamant::bfloat16>(0.5f));
     auto const backward = [&] { grad.assign(n, adamant::narrow<adamant::bfloat16>(0.25f)); };
     backward();
-    std::vector<adamant::bfloat16> buffers[2] = {grad, grad};
     adamant::optimizer optimizer(adamant::executor({.threads = 1}), {.max_norm = 1});
     adamant::group_id const all = optimizer.add_group("all", adamant::adamw({.lr = 1e-3}));
     optimizer.add_shard({.group = all,
