@@ -1102,3 +1102,21 @@ def test_python_m_adamant_finds_the_headers(option, tmp_path):
     for command in (["cmake", "-S", ".", "-B", "build", f"-Dadamant_DIR={folder}"], ["cmake", "--build", "build"],
                     ["build/hello"]):
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_documentation_site_shows_a_docstring_for_every_name():
+    # The site reads sources, so a docstring that is computed is not shown.
+    import ast
+    import importlib
+    import inspect
+    import re
+    page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "python.md"
+    names = re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+    assert {f"adamant.torch.{name}" for name in adamant.torch.__all__} <= set(names)
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        documented = importlib.import_module(name) if name == "adamant.deepspeed" else getattr(
+            importlib.import_module(module), attribute)
+        parsed = ast.parse(inspect.getsource(documented))
+        node = parsed if inspect.ismodule(documented) else parsed.body[0]
+        assert ast.get_docstring(node), name

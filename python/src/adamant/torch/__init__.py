@@ -24,10 +24,45 @@ from ._stepping import Steps, torch_adam, torch_adamw
 __all__ = ["Adam", "AdamW", "ZenFlow", "dequantized", "install", "joined_master", "quantized", "split_master",
            "uninstall"]
 
-_documentation = """\
-torch.optim.{name} whose step runs in native code, in one pass over memory.
 
-    The arguments of `torch.optim.{name}` keep their meaning. All others are keyword-only. `param_groups` and `state`
+class Adam(Steps, torch_adam):
+    """torch.optim.Adam whose step runs in native code, in one pass over memory.
+
+    The arguments of `torch.optim.Adam` keep their meaning. All others, and everything else, are those of AdamW.
+
+    Parameters
+    ----------
+    weight_decay : float, default 0
+        Coefficient of the L2 penalty, which is added to gradients.
+    decoupled_weight_decay : bool, default False
+        Apply weight decay to params directly, as AdamW does, instead of adding it to gradients.
+    """
+
+    def __init__(self, params: Any, lr: Union[float, Tensor] = 1e-3, betas: Tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8, weight_decay: float = 0, amsgrad: bool = False, *, foreach: Optional[bool] = None,
+                 maximize: bool = False, capturable: bool = False, differentiable: bool = False,
+                 fused: Optional[bool] = None, decoupled_weight_decay: bool = False,
+                 max_norm: Optional[float] = None, on_nonfinite: str = "apply", overlap: bool = False,
+                 accumulate: int = 1, state_format: Optional[str] = None,
+                 exp_avg_sq_rounding: str = "stochastic", param_rounding: str = "nearest", rounding_seed: int = 0,
+                 master: bool = False, process_group: Any = None, offload: bool = False, cores: Optional[Cores] = None,
+                 cpuadam_cores_perc: Optional[float] = None, threads: int = 0,
+                 zenflow: Union[None, ZenFlow, Dict[str, Any]] = None):
+        options = {"decoupled_weight_decay": True} if decoupled_weight_decay else {}
+        torch_adam.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach,
+                            maximize=maximize, capturable=capturable, differentiable=differentiable, fused=fused,
+                            **options)
+        self._set_up(process_group, Arguments(
+            max_norm=max_norm, on_nonfinite=on_nonfinite, overlap=overlap, accumulate=accumulate,
+            state_format=state_format, exp_avg_sq_rounding=exp_avg_sq_rounding, param_rounding=param_rounding,
+            rounding_seed=rounding_seed, master=master, offload=offload, cores=cores,
+            cpuadam_cores_perc=cpuadam_cores_perc, threads=threads, zenflow=zenflow))
+
+
+class AdamW(Steps, torch_adamw):
+    """torch.optim.AdamW whose step runs in native code, in one pass over memory.
+
+    The arguments of `torch.optim.AdamW` keep their meaning. All others are keyword-only. `param_groups` and `state`
     are read at every step, as torch reads them.
 
     Parameters
@@ -42,7 +77,7 @@ torch.optim.{name} whose step runs in native code, in one pass over memory.
         Decay rates of the first and the second moment.
     eps : float, default 1e-8
         Term added to the denominator.
-    weight_decay : float, default {weight_decay}
+    weight_decay : float, default 1e-2
         Weight decay coefficient.
     amsgrad : bool, default False
         Must be False.
@@ -54,11 +89,11 @@ torch.optim.{name} whose step runs in native code, in one pass over memory.
         Accepted and ignored, like `foreach`.
     differentiable : bool, default False
         Must be False.
-{class_parameters}    max_norm : float or None, default None
+    max_norm : float or None, default None
         Clip all gradients together to this norm, as `torch.nn.utils.clip_grad_norm_` does, but within the step and
         from an exact sum. step() then returns the norm before clipping. `float("inf")` measures the norm and clips
         nothing. None does neither.
-    on_nonfinite : {{"apply", "skip", "zero"}}, default "apply"
+    on_nonfinite : {"apply", "skip", "zero"}, default "apply"
         What a step does with infinities and NaNs in gradients: "apply" uses them, as torch does; "skip" changes
         nothing; "zero" replaces these elements by zero.
     overlap : bool, default False
@@ -72,10 +107,10 @@ torch.optim.{name} whose step runs in native code, in one pass over memory.
         "split_float32+bfloat16" and "split_float32+quantized8" have the same moments and split master weights for
         bfloat16 params. None: the dtype of the param, as in torch, and float32 if the param is float16 or has a
         master. A group's "state_format" takes precedence.
-    exp_avg_sq_rounding : {{"stochastic", "nearest"}}, default "stochastic"
+    exp_avg_sq_rounding : {"stochastic", "nearest"}, default "stochastic"
         Rounding of bfloat16 second moments, and of both moments with "quantized8". Rounded to nearest, bfloat16 second
         moments do not decrease if 1 - betas[1] is below 0.002.
-    param_rounding : {{"nearest", "stochastic"}}, default "nearest"
+    param_rounding : {"nearest", "stochastic"}, default "nearest"
         Rounding of bfloat16 params. Rounded to nearest, a param without a master ignores updates below half a unit in
         its last place.
     rounding_seed : int, default 0
@@ -111,7 +146,7 @@ torch.optim.{name} whose step runs in native code, in one pass over memory.
         An argument or a param that no step can use. It is a ValueError, and its message names the argument or the
         param.
     ValueError, RuntimeError
-        As raised by `torch.optim.{name}` for its own arguments.
+        As raised by `torch.optim.AdamW` for its own arguments.
 
     Notes
     -----
@@ -152,9 +187,9 @@ torch.optim.{name} whose step runs in native code, in one pass over memory.
     Examples
     --------
     >>> import torch
-    >>> from adamant.torch import {name}
+    >>> from adamant.torch import AdamW
     >>> model = torch.nn.Linear(16, 4)
-    >>> optimizer = {name}(model.parameters(), lr=1e-3, max_norm=1.0)
+    >>> optimizer = AdamW(model.parameters(), lr=1e-3, max_norm=1.0)
     >>> model(torch.randn(8, 16)).square().mean().backward()
     >>> norm = optimizer.step()
     >>> optimizer.zero_grad()
@@ -163,42 +198,9 @@ torch.optim.{name} whose step runs in native code, in one pass over memory.
 
     >>> matrices = [torch.nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))]
     >>> norms = [torch.nn.Parameter(torch.ones(64))]
-    >>> optimizer = {name}([{{"params": matrices}}, {{"params": norms, "state_format": "float32"}}],
+    >>> optimizer = AdamW([{"params": matrices}, {"params": norms, "state_format": "float32"}],
     ...                   state_format="split_float32+quantized8")
     """
-
-_decoupled = """\
-    decoupled_weight_decay : bool, default False
-        Apply weight decay to params directly, as AdamW does, instead of adding it to gradients.
-"""
-
-
-class Adam(Steps, torch_adam):
-    __doc__ = _documentation.format(name="Adam", weight_decay="0", class_parameters=_decoupled)
-
-    def __init__(self, params: Any, lr: Union[float, Tensor] = 1e-3, betas: Tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8, weight_decay: float = 0, amsgrad: bool = False, *, foreach: Optional[bool] = None,
-                 maximize: bool = False, capturable: bool = False, differentiable: bool = False,
-                 fused: Optional[bool] = None, decoupled_weight_decay: bool = False,
-                 max_norm: Optional[float] = None, on_nonfinite: str = "apply", overlap: bool = False,
-                 accumulate: int = 1, state_format: Optional[str] = None,
-                 exp_avg_sq_rounding: str = "stochastic", param_rounding: str = "nearest", rounding_seed: int = 0,
-                 master: bool = False, process_group: Any = None, offload: bool = False, cores: Optional[Cores] = None,
-                 cpuadam_cores_perc: Optional[float] = None, threads: int = 0,
-                 zenflow: Union[None, ZenFlow, Dict[str, Any]] = None):
-        options = {"decoupled_weight_decay": True} if decoupled_weight_decay else {}
-        torch_adam.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach,
-                            maximize=maximize, capturable=capturable, differentiable=differentiable, fused=fused,
-                            **options)
-        self._set_up(process_group, Arguments(
-            max_norm=max_norm, on_nonfinite=on_nonfinite, overlap=overlap, accumulate=accumulate,
-            state_format=state_format, exp_avg_sq_rounding=exp_avg_sq_rounding, param_rounding=param_rounding,
-            rounding_seed=rounding_seed, master=master, offload=offload, cores=cores,
-            cpuadam_cores_perc=cpuadam_cores_perc, threads=threads, zenflow=zenflow))
-
-
-class AdamW(Steps, torch_adamw):
-    __doc__ = _documentation.format(name="AdamW", weight_decay="1e-2", class_parameters="")
 
     def __init__(self, params: Any, lr: Union[float, Tensor] = 1e-3, betas: Tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False,
