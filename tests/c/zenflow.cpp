@@ -410,7 +410,7 @@ TEST_CASE("C: zenflow's calls in an order that cannot be, in C's words")
     too_small.struct_bytes = 8;
     refused(adamant_zenflow_finish(z, &too_small, nullptr), "struct_bytes of adamant_report is 8");
     refused(adamant_zenflow_finish(z, nullptr, nullptr),
-            "has not been submitted. Call adamant_zenflow_submit() or adamant_zenflow_skip().");
+            "Call adamant_zenflow_submit() for each, or adamant_zenflow_skip() for those without a gradient.");
     ok(adamant_zenflow_skip(z, 1));
     refused(adamant_zenflow_submit(z, 1), "has been skipped in this step already");
     ok(adamant_zenflow_finish(z, nullptr, nullptr));

@@ -606,7 +606,7 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     CHECK(message_of([&] { o.submit(2); }) == "adamant: there is no shard 2; the optimizer has 2");
     o.submit(1);
     CHECK(message_of([&] { o.submit(1); }).find("has been submitted in this step already") != std::string::npos);
-    CHECK(message_of([&] { o.finish(); }) == "adamant: cannot finish the step: 1 of 2 shards have not been submitted: "
+    CHECK(message_of([&] { o.finish(); }) == "adamant: cannot finish the step: 1 of 2 shards has not been submitted: "
                                              "0 ('w'). Call submit() for each, or skip() "
                                              "for those without a gradient.");
     o.submit(0);

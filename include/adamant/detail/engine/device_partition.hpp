@@ -136,17 +136,11 @@ public:
                 total.add(blocks_.squares(first + b));
         }
     }
-    void require_answer() override
-    {
-        adamant::device& device = pieces_.device();
-        if (!device.wait_until(device.record_event(device_stream::down), std::chrono::steady_clock::now()) &&
-            std::chrono::steady_clock::now() > answer_by_)
-            pieces_.throw_late(device_stream::down);
-    }
+    void require_answer() override { pieces_.session().require_downloads(answer_by_); }
     void forget_records() noexcept override
     {
         stepped_for_good_ = false;
-        answer_by_ = pieces_.deadline();
+        answer_by_ = pieces_.session().deadline();
         if (pieces_.part() != nullptr)
             pieces_.part()->forget_records();
     }
@@ -193,7 +187,7 @@ public:
             wait_for_results(false);
             return true;
         } catch (...) {
-            (void)pieces_.device().reset(std::chrono::steady_clock::now());
+            pieces_.session().drop_work();
             return false;
         }
     }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -14,6 +13,7 @@
 
 #include <adamant/device.hpp>
 #include <adamant/error.hpp>
+#include <adamant/detail/device/device_session.hpp>
 #include <adamant/detail/engine/cpu_backend.hpp>
 #include <adamant/detail/engine/registry.hpp>
 
@@ -45,16 +45,14 @@ public:
     device_pieces& operator=(device_pieces const&) = delete;
     ~device_pieces()
     {
-        if (device_ == nullptr)
-            return;
         part_.reset();
         for (piece const& p : pieces_)
-            device_->release(p.memory);
-        device_->leave(this);
+            device().release(p.memory);
     }
 
-    [[nodiscard]] bool has_device() const noexcept { return device_ != nullptr; }
-    [[nodiscard]] adamant::device& device() const noexcept { return *device_; }
+    [[nodiscard]] bool has_device() const noexcept { return session_ != nullptr; }
+    [[nodiscard]] device_session const& session() const noexcept { return *session_; } // has_device() only
+    [[nodiscard]] adamant::device& device() const noexcept { return **session_; }      // has_device() only
     [[nodiscard]] bool with_records() const noexcept { return settings_.with_records; }
     // Sorted by shard and first element.
     [[nodiscard]] std::vector<piece> const& all() const noexcept { return pieces_; }
@@ -83,7 +81,7 @@ public:
             try {
                 copy_state_to_host(true);
             } catch (...) {
-                (void)device_->reset(deadline());
+                (void)session_->stop();
                 throw;
             }
         }
@@ -93,14 +91,16 @@ public:
         std::vector<grad_squares> squares;
         std::vector<std::uint8_t> recorded;
         std::vector<std::uint8_t> kept(pieces_.size()); // 1: the piece keeps its memory
-        if (target != nullptr)
-            target->claim(this); // after the allocations above: every failure from here on releases the claim
-        part_.reset();           // its records are obsolete, and the next part may need their memory
+        bool const is_same = target != nullptr && has_device() && target.get() == &device();
+        std::shared_ptr<device_session> next_session = is_same ? session_ : nullptr;
+        if (target != nullptr && !is_same)
+            next_session = std::make_shared<device_session>(target, settings_.timeout_s);
+        part_.reset(); // its records are obsolete, and the next part may need their memory
         try {
             for (shard_piece const& w : requested) {
                 if (w.on != backend_kind::device)
                     continue;
-                std::size_t const same = target == device_ ? find(w) : pieces_.size();
+                std::size_t const same = is_same ? find(w) : pieces_.size();
                 if (same != pieces_.size()) {
                     next.push_back(pieces_[same]);
                     kept[same] = 1;
@@ -124,25 +124,21 @@ public:
                 part_->round_weights();
             }
             if (target != nullptr)
-                wait_all(*target);
+                next_session->wait();
         } catch (...) {
             if (target != nullptr)
-                (void)target->reset(deadline());
+                (void)next_session->stop();
             part_.reset();
             for (std::size_t const i : fresh)
                 target->release(next[i].memory);
-            if (target != nullptr && target != device_)
-                target->leave(this);
             restore_pieces();
             throw;
         }
         for (std::size_t i = 0; i < pieces_.size(); ++i)
             if (kept[i] == 0)
-                device_->release(pieces_[i].memory);
-        if (device_ != nullptr && target != device_)
-            device_->leave(this);
+                device().release(pieces_[i].memory);
         pieces_ = std::move(next);
-        device_ = std::move(target);
+        session_ = std::move(next_session);
         first_result_ = std::move(results);
         squares_ = std::move(squares);
         recorded_ = std::move(recorded);
@@ -185,13 +181,13 @@ public:
     }
 
     // Waits for all enqueued work. Throws device_error if it fails or exceeds the timeout.
-    void wait() const { wait_all(*device_); }
+    void wait() const { session_->wait(); }
     // Copies params and moments, and with_sums the accumulators, to the shards' arrays. Waits. Throws device_error.
     void copy_state_to_host(bool with_sums) const
     {
         for (piece const& p : pieces_)
             for_each_state_array(p, with_sums, [&](shard_array::index which, std::size_t bytes) {
-                device_->copy_down(host_data(p, which), p.device.arrays[which], bytes);
+                device().copy_down(host_data(p, which), p.device.arrays[which], bytes);
             });
         wait();
     }
@@ -214,43 +210,12 @@ public:
         return is_given(registry_, p, array);
     }
 
-    // The time by which the device must complete work that is enqueued now.
-    [[nodiscard]] std::chrono::steady_clock::time_point deadline() const
-    {
-        return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                      std::chrono::duration<double>(settings_.timeout_s));
-    }
-    [[noreturn]] void throw_late(device_stream stream) const { throw_late(*device_, stream); }
-    // Drops work that has not started, and waits for the rest. Returns false if the device does not answer or cannot
-    // continue. After a timeout, waits at most a second.
-    [[nodiscard]] bool stop() const noexcept
-    {
-        if (device_ == nullptr)
-            return true;
-        auto const soon = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-        bool const answers = device_->reset(is_late_ ? std::min(soon, deadline()) : deadline());
-        is_late_ = !answers;
-        return answers;
-    }
+    // See device_session. True without a device.
+    [[nodiscard]] bool stop() const noexcept { return !has_device() || session_->stop(); }
 
 private:
     // Gradients are downloaded, and weights uploaded, in chunks of this many blocks: 2 MiB of 16-bit numbers.
     static constexpr std::size_t chunk_blocks = 256;
-
-    void wait_all(adamant::device& target) const
-    {
-        auto const until = deadline();
-        for (device_stream const stream : {device_stream::up, device_stream::work, device_stream::down})
-            if (!target.wait_until(target.record_event(stream), until))
-                throw_late(target, stream);
-    }
-    [[noreturn]] void throw_late(adamant::device const& target, device_stream stream) const
-    {
-        is_late_ = true;
-        throw_device_error({target.name(), " did not complete its stream '", name(stream), "' within ",
-                            settings_.timeout_s,
-                            " s and seems to have stopped answering. See device_timeout_s in the options."});
-    }
 
     // Index of the first piece that begins at or after this element of the shard.
     [[nodiscard]] std::size_t first_from(std::size_t shard, std::size_t begin) const noexcept
@@ -282,14 +247,13 @@ private:
     {
         std::exception_ptr const first = std::current_exception();
         try {
-            part_ = make_part(device_.get(), pieces_);
+            part_ = make_part(has_device() ? &device() : nullptr, pieces_);
             return;
         } catch (...) {
             for (piece const& p : pieces_)
-                device_->release(p.memory);
+                device().release(p.memory);
             pieces_.clear();
-            device_->leave(this);
-            device_.reset();
+            session_.reset();
         }
         try {
             std::rethrow_exception(first);
@@ -315,14 +279,13 @@ private:
         return shard_registry.has_device_arrays(p.shard) &&
                (array == shard_array::grad || array == shard_array::weight_out);
     }
-    static constexpr std::size_t aligned(std::size_t bytes) noexcept { return (bytes + 255) / 256 * 256; }
     // Bytes of the arrays that the caller does not own.
     [[nodiscard]] static std::size_t owned_bytes(registry const& shard_registry, piece const& p) noexcept
     {
         std::size_t bytes = 0;
         for (std::size_t i = 0; i < 6; ++i)
             if (!is_given(shard_registry, p, i))
-                bytes += aligned(array_bytes(p.device.types[i], p.device.elems));
+                bytes += device_aligned(array_bytes(p.device.types[i], p.device.elems));
         return bytes;
     }
     // Sets the addresses of a piece's arrays.
@@ -337,7 +300,7 @@ private:
                 p.device.arrays[i] = type == dtype::none ? device_ptr{} : base + array_bytes(type, p.begin);
             } else if (type != dtype::none) {
                 p.device.arrays[i] = next;
-                next = next + aligned(array_bytes(type, p.device.elems));
+                next = next + device_aligned(array_bytes(type, p.device.elems));
             }
         }
     }
@@ -355,13 +318,12 @@ private:
 
     registry const& registry_;
     device_settings settings_;
-    std::shared_ptr<adamant::device> device_;
+    std::shared_ptr<device_session> session_; // null without a device
     std::unique_ptr<device_part> part_;
     std::vector<piece> pieces_;
     std::vector<std::size_t> first_result_; // for each piece, and the end
     std::vector<grad_squares> squares_;
     std::vector<std::uint8_t> recorded_;
-    mutable bool is_late_ = false; // a wait has timed out
 };
 
 } // namespace detail

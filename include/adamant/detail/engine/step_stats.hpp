@@ -16,6 +16,7 @@
 #include <adamant/detail/engine/decision.hpp>
 #include <adamant/detail/engine/device_backend.hpp>
 #include <adamant/detail/engine/registry.hpp>
+#include <adamant/detail/engine/report_fields.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -25,10 +26,8 @@ class step_stats {
 public:
     step_stats(registry const& shard_registry, step_plan const& plan, block_table const& blocks,
                cpu_backend const& host)
-        : registry_(shard_registry), plan_(plan), blocks_(blocks), host_(host)
+        : registry_(shard_registry), plan_(plan), blocks_(blocks), host_(host), pus_(bound_pus(host.cpu()))
     {
-        if (auto const& threads = host.cpu().team(); threads != nullptr && threads->bound())
-            pus_ = to_list(threads->bound_to());
     }
 
     [[nodiscard]] optimizer_report& report() noexcept { return report_; }
@@ -41,12 +40,7 @@ public:
             usage_before_ = device->device().usage();
         counted_journal_bytes_ = 0;
         report_ = {};
-        report_.step = terms.step;
-        report_.loss_scale = terms.loss_scale;
-        report_.tier = host_.cpu().tier();
-        report_.threads = host_.cpu().threads();
-        report_.pus = pus_;
-        report_.cpu_quota = host_.cpu().cpu_quota();
+        begin_report(report_, host_.cpu(), pus_, terms);
         started_ = std::chrono::steady_clock::now();
     }
     // first: the first pass is cpu_backend::run_all(); rest: so are the later ones. run_all() measures no busy time.
@@ -113,7 +107,7 @@ public:
                             ? 1.0
                             : 1 - static_cast<double>(report_.device.elements) / static_cast<double>(report_.elements);
         if (device != nullptr)
-            report_device(device->device().usage());
+            report_.device = device_report_since(usage_before_, device->device().usage(), report_.device.elements);
         report_.update.seconds = seconds_since(started_update_);
         report_.seconds = report_.gradients.seconds + report_.update.seconds;
         report_.cpu_busy_s = host_.busy_seconds() + share_of_first_ * (report_.gradients.seconds - ranks_s_) +
@@ -171,20 +165,6 @@ private:
         report_.device.elements = applied ? on_device_ : 0;
         report_.gradients.bytes_moved += report_.journal_bytes;
         rollback_bytes_ += report_.journal_bytes;
-    }
-    void report_device(device_usage const& usage)
-    {
-        auto const bytes = [&](device_stream row) {
-            auto const i = static_cast<std::size_t>(row);
-            return static_cast<std::size_t>(usage.bytes[i] - usage_before_.bytes[i]);
-        };
-        auto const seconds = [&](device_stream row) {
-            auto const i = static_cast<std::size_t>(row);
-            return usage.busy_s[i] - usage_before_.busy_s[i];
-        };
-        report_.device = {report_.device.elements,      seconds(device_stream::work), seconds(device_stream::up),
-                          seconds(device_stream::down), bytes(device_stream::work),   bytes(device_stream::up),
-                          bytes(device_stream::down)};
     }
 
     registry const& registry_;

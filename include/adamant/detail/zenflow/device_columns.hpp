@@ -14,8 +14,8 @@
 
 #include <adamant/device.hpp>
 #include <adamant/error.hpp>
+#include <adamant/detail/device/device_session.hpp>
 #include <adamant/detail/zenflow/device_gradients.hpp>
-#include <adamant/detail/zenflow/device_with_deadline.hpp>
 #include <adamant/detail/zenflow/zenflow_matrix.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -31,14 +31,11 @@ struct resident {
 
 class device_columns {
 public:
-    // Claims the device for `owner`. matrices: one for each param; a vector is one column. Throws as
-    // device::allocate().
-    device_columns(std::shared_ptr<adamant::device> target, void const* owner,
-                   std::vector<zenflow_matrix> const& matrices, std::vector<device_arrays> const& arrays,
-                   double timeout_s)
-        : device_(std::move(target), timeout_s), owner_(owner), matrices_(matrices), arrays_(arrays)
+    // matrices: one for each param; a vector is one column. Throws as device::claim() and device::allocate().
+    device_columns(std::shared_ptr<adamant::device> target, std::vector<zenflow_matrix> const& matrices,
+                   std::vector<device_arrays> const& arrays, double timeout_s)
+        : device_(std::move(target), timeout_s), matrices_(matrices), arrays_(arrays)
     {
-        device_->claim(owner_);
         try {
             std::size_t bytes = 0;
             for (std::size_t i = 0; i < matrices_.size(); ++i) {
@@ -54,7 +51,6 @@ public:
         } catch (...) {
             gradients_.reset();
             device_->release(staging_);
-            device_->leave(owner_);
             throw;
         }
     }
@@ -62,11 +58,10 @@ public:
     device_columns& operator=(device_columns const&) = delete;
     ~device_columns()
     {
-        (void)device_.recover();
+        (void)device_.stop();
         drop();
         gradients_.reset();
         device_->release(staging_);
-        device_->leave(owner_);
     }
 
     [[nodiscard]] adamant::device& device() const noexcept { return *device_; }
@@ -161,7 +156,7 @@ public:
     // Rolls back step(), even if it ran partly. Returns false if the device does not answer.
     [[nodiscard]] bool roll_back() noexcept
     {
-        if (!recover())
+        if (!stop())
             return false;
         if (part_ == nullptr)
             return true;
@@ -175,7 +170,7 @@ public:
             wait();
             return true;
         } catch (...) {
-            (void)device_->reset(std::chrono::steady_clock::now());
+            device_.drop_work();
             return false;
         }
     }
@@ -230,7 +225,7 @@ public:
     }
     void wait() { device_.wait(); }
     void settle() noexcept { device_.settle(); }
-    [[nodiscard]] bool recover() noexcept { return device_.recover(); }
+    [[nodiscard]] bool stop() noexcept { return device_.stop(); }
 
 private:
     struct resident_layout {
@@ -326,8 +321,7 @@ private:
             part_->run({.pass = pass, .pieces = pieces, .speculated = steps_, .settled = steps_, .summed = not_summed});
     }
 
-    device_with_deadline device_;
-    void const* owner_;
+    device_session device_;
     std::vector<zenflow_matrix> const& matrices_;
     std::vector<device_arrays> const arrays_; // for each param
     device_ptr staging_;                      // unpublished weights by columns, and lists of columns

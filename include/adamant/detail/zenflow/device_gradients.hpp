@@ -11,8 +11,8 @@
 #include <vector>
 
 #include <adamant/device.hpp>
+#include <adamant/detail/device/device_session.hpp>
 #include <adamant/detail/numerics/squares_total.hpp>
-#include <adamant/detail/zenflow/device_with_deadline.hpp>
 #include <adamant/detail/zenflow/zenflow_matrix.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -21,7 +21,7 @@ namespace detail {
 class device_gradients {
 public:
     // matrices, arrays: one for each param. Throws as device::allocate().
-    device_gradients(device_with_deadline const& target, std::vector<zenflow_matrix> const& matrices,
+    device_gradients(device_session const& target, std::vector<zenflow_matrix> const& matrices,
                      std::vector<device_arrays> const& arrays)
         : device_(target), matrices_(matrices), arrays_(arrays)
     {
@@ -155,7 +155,7 @@ private:
             take(i, std::span<std::uint32_t const>(results[i]));
     }
 
-    device_with_deadline const& device_;
+    device_session const& device_;
     std::vector<zenflow_matrix> const& matrices_;
     std::vector<device_arrays> const& arrays_;
     std::vector<std::size_t> first_block_; // for each param

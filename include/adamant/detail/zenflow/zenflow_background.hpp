@@ -16,6 +16,7 @@
 
 #include <adamant/error.hpp>
 #include <adamant/zenflow.hpp>
+#include <adamant/detail/engine/step_machine.hpp>
 #include <adamant/detail/zenflow/deferred_update.hpp>
 #include <adamant/detail/zenflow/device_columns.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
@@ -25,8 +26,9 @@ namespace detail {
 
 class zenflow_background {
 public:
-    explicit zenflow_background(zenflow_model& model)
-        : model_(model), worker_(model.cpu, [this] { try_download_rest(); })
+    // machine: becomes inconsistent if a rollback fails.
+    zenflow_background(zenflow_model& model, step_machine& machine)
+        : model_(model), machine_(machine), worker_(model.cpu, [this] { try_download_rest(); })
     {
     }
 
@@ -49,11 +51,10 @@ public:
     [[nodiscard]] device_columns* device_state() const noexcept { return device_state_.get(); }
     void detach_device() noexcept { device_state_.reset(); }
     // Attaches a device, and uploads all weights.
-    void attach_device(std::shared_ptr<device> target, void const* owner, std::vector<device_arrays> const& arrays,
-                       double timeout_s)
+    void attach_device(std::shared_ptr<device> target, std::vector<device_arrays> const& arrays, double timeout_s)
     {
         worker_.ensure_team();
-        device_state_ = std::make_unique<device_columns>(std::move(target), owner, model_.matrices, arrays, timeout_s);
+        device_state_ = std::make_unique<device_columns>(std::move(target), model_.matrices, arrays, timeout_s);
         try {
             copy_weights(false);
         } catch (...) {
@@ -89,6 +90,12 @@ public:
     }
     // Throws unavailable in a forked child process. is_left_behind(): whether work was running at the fork.
     void check_process() const { worker_.check_process(); }
+    // Throws invalid_argument in a thread of the team.
+    void check_caller() const
+    {
+        if (model_.cpu.team() != nullptr)
+            model_.cpu.team()->check_submit();
+    }
     [[nodiscard]] bool in_this_process() const noexcept { return worker_.in_this_process(); }
     [[nodiscard]] bool is_left_behind() const noexcept
     {
@@ -107,14 +114,13 @@ public:
         settle(); // otherwise background work could stage weights meanwhile
         nothing_is_staged();
         if (!device_state_->roll_back()) {
-            is_inconsistent_ = true;
+            if (!machine_.is_between_steps())
+                machine_.fail();
+            machine_.go(step_state::inconsistent);
             rethrow_as_device_error(
                 "; the device does not recover, so params and moments are inconsistent. Call load() with a state.");
         }
     }
-    // Whether params and moments are inconsistent, until a state is loaded.
-    [[nodiscard]] bool is_inconsistent() const noexcept { return is_inconsistent_; }
-    void set_inconsistent(bool value) noexcept { is_inconsistent_ = value; }
 
     // ---- Gradients of a step
 
@@ -135,7 +141,7 @@ public:
             waiting_down_.push_back(param);
     }
     // Discards the step's gradients: afterwards no download writes to the caller's arrays. Throws device_error if the
-    // device has failed, whether or not it recovers; see is_inconsistent().
+    // device has failed, whether or not it recovers.
     void discard_gradients()
     {
         if (device_state_ == nullptr)
@@ -271,7 +277,7 @@ private:
     void recover() noexcept
     {
         nothing_is_staged();
-        (void)device_state_->recover(); // if this fails, the next attempt fails and tries to recover again
+        (void)device_state_->stop(); // if this fails, the next attempt fails and tries to recover again
     }
     // Publishes weights on the device. On failure publishing_is_due_ stays set, and later calls retry first.
     void try_to_publish() noexcept
@@ -295,12 +301,12 @@ private:
     }
 
     zenflow_model& model_;
+    step_machine& machine_;
     static constexpr std::uint64_t not_staged = ~std::uint64_t{0};
     std::vector<std::uint64_t>
         staged_; // for each matrix: the number of its last device_columns::stage(), see is_staged()
     std::vector<std::vector<std::uint32_t>> publishing_; // columns to publish
     bool publishing_is_due_ = false;
-    bool is_inconsistent_ = false;
     std::exception_ptr publishing_error_;
     std::unique_ptr<device_columns> device_state_; // null without a device
     sum_work sums_;

@@ -15,7 +15,9 @@
 #include <adamant/error.hpp>
 #include <adamant/zenflow.hpp>
 #include <adamant/detail/engine/decision.hpp>
+#include <adamant/detail/engine/report_fields.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
+#include <adamant/detail/engine/step_rules.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 #include <adamant/detail/zenflow/zenflow_background.hpp>
 #include <adamant/detail/zenflow/zenflow_loading.hpp>
@@ -28,18 +30,17 @@ namespace detail {
 class zenflow_core {
 public:
     zenflow_core(executor const& cpu, zenflow_options zenflow, optimizer_options options)
-        : zenflow_(checked(std::move(zenflow))), options_(checked(std::move(options))), model_(cpu)
+        : zenflow_(checked(std::move(zenflow))), options_(checked(std::move(options))), model_(cpu),
+          pus_(bound_pus(cpu))
     {
         if (options_.loss_scaling)
             scaler_ = initial_state(*options_.loss_scaling);
-        if (auto const& threads = model_.cpu.team(); threads != nullptr && threads->bound())
-            pus_ = to_list(threads->bound_to());
     }
 
     // If true, the object must not be destroyed: this process was forked while work was running.
     [[nodiscard]] bool is_left_behind() const noexcept
     {
-        return background_.is_left_behind() || (is_open_ && !background_.in_this_process());
+        return background_.is_left_behind() || (!machine_.is_between_steps() && !background_.in_this_process());
     }
     [[nodiscard]] registry const& registered() const noexcept { return model_.registry; }
     [[nodiscard]] zenflow_position const& position() const noexcept { return session_.position(); }
@@ -67,8 +68,8 @@ public:
     {
         background_.check_at_rest();
         model_.registry.require_shard(param);
-        if (is_open_)
-            awaited("set_gradient()", param);
+        if (!machine_.is_between_steps())
+            rules_.shard_awaited("set_gradient()", param);
         if (background_.device_state() != nullptr && !is_empty(param)) {
             if (grad == model_.matrices[param].shard().data(shard_array::grad))
                 return;
@@ -99,22 +100,18 @@ public:
     void between_steps(char const* call) const
     {
         background_.check_at_rest();
-        if (!is_open_)
-            return;
-        background_.check_process();
-        throw_invalid_argument({"cannot call ", call, ": a step is in progress. Call finish() or abandon() first."});
+        rules_.between_steps(call);
     }
     void begin_step(step_values const& values)
     {
         no_traps_scope const no_traps;
         between_steps("begin_step()");
-        if (background_.is_inconsistent())
+        if (machine_.is_inconsistent())
             throw_invalid_argument({"cannot call begin_step(): the last load() failed midway, or a device stopped "
                                     "answering, so params and "
                                     "moments are inconsistent. Call load() with a state."});
         background_.check_process();
-        if (model_.cpu.team() != nullptr)
-            model_.cpu.team()->check_submit();
+        background_.check_caller();
         build_layout();
         background_.catch_up(position().steps);
         rounded_to_nearest([&] {
@@ -125,12 +122,12 @@ public:
             usage_before_ = device_state->device().usage();
         submitted_.assign(model_.size(), shard_in_step::awaited);
         background_.begin_step();
-        is_open_ = true;
+        machine_.open(false);
     }
     void submit(std::size_t param)
     {
         no_traps_scope const no_traps;
-        awaited("submit()", param);
+        rules_.shard_awaited("submit()", param);
         if (device_columns* const device_state = background_.device_state()) {
             device_state->gradients().submit(param);
             background_.download(param);
@@ -139,45 +136,35 @@ public:
     }
     void skip(std::size_t param)
     {
-        awaited("skip()", param);
+        rules_.shard_awaited("skip()", param);
         submitted_[param] = shard_in_step::skipped;
     }
     zenflow_report finish()
     {
         no_traps_scope const no_traps;
-        background_.check_process();
-        if (!is_open_)
-            throw_invalid_argument({"cannot call finish(): no step is open. Call begin_step() first."});
+        rules_.step_open("finish()");
+        rules_.all_submitted();
         model_.present.resize(model_.size());
-        for (std::size_t i = 0; i < model_.size(); ++i) {
-            if (submitted_[i] == shard_in_step::awaited)
-                throw_invalid_argument({"cannot finish the step: param ", model_.registry.text(i),
-                                        " has not been submitted. Call submit() or skip()."});
+        for (std::size_t i = 0; i < model_.size(); ++i)
             model_.present[i] = submitted_[i] == shard_in_step::submitted;
-        }
         background_.finish_sums();
         zenflow_report report;
+        begin_report(report, model_.cpu, pus_, terms_);
         double const threads = std::max(1u, model_.cpu.threads());
         report.sums_s = background_.take_busy_s_of_sums() / threads;
-        report.tier = model_.cpu.tier();
-        report.threads = model_.cpu.threads();
-        report.pus = pus_;
-        report.cpu_quota = model_.cpu.cpu_quota();
-        report.step = position().steps + 1;
-        report.loss_scale = terms_.loss_scale;
         try {
             norm_verdict const verdict = session_.norm(terms_, report);
             auto const known = std::chrono::steady_clock::now();
             report.gradients.seconds = std::chrono::duration<double>(known - started_).count();
             if (!verdict.skips)
                 session_.apply(terms_, verdict, report);
-            is_open_ = false;
+            machine_.go(step_state::idle);
             if (scaler_ && terms_.moves_scaler)
                 rounded_to_nearest(
                     [&] { scaler_ = after_step(*scaler_, *options_.loss_scaling, report.nonfinite_grads != 0); });
             report.update.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - known).count();
         } catch (device_error const&) {
-            is_open_ = false;
+            close_step();
             background_.roll_back();
             throw;
         }
@@ -196,10 +183,8 @@ public:
     void abandon()
     {
         no_traps_scope const no_traps;
-        background_.check_process();
-        if (!is_open_)
-            throw_invalid_argument({"cannot call abandon(): no step is open. Call begin_step() first."});
-        is_open_ = false;
+        rules_.step_open("abandon()");
+        machine_.go(step_state::idle);
         background_.discard_gradients();
     }
     // present(i): whether param i takes part.
@@ -264,7 +249,7 @@ public:
         background_.copy_to_host();
         background_.detach_device();
         if (target != nullptr)
-            background_.attach_device(std::move(target), this, device_arrays_, options_.device_timeout_s);
+            background_.attach_device(std::move(target), device_arrays_, options_.device_timeout_s);
     }
 
     // ---- State
@@ -306,9 +291,9 @@ public:
         zenflow_state const& first = *states.front();
         std::vector<parameter_group> groups = first.groups;
         background_.settle();
-        background_.set_inconsistent(true);
+        machine_.go(step_state::inconsistent);
         if (device_columns* const device_state = background_.device_state()) {
-            if (!device_state->device().reset(std::chrono::steady_clock::now() + std::chrono::seconds(1)))
+            if (!device_state->stop())
                 throw_device_error({device_state->device().name(),
                                     " does not answer, so load() cannot write to it. Call place() with "
                                     "another device, or place(nullptr), then load()."});
@@ -332,7 +317,7 @@ public:
         }
         if (background_.device_state() != nullptr)
             background_.copy_weights(false);
-        background_.set_inconsistent(false);
+        machine_.go(step_state::idle);
     }
 
 private:
@@ -355,27 +340,22 @@ private:
     // inconsistent now, the message says so.
     [[noreturn]] void give_up_and_rethrow()
     {
-        if (!std::exchange(is_open_, false))
-            throw; // finish() has closed the step
+        if (machine_.is_between_steps()) // finish() has closed the step
+            throw;
+        machine_.go(step_state::idle);
         try {
             background_.discard_gradients();
         } catch (device_error const&) { // the first error is rethrown below
         }
-        if (!background_.is_inconsistent())
+        if (!machine_.is_inconsistent())
             throw;
         rethrow_as_device_error("; the device failed, too, and does not recover, so params and moments are "
                                 "inconsistent. Call load() with a state.");
     }
-    void awaited(char const* call, std::size_t param) const
+    void close_step()
     {
-        background_.check_process();
-        if (!is_open_)
-            throw_invalid_argument({"cannot call ", call, ": no step is open. Call begin_step() first."});
-        model_.registry.require_shard(param);
-        if (submitted_[param] != shard_in_step::awaited)
-            throw_invalid_argument({"cannot call ", call, " for param ", model_.registry.text(param), ": it has been ",
-                                    submitted_[param] == shard_in_step::submitted ? "submitted" : "skipped",
-                                    " in this step already"});
+        if (!machine_.is_between_steps())
+            machine_.go(step_state::idle);
     }
 
     void build_layout()
@@ -388,25 +368,11 @@ private:
 
     void report_device(zenflow_report& report) const
     {
-        device_usage const current = background_.device_state()->device().usage();
-        auto const bytes = [&](device_stream stream) {
-            auto const i = static_cast<std::size_t>(stream);
-            return static_cast<std::size_t>(current.bytes[i] - usage_before_.bytes[i]);
-        };
-        auto const seconds = [&](device_stream stream) {
-            auto const i = static_cast<std::size_t>(stream);
-            return current.busy_s[i] - usage_before_.busy_s[i];
-        };
         std::size_t const on_cpu = report.warm_up ? report.deferred_stepped : 0;
         std::size_t const all = report.elements + on_cpu;
         report.ratio = all == 0 ? 1 : static_cast<double>(on_cpu) / static_cast<double>(all);
-        report.device = {report.elements,
-                         seconds(device_stream::work),
-                         seconds(device_stream::up),
-                         seconds(device_stream::down),
-                         bytes(device_stream::work),
-                         bytes(device_stream::up),
-                         bytes(device_stream::down)};
+        report.device =
+            device_report_since(usage_before_, background_.device_state()->device().usage(), report.elements);
     }
 
     zenflow_options zenflow_;
@@ -417,10 +383,11 @@ private:
     std::string pus_;
     step_terms terms_;
     std::optional<loss_scaler_state> scaler_;
-    bool is_open_ = false;
+    step_machine machine_;
     std::vector<device_arrays> device_arrays_;
     device_usage usage_before_;
-    zenflow_background background_{model_}; // its threads use the model
+    zenflow_background background_{model_, machine_}; // its threads use the model
+    step_rules<zenflow_background> rules_{"param", model_.registry, machine_, submitted_, background_};
     zenflow_session session_{model_, zenflow_, options_, background_};
 };
 
