@@ -1120,3 +1120,29 @@ def test_documentation_site_shows_a_docstring_for_every_name():
         parsed = ast.parse(inspect.getsource(documented))
         node = parsed if inspect.ismodule(documented) else parsed.body[0]
         assert ast.get_docstring(node), name
+
+
+def test_newest_optimizer_of_a_param_accumulates_its_gradients():
+    # An older optimizer that finds a param of a newer one in an edited group must not take over its hooks.
+    left, shared = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    older = AdamW([left], lr=0.5, accumulate=2)
+    older.param_groups[0]["params"] = [shared]
+    newer = AdamW([shared], lr=0.5, accumulate=2)
+    for gradient in (2.0, -1.0):
+        (gradient * (left + shared)).sum().backward()
+    newer.step()
+    assert shared.tolist() == [-0.5] * 3
+    assert not older.state
+
+
+def test_optimizer_accumulates_again_when_a_newer_one_is_gone():
+    param = torch.nn.Parameter(torch.zeros(3))
+    optimizer = AdamW([param], lr=0.5, accumulate=2)
+    newer = AdamW([param], lr=0.5)
+    del newer
+    gc.collect()
+    for gradient in (2.0, -1.0):
+        (gradient * param).sum().backward()
+    assert param.grad.tolist() == [-1.0] * 3  # the last gradient; the first is in the accumulator
+    optimizer.step()
+    assert param.tolist() == [-0.5] * 3

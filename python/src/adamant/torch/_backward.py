@@ -19,7 +19,7 @@ from .._split_masters import masters
 from .._step_group import StepGroup
 
 _state_tensors = (*moments, *masters)
-# By the param's id, the optimizer whose hooks are active: the last one that was created for this param.
+# By the param's id, the optimizer whose hooks are active: the newest one that has this param.
 _owners: "weakref.WeakValueDictionary[int, Backward]" = weakref.WeakValueDictionary()
 
 
@@ -40,15 +40,17 @@ class Backward:
 
     # Hooks
 
-    def _watch(self) -> None:
-        for _, param in self._all_params():
+    def _watch(self, claims_all: bool = True) -> None:
+        """Adds missing hooks. claims_all: this optimizer was just created or got new params, so that it is newest."""
+        claimed = [param for _, param in self._all_params() if claims_all or self._may_claim(param)]
+        for param in claimed:
             owner = _owners.get(id(param))
             if owner is not None and owner is not self and owner._has_accumulated(param):
                 raise InvalidArgument(f"cannot add {self._name(param)}: another optimizer has accumulated its "
                                       "gradients, and p.grad is only the last one. Call that optimizer's step() or "
                                       "zero_grad() first")
         if not self._arguments.overlap and self._arguments.accumulate == 1:
-            for _, param in self._all_params():
+            for param in claimed:
                 _owners[id(param)] = self
             return
         reference = weakref.ref(self)
@@ -56,7 +58,7 @@ class Backward:
         def gradient_hook(key: int) -> Callable[[Tensor], None]:
             def hook(grad: Tensor) -> None:
                 optimizer = reference()
-                if optimizer is not None and _owners.get(key) is optimizer:
+                if optimizer is not None and optimizer._is_active(key):
                     with delayed_signals, optimizer._lock:
                         if key in optimizer._watched:
                             optimizer._before_gradient(optimizer._watched[key])
@@ -64,7 +66,7 @@ class Backward:
 
         def accumulated_hook(param: Tensor) -> None:
             optimizer = reference()
-            if optimizer is not None and _owners.get(id(param)) is optimizer:
+            if optimizer is not None and optimizer._is_active(id(param)):
                 with delayed_signals, optimizer._lock:
                     if id(param) in optimizer._watched:
                         optimizer._after_gradient(param)
@@ -72,13 +74,24 @@ class Backward:
             current = {id(param) for _, param in self._all_params()}
             for key in [key for key in self._watched if key not in current]:
                 del self._watched[key]
-        for _, param in self._all_params():
+        for param in claimed:
             if param.requires_grad and id(param) not in self._watched:
                 self._watched[id(param)] = param
                 self._may_be_averaged = True
                 _owners[id(param)] = self
                 self._handles += [param.register_hook(gradient_hook(id(param))),
                                   param.register_post_accumulate_grad_hook(accumulated_hook)]
+
+    def _may_claim(self, param: Tensor) -> bool:
+        """Whether no newer optimizer has the param."""
+        owner = _owners.get(id(param))
+        return owner is None or owner is self or owner._created < self._created or not any(
+            other is param for _, other in owner._all_params())
+
+    def _is_active(self, key: int) -> bool:
+        if key not in _owners and key in self._watched:  # the newer optimizer is gone
+            _owners[key] = self
+        return _owners.get(key) is self
 
     def _refuse_averaging(self) -> None:
         """Raises InvalidArgument for DistributedDataParallel, which averages gradients after these hooks have run."""
@@ -102,7 +115,7 @@ class Backward:
     def _before_gradient(self, param: Tensor) -> None:
         """Runs before backward() sets or adds to a gradient. FSDP2 sets gradients without calling this."""
         if not self._backwards:
-            self._watch()  # params may have gained requires_grad or left their group
+            self._watch(claims_all=False)  # params may have gained requires_grad or left their group
             if id(param) not in self._watched:
                 return
         if self._may_be_averaged:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
@@ -26,6 +27,7 @@ from ._backward import Backward, OpenStep
 from ._saving import Saving
 from ._state import complete_state, count_tensor, settle_count
 
+_creations = itertools.count()
 # Keep torch's classes: users may assign ours to torch.optim.
 torch_adam, torch_adamw = torch.optim.Adam, torch.optim.AdamW
 
@@ -68,6 +70,7 @@ class Steps(Backward, Saving):
         # If True, a GradScaler does not unscale p.grad and sets attributes, see _refuse_scaler(). If False, it unscales
         # p.grad before step(), as for torch's classes.
         self._step_supports_amp_scaling = self._arguments.accumulate > 1 or self._arguments.overlap
+        self._created = next(_creations)
         self._watched: Dict[int, Tensor] = {}  # params with hooks, by id
         self._handles: List[Any] = []
         weakref.finalize(self, _remove, self._handles)
