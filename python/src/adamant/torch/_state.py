@@ -91,7 +91,11 @@ def complete_state(optimizer: "Steps", group: int, param: Tensor) -> Dict[str, A
     """
     name = optimizer._name(param)
     check_memory(param, f"cannot step {name}: it")
-    state = optimizer.state[param]
+    try:
+        state = optimizer.state[param]
+    except KeyError:
+        raise InvalidArgument(f"cannot create the state of {name}: the optimizer's `state` is a dict without defaults. "
+                              "Assign a collections.defaultdict(dict), or load a state") from None
     if not isinstance(state, dict):
         check_state(name, param, state)
     master = optimizer._arguments.master
