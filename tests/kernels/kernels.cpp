@@ -337,7 +337,7 @@ void place_hostile(arrays& start, std::size_t at, unsigned kind, coefficients co
     }
 }
 
-TEST_CASE("the bounds of the guard: one hostile value in a group that is in range without it")
+TEST_CASE("the bounds of the guard: one hostile value in a group that is in range without it", "[sweep]")
 {
     test::random_bits random(99);
     for (std::size_t const type : test::sizes{0, 7, 58, 80, 24, 84})
@@ -493,7 +493,7 @@ TEST_CASE("the bounds of the guard: values and coefficients on its edges, inside
     }
 }
 
-TEST_CASE("new moments at and around every threshold of their formats have the reference's bits")
+TEST_CASE("new moments at and around every threshold of their formats have the reference's bits", "[sweep]")
 {
     // With betas of 0, a gradient is the new first moment, and its square the second one.
     std::vector<std::uint32_t> edges;
@@ -762,7 +762,7 @@ TEST_CASE("conversions of the kernels: every float16 and bfloat16 in and out")
     }
 }
 
-TEST_CASE("conversions of the kernels: floats around every number and every tie of the 16-bit formats")
+TEST_CASE("conversions of the kernels: floats around every number and every tie of the 16-bit formats", "[sweep]")
 {
     // The upper 16 bits are those of every bfloat16; the lower ones lie at and around ties of bfloat16, float16 and
     // split masters. A float16's subnormals have their ties among the upper bits.

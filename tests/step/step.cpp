@@ -102,7 +102,7 @@ TEST_CASE("bad_resume, step_drift: a run that is stopped and goes on has the bit
     CHECK(resumed == whole);
 }
 
-TEST_CASE("a shard large enough for streamed stores has the same bits")
+TEST_CASE("a shard large enough for streamed stores has the same bits", "[sweep]")
 {
     std::size_t const n = stream_weight_out_from_elems + 77;
     std::vector<float> param(n, 0.25f), exp_avg(n), exp_avg_sq(n);
